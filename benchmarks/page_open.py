@@ -7,7 +7,7 @@ navigation, and the median of ``--runs`` counts. The browser is started once, an
 
     python benchmarks/page_open.py [--runs 5]
 
-Exit status 1 where a page of 20,000 tests has 2 MB or more, or takes more than 2 s.
+Exit status 1 where a page of 20,000 tests has 1 MB or more, or takes more than 0.5 s.
 """
 
 import argparse
@@ -28,8 +28,8 @@ from runs import case, job, passed, rank, write_page  # noqa: E402
 
 from allranks.report.results import TestVerdict  # noqa: E402
 
-MEGABYTES: Final = 2
-SECONDS: Final = 2
+MEGABYTES: Final = 1
+SECONDS: Final = 0.5
 RANKS: Final = 64
 READY: Final = """new Promise(done => {
     const look = () => document.documentElement.dataset.ready

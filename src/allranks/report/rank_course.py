@@ -1,4 +1,4 @@
-"""How a test that went wrong took its course on its ranks: phases, collectives, and which rank came late or never.
+"""The course of a failed test on its ranks: phases, collectives, and which rank came late or never.
 
 It is read from the same journal as the outcomes, apart from them: no verdict depends on it.
 """

@@ -1,4 +1,4 @@
-"""What is kept of a test that went wrong beside its outcomes: evidence for readers, which decides nothing."""
+"""The course of a test that went wrong: evidence for readers, which decides nothing."""
 
 from collections.abc import Mapping, Sequence
 

@@ -142,7 +142,6 @@ class Gang:
         if self._pending:
             self._give_up(reason, None)
         self._stop(self._alive)
-        self._step.collectives = entered(self._seen_calls(), self._step.began, now())
         self._step.explain_symptoms(None)
         return self._step
 
@@ -192,17 +191,18 @@ class Gang:
 
     def _explain(self, step: Step, skipper: StepOutcome | None) -> None:
         """Explain a step that went wrong by the ranks' last calls."""
-        seen = self._seen_calls()
-        step.collectives = entered(seen, step.began, now())
-        calls = {rank: blamed(each) for rank, each in seen.items()}
+        calls = self._look_at_calls(step)
         odd, cause = odd_ones_out(calls), step.cause
         # A rank that timed out in another group's call is a cause because of that call.
         may_part = cause is None or (cause.outcome is Outcome.TIMED_OUT and cause.observed and cause.rank in odd)
         step.explain_symptoms(skipper, odd)
         step.add(name_crossing(calls) or (name_parting(calls) if may_part else ""))
 
-    def _seen_calls(self) -> dict[int, Sequence[LastCall]]:
-        return {rank: calls for node_ranks in self._ranks for rank, calls in node_ranks.calls().items()}
+    def _look_at_calls(self, step: Step) -> dict[int, Sequence[LastCall]]:
+        """The calls by which ranks are compared; the step gets those that only show how it went."""
+        seen = {rank: calls for node_ranks in self._ranks for rank, calls in node_ranks.calls().items()}
+        step.collectives = entered(seen, step.began, now())
+        return {rank: blamed(calls) for rank, calls in seen.items()}
 
     def _wait(self, timeout: float) -> None:
         """Process the next events, in the kernel's order; return when the time is up.
@@ -274,7 +274,7 @@ class Gang:
         out = set(self._pending)
         self._pending = set()
         self._stop(out)
-        calls = {rank: blamed(each) for rank, each in self._seen_calls().items()}
+        calls = self._look_at_calls(self._step)
         for outcome in given_up(self._step, hangs, calls, reason=reason, skipper=skipper):
             self._step.note(outcome)
 

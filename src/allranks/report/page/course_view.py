@@ -1,4 +1,4 @@
-"""What the page shows of a test that went wrong beside its texts: a time line of ranks, and how two outputs differ."""
+"""For the page: the time line of a failed test's ranks, and how the outputs of two of them differ."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ _VARYING: Final = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Printed:
+class RankOutput:
     """What a rank printed."""
 
     rank: int
@@ -121,16 +121,16 @@ def output_diff(course: RankCourse | None, test: TestVerdict) -> dict[str, Any]:
     return {"o": other.rank, "w": other.outcome, **({"t": lines} if lines else {})}
 
 
-def _other(course: RankCourse | None, test: TestVerdict) -> Printed | None:
+def _other(course: RankCourse | None, test: TestVerdict) -> RankOutput | None:
     """A rank that passed if there is one, else one that went wrong because of the leading rank."""
     if course and course.passed is not None:
-        return Printed(rank=course.passed, outcome=Outcome.PASSED.value, stdout=course.stdout, stderr=course.stderr)
+        return RankOutput(rank=course.passed, outcome=Outcome.PASSED.value, stdout=course.stdout, stderr=course.stderr)
     others = [rank for rank in test.ranks if rank.rank != test.verdict.leading and (rank.stdout or rank.stderr)]
     of_others = [rank for rank in others if rank.consequence or rank.outcome is Outcome.ABORTED]
     best = next((rank for rank in others if not rank.outcome.is_bad), next(iter(of_others), None))
     if best is None:
         return None
-    return Printed(rank=best.rank, outcome=best.outcome.value, stdout=best.stdout, stderr=best.stderr)
+    return RankOutput(rank=best.rank, outcome=best.outcome.value, stdout=best.stdout, stderr=best.stderr)
 
 
 def _lines(text: str) -> list[str]:

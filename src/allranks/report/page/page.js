@@ -311,9 +311,9 @@
     const kind = bad ? `t-bad l${bad * 20 > tests ? (bad * 2 > tests ? 3 : 2) : 1}` : flaky ? "t-flaky" : passed ? "t-good" : "t-idle";
     const [mark, number] = bad ? ["✕", bad] : flaky ? ["↻", flaky] : passed ? ["✓", passed] : ["–", skipped];
     const told = bad || flaky ? `of ${tests.toLocaleString("en")}` : time(seconds * 1000);
-    const words = `${number.toLocaleString("en")} ${told}: ${cell}, ${suite}: ${tests} tests, ${passed} passed, ${failed} failed, ${errors} errors, ${skipped} skipped, ${time(seconds * 1000)}`;
+    const words = `${cell}, ${suite}: ${tests} tests, ${passed} passed, ${failed} failed, ${errors} errors, ${skipped} skipped, ${time(seconds * 1000)}`;
     return button([el("span", { "aria-hidden": "true" }, mark), ` ${number.toLocaleString("en")} `, el("small", {}, told)],
-      () => only({ cell, suite }), { class: `tile ${kind}`, title: words, "aria-label": words });
+      () => only({ cell, suite }), { class: `tile ${kind}`, title: words, "aria-label": `${number.toLocaleString("en")} ${told}: ${words}` });
   }
 
   function groupsOfFailures() {
