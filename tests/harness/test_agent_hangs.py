@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.records import Finished, Went
+from allranks.records import FailureCourse, Finished, Went
 
 SUITE = """
     import ctypes, os, signal, threading, time
@@ -122,3 +122,32 @@ def test_the_time_is_bounded(hangs):
     [go] = hangs.all(Went)
     hanging = 6
     assert finished.at - go.at < 20 > hanging * (0.6 + 0.5 + 1)
+
+
+def test_a_failure_leaves_which_ranks_came_to_which_collective_and_a_pass_leaves_nothing(run_agent):
+    suite = """
+        import torch
+        from torch import distributed as dist
+
+        def test_passes(rank):
+            dist.barrier()
+
+        def test_rank_1_fails(rank):
+            print(f"rank {rank} speaks")
+            dist.all_reduce(torch.ones(2))
+            assert rank != 1
+
+        def test_rank_1_stays_away(rank):
+            dist.all_reduce(torch.ones(2))
+            assert rank != 1
+            dist.barrier()
+    """
+    agent = run_agent({"test_course.py": suite}, isolation="job")
+    courses = {each.nodeid.partition("::")[2]: each for each in agent.records if isinstance(each, FailureCourse)}
+    assert courses.keys() == {"test_rank_1_fails", "test_rank_1_stays_away"}
+    fails, stays_away = courses.values()
+    assert (fails.passed, fails.stdout) == (0, "rank 0 speaks\n")
+    # The barrier of the test before, on the same ranks, is not this one's.
+    assert [(each.kind, each.number, each.ranks) for each in fails.collectives] == [("all_reduce", 2, (0, 1))]
+    assert [(each.kind, each.ranks) for each in stays_away.collectives] == [("all_reduce", (0, 1)), ("barrier", (0,))]
+    assert all(0 <= seconds < 60 for each in stays_away.collectives for seconds in each.seconds)

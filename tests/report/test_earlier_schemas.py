@@ -1,7 +1,8 @@
 """Results folders that allranks wrote before come to what they came to then.
 
 ``earlier_schemas/schema-1`` is one of version 0.1, recorded as it was: the manifest, the records of attempts, what the
-ranks left, and journals that nobody reads any more. ``expected.json`` has the verdicts of that version.
+ranks left, and journals that nobody reads any more. ``schema-2`` has the present schema: while that has its number,
+its reports are the same and its page shows as much. ``expected.json`` has the verdicts of the version that wrote it.
 """
 
 import json
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from allranks import junit
 from allranks.report.judged import exit_code
 from allranks.report.merging import merge
+from allranks.report.page.course_view import output_diff, time_line
 from allranks.report.results import compact
 
 RECORDED = Path(__file__).with_name("earlier_schemas")
@@ -44,7 +47,7 @@ def told(suites):
     ]
 
 
-@pytest.mark.parametrize("schema", ["schema-1"])
+@pytest.mark.parametrize("schema", ["schema-1", "schema-2"])
 def test_a_folder_of_an_earlier_schema_is_judged_as_it_was_then(schema, tmp_path):
     shutil.copytree(RECORDED / schema, tmp_path / schema)
     suites = []
@@ -52,3 +55,16 @@ def test_a_folder_of_an_earlier_schema_is_judged_as_it_was_then(schema, tmp_path
     expected = json.loads((RECORDED / schema / "expected.json").read_text(encoding="utf-8"))
     assert told(suites) == expected["jobs"]
     assert exit_code(merged, nothing_ran_allowed=False) == expected["exit_code"]
+
+
+def test_a_folder_of_the_present_schema_renders_with_all_that_it_tells(tmp_path):
+    shutil.copytree(RECORDED / "schema-2", tmp_path / "schema-2")
+    suites = []
+    merged = merge(tmp_path / "schema-2" / "recorded-1", environ={}, observers=[suites.append])
+    (suite,) = suites
+    waits, compares, killed = ((test, suite.course_of(test)) for test in suite.tests if test.verdict.is_bad)
+    assert time_line(waits[1], waits[0])["s"] == ["rank 1 never called barrier #3; rank 0 had, 3.42 s before the end"]
+    assert output_diff(compares[1], compares[0])["t"] == ["@ stdout", "-loss 2.5", "+loss 3.5"]
+    assert killed[1].phases[0]
+    assert merged.page.stat().st_size > 50_000
+    assert len(list(junit.load(merged.junit).cases(verdict=["failure", "error"]))) == 3

@@ -52,7 +52,7 @@ def told(*collectives, world=4):
 def test_a_rank_that_never_came_is_named_with_those_that_waited():
     last = entered(2, rank0=0.5, rank2=1.0, rank3=0.6)
     assert told(entered(1, rank0=0.1, rank1=0.1, rank2=0.1, rank3=0.1), last) == [
-        "rank 1 never called all_reduce #2; ranks 0, 2, 3 had, rank 0 1.50 s before the end",
+        "rank 1 never called all_reduce #2; ranks 0, 2, 3 had, rank 0 first, 1.50 s before the end",
         "rank 2 called all_reduce #2 500 ms after rank 0",
     ]
 

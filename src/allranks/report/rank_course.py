@@ -139,11 +139,9 @@ def waits(course: RankCourse, ranks: Sequence[RankResult]) -> Iterator[str]:
     for each in last.values():
         if late := absent(course, each, ranks):
             first = min(each.entered, key=each.entered.__getitem__)
-            since = max(0.0, end - each.entered[first])
-            yield (
-                f"{_ranks(late)} never called {each.name}; {_ranks(each.entered)} had, "
-                f"rank {first} {_seconds(since)} before the end"
-            )
+            since = f"{_seconds(max(0.0, end - each.entered[first]))} before the end"
+            had = f"{_ranks(each.entered)} had, {f'rank {first} first, ' if len(each.entered) > 1 else ''}{since}"
+            yield f"{_ranks(late)} never called {each.name}; {had}"
     spans = [
         (max(each.entered.values()) - min(each.entered.values()), each)
         for each in course.collectives

@@ -63,8 +63,8 @@ def dorny(clients: Clients, action: Path, folder: Path, repository: Path, report
     """Its annotations go to GitHub, for which a server on this host stands in."""
     inputs = {
         "name": "n", "path": f"{folder}/*.xml", "reporter": reporter, "list-suites": "all", "list-tests": "all",
-        "list-files": "all", "max-annotations": "50", "fail-on-error": "false", "fail-on-empty": "true", "token": "none",
-        "collapsed": "auto",
+        "list-files": "all", "max-annotations": "50", "fail-on-error": "false", "fail-on-empty": "true",
+        "token": "none", "collapsed": "auto",
         "use-actions-summary": "false",
     }  # fmt: skip
     with _github() as (address, bodies):
