@@ -1,9 +1,9 @@
 """Opening ``report.html``: how large the page of a large run is, and how soon a headless Chromium has it ready.
 
-20,000 tests on 64 ranks, of which one in a hundred fails on every rank with 2 kB of text: where all ranks say the same,
-and where no two of them do. Then ten times as many tests. A page is ready when its script has filled the matrix, the
-failures and the list of tests, and they are laid out; the time is the page's own clock, from the start of the
-navigation, and the median of ``--runs`` counts. The browser is started once, and each page is opened in a fresh tab.
+20,000 tests on 64 ranks, of which one in a hundred fails on every rank with 2 kB of text and a time line: where all
+ranks say the same, and where no two of them do. Then ten times as many tests. A page is ready when its script filled
+the matrix, the failures and the list of tests, and they are laid out. The time is the page's own clock, from the start
+of the navigation, and the median of ``--runs`` counts. The browser is started once, each page opened in a fresh tab.
 
     python benchmarks/page_open.py [--runs 5]
 
@@ -26,6 +26,7 @@ sys.path[:0] = [str(ROOT / "tests" / "report" / "page"), str(ROOT / "src")]
 from chromium import Browser, chromium, find_chromium  # noqa: E402 - the tests' own browser
 from runs import case, job, passed, rank, write_page  # noqa: E402
 
+from allranks.report.rank_course import Collective, RankCourse  # noqa: E402
 from allranks.report.results import TestVerdict  # noqa: E402
 
 MEGABYTES: Final = 1
@@ -87,6 +88,16 @@ def tests_of(run: Run) -> Iterator[TestVerdict]:
             )
 
 
+def _course(test: int) -> RankCourse:
+    """The course of a failing test: 16 collectives of all ranks."""
+    dice = random.Random(test)  # noqa: S311 - times of calls, not secrets
+    collectives = (
+        Collective("default", number, "all_reduce", {rank: number / 20 + dice.random() / 20 for rank in range(RANKS)})
+        for number in range(1, 17)
+    )
+    return RankCourse(began=0.0, collectives=tuple(collectives), passed=0, stdout="step 1\nloss 3.5\n")
+
+
 def seconds_to_open(browser: Browser, path: Path) -> float:
     """From the navigation to a page that is filled and laid out."""
     page = browser.page()
@@ -100,7 +111,9 @@ def seconds_to_open(browser: Browser, path: Path) -> float:
 def measure(browser: Browser, run: Run, runs: int) -> list[str]:
     """Make a page, open it, print what it took; what was missed."""
     with tempfile.TemporaryDirectory(prefix="page-open-") as folder:
-        path = write_page(Path(folder), [job("gloo-w64-g0-env", "collectives", tests_of(run))])
+        tests = list(tests_of(run))
+        courses = {test.nodeid: _course(number) for number, test in enumerate(tests) if test.verdict.is_bad}
+        path = write_page(Path(folder), [job("gloo-w64-g0-env", "collectives", tests, courses=courses)])
         megabytes = path.stat().st_size / 1e6
         took = statistics.median(seconds_to_open(browser, path) for _ in range(runs))
     print(f"{run.tests:7,} tests x {RANKS} ranks, {run.name:20} {megabytes:6.2f} MB {took:6.2f} s", flush=True)

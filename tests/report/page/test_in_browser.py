@@ -480,12 +480,29 @@ def hostile_tests(text: str) -> list[Any]:
     ]
 
 
+def hostile_course(text: str) -> RankCourse:
+    phases = (PhaseEnd(when=text, outcome=Outcome.PASSED, seconds=0.1),)
+    collectives = (Collective(text, 1, text, {0: 0.3}), Collective("default", 2, text, {0: 0.4}))
+    return RankCourse(
+        began=0.0, phases={0: phases, 1: phases}, collectives=collectives, passed=0, stdout=f"-{text}", stderr=text * 9
+    )
+
+
 @pytest.fixture
 def hostile(page: Page, tmp_path: Path) -> Path:
     """A page on which everything that can be named is hostile; ``hit`` records what runs."""
     page.send("Page.addScriptToEvaluateOnNewDocument", source="self.hits = []; self.hit = (how) => hits.push(how)")
     suites = [
-        job(text, text, hostile_tests(text), axes={text: text, "backend": text}, engine=text, image=text, notes=(text,))
+        job(
+            text,
+            text,
+            hostile_tests(text),
+            axes={text: text, "backend": text},
+            engine=text,
+            image=text,
+            notes=(text,),
+            courses={f"{text}::{text}": hostile_course(text)},
+        )
         for text in HOSTILE
     ]
     return write_page(tmp_path, suites, run_id=" ".join(HOSTILE))

@@ -191,7 +191,7 @@ def _runs(numbers: list[int]) -> list[int]:
     return runs
 
 
-DETAILS_BUDGET: Final = 640 * 1024
+DETAILS_BUDGET: Final = 512 * 1024
 """The most base64 characters of all details together."""
 
 _CHUNK: Final = 128 * 1024
@@ -272,7 +272,7 @@ class Details:
 
 
 def _detail(test: TestVerdict, room: _Room) -> dict[str, Any]:
-    said = {
+    said: dict[str, Any] = {
         "m": cut(readable(test.verdict.message), _MESSAGE),
         "t": "" if test.ranks else cut(folded(readable(test.verdict.text)), room.text),
         "d": [round(rank.duration * 1000) for rank in test.ranks[:_MOST_TIMES]],
