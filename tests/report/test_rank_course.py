@@ -15,8 +15,10 @@ from allranks.records import (
     encode,
 )
 from allranks.report.journal import read_journal
+from allranks.report.judged import CellSuite
 from allranks.report.rank_course import MOST_COLLECTIVES, MOST_RANKS, CourseReader, RankCourse, absent, waits
-from allranks.report.results import RankResult
+from allranks.report.results import RankResult, TestVerdict
+from allranks.report.verdict import VerdictPolicy, verdict
 
 TEST = "t.py::test"
 
@@ -137,3 +139,12 @@ def test_no_result_depends_on_a_course(tmp_path):
         path.write_bytes(b"".join(encode(record) + b"\n" for record in lines))
         read.append([(file.rank, file.problem, file.results) for file in read_journal(path)])
     assert read[0] == read[1]
+
+
+def test_terminal_and_summary_have_one_line_about_a_rank_that_never_came():
+    course = read(FailureCourse(nodeid=TEST, collectives=(entered(1, rank0=0.1), entered(5, group="7", rank0=0.2))))
+    ranks = results("aborted", "failed")
+    test = TestVerdict(nodeid=TEST, classname="", name="test", verdict=verdict(ranks, VerdictPolicy()), ranks=ranks)
+    suites = [CellSuite(cell="c", suite="s", tests=(test,), courses=courses) for courses in ({TEST: course}, {})]
+    told, untold = (suite.row.failures[0].traceback for suite in suites)
+    assert set(told) - set(untold) == {"rank 1 never called all_reduce #1; rank 0 had, 1.90 s before the end"}

@@ -7,13 +7,14 @@ rest of the report needs.
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Final
 
 from allranks.errors import ExitCode, strongest
 from allranks.report.failure_groups import Failure, GroupKey, grouped, groups_of, ranks_of
 from allranks.report.history.transitions import RunHistory
-from allranks.report.rank_course import RankCourse
+from allranks.report.rank_course import RankCourse, absences
 from allranks.report.results import XPASS, SkipPolicy, TestVerdict, Verdict, VerdictKind, VerdictRule
 from allranks.tracebacks import excerpt
 from allranks.xml_text import command, cut, first_line, xml_id
@@ -244,6 +245,11 @@ class CellSuite(JobSummary):
             xpassed=tuple(test.nodeid for test in self.tests if test.verdict.reason == XPASS)[:KEPT_FAILURES],
         )
 
+    def _absence(self, test: TestVerdict) -> Iterator[str]:
+        """Which rank did not come to a collective, in a line at most."""
+        course = self.course_of(test)
+        return islice(absences(course, test.ranks), 1) if course else iter(())
+
     def _failure(self, key: GroupKey, tests: Sequence[TestVerdict], place: int) -> Failure:
         test, verdict, (file, line) = tests[0], tests[0].verdict, tests[0].source
         is_of_job = verdict.rule is VerdictRule.JOB
@@ -260,7 +266,7 @@ class CellSuite(JobSummary):
             cells=(self.cell,),
             ranks=ranks_of(tests),
             world=max(len(each.ranks) for each in tests),
-            traceback=excerpt(text, file, verdict.message) if place < KEPT_TRACEBACKS else (),
+            traceback=(*excerpt(text, file, verdict.message), *self._absence(test)) if place < KEPT_TRACEBACKS else (),
             file=file,
             line=line,
             again=again if len(again) <= _LONGEST_COMMAND else "",

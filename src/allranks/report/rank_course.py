@@ -127,8 +127,8 @@ def absent(course: RankCourse, collective: Collective, ranks: Sequence[RankResul
     return [rank for rank in members if last.get(rank, 0) < collective.number]
 
 
-def waits(course: RankCourse, ranks: Sequence[RankResult]) -> Iterator[str]:
-    """Who waited for whom, in words: for the last collective of each group that a rank never called, then the latest.
+def absences(course: RankCourse, ranks: Sequence[RankResult]) -> Iterator[str]:
+    """Who waited for whom in vain, in words: for the last collective of each group that a rank never called.
 
     Args:
         course: The course of a test.
@@ -142,6 +142,11 @@ def waits(course: RankCourse, ranks: Sequence[RankResult]) -> Iterator[str]:
             since = f"{_seconds(max(0.0, end - each.entered[first]))} before the end"
             had = f"{_ranks(each.entered)} had, {f'rank {first} first, ' if len(each.entered) > 1 else ''}{since}"
             yield f"{_ranks(late)} never called {each.name}; {had}"
+
+
+def waits(course: RankCourse, ranks: Sequence[RankResult]) -> Iterator[str]:
+    """The :func:`absences`, then the collective to which a rank came the latest."""
+    yield from absences(course, ranks)
     spans = [
         (max(each.entered.values()) - min(each.entered.values()), each)
         for each in course.collectives
