@@ -14,7 +14,7 @@ from allranks.report.journal import read_journal
 from allranks.report.rank_document import write_rank_files
 from allranks.report.rank_xml import RankReader
 
-RECORDED = sorted(Path(__file__).with_name("earlier_schemas").rglob("rank-*.xml"))
+RECORDED = sorted((Path(__file__).with_name("earlier_schemas") / "schema-1").rglob("rank-*.xml"))
 A, B = "suite/test_a.py::test_a", "suite/test_b.py::TestB::test_b[x-1]"
 
 

@@ -17,6 +17,7 @@ from allranks.harness.job_end import HANGUP_STATUS
 from allranks.records import (
     Begun,
     CollectionFailed,
+    FailureCourse,
     Finished,
     GangStarted,
     LeftBehind,
@@ -227,6 +228,7 @@ def test_a_failure_on_node_1_leads_while_node_0_waits_for_it(run_nodes):
     job = run_nodes(
         f"""{WORDS}
 def test_waits(rank):
+    dist.all_reduce(torch.ones(1))
     assert rank != 2, "rank 2 breaks"
     dist.barrier()
 """
@@ -235,6 +237,8 @@ def test_waits(rank):
     assert (arrived[0].rank, arrived[0].outcome) == (2, "failed")
     assert job.outcomes("test_waits")[2] == "failed"
     assert all(event.consequence for event in arrived[1:])
+    called = job.all(FailureCourse)[0].collectives[0]
+    assert (called.kind, called.ranks) == ("all_reduce", (0, 1, 2, 3))  # those of both nodes, on one clock
 
 
 def test_a_rank_of_node_1_that_is_killed_leads(run_nodes):
