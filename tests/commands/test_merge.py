@@ -160,3 +160,12 @@ def test_report_without_a_run_says_what_to_do(allranks, tmp_path, monkeypatch):
     code, _, err = allranks("report")
     assert code == 2
     assert "There is no results folder results/latest" in err
+
+
+@pytest.mark.parametrize("command", ["merge", "report"])
+def test_pytorchs_layout_is_written_beside_the_report_where_that_is_asked_for(allranks, ranks, command):
+    folder = ranks("", "")
+    assert "PyTorch" not in allranks(command, str(folder))[1]
+    assert not (folder / "test-reports").exists()
+    assert f"\nPyTorch's layout: {folder}/test-reports\n" in allranks(command, str(folder), "--layout", "pytorch")[1]
+    assert list((folder / "test-reports").rglob("*.xml"))

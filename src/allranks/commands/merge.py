@@ -52,6 +52,7 @@ def add_report(parser: CommandParser) -> None:
 
 
 _POLICIES = ("skip", "pass")
+_LAYOUTS = ("pytorch",)
 
 
 def _add_judgement(group: OptionGroup) -> None:
@@ -69,6 +70,8 @@ def _add_form(group: OptionGroup) -> None:
     add_quiet(group, "print problems and the verdict alone")
     meaning = "record the executed tests in this file"
     group.add_argument("--update-baseline", type=writable_file, metavar="FILE", help=meaning)
+    meaning = "also write the files of PyTorch's --save-xml, into the folder's test-reports (default: none)"
+    group.add_argument("--layout", type=one_of(_LAYOUTS), choices=_LAYOUTS, help=meaning)
     meaning = "update this file with the durations of tests, for even shards (default: none)"
     group.add_argument("--durations", type=writable_file, metavar="FILE", help=meaning)
     add_history(group, "record the run in this file, and report what is new, fixed or flaky (default: none)")
@@ -146,6 +149,7 @@ def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
     from allranks.report.judged import exit_code  # noqa: PLC0415
     from allranks.report.junit_case import JUnitForm  # noqa: PLC0415
     from allranks.report.merging import merge  # noqa: PLC0415
+    from allranks.report.pytorch_layout import PyTorchLayout  # noqa: PLC0415
     from allranks.report.summary import render_problems  # noqa: PLC0415
     from allranks.report.summary import render_table as render_results  # noqa: PLC0415
     from allranks.schedule.console import console_for  # noqa: PLC0415
@@ -153,10 +157,11 @@ def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
 
     complete_dead_runs(options.folder)
     meter = Meter()
+    layout = PyTorchLayout(Path(os.path.realpath(options.folder))) if options.layout else None
     merged = merge(
         options.folder,
         policy=options.policy,
-        observers=[meter.add] if options.durations else [],
+        observers=[*([meter.add] if options.durations else []), *([layout.add] if layout else [])],
         baseline=_baseline(options),
         junit_form=JUnitForm(schema=options.schema, classname=options.classname),
         history=options.history,
@@ -171,7 +176,8 @@ def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
     tell = remark if options.json else say
     with console_for(tell) as console:
         if not options.json and (told := tell_of(merged)):
-            console.say(f"{told}\n\nreport: {report}\npage: {merged.page}")
+            written = f"\nPyTorch's layout: {layout.folder}" if layout else ""
+            console.say(f"{told}\n\nreport: {report}\npage: {merged.page}{written}")
         console.annotate(merged)
     if options.json:
         say_json(**_object(merged, code))

@@ -240,7 +240,7 @@ def _wide(test: TestVerdict, _: JobSummary) -> str:
         return f"<properties>{own}{_seconds(seconds_of(test.ranks))}</properties>\n"
     parts = [properties(_facts(test))]
     if test.verdict.kind in _ELEMENTS or test.earlier:
-        told = (*_outcome(test, "wide"), *_output(test, ()), *_before(test), *_retries(test))
+        told = (*outcome_element(test, "wide"), *_output(test, ()), *_before(test), *_retries(test))
         parts.extend(xml for _, xml in told)
     return "".join(parts)
 
@@ -250,7 +250,7 @@ def _narrow(test: TestVerdict, suite: JobSummary) -> str:
     facts = (("cell", suite.cell), ("suite", suite.suite), *_facts(test), *_type_of_skip(test.verdict))
     if _has_just_passed(test):
         return f"<system-out>{element_text(_lines(facts))}</system-out>\n"
-    told = sorted((*_outcome(test, "narrow"), *_retries(test)), key=lambda element: _ORDER.index(element[0]))
+    told = sorted((*outcome_element(test, "narrow"), *_retries(test)), key=lambda element: _ORDER.index(element[0]))
     return "".join(xml for _, xml in (*told, *_output(test, facts)))
 
 
@@ -294,7 +294,8 @@ def _type(verdict: Verdict) -> str:
     return (verdict.reason or verdict.kind.value).replace(" ", "_")
 
 
-def _outcome(test: TestVerdict, schema: Schema) -> Iterator[Element]:
+def outcome_element(test: TestVerdict, schema: Schema) -> Iterator[Element]:
+    """The element with the outcome of a test; none for a pass."""
     verdict = test.verdict
     if verdict.kind not in _ELEMENTS:
         return

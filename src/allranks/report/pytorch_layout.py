@@ -1,0 +1,107 @@
+"""The merged report in the files of PyTorch's ``--save-xml``, for tools that read ``test-reports``.
+
+For each run of a file, ``run_tests`` (torch/testing/_internal/common_utils.py) writes
+``python-pytest/distributed.test_x/distributed.test_x-N.xml``, where N has 16 random digits, and names the test's file
+beside a class without its module. Here such a file has the verdicts on the tests of one file in one job, and N is the
+same in each merge.
+"""
+
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final
+
+from allranks.errors import ResultsError
+from allranks.report.folder import is_merged_report
+from allranks.report.judged import CellSuite
+from allranks.report.junit import refuse_foreign
+from allranks.report.junit_case import RETRIES, RETRY_LIMIT, outcome_element, shown
+from allranks.report.junit_document import SuiteHead, WideDocument
+from allranks.report.results import EarlierAttempt, TestVerdict
+from allranks.report.untrusted import leads_out
+from allranks.xml_text import MESSAGE_LIMIT, attribute, clean_cut, element_text, file_of
+
+LAYOUT_FOLDER: Final = Path("test-reports")
+_SOURCE: Final = "python-pytest"
+_SUITE: Final = "pytest"
+_WORKING_FOLDER: Final = "test/"
+"""PyTorch's tests run in this folder, and name their files below it."""
+
+_NO_FILE: Final = "allranks"
+"""Takes the place of the file for errors that belong to no test."""
+
+_DIGEST: Final = 8
+_LONGEST: Final = 200
+"""Characters of a file's name: file systems allow 255 bytes, and the digest is in it, too."""
+
+
+class PyTorchLayout:
+    """Writes the files, job by job.
+
+    Args:
+        root: The folder of the merged report, resolved.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.folder = root / LAYOUT_FOLDER
+
+    def add(self, suite: CellSuite) -> None:
+        """Write a file for each file of the job.
+
+        Raises:
+            OSError: One cannot be written.
+            ResultsError: A file that allranks did not write is in its place.
+        """
+        files: dict[str, list[TestVerdict]] = {}
+        for test in suite.tests:
+            files.setdefault(_file(test), []).append(test)
+        for file, tests in files.items():
+            self._write(suite, file, tests)
+
+    def _write(self, suite: CellSuite, file: str, tests: Sequence[TestVerdict]) -> None:
+        stem = _dotted(file)
+        digest = blake2b(f"{suite.id}\n{file}".encode(), digest_size=_DIGEST).hexdigest()
+        path = self.folder / _SOURCE / stem / f"{stem}-{digest}.xml"
+        if leads_out(self._root, path.parent):
+            msg = f"{path.parent} points out of the results folder."
+            raise ResultsError(msg, why="PyTorch's layout would be written there.", remedy="Remove that link.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        refuse_foreign(path, is_merged_report)
+        document = WideDocument(path)
+        try:
+            facts = (("cell", suite.cell), ("suite", suite.suite))
+            document.begin(SuiteHead(name=_SUITE, started=suite.started, facts=facts))
+            for test in tests:
+                document.add(_case(test, file).encode(), test.verdict.kind, test.time)
+            document.end()
+            document.finish()
+        finally:
+            document.close()
+
+
+def _file(test: TestVerdict) -> str:
+    """The file of a test, or the module that was skipped as a whole, below PyTorch's ``test``."""
+    file = test.file or file_of(test.nodeid) or (test.nodeid if test.nodeid.endswith(".py") else _NO_FILE)
+    return file.removeprefix(_WORKING_FOLDER)
+
+
+def _dotted(file: str) -> str:
+    return shown(file.removesuffix(".py").replace("/", "."))[-_LONGEST:]
+
+
+def _case(test: TestVerdict, file: str) -> str:
+    # A function without a class has the name of its module, as in PyTorch's files.
+    path, *classes = test.nodeid.partition("[")[0].split("::")[:-1] or [""]
+    classname = classes[-1] if classes else _dotted(file).rpartition(".")[2] if path else ""
+    place = f" file={attribute(file)}" if file != _NO_FILE else ""
+    names = f"classname={attribute(classname)} name={attribute(shown(test.name))}"
+    told = (*_reruns(test.earlier), *(xml for _, xml in outcome_element(test, "wide")))
+    return f'<testcase {names} time="{test.time:.3f}"{place}>{"".join(told)}</testcase>\n'
+
+
+def _reruns(earlier: Sequence[EarlierAttempt]) -> Iterator[str]:
+    """The last attempts before the one that counts, as pytest's reruns are in PyTorch's files."""
+    for attempt in earlier[-RETRIES:]:
+        message, text = clean_cut(attempt.verdict.message, MESSAGE_LIMIT), clean_cut(attempt.verdict.text, RETRY_LIMIT)
+        yield f"<rerun message={attribute(message)}>{element_text(text)}</rerun>\n"
