@@ -34,7 +34,7 @@ def _kinds() -> tuple[_Kind, ...]:
     return (
         _Kind(name="MultiProcessTestCase", forms=[(processes.HOOKS, processes.adapt_processes)], marks=()),
         _Kind(name="MultiProcContinuousTest", forms=[continuous_form], marks=keeps),
-        # The spelling before torch 2.8; before 2.7 the ranks were the script's to start.
+        # The spelling before torch 2.9; before 2.8 the ranks were the script's to start.
         _Kind(name="MultiProcContinousTest", forms=[continuous_form, script_form], marks=keeps),
         _Kind(
             name="MultiThreadedTestCase",
