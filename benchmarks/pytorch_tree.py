@@ -13,7 +13,8 @@ A run of a file is kept in FOLDER, so that a benchmark that was broken off goes 
 run it again. With ``--runs``, each side runs as often. A test is the *same* if both sides have the same outcome in all
 runs, *flaky* if one side has several of which the other has one, else it *differs*; it is *lost* if only torch's way
 has it. *No rank* are tests with a rank for each device on a host without any: torch lets them pass, allranks skips
-them. The smallest files run first. Exit status 1 where a test differs or is lost.
+them. The smallest files run first. Of a run that the limit ends, what it has printed counts. Exit status 1 where a test
+differs or is lost.
 """
 
 import argparse
@@ -77,6 +78,9 @@ set = {{ TEMP_DIR = "/tmp" }}
 _IS_SCRIPT = re.compile(r"^if __name__ == ['\"]__main__['\"]", re.MULTILINE)
 CLEAN: Mapping[str, str] = {}
 _SEVERITY = ("passed", "skipped", "failed")
+_WORDS = {"PASSED": "passed", "SKIPPED": "skipped", "XFAIL": "skipped", "FAILED": "failed", "ERROR": "failed"}
+_WORD = re.compile(rf"\b({'|'.join(_WORDS)})\b")
+_PRINTED = re.compile(r"^\S+\.py::(\w+::\S+) ", re.MULTILINE)
 _TAGS = {"skipped": "skipped", "failure": "failed", "error": "failed"}
 _NOTES = 8000
 
@@ -283,10 +287,18 @@ def _run(command: Sequence[str], folder: Path, report: Path, limit: int, environ
             # What a script leaves behind would take time from the next one.
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        printed.seek(max(0, printed.tell() - _NOTES))
+        printed.seek(0)
         output = printed.read().decode(errors="replace")
-    ran = Ran(status=status, seconds=seconds, output=output)
-    return _with_outcomes(ran, report) if report.exists() else ran
+    ran = Ran(status=status, seconds=seconds, output=output[-_NOTES:])
+    return _with_outcomes(ran, report) if report.exists() else replace(ran, outcomes=_printed_outcomes(output))
+
+
+def _printed_outcomes(output: str) -> dict[str, str]:
+    """The outcomes that ``pytest -v`` had printed before it was ended, so that one hang does not cost a file."""
+    # A test may print between its name and its outcome.
+    _, *parts = _PRINTED.split(output)
+    words = {test: _WORD.search(text) for test, text in zip(parts[::2], parts[1::2], strict=True)}
+    return {test: _WORDS[word[1]] for test, word in words.items() if word}
 
 
 def _with_outcomes(ran: Ran, report: Path) -> Ran:
