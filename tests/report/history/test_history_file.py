@@ -40,6 +40,8 @@ def zeros(path: Path) -> None:
     path.write_bytes(content)
 
 
+ENDLESS = "CREATE VIEW begins AS WITH RECURSIVE n(run) AS (SELECT 1 UNION ALL SELECT run + 1 FROM n) SELECT run FROM n"
+TRIGGER = "CREATE TRIGGER t AFTER INSERT ON run BEGIN DELETE FROM run; END"
 DAMAGE = {
     "text": (lambda path: path.write_text("hello " * 1000), "is not a history"),
     "cut off": (cut, "is damaged"),
@@ -49,6 +51,8 @@ DAMAGE = {
     "odd text": (lambda path: spoilt(path, "UPDATE state SET codes = 'text'"), "is damaged"),
     "odd number": (lambda path: spoilt(path, "UPDATE test SET suite = 7"), "is damaged"),
     "odd outcome": (lambda path: spoilt(path, "DELETE FROM outcome WHERE number > 0"), "is damaged"),
+    "endless view": (lambda path: spoilt(path, "DROP TABLE begins", ENDLESS), "is damaged"),
+    "trigger": (lambda path: spoilt(path, TRIGGER), "is damaged"),
     "odd name": (lambda path: spoilt(path, "UPDATE run SET id = x'00'"), "is damaged"),
     "odd time": (lambda path: spoilt(path, "UPDATE run SET started = 1e18"), "is damaged"),
     "odd job": (lambda path: spoilt(path, "UPDATE job SET number = 1 << 40"), "is damaged"),

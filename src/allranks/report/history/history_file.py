@@ -36,8 +36,9 @@ CREATE TABLE delta (
     part INTEGER NOT NULL, first INTEGER NOT NULL, runs INTEGER NOT NULL, width INTEGER NOT NULL, changes BLOB NOT NULL,
     PRIMARY KEY (part, first)
 );
-CREATE TABLE begins (run INTEGER NOT NULL);
+CREATE TABLE begins (run INTEGER NOT NULL)
 """
+_STATEMENTS: Final = frozenset(map(str.strip, _TABLES.split(";")))
 
 
 class HistoryError(Exception):
@@ -61,7 +62,7 @@ def written(path: Path, patience: float = PATIENCE) -> Iterator["sqlite3.Connect
 
 def begin(database: "sqlite3.Connection") -> None:
     """Make the tables of an empty history."""
-    for statement in _TABLES.split(";"):
+    for statement in _STATEMENTS:
         database.execute(statement)
     database.execute(f"PRAGMA application_id = {APPLICATION}")
     database.execute(f"PRAGMA user_version = {SCHEMA}")
@@ -140,6 +141,9 @@ def _is_ours(database: "sqlite3.Connection") -> bool:
         raise HistoryError(msg)
     if schema > SCHEMA:
         msg = f"was written by a newer allranks (schema {schema})"
+        raise HistoryError(msg)
+    if {sql for [sql] in database.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL")} != _STATEMENTS:
+        msg = "is damaged (its tables are not those of a history)"  # a view could be without end
         raise HistoryError(msg)
     return True
 
