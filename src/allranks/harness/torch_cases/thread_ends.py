@@ -70,7 +70,10 @@ def _judged(failed: Sequence[tuple[int, _Info]]) -> Iterator[tuple[int, _Info]]:
         elif isinstance(error, pytest.skip.Exception):
             yield rank, (unittest.SkipTest, unittest.SkipTest(str(error)), place)
         else:
-            yield rank, (RuntimeError, RuntimeError(f"its thread left the test: {error!r}"), place)
+            yield (
+                rank,
+                (RuntimeError, RuntimeError(f"its thread left the test: {type(error).__name__}: {error}"), place),
+            )
 
 
 def _was_ended(error: BaseException, place: TracebackType | None) -> bool:
