@@ -105,7 +105,8 @@ def tests(session: nox.Session) -> None:
     if session.posargs:
         session.run("pytest", *session.posargs, env=env)
         return
-    side_by_side = ("-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder")
+    workers = str(3 * (os.cpu_count() or 2) // 2)  # many tests wait
+    side_by_side = ("-n", workers, "--dist", "loadfile", "--no-loadscope-reorder")
     session.run("pytest", "-m", "not alone", *side_by_side, "--durations", "12", env=env)
     session.run("pytest", "-m", "alone", "--durations", "12", env=env)
 
