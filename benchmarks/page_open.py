@@ -92,7 +92,9 @@ def _course(test: int) -> RankCourse:
     """The course of a failing test: 16 collectives of all ranks."""
     dice = random.Random(test)  # noqa: S311 - times of calls, not secrets
     collectives = (
-        Collective("default", number, "all_reduce", {rank: number / 20 + dice.random() / 20 for rank in range(RANKS)})
+        Collective.of(
+            "default", number, "all_reduce", {rank: number / 20 + dice.random() / 20 for rank in range(RANKS)}
+        )
         for number in range(1, 17)
     )
     return RankCourse(began=0.0, collectives=tuple(collectives), passed=0, stdout="step 1\nloss 3.5\n")

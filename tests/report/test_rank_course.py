@@ -1,5 +1,7 @@
 """What a journal tells of the course of a failed test, and that no verdict depends on it."""
 
+from dataclasses import replace
+
 import pytest
 
 from allranks.outcomes import Outcome
@@ -16,7 +18,15 @@ from allranks.records import (
 )
 from allranks.report.journal import read_journal
 from allranks.report.judged import CellSuite
-from allranks.report.rank_course import MOST_COLLECTIVES, MOST_RANKS, CourseReader, RankCourse, absent, waits
+from allranks.report.rank_course import (
+    MOST_BYTES,
+    MOST_COLLECTIVES,
+    MOST_RANKS,
+    CourseReader,
+    RankCourse,
+    absent,
+    waits,
+)
 from allranks.report.results import RankResult, TestVerdict
 from allranks.report.verdict import VerdictPolicy, verdict
 
@@ -120,9 +130,19 @@ def test_a_record_of_any_size_is_bounded():
     )
     course = read(FailureCourse(nodeid=TEST, collectives=(many,) * 500, stdout="x" * 10**6, passed=0))
     assert len(course.collectives) == MOST_COLLECTIVES
-    assert {len(each.entered) for each in course.collectives} == {MOST_RANKS}
+    assert {len(each.ranks) for each in course.collectives} == {MOST_RANKS}
     assert all(len(each.name) < 300 and each.name.isprintable() for each in course.collectives)
-    assert len(course.stdout) < 70_000
+    assert len(course.stdout) < 20_000
+
+
+def test_of_a_job_with_many_failures_the_first_have_courses():
+    record = FailureCourse(nodeid="", collectives=(entered(1, **{f"rank{n}": 0.1 for n in range(500)}),) * 16)
+    reader = CourseReader()
+    for number in range(1000):
+        reader.take(TestStarted(nodeid=str(number), at=1.0))
+        reader.take(replace(record, nodeid=str(number), stdout="x" * 9000))
+    assert 50 < len(reader.found) < 200
+    assert sum(course.bytes for course in reader.found.values()) < 1.1 * MOST_BYTES
 
 
 def test_no_result_depends_on_a_course(tmp_path):

@@ -3,19 +3,23 @@
 It is read from the same journal as the outcomes, apart from them: no verdict depends on it.
 """
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from math import isfinite
-from typing import Final
+from typing import Final, Self
 
 from allranks.records import EnteredCollective, FailureCourse, PhaseEnd, RankEnded, Record, TestStarted
 from allranks.report.results import RankResult, numbers
 from allranks.report.untrusted import duration
 from allranks.xml_text import clean_cut, printable, readable, xml_id
 
-MOST_COURSES: Final = 2_000
-"""Tests of a job; a page has room for fewer."""
+MOST_BYTES: Final = 10_000_000
+"""Of all courses of a job, roughly: a page has room for fewer, and a merge has little memory."""
+
+_COURSE_BYTES: Final = 500
+_OUTPUT: Final = 16_000
 
 MOST_COLLECTIVES: Final = 16
 MOST_RANKS: Final = 1_024
@@ -31,12 +35,23 @@ LATE: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective, and when each rank called it, in seconds from the start of the test."""
+    """A collective, the ranks that called it, and when: in seconds from the start of the test."""
 
     group: str
     number: int
     kind: str
-    entered: Mapping[int, float]
+    ranks: "array[int]"
+    seconds: "array[float]"
+
+    @classmethod
+    def of(cls, group: str, number: int, kind: str, entered: Mapping[int, float]) -> Self:
+        """Make one of the time of each rank."""
+        return cls(group, number, kind, array("H", entered), array("d", entered.values()))
+
+    @property
+    def entered(self) -> dict[int, float]:
+        """When each rank called it."""
+        return dict(zip(self.ranks, self.seconds, strict=True))
 
     @property
     def name(self) -> str:
@@ -62,6 +77,12 @@ class RankCourse:
     stdout: str = ""
     stderr: str = ""
 
+    @property
+    def bytes(self) -> int:
+        """The memory of its output and its collectives, roughly."""
+        times = sum(10 * len(each.ranks) + _COURSE_BYTES for each in self.collectives)
+        return len(self.stdout) + len(self.stderr) + times
+
     def is_of(self, ranks: Sequence[RankResult]) -> bool:
         """True if these outcomes arrived after its start: they may be of another attempt."""
         arrived = [rank.at for rank in ranks if rank.at is not None]
@@ -77,6 +98,7 @@ class CourseReader:
 
     def __init__(self) -> None:
         self.found: dict[str, RankCourse] = {}
+        self._room = MOST_BYTES
         self._began: dict[str, float] = {}
 
     def take(self, record: Record) -> None:
@@ -90,14 +112,16 @@ class CourseReader:
                 if course := self._course_of(record.nodeid):
                     course.collectives = tuple(_collectives(record.collectives))
                     course.passed = record.passed
-                    course.stdout, course.stderr = clean_cut(record.stdout), clean_cut(record.stderr)
+                    course.stdout, course.stderr = (clean_cut(text, _OUTPUT) for text in (record.stdout, record.stderr))
+                    self._room -= course.bytes
             case RankEnded() if record.outcome.is_bad or xml_id(record.nodeid) in self.found:
                 if course := self._course_of(record.nodeid):
                     course.phases.setdefault(record.rank, record.phases[:_MOST_PHASES])
 
     def _course_of(self, nodeid: str) -> RankCourse | None:
         name = xml_id(nodeid)
-        if name not in self.found and name in self._began and len(self.found) < MOST_COURSES:
+        if name not in self.found and name in self._began and self._room > 0:
+            self._room -= _COURSE_BYTES
             self.found[name] = RankCourse(began=self._began[name])
         return self.found.get(name)
 
@@ -106,10 +130,10 @@ def _collectives(told: Sequence[EnteredCollective]) -> Iterator[Collective]:
     kept = []
     for each in told[-MOST_COLLECTIVES:]:
         pairs = islice(zip(each.ranks, each.seconds, strict=False), MOST_RANKS)
-        entered = {rank: seconds for rank, seconds in pairs if isfinite(seconds) and duration(seconds) == seconds}
+        entered = {rank: at for rank, at in pairs if 0 <= rank < MOST_RANKS and isfinite(at) and duration(at) == at}
         if entered:
-            kept.append(Collective(_name(each.group), each.number, _name(each.kind), entered))
-    yield from sorted(kept, key=lambda each: min(each.entered.values()))
+            kept.append(Collective.of(_name(each.group), each.number, _name(each.kind), entered))
+    yield from sorted(kept, key=lambda each: min(each.seconds))
 
 
 def _name(text: str) -> str:
@@ -121,7 +145,7 @@ def absent(course: RankCourse, collective: Collective, ranks: Sequence[RankResul
     last: dict[int, int] = {}
     for each in course.collectives:
         if each.group == collective.group:
-            for rank in each.entered:
+            for rank in each.ranks:
                 last[rank] = max(each.number, last.get(rank, 0))
     members = [rank.rank for rank in ranks[:MOST_RANKS]] if collective.group == DEFAULT_GROUP else sorted(last)
     return [rank for rank in members if last.get(rank, 0) < collective.number]
@@ -138,27 +162,23 @@ def absences(course: RankCourse, ranks: Sequence[RankResult]) -> Iterator[str]:
     last = {each.group: each for each in course.collectives}
     for each in last.values():
         if late := absent(course, each, ranks):
-            first = min(each.entered, key=each.entered.__getitem__)
-            since = f"{_seconds(max(0.0, end - each.entered[first]))} before the end"
-            had = f"{_ranks(each.entered)} had, {f'rank {first} first, ' if len(each.entered) > 1 else ''}{since}"
+            began, first = min(zip(each.seconds, each.ranks, strict=True))
+            since = f"{_seconds(max(0.0, end - began))} before the end"
+            had = f"{_ranks(each.ranks)} had, {f'rank {first} first, ' if len(each.ranks) > 1 else ''}{since}"
             yield f"{_ranks(late)} never called {each.name}; {had}"
 
 
 def waits(course: RankCourse, ranks: Sequence[RankResult]) -> Iterator[str]:
     """The :func:`absences`, then the collective to which a rank came the latest."""
     yield from absences(course, ranks)
-    spans = [
-        (max(each.entered.values()) - min(each.entered.values()), each)
-        for each in course.collectives
-        if len(each.entered) > 1
-    ]
+    spans = ((max(each.seconds) - min(each.seconds), each) for each in course.collectives)
     span, widest = max(spans, key=lambda one: one[0], default=(0.0, None))
     if widest is not None and span >= LATE:
-        first, latest = (pick(widest.entered, key=widest.entered.__getitem__) for pick in (min, max))
+        first, latest = (pick(zip(widest.seconds, widest.ranks, strict=True))[1] for pick in (min, max))
         yield f"rank {latest} called {widest.name} {_seconds(span)} after rank {first}"
 
 
-def _ranks(ranks: Sequence[int] | Mapping[int, float]) -> str:
+def _ranks(ranks: Sequence[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {numbers(ranks)}"
 
 

@@ -5,7 +5,7 @@ from allranks.harness.gangs.failure_course import MOST_COLLECTIVES, MOST_RANKS, 
 from allranks.harness.gangs.output import Output
 from allranks.harness.gangs.step_outcome import Step, StepOutcome
 from allranks.outcomes import Outcome
-from allranks.records import EnteredCollective
+from allranks.records import EnteredCollective, FailureCourse, decode, encode
 
 
 def call(number, at, **more):
@@ -37,6 +37,14 @@ def test_a_record_is_bounded_whatever_a_board_holds():
     assert [each.number for each in kept] == list(range(40 - MOST_COLLECTIVES, 40))
     assert {len(each.ranks) for each in kept} == {MOST_RANKS}
     assert {len(each.kind) for each in kept} == {60}
+
+
+@pytest.mark.parametrize("number", [-1, 2**53, 10**100])
+def test_a_record_can_be_read_whatever_number_a_rank_has_written(number):
+    kept = entered({0: [call(number, 5, kind="\ufffd\0\n\x1b"), call(1, 5, kind="\ufffd\0\n\x1b")]}, began=0, ended=9)
+    record = FailureCourse(nodeid="t.py::test", collectives=kept)
+    assert decode(encode(record)) == record
+    assert [each.number for each in kept] == [1]
 
 
 def test_the_first_rank_that_passed_and_printed_is_kept_to_compare_with():

@@ -55,7 +55,7 @@ def every_kind(size: int) -> list[Any]:
 def course(size: int) -> RankCourse:
     phases = {1: (PhaseEnd(when="setup", outcome=Outcome.PASSED, seconds=0.4),)}
     entered = {number: 0.5 for number in range(size) if number != 1}
-    collectives = (Collective("default", 1, "all_reduce", entered),)
+    collectives = (Collective.of("default", 1, "all_reduce", entered),)
     return RankCourse(began=0.0, phases=phases, collectives=collectives, passed=0, stdout="loss 3.0\n")
 
 

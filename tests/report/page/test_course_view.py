@@ -16,7 +16,7 @@ def course(*collectives, **more):
 
 
 def all_reduce(number, **entered):
-    return Collective("default", number, "all_reduce", {int(name[4:]): at for name, at in entered.items()})
+    return Collective.of("default", number, "all_reduce", {int(name[4:]): at for name, at in entered.items()})
 
 
 def test_a_row_has_phases_waits_and_collectives_in_milliseconds():

@@ -124,7 +124,7 @@ def test_a_time_line_shows_phases_waits_and_collectives(page: Page, tmp_path: Pa
     told = RankCourse(
         began=0.0,
         phases=phases,
-        collectives=(Collective("default", 1, "all_reduce", {0: 0.3}),),
+        collectives=(Collective.of("default", 1, "all_reduce", {0: 0.3}),),
         passed=0,
         stdout="a\nb",
     )
@@ -482,7 +482,7 @@ def hostile_tests(text: str) -> list[Any]:
 
 def hostile_course(text: str) -> RankCourse:
     phases = (PhaseEnd(when=text, outcome=Outcome.PASSED, seconds=0.1),)
-    collectives = (Collective(text, 1, text, {0: 0.3}), Collective("default", 2, text, {0: 0.4}))
+    collectives = (Collective.of(text, 1, text, {0: 0.3}), Collective.of("default", 2, text, {0: 0.4}))
     return RankCourse(
         began=0.0, phases={0: phases, 1: phases}, collectives=collectives, passed=0, stdout=f"-{text}", stderr=text * 9
     )

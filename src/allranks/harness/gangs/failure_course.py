@@ -14,6 +14,9 @@ MOST_COLLECTIVES = 16
 MOST_RANKS = 1_024
 """Ranks whose collectives are kept."""
 
+MOST_CALLS = 10**12
+"""A greater number of a collective is none that a rank has counted, and no record may have any integer."""
+
 _NAME = 60
 """Characters of a group or a kind, which a rank may have overwritten with anything."""
 
@@ -29,7 +32,7 @@ def entered(calls: Mapping[int, Sequence[LastCall]], began: int, ended: int) -> 
     found: dict[tuple[str, int, str], dict[int, float]] = {}
     for rank in sorted(calls)[:MOST_RANKS]:
         for call in calls[rank]:
-            if call.kind not in MESSAGES and began <= call.at <= ended:
+            if call.kind not in MESSAGES and began <= call.at <= ended and 0 <= call.number <= MOST_CALLS:
                 key = (call.group[:_NAME], call.number, call.kind[:_NAME])
                 found.setdefault(key, {})[rank] = round((call.at - began) / 1e9, 6)
     last = sorted(found.items(), key=lambda each: max(each[1].values()))[-MOST_COLLECTIVES:]

@@ -66,7 +66,7 @@ def time_line(course: RankCourse, test: TestVerdict) -> dict[str, Any]:
     ]
     of_shown = {rank.rank for rank in shown}
     called = [
-        [each.name, [[rank, _ms(seconds)] for rank, seconds in each.entered.items() if rank in of_shown]]
+        [each.name, [[rank, _ms(at)] for rank, at in each.entered.items() if rank in of_shown]]
         for each in course.collectives
     ]
     return {
@@ -84,7 +84,9 @@ def _ms(seconds: float) -> float:
 
 def _rows(course: RankCourse, test: TestVerdict, ranks: Sequence[RankResult]) -> list[RankResult]:
     own = [rank.rank for rank in ranks if rank.outcome.is_bad and not rank.consequence]
-    telling = [pick(each.entered, key=each.entered.__getitem__) for each in course.collectives for pick in (max, min)]
+    telling = [
+        pick(zip(each.seconds, each.ranks, strict=True))[1] for each in course.collectives for pick in (max, min)
+    ]
     lead = [] if test.verdict.leading is None else [test.verdict.leading]
     wanted = dict.fromkeys([*lead, *own[: MOST_ROWS // 2], *reversed(telling), *(rank.rank for rank in ranks)])
     chosen = set(list(wanted)[:MOST_ROWS])
@@ -96,7 +98,7 @@ def _waiting(course: RankCourse, ranks: Sequence[RankResult], ends: Mapping[int,
     found: dict[int, list[list[Any]]] = {}
     least = max(ends.values()) / 100
     for each in course.collectives:
-        last = max(ends.values()) if absent(course, each, ranks) else max(each.entered.values())
+        last = max(ends.values()) if absent(course, each, ranks) else max(each.seconds)
         for rank, seconds in each.entered.items():
             until = min(last, ends.get(rank, 0.0))
             if until - seconds > least:
