@@ -11,7 +11,7 @@ from allranks import records
 from allranks.harness import linux, record_stream
 from allranks.harness.record_stream import RECORD_SEPARATOR, RecordWriter
 from allranks.outcomes import Outcome
-from allranks.records import Collected, Finished, Notice, Passed, Printed, RankEnded, Went
+from allranks.records import Collected, FailureCourse, Finished, Notice, Passed, Printed, RankEnded, Went
 
 TEXT = "x" * 2000
 ENDED = RankEnded(
@@ -130,6 +130,18 @@ def test_texts_are_left_out_first_and_then_what_is_only_shown(trial, monkeypatch
     assert 0 < len(shown) < 300
     assert trial.stream.left_out == 300 - len(shown)
     assert found.index(bare) > max(place for place, record in enumerate(found) if record in shown)
+
+
+def test_the_course_of_a_failure_takes_no_room_from_outcomes(trial, monkeypatch):
+    monkeypatch.setattr(record_stream, "WAITING_LIMIT", 1 << 20)
+    trial.block()
+    course = FailureCourse(nodeid="t", passed=0, stdout="x" * 20_000, stderr="x" * 20_000)
+    for _ in range(150):
+        trial.stream.write(course)
+        trial.stream.write(PASSED)
+    found = without_time(trial.written())
+    assert found.count(PASSED) == 150
+    assert FailureCourse(nodeid="t", passed=0) in found
 
 
 def test_there_is_room_again_when_somebody_reads(trial, monkeypatch):

@@ -10,6 +10,7 @@ from allranks.records import (
     Begun,
     Collected,
     CollectionFailed,
+    FailureCourse,
     FailureKind,
     GpuFailed,
     GpusChecked,
@@ -239,3 +240,9 @@ def test_a_shared_file_system_that_failed_is_blamed_for_all_that_went_wrong(reco
     ending = JobExit(status=0, ended_by="could not write", is_disturbed=True)
     error = job_error(records, ending)
     assert (error and error.kind) == ("infrastructure" if is_blamed else None)
+
+
+def test_courses_of_failures_are_not_kept_in_memory():
+    kept = facts(FailureCourse(nodeid="t", stdout="x"), Went())
+    assert "FailureCourse" not in repr(kept)
+    assert "Went" in repr(kept)

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import replace
 
 from allranks.harness.linux import write_all
-from allranks.records import Notice, Printed, RankEnded, Record, encode
+from allranks.records import FailureCourse, Notice, Printed, RankEnded, Record, encode
 
 RECORD_SEPARATOR = b"\x1e"
 
@@ -105,4 +105,6 @@ class RecordWriter:
 def _without_texts(record: Record) -> Record:
     if isinstance(record, RankEnded):
         return replace(record, text="", stdout="", stderr="")
+    if isinstance(record, FailureCourse):
+        return replace(record, collectives=(), stdout="", stderr="")
     return record

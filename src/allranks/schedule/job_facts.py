@@ -11,6 +11,7 @@ from allranks.records import (
     AgentFailed,
     Collected,
     CollectionFailed,
+    FailureCourse,
     FailureKind,
     Finished,
     GangReady,
@@ -65,7 +66,7 @@ class JobFacts:
                 self.tests.note(record)
             case TestStarted():
                 self.tests.note(record)
-            case GangStarted() | GangReady():
+            case GangStarted() | GangReady() | FailureCourse():
                 pass
             case _:
                 self._records.append(record)
