@@ -279,17 +279,18 @@ def _detail(test: TestVerdict, room: _Room) -> dict[str, Any]:
         "a": [_attempt(attempt, room) for attempt in test.earlier],
     }
     if not isinstance(test.ranks, PassedRanks):
-        said |= _ranks(test.ranks, test.verdict.leading, room)
-        if test.lead and room.output:
-            said["r"][0]["e"] = "\n".join(excerpt(test.lead.text, test.source[0], test.lead.message))
+        said |= _ranks(test, room)
     return _without_empty(said)
 
 
-def _ranks(ranks: Sequence[RankResult], leading: int | None, room: _Room) -> dict[str, Any]:
-    groups = sorted(_alike(ranks), key=lambda group: _order(group, leading))
+def _ranks(test: TestVerdict, room: _Room) -> dict[str, Any]:
+    groups = sorted(_alike(test.ranks), key=lambda group: _order(group, test.verdict.leading))
     shown, short = groups[: room.groups], groups[room.groups :]
+    told = [_group(group, room) for group in shown]
+    if room.output and test.lead and shown and test.lead in shown[0]:
+        told[0]["e"] = "\n".join(excerpt(test.lead.text, test.source[0], test.lead.message))
     return {
-        "r": [_group(group, room) for group in shown],
+        "r": told,
         "o": [_without_empty(_head(group)) for group in short[:_MOST_SHORT]],
     }
 
