@@ -18,7 +18,6 @@ from allranks.report.merging import merge
 from allranks.user_cache import cache_folder
 
 REQUIRE_CLIENTS = "ALLRANKS_REQUIRE_CLIENTS"
-REQUIRE_ACTIONS = "ALLRANKS_REQUIRE_ACTIONS"
 CLIENTS = "ALLRANKS_CLIENTS"
 
 ENV, TCP, FILE, BROKEN, EMPTY = (

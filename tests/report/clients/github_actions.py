@@ -20,6 +20,8 @@ ENRICOMI, MIKEPENZ, DORNY = (
 )  # fmt: skip
 _ENRICOMI: Final = Path(__file__).with_name("enricomi_counts.py")
 
+REQUIRE_ACTIONS: Final = "ALLRANKS_REQUIRE_ACTIONS"
+
 Place = tuple[str, int]
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from client_counts import as_seen_by
-from conftest import REQUIRE_ACTIONS
-from github_actions import ACTIONS, DORNY, ENRICOMI, MIKEPENZ
+from github_actions import ACTIONS, DORNY, ENRICOMI, MIKEPENZ, REQUIRE_ACTIONS
 
 from allranks.report.junit_case import JUnitForm
 from allranks.report.merging import merge
