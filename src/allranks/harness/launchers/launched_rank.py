@@ -122,15 +122,6 @@ class LaunchedRank:
         while (command := self._connection.command()) is not None:
             yield command
 
-    def stay(self) -> None:
-        """Wait until the launching process ends this rank.
-
-        A rank that skips right after it has joined the process group would close connections that its peers have yet
-        to make: gloo's ``connectFullMesh`` fails in them then.
-        """
-        for _ in self.commands():
-            pass
-
     def _report(self, nodeid: str, phase: Phase, error: BaseException | None) -> None:
         has_waited = is_symptom(error) or (error is not None and self._calls.has_waited_in_vain)
         self._connection.report(

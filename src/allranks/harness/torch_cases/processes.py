@@ -24,8 +24,6 @@ from allranks.harness.launchers.launch import Launch, LaunchContext
 from allranks.harness.launchers.launched_rank import LaunchedRank, forget_rank
 from allranks.harness.launchers.own_ranks import ExpectedEnds, OwnRanks, exit_as_asked, expected_ends, no_ranks_error
 from allranks.harness.launchers.plain import PlainSurroundings
-from allranks.harness.ranks.reports import skip_with_code
-from allranks.outcomes import Outcome
 from allranks.skip_codes import SkipCode, is_success
 
 MakeProcess = Callable[..., BaseProcess]
@@ -143,7 +141,7 @@ def adapt_processes(base: Any) -> None:  # noqa: ANN401 - torch's class has no t
             start(self, make)
         if not handles:
             check_world(self.world_size)
-        _fork(self, handles, _is_judged_by_us(self, check))
+        _fork(self, handles)
 
     @functools.wraps(join)
     def join_processes(self: Any, fn: Callable[[], object]) -> None:  # noqa: ANN401 - as above
@@ -194,16 +192,9 @@ def _silent(log: logging.Logger) -> Iterator[None]:
         log.disabled = before
 
 
-def _is_judged_by_us(case: Any, check: object) -> bool:  # noqa: ANN401 - as above
-    """Whether neither the class nor the test checks the exit statuses of its ranks."""
-    expects = any(getattr(case, name, None) for name in ("skip_return_code_checks", "special_return_code_checks"))
-    return type(case)._check_return_codes is check and not expects  # noqa: SLF001 - torch's own
-
-
-def _fork(case: Any, handles: list[RankHandle], is_judged: bool) -> None:  # noqa: ANN401 - as above
+def _fork(case: Any, handles: list[RankHandle]) -> None:  # noqa: ANN401 - as above
     """Start the ranks that torch has prepared."""
-    surroundings = surroundings_of(case)
-    ranks = OwnRanks(case, surroundings, len(handles), lambda launched: _be_rank(case, handles, launched, is_judged))
+    ranks = OwnRanks(case, surroundings_of(case), len(handles), lambda launched: _be_rank(case, handles, launched))
     # torch maps a rank's process id to its pipe, and only now do the forks have their ids.
     pipes = [case.pid_to_pipe.pop(handle.pid) for handle in handles]
     for handle, pipe in zip(handles, pipes, strict=True):
@@ -233,35 +224,23 @@ def _check_as_the_class_does(case: Any, check: Any, fn: Callable[[], object], el
     case._check_return_codes(*wanted)  # noqa: SLF001
 
 
-def _be_rank(case: Any, handles: list[RankHandle], launched: LaunchedRank, is_judged: bool) -> int:  # noqa: ANN401 - as above
+def _be_rank(case: Any, handles: list[RankHandle], launched: LaunchedRank) -> int:  # noqa: ANN401 - as above
     """Run in a fork: do the work that torch prepared for a process."""
     # torch's ranks lack these variables, and one of torch's tests asserts that ``env://`` reports them missing.
     forget_rank()
     terms = surroundings_of(case).rank_terms(case)
-    outcome = launched.run(terms, lambda: _run(handles[launched.number], is_judged))
-    if is_judged and outcome is Outcome.SKIPPED:
-        launched.stay()
+    outcome = launched.run(terms, lambda: _run(handles[launched.number]))
     return _EXCEPTION_STATUS if outcome.is_bad else 0
 
 
-def _run(handle: RankHandle, is_judged: bool) -> None:
+def _run(handle: RankHandle) -> None:
     try:
         handle.run()
     except SystemExit as exit_:
         ended = exit_
     else:
         return
-    if is_judged and skip_with_code(ended):
-        _raise_skip(ended)
     _end_as(ended)
-
-
-def _raise_skip(exit_: SystemExit) -> NoReturn:
-    """Report a skip by exit status as one, so that the rank can stay for its peers."""
-    if exit_.code == SkipCode.GENERIC and isinstance(exit_.__context__, Exception):
-        # torch has replaced the exception of the test by an exit status.
-        _raise_again(exit_.__context__)
-    raise exit_
 
 
 def _end_as(exit_: SystemExit) -> None:
