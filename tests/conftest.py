@@ -37,6 +37,9 @@ settings.load_profile("allranks")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# nox gives all runs of one session one name; here they are many, side by side.
+os.environ.pop("ALLRANKS_RUN_ID", None)
+
 REQUIRE_DOCKER = "ALLRANKS_REQUIRE_DOCKER"
 REQUIRE_SLURM = "ALLRANKS_REQUIRE_SLURM"
 

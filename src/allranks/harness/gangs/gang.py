@@ -80,6 +80,7 @@ class Gang:
         self._noted_exits: set[int] = set()
         self.imported: dict[str, None] = {}
         self._step = Step()
+        self._sent = self._step.began
         self._pending: set[int] = set()
         self._clock: _Clock | None = None
         self._job_end = end
@@ -162,12 +163,13 @@ class Gang:
         return [process for node_ranks in self._ranks for process in node_ranks.close()]
 
     def _send(self, command: RunTest | End) -> None:
+        self._sent = now()
         for node_ranks in self._ranks:
             node_ranks.send(command)
 
     def _supervise(self, deadlines: Deadlines, nodeid: str = "") -> Step:
         """Wait until each rank has reported, ended or been given up."""
-        step = self._step = Step(nodeid=nodeid)
+        step = self._step = Step(nodeid=nodeid, began=self._sent)
         for rank, rank_exit in self._exits.items():
             if rank not in self._noted_exits:
                 self._noted_exits.add(rank)
