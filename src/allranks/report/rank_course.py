@@ -54,6 +54,16 @@ class Collective:
         return dict(zip(self.ranks, self.seconds, strict=True))
 
     @property
+    def first(self) -> int:
+        """The rank that called it first."""
+        return min(zip(self.seconds, self.ranks, strict=True))[1]
+
+    @property
+    def latest(self) -> int:
+        """The rank that called it last."""
+        return max(zip(self.seconds, self.ranks, strict=True))[1]
+
+    @property
     def name(self) -> str:
         """``all_reduce #3``, with its group if that is not the default one."""
         return f"{self.kind} #{self.number}{'' if self.group == DEFAULT_GROUP else f' of group {self.group}'}"
@@ -105,9 +115,9 @@ class CourseReader:
         """Add the next record."""
         match record:
             case TestStarted():
-                nodeid = xml_id(record.nodeid)
-                self._began[nodeid] = record.at
-                self.found.pop(nodeid, None)
+                self._began[record.nodeid] = record.at
+                if self.found:  # nearly all journals have none
+                    self.found.pop(xml_id(record.nodeid), None)
             case FailureCourse():
                 if course := self._course_of(record.nodeid):
                     course.collectives = tuple(_collectives(record.collectives))
@@ -120,9 +130,9 @@ class CourseReader:
 
     def _course_of(self, nodeid: str) -> RankCourse | None:
         name = xml_id(nodeid)
-        if name not in self.found and name in self._began and self._room > 0:
+        if name not in self.found and nodeid in self._began and self._room > 0:
             self._room -= _COURSE_BYTES
-            self.found[name] = RankCourse(began=self._began[name])
+            self.found[name] = RankCourse(began=self._began[nodeid])
         return self.found.get(name)
 
 
@@ -162,9 +172,8 @@ def absences(course: RankCourse, ranks: Sequence[RankResult]) -> Iterator[str]:
     last = {each.group: each for each in course.collectives}
     for each in last.values():
         if late := absent(course, each, ranks):
-            began, first = min(zip(each.seconds, each.ranks, strict=True))
-            since = f"{_seconds(max(0.0, end - began))} before the end"
-            had = f"{_ranks(each.ranks)} had, {f'rank {first} first, ' if len(each.ranks) > 1 else ''}{since}"
+            since = f"{_seconds(max(0.0, end - min(each.seconds)))} before the end"
+            had = f"{_ranks(each.ranks)} had, {f'rank {each.first} first, ' if len(each.ranks) > 1 else ''}{since}"
             yield f"{_ranks(late)} never called {each.name}; {had}"
 
 
@@ -174,8 +183,7 @@ def waits(course: RankCourse, ranks: Sequence[RankResult]) -> Iterator[str]:
     spans = ((max(each.seconds) - min(each.seconds), each) for each in course.collectives)
     span, widest = max(spans, key=lambda one: one[0], default=(0.0, None))
     if widest is not None and span >= LATE:
-        first, latest = (pick(zip(widest.seconds, widest.ranks, strict=True))[1] for pick in (min, max))
-        yield f"rank {latest} called {widest.name} {_seconds(span)} after rank {first}"
+        yield f"rank {widest.latest} called {widest.name} {_seconds(span)} after rank {widest.first}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -80,7 +80,6 @@ class Gang:
         self._noted_exits: set[int] = set()
         self.imported: dict[str, None] = {}
         self._step = Step()
-        self._sent = self._step.began
         self._pending: set[int] = set()
         self._clock: _Clock | None = None
         self._job_end = end
@@ -93,18 +92,19 @@ class Gang:
         """Wait until every rank has joined the process group."""
         limit = self._start_up + self._limits.process_group + self._limits.peer_grace + ROUNDED_UP
         imported = "imported its file again and " if self._start_up else ""
-        return self._supervise(Deadlines(limit=limit, during=f"while it {imported}joined the process group"))
+        return self._supervise(Deadlines(limit=limit, during=f"while it {imported}joined the process group"), Step())
 
     def run(self, command: RunTest, deadlines: Deadlines) -> Step:
         """Release one test and wait for its last rank."""
+        step = Step(nodeid=command.nodeid)  # begins before any rank does
         self._send(command)
-        return self._supervise(deadlines, command.nodeid)
+        return self._supervise(deadlines, step)
 
     def end(self) -> Step:
         """Let the ranks tear down and exit; late ones are stopped."""
         self._send(End(is_condemned=False))
         during = "while fixtures and process group were torn down"
-        step = self._supervise(Deadlines(limit=self._limits.process_group, during=during))
+        step = self._supervise(Deadlines(limit=self._limits.process_group, during=during), Step())
         self._send(End(is_condemned=False))
         self._wait_for_ends(TERM_GRACE, self._alive)
         self._stop(self._alive)
@@ -163,13 +163,12 @@ class Gang:
         return [process for node_ranks in self._ranks for process in node_ranks.close()]
 
     def _send(self, command: RunTest | End) -> None:
-        self._sent = now()
         for node_ranks in self._ranks:
             node_ranks.send(command)
 
-    def _supervise(self, deadlines: Deadlines, nodeid: str = "") -> Step:
+    def _supervise(self, deadlines: Deadlines, step: Step) -> Step:
         """Wait until each rank has reported, ended or been given up."""
-        step = self._step = Step(nodeid=nodeid, began=self._sent)
+        self._step = step
         for rank, rank_exit in self._exits.items():
             if rank not in self._noted_exits:
                 self._noted_exits.add(rank)

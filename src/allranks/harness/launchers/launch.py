@@ -308,7 +308,7 @@ class _LaunchedGang(Gang):
 
     def watch(self, deadlines: Deadlines, nodeid: str) -> Step:
         """Wait for one report of each rank on a test."""
-        return self._supervise(deadlines, nodeid)
+        return self._supervise(deadlines, Step(nodeid=nodeid))
 
 
 def _lead(ranks: _LaunchedRanks, limits: TimeLimits, end: JobEnd) -> _LaunchedGang:

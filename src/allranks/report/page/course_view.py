@@ -84,9 +84,7 @@ def _ms(seconds: float) -> float:
 
 def _rows(course: RankCourse, test: TestVerdict, ranks: Sequence[RankResult]) -> list[RankResult]:
     own = [rank.rank for rank in ranks if rank.outcome.is_bad and not rank.consequence]
-    telling = [
-        pick(zip(each.seconds, each.ranks, strict=True))[1] for each in course.collectives for pick in (max, min)
-    ]
+    telling = [rank for each in course.collectives for rank in (each.latest, each.first)]
     lead = [] if test.verdict.leading is None else [test.verdict.leading]
     wanted = dict.fromkeys([*lead, *own[: MOST_ROWS // 2], *reversed(telling), *(rank.rank for rank in ranks)])
     chosen = set(list(wanted)[:MOST_ROWS])
