@@ -200,6 +200,23 @@ def test_a_node_that_loses_its_power_is_named_with_its_rank(repository):
 
 
 @acceptance
+def test_a_leading_node_that_loses_its_power_is_named_and_leaves_no_job(repository):
+    with repository.running(TWO, TAKES="120") as process:
+        repository.wait_for_mark()
+        [node] = [json.loads(path.read_text())["host"] for path in repository.spool.glob("*/node-0/placed.json")]
+        began = time.monotonic()
+        try:
+            repository.cluster.script("node-kill", node)
+            status, output = ended(process)
+            assert time.monotonic() - began < 60
+        finally:
+            repository.cluster.script("node-start", node)
+    assert status == 4, output
+    assert f"The job lost {node}; it was SLURM job" in output
+    wait_until(lambda: not repository.queue)
+
+
+@acceptance
 def test_a_controller_that_is_killed_costs_no_job(repository):
     with repository.running(ONE, TAKES="25") as process:
         repository.wait_for_mark()

@@ -160,6 +160,73 @@ def test_a_node_without_a_sign_of_life_is_not_waited_for_and_is_cancelled(tmp_pa
     assert queue.cancels == 1
 
 
+class ForgetfulQueue(FakeQueue):
+    """A queue whose controller has lost every job, and counts what it is asked to cancel."""
+
+    def __init__(self, state="RUNNING", absences=0):
+        super().__init__(state)
+        self.cancels = 0
+        if absences:
+            self.sighting = Sighting(absences=absences)
+
+    def cancel(self, _name):
+        self.cancels += 1
+
+
+def ending_of_two_nodes(queue, folder, has_met=False):
+    """How a job on two nodes ends, and what it told."""
+    spec = SimpleNamespace(agent=SimpleNamespace(nodes=2), resources=SimpleNamespace(seconds=60.0))
+    job = SharedFolderJob(Allocation(queue, folder, "SLURM job 1"), spec)
+    job._have_met = has_met
+    ending = job.wait(lambda _node, _told: None)
+    job.close()
+    return ending
+
+
+@pytest.fixture
+def two_nodes(tmp_path, monkeypatch):
+    """The folder of a job on two nodes; nothing is waited for longer than a moment."""
+    monkeypatch.setattr("allranks.engine.allocation._LATE_FILES", 0.2)
+    monkeypatch.setattr("allranks.engine.agents.STOP_GRACE", 0.5)
+    for node in (0, 1):
+        (tmp_path / f"node-{node}").mkdir()
+    return tmp_path
+
+
+def place(folder, node, **ended):
+    (folder / f"node-{node}" / "placed.json").write_text(json.dumps({"at": 1.0, "host": f"n{node + 1}"}))
+    if ended:
+        (folder / f"node-{node}" / "exit.json").write_text(json.dumps(ended))
+
+
+def test_a_leading_node_that_is_silent_after_all_others_have_ended_is_lost(two_nodes):
+    place(two_nodes, 0)
+    place(two_nodes, 1, status=1)
+    queue = ForgetfulQueue()
+    ending = ending_of_two_nodes(queue, two_nodes, has_met=True)
+    assert (ending.status, ending.ended_by) == (None, "lost n1; it was SLURM job 1")
+    assert queue.cancels == 1  # SLURM keeps what is left of such a job
+
+
+def test_a_leading_node_that_began_and_never_met_the_others_is_lost(two_nodes):
+    place(two_nodes, 0)
+    place(two_nodes, 1, status=1)
+    ending = ending_of_two_nodes(ForgetfulQueue(), two_nodes)
+    assert (ending.status, ending.ended_by) == (None, "lost n1; it was SLURM job 1")
+
+
+def test_a_running_job_whose_nodes_never_begin_is_given_up(two_nodes, monkeypatch):
+    monkeypatch.setattr("allranks.engine.allocation._BEGINNING", 0.3)
+    ending = ending_of_two_nodes(queue := ForgetfulQueue(), two_nodes)
+    assert ending.ended_by == "was given nodes that have not begun in 0 min; it was SLURM job 1"
+    assert queue.cancels == 1
+
+
+def test_a_job_that_the_controller_forgot_is_lost_whichever_node_is_looked_at_first(two_nodes):
+    ending = ending_of_two_nodes(ForgetfulQueue(absences=2), two_nodes)
+    assert ending.ended_by == "has left no exit status: SLURM job 1 is not in the queue"
+
+
 def test_a_job_that_never_began_is_cancelled_by_its_own_thread(tmp_path):
     for node in (0, 1):
         (tmp_path / f"node-{node}").mkdir()

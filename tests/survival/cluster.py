@@ -68,6 +68,11 @@ class Cluster:
         for node in ("1", "2", "3"):
             self.script("node-start", node)
             self.script("slurmd-start", node)
+        # SLURM drains a node whose slurmd ended with a job, until somebody says that it is well.
+        for node in self.slurm(
+            "sinfo", "--noheader", "-N", "--partition=main", "--states=drain", "--format=%n"
+        ).split():
+            self.slurm("scontrol", "update", f"NodeName={node}", "State=RESUME")
         self.script("start")
 
     def left(self, known: frozenset[int | Path]) -> Iterator[str]:

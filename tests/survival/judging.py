@@ -30,7 +30,7 @@ _NOT_RUN = frozenset({"missing", "aborted", "crashed"})
 """What may become of a rank's test that its job did not finish."""
 
 
-_OF_CLUSTER = ("slurmd ", "slurmctld ", "munged ", "unshare ", "sh -ec ", "sleep 1")
+_OF_CLUSTER = ("slurmd ", "slurmctld ", ": slurmscriptd", "munged ", "unshare ", "sh -ec ", "sleep 1")
 """How the commands of a cluster's own processes begin."""
 
 

@@ -31,6 +31,10 @@ _ABSENCES: Final = 2
 _SILENT: Final = 60.0
 """Seconds without an answer of the queue, or of the shared file system, until that is told."""
 
+_BEGINNING: Final = 600.0
+"""Seconds for nodes that a job was given to begin, for which they may have to fetch an image. A cluster that loses the
+first of them by then may call the job running for ever."""
+
 OWNER_BEAT: Final = 15.0
 """Seconds between two signs of life of the orchestrator, for those on other hosts."""
 
@@ -65,8 +69,10 @@ class Allocation:
         is_to_go: It is to get its turn, and its files do not say so yet.
         is_ours: This process has asked for its end.
         placed: When its first node began, in seconds since the epoch; None while it is queued.
+        given: When the queue was first seen to have given it nodes that had not begun, on the monotonic clock.
         gone: When the queue was first seen to have lost or ended it, on the monotonic clock.
         lives: When a file of its leading node was last seen to change, on the monotonic clock.
+        deserted: When all nodes but the leading one had ended, on the monotonic clock; infinity before.
         owned: A file whose time of change says that its orchestrator lives; None for none.
         calls: Makes all calls on its files.
         asked: Since when one of them has had no answer, on the monotonic clock; None for an answer.
@@ -79,8 +85,10 @@ class Allocation:
     is_to_go: bool = False
     is_ours: bool = False
     placed: float | None = None
+    given: float | None = None
     gone: float | None = None
     lives: float = -math.inf
+    deserted: float = math.inf
     owned: Path | None = None
     _owned_at: float = -math.inf
     calls: FileCalls = field(default_factory=FileCalls)
@@ -149,7 +157,17 @@ class Allocation:
     @property
     def is_queued(self) -> bool:
         """Whether it waits for its nodes, which have left no files then."""
-        return self.placed is None and not self.is_ours and not self.has_vanished
+        return self.placed is None and not (self.is_ours or self.has_vanished or self.is_stuck)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the queue says that it runs, and its nodes have not begun in time."""
+        job = self.queue.look(self.folder.name).job
+        if self.placed is not None or job is None or job.state != "RUNNING":
+            self.given = None
+        elif self.given is None:
+            self.given = time.monotonic()
+        return self.given is not None and time.monotonic() > self.given + _BEGINNING
 
     @property
     def has_vanished(self) -> bool:
@@ -163,9 +181,15 @@ class Allocation:
         return self.gone is not None and time.monotonic() > self.gone + _LATE_FILES
 
     @property
+    def is_deserted(self) -> bool:
+        """Whether the end of its leading node, which ends the others, is overdue: a queue may keep what is left."""
+        return time.monotonic() > self.deserted + _LATE_FILES
+
+    @property
     def is_lost(self) -> bool:
-        """Whether it has vanished, and no file of its leading node has changed since."""
-        return self.has_vanished and time.monotonic() > self.lives + _LATE_FILES
+        """Whether it has vanished, is deserted or stuck, and no file of its leading node has changed since."""
+        is_overdue = self.has_vanished or self.is_deserted or self.is_stuck
+        return is_overdue and time.monotonic() > self.lives + _LATE_FILES
 
     def go(self) -> None:
         """Give it its turn, and again with each look for news if the shared file system refuses it now."""
@@ -191,24 +215,34 @@ class Allocation:
 
     def cause(self, leader: AgentExit | None) -> str:
         """What ended it, if that was the cluster; else empty."""
-        if leader is None and self.unheard > _LATE_FILES:
-            return self.named(f"was given up: {_NO_ANSWER} for {self.unheard:.0f} s")
-        if leader is not None and leader.trouble:
+        if leader is None:
+            return self._cause_without_exit()
+        if leader.trouble:
             return self.could_not_write(leader.trouble)
-        if self.is_ours or (leader is not None and not leader.signals and leader.status is not None):
+        if self.is_ours or (not leader.signals and leader.status is not None):
             return ""
-        name = self.folder.name
         # The queue's answers may be older than the end of the leading agent.
-        sighting = self.queue.look(name) if leader is None else self.queue.look_at_end(name)
+        sighting = self.queue.look_at_end(self.folder.name)
         job = sighting.job or sighting.last
         if job is not None and job.cause:
             return self.named(job.cause)
-        if leader is not None:
-            told = f"was told to end from outside ({', '.join(leader.signals)})"
-            return self.named(told if leader.signals else "has left no exit status of its agent")
-        return self._cause_without_exit(job)
+        told = f"was told to end from outside ({', '.join(leader.signals)})"
+        return self.named(told if leader.signals else "has left no exit status of its agent")
 
-    def _cause_without_exit(self, job: QueuedJob | None) -> str:
+    def _cause_without_exit(self) -> str:
+        if self.unheard > _LATE_FILES:
+            return self.named(f"was given up: {_NO_ANSWER} for {self.unheard:.0f} s")
+        if self.is_ours:
+            return ""
+        sighting = self.queue.look(self.folder.name)
+        job = sighting.job or sighting.last
+        if job is not None and job.cause:
+            return self.named(job.cause)
+        if self.is_stuck:
+            return self.named(f"was given nodes that have not begun in {_BEGINNING / 60:.0f} min")
+        return self._cause_of_absence(job) if self.has_vanished else ""  # its nodes know more
+
+    def _cause_of_absence(self, job: QueuedJob | None) -> str:
         with suppress(OSError):
             if self.calls.ask(lambda: files.is_gone(self.folder / "node-0"), _LATE_FILES):
                 return self.named(f"lost its files: {self.folder} was emptied, or removed")

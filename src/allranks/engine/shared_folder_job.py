@@ -135,7 +135,7 @@ class _NodeAgent:
         # Before the stream: what the agent wrote before its end is there once its end is.
         ended = self._look_for_end()
         yield from self._read()
-        if self._node == 0 and place.placed is not None and place.gone is not None:
+        if self._node == 0 and place.placed is not None and (place.gone is not None or place.deserted < math.inf):
             self._look_for_life()
         if ended is not None:
             yield from self._check()
@@ -144,7 +144,7 @@ class _NodeAgent:
             self._is_at_end = True
 
     def _look_for_life(self) -> None:
-        """See whether the node has written anything since the last look, when the queue says that the job has ended."""
+        """See whether the node has written anything since the last look, where the queue or the others have ended."""
         if (at := _changed(self.folder / files.PLACED)) is not None:
             if self._changed not in {None, (at, self._offset)}:
                 self._allocation.lives = time.monotonic()
@@ -222,7 +222,7 @@ class _NodeAgent:
         while not self.has_ended and time.monotonic() < deadline:
             time.sleep(_LOOK_AGAIN)
             self._look_again(deadline - time.monotonic())
-        if not self.has_ended or self._is_silent:
+        if not self.has_ended or self._is_silent or (self.ended is None and self._allocation.is_deserted):
             self._allocation.cancel()
             self._look_again(_LOOK_AGAIN)
             self.has_ended = True
@@ -293,18 +293,24 @@ class SharedFolderJob(JobOfAgents[_NodeAgent]):
         # Nodes that are still there when the job's time is up end because of that.
         is_first, is_ours = not self._has_stopped, self._allocation.is_ours or not self._is_over()
         self._has_stopped = True
-        if is_first and self._leader.has_ended:
+        if is_first and (self._leader.has_ended or self._allocation.is_lost):
             self._ended_by = self._allocation.cause(self._leader.ended)
         super()._stop_all(sink)
         if is_first and self._allocation.placed is None:
             # Not in hang_up(), whose caller ends all jobs: without a controller each call takes seconds to fail.
             self._allocation.cancel()
-        if is_first and self._leader.ended and not (self._ended_by or is_ours):
-            self._ended_by = self._cause_elsewhere()
+        if is_first and not (self._ended_by or is_ours):
+            self._ended_by = self._cause_on_nodes()
 
-    def _cause_elsewhere(self) -> str:
-        """What ended the job on another node than the leading one; empty if nothing did."""
-        ends = [(agent.host, agent.ended) for agent in self._followers]
+    def _is_over(self) -> bool:
+        others = self._followers
+        if others and self._allocation.deserted == math.inf and all(agent.has_ended for agent in others):
+            self._allocation.deserted = time.monotonic()
+        return super()._is_over()
+
+    def _cause_on_nodes(self) -> str:
+        """What ended the job on one of its nodes; empty if nothing did."""
+        ends = [(agent.host, agent.ended) for agent in self._agents]
         if lost := [host for host, ended in ends if ended is None]:
             return self._allocation.named(f"lost {', '.join(lost)}")
         if troubles := [f"{host}: {ended.trouble}" for host, ended in ends if ended and ended.trouble]:

@@ -162,7 +162,8 @@ class JobFacts:
 
 
 def _ended_from_outside(ending: JobExit) -> JobError:
-    return JobError(kind="infrastructure", what=f"The job {ending.ended_by}.", why=ending.output, remedy=_GO_ON)
+    why = "\n".join(filter(None, (ending.output, _ends_of(ending))))
+    return JobError(kind="infrastructure", what=f"The job {ending.ended_by}.", why=why, remedy=_GO_ON)
 
 
 def _left_behind(found: Sequence[LeftBehind]) -> list[str]:
