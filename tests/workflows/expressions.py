@@ -13,7 +13,7 @@ from typing import Any
 
 TOKEN = re.compile(
     r"\s*(?:(?P<number>-?\d+(?:\.\d+)?)|(?P<string>'(?:[^']|'')*')|(?P<name>[A-Za-z_][A-Za-z0-9_-]*)"
-    r"|(?P<operator>\|\||&&|==|!=|<=|>=|[!<>().,\[\]]))"
+    r"|(?P<operator>\|\||&&|==|!=|<=|>=|[!<>().,*\[\]]))"
 )
 EXPRESSION = re.compile(r"\$\{\{(.*?)\}\}", re.DOTALL)
 COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
@@ -115,6 +115,8 @@ class _Parser:
         self._functions: Mapping[str, Callable[..., Any]] = {
             "contains": _contains,
             "fromjson": lambda text: json.loads(as_text(text)),
+            "startswith": lambda text, beginning: as_text(text).lower().startswith(as_text(beginning).lower()),
+            "tojson": lambda value: json.dumps(value, indent=2),
             **{name: (lambda value=value: value) for name, value in scope.status.items()},
         }
 
@@ -163,6 +165,8 @@ class _Parser:
     def _path(self) -> Any:
         value = self._first()
         while dot := self._next(".", "["):
+            if dot == "." and self._next("*"):
+                return self._of_all(value)
             if dot == ".":
                 name = self._take("name")
             else:
@@ -170,6 +174,13 @@ class _Parser:
                 self._need("]")
             value = self._property(value, name)
         return value.value if isinstance(value, Open) else value
+
+    def _of_all(self, value: Any) -> list[Any]:
+        """A property of all elements of what a webhook sends; of what is no list there are none."""
+        self._need(".")
+        name = self._take("name")
+        elements = value if isinstance(value, list) else []
+        return [element[name] for element in elements if name in element]
 
     def _property(self, value: Any, name: str) -> Any:
         if isinstance(value, Open):

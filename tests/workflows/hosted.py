@@ -24,6 +24,9 @@ from service import ActionError, Service
 
 SUMMARY_LIMIT = 1 << 20
 TOKEN = "ghs_not-a-secret"  # noqa: S105
+WORKFLOW = {"workflow_repository": "owner/allranks", "workflow_sha": "0123456789abcdef0123456789abcdef01234567"}
+"""What the job context has of the commit that the workflow comes from."""
+
 RUN_URL = "https://github.com/owner/repository/actions/runs/4711"
 INSTALLING = "Install allranks"
 PINNED = re.compile(r"(?P<action>[\w./-]+)@[0-9a-f]{40}")
@@ -94,11 +97,14 @@ class Site:
     Attributes:
         workflow: The file's content.
         inputs: What the caller gives; None where an event starts the workflow itself.
+        dispatched: What somebody gives who starts the workflow itself.
         repository: What is checked out.
         folder: Where machines have their files.
         environ: What all machines have in their environment.
         event: The webhook's payload.
         event_name: Which event it is.
+        allranks: The repository whose commit the workflow comes from; None on a runner that does not tell.
+        secrets: What the caller passes on.
         installed: The folder with allranks, which the first job to install it leaves here: the step is the same in all.
         cancellation: What is cancelled, if anything is.
     """
@@ -110,6 +116,9 @@ class Site:
     environ: Mapping[str, str]
     event: Mapping[str, Any] = field(default_factory=dict)
     event_name: str = "push"
+    allranks: Path | None = None
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    dispatched: Mapping[str, str] | None = None
     installed: list[Path] = field(default_factory=list)
     cancellation: Cancellation | None = None
 
@@ -145,10 +154,16 @@ def rerun(site: Site, run: Run, wanted: Callable[[str, str], bool]) -> Run:
     return _attempt(site, replace(run, service=run.service.copy()), wanted)
 
 
-def run_job(site: Site, job_id: str, needs: Mapping[str, Any]) -> JobRun:
+def run_job(
+    site: Site,
+    job_id: str,
+    needs: Mapping[str, Any],
+    service: Service | None = None,
+    entry: Mapping[str, Any] | None = None,
+) -> JobRun:
     """One job alone, after others that ended so: ``{"plan": {"result": "success", "outputs": {...}}}``."""
-    contexts = {"github": _github(site, 1), "needs": needs, "inputs": _inputs(site)}
-    return _Machine(site, job_id, 1, {}, contexts, Service(site.folder / "service")).run()
+    service = service or Service(site.folder / "service")
+    return _Machine(site, job_id, 1, entry or {}, _contexts(site, 1, needs), service).run()
 
 
 def _attempt(site: Site, before: Run, wanted: Callable[[str, str], bool]) -> Run:
@@ -186,7 +201,7 @@ def _run_job(  # noqa: PLR0917
         "failure": "failure" in results,
         "cancelled": False,
     }
-    contexts = {"github": _github(site, attempt), "needs": needs, "inputs": _inputs(site)}
+    contexts = _contexts(site, attempt, needs)
     if not condition(job.get("if"), Scope(contexts, status)):
         return {(job_id, ""): JobRun(job_id, job["name"], attempt, "skipped", {})}
     entries = _entries(job, Scope(contexts))
@@ -218,14 +233,29 @@ def _need(need: str, jobs: Mapping[tuple[str, str], JobRun], workflow: Mapping[s
     return {"result": result, "outputs": outputs}
 
 
-def _inputs(site: Site) -> dict[str, str]:
-    """Every input of a call; none without one, which makes each of them null."""
-    declared = site.workflow["on"]["workflow_call"]["inputs"]
-    if site.inputs is None:
-        return dict.fromkeys(declared)
-    if unknown := set(site.inputs) - set(declared):
+def _contexts(site: Site, attempt: int, needs: Mapping[str, Any]) -> dict[str, Any]:
+    return {"github": _github(site, attempt), "needs": needs, "inputs": _inputs(site), "secrets": _secrets(site)}
+
+
+def _inputs(site: Site) -> dict[str, Any]:
+    """Every input of a call, or of a dispatch; the others, and all of another event, are null."""
+    of_calls = site.workflow["on"]["workflow_call"]["inputs"]
+    of_dispatches = (site.workflow["on"].get("workflow_dispatch") or {}).get("inputs", {})
+    declared, given = (of_calls, site.inputs) if site.inputs is not None else (of_dispatches, site.dispatched)
+    values = dict.fromkeys({**of_calls, **of_dispatches})
+    if given is None:
+        return values
+    if unknown := set(given) - set(declared):
         raise KeyError(*unknown)
-    return {name: site.inputs.get(name, each.get("default", "")) for name, each in declared.items()}
+    return values | {name: given.get(name, each.get("default", "")) for name, each in declared.items()}
+
+
+def _secrets(site: Site) -> dict[str, str | None]:
+    """What the workflow declares; a secret that nobody passed is null."""
+    declared = site.workflow["on"]["workflow_call"].get("secrets", {})
+    if unknown := set(site.secrets) - set(declared):
+        raise KeyError(*unknown)
+    return {name: site.secrets.get(name) for name in declared}
 
 
 def _github(site: Site, attempt: int) -> dict[str, Any]:
@@ -263,7 +293,13 @@ class _Machine:
         self._by_id: dict[str, Any] = {}
         self._status = "success"
         self._after: list[Callable[[], object]] = []
-        self._contexts = {**contexts, "matrix": entry, "steps": self._by_id, "runner": {"temp": str(self._temp)}}
+        self._contexts = {
+            **contexts,
+            "job": {"status": "success", **(WORKFLOW if site.allranks else {})},
+            "matrix": entry,
+            "steps": self._by_id,
+            "runner": {"temp": str(self._temp)},
+        }
 
     def run(self) -> JobRun:
         for folder in (self._workspace, self._temp):
@@ -335,10 +371,22 @@ class _Machine:
         return Step(step["name"], "success", outputs, log=str(said))
 
     def _actions_checkout(self, inputs: Mapping[str, str]) -> str:
-        if inputs != {"persist-credentials": "false"}:
+        """The repository in place of all that there is, or that of the workflow at its commit, beside it."""
+        if inputs.get("persist-credentials") != "false":
             msg = f"a checkout with {inputs} leaves a token behind"
             raise ActionError(msg)
-        shutil.copytree(self._site.repository, self._workspace, dirs_exist_ok=True)
+        match {name: value for name, value in inputs.items() if name != "persist-credentials"}:
+            case {} if len(inputs) == 1:
+                shutil.rmtree(self._workspace)
+                shutil.copytree(self._site.repository, self._workspace)
+            case {"repository": repository, "ref": ref, "path": path}:
+                if {"workflow_repository": repository, "workflow_sha": ref} != WORKFLOW or not self._site.allranks:
+                    msg = f"Not found: {repository} at {ref}"
+                    raise ActionError(msg)
+                shutil.copytree(self._site.allranks, self._workspace / path)
+            case others:
+                msg = f"the stand-in knows nothing of a checkout with {others}"
+                raise ActionError(msg)
         return "checked out"
 
     def _actions_setup_python(self, _inputs: Mapping[str, str]) -> str:

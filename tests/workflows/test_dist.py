@@ -5,6 +5,7 @@ import re
 import secrets
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -86,25 +87,27 @@ def image(docker_client, tmp_path_factory) -> str:  # noqa: ARG001 - is skipped 
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory) -> Path:
-    """allranks and all that it needs, as a package index would have them."""
+    """What allranks needs, and what builds it, as a package index would have them."""
     folder = tmp_path_factory.mktemp("wheels")
-    command(
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--wheel-dir",
-        str(folder),
-        str(ROOT),
-        folder=folder,
-        environ=dict(os.environ),
-    )
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    needed = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
+    pure = ("--only-binary=:all:", "--platform=any", "--implementation=py", "--abi=none", "--python-version=3.11")
+    pip = (sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder))
+    command(*pip, *pure, *needed, folder=folder, environ=dict(os.environ))
     return folder
 
 
 @pytest.fixture(scope="module")
-def site(image, wheels, tmp_path_factory) -> Site:
+def allranks(tmp_path_factory) -> Path:
+    """This repository, as a commit has it."""
+    folder = tmp_path_factory.mktemp("allranks")
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "CHANGELOG.md", "LICENSE", "src", "docker"):
+        command("cp", "-a", str(ROOT / name), str(folder), folder=folder, environ=dict(os.environ))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(image, wheels, allranks, tmp_path_factory) -> Site:
     """A user's repository with nothing but a matrix file and tests."""
     folder = tmp_path_factory.mktemp("github")
     repository = folder / "repository"
@@ -116,10 +119,11 @@ def site(image, wheels, tmp_path_factory) -> Site:
     pip = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_NO_COMPILE": "1"}
     return Site(
         workflow=read_workflow(DIST),
-        inputs={"allranks": "allranks", "name": f"t{secrets.token_hex(3)}"},
+        inputs={"name": f"t{secrets.token_hex(3)}"},
         repository=repository,
         folder=folder / "machines",
         environ={name: os.environ[name] for name in kept if name in os.environ} | pip,
+        allranks=allranks,
     )
 
 

@@ -4,7 +4,15 @@ import pytest
 from expressions import ExpressionError, Open, Scope, condition, evaluate, filled
 
 CONTEXTS = {
-    "github": {"run_attempt": "2", "event": Open({"pull_request": {"head": {"repo": {"full_name": "fork/r"}}}})},
+    "github": {
+        "run_attempt": "2",
+        "event": Open(
+            {
+                "pull_request": {"head": {"repo": {"full_name": "fork/r"}}},
+                "labels": [{"name": "ci-x"}, {"name": "y"}, {}],
+            }
+        ),
+    },
     "inputs": {"name": "", "python": "3.13"},
     "matrix": {"gpus": 0, "hosted": False, "runs_on": ["self-hosted", "gpu"]},
     "needs": {"plan": {"result": "success", "outputs": {"matrix": '{"include": [{"slug": "a"}]}'}}},
@@ -44,6 +52,10 @@ def scope(status="success"):
         ("github.event.pull_request.head.repo.full_name != github.event.pull_request.base.repo.full_name", True),
         ("github.event['nothing'] == null", True),
         ("(1 < 2) && 'it''s'", "it's"),
+        ("startsWith('GHCR.io/owner', 'ghcr.io/')", True),
+        ("toJSON(matrix.runs_on)", '[\n  "self-hosted",\n  "gpu"\n]'),
+        ("github.event.labels.*.name", ["ci-x", "y"]),
+        ("github.event.pull_request.labels.*.name", []),
     ],
 )
 def test_what_our_workflows_use_has_github_s_value(text, value):

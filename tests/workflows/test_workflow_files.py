@@ -61,7 +61,7 @@ def test_nobody_may_do_more_than_its_jobs_say(path, jobs):
 
 def test_no_checkout_leaves_a_token_behind(jobs):
     checkouts = [step for step in steps_of(jobs) if step.get("uses", "").startswith("actions/checkout@")]
-    assert [step for step in checkouts if step["with"] != {"persist-credentials": False}] == []
+    assert [step for step in checkouts if step["with"]["persist-credentials"] is not False] == []
 
 
 def test_every_job_has_a_time_limit(jobs):
@@ -79,7 +79,20 @@ def test_allranks_is_installed_in_the_same_way_by_all_jobs():
     steps = [step for path in OWN if path.stem != "ci" for step in steps_of(read_workflow(path)["jobs"])]
     ways = [step for step in steps if step["name"] == INSTALLING]
     assert len(ways) == 5
-    assert all(way == ways[0] for way in ways)
+    assert all(way["run"] == ways[0]["run"] for way in ways)
+    assert {way["env"]["LOCK"] for way in ways} == {
+        "${{ steps.lock.outputs.hash }}",
+        "${{ needs.plan.outputs.lock }}",
+    }
+
+
+def test_allranks_is_locked_in_the_same_way_by_both_workflows():
+    dist, images = (
+        read_workflow(ROOT / ".github" / "workflows" / f"{name}.yml")["jobs"] for name in ("dist", "images")
+    )
+    of_dist, of_images = ({step["name"]: step for step in job["steps"]} for job in (dist["plan"], images["push"]))
+    for name in ("Find the commit of this workflow", "Build allranks from it", "Lock allranks and all that it needs"):
+        assert of_dist[name]["run"] == of_images[name]["run"]
 
 
 HERE, FORK = {"full_name": "owner/repository"}, {"full_name": "somebody/repository"}
