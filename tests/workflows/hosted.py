@@ -99,7 +99,7 @@ class Site:
         inputs: What the caller gives; None where an event starts the workflow itself.
         dispatched: What somebody gives who starts the workflow itself.
         repository: What is checked out.
-        folder: Where machines have their files.
+        folder: Where machines have their files; the answers of GitHub's API are files in ``api``.
         environ: What all machines have in their environment.
         event: The webhook's payload.
         event_name: Which event it is.
@@ -164,6 +164,16 @@ def run_job(
     """One job alone, after others that ended so: ``{"plan": {"result": "success", "outputs": {...}}}``."""
     service = service or Service(site.folder / "service")
     return _Machine(site, job_id, 1, entry or {}, _contexts(site, 1, needs), service).run()
+
+
+def run_step(
+    site: Site, job_id: str, name: str, needs: Mapping[str, Any] | None = None, entry: Mapping[str, Any] | None = None
+) -> Step:
+    """One step alone, on a machine that has nothing."""
+    job = site.workflow["jobs"][job_id]
+    alone = {**job, "steps": [step for step in job["steps"] if step["name"] == name], "outputs": {}}
+    workflow = {**site.workflow, "jobs": {**site.workflow["jobs"], job_id: alone}}
+    return run_job(replace(site, workflow=workflow), job_id, needs or {}, entry=entry).step(name)
 
 
 def _attempt(site: Site, before: Run, wanted: Callable[[str, str], bool]) -> Run:
@@ -441,9 +451,11 @@ class _Machine:
             "CI": "true",
             "GITHUB_ACTIONS": "true",
             "GITHUB_ACTOR": "somebody",
+            "GITHUB_API_URL": (self._site.folder / "api").as_uri(),
             "GITHUB_ENV": str(files["env"]),
             "GITHUB_OUTPUT": str(files["output"]),
             "GITHUB_PATH": str(files["path"]),
+            "GITHUB_REPOSITORY": "owner/repository",
             "GITHUB_STEP_SUMMARY": str(files["summary"]),
             "GITHUB_WORKSPACE": str(self._workspace),
             "PATH": os.pathsep.join([*self._path, self._site.environ["PATH"]]),

@@ -167,6 +167,7 @@ def test_a_good_run_opens_the_gate(run):
     assert run.results == {
         "plan": "success",
         "image": "success",
+        "forks": "skipped",
         f"run {GOOD}": "success",
         f"run {OTHER}": "success",
         "report": "success",

@@ -22,9 +22,9 @@ def gate(tmp_path):
         environ={"PATH": os.environ["PATH"]},
     )
 
-    def decide(*, planned="2", reported="2", code="0", **results):
+    def decide(*, planned="2", reported="2", code="0", selected="", **results):
         outputs = {
-            "plan": {"attempt": "1", "matrix": "{}", "jobs": planned},
+            "plan": {"attempt": "1", "matrix": "{}", "jobs": planned, "selected": selected},
             "report": {"jobs": reported, "code": code},
         }
         needs = {
@@ -40,6 +40,13 @@ def test_it_opens_when_all_is_accounted_for_and_good(gate):
     job = gate()
     assert job.result == "success"
     assert job.summary == "**The gate is open:** 2 planned jobs, all accounted for and good.\n"
+
+
+def test_it_says_that_a_label_left_cells_out(gate):
+    job = gate(selected="gloo-w2")
+    assert job.result == "success"
+    assert "A label of the pull request has selected these cells alone: `gloo-w2`" in job.summary
+    assert [each["title"] for each in job.annotations] == ["Not all cells"]
 
 
 @pytest.mark.parametrize("job", ["plan", "image", "run", "report"])

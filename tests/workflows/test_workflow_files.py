@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-from expressions import Open, Scope, filled
 from hosted import INSTALLING, PINNED, read_workflow
 
 ROOT = Path(__file__).parents[2]
@@ -95,41 +94,6 @@ def test_allranks_is_locked_in_the_same_way_by_both_workflows():
         assert of_dist[name]["run"] == of_images[name]["run"]
 
 
-HERE, FORK = {"full_name": "owner/repository"}, {"full_name": "somebody/repository"}
-
-
-def from_a(repository):
-    return {"pull_request": {"head": {"repo": repository}, "base": {"repo": HERE}}}
-
-
-@pytest.mark.parametrize(
-    ("event", "runs_on", "environment"),
-    [
-        (from_a(FORK), ["self-hosted", "gpu-4"], "allranks-forks"),
-        (from_a(None), ["self-hosted"], "allranks-forks"),  # the fork is gone
-        (from_a(FORK), ["ubuntu-24.04-gpu4"], "allranks-forks"),  # a machine of any name may be anybody's
-        (from_a(FORK), ["ubuntu-24.04", "gpu-4"], "allranks-forks"),
-        (from_a(FORK), {"group": "ubuntu-24.04", "labels": ["gpu-4"]}, "allranks-forks"),
-        (from_a(FORK), ["ubuntu-24.04"], ""),
-        (from_a(HERE), ["self-hosted"], ""),
-        ({}, ["self-hosted"], ""),  # no pull request
-    ],
-)
-def test_a_fork_waits_for_approval_before_it_gets_a_machine_that_is_not_github_s(event, runs_on, environment):
-    """Whatever its matrix file says of who owns that machine."""
-    run = read_workflow(ROOT / ".github" / "workflows" / "dist.yml")["jobs"]["run"]
-    scope = Scope({"github": {"event": Open(event)}, "matrix": {"runs_on": runs_on, "hosted": True}})
-    assert filled(run["environment"], scope) == environment
-
-
-@pytest.mark.parametrize("job", ["plan", "image", "report", "gate"])
-@pytest.mark.parametrize(("event", "machine"), [(from_a(FORK), "ubuntu-24.04"), (from_a(HERE), "gpu-4"), ({}, "gpu-4")])
-def test_a_fork_does_not_choose_the_machine_of_the_other_jobs(job, event, machine):
-    found = read_workflow(ROOT / ".github" / "workflows" / "dist.yml")["jobs"][job]
-    scope = Scope({"github": {"event": Open(event)}, "inputs": {"runner": "gpu-4"}})
-    assert filled(found["runs-on"], scope) == machine
-
-
 def test_what_the_host_s_python_does_imports_nothing_of_the_repository():
     for path in (ROOT / ".github" / "workflows").glob("*.yml"):
         for job in read_workflow(path)["jobs"].values():
@@ -143,5 +107,6 @@ def test_examples_give_what_the_workflow_takes():
         called = ROOT / PINNED.fullmatch(job["uses"])["action"].partition("/allranks/")[2]
         call = read_workflow(called)["on"]["workflow_call"]
         assert set(job.get("with", {})) <= set(call["inputs"])
+        assert set(job.get("secrets", {})) <= set(call["secrets"])
         for called_job in read_workflow(called)["jobs"].values():
             assert called_job["permissions"].items() <= job["permissions"].items()
