@@ -4,6 +4,7 @@ import io
 import json
 import tarfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -25,7 +26,7 @@ from allranks.engine.docker_requests import (
     specs_of_nodes,
     volume_names,
 )
-from allranks.engine.protocol import Passthrough, resources
+from allranks.engine.protocol import LISTS, FileCopy, Passthrough, resources
 from allranks.harness.config import GpuToCheck
 
 DAEMON = Daemon(cpus=8, limits_cpus=True, has_seccomp=True)
@@ -191,6 +192,12 @@ def test_variables_of_the_job_win_except_those_that_make_it_run(make_spec):
     made = container_environment(make_spec(run_id="r", environment=asked))
     assert (made["HOME"], made["NCCL_DEBUG"]) == ("/tmp", "WARN")
     assert made["PYTHONPATH"] == "/job/agent"
+
+
+def test_a_list_of_tests_lies_where_its_variable_says(make_spec):
+    copies = (FileCopy(source=Path("list.json"), target=LISTS / "DISABLED_TESTS_FILE"),)
+    made = container_environment(make_spec(run_id="r", files=copies))
+    assert made["DISABLED_TESTS_FILE"] == "/job/code/.test-lists/DISABLED_TESTS_FILE"
 
 
 def test_container_names_are_legal_and_unlike_for_each_attempt(make_spec):

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from allranks.engine.kind import JobEnvironment
-from allranks.engine.protocol import Passthrough
-from allranks.schedule.request import AttemptOptions, files_of, job_spec
+from allranks.engine.protocol import LISTS, FileCopy, Passthrough
+from allranks.schedule.request import AttemptOptions, files_of, job_spec, lists_of
 
 ATTEMPT = AttemptOptions(run_id="r", number=2, seed=5, gpus=("GPU-a", "GPU-b"), pytest_args=("-k", "x"))
 
@@ -84,6 +84,16 @@ def test_files_are_joined_by_what_pytest_reads_above_them(tmp_path):
 def test_a_suite_that_is_one_file_is_copied_as_one(tmp_path):
     (tmp_path / "test_x.py").touch()
     assert [copy.target for copy in files_of(tmp_path, (Path("test_x.py"),))] == [Path("test_x.py")]
+
+
+def test_the_lists_of_tests_that_variables_of_the_host_name_are_copied(tmp_path, matrix, jobs, monkeypatch):
+    (tmp_path / "list.json").touch()
+    copy = FileCopy(source=tmp_path / "list.json", target=LISTS / "DISABLED_TESTS_FILE")
+    variables = {"DISABLED_TESTS_FILE": f"{tmp_path}/list.json", "SLOW_TESTS_FILE": f"{tmp_path}/none.json"}
+    assert list(lists_of(variables)) == [copy]
+    assert list(lists_of({"DISABLED_TESTS_FILE": ""})) == []
+    monkeypatch.setenv("DISABLED_TESTS_FILE", f"{tmp_path}/list.json")
+    assert copy in job_spec(matrix, jobs["nccl-w2-g2-env"], JobEnvironment(image="i"), ATTEMPT).files
 
 
 @pytest.mark.parametrize(

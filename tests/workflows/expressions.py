@@ -114,6 +114,7 @@ class _Parser:
         self._tokens = list(_tokens(text))
         self._functions: Mapping[str, Callable[..., Any]] = {
             "contains": _contains,
+            "format": lambda text, *values: as_text(text).format(*map(as_text, values)),
             "fromjson": lambda text: json.loads(as_text(text)),
             "startswith": lambda text, beginning: as_text(text).lower().startswith(as_text(beginning).lower()),
             "tojson": lambda value: json.dumps(value, indent=2),

@@ -52,6 +52,7 @@ def scope(status="success"):
         ("github.event.pull_request.head.repo.full_name != github.event.pull_request.base.repo.full_name", True),
         ("github.event['nothing'] == null", True),
         ("(1 < 2) && 'it''s'", "it's"),
+        ("format('{0}/{1}', inputs.python, matrix.gpus)", "3.13/0"),
         ("startsWith('GHCR.io/owner', 'ghcr.io/')", True),
         ("toJSON(matrix.runs_on)", '[\n  "self-hosted",\n  "gpu"\n]'),
         ("github.event.labels.*.name", ["ci-x", "y"]),

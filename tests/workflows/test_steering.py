@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hosted import TOKEN, Site, read_workflow, run_step
+from expressions import Scope, filled
+from hosted import TOKEN, Site, read_workflow, run_job, run_step
 
 DIST = Path(__file__).parents[2] / ".github" / "workflows" / "dist.yml"
 LABELS = "Read the labels of the pull request"
@@ -126,3 +127,32 @@ def test_every_login_is_the_same():
     logins = [step for job in jobs for step in job["steps"] if step["name"] == LOGIN]
     assert len(logins) == 3
     assert len({str((step["run"], step["env"])) for step in logins}) == 1
+
+
+LISTS = "Get the list of disabled tests"
+
+
+@pytest.mark.parametrize(
+    ("content", "outcome"),
+    [('{"test_x (__main__.TestX)": ["issue", []]}', "success"), ("[]", "failure"), ("{", "failure"), (None, "failure")],
+)
+def test_a_list_of_disabled_tests_goes_with_the_plan(site, content, outcome):
+    path = site.folder / "list.json"
+    if content is not None:
+        path.write_text(content)
+    workflow = read_workflow(DIST)
+    steps = [step for step in workflow["jobs"]["plan"]["steps"] if step["name"] == LISTS]
+    show = {"name": "Show", "run": 'cat "$RUNNER_TEMP/plan/disabled.json"'}
+    steps = [{"name": "Folder", "run": 'mkdir "$RUNNER_TEMP/plan"'}, *steps, show]
+    workflow["jobs"]["plan"] |= {"steps": steps, "outputs": {}}
+    job = run_job(replace(site, workflow=workflow, inputs={"disabled": str(path)}), "plan", {})
+    assert job.step(LISTS).outcome == outcome
+    assert job.step("Show").log == (content if outcome == "success" else "")
+    assert ("::error title=No list of disabled tests::" in job.step(LISTS).log) is (outcome == "failure")
+
+
+def test_runs_are_told_of_the_list_only_if_there_is_one():
+    [run] = [step for step in read_workflow(DIST)["jobs"]["run"]["steps"] if step["name"] == "Run"]
+    for disabled, told in (("", ""), ("list.json", "/temp/plan/disabled.json")):
+        scope = Scope({"inputs": {"disabled": disabled}, "runner": {"temp": "/temp"}})
+        assert filled(run["env"]["DISABLED_TESTS_FILE"], scope) == told

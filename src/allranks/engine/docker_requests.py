@@ -12,7 +12,7 @@ from docker.types import DeviceRequest, DriverConfig, Mount, Ulimit
 from allranks.engine.agents import spec_of_node
 from allranks.engine.archive import Archive, ArchiveBuilder
 from allranks.engine.ownership import HOST_LABEL, RUN_VARIABLE
-from allranks.engine.protocol import FileCopy, JobSpec
+from allranks.engine.protocol import LISTS, FileCopy, JobSpec
 from allranks.harness.config import RESULTS_BYTES, NodeConfig
 from allranks.harness.container_init import COMMAND, ISOLATED
 
@@ -262,6 +262,7 @@ def container_environment(spec: JobSpec) -> dict[str, str]:
         "HOME": f"{ROOT}/shared",
         "USER": "allranks",
         "PYTHONDONTWRITEBYTECODE": "1",
+        **{copy.target.name: f"{ROOT}/code/{copy.target}" for copy in spec.files if copy.target.parent == LISTS},
         **spec.environment,
         "PYTHONPATH": f"{ROOT}/agent:{ROOT}/project" if spec.python_path else f"{ROOT}/agent",
         RUN_VARIABLE: spec.run_id,

@@ -27,6 +27,10 @@ class FileCopy:
     target: Path
 
 
+LISTS: Final = Path(".test-lists")
+"""The folder in a job's code folder that has PyTorch's lists of tests, each under the name of its variable."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Resources:
     """The resources that one job may use, on one node or on all of them.

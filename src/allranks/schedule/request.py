@@ -1,11 +1,12 @@
 """From a job of the plan to the request that an engine gets: printable, and made without any engine."""
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from allranks.engine.kind import JobEnvironment
-from allranks.engine.protocol import FileCopy, JobSpec, Passthrough, Resources, ranks_at_once, resources, total
+from allranks.engine.protocol import LISTS, FileCopy, JobSpec, Passthrough, Resources, ranks_at_once, resources, total
 from allranks.harness.config import AgentConfig, GpuToCheck, JobShard, TimeLimits, share_of
 from allranks.matrix.model import Job, Matrix
 from allranks.schedule.packing.estimate import Capacity
@@ -69,7 +70,7 @@ def job_spec(matrix: Matrix, job: Job, environment: JobEnvironment, attempt: Att
         attempt=attempt.number,
         agent=replace(_agent_config(matrix, job, attempt), check_gpus=tuple(gpus)),
         code=matrix.root.resolve(),
-        files=tuple(files_of(matrix.root.resolve(), (*job.suite.paths, *job.suite.files))),
+        files=(*files_of(matrix.root.resolve(), (*job.suite.paths, *job.suite.files)), *lists_of(os.environ)),
         carried=attempt.carried,
         image=environment.image,
         python=environment.python,
@@ -172,3 +173,10 @@ def files_of(root: Path, wanted: tuple[Path, ...]) -> Iterator[FileCopy]:
     present = [path for path in sorted(set(extra)) if (root / path).is_file()]
     for path in (*present, *wanted):
         yield FileCopy(source=root / path, target=path)
+
+
+def lists_of(variables: Mapping[str, str]) -> Iterator[FileCopy]:
+    """The lists of disabled and slow tests that PyTorch's variables name on this host, for engines that copy."""
+    for variable in ("DISABLED_TESTS_FILE", "SLOW_TESTS_FILE"):
+        if (path := Path(variables.get(variable, ""))).is_file():
+            yield FileCopy(source=path.resolve(), target=LISTS / variable)
