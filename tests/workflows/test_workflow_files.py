@@ -110,3 +110,9 @@ def test_examples_give_what_the_workflow_takes():
         assert set(job.get("secrets", {})) <= set(call["secrets"])
         for called_job in read_workflow(called)["jobs"].values():
             assert called_job["permissions"].items() <= job["permissions"].items()
+
+
+def test_what_a_step_refuses_is_in_its_summary_too(jobs):
+    for step in steps_of(jobs):
+        titles = re.findall(r"::error title=([^:]+)::", step.get("run", ""))
+        assert titles == re.findall(r"\*\*([^*:]+):\*\* (?:\$why|\{why\})", step.get("run", ""))
