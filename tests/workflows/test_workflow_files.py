@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from expressions import Scope, filled
 from hosted import INSTALLING, PINNED, read_workflow
 
 ROOT = Path(__file__).parents[2]
@@ -116,3 +117,20 @@ def test_what_a_step_refuses_is_in_its_summary_too(jobs):
     for step in steps_of(jobs):
         titles = re.findall(r"::error title=([^:]+)::", step.get("run", ""))
         assert titles == re.findall(r"\*\*([^*:]+):\*\* (?:\$why|\{why\})", step.get("run", ""))
+
+
+def test_a_merge_queue_starts_what_a_pull_request_starts(path):
+    events = read_workflow(path)["on"]
+    assert ("merge_group" in events) is ("pull_request" in events)
+
+
+@pytest.mark.parametrize("name", ["ci", "dist"])
+def test_no_entry_of_a_merge_queue_ends_another(name):
+    """Each has a ref of its own."""
+    concurrency = read_workflow(ROOT / ".github" / "workflows" / f"{name}.yml")["concurrency"]
+    queued = [f"refs/heads/gh-readonly-queue/main/pr-{number}" for number in (1, 2)]
+    inputs = {"called": None, "name": None}
+    github = {"event_name": "merge_group", "run_id": "1"}
+    scopes = [Scope({"github": {**github, "ref": ref}, "inputs": inputs}) for ref in queued]
+    assert len({filled(concurrency["group"], scope) for scope in scopes}) == 2
+    assert filled(concurrency["cancel-in-progress"], scopes[0]) is False
