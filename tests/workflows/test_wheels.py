@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -170,3 +171,9 @@ def test_no_workflow_names_a_package_by_itself():
     for name in ("dist", "images"):
         call = read_workflow(DIST.with_stem(name))["on"]["workflow_call"]
         assert call["inputs"]["allranks"]["default"] == ""
+
+
+def test_wheels_are_those_of_the_oldest_python_that_allranks_runs_on():
+    requires = tomllib.loads((DIST.parents[2] / "pyproject.toml").read_text())["project"]["requires-python"]
+    [lock] = [step for step in read_workflow(DIST)["jobs"]["plan"]["steps"] if step.get("id") == "lock"]
+    assert f" --python-version {requires.removeprefix('>=')} " in lock["run"]
