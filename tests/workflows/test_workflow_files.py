@@ -113,10 +113,12 @@ def test_examples_give_what_the_workflow_takes():
             assert called_job["permissions"].items() <= job["permissions"].items()
 
 
-def test_what_a_step_refuses_is_in_its_summary_too(jobs):
+def test_what_a_step_refuses_is_in_its_summary_too_and_passed_to_the_gate(path, jobs):
     for step in steps_of(jobs):
-        titles = re.findall(r"::error title=([^:]+)::", step.get("run", ""))
-        assert titles == re.findall(r"\*\*([^*:]+):\*\* (?:\$why|\{why\})", step.get("run", ""))
+        titles = re.findall(r"::error title=([^:]+)::(?:\$why|\{why\})", step.get("run", ""))
+        assert set(titles) <= set(re.findall(r"\*\*([^*:]+):\*\* (?:\$why|\{why\})", step.get("run", "")))
+        if titles and path.stem == "dist":
+            assert re.search(r"\breason=(?:\$why|\{why\})", step["run"])
 
 
 def test_a_merge_queue_starts_what_a_pull_request_starts(path):
