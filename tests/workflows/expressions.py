@@ -177,11 +177,14 @@ class _Parser:
         return value.value if isinstance(value, Open) else value
 
     def _of_all(self, value: Any) -> list[Any]:
-        """A property of all elements of what a webhook sends; of what is no list there are none."""
+        """A property of all elements of a list that a webhook sends; without the list there are none."""
         self._need(".")
         name = self._take("name")
-        elements = value if isinstance(value, list) else []
-        return [element[name] for element in elements if name in element]
+        if value == Open(None):
+            return []
+        if not isinstance(value, list):
+            self._fail("the stand-in knows .* of lists alone")
+        return [element[name] for element in value if name in element]
 
     def _property(self, value: Any, name: str) -> Any:
         if isinstance(value, Open):

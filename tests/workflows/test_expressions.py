@@ -72,6 +72,8 @@ def test_what_our_workflows_use_has_github_s_value(text, value):
         "github.run_atempt",
         "secrets.TOKEN",
         "hashFiles('x')",
+        "needs.*.result",
+        "github.event.pull_request.*.name",
         "inputs.name |",
         "inputs.name 'a'",
         "(inputs.name",
