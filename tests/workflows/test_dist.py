@@ -234,3 +234,13 @@ def test_results_of_an_earlier_plan_stand_in_for_nothing(again):
     renewed = again(change=plan_anew)
     assert renewed.results["gate"] == "failure"
     assert "did not start or was lost. (2 tests in 2 cells)" in renewed.job("report").summary
+
+
+def test_a_fork_without_a_reviewer_closes_it_and_gets_no_machine_of_the_user_s(again):
+    here, fork = {"full_name": "owner/repository"}, {"full_name": "somebody/repository"}
+    event = {"pull_request": {"head": {"repo": fork}, "base": {"repo": here}, "labels": []}}
+    refused = again(SUITE, event=event, event_name="pull_request")
+    job = refused.job("run", OTHER)
+    assert (job.result, job.runs_on, job.environment) == ("failure", "ubuntu-24.04", "")
+    assert [each["title"] for each in job.annotations] == ["A fork without a reviewer"]
+    assert refused.results["gate"] == "failure"
