@@ -81,6 +81,15 @@ class AllranksError(Exception):
         return for_terminal("\n".join([f"allranks: error: {first}", *(f"  {line}" for line in rest)]))
 
 
+def as_bug(error: Exception) -> AllranksError:
+    """An exception that nothing expects, as an error like any other."""
+    return AllranksError(
+        f"allranks crashed: {type(error).__name__}: {error}",
+        why="This is a bug in allranks.",
+        remedy="Please report it, with the output of the same command under `allranks --debug`.",
+    )
+
+
 class UsageError(AllranksError):
     """The command line asks for something that does not exist."""
 

@@ -1,5 +1,6 @@
 """The log that GitHub Actions reads."""
 
+from dataclasses import replace
 from string import ascii_lowercase
 
 import pytest
@@ -13,8 +14,9 @@ from allranks.report.results import VerdictKind
 from allranks.report.run_files import JobError
 from allranks.schedule import log_lines
 from allranks.schedule.console import ActionsConsole, console_for, leave_to_the_merge
-from allranks.schedule.log_lines import ActionsView, Commands, is_on_actions
+from allranks.schedule.log_lines import ActionsView
 from allranks.schedule.progress import Tests
+from allranks.workflow_commands import Commands, is_on_actions
 
 NOTHING = "cell/s: no test ran (1.0 s)"
 
@@ -131,6 +133,27 @@ def test_an_annotation_names_the_file_and_ends_nowhere_early():
         "::error title=gloo-w2 / s%3A suite/test_a.py%3A%3Atest_x[a%2Cb%3A%3Ac],file=suite/test_a.py"
         "::rank 0 failed: 50%25%0A::error::x (3 tests)"
     )
+
+
+def test_the_first_failure_of_a_job_has_its_traceback_in_a_group(live, lines):
+    text = "/work/suite/test_a.py:7: in test_x\n    check(rank)\n"
+    text += "/work/suite/helper.py:2: in check\n    ::add-mask::x\nE   no"
+    live.take("cell/s", failed("suite/test_a.py::test_x", 1, "no", text=text))
+    live.take("cell/s", failed("suite/test_a.py::test_y", 1, "no", text=text))
+    assert shown(lines) == [
+        "cell/s: first failure: rank 1 failed in suite/test_a.py::test_x: no",
+        "suite/test_a.py:7 in test_x",
+        "    check(rank)",
+        "suite/helper.py:2 in check",
+        "    ::add-mask::x",
+    ]
+    assert taken(lines) == ["::group::where rank 1 failed in suite/test_a.py::test_x", "::endgroup::"]
+
+
+def test_an_annotation_has_the_path_from_the_root_of_the_repository():
+    failure = Failure(place="c / s", nodeid="x", kind=VerdictKind.ERROR, message="no", file="suite/test_a.py", line=31)
+    assert ",file=pkg/suite/test_a.py,line=31::" in log_lines.annotation(failure, "pkg")
+    assert ",file=suite/test_a.py,line=31::" in log_lines.annotation(replace(failure, file="../suite/test_a.py"), "pkg")
 
 
 def test_an_annotation_names_the_line():

@@ -9,9 +9,10 @@ import pytest
 import allranks
 from allranks.engine.ownership import own_run
 from allranks.errors import ExitCode, ResultsError, UsageError
+from allranks.matrix.declaration import load
 from allranks.report.run_files import Manifest
 from allranks.schedule import results_folder as schedule_folder
-from allranks.schedule.results_folder import new_run_id, open_run, own_party, take_jobs, write_json
+from allranks.schedule.results_folder import facts_of, new_run_id, open_run, own_party, take_jobs, write_json
 
 JOIN = """
 import sys
@@ -48,8 +49,17 @@ def test_manifest_announces_jobs_and_their_cells_before_any_runs(make_folder, jo
     }  # fmt: skip
     assert manifest["jobs"][0] == {
         "id": "gloo-w1-g0-env/tiny", "cell": "gloo-w1-g0-env", "suite": "tiny", "image": "cpu", "pytest_args": [],
+        "pack": "",
     }  # fmt: skip
     assert len(manifest["jobs"]) == len(jobs)
+
+
+def test_a_manifest_has_the_matrix_files_folder_in_its_repository(repository, tmp_path, monkeypatch):
+    assert facts_of(load(repository)).folder == ""
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path))
+    assert facts_of(load(repository)).folder == "repository"
+    (repository / ".git").touch()
+    assert facts_of(load(repository)).folder == ""
 
 
 def test_a_run_without_a_seed_gets_one_and_keeps_it(make_folder):

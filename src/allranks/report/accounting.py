@@ -128,6 +128,7 @@ def _of_absent_job(job: PlannedJob, cells: Mapping[str, Mapping[str, str | int]]
         suite=job.suite,
         image=job.image,
         axes=cells.get(job.cell, {}),
+        pack=job.pack,
         tests=(trouble("job", problem, ExitCode.UNACCOUNTED),),
     )
 
@@ -139,6 +140,7 @@ def _of_attempt(attempt: Attempt, read: Sequence[RankFile], known: _Known, copie
         cell=attempt.cell,
         suite=attempt.suite,
         axes=known.cells.get(attempt.cell, {}),
+        pack=job.pack if job else "",
         tests=(*_troubles(attempt, files, known), *settled(attempt, files, known.setting)),
         courses=next((file.courses for file in files if file.courses), {}),
         engine=record.engine if record else "",

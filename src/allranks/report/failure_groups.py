@@ -8,12 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+from allranks.errors import PRECEDENCE, ExitCode
 from allranks.outcomes import Outcome
 from allranks.report.results import TestVerdict, VerdictKind, numbers
 from allranks.xml_text import cut, first_line, readable
 
 _MESSAGE: Final = 300
 _RANKS_SHOWN: Final = 4
+_PACKS_SHOWN: Final = 4
 
 _KEPT: Final = r"(?:signal|code|status|errno|error|version|SIG[A-Z]+)[ =:(]{0,2}"
 _NUMBER: Final = r"\d+(?:\.\d+)?(?:e[+-]?\d+)?"
@@ -63,9 +65,11 @@ class Failure:
         place: ``<cell> / <suite>``.
         message: First line of the verdict's message, cut.
         is_of_job: True if this is an error of the job, and not of one of its tests.
+        code: The run's exit code if there were only this verdict.
         alike: The number of further tests in its group.
         key: The group; None for one of its own.
         cells: The cells that have tests of the group.
+        packs: The packs of a plan whose jobs went wrong so, and not only their tests.
         ranks: The ranks that went wrong by themselves in any of these.
         world: The largest number of ranks that any of these had.
         blame: The predicate that holds exactly where the group's tests fail; empty if none is known.
@@ -80,9 +84,11 @@ class Failure:
     kind: VerdictKind
     message: str
     is_of_job: bool = False
+    code: ExitCode = ExitCode.TESTS_FAILED
     alike: int = 0
     key: GroupKey | None = None
     cells: tuple[str, ...] = ()
+    packs: tuple[str, ...] = ()
     ranks: frozenset[int] = frozenset()
     world: int = 0
     blame: str = ""
@@ -93,10 +99,13 @@ class Failure:
 
     @property
     def extent(self) -> str:
-        """How often it is there, in how many cells, on which ranks, and the axis to blame; empty for nothing to add."""
+        """How often it is there, in which packs, on which ranks, and the axis to blame; empty for nothing to add."""
         count = 1 + self.alike
         cells = f" in {len(self.cells)} cells" if len(self.cells) > 1 else ""
         said = [f"{count} tests{cells}"] if count > 1 else []
+        if self.packs:
+            more = f" and {len(self.packs) - _PACKS_SHOWN} more" if len(self.packs) > _PACKS_SHOWN else ""
+            said.append(f"pack{'s' * (len(self.packs) > 1)} {', '.join(self.packs[:_PACKS_SHOWN])}{more}")
         if self.ranks and (count > 1 or len(self.ranks) > 1):
             said.append(whose(self.ranks, self.world))
         if self.blame:
@@ -127,13 +136,21 @@ _OF_OTHERS: Final = frozenset({Outcome.ABORTED, Outcome.MISSING})
 
 
 def grouped(of_jobs: Iterable[Sequence[Failure]], blames: Mapping[GroupKey, str]) -> list[Failure]:
-    """The groups of a run, from those of its jobs: errors of whole jobs first, then the most frequent."""
+    """The groups of a run, from those of its jobs: errors of whole jobs first, then the most frequent.
+
+    Among these errors causes come first, by the precedence of their exit codes: a job without results (3) often is a
+    consequence of what another machine's infrastructure (4) did.
+    """
     groups: dict[object, list[Failure]] = {}
     for failures in of_jobs:
         for failure in failures:
             groups.setdefault(failure.key or object(), []).append(failure)
     joined = [_joined(group, blames) for group in groups.values()]
-    return sorted(joined, key=lambda failure: (not failure.is_of_job, -failure.alike))
+    return sorted(joined, key=_importance)
+
+
+def _importance(failure: Failure) -> tuple[bool, int, int]:
+    return not failure.is_of_job, PRECEDENCE.index(failure.code) if failure.is_of_job else 0, -failure.alike
 
 
 def _joined(group: Sequence[Failure], blames: Mapping[GroupKey, str]) -> Failure:
@@ -142,6 +159,7 @@ def _joined(group: Sequence[Failure], blames: Mapping[GroupKey, str]) -> Failure
         first,
         alike=sum(1 + failure.alike for failure in group) - 1,
         cells=tuple(dict.fromkeys(cell for failure in group for cell in failure.cells)),
+        packs=tuple(dict.fromkeys(pack for failure in group for pack in failure.packs)),
         ranks=frozenset().union(*(failure.ranks for failure in group)),
         world=max(failure.world for failure in group),
         blame=blames.get(first.key, "") if first.key else "",

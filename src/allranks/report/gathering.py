@@ -216,6 +216,7 @@ def _together(manifests: Sequence[Manifest], run_id: str) -> Manifest:
         run_id=run_id,
         cells={cell: axes for manifest in reversed(manifests) for cell, axes in manifest.cells.items()},
         jobs=tuple(jobs.values()),
+        folder=manifests[0].folder,
         policy=replace(manifests[0].policy, baseline=_most([manifest.policy.baseline for manifest in manifests])),
     )
 

@@ -90,6 +90,7 @@ class JobSummary:
     Attributes:
         share: None for a whole suite.
         axes: The cell's value on each axis; empty if unknown.
+        pack: The pack of a plan for several machines that it is in; empty for none.
         attempt: Number of the attempt that counts; None where there are no attempts.
         folder: The folder of its files, relative to the report's folder; empty if there are no attempts.
         deselected: Tests that pytest's own selection (``-k``, ``-m``) left out.
@@ -102,6 +103,7 @@ class JobSummary:
     cell: str
     suite: str
     axes: Mapping[str, str | int] = field(default_factory=dict)
+    pack: str = ""
     engine: str = ""
     image: str = ""
     attempt: int | None = None
@@ -261,9 +263,11 @@ class CellSuite(JobSummary):
             kind=verdict.kind,
             message=cut(first_line(verdict.message), _MESSAGE),
             is_of_job=is_of_job,
+            code=verdict.exit_code,
             alike=len(tests) - 1,
             key=key,
             cells=(self.cell,),
+            packs=(self.pack,) if is_of_job and self.pack else (),
             ranks=ranks_of(tests),
             world=max(len(each.ranks) for each in tests),
             traceback=(*excerpt(text, file, verdict.message), *self._absence(test)) if place < KEPT_TRACEBACKS else (),
@@ -282,6 +286,7 @@ class MergedRun:
         page: The report for people, in HTML.
         policy: How environment skips were read.
         planned: The job ids of the manifest; None if there is no manifest.
+        matrix_folder: The folder in the repository that paths of tests are relative to; empty for its root.
         blames: The predicate that holds exactly where a group of failures is.
         history: What earlier runs tell of this one; None if there is no history.
     """
@@ -294,6 +299,7 @@ class MergedRun:
     suites: tuple[SuiteRow, ...]
     policy: SkipPolicy = "skip"
     planned: frozenset[str] | None = None
+    matrix_folder: str = ""
     junit_files: tuple[Path, ...] = ()
     history: RunHistory | None = None
     blames: Mapping[GroupKey, str] = field(default_factory=dict)
@@ -342,11 +348,7 @@ class MergedRun:
         return total(self.suites)
 
     def only(self, jobs: Collection[str]) -> "MergedRun":
-        """The part of the run that belongs to these job ids.
-
-        Sessions that share a run folder merge all of it, but each reports only on its own jobs. A damaged manifest
-        concerns all of them.
-        """
+        """The jobs with these ids, and a damaged manifest: sessions that share a folder report on their own jobs."""
         return replace(
             self, suites=tuple(suite for suite in self.suites if suite.id in jobs or suite.is_about_manifest)
         )

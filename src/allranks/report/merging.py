@@ -172,6 +172,7 @@ def _run(folder: Path, gathered: Gathered, policy: SkipPolicy) -> MergedRun:
         suites=(),
         policy=policy,
         planned=frozenset(f"{job.cell}/{job.suite}" for job in manifest.jobs) if manifest else None,
+        matrix_folder=manifest.folder if manifest else "",
     )
 
 

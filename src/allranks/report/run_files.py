@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Final, Self
 
-from allranks.errors import AllranksError
+from allranks.errors import AllranksError, ExitCode
 from allranks.records import MOST_RANKS
 from allranks.report.judged import Share
 from allranks.report.results import SkipPolicy
@@ -27,6 +27,7 @@ class PlannedJob:
 
     Attributes:
         pytest_args: The run's arguments to pytest, which follow those of the suite.
+        pack: The pack of a plan for several machines that it is in; empty for none.
     """
 
     id: str = ""
@@ -34,6 +35,7 @@ class PlannedJob:
     suite: _Id
     image: str = ""
     pytest_args: tuple[str, ...] = ()
+    pack: str = ""
 
     @property
     def place(self) -> tuple[str, str]:
@@ -73,6 +75,8 @@ class Manifest:
         allranks: The version that began the run.
         started: When it began, in ISO 8601.
         matrix: The name of the matrix file.
+        folder: Its folder in the repository, which paths of tests are relative to; empty for the repository's root, or
+            if there is none.
         cells: For each cell id its value on each axis.
     """
 
@@ -83,6 +87,7 @@ class Manifest:
     seed: Annotated[int, range(-(2**63), 2**63)] = 0
     command: str = ""
     matrix: str = ""
+    folder: str = ""
     policy: JudgingPolicy = field(default_factory=JudgingPolicy)
     dropped: tuple[DroppedCells, ...] = ()
     cells: Mapping[_Id, Mapping[Annotated[str, str], str | int]] = field(default_factory=dict)
@@ -94,7 +99,7 @@ class JobError:
     """Why a job did not do all its work.
 
     Attributes:
-        kind: ``infrastructure``, ``timeout``, ``interrupted``, ``stopped``, ``collection`` or ``agent``.
+        kind: ``infrastructure``, ``timeout``, ``interrupted``, ``stopped``, ``collection``, ``usage`` or ``agent``.
     """
 
     kind: str
@@ -109,8 +114,9 @@ class JobError:
 
     @classmethod
     def from_exception(cls, error: AllranksError) -> Self:
-        """A failure of the engine, or of anything else that a job needs."""
-        return cls(kind="infrastructure", what=error.what, why=error.why, remedy=error.remedy)
+        """A failure of the engine, or of anything else that a job needs, or a request that cannot be met."""
+        kind = "usage" if error.exit_code is ExitCode.USAGE else "infrastructure"
+        return cls(kind=kind, what=error.what, why=error.why, remedy=error.remedy)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from allranks.errors import MEANING, ExitCode
 from allranks.report.failure_groups import Failure
 from allranks.report.history.history_text import headline, plain_lines, told_tests
 from allranks.report.judged import KEPT_TRACEBACKS, Counts, MergedRun, SuiteRow
@@ -38,6 +39,16 @@ def render_table(merged: MergedRun) -> str:
 def render_problems(merged: MergedRun) -> str:
     """The first failures and the notes alone; empty if there are none."""
     return "\n".join([*_first_failures(merged), *_table_notes(merged)]).strip("\n")
+
+
+def first_cause(merged: MergedRun, code: ExitCode) -> str:
+    """Why a run is not good, in one line: its first failure, or what its exit code means."""
+    first = next(iter(merged.failures), None)
+    if first is None:
+        return f"{MEANING[code]} (exit code {code:d})"
+    where = "" if first.is_of_job else f"{first.place}: {first.nodeid}: "
+    extent = f"{first.extent}; " if first.extent else ""
+    return readable(f"{where}{first.message} ({extent}exit code {code:d})")
 
 
 def left_out(merged: MergedRun, shown: Sequence[Failure]) -> int:
@@ -181,7 +192,7 @@ def render_summary(merged: MergedRun, environ: Mapping[str, str]) -> str:
     """The run in Markdown, in at most :data:`MOST_BYTES`: verdict, cells and suites, then failures and notes."""
     lines = [*_head(merged, environ), *_table(merged), "", *_failures(merged), *_flaky_list(merged)]
     room = MOST_BYTES - _size(lines)
-    notes = [f"- {_escaped(note)}" for note in (*merged.notes, *_skip_but_pass(merged))]
+    notes = [f"- {markdown(note)}" for note in (*merged.notes, *_skip_but_pass(merged))]
     return "\n".join([*lines, *_within(room, [*_history(merged), *notes], "notes")]) + "\n"
 
 
@@ -208,6 +219,8 @@ def _head(merged: MergedRun, environ: Mapping[str, str]) -> Iterator[str]:
     yield f"{', '.join(told) or 'no test'}; {times(merged)}. <br>"
     yield f"{' · '.join(_links(merged, environ))}"
     yield ""
+    if (first := next(iter(merged.failures), None)) and first.is_of_job:
+        yield from (f"**Cause:** {markdown(first_cause(merged, first.code))}", "")
 
 
 def _links(merged: MergedRun, environ: Mapping[str, str]) -> Iterator[str]:
@@ -226,8 +239,8 @@ def _failures(merged: MergedRun) -> Iterator[str]:
     for place, failure in enumerate(shown):
         yield from _failure(failure, "<details open>" if not place else "<details>")
         if place < KEPT_TRACEBACKS:
-            yield from _fenced("text", failure.traceback)
-            yield from _fenced("sh", [failure.again] if failure.again else [])
+            yield from fenced("text", failure.traceback)
+            yield from fenced("sh", [failure.again] if failure.again else [])
         yield from ("", "</details>", "")
     if more := left_out(merged, shown):
         yield from (f"And {more} more, in `{merged.junit.name}`.", "")
@@ -238,10 +251,10 @@ def _failure(failure: Failure, start: str) -> Iterator[str]:
     extent = f" ({_inert(failure.extent)})" if failure.extent else ""
     yield f"{start}<summary><b>{failure.kind}</b> {_inert(shorten(failure.message, _LONGEST))}{extent}</summary>"
     yield ""
-    yield f"First: {_escaped(shorten(failure.place, _NAME))}: {_escaped(shorten(failure.nodeid, _NAME))}"
+    yield f"First: {markdown(shorten(failure.place, _NAME))}: {markdown(shorten(failure.nodeid, _NAME))}"
     if len(failure.cells) > 1:
         more = f" and {len(failure.cells) - _CELLS_SHOWN} more" if len(failure.cells) > _CELLS_SHOWN else ""
-        shown = (_escaped(shorten(cell, _NAME)) for cell in failure.cells[:_CELLS_SHOWN])
+        shown = (markdown(shorten(cell, _NAME)) for cell in failure.cells[:_CELLS_SHOWN])
         yield f"<br>in {', '.join(shown)}{more}"
 
 
@@ -252,13 +265,13 @@ def _flaky_list(merged: MergedRun) -> Iterator[str]:
     yield f"<details><summary>{count} flaky test(s): bad in an earlier attempt, but not in the last</summary>"
     yield ""
     names = _flaky_names(merged)[:LISTED]
-    yield from (f"- {_escaped(shorten(name, _NAME))}" for name in names)
+    yield from (f"- {markdown(shorten(name, _NAME))}" for name in names)
     if count > len(names):
         yield f"- and {count - len(names)} more"
     yield from ("", "</details>", "")
 
 
-def _fenced(language: str, lines: Sequence[str]) -> Iterator[str]:
+def fenced(language: str, lines: Sequence[str]) -> Iterator[str]:
     """A block of code: its fence is longer than any row of backticks in it."""
     if lines:
         fence = "`" * max(3, 1 + max(len(row) for row in re.findall("`*", "\n".join(lines))))
@@ -277,7 +290,7 @@ def _table(merged: MergedRun) -> Iterator[str]:
 
 
 def _row(suite: SuiteRow) -> str:
-    return f"| {_escaped(suite.cell)} | {_escaped(suite.suite)} | {' | '.join(_numbers(suite.counts, suite.time))} |"
+    return f"| {markdown(suite.cell)} | {markdown(suite.suite)} | {' | '.join(_numbers(suite.counts, suite.time))} |"
 
 
 def _shortened(rows: Sequence[tuple[SuiteRow, str]]) -> Iterator[str]:
@@ -303,11 +316,11 @@ def _history(merged: MergedRun) -> Iterator[str]:
     told = told_tests(merged.history)
     yield from ("", f"### History: {headline(merged.history)}", "")
     for test in told[:LISTED]:
-        yield f"- **{_escaped(test.past.text)}**: {_escaped(shorten(test.past.nodeid, _NAME))} ({_escaped(test.place)})"
+        yield f"- **{markdown(test.past.text)}**: {markdown(shorten(test.past.nodeid, _NAME))} ({markdown(test.place)})"
     if len(told) > LISTED:
         yield f"- and {len(told) - LISTED} more, in `report.json`"
 
 
-def _escaped(text: str) -> str:
+def markdown(text: str) -> str:
     """``text`` as one line that Markdown takes literally."""
     return printable(" ".join(readable(text).split())).translate(_SPECIAL)

@@ -10,8 +10,9 @@ from typing import Final, NoReturn, Protocol, TextIO
 
 from allranks.report.judged import MergedRun
 from allranks.report.summary import left_out
-from allranks.schedule.log_lines import ActionsView, Commands, LiveView, annotation, is_on_actions
+from allranks.schedule.log_lines import ActionsView, LiveView, annotation
 from allranks.schedule.run_detail import Detail
+from allranks.workflow_commands import Commands, error_command, is_on_actions, switched_off
 from allranks.xml_text import for_terminal
 
 _CANNOT: Final = frozenset({"", "dumb", "unknown"})
@@ -81,9 +82,9 @@ class ActionsConsole:
         found = merged.failures
         shown = found if len(found) <= _ANNOTATIONS else found[: _ANNOTATIONS - 1]
         for failure in shown:
-            self.commands.give(annotation(failure))
+            self.commands.give(annotation(failure, merged.matrix_folder))
         if more := left_out(merged, shown):
-            self.commands.give(f"::error title=allranks::{more} more are in the report")
+            self.commands.give(error_command(f"{more} more are in the report", title="allranks"))
 
 
 Annotate = Callable[[Console, MergedRun], None]
@@ -118,7 +119,7 @@ def console_for(
     """
     stream, say = sys.stdout if stream is None else stream, _harmless(say)
     if is_on_actions(environ):
-        with _switched_off(Commands(say)) as commands:
+        with switched_off(Commands(say)) as commands:
             yield ActionsConsole(say, commands, detail)
     elif (
         detail != "quiet"
@@ -144,16 +145,6 @@ def _table(say: Callable[[str], None], stream: TextIO, detail: Detail) -> Consol
     except ImportError:
         return PlainConsole(say, detail)
     return TerminalConsole(say, stream, detail)
-
-
-@contextmanager
-def _switched_off(commands: Commands) -> Iterator[Commands]:
-    """Have the runner ignore every workflow command in the meantime that is not ours."""
-    commands.switch_off()
-    try:
-        yield commands
-    finally:
-        commands.switch_on()
 
 
 class _Parser(argparse.ArgumentParser):

@@ -1,14 +1,12 @@
 """What a run prints: a line for each event, with groups and annotations on GitHub Actions.
 
 Jobs run side by side, and groups cannot be nested: a job's lines are held back until it ends. All workflow commands but
-our own are switched off, since the runner obeys any line of a test that looks like one, indented or not
-(https://docs.github.com/actions/reference/workflow-commands-for-github-actions).
+our own are switched off: any line of a test could look like one.
 """
 
-import os
-import secrets
+import posixpath
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,6 +16,9 @@ from allranks.report.failure_groups import Failure
 from allranks.report.run_files import JobError
 from allranks.schedule.progress import State, Tests
 from allranks.schedule.run_detail import Detail, evidence_lines, request_lines
+from allranks.tracebacks import excerpt
+from allranks.workflow_commands import Commands, error_command, escaped
+from allranks.xml_text import file_of
 
 _LINES = 12
 _SHOWN = 160  # characters of a message: one or two lines of a terminal
@@ -121,40 +122,6 @@ _KEPT: Final = 2000
 """Most lines of a job's output in its group; the ranks' own logs have all."""
 
 
-def is_on_actions(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this is a step of a workflow."""
-    return environ.get("GITHUB_ACTIONS") == "true"
-
-
-class Commands:
-    """Gives workflow commands, and has the runner ignore all others.
-
-    Args:
-        say: Prints one line.
-    """
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._word = ""
-
-    def switch_off(self) -> None:
-        """Have the runner ignore commands until it reads a token that cannot be guessed."""
-        self._word = secrets.token_hex(16)
-        self._say(f"::stop-commands::{self._word}")
-
-    def switch_on(self) -> None:
-        """Have the runner obey commands again."""
-        if self._word:
-            self._say(f"::{self._word}::")
-            self._word = ""
-
-    def give(self, command: str) -> None:
-        """Give one command."""
-        self.switch_on()
-        self._say(command)
-        self.switch_off()
-
-
 @dataclass(kw_only=True)
 class ActionsView(LiveView):
     """Prints events, and a job's output in one group when the job ends.
@@ -183,8 +150,17 @@ class ActionsView(LiveView):
                 self._group(f"{job_id}: what its ranks printed", lines)
             super().job_ended(job_id, tests, seconds, error)
 
+    def _show_evidence(self, record: RankEnded) -> None:
+        """Show where the rank failed, as the terminal does, in a group."""
+        test = record.nodeid
+        lines = (
+            evidence_lines(record) if self.detail == "verbose" else excerpt(record.text, file_of(test), record.message)
+        )
+        if shown := list(lines):
+            self._group(f"where rank {record.rank} {record.outcome.replace('_', ' ')} in {test}", shown)
+
     def _group(self, title: str, lines: Sequence[str]) -> None:
-        self.commands.give(f"::group::{_escaped(title)}")
+        self.commands.give(f"::group::{escaped(title)}")
         for line in lines:
             self.say(line)
         if len(lines) == _KEPT:
@@ -192,16 +168,15 @@ class ActionsView(LiveView):
         self.commands.give("::endgroup::")
 
 
-def annotation(failure: Failure) -> str:
-    """The command that has GitHub show a failure with the workflow run, and beside the file that it is in."""
-    said = {"title": f"{failure.place}: {failure.nodeid}"}
-    if failure.file:
-        said |= {"file": failure.file} | ({"line": str(failure.line)} if failure.line else {})
-    properties = ",".join(f"{name}={_escaped(value, ':,')}" for name, value in said.items())
+def annotation(failure: Failure, folder: str = "") -> str:
+    """The command that has GitHub show a failure with the workflow run, and beside the line that it is in.
+
+    Args:
+        failure: The failure.
+        folder: The folder of its matrix file, which its path is relative to, in the repository.
+    """
+    file = posixpath.normpath(posixpath.join(folder, failure.file)) if failure.file else ""
+    line = str(failure.line) if file and failure.line else ""
     extent = f" ({failure.extent})" if failure.extent else ""
-    return f"::error {properties}::{_escaped(failure.message + extent)}"
-
-
-def _escaped(text: str, also: str = "") -> str:
-    """The text, escaped so that it cannot end a workflow command."""
-    return "".join(f"%{ord(sign):02X}" if sign in f"%\r\n{also}" else sign for sign in text)
+    title = f"{failure.place}: {failure.nodeid}"
+    return error_command(failure.message + extent, title=title, file=file, line=line)

@@ -18,7 +18,7 @@ from allranks.errors import ResultsError, UsageError
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job
 from allranks.report.baseline import read_baseline
-from allranks.report.run_files import DroppedCells, JudgingPolicy, Manifest, PlannedJob, as_json
+from allranks.report.run_files import DroppedCells, JudgingPolicy, Manifest, PlannedJob, as_json, read_record
 from allranks.report.untrusted import parsed
 from allranks.schedule.packing.estimate import seconds_of_tests
 from allranks.user_cache import hold
@@ -35,6 +35,7 @@ def facts_of(expansion: Expansion) -> Manifest:
         run_id="",
         command=shlex.join(["allranks", *sys.argv[1:]]),
         matrix=matrix.path.name,
+        folder=_in_repository(matrix.root),
         policy=JudgingPolicy(
             skip=policy.skip,
             mixed_skip=policy.mixed_skip,
@@ -45,6 +46,15 @@ def facts_of(expansion: Expansion) -> Manifest:
             for rule, cells in expansion.dropped.items()
         ),
     )
+
+
+def _in_repository(folder: Path, environ: Mapping[str, str] = os.environ) -> str:
+    """A folder's path in its repository: below the nearest ``.git``, else below the workspace of a step on GitHub."""
+    folder = folder.resolve()
+    workspace = [Path(path).resolve() for path in (environ.get("GITHUB_WORKSPACE"),) if path]
+    roots = [each for each in (folder, *folder.parents) if (each / ".git").exists()]
+    root = next((each for each in (*roots, *workspace) if folder.is_relative_to(each)), folder)
+    return "" if root == folder else folder.relative_to(root).as_posix()
 
 
 def fresh_manifest(run_id: str, facts: Manifest, seed: int | None) -> Manifest:
@@ -152,18 +162,38 @@ class RunFolder:
         Raises:
             ResultsError: The folder cannot be made.
         """
-        suite = self._suite(job)
-        with as_results_error(suite):
-            suite.mkdir(parents=True, exist_ok=True)
-            number = _newest_number(suite) + 1
-            while True:
-                folder = suite / f"attempt-{number}"
-                try:
-                    folder.mkdir()
-                except FileExistsError:
-                    number += 1
-                    continue
-                return number, folder
+        return new_attempt_in(self._suite(job))
+
+
+def new_attempt_in(suite: Path) -> tuple[int, Path]:
+    """The number and the folder of a new attempt at a job, given the folder of all of them.
+
+    Raises:
+        ResultsError: The folder cannot be made.
+    """
+    with as_results_error(suite):
+        suite.mkdir(parents=True, exist_ok=True)
+        number = _newest_number(suite) + 1
+        while True:
+            folder = suite / f"attempt-{number}"
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                number += 1
+                continue
+            return number, folder
+
+
+def has_begun(suite: Path) -> bool:
+    """Whether any attempt at a job has begun, given the folder of all of them: a refused one never had an engine."""
+    return not all(map(_is_refused, suite.glob("attempt-*")))
+
+
+def _is_refused(attempt: Path) -> bool:
+    try:
+        return not read_record(json.loads((attempt / "job.json").read_bytes())).engine
+    except (OSError, ValueError, RecursionError):
+        return False
 
 
 def _newest_number(suite: Path) -> int:
@@ -191,14 +221,28 @@ def open_run(  # noqa: PLR0913, PLR0917 - all of them go into one file
     Raises:
         ResultsError: The folder cannot be written.
     """
+
+    def with_jobs(there: Manifest | None) -> Manifest:
+        return announced(there or fresh_manifest(run_id, facts, seed), jobs, pytest_args)
+
+    manifest = change_manifest(results, run_id, with_jobs)
+    return RunFolder(path=results / run_id, run_id=run_id, seed=manifest.seed)
+
+
+def change_manifest(results: Path, run_id: str, change: Callable[[Manifest | None], Manifest]) -> Manifest:
+    """Write the manifest of a run, given the one that its folder has, if any; the run becomes the latest.
+
+    Raises:
+        ResultsError: The folder cannot be written.
+    """
     path = results / run_id
     with as_results_error(results):
         path.mkdir(parents=True, exist_ok=True)
         with hold(path / _LOCK):
-            manifest = announced(_read(path / "run.json") or fresh_manifest(run_id, facts, seed), jobs, pytest_args)
+            manifest = change(_read(path / "run.json"))
             write_json(path / "run.json", as_json(manifest))
         _point_latest(results, run_id)
-    return RunFolder(path=path, run_id=run_id, seed=manifest.seed)
+    return manifest
 
 
 def take_jobs(  # noqa: PLR0913 - each is something else
@@ -235,7 +279,7 @@ def _take_or_find_busy(path: Path, owned: OwnedRun, jobs: Sequence[Job], party: 
                     return job.id
                 raise _is_others(job.id, owned.run_id, "is being run by another process")
             taken.append(job.id)
-            if not (is_own or goes_on) and next((path / "cells" / job.cell.id / job.name).glob("attempt-*"), None):
+            if not (is_own or goes_on) and has_begun(path / "cells" / job.cell.id / job.name):
                 raise _is_others(job.id, owned.run_id, "has been run already")
         write_json(path / _OWNERS, {**owners, **dict.fromkeys(taken, party)})
         undo.pop_all()
@@ -255,8 +299,12 @@ def _give_back(owned: OwnedRun, taken: Iterable[str]) -> None:
         owned.disown(job_id)
 
 
-def _is_others(job_id: str, run_id: str, how: str) -> UsageError:
-    return UsageError(
+class OthersJobError(UsageError):
+    """A job belongs to another process, whose results stand."""
+
+
+def _is_others(job_id: str, run_id: str, how: str) -> OthersJobError:
+    return OthersJobError(
         f"{job_id} of the run {run_id} {how}.",
         why="A job belongs to the process that runs it first: attempts of two would look like retries of one.",
         remedy=f"Resume that run when it has ended (--resume, --rerun-failed), or start another one: unset "

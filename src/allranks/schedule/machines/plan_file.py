@@ -22,6 +22,7 @@ from allranks.matrix.model import Job, Matrix
 from allranks.matrix.when import Condition
 from allranks.report.durations import Durations
 from allranks.report.run_files import SCHEMA, Manifest, as_json
+from allranks.report.untrusted import parsed
 from allranks.schedule.machines.packs import Pack
 from allranks.schedule.results_folder import RUN_ID_VARIABLE, announced, fresh_manifest
 
@@ -108,6 +109,7 @@ class PlanFile:
         declaration: Digests of the parts of the matrix file.
         made: Which version of allranks made it, and when.
         packs: By slug.
+        manifest: The jobs of all packs, as merges read them.
     """
 
     path: Path
@@ -119,6 +121,7 @@ class PlanFile:
     declaration: Mapping[str, str]
     made: tuple[str, str]
     packs: Mapping[str, PlannedPack]
+    manifest: Manifest
 
 
 def plan_document(  # noqa: PLR0913 - all of them go into one file
@@ -133,6 +136,9 @@ def plan_document(  # noqa: PLR0913 - all of them go into one file
 ) -> dict[str, Any]:
     """The contents of the file: a manifest, and under ``plan`` the packs."""
     document = as_json(announced(fresh_manifest(run_id, facts, None), jobs, pytest_args))
+    for pack in packs:
+        for number in pack.jobs:
+            document["jobs"][number]["pack"] = pack.slug
     split = {job.suite.name for job in jobs if job.shard}
     document["plan"] = {
         "declaration": declaration_digests(matrix),
@@ -214,6 +220,7 @@ def _plan_file(path: Path, document: Mapping[str, Any], made: tuple[str, str]) -
             )
             for pack in plan["packs"]
         },
+        manifest=parsed(Manifest, document),
     )
 
 
@@ -223,7 +230,7 @@ def _digest(document: Mapping[str, Any]) -> str:
     return digest([document["allranks"], document["policy"], document["cells"], document["jobs"], plan])
 
 
-def _pack_called(plan: PlanFile, text: str) -> PlannedPack:
+def pack_called(plan: PlanFile, text: str) -> PlannedPack:
     """The pack that a command line names, by its slug, with or without the digest of its plan.
 
     Raises:
@@ -293,7 +300,7 @@ def own_part(expansion: Expansion, plan_file: Path, pack_text: str) -> OwnPart:
         UsageError: There is no such pack, or this machine has another matrix.
     """
     found = read_plan(plan_file)
-    pack = _pack_called(found, pack_text)
+    pack = pack_called(found, pack_text)
     _refuse_another_matrix(found, expansion.matrix)
     return OwnPart(plan=found, pack=pack, jobs=_jobs(expansion, pack))
 
