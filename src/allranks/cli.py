@@ -1,16 +1,20 @@
 """The command line: its commands, their common options, and errors as exit codes."""
 
 import io
+import os
 import shlex
 import sys
 import traceback
 from collections.abc import Sequence
+from functools import partial
+from typing import TextIO
 
 import allranks
 from allranks.commands import build, compare, completion, history, host_state, images, init, merge, plan, run, show
 from allranks.commands.command_parser import CommandParser
 from allranks.commands.options import painted
-from allranks.errors import AllranksError, ExitCode, UsageError, did_you_mean
+from allranks.errors import AllranksError, ExitCode, UsageError, as_bug, did_you_mean
+from allranks.workflow_commands import Commands, is_on_actions
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,7 +31,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     own, pytest_args = _split(list(sys.argv[1:] if arguments is None else arguments))
-    is_debugged = "--debug" in own
     try:
         _refuse_unknown_command(own)
         options = _parser().parse_args(own)
@@ -37,23 +40,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.pytest_args = pytest_args
         code: ExitCode = options.command(options)
     except AllranksError as error:
-        _complain(error, debug=is_debugged)
+        _complain(error, own)
         code = error.exit_code
     except KeyboardInterrupt:
         print("\nallranks: interrupted", file=sys.stderr)
         code = ExitCode.INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the last frame: a bug in allranks, reported like any other error
-        _complain(_as_bug(error), debug=is_debugged)
+        _complain(as_bug(error), own)
         code = ExitCode.INFRASTRUCTURE
     return int(code)
-
-
-def _as_bug(error: Exception) -> AllranksError:
-    return AllranksError(
-        f"allranks crashed: {type(error).__name__}: {error}",
-        why="This is a bug in allranks.",
-        remedy="Please report it, with the output of the same command under `allranks --debug`.",
-    )
 
 
 def _split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -64,11 +59,27 @@ def _split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
     return arguments[:place], tuple(arguments[place + 1 :])
 
 
-def _complain(error: AllranksError, *, debug: bool) -> None:
-    if debug:
-        traceback.print_exc()
+def _complain(error: AllranksError, arguments: Sequence[str]) -> None:
+    if not is_on_actions():
+        _print(error, arguments, sys.stderr)
+        return
+    from allranks.commands.refusal_notice import publish  # noqa: PLC0415 - needed on GitHub alone
+
+    # What these print, and their commands, are on standard output: between two streams the order is lost.
+    names = [argument for argument in arguments if not argument.startswith("-")]
+    is_shown = names[:1] in (["run"], ["build"], ["merge"], ["report"]) and "--json" not in arguments
+    stream = sys.stdout if is_shown else sys.stderr
+    commands = Commands(partial(print, file=stream, flush=True))
+    commands.give(publish(error, "".join(names[:1]), os.environ))
+    _print(error, arguments, stream)
+    commands.switch_on()
+
+
+def _print(error: AllranksError, arguments: Sequence[str], stream: TextIO) -> None:
+    if "--debug" in arguments:
+        traceback.print_exc(file=stream)
     head, colon, rest = error.told.partition("error:")
-    print(painted(f"{head}{colon}", "red", sys.stderr) + rest, file=sys.stderr)
+    print(painted(f"{head}{colon}", "red", stream) + rest, file=stream)
 
 
 _CAN_FAIL = frozenset({ExitCode.OK, ExitCode.USAGE, ExitCode.INFRASTRUCTURE, ExitCode.INTERRUPTED})

@@ -41,6 +41,7 @@ def repository(tmp_path, monkeypatch):
     ("options", "said"),
     [
         (["--push"], "has no registry to push to"),
+        (["--results", "r"], "--results needs --plan-file"),
         (["--registry", "ghcr.io/o/r"], "other machines read the address of an image"),
         (["--plan-file", "plan.json", "--where", "backend=gloo"], "already names its cells and suites"),
         (["--plan-file", "none.json"], "none.json cannot be read"),
@@ -55,6 +56,17 @@ def test_the_process_engine_has_no_images_to_pass_on_and_says_so(repository, cap
     assert main(["build", "--engine", "process", "--export", "images"]) == 0
     assert "engine: process (asked for), which uses no images" in capsys.readouterr().out
     assert json.loads((repository / "images" / "images.json").read_text())["images"] == []
+
+
+@pytest.mark.usefixtures("repository")
+def test_a_failed_build_is_the_result_of_each_job_of_the_plan(capsys):
+    assert main(["plan", "--format", "github", "--plan-file", "plan.json"]) == 0
+    assert main(["build", "--plan-file", "plan.json", "--results", "r", "--engine", "process", "--push"]) == 2
+    capsys.readouterr()
+    assert main(["merge", "r/latest"]) == 2
+    out = capsys.readouterr().out
+    assert "--push has no registry to push to." in out
+    assert "(2 tests in 2 cells; packs cpu-g0-1of1, cuda-g2-1of1)" in out
 
 
 @pytest.mark.docker

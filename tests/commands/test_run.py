@@ -247,7 +247,27 @@ def test_a_machine_with_fewer_gpus_than_planned_runs_nothing(plan_machines, allr
     code, _, err = allranks("run", "--plan-file", "plan.json", "--pack", gpu["pack"], "--results", str(tmp_path / "r"))
     assert code == 4
     assert "a job with 2 GPUs for this machine, but allranks finds 1" in err
-    assert not (tmp_path / "r").exists()
+    folder = tmp_path / "r" / "latest"
+    assert {path.name for path in folder.rglob("attempt-*")} == {"attempt-1"}
+    assert allranks("merge", str(folder))[0] == 4, "and not the 3 of a job that was lost"
+
+
+def test_what_goes_wrong_before_a_pack_begins_is_the_result_of_its_jobs_and_no_others(plan_machines, allranks):
+    cpu, _ = plan_machines()
+    asked = ("run", "--plan-file", "plan.json", "--pack", cpu["pack"], "--engine", "process")
+    assert allranks(*asked, "--gpus", "7")[0] == 2
+    code, out, _ = allranks("merge", "results/latest")
+    assert (code, out.count("There is no GPU 7 on this host.")) == (2, 1)
+    assert "(3 tests in 2 cells; pack all-g0-1of1)" in out
+    assert "nccl" not in out
+
+
+@pytest.mark.parametrize("also", [["--dry-run"], ["--inside"]])
+def test_a_pack_that_was_only_to_be_shown_leaves_nothing(plan_machines, allranks, also):
+    cpu, _ = plan_machines()
+    Path("matrix.toml").write_text("")
+    assert allranks("run", "--plan-file", "plan.json", "--pack", cpu["pack"], *also)[0] == 2
+    assert not Path("results").exists()
 
 
 def test_the_command_line_may_choose_engine_and_seed_of_a_pack(plan_machines, allranks, runs):

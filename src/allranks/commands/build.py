@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from allranks.commands.options import add_engine, add_quiet, add_selection, chos
 from allranks.errors import ExitCode, UsageError
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Image, Job
+from allranks.workflow_commands import without_commands
 
 if TYPE_CHECKING:
     from allranks.image.daemon import Site
@@ -41,10 +43,23 @@ def _add_destination(group: OptionGroup) -> None:
     meaning = "with --export: images that this registry (ghcr.io/owner/repository) has are taken from it, not built"
     group.add_argument("--registry", metavar="NAME", help=meaning)
     group.add_argument("--push", action="store_true", help="push missing images to it")
+    meaning = "with --plan-file: if the build fails, leave the reason here as the result of each job of the plan"
+    group.add_argument("--results", type=Path, metavar="DIR", help=meaning)
     group.add_argument("--dry-run", action="store_true", help="print the names and the keys of the contents, and stop")
 
 
 def _build(options: argparse.Namespace) -> ExitCode:
+    if options.results is None:
+        return _build_requested(options)
+    if options.plan_file is None:
+        msg = "--results needs --plan-file: the reason of a failed build is the result of each job of a plan."
+        raise UsageError(msg, remedy="Add --plan-file FILE, or drop --results.")
+    from allranks.schedule.machines.refused_pack import recording_refusal  # noqa: PLC0415 - no other build needs it
+
+    return recording_refusal(partial(_build_requested, options), options.results, options.plan_file, None)
+
+
+def _build_requested(options: argparse.Namespace) -> ExitCode:
     expansion = read_request(options)
     _build_for(_jobs_to_build_for(expansion, options), expansion.matrix.root, options)
     return ExitCode.OK
@@ -109,13 +124,15 @@ def _build_images(images: Sequence[Image], site: "Site", options: argparse.Names
         silent = replace(site, progress=_silent)
         for image in images:
             say(f"{image.name} {image_reference(image, silent)}")
-    elif options.export:
-        for exported in export_images(images, _shelf(options), site):
-            say(f"{exported.name}: {exported.reference}{f' in {exported.file}' if exported.file else ''}")
-    else:
-        for image in images:
-            built = ensure_image(image, root=site.root, client=site.client, progress=site.progress)
-            say(f"{image.name}: {built.reference}")
+        return
+    with without_commands(say):  # a project's own build prints what it likes
+        if options.export:
+            for exported in export_images(images, _shelf(options), site):
+                say(f"{exported.name}: {exported.reference}{f' in {exported.file}' if exported.file else ''}")
+        else:
+            for image in images:
+                built = ensure_image(image, root=site.root, client=site.client, progress=site.progress)
+                say(f"{image.name}: {built.reference}")
 
 
 def _shelf(options: argparse.Namespace) -> "Shelf":

@@ -21,6 +21,7 @@ from allranks.commands.options import (
     writable_file,
 )
 from allranks.errors import MEANING, ExitCode
+from allranks.workflow_commands import is_on_actions, set_reason
 
 if TYPE_CHECKING:
     from allranks.report.baseline import Baseline
@@ -150,7 +151,7 @@ def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
     from allranks.report.junit_case import JUnitForm  # noqa: PLC0415
     from allranks.report.merging import merge  # noqa: PLC0415
     from allranks.report.pytorch_layout import PyTorchLayout  # noqa: PLC0415
-    from allranks.report.summary import render_problems  # noqa: PLC0415
+    from allranks.report.summary import first_cause, render_problems  # noqa: PLC0415
     from allranks.report.summary import render_table as render_results  # noqa: PLC0415
     from allranks.schedule.console import console_for  # noqa: PLC0415
     from allranks.schedule.ledger import complete_dead_runs  # noqa: PLC0415
@@ -179,6 +180,8 @@ def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
             written = f"\nPyTorch's layout: {layout.folder}" if layout else ""
             console.say(f"{told}\n\nreport: {report}\npage: {merged.page}{written}")
         console.annotate(merged)
+    if code and is_on_actions():
+        set_reason(first_cause(merged, code))
     if options.json:
         say_json(**_object(merged, code))
     else:

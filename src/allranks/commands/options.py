@@ -21,6 +21,7 @@ from allranks.matrix.jobs import chosen_suites, plan, suites_holding, unnamed_su
 from allranks.matrix.model import Cell, Job, Matrix
 from allranks.matrix.select import select, select_where
 from allranks.schedule.results_folder import RUN_ID_VARIABLE, new_run_id
+from allranks.workflow_commands import unobeyed
 
 ENGINE_VARIABLE = "ALLRANKS_ENGINE"
 RESULTS_VARIABLE = "ALLRANKS_RESULTS"
@@ -126,8 +127,10 @@ def add_results(group: OptionGroup) -> None:
     )
 
 
-def results_here() -> Path:
-    """The folder of all runs of the matrix file that this folder belongs to; without one, that of this folder."""
+def results_here(matrix: Path | None = None) -> Path:
+    """The folder of all runs beside this matrix file, or that of this folder; without one, in this folder."""
+    if matrix:
+        return (matrix if matrix.is_dir() else matrix.parent) / "results"
     with suppress(MatrixError):
         root = find_matrix(Path.cwd()).parent
         return (Path() if root == Path.cwd() else root) / "results"
@@ -256,7 +259,7 @@ def read_request(options: argparse.Namespace) -> Expansion:
     """
     expansion = load(options.matrix or find_matrix(Path.cwd()))
     for warning in expansion.matrix.warnings:
-        remark(f"allranks: warning: {warning}")
+        remark(unobeyed(f"allranks: warning: {warning}"))
     tests, options.cells = _divided(expansion, options.cells)
     paths = [_from_root(text, expansion.matrix.root) for text in tests]
     if not options.suite:

@@ -28,6 +28,7 @@ from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import chosen_suites, plan, unnamed_suites
 from allranks.matrix.model import Cell, Job, Matrix
 from allranks.schedule.machines.packs import MINUTES_PER_ENTRY, MOST_ENTRIES, PackOptions
+from allranks.workflow_commands import unobeyed
 
 MOST_DROPPED_SHOWN = 200
 """Dropped cells that are named one by one; beyond them a count per rule is more useful than the names."""
@@ -95,7 +96,7 @@ def _plan_machines(expansion: Expansion, options: argparse.Namespace) -> ExitCod
         plan_file=options.plan_file,
     )
     entries, notes = plan_machines(expansion, chosen_jobs(expansion, options), plan_options)
-    remark("\n".join(notes))
+    remark("\n".join(map(unobeyed, notes)))
     say(entries)
     return ExitCode.OK
 

@@ -27,6 +27,7 @@ from allranks.commands.options import (
     existing_folder,
     number,
     read_request,
+    results_here,
     run_id,
     say,
     say_verdict,
@@ -40,6 +41,7 @@ from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import plan
 from allranks.matrix.model import Job, Matrix
 from allranks.schedule.results_folder import PARTY_VARIABLE, RUN_ID_VARIABLE
+from allranks.workflow_commands import without_commands
 
 if TYPE_CHECKING:
     from allranks.report.verdict import VerdictPolicy
@@ -111,9 +113,9 @@ def _add_place(group: OptionGroup) -> None:
     add_images(group)
     group.add_argument("--gpus", metavar="0,2-3", help="use only these GPUs, by number or id (default: all of them)")
     add_gpu_mode(group)
-    meaning = "at most N jobs at a time (default: as many as there is room for)"
     meaning = "be one run of all processes that srun, torchrun or mpirun has started, on their nodes and GPUs alone"
     group.add_argument("--inside", action="store_true", help=meaning)
+    meaning = "at most N jobs at a time (default: as many as there is room for)"
     group.add_argument("-j", "--jobs", type=_count, metavar="N", help=meaning)
 
 
@@ -164,6 +166,15 @@ def _refuse_options(pytest_args: Sequence[str]) -> None:
 
 
 def _run(options: argparse.Namespace) -> ExitCode:
+    if options.dry_run or options.inside or not (options.plan_file and options.pack):
+        return _run_requested(options)
+    from allranks.schedule.machines.refused_pack import recording_refusal  # noqa: PLC0415 - no other run needs it
+
+    results = options.results or results_here(options.matrix)
+    return recording_refusal(partial(_run_requested, options), results, options.plan_file, options.pack)
+
+
+def _run_requested(options: argparse.Namespace) -> ExitCode:
     expansion = read_request(options)
     _refuse_options(options.pytest_args)
     if options.inside:
@@ -297,9 +308,7 @@ def refuse_launched(environ: Mapping[str, str]) -> None:
         unset = " ".join(f"-u {variable}" for _, variable in found)
         msg = f"This is one of several processes that {launcher} or the like has started ({said})."
         why = "allranks starts the ranks itself; here each process would run everything, into one results folder."
-        remedy = (
-            f"Start allranks once, without {launcher}. Or make all of its processes one run: allranks run --inside …"
-        )
+        remedy = f"Start allranks once, without {launcher}. Or make them all one run: allranks run --inside …"
         remedy += f" If this one is alone after all: env {unset} allranks run …"
         raise UsageError(msg, why=why, remedy=remedy)
 
@@ -319,7 +328,8 @@ def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Names
     elif not is_part:
         refuse_launched(os.environ)
     if options.images and options.engine != "process":
-        matrix = taking_images(expansion.matrix, options.images, [job.image.name for job in jobs], say)
+        with without_commands(say):
+            matrix = taking_images(expansion.matrix, options.images, [job.image.name for job in jobs], say)
         expansion = replace(expansion, matrix=matrix)
         jobs = [replace(job, image=image_for(matrix, job.cell)) for job in jobs]
     setting, left = of.going_on or (setting_of(expansion.matrix), None)

@@ -18,7 +18,7 @@ from allranks.schedule.packing.estimate import Capacity, Task
 from allranks.schedule.retry_policy import WHOLE, Again
 
 _UNKNOWN_EXIT = JobExit(status=None)
-_INTERRUPTED = JobError(kind="interrupted", what="The run was interrupted.")
+INTERRUPTED = JobError(kind="interrupted", what="The run was interrupted.")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -81,7 +81,7 @@ class JobAttempt:
         """Note that its agent has ended."""
         self.state = "closing"
 
-    def cancel(self, why: JobError = _INTERRUPTED) -> None:
+    def cancel(self, why: JobError = INTERRUPTED) -> None:
         """End it now, in any state and from any thread."""
         with self._lock:
             self.cancelled = why
