@@ -233,7 +233,7 @@ def test_results_of_an_earlier_plan_stand_in_for_nothing(again):
 
     renewed = again(change=plan_anew)
     assert renewed.results["gate"] == "failure"
-    assert "did not start or was lost. (2 tests in 2 cells)" in renewed.job("report").summary
+    assert "did not start or was lost. (2 tests in 2 cells; packs " in renewed.job("report").summary
 
 
 def test_a_fork_without_a_reviewer_closes_it_and_gets_no_machine_of_the_user_s(again):
@@ -244,3 +244,50 @@ def test_a_fork_without_a_reviewer_closes_it_and_gets_no_machine_of_the_user_s(a
     assert (job.result, job.runs_on, job.environment) == ("failure", "ubuntu-24.04", "")
     assert [each["title"] for each in job.annotations] == ["A fork without a reviewer"]
     assert refused.results["gate"] == "failure"
+
+
+NO_DAEMON = "No Docker daemon answers."
+
+
+def test_a_machine_that_cannot_run_its_pack_tells_why_everywhere_and_a_rerun_mends_it(again, site, tmp_path):
+    refused = again(SUITE, environ={**site.environ, "DOCKER_HOST": f"unix://{tmp_path}/none.sock"})
+    job, report = refused.job("run", OTHER), refused.job("report")
+    assert job.step("Run").outcome == "failure"
+    assert job.step("Pass the results on").outcome == "success"
+    assert [NO_DAEMON in error for error in errors_of(job)] == [True]
+    assert f"## allranks run: exit code 4\n\n{NO_DAEMON}" in job.summary
+    assert [NO_DAEMON in error for error in errors_of(report)] == [True]
+    assert f"**Cause:** {NO_DAEMON}" in report.summary
+    assert "left no results" not in report.summary
+    cause = f"{NO_DAEMON} \\(pack {OTHER}; exit code 4\\)"
+    assert gate_of(refused).summary.startswith(f"**The gate is closed:** {cause}\n")
+    assert "- exit code of the merged report: 4 where it must be 0" in gate_of(refused).summary
+    assert again(SUITE, of=refused).results["gate"] == "success"
+
+
+def test_an_image_that_cannot_be_built_is_the_reason_of_every_cell(site, tmp_path):
+    repository = tmp_path / "repository"
+    command("cp", "-a", str(site.repository), str(repository), folder=tmp_path, environ=dict(os.environ))
+    recipe = 'torch = "2.13.0"\npackages = ["no-such-package-of-anyone"]'
+    (repository / "matrix.toml").write_text(MATRIX.replace('image = "{image}"', recipe))
+    refused = first_attempt(replace(site, repository=repository, folder=tmp_path / "machines"))
+    assert refused.results == {
+        "plan": "success", "image": "failure", "forks": "skipped", "run": "skipped", "report": "failure",
+        "gate": "failure",
+    }  # fmt: skip
+    why = "The packages of image cpu could not be resolved."
+    assert [[why in error for error in errors_of(refused.job(job))] for job in ("image", "report")] == [[True], [True]]
+    cause = rf"{why}.*\(2 tests in 2 cells; packs {GOOD}, {OTHER}; exit code 4\\\)"
+    assert re.search(rf"\*\*Cause:\*\* {cause}", refused.job("report").summary)
+    assert gate_of(refused).summary.startswith(f"**The gate is closed:** image: {why}")
+
+
+def test_a_selection_that_leaves_no_cell_is_the_first_thing_that_the_gate_says(site, tmp_path):
+    empty = replace(site, inputs={**site.inputs, "select": "--where world_size=7"}, folder=tmp_path)
+    run = first_attempt(empty)
+    assert [run.results[job] for job in ("plan", "image", "run", "report")] == ["failure", *["skipped"] * 3]
+    why = "The matrix has no cell with world_size 7."
+    assert [why in error for error in errors_of(run.job("plan"))] == [True]
+    assert why.replace("_", r"\_") in run.job("plan").summary
+    assert gate_of(run).summary.startswith(f"**The gate is closed:** plan: {why}".replace("_", r"\_"))
+    assert len(gate_of(run).summary.splitlines()) == 4
