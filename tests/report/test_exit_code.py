@@ -83,3 +83,16 @@ def test_a_session_answers_for_a_damaged_manifest(run_folder):
     (run_folder.path / "run.json").write_text("{")
     merged = merge(run_folder.path, environ={})
     assert code(merged.only({ENV})) is ExitCode.UNACCOUNTED
+
+
+def test_what_befell_a_job_is_told_in_the_order_of_the_exit_codes(run_folder):
+    lost = ["gloo-w2-g0-env/a", "gloo-w2-g0-env/b"]
+    sick, empty = "gloo-w2-g0-tcp/a", "gloo-w2-g0-tcp/b"
+    run_folder.manifest(empty, *lost, sick)
+    run_folder.job(empty, error={"kind": "collection", "what": "No such module."})
+    run_folder.job(sick, error={"kind": "infrastructure", "what": "A sick GPU."})
+    merged = merge(run_folder.path, environ={})
+    told = ["A sick GPU.", "The job left no results", "No such module."]
+    assert [failure.message[: len(text)] for failure, text in zip(merged.failures, told, strict=True)] == told
+    page = merged.page.read_text()
+    assert sorted(told, key=page.index) == told

@@ -146,11 +146,12 @@ def grouped(of_jobs: Iterable[Sequence[Failure]], blames: Mapping[GroupKey, str]
         for failure in failures:
             groups.setdefault(failure.key or object(), []).append(failure)
     joined = [_joined(group, blames) for group in groups.values()]
-    return sorted(joined, key=_importance)
+    return sorted(joined, key=lambda failure: (order_of(failure.code, is_of_job=failure.is_of_job), -failure.alike))
 
 
-def _importance(failure: Failure) -> tuple[bool, int, int]:
-    return not failure.is_of_job, PRECEDENCE.index(failure.code) if failure.is_of_job else 0, -failure.alike
+def order_of(code: ExitCode, *, is_of_job: bool) -> int:
+    """The place of a failure among others, from 0: errors of whole jobs by their exit codes, then those of tests."""
+    return PRECEDENCE.index(code) if is_of_job else len(PRECEDENCE)
 
 
 def _joined(group: Sequence[Failure], blames: Mapping[GroupKey, str]) -> Failure:

@@ -323,9 +323,11 @@
       if (!groups.has(row.x.g)) groups.set(row.x.g, []);
       groups.get(row.x.g).push(row);
     }
-    return [...groups].sort(([left, a], [right, b]) => isOfJob(b[0]) - isOfJob(a[0]) || b.length - a.length || left - right);
+    return [...groups].sort(([left, a], [right, b]) => orderOf(a[0]) - orderOf(b[0]) || b.length - a.length || left - right);
   }
 
+  // Errors of whole jobs by their exit codes, then those of tests.
+  const orderOf = (row) => row.x.o ?? Infinity;
   const isOfJob = (row) => !row.x.r && row.name.startsWith("allranks::");
 
   function showFailures() {

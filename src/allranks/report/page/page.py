@@ -102,6 +102,7 @@ class Sample:
 
     Attributes:
         place: ``<cell> / <suite>``.
+        order: Its place among others, from 0.
         ranks: Whose failure it is, in words, in all of them.
     """
 
@@ -110,7 +111,7 @@ class Sample:
     kind: VerdictKind
     message: str
     text: str
-    is_of_job: bool = False
+    order: int = 0
     ranks: str = ""
     count: int = 1
 
@@ -184,7 +185,7 @@ class Static:
     @property
     def failures(self) -> str:
         """The first failures, with equal ones grouped."""
-        shown = sorted(self.samples, key=lambda sample: not sample.is_of_job)[:SHOWN_FAILURES]
+        shown = sorted(self.samples, key=lambda sample: sample.order)[:SHOWN_FAILURES]
         if not shown:
             return '<p class="none">No failure.</p>'
         left = self.merged.counts.bad - sum(sample.count for sample in shown)

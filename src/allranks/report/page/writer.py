@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from allranks.report.axis_correlation import Blame, CaseKey, Evidence, tells
-from allranks.report.failure_groups import GroupKey, message_of, whose
+from allranks.report.failure_groups import GroupKey, message_of, order_of, whose
 from allranks.report.judged import CellSuite, MergedRun, SuiteRow
 from allranks.report.page.case_list import Details, Index, files_of_ranks, folder_to_link
 from allranks.report.page.page import GENERATOR, Groups, Sample, Static, document
@@ -132,26 +132,26 @@ class PageWriter:
         self._time(job, key.nodeid, letter, test.time)
 
     def _failure(self, cell: int, key: CaseKey, test: TestVerdict, suite: CellSuite) -> dict[str, Any]:
-        message = message_of(test)
+        message, is_of_job = message_of(test), test.verdict.rule is VerdictRule.JOB
+        order = order_of(test.verdict.exit_code, is_of_job=is_of_job)
         group = self._groups.number_of(test, message)
-        if test.verdict.rule is not VerdictRule.JOB:
+        if not is_of_job:
             # A job's own trouble has no matching pass in other cells, so it is not evidence.
             self._evidence.failed(key, group, cell)
         if group in self._samples:
             self._samples[group].count += 1
-        elif len(self._samples) < _SAMPLES or (
-            test.verdict.rule is VerdictRule.JOB and len(self._samples) < 2 * _SAMPLES
-        ):
+        elif len(self._samples) < _SAMPLES or (is_of_job and len(self._samples) < 2 * _SAMPLES):
             self._samples[group] = Sample(
                 place=readable(suite.name),
                 nodeid=key.nodeid,
                 kind=test.verdict.kind,
                 message=message,
                 text=cut(folded(readable(test.verdict.text)), _SAMPLE),
-                is_of_job=test.verdict.rule is VerdictRule.JOB,
+                order=order,
             )
         same = self._groups.groups[group].message == message
-        return {"g": group, "w": test.verdict.reason} | ({} if same else {"m": message})
+        more = {} if same else {"m": message}
+        return {"g": group, "w": test.verdict.reason} | more | ({"o": order} if is_of_job else {})
 
     def _reason(self, test: TestVerdict) -> int:
         said = cut(first_line(readable(test.verdict.message)), _REASON).replace("\n", " ") or "no reason given"
