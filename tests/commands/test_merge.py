@@ -45,7 +45,7 @@ def test_a_merge_is_one_object_for_programs(allranks, ranks, command):
     [failure] = told["failures"]
     assert failure == {
         "place": "ranks / tests", "test": "t::test_x", "kind": "failure", "message": "rank 1 failed: no", "alike": 0,
-        "cells": ["ranks"], "ranks": [1], "blame": None,
+        "cells": ["ranks"], "packs": [], "ranks": [1], "blame": None,
     }  # fmt: skip
     assert all(Path(file).is_file() for file in (told["files"]["junit"][0], *list(told["files"].values())[1:]))
     assert "exit code" not in err
@@ -201,6 +201,7 @@ def test_on_github_the_reason_of_a_machine_is_an_output_that_names_its_pack(allr
     outputs = gathered(error=MACHINE)
     assert allranks("merge", "r")[0] == 4
     assert outputs.read_text() == "reason=No GPUs | here. (pack cpu-g0-1of1; exit code 4)\n"
+    assert json.loads(allranks("merge", "r", "--json")[1])["failures"][0]["packs"] == ["cpu-g0-1of1"]
     assert "**Cause:** No GPUs \\| here. \\(pack cpu-g0-1of1; exit code 4\\)\n" in Path("r/summary.md").read_text()
 
 

@@ -112,6 +112,7 @@ def _object(merged: "MergedRun", code: ExitCode) -> Mapping[str, object]:
                 "message": each.message,
                 "alike": each.alike,
                 "cells": each.cells,
+                "packs": each.packs,
                 "ranks": sorted(each.ranks),
                 "blame": each.blame or None,
             }
