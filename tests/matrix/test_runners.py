@@ -84,7 +84,7 @@ def test_whose_machines_they_are_is_said_or_seen_by_their_labels(load_text, docu
         ('labels = ["a"]\nengine = "podman"', "runners.engine: 'podman' is none of", "'docker'"),
         ('labels = ["a"]\nhosted = "no"', "runners.hosted: 'no' is not true or false", "hosted = true"),
         ('labels = ["self-hosted"]\nhosted = true', "runners.hosted: a machine with the label", "Remove hosted"),
-        ('labels = ["ubuntu-latest"]\ngpus = 2', "runners.gpus: GitHub's machines have no GPUs", "hosted = false"),
+        ('labels = ["ubuntu-latest"]\ngpus = 2', "runners.gpus: GitHub's standard machines have", "hosted = false"),
         ('labels = ["ubuntu-latest"]\nminutes = 361', "runners.minutes: 361 minutes are more", "1 to 360"),
         ('labels = ["a"]\nminutes = 7201', "runners.minutes: 7201 minutes are more", "1 to 7200"),
         ('labels = ["a"]\nwhen = "gpus > 0"', "runners.when: the condition names 'gpus'", "'gpu_count'"),
@@ -112,6 +112,14 @@ def test_a_rule_that_sends_a_cell_to_machines_without_its_gpus_is_an_error(load_
         load_text(f"{document}\n[[runners]]\n{rule}\n")
     assert cell in caught.value.what
     assert remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize("label", ["gpu-t4", "ubuntu-24.04-gpu-t4"])
+def test_a_larger_runner_of_github_has_gpus_and_six_hours(load_text, document, label):
+    [rule] = load_text(f'{document}\n[[runners]]\nlabels = ["{label}"]\nhosted = true\ngpus = 2\n').runners
+    assert (rule.gpus, rule.hosted, minutes_of(rule), cores_of(rule)) == (2, True, 360, 8)
+    with pytest.raises(MatrixError, match="361 minutes are more than a job may take on GitHub's machines"):
+        load_text(f'{document}\n[[runners]]\nlabels = ["{label}"]\nhosted = true\ngpus = 2\nminutes = 361\n')
 
 
 def test_a_cell_that_an_earlier_rule_takes_is_no_business_of_a_later_one(load_text, document):

@@ -275,7 +275,7 @@ class RunnerRule:
         group: The runner group that it must be in; empty for any.
         gpus: The number of GPUs of such a machine.
         cores: The number of CPU cores; None if the file does not set it.
-        hosted: True if GitHub owns it: no GPUs, and six hours for a job.
+        hosted: True if GitHub owns it, standard or larger: a job has six hours.
         engine: The engine that runs jobs there; None for whichever is available.
         minutes: The time limit of a CI job; None for the CI's own limit.
         line: The line of the matrix file that declares it; 0 for the rule that applies if the file has none.

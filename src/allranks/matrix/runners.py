@@ -12,17 +12,21 @@ from allranks.matrix.toml_file import Table, place
 
 HOSTED_MINUTES: Final = 360
 OWN_MINUTES: Final = 5 * 24 * 60
-"""The time limit of a job: six hours on GitHub's machines; five days on self-hosted ones, where GitHub allows 35
+"""The time limit of a job: six hours on all of GitHub's machines; five days on self-hosted ones, where GitHub allows 35
 (https://docs.github.com/actions/reference/limits)."""
 
 FEWEST_CORES: Final = 4
 CORES_OF_A_GPU: Final = 8
-"""Cores if the file does not set them: GitHub's ubuntu-latest has four, machines with GPUs eight or more per GPU."""
+"""Cores if the file does not set them: GitHub's ubuntu-latest has four, and its larger runner with one T4 has four as
+well; machines of one's own have eight or more per GPU."""
 
 UBUNTU: Final = RunnerRule(labels=("ubuntu-latest",), hosted=True)
 """The machine for cells without GPUs if the file has no rule."""
 
 _HOSTED_LABEL: Final = re.compile(r"(ubuntu|windows|macos)-(latest|\d+(\.\d+)?)(-[a-z0-9-]+)?")
+_STANDARD_LABEL: Final = re.compile(r"(ubuntu|windows|macos)-(latest|\d+(\.\d+)?)(-arm)?")
+"""Any other label of GitHub's is the name of a larger runner, which an organisation chooses and which may have GPUs."""
+
 _SELF_HOSTED: Final = "self-hosted"
 _LONGEST_NAME: Final = 256
 
@@ -40,7 +44,7 @@ def read_runner(table: Table, known: Known) -> RunnerRule:
         when=table.optional_condition(known),
         labels=labels,
         group=_name(table, "group", table.text("group", RunnerRule.group, "gpu-machines")),
-        gpus=_gpus(table, hosted=hosted),
+        gpus=_gpus(table, labels, hosted=hosted),
         cores=table.whole("cores", RunnerRule.cores, at_least=1),
         hosted=hosted,
         engine=_engine(table),
@@ -94,13 +98,14 @@ def _hosted(table: Table, labels: tuple[str, ...]) -> bool:
     return hosted
 
 
-def _gpus(table: Table, *, hosted: bool) -> int:
+def _gpus(table: Table, labels: tuple[str, ...], *, hosted: bool) -> int:
     gpus = table.whole("gpus", RunnerRule.gpus, at_least=0)
-    if gpus and hosted:
-        remedy = "Remove gpus, or write hosted = false if this is a machine of your own."
-        raise table.error(
-            name="gpus", what=f"GitHub's machines have no GPUs, and this one should have {gpus}", remedy=remedy
+    if gpus and hosted and any(_STANDARD_LABEL.fullmatch(label.lower()) for label in labels):
+        remedy = (
+            "Remove gpus, name a larger runner with GPUs, or write hosted = false if this is a machine of your own."
         )
+        what = f"GitHub's standard machines have no GPUs, and this one should have {gpus}"
+        raise table.error(name="gpus", what=what, remedy=remedy)
     return gpus
 
 
@@ -130,9 +135,9 @@ def check_runners(matrix: Matrix, cells: Iterable[Cell]) -> None:
 def _lacks_gpus(matrix: Matrix, rule: RunnerRule, cell: Cell) -> MatrixError:
     where = place(matrix.path, rule.line, "runners")
     what = f"{where}: the cell {cell.id} needs {cell.gpu_count} GPUs, and goes to machines ({rule.runs_on}) with"
-    if rule.hosted:
-        remedy = 'Add `gpu_count == 0` to its when, and a rule of your own GPU machines: labels = ["self-hosted", …].'
-        return MatrixError(f"{what} none.", why="GitHub's machines run cells without GPUs alone.", remedy=remedy)
+    if rule.hosted and not rule.gpus:
+        remedy = 'Add `gpu_count == 0` to its when, and a rule of machines with GPUs: labels = ["self-hosted", …].'
+        return MatrixError(f"{what} none.", why="GitHub's standard machines have no GPUs.", remedy=remedy)
     remedy = f"Say how many they have (gpus = {cell.gpu_count}), or add `gpu_count <= {rule.gpus}` to the rule's when."
     return MatrixError(f"{what} {rule.gpus or 'none'}.", why="All of its tests would be skipped.", remedy=remedy)
 
@@ -155,7 +160,7 @@ def _no_machine(matrix: Matrix, cell: Cell) -> UsageError:
     else:
         needs = 'labels = ["ubuntu-latest"]'
     what = f"No CI machine takes the cell {cell.id}."
-    why = "The matrix file has no rule for runners, and GitHub's own machines have no GPUs."
+    why = "The matrix file has no rule for runners, and GitHub's standard machines have no GPUs."
     if matrix.runners:
         why = f"None of the {len(matrix.runners)} rules for runners holds there."
     return UsageError(what, why=why, remedy=f"Add to {matrix.path.name}:  [[runners]]  {needs}")
@@ -163,7 +168,7 @@ def _no_machine(matrix: Matrix, cell: Cell) -> UsageError:
 
 def cores_of(rule: RunnerRule) -> int:
     """The CPU cores of a rule's machines; a guess if the file does not set them."""
-    return rule.cores or max(FEWEST_CORES, CORES_OF_A_GPU * rule.gpus)
+    return rule.cores or max(FEWEST_CORES, (FEWEST_CORES if rule.hosted else CORES_OF_A_GPU) * rule.gpus)
 
 
 def minutes_of(rule: RunnerRule) -> int:
