@@ -5,8 +5,11 @@ import gc
 import socket
 import tarfile
 import time
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import requests
@@ -16,9 +19,10 @@ from fake_daemon import ID, end_agent, engine_of, frame, ignore, refusal, say
 from allranks.engine import agents, ownership
 from allranks.engine import docker as docker_engine
 from allranks.engine.agent_output import Damage
-from allranks.engine.docker import connect
+from allranks.engine.docker import DockerEngine, connect
 from allranks.engine.docker_requests import container_title, volume_names
-from allranks.engine.ownership import own_run
+from allranks.engine.leftovers import LABEL, unjudged_builders
+from allranks.engine.ownership import HOST_LABEL, LOCKS_LABEL, RUN_LABEL, locks_place, own_run
 from allranks.engine.protocol import FileCopy, Resources
 from allranks.errors import EngineError
 from allranks.records import Notice
@@ -414,20 +418,74 @@ def test_a_network_in_which_somebody_else_is_stays(left_over):
 def test_whoever_leases_a_gpu_removes_the_container_that_still_has_it_and_no_other(fake, make_spec):
     client = fake()
     has, has_not = (make_spec(image="i", gpus=gpus).labels for gpus in (("GPU-a", "GPU-b"), ("GPU-c",)))
-    client.listed = [{"Id": "id-a", "Labels": has}, {"Id": "id-c", "Labels": has_not}]
+    here, same_locks = {HOST_LABEL: docker_engine.host_id()}, {HOST_LABEL: "other", LOCKS_LABEL: locks_place()}
+    client.listed = [
+        {"Id": "id-a", "Labels": {**has, **here}},
+        {"Id": "id-b", "Labels": {**has, **same_locks}},
+        {"Id": "id-c", "Labels": {**has_not, **here}},
+        {"Id": "id-d", "Labels": {**has, HOST_LABEL: "other", LOCKS_LABEL: "other"}},
+    ]
     engine_of(client).vacate(("GPU-b",))
-    mine = f"allranks.host={docker_engine.host_id()}"
-    assert client.calls[0][2]["label"] == ["allranks=1", mine, "allranks.gpus"]
-    assert [call[1] for call in client.calls if call[0] == "remove"] == ["id-a"]
+    assert client.calls[0][2]["label"] == ["allranks=1", "allranks.gpus"]
+    assert [call[1] for call in client.calls if call[0] == "remove"] == ["id-a", "id-b"]
 
 
 def test_a_gpu_that_a_dead_runs_container_does_not_let_go_is_an_error(fake, make_spec, monkeypatch):
     monkeypatch.setattr(docker_engine, "_VACATED_WITHIN", 0.2)
     client = fake(remove=refusal(500, "cannot kill container"))
-    client.listed = [{"Id": "id", "Names": ["/allranks-dead"], "Labels": make_spec(image="i", gpus=("a",)).labels}]
+    labels = {**make_spec(image="i", gpus=("a",)).labels, HOST_LABEL: docker_engine.host_id()}
+    client.listed = [{"Id": "id", "Names": ["/allranks-dead"], "Labels": labels}]
     with pytest.raises(EngineError, match="allranks-dead of a dead run still has a GPU"):
         engine_of(client).vacate(("a",))
     assert client.names.count("remove") > 1
+
+
+@pytest.mark.usefixtures("locks")
+@pytest.mark.parametrize("place", ["here", "there", "unknown"])
+def test_what_is_of_another_container_is_judged_by_the_locks_of_its_own_place(left_over, place):
+    """A run in a container of its own has another id of a host; its locks are in a folder that is named."""
+    client = left_over()
+    name = locks_place() if place == "here" else place
+    labels = {HOST_LABEL: "of.another.container", LOCKS_LABEL: name}
+    client.listed = [
+        {"Id": f"id-{run}", "Names": [f"/{run}"], "ImageID": "i", "Labels": {**labels, RUN_LABEL: run}}
+        for run in ("alive", "gone")
+    ]
+    client.volumes_listed = client.networks_listed = []
+    locks = KnownLocks("there", frozenset({"gone"})) if place != "here" else None
+    with own_run("alive"):
+        removed = DockerEngine(SimpleNamespace(api=client), (), locks).reap()
+    assert removed == ([] if place == "unknown" else ["container gone"])
+
+
+@dataclass
+class KnownLocks:
+    """What a keeper would say."""
+
+    place: str
+    gone: frozenset[str]
+
+    def reached(self, image):
+        assert image == "i"
+        return nullcontext()
+
+    def dead(self, runs):
+        return self.gone & runs
+
+
+def test_what_a_run_makes_names_the_place_of_its_locks(fake, make_spec):
+    client = fake(start=refusal())
+    engine = DockerEngine(SimpleNamespace(api=client), (), KnownLocks("there", frozenset()))
+    with suppress(EngineError), engine.start(make_spec(image="i")):
+        pass
+    [request] = [call[2] for call in client.calls if call[0] == "create"]
+    assert request["labels"][LOCKS_LABEL] == "there"
+
+
+def test_a_container_of_a_finished_image_is_of_no_unfinished_build():
+    container = {"Labels": {LABEL: ""}, "State": "running"}
+    client = SimpleNamespace(images=lambda **_: [], containers=lambda **_: [container])
+    assert unjudged_builders(client) == []
 
 
 def test_a_job_without_gpus_is_not_looked_at_for_them(make_spec):

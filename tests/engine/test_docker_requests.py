@@ -26,6 +26,7 @@ from allranks.engine.docker_requests import (
     specs_of_nodes,
     volume_names,
 )
+from allranks.engine.ownership import HOST_LABEL
 from allranks.engine.protocol import LISTS, FileCopy, Passthrough, resources
 from allranks.harness.config import GpuToCheck
 
@@ -34,7 +35,7 @@ DAEMON = Daemon(cpus=8, limits_cpus=True, has_seccomp=True)
 
 @pytest.fixture
 def request_of(make_spec):
-    return creation_request(make_spec(image="i", run_id="r", gpus=("GPU-a",)), "host", 4096, DAEMON)
+    return creation_request(make_spec(image="i", run_id="r", gpus=("GPU-a",)), {HOST_LABEL: "host"}, 4096, DAEMON)
 
 
 def test_containers_have_a_read_only_root(request_of):
@@ -60,7 +61,7 @@ def test_the_first_process_of_a_container_is_the_one_that_keeps_its_files(reques
 
 def test_containers_have_limits_from_the_job(make_spec):
     spec = make_spec(image="i")
-    config = creation_request(spec, "host", 4096, DAEMON)["host_config"]
+    config = creation_request(spec, {HOST_LABEL: "host"}, 4096, DAEMON)["host_config"]
     assert config["pids_limit"] == spec.resources.pids
     assert config["mem_limit"] == config["memswap_limit"] == spec.resources.memory_bytes
     assert config["shm_size"] == spec.resources.shm_bytes
@@ -85,16 +86,16 @@ def test_containers_mount_volumes_of_their_own_and_nothing_of_the_host(request_o
 def test_every_object_carries_the_labels_by_which_it_is_reaped(make_spec):
     spec = make_spec(image="i", run_id="r")
     wanted = {**spec.labels, "allranks.host": "host"}
-    request = creation_request(spec, "host", 4096, DAEMON)
+    request = creation_request(spec, {HOST_LABEL: "host"}, 4096, DAEMON)
     assert wanted.items() <= request["labels"].items()
-    assert wanted == network_request(spec, "host")["labels"]
+    assert wanted == network_request(spec, {HOST_LABEL: "host"})["labels"]
     for mount in request["host_config"]["mounts"]:
         assert mount["VolumeOptions"]["Labels"] == wanted
 
 
 def test_volumes_have_room_for_what_is_copied_in_for_results_and_for_what_tests_may_write(make_spec):
     spec = make_spec(image="i")
-    job, shared = creation_request(spec, "host", 4096, DAEMON)["host_config"]["mounts"]
+    job, shared = creation_request(spec, {HOST_LABEL: "host"}, 4096, DAEMON)["host_config"]["mounts"]
     options = [mount["VolumeOptions"]["DriverConfig"]["Options"] for mount in (job, shared)]
     assert [each["type"] for each in options] == ["tmpfs", "tmpfs"]
     assert options[0]["o"].startswith(f"size={4096 + RESULTS_BYTES},")
@@ -150,7 +151,7 @@ def test_a_job_may_use_a_cpu_for_each_rank_and_leaves_some_where_there_are_many(
 
 def test_a_job_counts_against_others_by_its_ranks(make_spec):
     """One of two ranks as much as a container of anybody else's, which has 1024."""
-    config = creation_request(make_spec(image="i"), "host", 4096, DAEMON)["host_config"]
+    config = creation_request(make_spec(image="i"), {HOST_LABEL: "host"}, 4096, DAEMON)["host_config"]
     assert config["cpu_shares"] == 512 * make_spec().resources.cpus
     assert [_cpu_settings(ranks, DAEMON)["cpu_shares"] for ranks in (1, 2, 8)] == [512, 1024, 4096]
 
@@ -173,9 +174,9 @@ def profile_of(request):
 
 def test_system_calls_are_filtered_by_our_own_list_unless_the_matrix_file_or_the_kernel_says_otherwise(make_spec):
     spec = make_spec(image="i")
-    assert profile_of(creation_request(spec, "host", 4096, DAEMON))["defaultAction"] == "SCMP_ACT_ERRNO"
+    assert profile_of(creation_request(spec, {HOST_LABEL: "host"}, 4096, DAEMON))["defaultAction"] == "SCMP_ACT_ERRNO"
     for changed, daemon in ((replace(spec, seccomp="default"), DAEMON), (spec, replace(DAEMON, has_seccomp=False))):
-        made = creation_request(changed, "host", 4096, daemon)
+        made = creation_request(changed, {HOST_LABEL: "host"}, 4096, daemon)
         assert made["host_config"]["security_opt"] == ["no-new-privileges"]
 
 
@@ -245,29 +246,29 @@ def test_each_node_has_a_container_of_its_own_name_that_says_which_node_it_is(no
     assert [container_title(spec) for spec in specs] == [
         "The container of node 0 of gloo-w2-g0-env/tiny", "The container of node 1 of gloo-w2-g0-env/tiny",
     ]  # fmt: skip
-    requests = [creation_request(spec, "host", 4096, DAEMON) for spec in specs]
+    requests = [creation_request(spec, {HOST_LABEL: "host"}, 4096, DAEMON) for spec in specs]
     assert [request["hostname"] for request in requests] == ["node0", "node1"]
     assert [request["labels"]["allranks.node"] for request in requests] == ["0", "1"]
 
 
 def test_nodes_are_in_the_jobs_network_alone_by_their_names(nodes_of):
     first, second = nodes_of()
-    network = network_request(first, "host")["name"]
-    assert network == network_request(second, "host")["name"]
+    network = network_request(first, {HOST_LABEL: "host"})["name"]
+    assert network == network_request(second, {HOST_LABEL: "host"})["name"]
     for node, spec in enumerate((first, second)):
-        request = creation_request(spec, "host", 4096, DAEMON)
+        request = creation_request(spec, {HOST_LABEL: "host"}, 4096, DAEMON)
         assert request["host_config"]["network_mode"] == network
         assert request["networking_config"] == {"EndpointsConfig": {network: {"Aliases": [f"node{node}"]}}}
 
 
 def test_the_network_of_nodes_leads_nowhere_and_not_to_the_host(nodes_of):
-    request = network_request(nodes_of()[0], "host")
+    request = network_request(nodes_of()[0], {HOST_LABEL: "host"})
     assert request["internal"] is True
     assert request["options"] == {"com.docker.network.bridge.inhibit_ipv4": "true"}
 
 
 def test_nodes_have_no_name_server_that_knows_more_than_them(nodes_of):
-    config = creation_request(nodes_of()[1], "host", 4096, DAEMON)["host_config"]
+    config = creation_request(nodes_of()[1], {HOST_LABEL: "host"}, 4096, DAEMON)["host_config"]
     assert (config["dns"], config["dns_search"]) == (["127.0.0.1"], ["."])
     assert "extra_hosts" not in config
 
@@ -281,7 +282,7 @@ def test_ranks_of_several_nodes_meet_over_the_jobs_network_unless_the_matrix_fil
 
 def test_nodes_share_volumes_in_which_each_has_its_own_config_and_results(nodes_of):
     specs = nodes_of()
-    mounts = [creation_request(spec, "host", 4096, DAEMON)["host_config"]["mounts"] for spec in specs]
+    mounts = [creation_request(spec, {HOST_LABEL: "host"}, 4096, DAEMON)["host_config"]["mounts"] for spec in specs]
     assert mounts[0] == mounts[1]
     assert tuple(mount["Source"] for mount in mounts[0]) == volume_names(specs[0])
     assert f"size={4096 + 2 * RESULTS_BYTES}," in mounts[0][0]["VolumeOptions"]["DriverConfig"]["Options"]["o"]
@@ -301,7 +302,9 @@ def test_a_config_can_be_read_by_the_jobs_user_alone_and_has_the_token(nodes_of)
             assert json.load(tar.extractfile(name))["post"] == {
                 "node": node, "leader": "node0", "port": 29400, "token": "hush-hush",
             }  # fmt: skip
-    assert not any("hush-hush" in str(creation_request(spec, "host", 4096, DAEMON)) for spec in nodes_of())
+    assert not any(
+        "hush-hush" in str(creation_request(spec, {HOST_LABEL: "host"}, 4096, DAEMON)) for spec in nodes_of()
+    )
 
 
 def test_each_node_is_given_its_own_gpus_and_no_others(nodes_of):
@@ -321,7 +324,10 @@ def test_each_node_is_given_the_device_nodes_of_its_own_gpus_of_amd(nodes_of):
 
 def test_each_node_has_the_limits_of_its_own_ranks(nodes_of):
     each = tuple(resources(world_size=size, memory_mib=None, seconds=60) for size in (2, 1))
-    made = [creation_request(spec, "host", 4096, DAEMON)["host_config"] for spec in nodes_of(node_resources=each)]
+    made = [
+        creation_request(spec, {HOST_LABEL: "host"}, 4096, DAEMON)["host_config"]
+        for spec in nodes_of(node_resources=each)
+    ]
     for found, wanted in zip(made, each, strict=True):
         assert (found["mem_limit"], found["pids_limit"], found["shm_size"]) == (
             wanted.memory_bytes, wanted.pids, wanted.shm_bytes,

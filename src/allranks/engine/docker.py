@@ -30,6 +30,7 @@ from allranks.engine.docker_requests import (
     specs_of_nodes,
     volume_names,
 )
+from allranks.engine.host_locks import LOCAL, HostLocks
 from allranks.engine.leftovers import (
     FAILURES,
     Listed,
@@ -44,17 +45,17 @@ from allranks.engine.leftovers import (
 from allranks.engine.ownership import (
     GPUS_LABEL,
     HOST_LABEL,
+    LOCKS_LABEL,
     RUN_LABEL,
     forget_dead_runs,
     host_id,
     is_dead,
     is_of_earlier_boot,
+    locks_place,
 )
 from allranks.engine.protocol import FileCopy, JobSpec
 from allranks.errors import EngineDeniedError, EngineError
 from allranks.interruption import uninterrupted
-
-_LOCAL = "http+unix://"
 
 _REMOVED_WITHIN = 10.0
 """Seconds: an object of a job that has ended stays in use no longer than a removal by another process takes."""
@@ -90,9 +91,9 @@ def connect(*, timeout: int = 60) -> docker.DockerClient:
 
 def _knock(address: str, timeout: float) -> None:
     """Check that a server listens at a local address: the SDK leaks a socket that it cannot connect."""
-    if not address.startswith(_LOCAL):
+    if not address.startswith(LOCAL):
         return
-    path = address.removeprefix(_LOCAL)
+    path = address.removeprefix(LOCAL)
     with socket.socket(socket.AF_UNIX) as door:
         door.settimeout(timeout)
         try:
@@ -107,13 +108,22 @@ class DockerEngine:
     Args:
         client: A connected client.
         package: The files of allranks that the agent needs, with targets relative to a folder on its path.
+        host_locks: The locks of the daemon's host; None if this process sees them itself.
     """
 
     name = "docker"
 
-    def __init__(self, client: docker.DockerClient, package: tuple[FileCopy, ...]) -> None:
+    def __init__(
+        self, client: docker.DockerClient, package: tuple[FileCopy, ...], host_locks: HostLocks | None = None
+    ) -> None:
+        self.host_locks = host_locks
         self._client = client.api
         self._package = package
+
+    @property
+    def _owner(self) -> dict[str, str]:
+        """The labels by which others can tell whether the owner of an object lives."""
+        return {HOST_LABEL: host_id(), LOCKS_LABEL: (self.host_locks and self.host_locks.place) or locks_place()}
 
     @cached_property
     def _daemon(self) -> Daemon:
@@ -154,7 +164,7 @@ class DockerEngine:
             raise EngineError(msg, why=str(error), remedy=remedy) from error
 
     def _make_network(self, spec: JobSpec, stack: ExitStack) -> None:
-        request = network_request(spec, host_id())
+        request = network_request(spec, self._owner)
         # After a signal the daemon would still make the network, and no process would remove it.
         with as_engine_error(f"The network of {spec.job_id} could not be made."), uninterrupted():
             with _undone_without_answer(partial(self._client.remove_network, request["name"])):
@@ -163,7 +173,7 @@ class DockerEngine:
 
     def _make_container(self, spec: JobSpec, code_bytes: int, stack: ExitStack) -> Container:
         name, title = container_name(spec), container_title(spec)
-        request = creation_request(spec, host_id(), code_bytes, self._daemon)
+        request = creation_request(spec, self._owner, code_bytes, self._daemon)
         host_config = self._client.create_host_config(**request.pop("host_config"))
         with as_engine_error(f"{title} could not be started."), uninterrupted():
             with _undone_without_answer(partial(self._remove_container, name)):
@@ -195,22 +205,37 @@ class DockerEngine:
 
     def _using(self, gpus: Sequence[str]) -> list[Listed]:
         with _as_listing_error():
-            filters = {"label": [*_OURS["label"], f"{HOST_LABEL}={host_id()}", GPUS_LABEL]}
+            filters = {"label": [*_OURS["label"], GPUS_LABEL]}
             listed: list[Listed] = self._client.containers(all=True, filters=filters)
-        return [each for each in listed if not set(gpus).isdisjoint(json.loads(each["Labels"][GPUS_LABEL]))]
+        own = self._owner.items()  # the leases of others are not in our folder of locks
+        leased_here = [each for each in listed if not own.isdisjoint(labels_of(each).items())]
+        return [each for each in leased_here if not set(gpus).isdisjoint(json.loads(each["Labels"][GPUS_LABEL]))]
 
     def reap(self) -> list[str]:
         """Remove what ownerless runs and builds of this host have left; containers first, since they hold all else."""
         with _as_listing_error():
             builders = list(reap_builders(self._client))
-            containers = list(filter(_is_dead, self._containers()))
+            there = self._containers()
+            is_dead_here = partial(_is_dead, dead=self._dead_elsewhere(there))
+            containers = list(filter(is_dead_here, there))
             for each in containers:
                 _removes(self._remove_container, each["Id"])
-            dead_volumes, dead_networks = filter(_is_dead, self._volumes()), filter(_is_dead, self._networks())
+            dead_volumes, dead_networks = filter(is_dead_here, self._volumes()), filter(is_dead_here, self._networks())
             volumes = [each for each in dead_volumes if _removes(self._client.remove_volume, each["Name"])]
             networks = [each for each in dead_networks if _removes(self._client.remove_network, each["Id"])]
         forget_dead_runs()
         return _names(containers, volumes, networks, builders)
+
+    def _dead_elsewhere(self, containers: Sequence[Listed]) -> frozenset[tuple[str, str]]:
+        """The places and runs of dead owners whose locks the daemon's host has, and this process does not see."""
+        strange = [each for each in containers if labels_of(each).get(LOCKS_LABEL, locks_place()) != locks_place()]
+        if self.host_locks is None or not strange:
+            return frozenset()
+        with suppress(EngineError), self.host_locks.reached(strange[0]["ImageID"]):
+            place = self.host_locks.place
+            runs = {labels_of(each)[RUN_LABEL] for each in strange if labels_of(each)[LOCKS_LABEL] == place}
+            return frozenset((place, run_id) for run_id in self.host_locks.dead(runs))
+        return frozenset()
 
     def adopt(self, _spec: JobSpec) -> None:
         """See :meth:`allranks.engine.protocol.Engine.adopt`: a job ends with its orchestrator."""
@@ -286,19 +311,25 @@ def _undone_without_answer(undo: Callable[[], object]) -> Iterator[None]:
 _OURS = {"label": ["allranks=1"]}
 
 
-def _is_dead(listed: Listed) -> bool:
-    """True if the owner is certainly dead: its lock is free, or the boot that it lived in is over."""
+def _is_dead(listed: Listed, dead: frozenset[tuple[str, str]] = frozenset()) -> bool:
+    """True if the owner is certainly dead: its lock is free, or the boot that it lived in is over.
+
+    Args:
+        listed: The object.
+        dead: The places and runs of owners that are known to be dead elsewhere.
+    """
     labels = labels_of(listed)
-    host, run_id = labels.get(HOST_LABEL, ""), labels.get(RUN_LABEL, "")
-    if host == host_id():
+    host, run_id, place = (labels.get(name, "") for name in (HOST_LABEL, RUN_LABEL, LOCKS_LABEL))
+    if host == host_id() or place == locks_place():
         return bool(run_id) and is_dead(run_id)
-    return is_still(listed) and is_of_earlier_boot(host, made_at(listed))
+    return (place, run_id) in dead or (is_still(listed) and is_of_earlier_boot(host, made_at(listed)))
 
 
 def _is_unjudged(listed: Listed) -> bool:
     """True if something belongs to a run whose owner may live where its lock cannot be seen from here."""
     labels = labels_of(listed)
-    return RUN_LABEL in labels and labels.get(HOST_LABEL) != host_id() and not _is_dead(listed)
+    is_of_here = labels.get(HOST_LABEL) == host_id() or labels.get(LOCKS_LABEL) == locks_place()
+    return RUN_LABEL in labels and not is_of_here and not _is_dead(listed)
 
 
 def _names(

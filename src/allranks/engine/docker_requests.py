@@ -11,7 +11,7 @@ from docker.types import DeviceRequest, DriverConfig, Mount, Ulimit
 
 from allranks.engine.agents import spec_of_node
 from allranks.engine.archive import Archive, ArchiveBuilder
-from allranks.engine.ownership import HOST_LABEL, RUN_VARIABLE
+from allranks.engine.ownership import RUN_VARIABLE
 from allranks.engine.protocol import LISTS, FileCopy, JobSpec
 from allranks.harness.config import RESULTS_BYTES, NodeConfig
 from allranks.harness.container_init import COMMAND, ISOLATED
@@ -104,8 +104,8 @@ def network_of(spec: JobSpec) -> str | None:
     return None if spec.agent.nodes == 1 else object_name(spec)
 
 
-def _labels(spec: JobSpec, host: str) -> dict[str, str]:
-    return {**spec.labels, HOST_LABEL: host}
+def _labels(spec: JobSpec, owner: Mapping[str, str]) -> dict[str, str]:
+    return {**spec.labels, **owner}
 
 
 def volume_names(spec: JobSpec) -> tuple[str, ...]:
@@ -116,7 +116,7 @@ def volume_names(spec: JobSpec) -> tuple[str, ...]:
     return object_name(spec), f"{object_name(spec)}-shared"
 
 
-def network_request(spec: JobSpec, host: str) -> dict[str, Any]:
+def network_request(spec: JobSpec, owner: Mapping[str, str]) -> dict[str, Any]:
     """The request for a network of a job's nodes alone."""
     return {
         "name": object_name(spec),
@@ -126,11 +126,11 @@ def network_request(spec: JobSpec, host: str) -> dict[str, Any]:
         # gateway, with all that listens on it (Docker 20.10).
         "internal": True,
         "options": {"com.docker.network.bridge.inhibit_ipv4": "true"},
-        "labels": _labels(spec, host),
+        "labels": _labels(spec, owner),
     }
 
 
-def creation_request(spec: JobSpec, host: str, code_bytes: int, daemon: Daemon) -> dict[str, Any]:
+def creation_request(spec: JobSpec, owner: Mapping[str, str], code_bytes: int, daemon: Daemon) -> dict[str, Any]:
     """The request for a container that may do nothing but compute."""
     limits = spec.resources
     return {
@@ -141,12 +141,12 @@ def creation_request(spec: JobSpec, host: str, code_bytes: int, daemon: Daemon) 
         "user": f"{USER}:{USER}",
         "working_dir": f"{ROOT}/shared",
         "environment": container_environment(spec),
-        "labels": {**_labels(spec, host), NODE_LABEL: str(spec.agent.node)},
+        "labels": {**_labels(spec, owner), NODE_LABEL: str(spec.agent.node)},
         "stdin_open": True,
         "networking_config": _endpoint(spec),
         "host_config": {
             **_network_settings(spec),
-            "mounts": _mounts(spec, host, code_bytes),
+            "mounts": _mounts(spec, owner, code_bytes),
             "tmpfs": {"/tmp": "rw,nosuid,nodev,exec,mode=1777,size=1g"},  # noqa: S108 - the container's own
             "read_only": True,
             "cap_drop": ["ALL"],
@@ -186,9 +186,9 @@ def _cpu_settings(ranks: int, daemon: Daemon) -> dict[str, int]:
     return {"cpu_shares": _SHARES_OF_RANK * ranks, **limit}
 
 
-def _mounts(spec: JobSpec, host: str, code_bytes: int) -> list[Mount]:
+def _mounts(spec: JobSpec, owner: Mapping[str, str], code_bytes: int) -> list[Mount]:
     files, written = volume_names(spec)
-    labels, limits = _labels(spec, host), spec.resources
+    labels, limits = _labels(spec, owner), spec.resources
     return [
         _in_memory(files, ROOT, code_bytes + RESULTS_BYTES * spec.agent.nodes, labels, owner=0),
         _in_memory(written, f"{ROOT}/shared", limits.disk_bytes, labels, owner=USER),

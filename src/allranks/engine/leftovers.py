@@ -108,7 +108,8 @@ def _unfinished(client: APIClient) -> dict[str, list[Listed]]:
     label = {"label": LABEL}
     builds: dict[str, list[Listed]] = {}
     for each in (*client.images(filters={**label, "dangling": True}), *client.containers(all=True, filters=label)):
-        builds.setdefault(labels_of(each).get(LABEL, ""), []).append(each)
+        if builder := labels_of(each).get(LABEL):  # finished images have an empty one, which their containers inherit
+            builds.setdefault(builder, []).append(each)
     return builds
 
 

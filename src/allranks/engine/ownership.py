@@ -24,6 +24,9 @@ HOST_VARIABLE = "ALLRANKS_JOB_OF_HOST"
 """Environment variable of processes on this host: the :func:`host_id` of their run's owner."""
 
 HOST_LABEL = "allranks.host"
+LOCKS_LABEL = "allranks.locks"
+"""Label with the :func:`locks_place` of the folder in which an object's run is locked."""
+
 RUN_LABEL = "allranks.run"
 GPUS_LABEL = "allranks.gpus"
 
@@ -41,6 +44,17 @@ def host_id() -> str:
     # Digests reveal nothing about their texts.
     digests = (hashlib.sha256(part.encode()).hexdigest() for part in (machine, _text_of(_BOOT_ID), spaces))
     return ".".join(digest[:16] for digest in digests)
+
+
+def locks_place() -> str:
+    """The identity of this process's folder of locks: whoever has the same one sees the same locks, in any container.
+
+    No two mounted file systems of one boot share a device number. A number is used again only after the file system is
+    gone, and its owners with it.
+    """
+    folder = lock_folder().stat()
+    text = f"{_text_of(_BOOT_ID)} {folder.st_dev}:{folder.st_ino}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def is_of_earlier_boot(host: str, made: float) -> bool:
@@ -90,7 +104,11 @@ def lock_folder() -> Path:
     TMPDIR nor on what this user may write.
     """
     shared = Path("/run/lock")
-    base = shared if shared.is_dir() and shared.stat().st_mode & stat.S_IWOTH else Path("/tmp")  # noqa: S108
+    return lock_folder_in(shared if shared.is_dir() and shared.stat().st_mode & stat.S_IWOTH else Path("/tmp"))  # noqa: S108
+
+
+def lock_folder_in(base: Path) -> Path:
+    """The folder of locks in a folder that all users may write."""
     folder = base / "allranks"
     if not folder.exists():
         folder.mkdir(exist_ok=True)

@@ -20,6 +20,7 @@ from allranks.user_cache import cache_folder
 if TYPE_CHECKING:
     from docker import DockerClient
 
+    from allranks.engine.docker import DockerEngine
     from allranks.engine.protocol import Engine, FileCopy
 
 _SOCKET = Path("/var/run/docker.sock")
@@ -91,11 +92,13 @@ def _connector() -> "Callable[..., DockerClient]":
     return connect
 
 
-def _docker_engine(client: "DockerClient", package: "tuple[FileCopy, ...]" = ()) -> "Engine":
+def _docker_engine(client: "DockerClient", package: "tuple[FileCopy, ...]" = ()) -> "DockerEngine":
     """A docker engine; without a package it can only clean up."""
     from allranks.engine.docker import DockerEngine  # noqa: PLC0415 - see _connector
+    from allranks.engine.host_locks import HostLocks, sees_daemon  # noqa: PLC0415
 
-    return DockerEngine(client, package)
+    locks = None if sees_daemon() else HostLocks(client.api)
+    return DockerEngine(client, package, locks)
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,10 @@ class ConnectedDaemon:
 
         package = package_files()
         files = (*package, *bytecode_of(package, cache_folder() / "bytecode"))
-        return _docker_engine(self.image_daemon, files), make
+        engine = _docker_engine(self.image_daemon, files)
+        if uses is not None and engine.host_locks is not None:
+            uses.callback(engine.host_locks.close)
+        return engine, make
 
 
 def examine_daemon(said: Mapping[str, Any], inventory: Inventory, now: float) -> Iterator[Finding]:

@@ -53,7 +53,7 @@ class AttemptRunner:
 
     def __post_init__(self) -> None:
         """Fill the pool with the host's GPUs."""
-        self.pool = GpuPool(self.host.gpus, self.folder.run_id)
+        self.pool = GpuPool(self.host.gpus, self.folder.run_id, self.host.leasing)
 
     def room_of(self, job: Job) -> Capacity:
         """The demand of a job: no GPUs if the host has too few, since all its tests will be skipped."""
@@ -122,7 +122,7 @@ class AttemptRunner:
     def _environment(self, job: Job) -> JobEnvironment | AllranksError:
         """The job's Python, or why there is none."""
         try:
-            return self.host.environment_of(job)
+            return self.host.locked_environment(job, self.folder.run_id)
         except AllranksError as error:
             return error
         finally:

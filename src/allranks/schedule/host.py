@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from allranks.engine.gpus import Inventory, take_inventory
 from allranks.engine.kind import ConnectedEngine, JobEnvironment, MakeEnvironment, Progress, choose_engine, cleaners
@@ -11,7 +12,13 @@ from allranks.errors import AllranksError, EngineError, MatrixError
 from allranks.harness.config import share_of
 from allranks.matrix.cell_images import image_for
 from allranks.matrix.model import Cell, Image, Job, Matrix
+from allranks.schedule import gpu_leases
+from allranks.schedule.daemon_leases import DaemonLeases
+from allranks.schedule.gpu_pool import Leasing
 from allranks.schedule.packing.estimate import Capacity
+
+if TYPE_CHECKING:
+    from allranks.engine.host_locks import HostLocks
 
 _NO_GPUS = Inventory()
 
@@ -49,6 +56,30 @@ class Host:
         for engine in self.other_engines:
             with suppress(EngineError):  # it has nothing to do with this run
                 engine.vacate(gpus)
+
+    @property
+    def _locks(self) -> "HostLocks | None":
+        return getattr(self.engine, "host_locks", None)
+
+    @property
+    def leasing(self) -> Leasing:
+        """Where GPUs are leased: on this host, or for a run in a container on its daemon's."""
+        return DaemonLeases(self._locks) if self._locks else gpu_leases
+
+    def locked_environment(self, job: Job, run_id: str) -> JobEnvironment:
+        """The environment of a job; with the first image a daemon's host gets the locks of this run.
+
+        Raises:
+            AllranksError: It cannot be made; or jobs may lease GPUs, and others could be given the same ones.
+        """
+        made = self.environment_of(job)
+        if self._locks is not None and made.image is not None:
+            try:
+                self._locks.reach(made.image, run_id)
+            except EngineError:
+                if self.gpus:
+                    raise
+        return made
 
     @property
     def room(self) -> Capacity:
