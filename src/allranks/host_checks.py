@@ -14,6 +14,7 @@ from allranks.engine.kind import Finding, engine_kind
 from allranks.engine.ownership import lock_folder
 from allranks.engine_registry import AUTO, engine_names
 from allranks.errors import DeviceError, EngineError
+from allranks.schedule.sick_gpus import SICK_REMEDY, sick_gpus
 from allranks.user_cache import cache_folder
 
 _GIB: Final = 1 << 30
@@ -76,10 +77,17 @@ def examine_gpus(inventory: Inventory, root: Path = _ROOT) -> Iterator[Finding]:
         yield Finding("GPUs", text, "Install NVIDIA's driver, and restart the host.")
     else:
         yield Finding("GPUs", "none: tests that need some are skipped")
+    yield from examine_health(inventory)
     locked = [node for node in inventory.of(gpus).nodes if not os.access(root / node.lstrip("/"), os.R_OK | os.W_OK)]
     if locked:
         text = f"this user may not use {', '.join(locked)}"
         yield Finding("groups", text, "Join their groups: sudo usermod -aG render,video $USER")
+
+
+def examine_health(inventory: Inventory) -> Iterator[Finding]:
+    """Check whether the driver, or earlier runs, have found a GPU to be sick."""
+    for gpu, why in sick_gpus(inventory).items():
+        yield Finding("sick GPU", f"{inventory.name_of(gpu)} is sick: {why}", SICK_REMEDY)
 
 
 def examine_folders(results: Path, shm: Path = Path("/dev/shm")) -> Iterator[Finding]:  # noqa: S108 - a default to check

@@ -190,9 +190,16 @@ def test_a_gpu_that_proves_to_be_sick_just_before_it_is_leased_goes_to_no_job(di
         work._pool.report_sick(["GPU-a"])
         return try_lease(gpus, *rest)
 
-    monkeypatch.setattr("allranks.schedule.gpu_pool.try_lease", lease_after_its_last_job)
+    monkeypatch.setattr("allranks.schedule.gpu_leases.try_lease", lease_after_its_last_job)
     work.run([jobs[FIRST]])
     assert engine.specs[FIRST][0].gpus == ("GPU-b",)
+
+
+def test_a_gpu_that_did_not_compute_is_written_down_for_later_runs(dispatcher, engine, jobs, locks):
+    engine.records[FIRST] = SICK
+    dispatcher([jobs[FIRST]], gpus=("GPU-a", "GPU-b")).run([jobs[FIRST]])
+    assert [path.name for path in locks.glob("sick-*")] == ["sick-GPU-a"]
+    assert json.loads((locks / "sick-GPU-a").read_text())["why"] == "it hangs"
 
 
 def test_a_gpu_of_another_node_that_is_sick_is_known_though_the_leading_agent_only_says_that_it_failed(

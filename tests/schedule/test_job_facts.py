@@ -43,7 +43,7 @@ def test_a_sick_gpu_is_an_error_of_the_infrastructure_that_names_it():
     )
     error = job_error(records, JobExit(status=1))
     assert (error.kind, error.what) == ("infrastructure", "GPU 1 (H100, GPU-b) is sick: it hangs.")
-    assert (facts(*records).well_gpus, facts(*records).sick_gpus) == ({"GPU-a"}, {"GPU-b"})
+    assert (facts(*records).well_gpus, facts(*records).sick_gpus) == ({"GPU-a"}, {"GPU-b": "it hangs"})
 
 
 def test_another_torch_than_the_cells_is_the_infrastructures_fault():

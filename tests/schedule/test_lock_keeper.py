@@ -21,6 +21,7 @@ from allranks.errors import EngineError
 from allranks.schedule.daemon_leases import DaemonLeases
 from allranks.schedule.gpu_leases import Holder, claimed, count_free, holders, try_lease
 from allranks.schedule.gpu_pool import GpuPool
+from allranks.schedule.sick_gpus import quarantined
 
 GPUS = ("GPU-a", "GPU-b")
 FRAME = b"\x01\0\0\0"
@@ -96,7 +97,8 @@ def host(base, monkeypatch):
     """This process is on the host itself."""
     folder = ownership.lock_folder_in(base)
     monkeypatch.setattr(ownership, "lock_folder", lambda: folder)
-    monkeypatch.setattr("allranks.schedule.gpu_leases.lock_folder", lambda: folder)
+    for module in ("gpu_leases", "sick_gpus"):
+        monkeypatch.setattr(f"allranks.schedule.{module}.lock_folder", lambda: folder)
 
 
 @pytest.fixture
@@ -150,6 +152,13 @@ def test_a_container_stands_in_the_hosts_line(leases):
         assert pool.count_free() == 1
     with pool.lease(2, "large"):
         assert claimed() == set()
+
+
+def test_a_container_reports_a_sick_gpu_to_the_host(leases):
+    for run in ("r1", "r2"):
+        leases.locks.ask("report_gpus", run, {"GPU-a": "wrong sums"}, ["GPU-b"])
+    assert leases.locks.ask("quarantined", GPUS) == quarantined(GPUS)
+    assert set(quarantined(GPUS)) == {"GPU-a"}
 
 
 def test_without_an_image_all_gpus_may_be_free_and_none_can_be_had():

@@ -8,7 +8,7 @@ import pynvml
 import pytest
 from fake_nvml import FakeDevice, FakeNvml, device
 
-from allranks.engine.gpus import Gpu, nvidia_gpus
+from allranks.engine.gpus import Gpu, nvidia_gpus, take_inventory
 from allranks.errors import DeviceError, ExitCode
 
 # What a real driver exports, of a host with a GPU, one that is cut up, and one that is lost where LOST is defined.
@@ -38,8 +38,8 @@ int nvmlDeviceGetMigDeviceHandleByIndex(device handle, unsigned index, device *i
 def test_gpus_come_in_the_order_of_their_numbers_with_what_they_are():
     nvml = FakeNvml([device("b"), device("a", name="A100", memory=40 << 30, knows_mig=False)])
     assert nvidia_gpus(nvml) == (
-        Gpu(uuid="GPU-b", name="H100", memory_mib=80 << 10),
-        Gpu(uuid="GPU-a", name="A100", memory_mib=40 << 10),
+        Gpu(uuid="GPU-b", name="H100", memory_mib=80 << 10, driver="580.95.05"),
+        Gpu(uuid="GPU-a", name="A100", memory_mib=40 << 10, driver="580.95.05"),
     )
     assert nvml.open == 0
     assert nvidia_gpus(nvml)[1].description == "A100, 40 GiB"
@@ -114,3 +114,36 @@ def test_nvidias_bindings_ask_a_drivers_library(tmp_path, lost, told):
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", ASK], env=environment, capture_output=True, text=True, check=False)
     assert told in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("about", "said"),
+    [
+        ({"rows": (3, 0, 0, 1)}, "a bad row of its memory has no spare left"),
+        ({"rows": (0, 1, 1, 0)}, "a bad row of its memory is replaced at its next reset"),
+        ({"rows": (9, 0, 0, 0)}, ""),
+        ({"pages": 1}, "a bad page of its memory is retired at its next reset"),
+        ({"ecc": 2}, "its memory has had 2 uncorrectable errors since the driver was loaded"),
+        ({"recovery": 1}, "the driver asks for a reset"),
+        ({"recovery": 0}, ""),
+        ({"errors": {"TotalEccErrors": pynvml.NVML_ERROR_GPU_IS_LOST}}, "the driver has lost it"),
+        ({"errors": {"RemappedRows": pynvml.NVML_ERROR_RESET_REQUIRED}, "rows": (0, 0, 0, 0)}, "it needs a reset"),
+        ({"errors": {"RetiredPages": pynvml.NVML_ERROR_NOT_SUPPORTED}, "ecc": 1}, "its memory has had 1"),
+    ],
+)
+def test_what_the_driver_says_of_a_gpus_health_is_told(about, said):
+    sick, well = nvidia_gpus(FakeNvml([device("a", **about), device("b")]))
+    assert sick.trouble.startswith(said)
+    assert bool(sick.trouble) == bool(said)
+    assert well.trouble == ""
+
+
+def test_an_instance_is_as_sick_as_the_gpu_that_it_is_a_part_of():
+    [instance] = nvidia_gpus(FakeNvml([device("a", mig=(device("i"),), rows=(0, 0, 0, 1))]))
+    assert instance.trouble
+
+
+def test_the_inventory_has_the_sick_and_the_drivers_version():
+    found = take_inventory("nvidia", {}, nvml=FakeNvml([device("a", ecc=1), device("b")], driver="535.104.05"))
+    assert found.version == "535.104.05"
+    assert set(found.troubles) == {"GPU-a"}

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, Self
+from typing import Any, Final, Literal, Self
 
+from allranks.engine.gpu_health import Nvml, trouble_of
 from allranks.engine.protocol import GpuDriver, Passthrough
 from allranks.errors import DeviceError, UsageError
 
@@ -34,23 +35,6 @@ _FUNCTION_NOT_FOUND: Final = 13
 _MIG_ENABLED: Final = 1
 
 
-class Nvml(Protocol):
-    """The functions of the module ``pynvml`` that are used; handles are opaque, errors are its ``NVMLError``."""
-
-    NVMLError: type[Exception]
-
-    def nvmlInit(self) -> None: ...  # noqa: D102, N802 - NVIDIA's names, and NVIDIA's manual
-    def nvmlShutdown(self) -> None: ...  # noqa: D102, N802
-    def nvmlDeviceGetCount(self) -> int: ...  # noqa: D102, N802
-    def nvmlDeviceGetHandleByIndex(self, index: int, /) -> Any: ...  # noqa: ANN401, D102, N802
-    def nvmlDeviceGetUUID(self, handle: Any, /) -> str: ...  # noqa: ANN401, D102, N802
-    def nvmlDeviceGetName(self, handle: Any, /) -> str: ...  # noqa: ANN401, D102, N802
-    def nvmlDeviceGetMemoryInfo(self, handle: Any, /) -> Any: ...  # noqa: ANN401, D102, N802
-    def nvmlDeviceGetMigMode(self, handle: Any, /) -> list[int]: ...  # noqa: ANN401, D102, N802
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: Any, /) -> int: ...  # noqa: ANN401, D102, N802
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Any, index: int, /) -> Any: ...  # noqa: ANN401, D102, N802
-
-
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
     """A GPU, or an instance of a partitioned one (MIG).
@@ -59,11 +43,15 @@ class Gpu:
         uuid: Its id for CUDA and NVIDIA's toolkit.
         name: The product; empty if NVML does not report it.
         memory_mib: 0 if NVML does not report it.
+        trouble: Why the driver itself takes it for sick; empty if it does not.
+        driver: The driver's version; empty if NVML does not report it.
     """
 
     uuid: str
     name: str = ""
     memory_mib: int = 0
+    trouble: str = ""
+    driver: str = ""
 
     @property
     def description(self) -> str:
@@ -164,8 +152,9 @@ def _gpus_at(nvml: Nvml, number: int) -> Iterator[Gpu]:
     """The GPU of a number, or its instances: CUDA cannot use a partitioned GPU as a whole."""
     handle = nvml.nvmlDeviceGetHandleByIndex(number)
     if not _is_cut_up(nvml, handle):
-        yield _gpu(nvml, handle)
+        yield _gpu(nvml, handle, trouble_of(nvml, handle))
         return
+    trouble = trouble_of(nvml, handle)  # an instance shares the memory and the fate of the whole
     for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
             instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
@@ -173,7 +162,7 @@ def _gpus_at(nvml: Nvml, number: int) -> Iterator[Gpu]:
             if _code(error) != _NOT_FOUND:
                 raise
             continue  # instances may leave gaps in the numbering
-        yield _gpu(nvml, instance)
+        yield _gpu(nvml, instance, trouble)
 
 
 def _is_cut_up(nvml: Nvml, handle: Any) -> bool:  # noqa: ANN401 - NVML's
@@ -186,12 +175,14 @@ def _is_cut_up(nvml: Nvml, handle: Any) -> bool:  # noqa: ANN401 - NVML's
     return current == _MIG_ENABLED
 
 
-def _gpu(nvml: Nvml, handle: Any) -> Gpu:  # noqa: ANN401 - NVML's
-    name, memory = "", 0
+def _gpu(nvml: Nvml, handle: Any, trouble: str) -> Gpu:  # noqa: ANN401 - NVML's
+    name, memory, driver = "", 0, ""
     with suppress(nvml.NVMLError):  # these are only for display
+        driver = nvml.nvmlSystemGetDriverVersion()
         name = nvml.nvmlDeviceGetName(handle)
         memory = nvml.nvmlDeviceGetMemoryInfo(handle).total >> 20
-    return Gpu(uuid=nvml.nvmlDeviceGetUUID(handle), name=name, memory_mib=memory)
+    uuid = nvml.nvmlDeviceGetUUID(handle)
+    return Gpu(uuid=uuid, name=name, memory_mib=memory, trouble=trouble, driver=driver)
 
 
 def _code(error: Exception) -> int | None:
@@ -226,6 +217,8 @@ class Inventory:
         everything: All GPUs of the host, if `gpus` are only some of them.
         root: Where ``/dev`` is.
         descriptions: Descriptions of some of them, for people, by id.
+        troubles: Why the driver takes some of them for sick, by id.
+        version: The driver's version; empty if it is unknown.
     """
 
     driver: GpuDriver = "nvidia"
@@ -234,6 +227,8 @@ class Inventory:
     everything: tuple[str, ...] = ()
     root: Path = _ROOT
     descriptions: Mapping[str, str] = field(default_factory=dict)
+    troubles: Mapping[str, str] = field(default_factory=dict)
+    version: str = ""
 
     def name_of(self, gpu: str) -> str:
         """The name of a GPU for people: its number among all of the host's, its description and its id."""
@@ -322,7 +317,17 @@ def chosen_inventory(mode: GpuMode, wanted: str | None) -> Inventory:
 def _of_nvidia(driver: GpuDriver, gpus: Sequence[Gpu], root: Path) -> Inventory:
     descriptions = {gpu.uuid: gpu.description for gpu in gpus}
     ids = tuple(descriptions)
-    return Inventory(driver=driver, gpus=ids, everything=ids, root=root, descriptions=descriptions)
+    troubles = {gpu.uuid: gpu.trouble for gpu in gpus if gpu.trouble}
+    version = next((gpu.driver for gpu in gpus), "")
+    return Inventory(
+        driver=driver,
+        gpus=ids,
+        everything=ids,
+        root=root,
+        descriptions=descriptions,
+        troubles=troubles,
+        version=version,
+    )
 
 
 def _visible(gpus: Sequence[str], shown: str) -> Iterator[str]:

@@ -34,7 +34,12 @@ from allranks.interruption import uninterrupted
 LOCAL: Final = "http+unix://"
 """Begins the address of a socket on this host."""
 
-_MODULES: Final = ("allranks.engine.ownership", "allranks.schedule.gpu_leases", "allranks.schedule.lock_keeper")
+_MODULES: Final = (
+    "allranks.engine.ownership",
+    "allranks.schedule.gpu_leases",
+    "allranks.schedule.sick_gpus",
+    "allranks.schedule.lock_keeper",
+)
 """Each imports only those before it, and the standard library."""
 
 _FOLDERS: Final = ("/run/lock", "/tmp")  # noqa: S108 - see allranks.engine.ownership.lock_folder

@@ -237,7 +237,9 @@ class AttemptRunner:
         """Tell the pool which GPUs compute, before the lease ends: the next one must not hold a sick GPU."""
         python = JobEnvironment(image=spec.image, python=spec.python, python_path=spec.python_path)
         self.pool.report_checked(attempt.facts.well_gpus, python)
-        self.pool.report_sick(attempt.facts.sick_gpus.intersection(attempt.lease.gpus))
+        sick = {gpu: why for gpu, why in attempt.facts.sick_gpus.items() if gpu in attempt.lease.gpus}
+        self.pool.report_sick(sick)
+        self.host.report_gpus(attempt.run_id, sick, attempt.facts.well_gpus)
 
     def _put_away(self, attempt: JobAttempt) -> None:
         """Copy the job's files, and record its result."""

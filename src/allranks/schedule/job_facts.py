@@ -2,7 +2,7 @@
 
 import errno
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -113,9 +113,9 @@ class JobFacts:
         return (*(text.rstrip(".") for text in said), *_left_behind(self._all(LeftBehind)))
 
     @property
-    def sick_gpus(self) -> frozenset[str]:
-        """The GPUs of the job that did not compute, by id."""
-        return frozenset(each.gpu for each in self._all(GpuFailed))
+    def sick_gpus(self) -> Mapping[str, str]:
+        """The GPUs of the job that did not compute, by id, with what each has come to."""
+        return {each.gpu: each.message for each in self._all(GpuFailed)}
 
     @property
     def well_gpus(self) -> frozenset[str]:

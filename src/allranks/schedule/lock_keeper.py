@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 from allranks.engine.ownership import is_dead, locks_place, own_run
 from allranks.schedule.gpu_leases import Holder, Lease, QueueEntry, count_free, stand_in_line, try_lease
+from allranks.schedule.sick_gpus import quarantined, report_failures, report_successes
 
 
 class LockKeeper:
@@ -26,14 +27,19 @@ class LockKeeper:
     @property
     def requests(self) -> Mapping[str, Callable[..., object]]:
         """What can be asked for, by name."""
-        names = ("own", "dead", "lease", "end_lease", "join_queue", "touch", "leave_queue", "count_free")
-        return {name: getattr(self, name) for name in names}
+        names = ("own", "dead", "lease", "end_lease", "join_queue", "touch", "leave_queue", "count_free", "report_gpus")
+        return {"quarantined": quarantined, **{name: getattr(self, name) for name in names}}
 
     def own(self, run_id: str) -> str:
         """Own a run as long as this process lives; an empty name owns none. The place of the locks."""
         if run_id:
             self._runs.enter_context(own_run(run_id))
         return locks_place()
+
+    def report_gpus(self, run_id: str, sick: Mapping[str, str], well: Sequence[str]) -> None:
+        """See :meth:`allranks.schedule.host.Host.report_gpus`."""
+        report_successes(well)
+        report_failures(run_id, sick)
 
     def dead(self, run_ids: Iterable[str]) -> list[str]:
         """Those of the runs that no process owns."""

@@ -1,6 +1,7 @@
 """One run, from its jobs to its report and its exit code."""
 
 import resource
+import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, suppress
@@ -28,6 +29,7 @@ from allranks.schedule.host import choose_host
 from allranks.schedule.results_folder import RunFolder, facts_of, open_run, own_party, take_jobs
 from allranks.schedule.retry_policy import Again, RunPolicy
 from allranks.schedule.run_detail import Detail
+from allranks.schedule.sick_gpus import SICK_REMEDY, sick_gpus
 
 ENOUGH = 65_536
 """For some ten thousand jobs at a time; far below what slows programs that iterate over all possible descriptors."""
@@ -104,6 +106,7 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
     inventory = chosen_inventory(options.gpu_mode, options.gpus)
     _refuse_missing_gpus(inventory, options.planned_gpus)
     _refuse_uneven_gpus(options.engine, jobs)
+    _refuse_sick_gpus(inventory, options.engine, jobs)
     if options.left is not None:
         _remove_remains()
     to_do, again = _to_do(jobs, options.left)
@@ -144,17 +147,34 @@ def _refuse_missing_gpus(inventory: Inventory, planned: int) -> None:
         raise DeviceError(what, why=why, remedy=remedy)
 
 
+def _refuse_sick_gpus(inventory: Inventory, engine: str | ConnectedEngine, jobs: Iterable[Job]) -> None:
+    """Refuse a host with a GPU that is known to be sick: whichever job it fails, the machine is at fault.
+
+    Raises:
+        DeviceError: There is one, and a job may get it.
+    """
+    if not any(job.cell.gpu_count for job in jobs) or not _leases_here(engine):
+        return
+    if sick := sick_gpus(inventory):
+        names = [f"{inventory.name_of(gpu)} is sick: {why}" for gpu, why in sick.items()]
+        msg = f"This machine ({socket.gethostname()}) takes no jobs with GPUs: {'; '.join(names)}."
+        raise DeviceError(msg, remedy=SICK_REMEDY)
+
+
+def _leases_here(engine: str | ConnectedEngine) -> bool:
+    """Whether an engine's jobs get GPUs of this host; a cluster gives them its own."""
+    if not isinstance(engine, str) or engine in {AUTO, *OF_THIS_HOST}:
+        return True
+    return engine_kind(engine).connect().most_jobs() is None
+
+
 def _refuse_uneven_gpus(engine: str | ConnectedEngine, jobs: Iterable[Job]) -> None:
     """Refuse jobs whose nodes would need different numbers of GPUs, on an engine that asks a cluster for its nodes.
 
     Raises:
         UsageError: There is one.
     """
-    if (
-        not isinstance(engine, str)
-        or engine in {AUTO, *OF_THIS_HOST}
-        or engine_kind(engine).connect().most_jobs() is None
-    ):
+    if _leases_here(engine):
         return
     for job in jobs:
         gpus, nodes = job.cell.gpu_count, job.cell.nodes

@@ -1,0 +1,93 @@
+"""The health of a GPU as NVIDIA's driver reports it: whether it needs a reset, a restart or a repair.
+
+Xid messages of the kernel's log are not read: few users may, they stay after the repair, and most of them are faults of
+a program. What a fault of the device leaves behind is in the driver's state, as long as it is there: Xid 48, 94 and 95
+in the count of errors, 63 and 64 in the rows of memory, 79 as a lost GPU, others in the recommended recovery
+(https://docs.nvidia.com/deploy/xid-errors, https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt).
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Protocol
+
+# nvml.h: enum nvmlReturn_t, nvmlMemoryErrorType_t, nvmlEccCounterType_t, nvmlDeviceGpuRecoveryAction_t.
+_LOST: Final = 15
+_RESET_REQUIRED: Final = 16
+_UNCORRECTED: Final = 1
+_SINCE_DRIVER_LOAD: Final = 0
+_RECOVERY_ACTION: Final = 230
+_RECOVERIES: Final = {
+    1: "a reset",
+    2: "a restart of the host",
+    4: "a reset without other users",
+    6: "a reset of its bus",
+    7: "a restart of the host",
+}
+"""The others (3, 5) concern the links between GPUs, which one that works alone can do without."""
+
+
+class Nvml(Protocol):
+    """The functions of the module ``pynvml`` that are used; handles are opaque, errors are its ``NVMLError``.
+
+    Names and manual are NVIDIA's.
+    """
+
+    NVMLError: type[Exception]
+
+    def nvmlSystemGetDriverVersion(self) -> str: ...  # noqa: D102, N802
+    def nvmlInit(self) -> None: ...  # noqa: D102, N802
+    def nvmlShutdown(self) -> None: ...  # noqa: D102, N802
+    def nvmlDeviceGetCount(self) -> int: ...  # noqa: D102, N802
+    def nvmlDeviceGetHandleByIndex(self, index: int, /) -> Any: ...  # noqa: ANN401, D102, N802
+    def nvmlDeviceGetUUID(self, handle: Any, /) -> str: ...  # noqa: ANN401, D102, N802
+    def nvmlDeviceGetName(self, handle: Any, /) -> str: ...  # noqa: ANN401, D102, N802
+    def nvmlDeviceGetMemoryInfo(self, handle: Any, /) -> Any: ...  # noqa: ANN401, D102, N802
+    def nvmlDeviceGetMigMode(self, handle: Any, /) -> list[int]: ...  # noqa: ANN401, D102, N802
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: Any, /) -> int: ...  # noqa: ANN401, D102, N802
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Any, index: int, /) -> Any: ...  # noqa: ANN401, D102, N802
+    def nvmlDeviceGetRemappedRows(self, handle: Any, /) -> tuple[int, int, int, int]: ...  # noqa: ANN401, D102, N802
+    def nvmlDeviceGetRetiredPagesPendingStatus(self, handle: Any, /) -> int: ...  # noqa: ANN401, D102, N802
+    def nvmlDeviceGetTotalEccErrors(self, handle: Any, kind: int, counter: int, /) -> int: ...  # noqa: ANN401, D102, N802
+    def nvmlDeviceGetFieldValues(self, handle: Any, fields: list[int], /) -> Any: ...  # noqa: ANN401, D102, N802
+
+
+def trouble_of(nvml: Nvml, handle: Any) -> str:  # noqa: ANN401 - NVML's
+    """The first trouble that the driver reports of a GPU, as in "a row of its memory …"; empty for none."""
+    checks: tuple[Callable[[], Iterator[str]], ...] = (
+        lambda: _memory_rows(*nvml.nvmlDeviceGetRemappedRows(handle)),
+        lambda: _memory_pages(nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle)),
+        lambda: _errors(nvml.nvmlDeviceGetTotalEccErrors(handle, _UNCORRECTED, _SINCE_DRIVER_LOAD)),
+        lambda: _recovery(nvml.nvmlDeviceGetFieldValues(handle, [_RECOVERY_ACTION])[0]),
+    )
+    for check in checks:
+        try:
+            found = next(check(), "")
+        except nvml.NVMLError as error:  # mostly: this GPU or driver does not support it
+            found = {_LOST: "the driver has lost it", _RESET_REQUIRED: "it needs a reset"}.get(
+                getattr(error, "value", 0), ""
+            )
+        if found:
+            return found
+    return ""
+
+
+def _memory_rows(_corrected: int, _uncorrected: int, pending: int, failure: int) -> Iterator[str]:
+    if failure:
+        yield "a bad row of its memory has no spare left"
+    if pending:
+        yield "a bad row of its memory is replaced at its next reset"
+
+
+def _memory_pages(pending: int) -> Iterator[str]:
+    if pending:
+        yield "a bad page of its memory is retired at its next reset"
+
+
+def _errors(count: int) -> Iterator[str]:
+    if count:
+        yield f"its memory has had {count} uncorrectable errors since the driver was loaded"
+
+
+def _recovery(field: Any) -> Iterator[str]:  # noqa: ANN401 - NVML's
+    action = field.value.uiVal if field.nvmlReturn == 0 else 0
+    if action in _RECOVERIES:
+        yield f"the driver asks for {_RECOVERIES[action]}"
