@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from allranks.engine.kind import Finding
 
 
@@ -34,3 +36,39 @@ def test_a_quiet_doctor_names_problems(allranks, monkeypatch):
     found = [Finding("GPUs", "none"), Finding("disk", "full", "Make room.")]
     monkeypatch.setattr("allranks.host_checks.examine", lambda *_: found)
     assert allranks("doctor", "-q")[:2] == (4, "PROBLEM  disk: full\n         -> Make room.\n1 problem(s)\n")
+
+
+@pytest.fixture
+def demands(monkeypatch):
+    """The cells that demands were asked for, and where."""
+    asked = []
+
+    def examine(cells, _matrix, where):
+        asked.append((sorted(cell.id for cell in cells), where.engine))
+        return [Finding("driver", "too old", "Install a newer one.")]
+
+    monkeypatch.setattr("allranks.machine_demands.examine_demands", examine)
+    return asked
+
+
+def test_what_cells_need_is_all_that_is_examined_for_them(allranks, demands):
+    code, out, _ = allranks("doctor", "--cell", "nccl", "--cell", "gloo-w1-g0-env", "--engine", "process")
+    assert (code, out) == (4, "PROBLEM  driver: too old\n         -> Install a newer one.\n1 problem(s)\n")
+    assert demands == [(["gloo-w1-g0-env", "nccl-w2-g2-env"], "process")]
+
+
+@pytest.mark.usefixtures("runners")
+def test_what_a_pack_needs_is_examined_with_the_engine_of_its_machine(allranks, demands):
+    _, out, _ = allranks("plan", "--format", "github", "--plan-file", "plan.json")
+    pack = next(each["pack"] for each in json.loads(out)["include"] if each["gpus"])
+    assert allranks("doctor", "--plan-file", "plan.json", "--pack", pack)[0] == 4
+    assert demands == [(["nccl-w2-g2-env"], "process")]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--pack", "x"], ["--plan-file", "x"], ["--plan-file", "x", "--pack", "x", "--cell", "nccl"]]
+)
+def test_a_pack_needs_its_plan_and_stands_alone(allranks, arguments):
+    code, _, err = allranks("doctor", *arguments)
+    assert code == 2
+    assert "--plan-file and --pack belong together" in err

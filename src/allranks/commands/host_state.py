@@ -1,8 +1,9 @@
 """The state of this host: ``allranks doctor``, ``allranks leases`` and ``allranks clean``."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.commands.command_parser import CommandParser
@@ -10,6 +11,7 @@ from allranks.commands.options import (
     add_engine,
     add_gpu_mode,
     add_json,
+    add_matrix,
     add_quiet,
     add_results,
     moment,
@@ -17,9 +19,14 @@ from allranks.commands.options import (
     say,
     say_json,
 )
-from allranks.errors import ExitCode
+from allranks.engine_registry import AUTO
+from allranks.errors import ExitCode, UsageError
+from allranks.matrix.cell_images import image_for
+from allranks.matrix.declaration import find_matrix, load
+from allranks.matrix.select import select
 
 if TYPE_CHECKING:
+    from allranks.engine.kind import Finding
     from allranks.schedule.gpu_leases import Holder
 
 
@@ -30,17 +37,49 @@ def add_doctor(parser: CommandParser) -> None:
     add_engine(group)
     add_gpu_mode(group)
     add_results(group)
+    group = parser.add_argument_group("instead: what cells need of this machine, before anything is built")
+    group.add_argument("--cell", action="append", metavar="CELL", help="what this cell needs; repeatable")
+    meaning = "what a pack of this plan needs, with --pack"
+    group.add_argument("--plan-file", type=Path, metavar="FILE", help=meaning)
+    group.add_argument("--pack", metavar="PACK", help="the pack, as for `allranks run`")
+    add_matrix(group)
     group = parser.add_argument_group("output")
     add_json(group)
     add_quiet(group, "print problems and their number alone")
     parser.set_defaults(command=_doctor)
 
 
-def _doctor(options: argparse.Namespace) -> ExitCode:
-    from allranks.host_checks import examine  # noqa: PLC0415 - no plan needs it
+def _examined(options: argparse.Namespace) -> "Iterable[Finding]":
+    """The findings that the options ask for.
 
+    Raises:
+        UsageError: They ask for what does not exist.
+    """
+    from allranks.host_checks import examine  # noqa: PLC0415 - no plan needs it
+    from allranks.machine_demands import Where, examine_demands  # noqa: PLC0415
+
+    if (options.plan_file is None) != (options.pack is None) or (options.cell and options.pack):
+        msg = "--plan-file and --pack belong together, and --cell stands alone."
+        raise UsageError(msg, remedy="Write --plan-file plan.json --pack PACK, or --cell CELL.")
+    if not options.cell and not options.pack:
+        return examine(options.engine, options.gpu_mode, options.results or results_here())
+    expansion = load(options.matrix or find_matrix(Path.cwd()))
+    engine = options.engine
+    if options.pack:
+        from allranks.schedule.machines.plan_file import own_part  # noqa: PLC0415
+
+        own = own_part(expansion, options.plan_file, options.pack)
+        cells = {job.cell: job.image for job in own.jobs}
+        engine = own.pack.engine or "docker" if engine == AUTO else engine
+    else:
+        named = [cell for text in options.cell for cell in select(expansion, text)]
+        cells = {cell: image_for(expansion.matrix, cell) for cell in named}
+    return examine_demands(cells, expansion.matrix, Where(engine=engine, mode=options.gpu_mode))
+
+
+def _doctor(options: argparse.Namespace) -> ExitCode:
     findings = []
-    for finding in examine(options.engine, options.gpu_mode, options.results or results_here()):
+    for finding in _examined(options):
         findings.append(finding)
         if not options.json and (finding.remedy or options.detail != "quiet"):
             say(finding.line)

@@ -58,13 +58,14 @@ def add_selection(parser: CommandParser) -> None:
         metavar="NAME",
         help="only this suite, or NAME@2of4: one of its shards; repeatable (default: all without `default = false`)",
     )
-    group.add_argument(
-        "--matrix",
-        type=Path,
-        metavar="PATH",
-        help="matrix.toml, or its folder (default: of this folder, or of the nearest parent that has one)",
-    )
+    add_matrix(group)
     parser.set_defaults(own_pytest_args=[])
+
+
+def add_matrix(group: OptionGroup) -> None:
+    """Declare where the matrix file is."""
+    meaning = "matrix.toml, or its folder (default: of this folder, or of the nearest parent that has one)"
+    group.add_argument("--matrix", type=Path, metavar="PATH", help=meaning)
 
 
 def add_tests(group: OptionGroup) -> None:
