@@ -5,6 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 
+from allranks.errors import EngineError
 from allranks.image.stock import StoredImage
 
 OLD, NEW = (
@@ -63,3 +64,29 @@ def test_an_age_or_a_size_that_is_none_is_told(allranks, option, said):
     code, _, err = allranks("images", "--prune", option)
     assert code == 2
     assert said in err
+
+
+@pytest.mark.usefixtures("runs")
+def test_a_host_may_have_unused_images_removed_after_each_run(allranks, monkeypatch):
+    asked = []
+    monkeypatch.setattr("allranks.image.stock.prune", lambda limits, _say: asked.append(limits.unused))
+    allranks("run")
+    monkeypatch.setenv("ALLRANKS_PRUNE_IMAGES", "30d")
+    assert allranks("run")[0] == 0
+    allranks("run", "--engine", "process")
+    assert asked == [30 * 86_400]
+
+
+@pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize(
+    ("age", "said"), [("soon", "'soon' is not a valid age: write 14d"), ("1d", "unused images stay: No daemon. Why.")]
+)
+def test_a_run_is_no_worse_for_images_that_stay(allranks, monkeypatch, age, said):
+    def fail(*_):
+        msg = "No daemon."
+        raise EngineError(msg, why="Why.")
+
+    monkeypatch.setattr("allranks.image.stock.prune", fail)
+    monkeypatch.setenv("ALLRANKS_PRUNE_IMAGES", age)
+    code, _, err = allranks("run")
+    assert (code, said in err) == (0, True)

@@ -106,6 +106,9 @@ class Api:
         self.removed = []
         self._refused = refused
 
+    def inspect_image(self, image):
+        return {"Id": image, "Size": 0}
+
     def remove_image(self, name):
         if name in self._refused:
             msg = "conflict"

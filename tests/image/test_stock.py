@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from allranks.image.stock import OTHERS, RUN, render, take_stock
+from allranks.image.stock import OTHERS, RUN, remove, render, take_stock
 
 GB = 10**9
 BASE = "sha256:base"
@@ -123,3 +123,12 @@ def test_the_list_says_what_each_is_and_who_needs_it(api):
 def test_of_many_who_need_an_image_the_list_names_one(api):
     api.running = [(f"c{number}", "sha256:cpu") for number in range(20)]
     assert "c0 and 19 more" in render(take_stock(api, lambda _: False), now=0)
+
+
+def test_an_image_that_another_host_has_used_meanwhile_stays_with_what_it_lies_on(api):
+    chosen, said, removed = stock(api), [], []
+    api.remove_image = removed.append
+    api.there["sha256:cpu"]["Metadata"] = {"LastTagTime": "2026-11-22T08:00:01Z"}
+    assert list(remove(api, [chosen["cpu"], chosen["layer"]], said.append)) == []
+    assert (said, removed) == (["kept allranks/cpu:1: a run of another host has just used it"], [])
+    assert list(remove(api, [stock(api)["cpu"]], said.append)) == [stock(api)["cpu"]]

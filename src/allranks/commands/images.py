@@ -3,12 +3,12 @@
 import argparse
 import re
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
 
 from allranks.commands.command_parser import CommandParser
 from allranks.commands.options import add_json, moment, remark, say, say_json
-from allranks.errors import ExitCode, UsageError
+from allranks.errors import AllranksError, ExitCode, UsageError
 
 if TYPE_CHECKING:
     from allranks.image.stock import StoredImage
@@ -52,6 +52,23 @@ def _images(options: argparse.Namespace) -> ExitCode:
     else:
         say(stock.render(images, time.time()))
     return ExitCode.OK
+
+
+PRUNE_VARIABLE: Final = "ALLRANKS_PRUNE_IMAGES"
+"""Environment variable of a host: after each run in containers, images unused for this long are removed."""
+
+
+def prune_after_run(age: str, say_line: Callable[[str], None]) -> None:
+    """Remove images unused for an age such as ``30d``; a failure is a remark, since the run has its results."""
+    from allranks.image import stock  # noqa: PLC0415
+    from allranks.image.stock import StockLimits  # noqa: PLC0415
+
+    try:
+        stock.prune(StockLimits(unused=_age(age)), say_line)
+    except argparse.ArgumentTypeError as error:
+        remark(f"allranks: warning: {PRUNE_VARIABLE}: {error}")
+    except AllranksError as error:
+        remark(f"allranks: warning: unused images stay: {error.what} {error.why}")
 
 
 def _object(image: "StoredImage") -> Mapping[str, object]:

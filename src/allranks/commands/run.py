@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.commands.command_parser import CommandParser, OptionGroup
+from allranks.commands.images import PRUNE_VARIABLE, prune_after_run
 from allranks.commands.inside import refuse_too_wide, run_inside
 from allranks.commands.options import (
     STOP,
@@ -27,6 +28,7 @@ from allranks.commands.options import (
     existing_folder,
     number,
     read_request,
+    remark,
     results_here,
     run_id,
     say,
@@ -362,6 +364,8 @@ def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Names
         annotate=leave_to_the_merge if of.own else annotate_all,
     )
     code = run(expansion, jobs, run_options, say)
+    if (age := os.environ.get(PRUNE_VARIABLE)) and options.engine != "process":
+        prune_after_run(age, remark)
     say_verdict(code)
     return code
 

@@ -217,12 +217,18 @@ def remove(client: APIClient, chosen: Iterable[StoredImage], say: Progress) -> I
 
 
 def _why_kept(client: APIClient, image: StoredImage) -> str:
-    """Remove an image, or return why it stays."""
+    """Remove an image, or return why it stays.
+
+    A run of another host, or of another container, has no lock here, but has renewed the image's last use.
+    """
     with ExitStack() as locks:
         if not all(locks.enter_context(alone(image_lock(name))) for name in image.names):
             return "a run or build needs it now"
         try:
             with reported(f"The image {image.title} could not be removed.", remedy=""):
+                look: Callable[[str], Mapping[str, Any]] = client.inspect_image
+                if _seen(look(image.id)).named > image.used:
+                    return "a run of another host has just used it"
                 for name in image.names:
                     client.remove_image(name)
         except ImageError as error:
