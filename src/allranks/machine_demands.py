@@ -1,4 +1,4 @@
-"""Whether this machine meets the demands of cells, before anything is built: ``allranks doctor --cell``.
+"""Whether this machine has what cells need, before anything is built: ``allranks doctor --cell``.
 
 Compared are the number of GPUs, their health, the driver with the CUDA of each image, and NVIDIA's container toolkit.
 An image's CUDA is known before its build from torch's version or index, from the requirements in torch's metadata, from

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -161,6 +162,30 @@ def test_a_container_reports_a_sick_gpu_to_the_host(leases):
     assert set(quarantined(GPUS)) == {"GPU-a"}
 
 
+def test_a_keeper_that_was_ended_is_an_error_of_the_next_lease_and_is_not_replaced(leases):
+    lease, entry = leases.try_lease(GPUS, 1), leases.stand_in_line(GPUS)
+    [process] = leases.locks._client.processes
+    process.kill()
+    process.wait()
+    with lease:
+        entry.leave()
+    for _ in range(2):
+        leases.locks.reach("image", "r1")
+        with pytest.raises(EngineError, match="locks of the daemon's host cannot be held"):
+            leases.try_lease(GPUS, 1)
+    assert len(leases.locks._client.made) == 1
+
+
+def test_requests_of_several_threads_get_their_own_answers(leases):
+    def ask(number):
+        for _ in range(50):
+            assert leases.locks.ask("dead", [f"run-{number}"]) == [f"run-{number}"]
+
+    with ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(ask, number) for number in range(4)]:
+            done.result()
+
+
 def test_without_an_image_all_gpus_may_be_free_and_none_can_be_had():
     leases = DaemonLeases(HostLocks(PipedKeeper({})))
     assert (leases.count_free(GPUS), leases.try_lease(GPUS, 0).gpus) == (2, ())
@@ -257,6 +282,7 @@ def test_runners_in_containers_share_leases_and_remove_what_a_killed_one_has_lef
         assert sorted(said) == [["elsewhere", "False", "made"], ["elsewhere", "True", "made"]]
         engine = DockerEngine(docker_client, ())
         assert not [name for name in engine.remains() if run_id in name], "both are alive"
+        assert try_lease(["GPU-of-test"], 1) is None
         holder = next(name for name, (_, has_lease, _) in zip(names, said, strict=True) if has_lease == "True")
         docker_client.api.kill(f"hold-{holder}")
         while (lease := try_lease(["GPU-of-test"], 1)) is None:

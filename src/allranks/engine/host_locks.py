@@ -77,7 +77,10 @@ def sees_daemon() -> bool:
     if not address.startswith(LOCAL):
         return False
     with socket.socket(socket.AF_UNIX) as door:
-        door.connect(address.removeprefix(LOCAL))
+        try:
+            door.connect(address.removeprefix(LOCAL))
+        except OSError:  # whoever needs it finds out
+            return True
         pid, _, _ = struct.unpack("3i", door.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return bool(pid)
 
@@ -164,11 +167,17 @@ class HostLocks:
         Raises:
             EngineError: The keeper has ended, and its locks are lost.
         """
-        with self._turn:
+        # An interrupt between question and answer would give the answer to the next question.
+        with self._turn, uninterrupted():
             if self._attached is None:
                 raise EngineError(_LOST, remedy=_REMEDY)
-            self._send([name, *arguments])
-            return json.loads(self._line())
+            try:
+                self._send([name, *arguments])
+                return json.loads(self._line())
+            except EngineError:
+                # For good: jobs that had leases may still run, and a new keeper would lease their GPUs again.
+                self._hang_up()
+                raise
 
     def _send(self, value: object) -> None:
         with _as_loss():
@@ -212,16 +221,19 @@ class HostLocks:
     def close(self) -> None:
         """End the keeper, and with it all locks."""
         self.place = ""
-        if self._attached is not None:
-            with suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
-            self._attached.close()
-            self._attached = None
+        self._hang_up()
         if self._container:
             with suppress(*FAILURES):  # it may be gone by itself
                 self._client.remove_container(self._container, force=True)
             self._container = ""
         self._frames, self._lines = FrameReader(), bytearray()
+
+    def _hang_up(self) -> None:
+        if self._attached is not None:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._attached.close()
+            self._attached = None
 
 
 _LOST: Final = "The locks of the daemon's host cannot be held: this run is in a container, or on another host."

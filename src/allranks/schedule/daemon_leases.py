@@ -1,10 +1,12 @@
 """GPU leases of a run in a container, which a keeper holds for it on the daemon's host."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from allranks.errors import EngineError
 from allranks.schedule.gpu_leases import Holder, Lease
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ class KeptEntry:
 
     def leave(self) -> None:
         """Give the place up."""
-        self.locks.ask("leave_queue", self.number)
+        _give_back(self.locks, "leave_queue", self.number)
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class DaemonLeases:
         if found is None:
             return None
         number, leased = found
-        return Lease(gpus=tuple(leased), end=partial(self.locks.ask, "end_lease", number))
+        return Lease(gpus=tuple(leased), end=partial(_give_back, self.locks, "end_lease", number))
 
     def stand_in_line(self, gpus: Sequence[str]) -> KeptEntry:
         """See :func:`allranks.schedule.gpu_leases.stand_in_line`."""
@@ -53,6 +55,11 @@ class DaemonLeases:
         """See :func:`allranks.schedule.gpu_leases.count_free`; all of them until there is an image for the keeper."""
         wanted = list(gpus)
         return int(self.locks.ask("count_free", wanted, _number(ticket))) if self.locks.place else len(wanted)
+
+
+def _give_back(locks: "HostLocks", request: str, number: int) -> None:
+    with suppress(EngineError):  # the keeper has ended, and has given all back; the next lease reports that
+        locks.ask(request, number)
 
 
 def _number(ticket: KeptEntry | None) -> int | None:
