@@ -19,6 +19,7 @@ from allranks.engine.host_locks import HostLocks, sees_daemon
 from allranks.engine.ownership import is_dead, locks_place, own_run
 from allranks.engine.package import package_folder
 from allranks.errors import EngineError
+from allranks.image.base import DEFAULT, find_base
 from allranks.schedule.daemon_leases import DaemonLeases
 from allranks.schedule.gpu_leases import Holder, claimed, count_free, holders, try_lease
 from allranks.schedule.gpu_pool import GpuPool
@@ -243,11 +244,10 @@ else:
 
 @pytest.fixture(scope="module")
 def runner_image(docker_client):
-    """Any image with Python, and a Docker socket to share."""
-    images = docker_client.images.list(filters={"label": "allranks.torch"})
-    if not images or os.environ.get("DOCKER_HOST") or not sees_daemon():
-        pytest.skip("no image of allranks is there yet, or the daemon is on another host")
-    return images[0].id
+    """An image with Python, and a Docker socket to share."""
+    if os.environ.get("DOCKER_HOST") or not sees_daemon():
+        pytest.skip("the daemon is on another host")
+    return find_base(docker_client, DEFAULT, environ=os.environ, progress=print).reference
 
 
 @contextmanager
