@@ -2,6 +2,7 @@
 
 import os
 import threading
+import unittest
 
 import pytest
 
@@ -84,6 +85,42 @@ def test_the_exit_of_another_module_that_has_taken_the_function_earlier_is_annou
         _exit(74)
 
     assert of_a_rank(leave) == (announced(74), 74, False)
+
+
+class Leaves(unittest.TestCase):
+    """Leaves as the name of its test says, which is none that pytest collects."""
+
+    def in_tear_down(self):
+        self.fail()
+
+    def in_clean_up(self):
+        self.addCleanup(os._exit, 77)
+        self.fail()
+
+    def in_the_test(self):
+        os._exit(77)
+
+    def tearDown(self):
+        if self._testMethodName == "in_tear_down":
+            os._exit(77)
+
+
+class LeavesAsynchronously(unittest.IsolatedAsyncioTestCase):
+    async def in_tear_down(self):
+        self.fail()
+
+    async def asyncTearDown(self):
+        os._exit(77)
+
+
+@pytest.mark.parametrize("case", [Leaves("in_tear_down"), Leaves("in_clean_up"), LeavesAsynchronously("in_tear_down")])
+def test_an_exit_in_a_tear_down_of_unittest_is_no_skip_of_a_test(case):
+    [report], status, _ = of_a_rank(case.run)
+    assert (report.nodeid, status) == ("", 77)
+
+
+def test_an_exit_in_a_test_of_unittest_may_be_its_skip():
+    assert of_a_rank(Leaves("in_the_test").run) == (announced(77), 77, False)
 
 
 def test_an_announcement_that_nobody_can_get_does_not_keep_a_rank():

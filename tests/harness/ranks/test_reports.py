@@ -1,5 +1,8 @@
 """What pytest's reports of a phase come to, those that hooks of a suite have spoiled included."""
 
+import sys
+import unittest
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,6 +46,32 @@ def test_an_exit_with_one_of_torchs_codes_is_a_skip(code, kind, when):
 def test_an_exit_with_one_of_torchs_codes_in_the_tear_down_is_a_crash(code):
     phase = of(report("failed", "teardown", longrepr="why"), SystemExit(code))
     assert (phase.outcome, phase.skip_kind, phase.skip_code) == (Outcome.CRASHED, None, None)
+
+
+class Leaves(unittest.TestCase):
+    """Leaves as the name of its test says, which is none that pytest collects."""
+
+    def in_tear_down(self):
+        pass
+
+    def in_clean_up(self):
+        self.addCleanup(sys.exit, 77)
+
+    def tearDown(self):
+        if self._testMethodName == "in_tear_down":
+            sys.exit(77)
+
+
+class KeepsError(unittest.TestResult):
+    def addError(self, _, error):  # noqa: N802 - unittest's
+        self.error = error[1]
+
+
+@pytest.mark.parametrize("name", ["in_tear_down", "in_clean_up"])
+def test_an_exit_in_a_tear_down_of_unittest_which_pytest_counts_as_the_call_is_a_crash(name):
+    result = KeepsError()
+    Leaves(name).run(result)
+    assert of(report("failed", longrepr="why"), result.error).outcome is Outcome.CRASHED
 
 
 def skipped(when="call"):

@@ -15,11 +15,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from os import getpid
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn, TextIO
 
 import pytest
@@ -90,6 +91,9 @@ def silence_terminal(config: pytest.Config) -> None:
 
 _exit = os._exit
 
+_TEAR_DOWNS = frozenset({"_callTearDown", "_callCleanup"})
+"""Methods of unittest's cases, synchronous and asynchronous (Python 3.11 to 3.14)."""
+
 
 @dataclass
 class _Announcer:
@@ -136,8 +140,23 @@ def exit_announced(status: int) -> NoReturn:
         with suppress(Exception):
             leaving = Leaving(status=status, reason=skip_codes.reason_of_exit(status) or "")
             phases = _rank.take_phases()
-            _rank.connection.report(Report(nodeid=_rank.nodeid, phases=phases, leaving=leaving))
+            nodeid = "" if tears_down(traceback.walk_stack(sys._getframe())) else _rank.nodeid  # noqa: SLF001
+            _rank.connection.report(Report(nodeid=nodeid, phases=phases, leaving=leaving))
     _exit(status)
+
+
+def tears_down(stack: Iterable[tuple[FrameType, int]]) -> bool:
+    """Whether a stack or a traceback leads through a tear-down or a clean-up of unittest.
+
+    pytest counts these as the call, but the test itself has ended, and may have failed: an exit cannot skip it.
+
+    Args:
+        stack: What ``traceback.walk_stack`` or ``traceback.walk_tb`` yields.
+    """
+    return any(
+        frame.f_code.co_name in _TEAR_DOWNS and frame.f_globals.get("__name__", "").startswith("unittest.")
+        for frame, _ in stack
+    )
 
 
 ADOPTION_TIMEOUT = 5.0

@@ -18,6 +18,7 @@ import torch
 from allranks import skip_codes
 from allranks.harness.environment_skips import EnvironmentSkip, SandcastleReason
 from allranks.harness.ranks import call_counter
+from allranks.harness.ranks.rank_setup import tears_down
 from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, SkipKind, shorten
 
 SYMPTOM_ATTRIBUTE = "allranks_symptom"
@@ -119,7 +120,8 @@ def skip_with_code(error: BaseException | None) -> tuple[SkipKind, int, str] | N
 
 def _skip_of(report: pytest.TestReport, error: BaseException | None) -> tuple[SkipKind | None, int | None, str]:
     # A test that has ended can no longer be skipped.
-    may_skip = report.when != "teardown" and (report.skipped or isinstance(error, SystemExit))
+    has_ended = report.when == "teardown" or (error is not None and tears_down(traceback.walk_tb(error.__traceback__)))
+    may_skip = not has_ended and (report.skipped or isinstance(error, SystemExit))
     coded = skip_with_code(error) if may_skip else None
     if coded is not None:
         return coded
