@@ -134,6 +134,12 @@ ZOO = {
         def test_fixture_exits(exits):
             pass
 
+        def test_asks_pytest_to_stop(request):
+            request.session.shouldstop = "enough"
+
+        def test_asks_pytest_to_fail(request):
+            request.session.shouldfail = "too much"
+
         def test_orphan():
             if os.fork() == 0:
                 os.setsid()
@@ -339,6 +345,8 @@ def test_a_rank_may_skip_by_an_exit_code_while_its_peer_passes(zoo):
         ("test_setup_error", "errored", "OSError: fixture broke"),
         ("test_teardown_error", "errored", "OSError: teardown broke"),
         ("test_subtests", "failed", "AssertionError: 1 == 1"),
+        ("test_asks_pytest_to_stop", "errored", "the test, or a hook, has asked pytest to stop its session: enough"),
+        ("test_asks_pytest_to_fail", "errored", "the test, or a hook, has asked pytest to stop its session: too much"),
     ],
 )
 def test_pytests_own_outcomes_are_kept(zoo, test, outcome, message):

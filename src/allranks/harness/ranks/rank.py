@@ -41,6 +41,7 @@ from allranks.harness.ranks.reports import (
     is_good_subtest,
     is_symptom,
     phase_of,
+    unreported,
     with_remedy,
 )
 from allranks.harness.ranks.surroundings import InitialState
@@ -225,11 +226,10 @@ class _Rank:
         except (KeyboardInterrupt, pytest.exit.Exception) as error:
             # pytest ends its session on these and reports nothing; a rank ends its session only on command.
             self._add_phase(broken_off(error), error)
-        except Exception as error:  # noqa: BLE001 - hooks of the suite may raise anything
+        except BaseException as error:  # noqa: BLE001 - hooks of the suite may raise anything
             self._add_phase(broken_by_a_hook(error), error)
-        if all(phase.when != "call" and phase.outcome is Outcome.PASSED for phase in self._phases):
-            message = "pytest has reported no call of this test: a plugin or a hook has kept it from running"
-            self._add_phase(Phase(when="call", outcome=Outcome.ERRORED, duration=0.0, message=message), None)
+        if (phase := unreported(self._phases, self._session)) is not None:
+            self._add_phase(phase, None)
         if (overrun := self._room.overrun()) is not None:
             phase = Phase(when="teardown", outcome=Outcome.ERRORED, duration=0.0, message=overrun.message)
             self._add_phase(phase, None, may_be_peers=not overrun.is_own)

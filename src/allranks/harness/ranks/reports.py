@@ -6,7 +6,7 @@ verdict if the peer's own failure is known.
 
 import dis
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -208,7 +208,24 @@ def broken_off(error: BaseException) -> Phase:
     return Phase(when="call", outcome=Outcome.CRASHED, duration=0.0, message=message, text=shorten(text))
 
 
-def broken_by_a_hook(error: Exception) -> Phase:
+def unreported(phases: Sequence[Phase], session: pytest.Session) -> Phase | None:
+    """The phase of a good test whose trouble pytest has put into no report; None if there is none.
+
+    Args:
+        phases: Of the test.
+        session: Where hooks and tests ask pytest to stop. pytest then ends with a bad exit status; a rank goes on.
+    """
+    if all(phase.when != "call" and phase.outcome is Outcome.PASSED for phase in phases):
+        message = "pytest has reported no call of this test: a plugin or a hook has kept it from running"
+        return Phase(when="call", outcome=Outcome.ERRORED, duration=0.0, message=message)
+    stop = session.shouldfail or session.shouldstop
+    if not stop or any(phase.outcome.is_bad for phase in phases):
+        return None
+    message = shorten(f"the test, or a hook, has asked pytest to stop its session: {stop}", MESSAGE_LIMIT)
+    return Phase(when="teardown", outcome=Outcome.ERRORED, duration=0.0, message=message)
+
+
+def broken_by_a_hook(error: BaseException) -> Phase:
     """The phase of a test that a hook aborted: pytest only reports exceptions of tests and fixtures."""
     text = "".join(traceback.format_exception(error))
     message = shorten(f"a hook has broken off the test: {type(error).__name__}: {error}", 1000)

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 
 import pytest
 
@@ -17,6 +18,8 @@ def pytest_runtest_protocol(item):
     if on_rank_1(item.nodeid, "test_of_the_protocol"):
         msg = "in the protocol"
         raise ValueError(msg)
+    if on_rank_1(item.nodeid, "test_of_an_exit"):
+        sys.exit(77)
 
 
 @pytest.hookimpl(wrapper=True)

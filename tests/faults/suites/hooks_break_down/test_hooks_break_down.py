@@ -23,6 +23,12 @@ FAULT = {
             "ranks": ["passed", "errored"],
             "words": ["a hook has broken off the test: ValueError: in the log"],
         },
+        "test_of_an_exit": {
+            "verdict": ("error", "errored"),
+            "leading": 1,
+            "ranks": ["passed", "errored"],
+            "words": ["a hook has broken off the test: SystemExit: 77"],
+        },
     },
     "seconds": 8,
 }
@@ -37,6 +43,10 @@ def test_of_the_report():
 
 
 def test_of_the_log():
+    pass
+
+
+def test_of_an_exit():
     pass
 
 
