@@ -134,6 +134,16 @@ ZOO = {
         def test_fixture_exits(exits):
             pass
 
+        @pytest.fixture(scope="module")
+        def exits_for_all():
+            sys.exit(76)
+
+        def test_wide_fixture_skips_by_an_exit(exits_for_all):
+            pass
+
+        def test_wide_fixture_skips_again(exits_for_all):
+            pass
+
         def test_asks_pytest_to_stop(request):
             request.session.shouldstop = "enough"
 
@@ -319,6 +329,8 @@ def test_an_exit_of_one_rank_leaves_the_other_its_own_outcome(zoo):
         ("test_sys_exit_76", "environment", "76", skip_codes.reason_of_exit(76)),
         ("test_os_exit_77", "hardware", "77", skip_codes.reason_of_exit(77)),
         ("test_os_exit_77_on_rank_0", "hardware", "77", skip_codes.reason_of_exit(77)),
+        ("test_wide_fixture_skips_by_an_exit", "environment", "76", skip_codes.reason_of_exit(76)),
+        ("test_wide_fixture_skips_again", "environment", "76", skip_codes.reason_of_exit(76)),
         ("test_environment_skip", "environment", "87", "this test needs an even number of ranks: 2 ranks"),
         ("test_skips", "plain", None, "not today"),
         ("test_marked_skip", "plain", None, "never"),

@@ -145,6 +145,7 @@ class _Rank:
         self._unreported: list[Phase] = []
         self._phase_began = _now()
         self._is_condemned = False
+        self._has_exited = False
         self._errors: dict[str, BaseException] = {}
         self._last: pytest.Item | None = None
         self._imports = ImportWatch()
@@ -244,7 +245,7 @@ class _Rank:
                 folders.enter(file)
 
     def _begin_step(self, nodeid: str) -> None:
-        self._nodeid, self._phases, self._phase_began = nodeid, [], _now()
+        self._nodeid, self._phases, self._has_exited, self._phase_began = nodeid, [], False, _now()
         self._board.enter("set-up" if nodeid else "")
         rank_setup.now_running(nodeid)
 
@@ -261,7 +262,7 @@ class _Rank:
             phases=self._take_unreported(),
             early_skip=deciding.outcome in keeping and (deciding.when == "setup" or is_alone),
             changed=tuple(differing),
-            is_spoilt=not is_whole,
+            is_spoilt=not is_whole or self._has_exited,
             calls=dumps(calls.as_fields()) if self._assignment.url is not None else "",
         )
 
@@ -298,6 +299,7 @@ class _Rank:
     def _add_phase(self, phase: Phase, error: BaseException | None, *, may_be_peers: bool = False) -> None:
         """Report a phase at once, because peers may be waiting; a plain pass can wait for the next report."""
         self._phases.append(phase)
+        self._has_exited |= isinstance(error, SystemExit)  # pytest keeps a fixture that exits as one half made
         self._unreported.append(phase)
         self._board.enter(following(phase))
         self._phase_began = _now()
