@@ -57,6 +57,9 @@ def outcomes(file):
         ('status="failed"', GOOD, 'reports status="failed", but no test in it went wrong'),
         ('result="odd"', GOOD, 'reports result="odd"'),
         ('status="skipped"', GOOD, 'reports status="skipped", but tests in it ran'),
+        ('Failures="1"', GOOD, "failures=1, and has failures=0"),
+        ('failed="1"', GOOD, 'reports failed="yes", but no test in it went wrong'),
+        ('success="false"', GOOD, 'reports success="false", but no test in it went wrong'),
     ],
 )  # fmt: skip
 def test_what_a_suite_declares_and_does_not_have_is_a_contradiction(read, attributes, inside, says):
@@ -80,6 +83,7 @@ def test_the_counts_of_the_root_are_compared_too(read, root):
     "document",
     [
         suite('tests="" errors=" "', GOOD),
+        suite('failed="0" error="0" success="true" crashed="false"', GOOD),
         suite('tests="1" errors="0" failures="0" skipped="0"', GOOD),
         suite('tests="1,000"', *(f'<testcase name="{number}"/>' for number in range(1000))),
         # GoogleTest: an element for each assertion that fails, and disabled tests that are not among the skipped.
@@ -192,6 +196,15 @@ def test_right_counts_are_none_and_each_wrong_one_is_a_contradiction(tmp_path_fa
         ('success="perhaps"', "errored"),
         ('status="run" result="odd"', "errored"),
         ('file="t.py" line="3" assertions="2"', "passed"),
+        ('STATUS="FAILED"', "failed"),
+        ('x:status="failed" xmlns:x="urn:x"', "failed"),
+        ('conclusion="failure"', "failed"),
+        ('passed="false"', "failed"),
+        ('failed="true"', "failed"),
+        ('errors="1" failures="0"', "errored"),
+        ('failures="2"', "failed"),
+        ('errors="0" failures="0" passed="3" failed="0"', "passed"),
+        ('passed="0"', "passed"),
     ],
 )
 def test_words_in_attributes_are_outcomes_and_an_unknown_one_is_no_pass(read, attributes, outcome):
@@ -235,11 +248,30 @@ def test_a_word_that_allranks_property_contradicts_counts(read):
         ("<ignored/>", "skipped"),
         ("<not-run/>", "skipped"),
         ("<passed/>", "passed"),
+        ("<exception/>", "errored"),
+        ('<failure type="pytest.xfail"/>', "failed"),
+        ('<skipped type="pytest.xfail"/>', "xfailed"),
         ("<whatever/>", "passed"),
     ],
 )
 def test_elements_that_are_named_otherwise_are_outcomes(read, element, outcome):
     assert outcomes(read(suite("", f'<testcase name="a">{element}</testcase>'))) == [outcome]
+
+
+@pytest.mark.parametrize("word", ["weird", "FAILED", ""])
+def test_an_unknown_outcome_in_allranks_property_is_no_pass(read, word):
+    said = f'<properties><property name="allranks.outcome" value="{word}"/></properties>'
+    assert outcomes(read(suite("", f'<testcase name="a">{said}</testcase>'))) == ["errored"]
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_failure_in_a_skip_is_a_contradiction(read, times):
+    case = '<testcase classname="t" name="a" time="1"><skipped><failure/></skipped></testcase>'
+    assert "<failure> is nested in <skipped>" in read(suite("", case * times)).problem
+
+
+def test_a_failure_that_a_test_has_printed_is_none(read):
+    assert not read(suite("", '<testcase name="a"><system-out><failure/></system-out></testcase>')).problem
 
 
 @given(st.text(max_size=20))

@@ -40,6 +40,12 @@ def is_of_interest(tag: str) -> bool:
     return tag in _RERUN_TAGS or tag in _OUTPUT_TAGS or outcome_of(tag) not in {None, Outcome.PASSED}
 
 
+def is_bad(tag: str) -> bool:
+    """True if an element in a testcase states that the test went wrong."""
+    outcome = outcome_of(tag)
+    return outcome is not None and outcome.is_bad
+
+
 @dataclass(kw_only=True)
 class CaseDetails:
     """The content of a testcase besides its attributes.
@@ -73,8 +79,9 @@ class CaseDetails:
             self.reruns.append((_RERUN_TAGS[tag], message, text))
             self.has_failed_to_the_end |= tag in _TO_THE_END
         else:
-            is_xfail = attributes.get("type") == "pytest.xfail"
-            self.outcomes.append((Outcome.XFAILED if is_xfail else outcome_of(tag) or Outcome.ERRORED, message, text))
+            outcome = outcome_of(tag) or Outcome.ERRORED
+            is_xfail = outcome is Outcome.SKIPPED and attributes.get("type") == "pytest.xfail"
+            self.outcomes.append((Outcome.XFAILED if is_xfail else outcome, message, text))
 
     def end(self, said: Sequence[tuple[Outcome, str]]) -> None:
         """Add the outcomes in the testcase's attributes, unless its elements, which have details, are as bad."""
@@ -83,6 +90,8 @@ class CaseDetails:
                 *said,
                 (self.reruns[-1][0], "a rerun of a test that failed to its end, and nothing of that end"),
             ]
+        if (word := self.properties.get("allranks.outcome", Outcome.PASSED)) not in _OUTCOMES:
+            said = [*said, (Outcome.ERRORED, f'allranks.outcome="{word[:_SHOWN]}" is unknown')]
         elements = [outcome for outcome, _, _ in self.outcomes]
         worst = max(map(severity, elements), default=0)
         if any(outcome.is_bad for outcome in elements):
@@ -160,7 +169,7 @@ _WORDS: Final[Mapping[str, Outcome]] = MappingProxyType(
             Outcome.XPASSED: "xpass xpassed",
             Outcome.FAILED: "fail failed failure failures notok nok ko regression unexpectedsuccess",
             Outcome.ERRORED: "error errored errors abort aborted broken cancel canceled cancelled interrupted invalid "
-            "notrunnable disconnected passedbutrunaborted missing undefined hookerror cleanuperror",
+            "notrunnable disconnected passedbutrunaborted missing undefined hookerror cleanuperror exception",
             Outcome.CRASHED: "crash crashed killed",
             Outcome.TIMED_OUT: "timeout timedout",
         }.items()
@@ -176,12 +185,26 @@ _YES_AND_NO: Final[Mapping[str, tuple[Outcome, Outcome]]] = MappingProxyType(
         "disabled": (Outcome.SKIPPED, Outcome.PASSED),
         "ignored": (Outcome.SKIPPED, Outcome.PASSED),
         "skipped": (Outcome.SKIPPED, Outcome.PASSED),
+        "passed": (Outcome.PASSED, Outcome.FAILED),
+        "failed": (Outcome.FAILED, Outcome.PASSED),
+        "failure": (Outcome.FAILED, Outcome.PASSED),
+        "failures": (Outcome.FAILED, Outcome.PASSED),
+        "error": (Outcome.ERRORED, Outcome.PASSED),
+        "errors": (Outcome.ERRORED, Outcome.PASSED),
+        "crashed": (Outcome.CRASHED, Outcome.PASSED),
+        "aborted": (Outcome.ERRORED, Outcome.PASSED),
     }
 )
+_TALLIES: Final = ("passed", "failed", "failure", "failures", "error", "errors", "crashed", "aborted")
+"""Those that may be numbers, too."""
+
 _YES: Final = frozenset({"true", "1", "yes"})
 _NO: Final = frozenset({"false", "0", "no"})
-_SUITE_ATTRIBUTES: Final = ("status", "result", "outcome", "state")
-_CASE_ATTRIBUTES: Final = (*_SUITE_ATTRIBUTES, *_YES_AND_NO)
+_WORD_ATTRIBUTES: Final = ("status", "result", "outcome", "state", "conclusion", "verdict")
+_CASE_ATTRIBUTES: Final = (*_WORD_ATTRIBUTES, *_YES_AND_NO)
+_SUITE_ATTRIBUTES: Final = (*_WORD_ATTRIBUTES, "success", "failed", "failure", "error", "crashed", "aborted")
+"""The other names of a suite are compared as counts."""
+
 _COUNTS: Final = MappingProxyType(
     {
         "tests": "tests",
@@ -208,9 +231,17 @@ def outcomes_said(case: Mapping[str, str]) -> Iterator[tuple[Outcome, str]]:
     return _said(case, _CASE_ATTRIBUTES)
 
 
+def _plain(attributes: Mapping[str, str]) -> Mapping[str, str]:
+    """Attributes by their names in lower case, without prefixes of name spaces."""
+    return {name.rpartition(":")[2].lower(): value for name, value in attributes.items()}
+
+
 def _said(attributes: Mapping[str, str], names: Iterable[str]) -> Iterator[tuple[Outcome, str]]:
+    plain = _plain(attributes)
     for name in names:
-        word = attributes.get(name, "").strip()
+        word = plain.get(name, "").strip()
+        if name in _TALLIES and (tally := number(word)) is not None:
+            word = "" if name == "passed" else "yes" if tally else "no"
         if not word:
             continue
         yes, no = _YES_AND_NO.get(name, (None, None))
@@ -273,7 +304,7 @@ class Declarations:
     def begin(self, attributes: Mapping[str, str], tests: int) -> None:
         """Begin a suite, or the root, before which this many testcases have come."""
         self._is_pytests = self._is_pytests or (not self._open and attributes.get("name") == _PYTEST)
-        self._open.append(_Suite(attributes, self._so_far(tests)))
+        self._open.append(_Suite(_plain(attributes), self._so_far(tests)))
 
     def case(self, counts: Counter[str]) -> None:
         """Count a testcase that has more than a name and a time, with the result of :func:`counted`."""

@@ -16,7 +16,7 @@ from xml.parsers import expat
 
 from allranks.outcomes import Outcome
 from allranks.records import MOST_RANKS
-from allranks.report.declared import CaseDetails, Declarations, is_of_interest, outcomes_said
+from allranks.report.declared import CaseDetails, Declarations, is_bad, is_of_interest, outcomes_said
 from allranks.report.folder import ROOTS, stray_text
 from allranks.report.plain_cases import KnownPieces, PlainCases, Run
 from allranks.report.results import ABSENT, Key, RankFile, RankResult
@@ -30,6 +30,7 @@ _CHUNK: Final = 1 << 18
 _FIRST_CHUNK: Final = 1 << 10  # the chunk with the declaration and the root goes to expat whole
 _RANK_TOKEN: Final = re.compile(r"rank[-_.]?([0-9]+)", re.IGNORECASE)
 _OUTCOME_TAGS: Final = ("failure", "error", "skipped")
+_OUTPUT_TAGS: Final = ("system-out", "system-err")
 _SILENT: Final = frozenset({"classname", "name", "time", "file", "line", "timestamp"})
 _END_OF_CASE: Final = b"</testcase>"
 _OF_ONE_RANK: Final = b"allranks.at"  # not worth caching
@@ -196,13 +197,17 @@ class _Reader:
         """Collect the text of an element up to its end, including the text of nested elements."""
         text: list[str] = []
 
+        def start(nested: str, _: Mapping[str, str]) -> None:
+            if tag not in _OUTPUT_TAGS and is_bad(nested) and not is_bad(tag):
+                self.declared.contradiction(f"<{nested[:40]}> is nested in <{tag}>")
+
         def end(ended: str) -> None:
             if ended == tag:
                 self.parser.CharacterDataHandler = None
                 self.parser.StartElementHandler, self.parser.EndElementHandler = self._start, self._end
                 add(tag, attributes, cut("".join(text)))
 
-        self.parser.StartElementHandler, self.parser.EndElementHandler = None, end
+        self.parser.StartElementHandler, self.parser.EndElementHandler = start, end
         self.parser.CharacterDataHandler = text.append
 
     def _end_case(self, place: int, case: Mapping[str, str], more: CaseDetails | None) -> None:
@@ -303,7 +308,9 @@ def _inside(inside: bytes) -> tuple[str, CaseDetails] | None:
     except expat.ExpatError:
         return None
     more = reader.more.get(0)
-    return (more.properties.get("allranks.nodeid", ""), more) if more else None
+    if more is None or reader.declared.problem:
+        return None
+    return more.properties.get("allranks.nodeid", ""), more
 
 
 def _feed(reader: _Reader, path: Path) -> str:
