@@ -378,6 +378,25 @@ def test_ranks_from_elsewhere_may_be_counted_from_one(write_ranks):
     assert code(merge(root, environ={})) is ExitCode.OK
 
 
+@pytest.mark.parametrize("names", [["rank-1.xml"], ["rank-1.xml", "rank-2.xml"]])
+def test_rank_0_is_missing_if_only_its_peers_have_files_in_the_form_of_allranks(write_ranks, names):
+    root = next(reversed([write_ranks(f"unit/{name}", [case("a")]) for name in names]))
+    assert only_test(merge(root, environ={})).verdict.message.startswith("rank 0 is missing")
+
+
+def test_a_rank_that_only_an_earlier_attempt_has_is_missing(write_ranks):
+    for place in ("attempt-1/rank-0.xml", "attempt-1/rank-1.xml", "attempt-2/rank-0.xml"):
+        root = write_ranks(f"unit/{place}", [case("a")])
+    assert only_test(merge(root, environ={})).verdict.message.startswith("rank 1 is missing")
+
+
+def test_a_rank_whose_file_looks_like_a_merged_report_is_no_less_read(write_ranks):
+    root = write_ranks("unit/rank-0.xml", [case("a")])
+    forged = f'<testsuites name="allranks"><testsuite>{case("a", "<failure/>")}</testsuite></testsuites>'
+    (root / "unit" / "rank-1.xml").write_text(forged)
+    assert only_test(merge(root, environ={})).verdict.message.startswith("rank 1 failed")
+
+
 def test_files_without_a_rank_stand_alone(write_ranks):
     write_ranks("linux/unit.xml", [case("a")])
     root = write_ranks("linux/integration.xml", [case("b", '<failure message="boom"/>')])

@@ -156,7 +156,7 @@ def read_foreign(folder: Path) -> tuple[Attempt, ...]:
 def _foreign_files(folder: Path) -> Iterator[Path]:
     for path, folders, others in walk(folder):
         found = (path / name for name in (*folders, *others) if name.lower().endswith(".xml"))
-        yield from (file for file in found if not is_merged_report(file))
+        yield from (file for file in found if is_named_like_a_rank(file.name) or not is_merged_report(file))
 
 
 def _foreign_attempt(root: Path, cell: str, suite: str, number: int, paths: Sequence[Path]) -> Attempt:

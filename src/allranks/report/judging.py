@@ -9,9 +9,9 @@ from typing import Final, Self
 from allranks.errors import ExitCode
 from allranks.outcomes import Outcome
 from allranks.records import JOURNAL
-from allranks.report.folder import Attempt
+from allranks.report.folder import Attempt, is_named_like_a_rank
 from allranks.report.journal import read_journal
-from allranks.report.rank_xml import RankReader
+from allranks.report.rank_xml import RankReader, rank_of
 from allranks.report.results import (
     EarlierAttempt,
     PassedRanks,
@@ -178,16 +178,20 @@ def expected_ranks(attempt: Attempt, files: Sequence[RankFile]) -> range:
     """The ranks that each test should have run on.
 
     Without a record, the world size comes from the cell or any of the files; if it is unknown, the ranks are those
-    between the lowest and the highest with a file. They count from 1 if none is 0, because some launchers do so.
+    between the lowest and the highest with a file, also of an earlier attempt. They count from 1 if none is 0, because
+    some launchers do so; but files named as allranks names them count from 0 where nothing states their number.
     """
     if attempt.record:
         return range(attempt.record.world_size)
     ranks = [file.rank or 0 for file in files]
+    if ranks:
+        ranks += [rank_of(path) or 0 for before in attempt.earlier for path in before.files]
     texts = [file.properties.get("allranks.world_size", "") for file in files]
     size = max((attempt.world_size or 0, *map(int, filter(_SIZE, texts))))
     if size and (size not in ranks or 0 in ranks):
         return range(size)
-    return range(min(1, *ranks), max(ranks) + 1) if ranks else range(0)
+    first = 0 if not size and any(is_named_like_a_rank(file.path.name) for file in files) else 1
+    return range(min(first, *ranks), max(ranks) + 1) if ranks else range(0)
 
 
 def _absences(attempt: Attempt, files: Sequence[RankFile]) -> dict[int, str]:

@@ -344,8 +344,11 @@ def _parse(reader: _Reader, file: BinaryIO) -> None:
 def _rank(properties: Mapping[str, str], path: Path) -> int | None:
     """The rank: from the file's content, else the last number of a ``rank`` token in its name."""
     said = whole_number(properties.get("allranks.rank"))
-    if said is not None:
-        return said
+    return rank_of(path) if said is None else said
+
+
+def rank_of(path: Path) -> int | None:
+    """The rank by a file's name alone."""
     tokens = _RANK_TOKEN.findall(path.stem)
     return whole_number(tokens[-1]) if tokens else None
 
