@@ -1,5 +1,6 @@
 """One rank sleeps, and its peer notices in many ways that it waits in vain: the one that sleeps leads each time."""
 
+import os
 import time
 from datetime import timedelta
 
@@ -15,7 +16,7 @@ FAULT = {
         "test": 8,
         "job": 150,
     },
-    "seconds": 75,
+    "seconds": 83,
     "verdict": ("error", "timed_out"),
     "leading": 1,
     "ranks": ["failed", "timed_out"],
@@ -55,6 +56,18 @@ FAULT = {
             "verdict": ("error", "timed_out"),
             "leading": 1,
             "ranks": ["failed", "timed_out"],
+            "words": ["rank 1 timed out", "waited for it in vain", "in sleep"],
+        },
+        "test_leaves_in_the_handler": {
+            "verdict": ("error", "timed_out"),
+            "leading": 1,
+            "ranks": ["crashed", "timed_out"],
+            "words": ["rank 1 timed out", "waited for it in vain", "in sleep"],
+        },
+        "test_aborts_in_the_handler": {
+            "verdict": ("error", "timed_out"),
+            "leading": 1,
+            "ranks": ["crashed", "timed_out"],
             "words": ["rank 1 timed out", "waited for it in vain", "in sleep"],
         },
         "test_another_error_in_the_handler": {
@@ -182,6 +195,24 @@ def test_fails_in_the_handler(rank):
         start().wait(SHORT)
     except RuntimeError:
         pytest.fail("nobody came")
+
+
+def test_leaves_in_the_handler(rank):
+    if rank == 1:
+        sleep()
+    try:
+        start().wait(SHORT)
+    except RuntimeError:
+        os._exit(5)
+
+
+def test_aborts_in_the_handler(rank):
+    if rank == 1:
+        sleep()
+    try:
+        start().wait(SHORT)
+    except RuntimeError:
+        os.abort()
 
 
 def test_another_error_in_the_handler(rank):

@@ -246,6 +246,15 @@ def test_an_end_is_bad_unless_it_is_a_skip_that_the_test_has_chosen(status, phas
     assert (outcome.skip_kind in (SkipKind.ENVIRONMENT, SkipKind.HARDWARE)) is is_skip
 
 
+@pytest.mark.parametrize(
+    ("status", "in_vain", "is_symptom"),
+    [(5, True, True), (0, True, True), (-6, True, True), (-11, True, False), (5, False, False), (-6, False, False)],
+)
+def test_a_rank_that_leaves_or_aborts_after_a_wait_in_vain_is_a_victim(status, in_vain, is_symptom):
+    rank_exit = RankExit(rank=0, status=status, at=1.0, in_vain=in_vain)
+    assert ended(rank_exit, step_of(SET_UP)).is_symptom is is_symptom
+
+
 def rank_report(*phases, **report):
     report = {"nodeid": "t::x", "phases": phases, "goes_on": bool(phases), **report}
     return RankReport(rank=0, report=Report(**report), at=1.0)

@@ -17,12 +17,15 @@ _BLAMED = 4
 _SLOT_BYTES = (_KEPT + 1) * _LINE_BYTES
 _SLOTS = 64
 
-_PHASE = slice(_SLOT_BYTES * _SLOTS, _SLOT_BYTES * _SLOTS + 16)
+_PHASE = slice(_SLOT_BYTES * _SLOTS, _SLOT_BYTES * _SLOTS + 15)
 """The place of the current phase."""
+
+_IN_VAIN = _PHASE.stop
+"""The place of the byte that is 1 if the rank's last wait for a peer was in vain."""
 
 _PHASES = ("set-up", "call", "tear-down")
 
-BOARD_BYTES = _PHASE.stop
+BOARD_BYTES = _IN_VAIN + 1
 
 MESSAGES = ("send", "recv")
 """The kinds of calls that are not collectives."""
@@ -69,7 +72,11 @@ class CallBoard:
 
     def enter(self, phase: str) -> None:
         """Note the current phase, in words; empty for none."""
-        self._memory[_PHASE] = phase.encode().ljust(16, b"\0")
+        self._memory[_PHASE] = phase.encode().ljust(_PHASE.stop - _PHASE.start, b"\0")
+
+    def note_wait(self, in_vain: bool) -> None:
+        """Note whether the last wait for a peer was in vain."""
+        self._memory[_IN_VAIN] = in_vain
 
     def open(self) -> int | None:
         """A slot for a group; None if all are taken."""
@@ -136,6 +143,11 @@ def read_phase(descriptor: int) -> str:
     """The current phase, in words; empty for none, and if the rank has written anything else."""
     phase = os.pread(descriptor, _PHASE.stop - _PHASE.start, _PHASE.start).rstrip(b"\0").decode(errors="replace")
     return phase if phase in _PHASES else ""
+
+
+def read_wait(descriptor: int) -> bool:
+    """Whether the rank's last wait for a peer was in vain."""
+    return os.pread(descriptor, 1, _IN_VAIN) == b"\1"
 
 
 def _call_of(line: str) -> LastCall | None:

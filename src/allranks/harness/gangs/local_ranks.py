@@ -11,7 +11,7 @@ from typing import Protocol
 
 from allranks.harness import evidence, linux
 from allranks.harness.channel import End, Report, RunTest
-from allranks.harness.gangs.call_board import LastCall, read_board, read_phase
+from allranks.harness.gangs.call_board import LastCall, read_board, read_phase, read_wait
 from allranks.harness.gangs.orphans import REAP_TIMEOUT, KilledOrphan, Orphans, kill_orphans
 from allranks.harness.gangs.output import Output, OutputLog
 from allranks.harness.gangs.rank_process import Echo, RankProcess
@@ -50,6 +50,7 @@ class RankExit:
         stacks: Stacks that a fatal signal left in its stack file.
         output: Its last output.
         lost: Why its status is unknown; empty if it is known.
+        in_vain: Its last wait for a peer was in vain.
     """
 
     rank: int
@@ -60,6 +61,7 @@ class RankExit:
     stacks: str = ""
     output: Output = field(default_factory=Output)
     lost: str = ""
+    in_vain: bool = False
 
 
 RankEvent = RankReport | RankExit
@@ -250,6 +252,7 @@ class LocalRanks:
             for_want_of_memory=linux.is_memory_kill(status, self._killed_for_memory),
             stacks=self._stacks[rank.number].added(),
             output=rank.glance(),
+            in_vain=read_wait(rank.board),
         )
 
     def _forget(self, descriptor: int) -> None:

@@ -287,11 +287,18 @@ def ended(rank_exit: RankExit, step: Step) -> StepOutcome:
         at=rank_exit.at,
         message=f"rank {rank_exit.rank} {timed_out or describe_end(rank_exit) + was_in(rank_exit.stacks)}",
         text=rank_exit.stacks,
-        is_symptom=status == -signal.SIGABRT and died_of_a_peer(rank_exit.output.stderr),
+        is_symptom=_ended_for_a_peer(rank_exit),
         consequence=is_consequence,
         observed=True,
         is_lost=bool(rank_exit.lost),
     )
+
+
+def _ended_for_a_peer(rank_exit: RankExit) -> bool:
+    """Whether a rank ended itself because a peer was late or gone: code that handles such failures often does so."""
+    if rank_exit.status == -signal.SIGABRT:
+        return rank_exit.in_vain or died_of_a_peer(rank_exit.output.stderr)
+    return rank_exit.in_vain and rank_exit.status is not None and rank_exit.status >= 0
 
 
 # NCCL's watchdog prints this when it ends a process because one of its collectives took too long (torch 2.13).

@@ -291,6 +291,8 @@ class CallCounter:
                 self._settle_wait()
             else:
                 self._refusals += refusals
+                if self._refusals == _IN_VAIN:
+                    self._note_wait()
             return answer
 
         return call
@@ -299,11 +301,19 @@ class CallCounter:
         """Note that a call, or a wait for one, has failed."""
         next(self._failures)
         self._has_missed_a_peer = speaks_of_a_peer(error)
+        self._note_wait()
 
     def _settle_wait(self) -> None:
         """Clear earlier waits in vain: a later wait succeeded."""
-        self._refusals = 0
-        self._has_missed_a_peer = False
+        if self._refusals or self._has_missed_a_peer:
+            self._refusals = 0
+            self._has_missed_a_peer = False
+            self._note_wait()
+
+    def _note_wait(self) -> None:
+        """Put it where the supervisor finds it if this process ends without a word."""
+        if self._board:
+            self._board.note_wait(self.has_waited_in_vain)
 
     def _settle_receive(self, identity: int) -> None:
         """Count a completed receive from any source under its actual source."""
