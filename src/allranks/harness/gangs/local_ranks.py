@@ -287,6 +287,8 @@ class LocalRanks:
         # The process id of a reaped rank may belong to another process by now.
         pids = {rank: self._processes[rank].pid for rank in ranks if self._processes[rank].exit_status is None}
         before = {rank: self._processes[rank].state_before or linux.state_of(pid) for rank, pid in pids.items()}
+        # A rank may go on to the end of its test as soon as it has written its stacks.
+        phases = {rank: read_phase(self._processes[rank].board) for rank in ranks}
         stopped = {rank for rank, state in before.items() if state in ("T", "t")}
         # A rank takes up to a second to write its recording: it is asked first, and waited for last.
         recordings = self._recorder.request(pids) if self._recorder else []
@@ -304,7 +306,7 @@ class LocalRanks:
             rank: RankHang(
                 stacks=stacks.get(rank, ""),
                 held=held.get(rank, ""),
-                phase=read_phase(self._processes[rank].board),
+                phase=phases[rank],
                 children=words_for(children.get(rank, ())),
                 child_stacks=text_of(children.get(rank, ())),
             )
