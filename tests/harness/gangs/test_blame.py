@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.harness.gangs.blame import name_parting, odd_ones_out
+from allranks.harness.gangs.blame import name_parting, odd_ones_out, strays
 from allranks.harness.gangs.call_board import LastCall
 
 
@@ -23,11 +23,32 @@ def call(kind, number=1, group="default", order=1, **more):
         ([[call("recv", peer=1)], [call("recv", peer=2)], [call("recv", peer=0)]], []),
         ([[call("all_reduce", shape="1")], [call("all_reduce", shape="2")], [call("all_reduce", shape="1")]], [1]),
         ([[], [call("barrier")], [call("barrier")]], []),
+        ([[call("reduce", peer=0)], [call("barrier", 2), call("reduce", peer=1)], [call("reduce", peer=0)]], [1]),
         ([], []),
     ],
 )
 def test_the_odd_ones_are_those_that_called_something_else_than_most(calls, odd):
     assert odd_ones_out(dict(enumerate(calls))) == odd
+
+
+REDUCES = [[call("all_reduce", shape="6", dtype="float32")]] * 3
+
+
+@pytest.mark.parametrize(
+    ("other", "found"),
+    [
+        (call("barrier"), [3]),
+        (call("all_reduce", shape="6", dtype="float64"), [3]),
+        (call("all_reduce", shape="7", dtype="float32"), [3]),
+        (call("all_reduce", shape="2x3", dtype="float32"), []),
+        (call("all_reduce", 2, shape="7", dtype="float32"), []),
+    ],
+)
+def test_strays_are_the_ranks_that_called_something_else_where_a_rank_made_its_last_call(other, found):
+    calls = dict(enumerate([*REDUCES, [other]]))
+    assert strays(calls, 0) == found
+    assert strays(calls, 3) == []
+    assert strays({**calls, 0: []}, 0) == []
 
 
 CALLS = st.lists(

@@ -135,10 +135,39 @@ def test_where_no_call_has_a_majority_all_are_to_blame():
             {0: all_reduce(3, "4x2", "7"), 1: all_reduce(3, "", "7")},
             "rank 0 called all_reduce #3 of 4x2 float32, rank 1 all_reduce #3 of no shape float32 of group 7",
         ),
+        (
+            {rank: [LastCall("default", 3, "reduce", rank // 2, "int8", "2")] for rank in range(3)},
+            "ranks 0 and 1 called reduce #3 of 2 int8 with root 0, rank 2 reduce #3 of 2 int8 with root 1",
+        ),
     ],
 )
 def test_a_collective_that_is_not_the_same_on_all_ranks_is_named(calls, words):
     assert name_crossing(calls) == words
+
+
+def test_a_stray_leads_before_the_rank_that_its_call_has_killed():
+    crash, symptom = step_outcome(0, "crashed"), step_outcome(1, "failed", is_symptom=True, consequence=True)
+    stopped = step_outcome(2, "aborted", message="aborted by rank 0", caused_by=0, consequence=True, text="stacks")
+    step = Step(outcomes=[crash, symptom, stopped, step_outcome(3, "passed")])
+    step.blame_strays([1])
+    step.explain_symptoms(None)
+    assert (step.leader.rank, step.leader.consequence) == (1, False)
+    assert [each.caused_by for each in step.outcomes] == [1, None, 1, None]
+    assert step.outcomes[2].message == "aborted by rank 1"
+
+
+def test_a_stray_that_was_stopped_in_its_call_is_an_error():
+    stopped = step_outcome(1, "aborted", message="aborted by rank 0", caused_by=0, consequence=True)
+    step = Step(outcomes=[step_outcome(0, "crashed"), stopped])
+    step.blame_strays([1])
+    assert (step.leader.rank, step.leader.outcome, step.leader.caused_by) == (1, Outcome.ERRORED, None)
+    assert step.leader.message == "rank 1 waited in a call that its peers did not make"
+
+
+def test_a_stray_that_has_passed_leads_nothing():
+    step = Step(outcomes=[step_outcome(0, "crashed"), step_outcome(1, "passed")])
+    step.blame_strays([1])
+    assert step.leader.rank == 0
 
 
 def test_what_the_supervisor_knows_is_said_by_the_outcome_that_leads():

@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 
 from allranks.harness.gangs.call_board import MESSAGES, LastCall
 from allranks.harness.gangs.local_ranks import RankHang
@@ -13,6 +14,9 @@ from allranks.outcomes import Outcome
 
 _Calls = Mapping[int, Sequence[LastCall]]
 """The last calls of each rank in its process groups, the newest first."""
+
+_EVEN = ("all_reduce", "broadcast", "reduce")
+"""Calls whose tensors have one number of elements on all ranks."""
 
 _UNEVEN = ("all_to_all",)
 """Calls whose tensors may have another shape on each rank."""
@@ -82,10 +86,33 @@ def odd_ones_out(calls: _Calls) -> list[int]:
 
     Calls with the same group and number are compared first: some ranks may have gone on from there.
     """
-    for same in _by_place(calls).values():
-        if odd := _minority({rank: call.kind for rank, call in same.items()}):
-            return odd
+    places = _by_place(calls).values()
+    for trait in (_kind, _essence):
+        for same in places:
+            if odd := _minority({rank: trait(call) for rank, call in same.items()}):
+                return odd
     return _minority({rank: _identity(own[0]) for rank, own in calls.items() if own})
+
+
+def strays(calls: _Calls, rank: int) -> list[int]:
+    """The ranks that called something else than most where this rank made its last call; none if it is one of them.
+
+    Such calls fail in any of the ranks, and may even kill it: gloo aborts on tensors of different size.
+    """
+    newest = next(iter(calls.get(rank, ())), None)
+    same = {} if newest is None else _by_place(calls).get((newest.group, newest.number), {})
+    odd = _minority({each: _essence(call) for each, call in same.items()})
+    return [] if newest is None or newest.kind in MESSAGES or rank in odd else odd
+
+
+def _kind(call: LastCall) -> str:
+    return call.kind
+
+
+def _essence(call: LastCall) -> tuple[object, ...]:
+    """What no two ranks may differ in: a backend may pair views of one size, and parts of different sizes."""
+    sizes = call.shape.split("x") if call.kind in _EVEN and call.shape else ()
+    return call.kind, call.dtype, call.peer, prod(map(int, sizes))
 
 
 def _minority(values: Mapping[int, object]) -> list[int]:
@@ -100,8 +127,8 @@ def _identity(call: LastCall) -> tuple[object, ...]:
     return call.group, call.number, *_signature(call)
 
 
-def _signature(call: LastCall) -> tuple[str, ...]:
-    return call.kind, call.dtype, "" if call.kind in _UNEVEN else call.shape
+def _signature(call: LastCall) -> tuple[object, ...]:
+    return call.kind, call.dtype, "" if call.kind in _UNEVEN else call.shape, call.peer
 
 
 def name_crossing(calls: _Calls) -> str:
@@ -139,10 +166,12 @@ def name_parting(calls: _Calls) -> str:
 
 def _in_words(calls: Mapping[int, LastCall], number: int) -> str:
     has_one_kind = len({call.kind for call in calls.values()}) == 1
+    has_one_root = len({call.peer for call in calls.values()}) == 1
     by_words: dict[str, list[int]] = {}
     for rank, call in calls.items():
         tensor = f" of {call.shape or 'no shape'} {call.dtype or 'no tensor'}" if has_one_kind else ""
-        by_words.setdefault(f"{call.kind} #{number}{tensor}", []).append(rank)
+        root = f" with root {call.peer}" if has_one_kind and not has_one_root else ""
+        by_words.setdefault(f"{call.kind} #{number}{tensor}{root}", []).append(rank)
     (first, ranks), *others = by_words.items()
     rest = "".join(f", {words_for_ranks(ranks)} {words}" for words, ranks in others)
     return f"{words_for_ranks(ranks)} called {first}{rest}"

@@ -38,7 +38,8 @@ class LastCall(NamedTuple):
         group: Name of the group, as in :class:`allranks.harness.gangs.unmatched_calls.GroupCalls`.
         number: A collective's number in its group, from 1; for a message, the number of the collective before it.
         kind: ``all_reduce``, ``send``, ``recv``, …
-        peer: The other rank of a message; None for a collective and for a receive from any source.
+        peer: The other rank of a message, or the root of a collective that has one; None for other collectives, and for
+            a receive from any source.
         dtype: Of the first tensor, ``float32``; empty without a tensor.
         shape: Of the first tensor, ``4x2``.
         order: Its place among all calls of the rank.

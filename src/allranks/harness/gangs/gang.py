@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from allranks.harness.channel import End, RunTest
 from allranks.harness.config import TimeLimits
-from allranks.harness.gangs.blame import given_up, name_crossing, name_parting, odd_ones_out, waits_for_peers
+from allranks.harness.gangs.blame import given_up, name_crossing, name_parting, odd_ones_out, strays, waits_for_peers
 from allranks.harness.gangs.call_board import LastCall, blamed, now
 from allranks.harness.gangs.failure_course import entered
 from allranks.harness.gangs.local_ranks import Look, RankEvent, RankExit, RankHang, RankReport, Ranks
@@ -193,6 +193,8 @@ class Gang:
     def _explain(self, step: Step, skipper: StepOutcome | None) -> None:
         """Explain a step that went wrong by the ranks' last calls."""
         calls = self._look_at_calls(step)
+        if step.cause is not None:
+            step.blame_strays(strays(calls, step.cause.rank))
         odd, cause = odd_ones_out(calls), step.cause
         # A rank that timed out in another group's call is a cause because of that call.
         may_part = cause is None or (cause.outcome is Outcome.TIMED_OUT and cause.observed and cause.rank in odd)

@@ -216,6 +216,19 @@ class Step:
                 _caused_by(cause, each) if each.is_symptom and each is not cause else each for each in self.outcomes
             ]
 
+    def blame_strays(self, strays: Collection[int]) -> None:
+        """Let a rank lead that called something else than most, before those whose call failed for that.
+
+        Args:
+            strays: As of :func:`allranks.harness.gangs.blame.strays`, for the cause so far.
+        """
+        first = next((each for each in self._bad if each.rank in strays), None)
+        if first is not None:
+            self.outcomes = [
+                _strayed(each) if each.rank in strays else _after(first, each) if each.outcome.is_bad else each
+                for each in self.outcomes
+            ]
+
     def add(self, what: str) -> None:
         """Add to the leading outcome how the ranks' calls differ; empty for no difference."""
         leader = self.leader
@@ -244,6 +257,22 @@ def _calls(report: Report) -> Calls | None:
 
 def _caused_by(cause: StepOutcome, symptom: StepOutcome) -> StepOutcome:
     return replace(symptom, consequence=True, caused_by=cause.rank)
+
+
+def _strayed(outcome: StepOutcome) -> StepOutcome:
+    """The outcome of a rank that called something else; one that was stopped in its call has no own."""
+    own = replace(outcome, is_symptom=False, consequence=False, caused_by=None)
+    if outcome.outcome is not Outcome.ABORTED:
+        return own
+    message = f"rank {outcome.rank} waited in a call that its peers did not make{was_in(outcome.text)}"
+    return replace(own, outcome=Outcome.ERRORED, message=message)
+
+
+def _after(first: StepOutcome, other: StepOutcome) -> StepOutcome:
+    caused = replace(_caused_by(first, other), is_symptom=True)
+    if other.outcome is not Outcome.ABORTED:
+        return caused
+    return replace(caused, message=f"aborted by rank {first.rank}{was_in(other.text)}")
 
 
 def reported(event: RankReport, step: Step) -> StepOutcome:

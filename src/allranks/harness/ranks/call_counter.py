@@ -52,6 +52,9 @@ _COLLECTIVES: Mapping[str, tuple[str, int]] = {
 """Methods of torch 2.6 to 2.14, none of which has all: what each counts as, and the index of the argument whose shape
 is equal on all ranks. Variants of a collective count as one kind: a backend may pair them."""
 
+_ROOTED = frozenset({"broadcast", "gather", "reduce", "scatter"})
+"""Collectives with a root, which is equal on all ranks; it is in the last argument, their options."""
+
 _ANY_SOURCE = ("arg0", "arg1")
 
 _MESSAGES: Mapping[str, tuple[str, Sequence[str]]] = {
@@ -227,7 +230,8 @@ class CallCounter:
             known.begun += peer is None
             if self._board:
                 dtype, shape = _tensor(arguments[place : place + 1])
-                rank = known.rank_of(peer)
+                other = getattr(arguments[-1], "rootRank", None) if kind in _ROOTED and arguments else peer
+                rank = known.rank_of(other)
                 begun = LastCall(known.name, known.begun, kind, rank, dtype, shape, next(self._order), now())
                 self._board.note(known.slot, begun)
             try:
