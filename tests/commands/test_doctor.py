@@ -1,6 +1,7 @@
 """``allranks doctor``: findings as they are printed; what is found, tests/test_doctor.py has."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -63,6 +64,17 @@ def test_what_a_pack_needs_is_examined_with_the_engine_of_its_machine(allranks, 
     pack = next(each["pack"] for each in json.loads(out)["include"] if each["gpus"])
     assert allranks("doctor", "--plan-file", "plan.json", "--pack", pack)[0] == 4
     assert demands == [(["nccl-w2-g2-env"], "process")]
+
+
+@pytest.mark.usefixtures("runners", "demands")
+def test_what_a_machine_lacks_is_the_result_of_each_job_of_the_pack(allranks):
+    _, out, _ = allranks("plan", "--format", "github", "--plan-file", "plan.json")
+    pack = next(each["pack"] for each in json.loads(out)["include"] if each["gpus"])
+    code, _, err = allranks("doctor", "--plan-file", "plan.json", "--pack", pack, "--results", "left")
+    assert code == 4
+    assert f"lacks what the pack {pack} needs" in err
+    [record] = [json.loads(path.read_text()) for path in Path("left").rglob("attempt-1/job.json")]
+    assert "driver: too old." in record["error"]["why"]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """The state of this host: ``allranks doctor``, ``allranks leases`` and ``allranks clean``."""
 
 import argparse
+import socket
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +22,7 @@ from allranks.commands.options import (
     say_json,
 )
 from allranks.engine_registry import AUTO
-from allranks.errors import ExitCode, UsageError
+from allranks.errors import DeviceError, ExitCode, UsageError
 from allranks.matrix.cell_images import image_for
 from allranks.matrix.declaration import find_matrix, load
 from allranks.matrix.select import select
@@ -39,7 +41,7 @@ def add_doctor(parser: CommandParser) -> None:
     add_results(group)
     group = parser.add_argument_group("instead: what cells need of this machine, before anything is built")
     group.add_argument("--cell", action="append", metavar="CELL", help="what this cell needs; repeatable")
-    meaning = "what a pack of this plan needs, with --pack"
+    meaning = "what a pack of this plan needs, with --pack; with --results, problems are the results of its jobs"
     group.add_argument("--plan-file", type=Path, metavar="FILE", help=meaning)
     group.add_argument("--pack", metavar="PACK", help="the pack, as for `allranks run`")
     add_matrix(group)
@@ -78,18 +80,40 @@ def _examined(options: argparse.Namespace) -> "Iterable[Finding]":
 
 
 def _doctor(options: argparse.Namespace) -> ExitCode:
+    if not (options.pack and options.results):
+        return ExitCode.INFRASTRUCTURE if _tell(_examined(options), options) else ExitCode.OK
+    from allranks.schedule.machines.refused_pack import recording_refusal  # noqa: PLC0415 - no plan needs it
+
+    return recording_refusal(partial(_demand, options), options.results, options.plan_file, options.pack)
+
+
+def _demand(options: argparse.Namespace) -> ExitCode:
+    """As for a run of the pack, what the machine lacks is an error.
+
+    Raises:
+        DeviceError: It lacks something.
+    """
+    if problems := _tell(_examined(options), options):
+        what = f"{socket.gethostname()} lacks what the pack {options.pack} needs."
+        why = " ".join(f"{each.subject}: {each.text}." for each in problems)
+        raise DeviceError(what, why=why, remedy=" ".join(dict.fromkeys(each.remedy for each in problems)))
+    return ExitCode.OK
+
+
+def _tell(examined: "Iterable[Finding]", options: argparse.Namespace) -> "list[Finding]":
+    """Print findings as they come; return those that are problems."""
     findings = []
-    for finding in _examined(options):
+    for finding in examined:
         findings.append(finding)
         if not options.json and (finding.remedy or options.detail != "quiet"):
             say(finding.line)
-    problems = sum(bool(finding.remedy) for finding in findings)
+    problems = [each for each in findings if each.remedy]
     if options.json:
         told = [{"subject": each.subject, "state": each.text, "remedy": each.remedy or None} for each in findings]
-        say_json(problems=problems, findings=told)
+        say_json(problems=len(problems), findings=told)
     else:
-        say(f"{problems} problem(s)" if problems else "no problem was found")
-    return ExitCode.INFRASTRUCTURE if problems else ExitCode.OK
+        say(f"{len(problems)} problem(s)" if problems else "no problem was found")
+    return problems
 
 
 def add_leases(parser: CommandParser) -> None:

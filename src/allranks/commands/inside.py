@@ -4,12 +4,12 @@ import argparse
 import os
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.errors import ExitCode, UsageError, counted
-from allranks.launcher_variables import LaunchedProcess, launched_process
+from allranks.launcher_variables import LAUNCHERS, LaunchedProcess, launched_process
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job
 
@@ -110,3 +110,26 @@ def refuse_too_wide(jobs: Sequence[Job], launch: "ConnectedLaunch") -> None:
         )
         remedy = f"Start it on {most} nodes, or run others: --where nodes={launch.nodes}."
         raise UsageError(what, why=f"The largest needs {most}.", remedy=remedy)
+
+
+def refuse_launched(environ: Mapping[str, str]) -> None:
+    """Refuse to be one of several processes of a launcher: each would run everything, in one results folder.
+
+    Raises:
+        UsageError: The environment is that of a launcher's process.
+    """
+    found = [
+        (each.launcher, variable)
+        for each in LAUNCHERS
+        for variable, least in ((each.world_size, 2), (each.rank, 1))
+        if (value := environ.get(variable, "")).isdecimal() and int(value) >= least
+    ]
+    if found:
+        launcher = found[0][0]
+        said = ", ".join(f"{variable}={environ[variable]}" for _, variable in found)
+        unset = " ".join(f"-u {variable}" for _, variable in found)
+        msg = f"This is one of several processes that {launcher} or the like has started ({said})."
+        why = "allranks starts the ranks itself; here each process would run everything, into one results folder."
+        remedy = f"Start allranks once, without {launcher}. Or make them all one run: allranks run --inside …"
+        remedy += f" If this one is alone after all: env {unset} allranks run …"
+        raise UsageError(msg, why=why, remedy=remedy)

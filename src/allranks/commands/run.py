@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from allranks.commands.command_parser import CommandParser, OptionGroup
 from allranks.commands.images import PRUNE_VARIABLE, prune_after_run
-from allranks.commands.inside import refuse_too_wide, run_inside
+from allranks.commands.inside import refuse_launched, refuse_too_wide, run_inside
 from allranks.commands.options import (
     STOP,
     add_engine,
@@ -37,7 +37,6 @@ from allranks.commands.options import (
 )
 from allranks.errors import ExitCode, UsageError
 from allranks.harness.refusals import REFUSED
-from allranks.launcher_variables import LAUNCHERS
 from allranks.matrix.cell_images import image_for
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import plan
@@ -290,29 +289,6 @@ class _PartOf:
     run_id: str
     going_on: "tuple[VerdictPolicy, Mapping[str, Again]] | None" = None
     own: "OwnPart | None" = None
-
-
-def refuse_launched(environ: Mapping[str, str]) -> None:
-    """Refuse to be one of several processes of a launcher: each would run everything, in one results folder.
-
-    Raises:
-        UsageError: The environment is that of a launcher's process.
-    """
-    found = [
-        (each.launcher, variable)
-        for each in LAUNCHERS
-        for variable, least in ((each.world_size, 2), (each.rank, 1))
-        if (value := environ.get(variable, "")).isdecimal() and int(value) >= least
-    ]
-    if found:
-        launcher = found[0][0]
-        said = ", ".join(f"{variable}={environ[variable]}" for _, variable in found)
-        unset = " ".join(f"-u {variable}" for _, variable in found)
-        msg = f"This is one of several processes that {launcher} or the like has started ({said})."
-        why = "allranks starts the ranks itself; here each process would run everything, into one results folder."
-        remedy = f"Start allranks once, without {launcher}. Or make them all one run: allranks run --inside …"
-        remedy += f" If this one is alone after all: env {unset} allranks run …"
-        raise UsageError(msg, why=why, remedy=remedy)
 
 
 def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namespace, of: _PartOf) -> ExitCode:
