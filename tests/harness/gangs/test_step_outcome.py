@@ -70,6 +70,18 @@ def test_a_rank_without_a_stack_that_called_in_another_group_is_to_blame():
     assert outcomes(give_up([SYMPTOM], {1: RankHang()}, calls=calls)) == {1: ("timed_out", None)}
 
 
+@pytest.mark.parametrize("earlier", [[SYMPTOM], []])
+def test_who_waits_for_a_key_while_most_wait_for_it_in_a_collective_is_to_blame(earlier):
+    calls = {0: all_reduce(1), 1: [], 2: all_reduce(1)}
+    settled = give_up(earlier, {1: IN_A_COLLECTIVE, 2: IN_A_COLLECTIVE}, calls=calls)
+    assert outcomes(settled) == {1: ("timed_out", None), 2: ("aborted", 1)}
+
+
+def test_of_two_ranks_neither_is_most():
+    settled = give_up([SYMPTOM], {1: IN_A_COLLECTIVE}, calls={0: all_reduce(1), 1: []})
+    assert outcomes(settled) == {1: ("aborted", 0)}
+
+
 def test_where_all_wait_in_collectives_the_symptom_leads():
     settled = give_up([SYMPTOM], {1: IN_A_COLLECTIVE, 2: IN_A_COLLECTIVE})
     assert outcomes(settled) == {1: ("aborted", 0), 2: ("aborted", 0)}

@@ -52,6 +52,7 @@ def _to_blame(step: Step, hangs: Mapping[int, RankHang], calls: _Calls) -> Seque
     """The ranks that others wait for.
 
     A rank that waits in a collective is not to blame, unless most ranks wait in another one, or no other rank can be.
+    Nor is one that waits for a key of a store, unless most ranks wait for it in a collective.
     Of the ranks that do something else, those behind their peers are to blame, or all if none is behind. A rank
     without stacks, or with none of the user's code in them, is taken to wait in its last call or to report it, unless
     it is behind: on a busy host that takes seconds.
@@ -60,8 +61,15 @@ def _to_blame(step: Step, hangs: Mapping[int, RankHang], calls: _Calls) -> Seque
     if absent:
         return [rank for rank in absent if _is_behind(rank, calls)] or absent
     if step.has_gone_wrong:
-        return [rank for rank in odd_ones_out(calls) if rank in hangs]
-    return odd_ones_out({rank: calls[rank] for rank in hangs if rank in calls}) or list(hangs)
+        return [rank for rank in odd_ones_out(calls) if rank in hangs] or _left_behind(hangs, calls)
+    odd = odd_ones_out({rank: calls[rank] for rank in hangs if rank in calls})
+    return odd or _left_behind(hangs, calls) or list(hangs)
+
+
+def _left_behind(hangs: Mapping[int, RankHang], calls: _Calls) -> list[int]:
+    """The ranks that wait for a peer, as for a key of a store, where most ranks have gone on to a collective."""
+    behind = [rank for rank in calls if _is_behind(rank, calls)]
+    return [rank for rank in behind if rank in hangs] if 2 * len(behind) < len(calls) else []
 
 
 def waits_for_peers(hang: RankHang) -> bool:
