@@ -1,18 +1,20 @@
 """The command line: its commands, their common options, and errors as exit codes."""
 
+import argparse
 import io
 import os
 import shlex
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TextIO
 
 import allranks
 from allranks.commands import build, compare, completion, history, host_state, images, init, merge, plan, run, show
 from allranks.commands.command_parser import CommandParser
-from allranks.commands.options import painted
+from allranks.commands.options import RESULTS_VARIABLE, painted, results_here
 from allranks.errors import AllranksError, ExitCode, UsageError, as_bug, did_you_mean
 from allranks.workflow_commands import Commands, is_on_actions
 
@@ -32,13 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     own, pytest_args = _split(list(sys.argv[1:] if arguments is None else arguments))
     try:
-        _refuse_unknown_command(own)
-        options = _parser().parse_args(own)
-        if pytest_args and not options.takes_pytest:
-            msg = f"This command passes no arguments to pytest: {shlex.join(pytest_args)}."
-            raise UsageError(msg, remedy="Drop -- and everything after it.")  # noqa: TRY301
-        options.pytest_args = pytest_args
-        code: ExitCode = options.command(options)
+        code = _recorded(own, partial(_run, own, pytest_args))
     except AllranksError as error:
         _complain(error, own)
         code = error.exit_code
@@ -49,6 +45,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _complain(as_bug(error), own)
         code = ExitCode.INFRASTRUCTURE
     return int(code)
+
+
+def _run(own: list[str], pytest_args: tuple[str, ...]) -> ExitCode:
+    _refuse_unknown_command(own)
+    options = _parser().parse_args(own)
+    if pytest_args and not options.takes_pytest:
+        msg = f"This command passes no arguments to pytest: {shlex.join(pytest_args)}."
+        raise UsageError(msg, remedy="Drop -- and everything after it.")
+    options.pytest_args = pytest_args
+    code: ExitCode = options.command(options)
+    return code
+
+
+def _recorded(own: Sequence[str], command: Callable[[], ExitCode]) -> ExitCode:
+    """Run a command; what it refuses of a plan for several machines, such as a misspelt option, is recorded."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in ("--matrix", "--plan-file", "--results"):
+        parser.add_argument(name, type=Path)
+    parser.add_argument("--pack")
+    try:
+        given, rest = parser.parse_known_args(own)
+    except argparse.ArgumentError:  # one has no value
+        return command()
+    name = _name_in(rest)
+    is_run = name == "run" and given.pack and not {"--dry-run", "--inside"}.intersection(rest)
+    is_examined = name == "doctor" and given.pack and given.results
+    is_build = name == "build" and given.results
+    if not (given.plan_file and (is_run or is_examined or is_build)):
+        return command()
+    from allranks.schedule.machines.refused_pack import recording_refusal  # noqa: PLC0415 - no other command needs it
+
+    results = given.results or Path(os.environ.get(RESULTS_VARIABLE) or results_here(given.matrix))
+    return recording_refusal(command, results, given.plan_file, None if is_build else given.pack)
 
 
 def _split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -66,11 +95,11 @@ def _complain(error: AllranksError, arguments: Sequence[str]) -> None:
     from allranks.commands.refusal_notice import publish  # noqa: PLC0415 - needed on GitHub alone
 
     # What these print, and their commands, are on standard output: between two streams the order is lost.
-    names = [argument for argument in arguments if not argument.startswith("-")]
-    is_shown = names[:1] in (["run"], ["build"], ["merge"], ["report"]) and "--json" not in arguments
+    name = _name_in(arguments)
+    is_shown = name in {"run", "build", "merge", "report"} and "--json" not in arguments
     stream = sys.stdout if is_shown else sys.stderr
     commands = Commands(partial(print, file=stream, flush=True))
-    commands.give(publish(error, "".join(names[:1]), os.environ))
+    commands.give(publish(error, name, os.environ))
     _print(error, arguments, stream)
     commands.switch_on()
 
@@ -120,10 +149,14 @@ def _parser() -> CommandParser:
     return parser
 
 
+def _name_in(arguments: Sequence[str]) -> str:
+    """The command's name, which need not exist; empty if none is given."""
+    return next((word for word in arguments if not word.startswith("-")), "")
+
+
 def _refuse_unknown_command(arguments: list[str]) -> None:
-    names = [name for name, *_ in _COMMANDS]
-    given = next((word for word in arguments if not word.startswith("-")), None)
-    if given is not None and given not in names:
+    names, given = [name for name, *_ in _COMMANDS], _name_in(arguments)
+    if given and given not in names:
         remedy = "usage: allranks COMMAND [options]. `allranks --help` lists the commands."
         msg = f"There is no command {given!r}."
         raise UsageError(msg, why=did_you_mean(given, names), remedy=remedy)

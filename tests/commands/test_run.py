@@ -262,6 +262,13 @@ def test_what_goes_wrong_before_a_pack_begins_is_the_result_of_its_jobs_and_no_o
     assert "nccl" not in out
 
 
+def test_a_misspelt_option_is_the_result_of_the_jobs_of_a_pack(plan_machines, allranks):
+    cpu, _ = plan_machines()
+    assert allranks("--debug", "run", "--plan-file", "plan.json", f"--pack={cpu['pack']}", "--retrys", "1")[0] == 2
+    code, out, _ = allranks("merge", "results/latest")
+    assert (code, out.count("allranks run has no option --retrys.")) == (2, 1)
+
+
 @pytest.mark.parametrize("also", [["--dry-run"], ["--inside"]])
 def test_a_pack_that_was_only_to_be_shown_leaves_nothing(plan_machines, allranks, also):
     cpu, _ = plan_machines()

@@ -2,7 +2,7 @@ import fcntl
 import json
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 
 import pytest
 
@@ -10,7 +10,7 @@ import allranks
 from allranks.engine.ownership import own_run
 from allranks.errors import ExitCode, ResultsError, UsageError
 from allranks.matrix.declaration import load
-from allranks.report.run_files import Manifest
+from allranks.report.run_files import JobRecord, Manifest, as_json
 from allranks.schedule import results_folder as schedule_folder
 from allranks.schedule.results_folder import facts_of, new_run_id, open_run, own_party, take_jobs, write_json
 
@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from allranks.matrix.declaration import load
 from allranks.matrix.jobs import plan
-from allranks.report.run_files import Manifest
+from allranks.report.run_files import JobRecord, Manifest, as_json
 from allranks.schedule.results_folder import open_run
 
 expansion = load(Path(sys.argv[1]))
@@ -277,3 +277,12 @@ def test_json_is_there_whole_or_not_at_all(tmp_path):
     with pytest.raises(TypeError):
         write_json(tmp_path / "a.json", {"a": object()})
     assert json.loads((tmp_path / "a.json").read_text()) == {"a": 1}
+
+
+@pytest.mark.parametrize(("engine", "is_free"), [("", True), ("docker", False)])
+def test_a_job_that_a_machine_refused_is_anyones_and_one_that_had_an_engine_is_not(take, tmp_path, engine, is_free):
+    attempt = tmp_path / "results" / "r1" / "cells" / ONE / "tiny" / "attempt-1"
+    attempt.mkdir(parents=True)
+    write_json(attempt / "job.json", as_json(JobRecord(world_size=1, engine=engine)))
+    with nullcontext() if is_free else pytest.raises(UsageError, match="has been run already"):
+        take("a", ONE)

@@ -4,7 +4,6 @@ import argparse
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,17 +48,6 @@ def _add_destination(group: OptionGroup) -> None:
 
 
 def _build(options: argparse.Namespace) -> ExitCode:
-    if options.results is None:
-        return _build_requested(options)
-    if options.plan_file is None:
-        msg = "--results needs --plan-file: the reason of a failed build is the result of each job of a plan."
-        raise UsageError(msg, remedy="Add --plan-file FILE, or drop --results.")
-    from allranks.schedule.machines.refused_pack import recording_refusal  # noqa: PLC0415 - no other build needs it
-
-    return recording_refusal(partial(_build_requested, options), options.results, options.plan_file, None)
-
-
-def _build_requested(options: argparse.Namespace) -> ExitCode:
     expansion = read_request(options)
     _build_for(_jobs_to_build_for(expansion, options), expansion.matrix.root, options)
     return ExitCode.OK
@@ -101,6 +89,9 @@ def _silent(_line: str) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
+    if options.results and options.plan_file is None:
+        what = "--results needs --plan-file: the reason of a failed build is the result of each job of a plan."
+        raise UsageError(what, remedy="Add --plan-file FILE, or drop --results.")
     if options.registry and not options.export:
         what = "--registry needs --export: other machines read the address of an image from the exported folder."
         raise UsageError(what, remedy="Add --export DIR, and give that folder to `allranks run --images DIR`.")

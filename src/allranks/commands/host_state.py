@@ -4,7 +4,6 @@ import argparse
 import socket
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,24 +79,12 @@ def _examined(options: argparse.Namespace) -> "Iterable[Finding]":
 
 
 def _doctor(options: argparse.Namespace) -> ExitCode:
-    if not (options.pack and options.results):
-        return ExitCode.INFRASTRUCTURE if _tell(_examined(options), options) else ExitCode.OK
-    from allranks.schedule.machines.refused_pack import recording_refusal  # noqa: PLC0415 - no plan needs it
-
-    return recording_refusal(partial(_demand, options), options.results, options.plan_file, options.pack)
-
-
-def _demand(options: argparse.Namespace) -> ExitCode:
-    """As for a run of the pack, what the machine lacks is an error.
-
-    Raises:
-        DeviceError: It lacks something.
-    """
-    if problems := _tell(_examined(options), options):
+    problems = _tell(_examined(options), options)
+    if problems and options.pack and options.results:  # as a run of the pack ends, for its jobs' results
         what = f"{socket.gethostname()} lacks what the pack {options.pack} needs."
         why = " ".join(f"{each.subject}: {each.text}." for each in problems)
         raise DeviceError(what, why=why, remedy=" ".join(dict.fromkeys(each.remedy for each in problems)))
-    return ExitCode.OK
+    return ExitCode.INFRASTRUCTURE if problems else ExitCode.OK
 
 
 def _tell(examined: "Iterable[Finding]", options: argparse.Namespace) -> "list[Finding]":

@@ -29,7 +29,6 @@ from allranks.commands.options import (
     number,
     read_request,
     remark,
-    results_here,
     run_id,
     say,
     say_verdict,
@@ -167,15 +166,6 @@ def _refuse_options(pytest_args: Sequence[str]) -> None:
 
 
 def _run(options: argparse.Namespace) -> ExitCode:
-    if options.dry_run or options.inside or not (options.plan_file and options.pack):
-        return _run_requested(options)
-    from allranks.schedule.machines.refused_pack import recording_refusal  # noqa: PLC0415 - no other run needs it
-
-    results = options.results or results_here(options.matrix)
-    return recording_refusal(partial(_run_requested, options), results, options.plan_file, options.pack)
-
-
-def _run_requested(options: argparse.Namespace) -> ExitCode:
     expansion = read_request(options)
     _refuse_options(options.pytest_args)
     if options.inside:
