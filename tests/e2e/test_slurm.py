@@ -208,7 +208,7 @@ def test_a_leading_node_that_loses_its_power_is_named_and_leaves_no_job(reposito
         try:
             repository.cluster.script("node-kill", node)
             status, output = ended(process)
-            assert time.monotonic() - began < 60
+            assert time.monotonic() - began < 100  # TCP notices it, since the leading node asks and does not answer
         finally:
             repository.cluster.script("node-start", node)
     assert status == 4, output
