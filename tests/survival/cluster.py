@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,9 @@ from allranks.engine.ownership import is_held
 
 _SCRIPT: Final = Path(__file__).parents[2] / "scripts" / "slurm-cluster"
 _NAMESPACES: Final = Path("/run/netns")
+_SETTLING: Final = 90.0
+"""Seconds for SLURM to notice which jobs have ended: nodes tell a controller again that was away."""
+
 _SPOOL_MIB: Final = 64
 
 
@@ -77,7 +81,10 @@ class Cluster:
 
     def left(self, known: frozenset[int | Path]) -> Iterator[str]:
         """What is left of jobs: in the queue, in the spool, and on nodes."""
-        yield from (f"left: job {line}" for line in self.slurm("squeue", "--noheader", "--format=%j").split())
+        deadline = time.monotonic() + _SETTLING
+        while (queued := self.slurm("squeue", "--noheader", "--format=%j").split()) and time.monotonic() < deadline:
+            time.sleep(1.0)
+        yield from (f"left: job {line}" for line in queued)
         yield from (f"left: {path}" for path in self.spool.glob("allranks-*"))
         for path in Path("/tmp").glob("allranks-node-*/.lock"):
             # A dead one is removed by the next job on its node.
