@@ -82,7 +82,9 @@ def test_a_long_shape_stays_in_its_slot(memory, seen):
     assert read_board(seen)[-1] == ALL_REDUCE
 
 
-@pytest.mark.parametrize("garbage", [b"\xff" * 300, b"a\tb\tc\td\te\tf", b"\t" * 20])
+@pytest.mark.parametrize(
+    "garbage", [b"\xff" * 300, b"0\t1\tbroadcast\t0\tf\t4xa\t1\t1", b"a\tb\tc\td\te\tf", b"\t" * 20]
+)
 def test_garbage_is_left_out(memory, seen, garbage):
     memory[: len(garbage)] = garbage
     assert read_board(seen) == []

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import re
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -22,6 +23,8 @@ _PHASE = slice(_SLOT_BYTES * _SLOTS, _SLOT_BYTES * _SLOTS + 15)
 
 _IN_VAIN = _PHASE.stop
 """The place of the byte that is 1 if the rank's last wait for a peer was in vain."""
+
+_SHAPE = re.compile(r"(\d+(x\d+)*)?")
 
 _PHASES = ("set-up", "call", "tear-down")
 
@@ -155,6 +158,8 @@ def _call_of(line: str) -> LastCall | None:
     try:
         group, number, kind, peer, dtype, shape, order, at = line.split("\t")
         known_peer = None if peer == "None" else int(peer)
+        if not _SHAPE.fullmatch(shape):
+            return None
         return LastCall(group, int(number), kind, known_peer, dtype, shape, int(order), int(at))
     except ValueError:
         return None
