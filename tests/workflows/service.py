@@ -84,10 +84,11 @@ class Service:
                 raise ActionError(msg)
             _copy(newest[name].content, into)
             return f"{name} to {into}"
-        # Each has a folder of its own, even where there is but one.
         found = [each for each in newest.values() if fnmatch.fnmatch(each.name, inputs.get("pattern") or "*")]
+        # Several have a folder each; one that is alone has none, by whatever it was found (the action's own rule).
+        together = len(found) == 1 or inputs.get("merge-multiple") == "true"
         for artifact in found:
-            _copy(artifact.content, into if inputs.get("merge-multiple") == "true" else into / artifact.name)
+            _copy(artifact.content, into if together else into / artifact.name)
         return f"{len(found)} artifacts to {into}"
 
     def restore(self, inputs: Mapping[str, str], workspace: Path) -> str | None:

@@ -50,12 +50,24 @@ def test_a_name_is_taken_once_in_an_attempt_and_the_newest_is_downloaded(service
     assert (work / "got" / "a").read_text() == "second"
 
 
-def test_a_pattern_gives_each_artifact_its_folder_and_may_find_none(service, work):
+def test_a_pattern_gives_each_of_several_artifacts_its_folder(service, work):
+    service.upload({"name": "r-1", "path": "out"}, 1, work)
+    service.upload({"name": "r-2", "path": "out"}, 1, work)
+    service.upload({"name": "other", "path": "out"}, 1, work)
+    service.download({"pattern": "r-*", "path": "got"}, work)
+    assert there(work / "got") == ["r-1/a", "r-2/a"]
+
+
+def test_the_only_artifact_that_a_pattern_finds_has_no_folder(service, work):
     service.upload({"name": "r-1", "path": "out"}, 1, work)
     service.upload({"name": "other", "path": "out"}, 1, work)
     service.download({"pattern": "r-*", "path": "got"}, work)
+    assert there(work / "got") == ["a"]
+
+
+def test_a_pattern_may_find_none_and_a_name_may_not(service, work):
     service.download({"pattern": "nothing-*", "path": "got"}, work)
-    assert there(work / "got") == ["r-1/a"]
+    assert there(work) == ["out/.caches/b", "out/.hidden", "out/a"]
     with pytest.raises(ActionError, match="not found"):
         service.download({"name": "nothing", "path": "got"}, work)
 
