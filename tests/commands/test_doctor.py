@@ -72,7 +72,7 @@ def test_what_a_machine_lacks_is_the_result_of_each_job_of_the_pack(allranks):
     pack = next(each["pack"] for each in json.loads(out)["include"] if each["gpus"])
     code, _, err = allranks("doctor", "--plan-file", "plan.json", "--pack", pack, "--results", "left")
     assert code == 4
-    assert f"lacks what the pack {pack} needs" in err
+    assert f"lacks what the pack {pack} needs: driver." in err
     records = [json.loads(path.read_text()) for path in Path("left/latest").glob("cells/*/*/attempt-1/job.json")]
     assert [record["error"]["why"] for record in records] == ["driver: too old."] * len(records) != []
 

@@ -81,7 +81,8 @@ def _examined(options: argparse.Namespace) -> "Iterable[Finding]":
 def _doctor(options: argparse.Namespace) -> ExitCode:
     problems = _tell(_examined(options), options)
     if problems and options.pack and options.results:  # as a run of the pack ends, for its jobs' results
-        what = f"{socket.gethostname()} lacks what the pack {options.pack} needs."
+        lacks = ", ".join(dict.fromkeys(each.subject for each in problems))  # the gate shows this sentence alone
+        what = f"{socket.gethostname()} lacks what the pack {options.pack} needs: {lacks}."
         why = " ".join(f"{each.subject}: {each.text}." for each in problems)
         raise DeviceError(what, why=why, remedy=" ".join(dict.fromkeys(each.remedy for each in problems)))
     return ExitCode.INFRASTRUCTURE if problems else ExitCode.OK
