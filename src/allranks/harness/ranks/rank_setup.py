@@ -159,8 +159,9 @@ def tears_down(stack: Iterable[tuple[FrameType, int]]) -> bool:
     )
 
 
-ADOPTION_TIMEOUT = 5.0
-"""Seconds for the process that forked a rank to end: then the rank's parent is its former grandparent."""
+ADOPTION_TIMEOUT = 60.0
+"""Seconds for the process that forked a rank to end: then the rank's parent is its former grandparent. A busy host may
+take more than 5 of them."""
 
 
 def live(work: Callable[[], int], parent: int, *, stacks: Path, environment: Mapping[str, str]) -> NoReturn:
@@ -211,7 +212,7 @@ def leave(status: int) -> NoReturn:
 def _die_with(parent: int) -> None:
     """Die when the parent does; the intermediate process that forked this one ends first, and must not count."""
     deadline = time.monotonic() + ADOPTION_TIMEOUT
-    while os.getppid() != parent and time.monotonic() < deadline:
+    while os.getppid() != parent and Path(f"/proc/{parent}").exists() and time.monotonic() < deadline:
         time.sleep(0.0005)
     linux.die_with_parent()
     if os.getppid() != parent:
