@@ -136,8 +136,8 @@ def test_an_annotation_names_the_file_and_ends_nowhere_early():
 
 
 def test_the_first_failure_of_a_job_has_its_traceback_in_a_group(live, lines):
-    text = "/work/suite/test_a.py:7: in test_x\n    check(rank)\n"
-    text += "/work/suite/helper.py:2: in check\n    ::add-mask::x\nE   no"
+    text = "/srv/suite/test_a.py:7: in test_x\n    check(rank)\n"
+    text += "/srv/suite/helper.py:2: in check\n    ::add-mask::x\nE   no"
     live.take("cell/s", failed("suite/test_a.py::test_x", 1, "no", text=text))
     live.take("cell/s", failed("suite/test_a.py::test_y", 1, "no", text=text))
     assert shown(lines) == [
