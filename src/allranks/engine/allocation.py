@@ -222,10 +222,8 @@ class Allocation:
         if self.is_ours or (not leader.signals and leader.status is not None):
             return ""
         # The queue's answers may be older than the end of the leading agent.
-        sighting = self.queue.look_at_end(self.folder.name)
-        job = sighting.job or sighting.last
-        if job is not None and job.cause:
-            return self.named(job.cause)
+        if cause := self.queue.look_at_end(self.folder.name).cause:
+            return self.named(cause)
         told = f"was told to end from outside ({', '.join(leader.signals)})"
         return self.named(told if leader.signals else "has left no exit status of its agent")
 
@@ -235,12 +233,11 @@ class Allocation:
         if self.is_ours:
             return ""
         sighting = self.queue.look(self.folder.name)
-        job = sighting.job or sighting.last
-        if job is not None and job.cause:
-            return self.named(job.cause)
+        if sighting.cause:
+            return self.named(sighting.cause)
         if self.is_stuck:
             return self.named(f"was given nodes that have not begun in {_BEGINNING / 60:.0f} min")
-        return self._cause_of_absence(job) if self.has_vanished else ""  # its nodes know more
+        return self._cause_of_absence(sighting.known) if self.has_vanished else ""  # its nodes know more
 
     def _cause_of_absence(self, job: QueuedJob | None) -> str:
         with suppress(OSError):

@@ -95,6 +95,16 @@ class Sighting:
     watched: float = math.inf
 
     @property
+    def known(self) -> QueuedJob | None:
+        """The job in the newest answer that had it; None if it never was in any."""
+        return self.job or self.last
+
+    @property
+    def cause(self) -> str:
+        """See :attr:`QueuedJob.cause`; empty, too, for a job that was never seen."""
+        return self.known.cause if self.known else ""
+
+    @property
     def unanswered(self) -> float:
         """Seconds since an answer was last given, or first awaited; negative where nobody asks."""
         return time.monotonic() - max(self.answered, self.watched)
