@@ -182,36 +182,32 @@ def test_a_job_without_room_is_told_to_be_queued_and_taken_back_at_ctrl_c(reposi
         wait_until(lambda: not repository.queue)
 
 
-@acceptance
-def test_a_node_that_loses_its_power_is_named_with_its_rank(repository):
+def cut_power(repository, place, seconds):
+    """Cut the power of a job's node in mid-test: the node's name, and what its run said, which ended in time."""
     with repository.running(TWO, TAKES="120") as process:
         repository.wait_for_mark()
-        [node] = [json.loads(path.read_text())["host"] for path in repository.spool.glob("*/node-1/placed.json")]
+        [node] = [json.loads(path.read_text())["host"] for path in repository.spool.glob(f"*/{place}/placed.json")]
         began = time.monotonic()
         try:
             repository.cluster.script("node-kill", node)
             status, output = ended(process)
-            assert time.monotonic() - began < 1.5 * 8 + 10
+            assert time.monotonic() - began < seconds
         finally:
             repository.cluster.script("node-start", node)
     assert status == 4, output
+    return node, output
+
+
+@acceptance
+def test_a_node_that_loses_its_power_is_named_with_its_rank(repository):
+    node, output = cut_power(repository, "node-1", 1.5 * 8 + 10)
     assert "rank 1 is lost" in output
     assert f"The job lost {node}; it was SLURM job" in output
 
 
 @acceptance
 def test_a_leading_node_that_loses_its_power_is_named_and_leaves_no_job(repository):
-    with repository.running(TWO, TAKES="120") as process:
-        repository.wait_for_mark()
-        [node] = [json.loads(path.read_text())["host"] for path in repository.spool.glob("*/node-0/placed.json")]
-        began = time.monotonic()
-        try:
-            repository.cluster.script("node-kill", node)
-            status, output = ended(process)
-            assert time.monotonic() - began < 100  # TCP notices it, since the leading node asks and does not answer
-        finally:
-            repository.cluster.script("node-start", node)
-    assert status == 4, output
+    node, output = cut_power(repository, "node-0", 100)  # TCP notices it: the leading node asks and does not answer
     assert f"The job lost {node}; it was SLURM job" in output
     wait_until(lambda: not repository.queue)
 
