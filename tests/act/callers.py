@@ -23,31 +23,6 @@ jobs:
       select: {{select}}
 """
 
-MATRIX = """\
-[matrix]
-backend = ["gloo"]
-world_size = [2]
-init_method = ["env", "tcp"]
-
-[suites.good]
-path = "tests/good"
-when = "init_method == 'env'"
-
-[suites.other]
-path = "tests/other"
-when = "init_method == 'tcp'"
-
-[images.cpu]
-image = "{image}"
-
-[[runners]]
-when   = "init_method == 'env'"
-labels = ["ubuntu-24.04"]
-
-[[runners]]
-labels = ["self-hosted", "linux"]
-"""
-
 SUITE = """\
 import torch
 import torch.distributed as dist

@@ -13,13 +13,11 @@ from zipfile import ZipFile
 
 import docker
 import pytest
-from callers import MATRIX, ROOT, SUITE, command, lay
+from callers import ROOT, SUITE, command, lay
 from on_act import LABEL, ActRun, Line, run_on_act
+from two_packs import GOOD, MATRIX, OTHER
 
 pytestmark = pytest.mark.docker
-
-GOOD, OTHER = "cpu-g0-1of1", "cpu-g0-r2-1of1"
-"""The two packs of the matrix: on a machine of GitHub's, and on one of the user's own."""
 
 ONE = "--where init_method=env"
 LOST = "The job left no results: it was planned, but did not start or was lost"

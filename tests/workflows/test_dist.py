@@ -12,37 +12,10 @@ from pathlib import Path
 
 import pytest
 from hosted import Cancellation, JobRun, Run, Site, first_attempt, read_workflow, rerun
+from two_packs import GOOD, MATRIX, OTHER
 
 ROOT = Path(__file__).parents[2]
 DIST = ROOT / ".github" / "workflows" / "dist.yml"
-
-GOOD, OTHER = "cpu-g0-1of1", "cpu-g0-r2-1of1"
-"""The two packs: on a machine of GitHub's, and on one of the user's own."""
-
-MATRIX = """\
-[matrix]
-backend = ["gloo"]
-world_size = [2]
-init_method = ["env", "tcp"]
-
-[suites.good]
-path = "tests/good"
-when = "init_method == 'env'"
-
-[suites.other]
-path = "tests/other"
-when = "init_method == 'tcp'"
-
-[images.cpu]
-image = "{image}"
-
-[[runners]]
-when   = "init_method == 'env'"
-labels = ["ubuntu-24.04"]
-
-[[runners]]
-labels = ["self-hosted", "linux"]
-"""
 
 RECIPE = '[images.cpu]\ntorch = "2.13.0"\npackages = ["numpy", "expecttest"]\n'
 
