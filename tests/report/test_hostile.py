@@ -4,6 +4,7 @@
 that the report has for the trouble, and the exit code.
 """
 
+import gzip
 import json
 from pathlib import Path
 
@@ -59,6 +60,13 @@ def test_the_report_of_a_hostile_file_is_well_formed_and_has_a_testcase_for_each
 def test_the_corpus_is_as_large_as_it_is_meant_to_be():
     assert len(FILES) >= 60
     assert all(file.with_suffix(".json").exists() for file in FILES)
+
+
+def test_a_compressed_file_is_not_ignored(folder):
+    (folder / "cell/good/rank-1.xml.gz").write_bytes(gzip.compress(GOOD.encode()))
+    merged, tests = judged(folder)
+    assert exit_code(merged, nothing_ran_allowed=False) == 3
+    assert any("rank-1.xml.gz cannot be read" in test.verdict.message for test in tests)
 
 
 def test_a_message_of_fifty_megabytes_is_cut(folder):

@@ -28,6 +28,7 @@ ROOTS: Final = frozenset({"testsuites", "testsuite"})
 _MARKS: Final = (f'<testsuites name="{WIDE_NAME}"'.encode(), f'<testsuite name="{NARROW_NAME}"'.encode())
 _ATTEMPT: Final = re.compile(r"attempt-([0-9]+)")
 _CELL_ID: Final = re.compile(r"\w+-w([0-9]{1,5})-g[0-9]+-[a-z]+(-n[0-9]+)?(-t[\w.+]+)?")
+_XML: Final = re.compile(r".*\.xml(\.(gz|bz2|xz|zst|zip))?", re.IGNORECASE | re.DOTALL)  # a compressed one is an error
 _LEADS_OUT: Final = "{} points out of the results folder: it is not read."
 _T = TypeVar("_T")
 
@@ -155,7 +156,7 @@ def read_foreign(folder: Path) -> tuple[Attempt, ...]:
 
 def _foreign_files(folder: Path) -> Iterator[Path]:
     for path, folders, others in walk(folder):
-        found = (path / name for name in (*folders, *others) if name.lower().endswith(".xml"))
+        found = (path / name for name in (*folders, *others) if _XML.fullmatch(name))
         yield from (file for file in found if is_named_like_a_rank(file.name) or not is_merged_report(file))
 
 

@@ -16,7 +16,7 @@ from xml.parsers import expat
 
 from allranks.outcomes import Outcome
 from allranks.records import MOST_RANKS
-from allranks.report.declared import CaseDetails, Declarations, is_bad, is_of_interest, outcomes_said
+from allranks.report.declared import SILENT, CaseDetails, Declarations, is_bad, is_of_interest, outcomes_said
 from allranks.report.folder import ROOTS, stray_text
 from allranks.report.plain_cases import KnownPieces, PlainCases, Run
 from allranks.report.results import ABSENT, Key, RankFile, RankResult
@@ -31,7 +31,7 @@ _FIRST_CHUNK: Final = 1 << 10  # the chunk with the declaration and the root goe
 _RANK_TOKEN: Final = re.compile(r"rank[-_.]?([0-9]+)", re.IGNORECASE)
 _OUTCOME_TAGS: Final = ("failure", "error", "skipped")
 _OUTPUT_TAGS: Final = ("system-out", "system-err")
-_SILENT: Final = frozenset({"classname", "name", "time", "file", "line", "timestamp"})
+_STRUCTURE: Final = frozenset({*ROOTS, "testcase", "failure", "error"})
 _END_OF_CASE: Final = b"</testcase>"
 _OF_ONE_RANK: Final = b"allranks.at"  # not worth caching
 _NO_KEY: Final = Key("", "", "-")
@@ -108,12 +108,13 @@ class _Reader:
         """
         case: Mapping[str, str] | None = None
         known, times, marker = self._known, self.times, self._plain.marker
-        cases = frozenset({"testcase", marker})
+        cases = frozenset({*ROOTS, "testcase", marker})
 
         def start(tag: str, attributes: Mapping[str, str]) -> None:
             nonlocal case
             if case is not None and tag in cases:
-                self.declared.contradiction("a testcase is nested in another one")
+                self.declared.contradiction(f"a {'suite' if tag in ROOTS else 'testcase'} is nested in a testcase")
+                case = None
             if tag == "testcase":
                 case, self._more = attributes, None
             elif tag == marker:
@@ -140,7 +141,7 @@ class _Reader:
                 or key[1] != ended.get("name", "")
                 or key[0] != ended.get("classname", "")
                 or key[2]
-                or not ended.keys() <= _SILENT
+                or not ended.keys() <= SILENT
             ):
                 self._end_case(place, ended, self._more)
 
@@ -173,6 +174,8 @@ class _Reader:
             self.declared.begin(attributes, len(self.times))
         elif tag in _OUTCOME_TAGS:
             self._tell(tag, attributes, self._add_suite)
+        elif tag.rpartition(":")[2].lower() in _STRUCTURE or any(said.is_bad for said, _ in outcomes_said(attributes)):
+            self.declared.contradiction(f"<{tag[:40]}> is in no testcase, and not known")
 
     def _add_suite(self, tag: str, attributes: Mapping[str, str], text: str) -> None:
         more = CaseDetails()
