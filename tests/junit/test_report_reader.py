@@ -113,3 +113,26 @@ def test_memory_does_not_grow_with_the_report(write):
     count, grown = map(int, done.stdout.split())
     assert count == 4_000
     assert grown < 16
+
+
+def verdicts(read, path):
+    return {case.nodeid: case.verdict.value for case in read(path)}
+
+
+ODD = """<testsuites xmlns:n="urn:n"><error message="no suite"/>
+<testcase classname="c" name="loose"><failure/></testcase>
+<testsuite name="s"><testcase name="a" status="notrun"/><testcase name="b" n:status="failed"/>
+<testcase name="c"><Failure message="m"/></testcase><testcase name="d"><n:result><n:error/></n:result></testcase>
+<testcase name="e" status="run" result="completed"/><error message="of the suite"/></testsuite></testsuites>"""
+
+
+@pytest.mark.parametrize("read", [lambda path: junit.load(path).cases(), junit.stream], ids=["load", "stream"])
+def test_an_outcome_is_found_wherever_a_writer_puts_it(write, read):
+    said = {"c::loose": "failure", "a": "skipped", "b": "failure", "c": "failure", "d": "error", "e": "passed"}
+    assert verdicts(read, write(ODD)) == {"(suite)": "error", **said, "s::(suite)": "error"}
+
+
+@pytest.mark.parametrize("odd", ["<TestCase/>", "<group><testcase/></group>", "<testcase><testsuite/></testcase>"])
+def test_a_testcase_that_junitparser_would_lose_is_an_error(write, odd):
+    with pytest.raises(UsageError, match=r"it has <\w+> in <\w+>"):
+        junit.load(write(f"<testsuites><testsuite>{odd}</testsuite></testsuites>"))

@@ -22,6 +22,8 @@ _T = TypeVar("_T", bound=junitparser.junitparser.Element)
 
 _CHUNK: Final = 1 << 16
 _DEEPEST: Final = 64
+_STRUCTURE: Final = frozenset({"testcase", "testsuite"})
+_OUTCOMES: Final = frozenset({"failure", "error", "skipped"})
 _REMEDY: Final = "Give junit.xml of allranks, or another writer's JUnit XML."
 
 
@@ -118,13 +120,14 @@ class _Builder:
         self.root: Any = None
         self._make = junitparser.JUnitXml()._elem.makeelement  # noqa: SLF001 - of the library that junitparser uses
         self._open: list[Any] = []
+        self._implied: list[Any] = []
         self._closed: Any = None
         self._text: list[str] = []
         self.parser = expat.ParserCreate(namespace_separator="}")
         self.parser.buffer_text = True
         self.parser.StartDoctypeDeclHandler = self._refuse
         self.parser.StartElementHandler = self.start
-        self.parser.EndElementHandler = self.end
+        self.parser.EndElementHandler = self._end_with_implied
         self.parser.CharacterDataHandler = self._text.append
 
     def _refuse(self, *_: object) -> None:
@@ -141,6 +144,7 @@ class _Builder:
         if len(self._open) >= _DEEPEST:
             msg = f"it has more than {_DEEPEST} elements within each other"
             raise ValueError(msg)
+        self._start_around(tag, self._open[-1].tag if self._open else "")
         element = self._make(tag, {re.sub(r"^(?=.*})", "{", name): said for name, said in attributes.items()})
         if self._open:
             self._open[-1].append(element)
@@ -148,6 +152,25 @@ class _Builder:
             self.root = element
         self._open.append(element)
         self._closed = None
+
+    def _start_around(self, tag: str, parent: str) -> None:
+        """Begin what has to be around an element: Node.js has testcases in the root, and some suites have errors."""
+        if tag.lower() in _STRUCTURE and parent and (tag not in _STRUCTURE or parent not in ROOTS):
+            msg = f"it has <{tag}> in <{parent[:40]}>"
+            raise ValueError(msg)
+        if tag in _OUTCOMES and parent in ROOTS:
+            self._imply("testcase", {"classname": self._open[-1].get("name") or "", "name": "(suite)"})
+        elif tag == "testcase" and parent != "testsuite":
+            self._imply("testsuite", {})
+
+    def _imply(self, tag: str, attributes: dict[str, str]) -> None:
+        self.start(tag, attributes)
+        self._implied.append(self._open[-1])
+
+    def _end_with_implied(self, tag: str) -> None:
+        self.end(tag)
+        while self._implied and self._open[-1] is self._implied[-1]:
+            self.end(self._implied.pop().tag)
 
     def end(self, _: str) -> None:
         """End an element."""

@@ -15,10 +15,12 @@ import junitparser
 
 from allranks.outcomes import Outcome, SkipKind
 from allranks.records import MOST_RANKS
+from allranks.report.declared import count_of, outcome_of, outcomes_said
 from allranks.report.folder import NARROW_NAME
 from allranks.report.junit_document import facts_in
 from allranks.report.results import VerdictKind
 from allranks.report.untrusted import number, whole_number
+from allranks.report.verdict import severity
 
 _OURS: Final = "allranks."
 _RUN: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
@@ -26,7 +28,14 @@ _TEXT: Final = re.compile(r"([\d,-]+)@(\d{1,9})\+(\d{1,9})", re.ASCII)
 _ATTEMPT: Final = re.compile(r"(\d{1,9}):(\S+)", re.ASCII)
 _WORDS: Final = {outcome.value: outcome for outcome in Outcome}
 _KINDS: Final = {kind.value: kind for kind in SkipKind}
-_RESULTS: Final = (("error", VerdictKind.ERROR), ("failure", VerdictKind.FAILURE), ("skipped", VerdictKind.SKIPPED))
+_VERDICTS: Final = {
+    "passed": VerdictKind.PASSED,
+    "skipped": VerdictKind.SKIPPED,
+    "failures": VerdictKind.FAILURE,
+    "errors": VerdictKind.ERROR,
+}
+"""By the names of counts."""
+
 _TRIES: Final = {
     "flakyFailure": "failure",
     "flakyError": "error",
@@ -123,8 +132,7 @@ class ReportedCase(junitparser.TestCase):
     @property
     def verdict(self) -> VerdictKind:
         """The verdict over all ranks; the worst of several results."""
-        tags = {element.tag for element in self._elem}
-        return next((kind for tag, kind in _RESULTS if tag in tags), VerdictKind.PASSED)
+        return self._result[0]
 
     @property
     def is_bad(self) -> bool:
@@ -134,23 +142,29 @@ class ReportedCase(junitparser.TestCase):
     @property
     def cause(self) -> str:
         """A word or two on the outcome: ``failed``, ``timed_out``, ``ranks disagree``, ``pytest.skip``."""
-        return self._result.get("type") or self.facts.get("type", "") if self._result is not None else ""
+        kind, element = self._result
+        return element.get("type") or self.facts.get("type", "") if kind is not VerdictKind.PASSED else ""
 
     @property
     def message(self) -> str:
         """The message of the verdict, or the reason of a skip, also of one that counts as a pass."""
-        said = self._result.get("message") if self._result is not None else ""
-        return said or self.facts.get("skip_but_pass", "")
+        return self._result[1].get("message") or self.facts.get("skip_but_pass", "")
 
     @property
     def text(self) -> str:
         """The text of the verdict, with the texts of all ranks."""
-        return self._result.text or "" if self._result is not None else ""
+        return self._result[1].text or ""
 
     @property
-    def _result(self) -> Any:  # noqa: ANN401 - an element of lxml or of the standard library, as junitparser has it
-        tag = next((tag for tag, kind in _RESULTS if kind is self.verdict), None)
-        return self._elem.find(tag) if tag else None
+    def _result(self) -> tuple[VerdictKind, Any]:
+        """The worst result and its element, of lxml or of the standard library, as where ranks' XML is merged."""
+        told = [(outcome, each) for each in self._elem.iter("*") if (outcome := outcome_of(each.tag))]
+        if not any(outcome.is_bad for outcome, _ in told):
+            said = outcomes_said(self._elem.attrib)
+            told += [(outcome, self._elem.makeelement("said", {"message": why})) for outcome, why in said]
+        outcome, element = max(told, key=lambda each: severity(each[0]), default=(Outcome.PASSED, None))
+        kind = _VERDICTS[count_of(outcome)]
+        return kind, self._elem.makeelement("passed", {}) if kind is VerdictKind.PASSED else element
 
     @property
     def leading(self) -> int | None:
