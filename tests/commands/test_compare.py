@@ -80,6 +80,9 @@ def test_a_report_is_as_good_as_the_folder_of_a_run(allranks, runs, tmp_path, fo
         '<testcase name="a"><error/></testcase></testsuite><testsuite name="s"><testcase name="a"/>',
         '</testsuite><testcase name="a"><error/></testcase><testsuite name="s">',
         '<ns:testcase name="a" xmlns:ns="urn:x"><ns:failure/></ns:testcase>',
+        '<testcase name="a"><result><failure/></result></testcase>',
+        '<group><testcase name="a"><error/></testcase></group>',
+        '<testcase name="a"/><error message="of the suite"/>',
     ],
 )
 def test_no_failure_of_a_foreign_report_is_lost(allranks, tmp_path, cases):

@@ -103,7 +103,8 @@ def _from_xml(path: Path) -> Iterator[ComparedJob]:
             for _, element in ET.iterparse(file):  # noqa: S314 - expat limits entities by itself
                 element.tag = element.tag.rpartition("}")[2]
                 if element.tag in ROOTS:
-                    if any(each.tag in {"testcase", "properties"} for each in element):
+                    _add_case_of_suite(element)
+                    if any(each.tag not in ROOTS for each in element):
                         yield from _from_suite_element(element, path.stem)
                     element.clear()
         if element.tag not in ROOTS:
@@ -111,12 +112,19 @@ def _from_xml(path: Path) -> Iterator[ComparedJob]:
             raise ValueError(msg)
 
 
+def _add_case_of_suite(suite: ET.Element) -> None:
+    """Make one testcase of what went wrong in the suite itself, as merging does."""
+    if found := [each for each in suite if each.tag in {"failure", "error"}]:
+        case = ET.SubElement(suite, "testcase", classname=suite.get("name", ""), name="(suite)")
+        case.extend(found)
+
+
 def _from_suite_element(element: ET.Element, name: str) -> Iterator[ComparedJob]:
     """The job of a suite; in the narrow form, those of all its testcases."""
     facts, is_narrow = _facts(element), element.get("name") == NARROW_NAME
     cell, suite = facts.get("cell", ""), facts.get("suite") or element.get("name") or name
     by_job: dict[tuple[str, str], list[tuple[str, ComparedOutcome]]] = {} if is_narrow else {(cell, suite): []}
-    for case in element.iterfind("testcase"):
+    for case in element.iter("testcase"):
         own = facts_in(case.findtext("system-out") or "") if is_narrow else _facts(case)
         job = (own.get("cell", ""), own.get("suite", "")) if is_narrow else (cell, suite)
         by_job.setdefault(job, []).append(_case(case, own))
@@ -136,7 +144,7 @@ def _case(case: ET.Element, facts: Mapping[str, str]) -> tuple[str, ComparedOutc
     """A testcase, judged as where ranks' XML is merged."""
     details = CaseDetails()
     nodeid = facts.get("nodeid") or "::".join(filter(None, (case.get("classname"), case.get("name"))))
-    for each in case:
+    for each in case.iter():
         if is_of_interest(each.tag):
             details.add(each.tag, each.attrib, "".join(each.itertext()))
     details.end([said for said in outcomes_said(case.attrib) if said[0] is not Outcome.PASSED])
