@@ -282,3 +282,28 @@ def test_every_word_is_an_outcome_or_unknown(word):
 def test_a_testcase_in_another_one_hides_no_failure(read):
     case = f'<testcase name="x"><failure message="m"/>{GOOD}</testcase>'
     assert "a testcase is nested in a testcase" in read(suite("", case)).problem
+
+
+def test_catch2_counts_assertions(read):
+    assert not read(suite('tests="3" failures="0" hostname="tbd"', GOOD)).problem
+    assert read(suite('tests="3" failures="1" hostname="tbd"', GOOD)).problem
+
+
+@pytest.mark.parametrize(
+    ("counts", "is_right"),
+    [
+        ('failures="0" errors="1"', True),  # Mocha
+        ('errors="1"', True),  # ESLint
+        ('failures="0" errors="2"', False),
+        ('failures="0" errors="0"', False),
+    ],
+)
+def test_failures_may_be_counted_as_errors(read, counts, is_right):
+    assert bool(read(suite(f'tests="2" {counts}', GOOD, BAD)).problem) != is_right
+
+
+@pytest.mark.parametrize(("disabled", "is_right"), [(1, True), (2, False)])
+def test_ginkgo_counts_pending_tests_as_disabled(read, disabled, is_right):
+    pending = '<testcase name="p" status="pending"><skipped/></testcase>'
+    skipped = '<testcase name="s" status="skipped"><skipped/></testcase>'
+    assert bool(read(suite(f'skipped="1" disabled="{disabled}"', pending, skipped)).problem) != is_right

@@ -218,6 +218,8 @@ SILENT: Final = frozenset({"classname", "name", "time", "file", "line", "timesta
 
 _SHOWN: Final = 20
 _PYTEST: Final = "pytest tests"
+_CATCH2: Final = "tbd"
+"""The host in every report of Catch2 (JunitReporter), which counts assertions as tests."""
 
 
 @lru_cache(maxsize=1024)
@@ -290,7 +292,8 @@ class Declarations:
 
     No two writers count alike, so each count has a tolerance. A suite may or may not count the content of suites
     within it. A testcase with several elements may count once or once per element (GoogleTest, pytest). pytest counts
-    a test whose tear-down fails after its call twice, or once although it has two testcases; Surefire counts each try.
+    a test whose tear-down fails after its call twice, or once although it has two testcases; Surefire counts each try;
+    Catch2 counts assertions, Mocha and ESLint failures as errors, and Ginkgo some skips as disabled.
 
     Attributes:
         problem: The first contradiction; empty for none.
@@ -332,8 +335,13 @@ class Declarations:
             name: said
             for name, kind in _COUNTS.items()
             if (said := suite.attributes.get(name, "").strip())
+            and not (kind == "tests" and suite.attributes.get("hostname") == _CATCH2)
             and not any(_may_be(_number(said), kind, counted) for counted in (found, own))
         }
+        if _declared(suite, "errors", "failures") == found["errors"] + found["failures"]:
+            wrong = {name: said for name, said in wrong.items() if _COUNTS[name] not in {"errors", "failures"}}
+        if "skipped" in wrong and _declared(suite, "skipped", "disabled") == found["skipped"]:
+            del wrong["skipped"]
         if not is_of_allranks and self._is_pytests and wrong.keys() == {"tests"} and _number(wrong["tests"]) > tests:
             self.note = f"pytest declares {wrong['tests']} tests and has {found['tests']}: it counts subtests, too"
         elif wrong:
@@ -366,6 +374,10 @@ def count_of(outcome: Outcome) -> str:
         case Outcome.PASSED | Outcome.XPASSED:
             return "passed"
     return "errors"
+
+
+def _declared(suite: _Suite, *names: str) -> float:
+    return sum(_number(suite.attributes.get(name) or "0") for name in names)
 
 
 def _may_be(count: float, kind: str, found: Counter[str]) -> bool:
