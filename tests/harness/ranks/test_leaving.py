@@ -48,6 +48,17 @@ def test_the_main_thread_announces_its_exit_with_the_test_that_it_is_in(status):
     assert of_a_rank(lambda: os._exit(status)) == (announced(status), status, False)
 
 
+def test_an_exit_after_an_assertion_that_failed_is_no_skip_of_a_test():
+    def leave():
+        try:
+            pytest.fail("the cause")
+        finally:
+            os._exit(77)
+
+    ([report], status, _) = of_a_rank(leave)
+    assert (report.nodeid, report.leaving.status, status) == ("", 77, 77)
+
+
 def test_the_exit_of_another_thread_is_announced_by_nobody():
     def leave_from_a_thread():
         thread = threading.Thread(target=os._exit, args=(77,))

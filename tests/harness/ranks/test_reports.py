@@ -48,6 +48,21 @@ def test_an_exit_with_one_of_torchs_codes_in_the_tear_down_is_a_crash(code):
     assert (phase.outcome, phase.skip_kind, phase.skip_code) == (Outcome.CRASHED, None, None)
 
 
+@pytest.mark.parametrize("failure", [AssertionError("the cause"), pytest.fail.Exception("the cause")])
+def test_an_exit_after_an_assertion_that_failed_is_no_skip(failure):
+    def leave():
+        try:
+            raise failure
+        finally:
+            sys.exit(77)
+
+    with pytest.raises(SystemExit) as left:
+        leave()
+    phase = of(report("failed", longrepr="SystemExit: 77"), left.value)
+    assert (phase.outcome, phase.skip_code) == (Outcome.CRASHED, None)
+    assert phase.message == f"SystemExit: 77 after {failure!r}"
+
+
 class Leaves(unittest.TestCase):
     """Leaves as the name of its test says, which is none that pytest collects."""
 

@@ -140,9 +140,15 @@ def exit_announced(status: int) -> NoReturn:
         with suppress(Exception):
             leaving = Leaving(status=status, reason=skip_codes.reason_of_exit(status) or "")
             phases = _rank.take_phases()
-            nodeid = "" if tears_down(traceback.walk_stack(sys._getframe())) else _rank.nodeid  # noqa: SLF001
+            has_ended = is_failure(sys.exception()) or tears_down(traceback.walk_stack(sys._getframe()))  # noqa: SLF001
+            nodeid = "" if has_ended else _rank.nodeid
             _rank.connection.report(Report(nodeid=nodeid, phases=phases, leaving=leaving))
     _exit(status)
+
+
+def is_failure(error: BaseException | None) -> bool:
+    """Whether an exception says that the test has failed: an exit in its ``finally`` or ``except`` cannot skip it."""
+    return isinstance(error, AssertionError | pytest.fail.Exception)
 
 
 def tears_down(stack: Iterable[tuple[FrameType, int]]) -> bool:

@@ -18,7 +18,7 @@ import torch
 from allranks import skip_codes
 from allranks.harness.environment_skips import EnvironmentSkip, SandcastleReason
 from allranks.harness.ranks import call_counter
-from allranks.harness.ranks.rank_setup import tears_down
+from allranks.harness.ranks.rank_setup import is_failure, tears_down
 from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, SkipKind, shorten
 
 SYMPTOM_ATTRIBUTE = "allranks_symptom"
@@ -98,7 +98,7 @@ def _phase_of(report: pytest.TestReport, error: BaseException | None, seconds: f
         when=report.when if report.when in ("setup", "teardown") else "call",
         outcome=outcome,
         duration=seconds,
-        message=shorten(reason if kind else _message(report, outcome), MESSAGE_LIMIT),
+        message=shorten(reason if kind else _message(report, outcome, error), MESSAGE_LIMIT),
         text=shorten(reason if kind else str(report.longreprtext)),
         stdout=shorten(str(report.capstdout)),
         stderr=shorten(str(report.capstderr)),
@@ -112,7 +112,7 @@ def skip_with_code(error: BaseException | None) -> tuple[SkipKind, int, str] | N
     if isinstance(error, EnvironmentSkip):
         return error.kind, int(error.code), str(error.msg)
     # sys.exit() takes any object, including unhashable ones.
-    if isinstance(error, SystemExit) and isinstance(error.code, int):
+    if isinstance(error, SystemExit) and isinstance(error.code, int) and not is_failure(error.__context__):
         reason = skip_codes.reason_of_exit(error.code)
         return None if reason is None else (skip_codes.kind_of_exit(error.code), error.code, reason)
     return None
@@ -147,7 +147,7 @@ def _outcome(report: pytest.TestReport, error: BaseException | None) -> Outcome:
     return Outcome.FAILED if report.when == "call" else Outcome.ERRORED
 
 
-def _message(report: pytest.TestReport, outcome: Outcome) -> str:
+def _message(report: pytest.TestReport, outcome: Outcome, error: BaseException | None) -> str:
     if outcome in (Outcome.XFAILED, Outcome.XPASSED):
         return str(getattr(report, "wasxfail", ""))
     if outcome is Outcome.PASSED:
@@ -156,7 +156,9 @@ def _message(report: pytest.TestReport, outcome: Outcome) -> str:
     # A fixture that does not exist has no exception of a test: pytest's text begins with where it was asked for.
     lookup = getattr(report.longrepr, "errorstring", "")
     text = str(crash.message if crash is not None else lookup or report.longreprtext)
-    return next((line for line in text.splitlines() if line.strip()), "")
+    line = next((line for line in text.splitlines() if line.strip()), "")
+    failed = error.__context__ if isinstance(error, SystemExit) else None
+    return f"{line} after {failed!r}" if is_failure(failed) else line
 
 
 _MADE_TWICE: Final = "initialize the default process group twice"
