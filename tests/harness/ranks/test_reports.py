@@ -63,6 +63,12 @@ def test_an_exit_after_an_assertion_that_failed_is_no_skip(failure):
     assert phase.message == f"SystemExit: 77 after {failure!r}"
 
 
+def test_what_a_hook_has_made_a_failure_is_one_although_it_was_expected():
+    made = report("failed")
+    made.wasxfail = "known"
+    assert of(made).outcome is Outcome.FAILED
+
+
 class Leaves(unittest.TestCase):
     """Leaves as the name of its test says, which is none that pytest collects."""
 

@@ -138,10 +138,12 @@ def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 
 def _outcome(report: pytest.TestReport, error: BaseException | None) -> Outcome:
-    if hasattr(report, "wasxfail"):
-        return Outcome.XFAILED if report.skipped else Outcome.XPASSED
+    # As in the summary of pytest: a hook may make what was expected to fail a failure.
+    is_expected = hasattr(report, "wasxfail")
+    if is_expected and report.skipped:
+        return Outcome.XFAILED
     if report.passed:
-        return Outcome.PASSED
+        return Outcome.XPASSED if is_expected else Outcome.PASSED
     if isinstance(error, SystemExit):
         return Outcome.CRASHED
     return Outcome.FAILED if report.when == "call" else Outcome.ERRORED
