@@ -60,7 +60,13 @@ def test_an_exit_after_an_assertion_that_failed_is_no_skip(failure):
         leave()
     phase = of(report("failed", longrepr="SystemExit: 77"), left.value)
     assert (phase.outcome, phase.skip_code) == (Outcome.CRASHED, None)
-    assert phase.message == f"SystemExit: 77 after {failure!r}"
+    assert phase.message == f"SystemExit: 77 after {type(failure).__name__}: the cause"
+
+
+def test_the_message_of_a_group_has_its_first_exception():
+    group = ExceptionGroup("many", [ExceptionGroup("inner", [ValueError("the cause\nand more")]), KeyError()])
+    phase = of(report("failed", longrepr="ExceptionGroup: many (2 sub-exceptions)"), group)
+    assert phase.message == "ExceptionGroup: many (2 sub-exceptions): ValueError: the cause"
 
 
 def test_what_a_hook_has_made_a_failure_is_one_although_it_was_expected():

@@ -23,7 +23,7 @@ from allranks.harness.ranks import debugging, rank_setup
 from allranks.harness.ranks.call_counter import CallCounter
 from allranks.harness.ranks.rank import seed_everything
 from allranks.harness.ranks.rank_setup import flush_output, live
-from allranks.harness.ranks.reports import is_symptom, skip_with_code
+from allranks.harness.ranks.reports import behind, is_symptom, skip_with_code
 from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, SkipKind, shorten
 
 
@@ -196,7 +196,7 @@ def _ended_by(error: BaseException, when: str, duration: float) -> Phase:
         when=when,
         outcome=_outcome(error, when),
         duration=duration,
-        message=shorten(next(lines, ""), MESSAGE_LIMIT),
+        message=shorten(next(lines, "") + behind(error), MESSAGE_LIMIT),
         text=shorten(str(info.getrepr(style="long", tbfilter=_tests_frames))),
     )
 

@@ -159,8 +159,23 @@ def _message(report: pytest.TestReport, outcome: Outcome, error: BaseException |
     lookup = getattr(report.longrepr, "errorstring", "")
     text = str(crash.message if crash is not None else lookup or report.longreprtext)
     line = next((line for line in text.splitlines() if line.strip()), "")
+    return line + behind(error)
+
+
+def behind(error: BaseException | None) -> str:
+    """What an exception's own message does not tell: the first of a group, and what had failed before an exit."""
+    first = error
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    if first is not error and first is not None:
+        return f": {_line_of(first)}"
     failed = error.__context__ if isinstance(error, SystemExit) else None
-    return f"{line} after {failed!r}" if is_failure(failed) else line
+    return f" after {_line_of(failed)}" if failed is not None and is_failure(failed) else ""
+
+
+def _line_of(error: BaseException) -> str:
+    lines = "".join(traceback.format_exception_only(error)).splitlines()
+    return next((line for line in lines if line.strip()), "")
 
 
 _MADE_TWICE: Final = "initialize the default process group twice"

@@ -1,4 +1,4 @@
-"""A hook makes expected failures failures, and leaves the mark in the report: the summary of pytest has them as failed."""
+"""A hook makes expected failures failures, and leaves the mark in the report: pytest's summary has them as failed."""
 
 import pytest
 import torch
