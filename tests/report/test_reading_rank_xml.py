@@ -158,7 +158,10 @@ def test_our_properties_are_read(run_folder):
 
 @pytest.mark.parametrize(
     ("name", "rank"),
-    [("rank-3.xml", 3), ("junit.rank12.xml", 12), ("rank0_rank_7.xml", 7), ("Rank.4.xml", 4), ("junit.xml", None)],
+    [
+        *(("rank-3.xml", 3), ("junit.rank12.xml", 12), ("rank0_rank_7.xml", 7), ("Rank.4.xml", 4), ("RANK_5.XML", 5)),
+        *(("rank1of2.xml", 1), ("junit.xml", None), ("TEST-PageRank2.xml", None), ("TEST-Rank12Test.xml", None)),
+    ],
 )
 def test_the_rank_comes_from_the_last_rank_token_of_the_name(write_ranks: Write, name: str, rank: int | None):
     assert RankReader().read(write_ranks(name, []) / name).rank == rank

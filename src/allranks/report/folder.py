@@ -27,6 +27,7 @@ ROOTS: Final = frozenset({"testsuites", "testsuite"})
 
 _MARKS: Final = (f'<testsuites name="{WIDE_NAME}"'.encode(), f'<testsuite name="{NARROW_NAME}"'.encode())
 _ATTEMPT: Final = re.compile(r"attempt-([0-9]+)")
+_RANK_TOKEN: Final = re.compile(r"(?:rank|(?<![a-z])R(?:ank|ANK))[-_.]?([0-9]++)(?![A-Z])")  # not PageRank2, Rank2Test
 _CELL_ID: Final = re.compile(r"\w+-w([0-9]{1,5})-g[0-9]+-[a-z]+(-n[0-9]+)?(-t[\w.+]+)?")
 _XML: Final = re.compile(r".*\.xml(\.(gz|bz2|xz|zst|zip))?", re.IGNORECASE | re.DOTALL)  # a compressed one is an error
 _LEADS_OUT: Final = "{} points out of the results folder: it is not read."
@@ -110,6 +111,12 @@ def is_attempt(root: Path, folder: Path) -> bool:
     """True if a folder has the location of an attempt at a job."""
     place = folder.relative_to(root).parts[-4:]
     return len(place) == 4 and place[0] == "cells" and _ATTEMPT.fullmatch(place[3]) is not None
+
+
+def rank_of(path: Path) -> int | None:
+    """The rank by a file's name alone."""
+    tokens = _RANK_TOKEN.findall(path.stem)
+    return int(tokens[-1]) if tokens else None
 
 
 def is_named_like_a_rank(name: str) -> bool:
@@ -251,7 +258,7 @@ def _foreign_place(folder: Path, path: Path) -> tuple[str, str, int]:
     match = _ATTEMPT.fullmatch(parts[-1]) if parts else None
     if match:
         parts.pop()
-    if "rank" not in path.stem.lower():
+    if rank_of(path) is None:
         parts.append(path.stem)
     cell, suite = parts[:-1], parts[-1:]
     number = int(match[1]) if match else 0

@@ -5,7 +5,6 @@ the reader fetch or expand anything: a document type declaration, the only way t
 """
 
 import os
-import re
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -17,7 +16,7 @@ from xml.parsers import expat
 from allranks.outcomes import Outcome
 from allranks.records import MOST_RANKS
 from allranks.report.declared import SILENT, CaseDetails, Declarations, is_bad, is_of_interest, outcomes_said
-from allranks.report.folder import ROOTS, stray_text
+from allranks.report.folder import ROOTS, rank_of, stray_text
 from allranks.report.plain_cases import KnownPieces, PlainCases, Run
 from allranks.report.results import ABSENT, Key, RankFile, RankResult
 from allranks.report.untrusted import durations, number, open_regular, whole_number
@@ -28,7 +27,6 @@ _Number = TypeVar("_Number", int, float)
 
 _CHUNK: Final = 1 << 18
 _FIRST_CHUNK: Final = 1 << 10  # the chunk with the declaration and the root goes to expat whole
-_RANK_TOKEN: Final = re.compile(r"rank[-_.]?([0-9]+)", re.IGNORECASE)
 _OUTCOME_TAGS: Final = ("failure", "error", "skipped")
 _OUTPUT_TAGS: Final = ("system-out", "system-err")
 _STRUCTURE: Final = frozenset({*ROOTS, "testcase", "failure", "error"})
@@ -348,12 +346,6 @@ def _rank(properties: Mapping[str, str], path: Path) -> int | None:
     """The rank: from the file's content, else the last number of a ``rank`` token in its name."""
     said = whole_number(properties.get("allranks.rank"))
     return rank_of(path) if said is None else said
-
-
-def rank_of(path: Path) -> int | None:
-    """The rank by a file's name alone."""
-    tokens = _RANK_TOKEN.findall(path.stem)
-    return whole_number(tokens[-1]) if tokens else None
 
 
 def _implausible(reader: _Reader, rank: int | None) -> str:
