@@ -75,6 +75,13 @@ def test_what_a_hook_has_made_a_failure_is_one_although_it_was_expected():
     assert of(made).outcome is Outcome.FAILED
 
 
+def test_the_message_of_a_warning_about_an_exception_has_that_exception():
+    warning = pytest.PytestUnraisableExceptionWarning("Exception ignored in: f")
+    warning.__cause__ = ValueError("the cause")
+    phase = of(report("failed", longrepr="PytestUnraisableExceptionWarning: Exception ignored in: f"), warning)
+    assert phase.message.endswith("ignored in: f: ValueError: the cause")
+
+
 class Leaves(unittest.TestCase):
     """Leaves as the name of its test says, which is none that pytest collects."""
 

@@ -163,8 +163,11 @@ def _message(report: pytest.TestReport, outcome: Outcome, error: BaseException |
 
 
 def behind(error: BaseException | None) -> str:
-    """What an exception's own message does not tell: the first of a group, and what had failed before an exit."""
-    first = error
+    """What an exception's own message does not tell: the first of a group, and what had failed before an exit.
+
+    An exception in a finalizer or a thread is the cause of a warning of pytest's, which a suite may make an error.
+    """
+    first = error.__cause__ if isinstance(error, Warning) and error.__cause__ else error
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]
     if first is not error and first is not None:
