@@ -13,7 +13,7 @@ from allranks.harness.channel import DriverSays, End, Leaving, RankEnd, Report, 
 from allranks.harness.config import TimeLimits
 from allranks.harness.gangs.ends import ends_of
 from allranks.harness.gangs.gang import SKIP_GRACES, Deadlines, Gang
-from allranks.harness.gangs.local_ranks import LocalRanks, RankExit
+from allranks.harness.gangs.local_ranks import CLOSED_TIMEOUT, LocalRanks, RankExit
 from allranks.harness.gangs.rank_process import fork_ranks
 from allranks.harness.gangs.step_outcome import Step, StepOutcome, describe_end
 from allranks.harness.job_end import HangupError, JobEnd, JobLimitError
@@ -153,6 +153,15 @@ def test_the_first_bad_outcome_leads_and_peers_get_the_grace(start_gang):
 def test_a_rank_that_ends_instead_of_reporting_is_named_by_its_end(start_gang, answer, outcome, message):
     [ended] = start_gang([answer]).run(RUN, DEADLINES).outcomes
     assert (ended.outcome, ended.message, ended.observed) == (outcome, message, True)
+
+
+def test_a_rank_whose_own_end_takes_long_has_not_closed_its_connection(start_gang, monkeypatch):
+    is_readable = linux.is_readable
+    monkeypatch.setattr(
+        linux, "is_readable", lambda end, seconds: is_readable(end, seconds) and seconds != CLOSED_TIMEOUT
+    )
+    [ended] = start_gang([leave(3)]).run(RUN, DEADLINES).outcomes
+    assert ended.message == "rank 0 left with exit code 3 in mid-test"
 
 
 def test_a_report_that_was_sent_before_a_death_counts(start_gang):

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import selectors
+import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -243,11 +244,13 @@ class LocalRanks:
             # It ended on TERM; once it is reaped, its frozen descendants would have to be found one by one.
             rank.kill_group()
         status = rank.reap()
+        # On a busy host, a rank that ends closes its connection seconds before it has ended.
+        was_killed = status == -signal.SIGKILL or rank.link.is_garbled
         return RankExit(
             rank=rank.number,
             status=status,
             at=time.time(),
-            cut_off=cut_off,
+            cut_off=cut_off if was_killed else "",
             lost="" if status is not None else "its tracer took its exit status",
             for_want_of_memory=linux.is_memory_kill(status, self._killed_for_memory),
             stacks=self._stacks[rank.number].added(),
