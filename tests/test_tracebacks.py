@@ -102,6 +102,7 @@ def test_of_nothing_but_frames_of_tools_the_innermost_is_shown(text, kept):
         ("/v/site-packages/_pytest/python.py", True), ("/v/dist-packages/pluggy/_hooks.py", True),
         ("/opt/allranks/harness/ranks/rank.py", True), ("/opt/allranks/testing/stores.py", True),
         ("<frozen runpy>", True), ("/home/me/pluggy/tests/test_a.py", False), ("/allranks/tests/test_a.py", False),
+        ("/opt/allranks/typed_json.py", True), ("/home/me/allranks/test_a.py", False),
         ("/v/site-packages/torch/nn.py", False), ("<string>", False),
     ],
 )  # fmt: skip

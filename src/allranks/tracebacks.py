@@ -14,7 +14,10 @@ from typing import Final
 
 from allranks.xml_text import printable
 
-_OF_TOOLS: Final = re.compile(r"/_pytest/|-packages/(?:pluggy|pytest)/|/allranks/(?:harness|testing)/|\A<frozen ")
+_OF_TOOLS: Final = re.compile(
+    r"/_pytest/|-packages/(?:pluggy|pytest)/|\A<frozen "
+    r"|/allranks/(?:(?:harness|testing)/|(?:outcomes|records|skip_codes|typed_json|xml_text)\.py\Z)"
+)
 
 _FRAME: Final = re.compile(
     r'(?P<margin>[ |]*)File "(?P<file>[^"]+)", line (?P<line>\d{1,9})(?:(?P<dump>,?) in (?P<name>.+))?'
