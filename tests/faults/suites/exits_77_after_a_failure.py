@@ -13,7 +13,7 @@ FAULT = {
     "leading": [0, 1],
     "ranks": ["crashed", "crashed"],
     "undetermined": "both leave at once",
-    "words": ["SystemExit: 77 after AssertionError: the cause"],
+    "words": ["AssertionError: the cause; then SystemExit: 77"],
     "seconds": 3,
     "others": {
         "test_exit_of_the_process": {

@@ -60,7 +60,7 @@ def test_an_exit_after_an_assertion_that_failed_is_no_skip(failure):
         leave()
     phase = of(report("failed", longrepr="SystemExit: 77"), left.value)
     assert (phase.outcome, phase.skip_code) == (Outcome.CRASHED, None)
-    assert phase.message == f"SystemExit: 77 after {type(failure).__name__}: the cause"
+    assert phase.message == f"{type(failure).__name__}: the cause; then SystemExit: 77"
 
 
 def test_the_message_of_a_group_has_its_first_exception():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from allranks.harness.ranks.reports import is_symptom
+from allranks.harness.ranks.reports import is_symptom, with_cause
 
 
 def raised_by(act):
@@ -80,6 +80,22 @@ def test_what_a_suite_makes_of_a_symptom_is_one(act, made):
 
     with pytest.raises(made) as raised:
         handle()
+    assert is_symptom(raised.value)
+
+
+def test_a_wait_in_the_finally_of_an_assertion_that_failed_is_none():
+    def waits_in_finally(failure):
+        try:
+            raise failure
+        finally:
+            raise lost()
+
+    with pytest.raises(RuntimeError) as raised:
+        waits_in_finally(AssertionError("the cause"))
+    assert not is_symptom(raised.value)
+    assert with_cause("lost", raised.value) == "AssertionError: the cause; then lost"
+    with pytest.raises(RuntimeError) as raised:
+        waits_in_finally(lost())
     assert is_symptom(raised.value)
 
 

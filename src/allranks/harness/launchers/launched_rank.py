@@ -23,7 +23,7 @@ from allranks.harness.ranks import debugging, rank_setup
 from allranks.harness.ranks.call_counter import CallCounter
 from allranks.harness.ranks.rank import seed_everything
 from allranks.harness.ranks.rank_setup import flush_output, live
-from allranks.harness.ranks.reports import behind, is_symptom, skip_with_code
+from allranks.harness.ranks.reports import is_symptom, skip_with_code, with_cause
 from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, SkipKind, shorten
 
 
@@ -123,7 +123,7 @@ class LaunchedRank:
             yield command
 
     def _report(self, nodeid: str, phase: Phase, error: BaseException | None) -> None:
-        has_waited = is_symptom(error) or (error is not None and self._calls.has_waited_in_vain)
+        has_waited = is_symptom(error, has_waited=error is not None and self._calls.has_waited_in_vain)
         self._connection.report(
             Report(nodeid=nodeid, outcome=phase.outcome, phases=(phase,), goes_on=True, is_symptom=has_waited)
         )
@@ -196,7 +196,7 @@ def _ended_by(error: BaseException, when: str, duration: float) -> Phase:
         when=when,
         outcome=_outcome(error, when),
         duration=duration,
-        message=shorten(next(lines, "") + behind(error), MESSAGE_LIMIT),
+        message=shorten(with_cause(next(lines, ""), error), MESSAGE_LIMIT),
         text=shorten(str(info.getrepr(style="long", tbfilter=_tests_frames))),
     )
 

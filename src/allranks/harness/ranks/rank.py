@@ -308,7 +308,7 @@ class _Rank:
         if phase.outcome.is_bad:
             flush_output()
         waited = error is not None and self._calls.has_waited_in_vain
-        has_waited = may_be_peers or is_symptom(error) or waited
+        has_waited = may_be_peers or is_symptom(error, has_waited=waited)
         phases = self._take_unreported()
         self._connection.report(
             Report(nodeid=self._nodeid, outcome=phase.outcome, phases=phases, goes_on=True, is_symptom=has_waited)

@@ -31,15 +31,26 @@ _DISTRIBUTED: Final = (str(Path(torch.__file__).parent / "distributed") + "/", c
 """Paths of code that calls torch.distributed's C++ functions: their exceptions end in the caller's frame."""
 
 
-def is_symptom(error: BaseException | None) -> bool:
+def is_symptom(error: BaseException | None, *, has_waited: bool = False) -> bool:
     """Whether an exception only tells that a peer was late or gone.
 
-    That includes exceptions raised from a symptom, or while one was handled. In a group, all must be symptoms.
+    That includes any after a wait in vain, and exceptions raised from a symptom, or while one was handled. In a group,
+    all must be symptoms.
     """
     try:
-        return any(map(_is_one, _chain(error)))
+        return (has_waited or any(map(_is_one, _chain(error)))) and failed_before(error) is None
     except Exception:  # noqa: BLE001 - a suite's own exceptions may have methods that raise
         return False
+
+
+def failed_before(error: BaseException | None) -> BaseException | None:
+    """The assertion that failed before the test left, or waited for a peer, as in ``finally: dist.barrier()``."""
+    try:
+        known = [each for each in _chain(error) if is_failure(each) or _is_one(each)]
+        has_gone_on = isinstance(error, SystemExit) or any(map(_is_one, known[:-1]))
+    except Exception:  # noqa: BLE001 - see above
+        return None
+    return known[-1] if known and has_gone_on and is_failure(known[-1]) else None
 
 
 def _is_one(error: BaseException) -> bool:
@@ -159,11 +170,11 @@ def _message(report: pytest.TestReport, outcome: Outcome, error: BaseException |
     lookup = getattr(report.longrepr, "errorstring", "")
     text = str(crash.message if crash is not None else lookup or report.longreprtext)
     line = next((line for line in text.splitlines() if line.strip()), "")
-    return line + behind(error)
+    return with_cause(line, error)
 
 
-def behind(error: BaseException | None) -> str:
-    """What an exception's own message does not tell: the first of a group, and what had failed before an exit.
+def with_cause(message: str, error: BaseException | None) -> str:
+    """A message with what it does not tell: the first exception of a group, and what had failed before.
 
     An exception in a finalizer or a thread is the cause of a warning of pytest's, which a suite may make an error.
     """
@@ -171,9 +182,9 @@ def behind(error: BaseException | None) -> str:
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]
     if first is not error and first is not None:
-        return f": {_line_of(first)}"
-    failed = error.__context__ if isinstance(error, SystemExit) else None
-    return f" after {_line_of(failed)}" if failed is not None and is_failure(failed) else ""
+        return f"{message}: {_line_of(first)}"
+    failed = failed_before(error)
+    return f"{_line_of(failed)}; then {message}" if failed is not None else message
 
 
 def _line_of(error: BaseException) -> str:
