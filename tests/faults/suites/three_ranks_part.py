@@ -10,7 +10,7 @@ FAULT = {
     "world_size": 3,
     "test": "test_two_in_a_barrier",
     "limits": {"process_group": 3, "test": 7, "job": 120},
-    "seconds": 45,
+    "seconds": 53,
     "verdict": [("failure", "failed"), ("error", "timed_out")],
     "leading": 0,
     "ranks": ["failed|timed_out", "failed|aborted", "failed|aborted"],
@@ -30,6 +30,13 @@ FAULT = {
             "ranks": ["failed|aborted", "failed|timed_out", "failed|aborted"],
             "words": ["ranks 0 and 2 called all_reduce #1 of group default", "rank 1 called all_reduce #1 of group"],
             "undetermined": "whether its own call or the grace ends first",
+        },
+        "test_a_circle_of_groups": {
+            "verdict": ("error", "timed_out"),
+            "leading": [0, 1, 2],
+            "ranks": ["timed_out", "timed_out", "timed_out"],
+            "words": ["rank 0 called all_reduce #1 of group", "rank 1 called all_reduce #1 of group"],
+            "undetermined": "each waits for the next",
         },
         "test_a_chain": {
             "verdict": ("error", "timed_out"),
@@ -69,6 +76,12 @@ def test_two_in_a_broadcast(rank):
 def test_one_in_another_group(rank):
     group = dist.new_group([0, 1, 2], timeout=timedelta(seconds=3))
     dist.all_reduce(torch.ones(1), group=group if rank == 1 else None)
+
+
+def test_a_circle_of_groups(rank):
+    groups = [dist.new_group([each, (each + 1) % 3]) for each in range(3)]  # half an hour is their time limit
+    dist.all_reduce(torch.ones(1), group=groups[rank])
+    dist.all_reduce(torch.ones(1), group=groups[rank - 1])
 
 
 def test_a_chain(rank):

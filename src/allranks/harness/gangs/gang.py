@@ -196,8 +196,10 @@ class Gang:
         if step.cause is not None:
             step.blame_strays(strays(calls, step.cause.rank))
         odd, cause = odd_ones_out(calls), step.cause
-        # A rank that timed out in another group's call is a cause because of that call.
-        may_part = cause is None or (cause.outcome is Outcome.TIMED_OUT and cause.observed and cause.rank in odd)
+        # A rank that timed out in another group's call is a cause because of that call, and so are all in a circle.
+        is_circle = all(each.outcome is Outcome.TIMED_OUT for each in step.outcomes)
+        is_odd = cause is not None and cause.outcome is Outcome.TIMED_OUT and cause.observed and cause.rank in odd
+        may_part = cause is None or is_odd or is_circle
         step.explain_symptoms(skipper, odd)
         step.add(name_crossing(calls) or (name_parting(calls) if may_part else ""))
 
