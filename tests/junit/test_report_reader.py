@@ -76,6 +76,7 @@ ENTITIES = '<!DOCTYPE x [<!ENTITY a "{}">]><testsuites><testsuite name="&a;"/></
         ('<!DOCTYPE x SYSTEM "file:///etc/passwd"><testsuites/>', "declares a document type"),
         (f"<testsuites>{'<testsuite>' * 10_000}", "more than 64 elements within each other"),
         ("<testsuites><testsuite name='&b;'/></testsuites>", "undefined entity"),
+        ("<testsuites {}/>".format(" ".join(f"a{n}=''" for n in range(1001))), "an element with 1001 attributes"),
     ],
 )
 def test_what_is_no_report_is_one_error(write, read, text, says):

@@ -22,6 +22,7 @@ _T = TypeVar("_T", bound=junitparser.junitparser.Element)
 
 _CHUNK: Final = 1 << 16
 _DEEPEST: Final = 64
+_MOST_ATTRIBUTES: Final = 1000  # lxml takes minutes for 200,000
 _STRUCTURE: Final = frozenset({"testcase", "testsuite"})
 _OUTCOMES: Final = frozenset({"failure", "error", "skipped"})
 _REMEDY: Final = "Give junit.xml of allranks, or another writer's JUnit XML."
@@ -143,6 +144,9 @@ class _Builder:
             raise ValueError(msg)
         if len(self._open) >= _DEEPEST:
             msg = f"it has more than {_DEEPEST} elements within each other"
+            raise ValueError(msg)
+        if len(attributes) > _MOST_ATTRIBUTES:
+            msg = f"it has an element with {len(attributes)} attributes"
             raise ValueError(msg)
         self._start_around(tag, self._open[-1].tag if self._open else "")
         element = self._make(tag, {re.sub(r"^(?=.*})", "{", name): said for name, said in attributes.items()})
