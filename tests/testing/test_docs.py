@@ -46,5 +46,5 @@ def test_the_reference_has_the_docstring_of_every_public_name_and_fixture():
 def test_it_names_every_fixture():
     made = {name for name, value in vars(fixtures).items() if type(value).__name__ == "FixtureFunctionDefinition"}
     public = {name for name in made if not name.startswith("_")}
-    assert len(public) == 16
+    assert len(public) == 17
     assert {name for name in public if f"`{name}`" not in TEXT} == set()

@@ -15,8 +15,15 @@ if TYPE_CHECKING:
     from allranks.skip_codes import SkipCode, kind, kind_of_exit, multi_gpu, reason, reason_of_exit, sandcastle_reason
     from allranks.testing.environment import RankEnvironment, rank_to_gpus
     from allranks.testing.fixtures import SubgroupMaker
+    from allranks.testing.forward_inputs import SaveForwardInputsModel, SaveForwardInputsModule, saved_dtypes
+    from allranks.testing.gloo_devices import gloo_device
     from allranks.testing.observed import captured_output, get_function_event, verify_ddp_error_logged
     from allranks.testing.process_cases import MultiProcContinuousTest, MultiProcessTestCase
+    from allranks.testing.processes.device_cases import (
+        DistributedTestBase,
+        DynamoDistributedMultiProcTestCase,
+        DynamoDistributedSingleProcTestCase,
+    )
     from allranks.testing.rpc.rpc_agents import (
         FaultyRpcAgentTestFixture,
         FaultyTensorPipe,
@@ -39,10 +46,12 @@ if TYPE_CHECKING:
     from allranks.testing.settings import (
         changed_variables,
         dist_debug_level,
+        fresh_dynamo,
         with_dist_debug_levels,
         with_nccl_blocking_wait,
     )
     from allranks.testing.shared_files import FileBarrier, PeerTimeoutError
+    from allranks.testing.skips.backend_gaps import register_unsupported, unsupported_operations
     from allranks.testing.skips.hardware import (
         require_accelerator,
         require_accelerators,
@@ -84,6 +93,9 @@ if TYPE_CHECKING:
     from allranks.testing.threads.thread_world import ThreadedWorldError
 
 __all__ = [
+    "DistributedTestBase",
+    "DynamoDistributedMultiProcTestCase",
+    "DynamoDistributedSingleProcTestCase",
     "EnvironmentSkip",
     "FaultyRpcAgentTestFixture",
     "FaultyTensorPipe",
@@ -98,6 +110,8 @@ __all__ = [
     "RankThreadError",
     "Requirement",
     "RpcAgent",
+    "SaveForwardInputsModel",
+    "SaveForwardInputsModule",
     "SkipCode",
     "SparseReduction",
     "SubgroupMaker",
@@ -109,10 +123,12 @@ __all__ = [
     "changed_variables",
     "create_tcp_store",
     "dist_debug_level",
+    "fresh_dynamo",
     "get_function_event",
     "get_num_owners_and_forks",
     "get_shutdown_error_regex",
     "get_timeout_error_regex",
+    "gloo_device",
     "has_efa",
     "initialize_pg",
     "kind",
@@ -121,6 +137,7 @@ __all__ = [
     "rank_to_gpus",
     "reason",
     "reason_of_exit",
+    "register_unsupported",
     "require_accelerator",
     "require_accelerators",
     "require_backend_available",
@@ -142,6 +159,7 @@ __all__ = [
     "reserved_port",
     "run_subtests",
     "sandcastle_reason",
+    "saved_dtypes",
     "skip",
     "skip_because",
     "skip_if_odd_world_size",
@@ -156,6 +174,7 @@ __all__ = [
     "sparse_reduction_cases",
     "spawn_threads_and_init_comms",
     "tensorpipe_transports",
+    "unsupported_operations",
     "verify_ddp_error_logged",
     "wait_until_node_failure",
     "wait_until_owners_and_forks_on_rank",

@@ -72,6 +72,11 @@ class RankEnvironment:
             launcher="the environment" if names is OWN and "TORCHELASTIC_RUN_ID" not in environ else names.launcher,
         )
 
+    @property
+    def device_type(self) -> str:
+        """Where this rank's tensors are: ``"cuda"`` in a cell that has GPUs or runs NCCL, else ``"cpu"``."""
+        return "cuda" if self.backend == "nccl" or self.gpu_count else "cpu"
+
 
 class LauncherError(ValueError):
     """The variables that describe this rank contradict each other; the message names them."""
@@ -127,7 +132,7 @@ def rank_to_gpus(world_size: int, backend: str | None = None, *, gpus_per_rank: 
     if world_size < 1 or (gpus_per_rank is not None and gpus_per_rank < 1):
         msg = f"{world_size} ranks with {gpus_per_rank} GPUs each are impossible: give numbers from 1"
         raise ValueError(msg)
-    present = _accelerator_count()
+    present = accelerator_count()
     each = gpus_per_rank if gpus_per_rank is not None else max(present // world_size, 1)
     if world_size * each <= present:
         return {rank: list(range(rank * each, (rank + 1) * each)) for rank in range(world_size)}
@@ -146,7 +151,7 @@ def _skip_for_want_of(needed: int, present: int) -> None:
     skip(skip_codes.multi_gpu(needed), f"{present} of {needed}")
 
 
-def _accelerator_count() -> int:
+def accelerator_count() -> int:
     """The number of visible accelerators; does not initialise CUDA, so that forks can still use it."""
     import torch
 

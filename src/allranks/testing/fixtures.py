@@ -8,6 +8,7 @@ import os
 import tempfile
 import uuid
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -162,7 +163,7 @@ def device(rank_environment: RankEnvironment) -> "torch.device":
     """The device for this rank's tensors: its own GPU in a cell that has GPUs or runs NCCL, else the CPU."""
     import torch
 
-    if rank_environment.backend != "nccl" and rank_environment.gpu_count == 0:
+    if rank_environment.device_type == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
         skip(SkipCode.NO_CUDA)
@@ -299,6 +300,15 @@ def store(request: pytest.FixtureRequest, rank_environment: RankEnvironment, _te
     # begins. No fixture lives that long: session fixtures end within the teardown of the last test.
     request.config.stash[_LAST_STORE] = opened
     return opened
+
+
+@pytest.fixture
+def dynamo() -> Iterator[Mapping[str, Counter[str]]]:
+    """``torch.compile`` starts from empty caches, and leaves none: the counters of this test's compilations."""
+    from allranks.testing.settings import fresh_dynamo
+
+    with fresh_dynamo() as counters:
+        yield counters
 
 
 @pytest.fixture

@@ -306,7 +306,7 @@ class MultiProcContinuousTest(LauncherTestCase):
         cls = type(self)
         cls.world_size = cls._size_of_world()
         _skip_without_backend(cls.backend_str())
-        life = RankLife(join=self._join, run=cls._run_as, leave=_destroy_group)
+        life = RankLife(join=self._join, run=cls._run_as, leave=destroy_group)
         ranks = KeptRanks(self, self._surroundings(), cls.world_size, life)
         cls.rdvz_file = ranks.file
         setattr(cls, RANKS_ATTRIBUTE, ranks)
@@ -356,7 +356,8 @@ class MultiProcContinuousTest(LauncherTestCase):
         self._run_and_clean_up(self._testMethodName, launched.tell)
 
 
-def _destroy_group() -> None:
+def destroy_group() -> None:
+    """Destroy the default process group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

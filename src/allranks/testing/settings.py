@@ -1,11 +1,13 @@
-"""Settings for the time of a test: environment variables, debug level, blocking waits."""
+"""Settings for the time of a test: environment variables, debug level, blocking waits, and Dynamo's state."""
 
 import functools
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Literal, ParamSpec, TypeVar
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal, ParamSpec, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch.distributed import (  # type: ignore[attr-defined]  # public, but not exported for mypy
     get_debug_level,
@@ -137,3 +139,34 @@ def _check(level: str) -> None:
     if level not in _LEVELS:
         msg = f"{level!r} is not a debug level of torch.distributed: name one of {', '.join(_LEVELS)}"
         raise ValueError(msg)
+
+
+@contextmanager
+def fresh_dynamo() -> Iterator[Mapping[str, Counter[str]]]:
+    """Compile from scratch: Dynamo's caches and counters are emptied before and afterwards, also after a failure.
+
+    A compiler's error fails the test, even if TORCHDYNAMO_SUPPRESS_ERRORS would run it uncompiled. Changes of
+    ``torch._dynamo.config`` and of the grad mode are undone. Files of compilers, such as Inductor's, stay.
+
+    Yields:
+        Dynamo's counters: ``counters["stats"]["unique_graphs"]``, ``counters["graph_break"]``.
+    """
+    # Takes seconds to import, and most suites compile nothing.
+    from torch._dynamo import config  # noqa: PLC0415
+    from torch._dynamo.utils import counters  # noqa: PLC0415
+
+    with ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
+        stack.callback(_put_back, config, config.get_config_copy())
+        stack.callback(counters.clear)
+        stack.callback(torch.compiler.reset)
+        counters.clear()
+        torch.compiler.reset()
+        config.suppress_errors = False
+        yield counters
+
+
+def _put_back(config: Any, before: Mapping[str, object]) -> None:  # noqa: ANN401 - the module torch._dynamo.config
+    """Set again what has changed; to set all would warn of old names."""
+    now = config.get_config_copy()
+    config.load_config({name: value for name, value in before.items() if now[name] != value})

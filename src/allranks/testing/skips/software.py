@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 
 from allranks.skip_codes import SkipCode
 from allranks.testing.environment import RankEnvironment
+from allranks.testing.skips.backend_gaps import why_unsupported
 from allranks.testing.skips.requirement import Requirement, skip
 
 
@@ -173,8 +174,13 @@ def _dotted(version: object) -> str:
     return ".".join(map(str, version))
 
 
-def skip_unsupported(operation: str, *, on: Collection[str]) -> Requirement:
-    """The test uses ``operation``, which the backends ``on`` lack (code 86, as torch's table has none of its own).
+def skip_unsupported(operation: str, *, on: Collection[str] | None = None, device: str | None = None) -> Requirement:
+    """The test uses ``operation``, which the cell's backend lacks (code 86, as torch's table has none of its own).
+
+    Args:
+        operation: Its name in the table of :mod:`allranks.testing.skips.backend_gaps`, or any words, with ``on``.
+        on: The backends that lack it; None for those of the table, which :func:`register_unsupported` extends.
+        device: The type of device of the test's tensors; None for that of the ``device`` fixture.
 
     Raises:
         TypeError: ``on`` is a single string, not a collection of strings.
@@ -184,7 +190,12 @@ def skip_unsupported(operation: str, *, on: Collection[str]) -> Requirement:
         raise TypeError(msg)
 
     def check() -> None:
-        if (backend := RankEnvironment.read().backend) in on:
-            skip(SkipCode.GENERIC, f"{backend} has no {operation}")
+        environment = RankEnvironment.read()
+        if on is None:
+            why = why_unsupported(operation, environment.backend, device or environment.device_type)
+        else:
+            why = f"{environment.backend} has no {operation}" if environment.backend in on else None
+        if why is not None:
+            skip(SkipCode.GENERIC, why)
 
     return Requirement(check)

@@ -1,0 +1,211 @@
+"""Test cases and a fixture for torch.compile: in this process, under a plain pytest, and in ranks."""
+
+import subprocess
+import sys
+import textwrap
+import unittest
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from allranks.testing import DynamoDistributedSingleProcTestCase, fresh_dynamo
+
+
+def double(x):
+    return x * 2
+
+
+def compile_it():
+    assert torch.compile(double, backend="eager")(torch.ones(1)).item() == 2
+
+
+@pytest.fixture
+def counters():
+    from torch._dynamo.utils import counters
+
+    yield counters
+    torch.compiler.reset()
+    counters.clear()
+
+
+def test_what_was_compiled_before_is_compiled_again(counters):
+    compile_it()
+    with fresh_dynamo() as fresh:
+        assert fresh["stats"]["unique_graphs"] == 0
+        compile_it()
+        compile_it()
+        assert fresh["stats"]["unique_graphs"] == 1
+    assert not counters
+    compile_it()
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_a_failure_leaves_nothing_either(counters):
+    from torch._dynamo import config
+
+    def fail():
+        compile_it()
+        config.optimize_ddp = not config.optimize_ddp
+        torch.set_grad_enabled(not torch.is_grad_enabled())
+        raise ZeroDivisionError
+
+    before = config.optimize_ddp, torch.is_grad_enabled()
+    with pytest.raises(ZeroDivisionError), fresh_dynamo():
+        fail()
+    assert not counters
+    assert (config.optimize_ddp, torch.is_grad_enabled()) == before
+
+
+@pytest.mark.usefixtures("counters")
+def test_a_compiler_s_error_is_not_suppressed(monkeypatch):
+    from torch._dynamo import config
+
+    def broken(_graph, _inputs):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(config, "suppress_errors", True)
+    with fresh_dynamo(), pytest.raises(Exception, match="ZeroDivisionError"):
+        torch.compile(double, backend=broken)(torch.ones(1))
+    assert config.suppress_errors
+
+
+def run(case):
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)
+    return [(each.id().rpartition(".")[2], text) for each, text in [*result.failures, *result.errors]]
+
+
+def test_each_test_of_a_class_has_an_empty_dynamo_and_a_group(counters):
+    class Case(DynamoDistributedSingleProcTestCase):
+        def test_1(self):
+            assert not counters
+            assert dist.get_world_size() == 1
+            compile_it()
+            dist.all_reduce(torch.ones(1, device=self.device))
+
+        def test_2_destroys(self):
+            assert not counters
+            dist.destroy_process_group()
+            raise ZeroDivisionError
+
+        def test_3(self):
+            assert dist.is_initialized()
+
+    [(name, text)] = run(Case)
+    assert name == "test_2_destroys"
+    assert "ZeroDivisionError" in text
+    assert not counters
+    assert not dist.is_initialized()
+
+
+def test_a_class_that_fails_in_set_up_leaves_nothing(counters):
+    class Case(DynamoDistributedSingleProcTestCase):
+        def setUp(self):
+            super().setUp()
+            compile_it()
+            raise ZeroDivisionError
+
+        def test_it(self): ...
+
+    class Sooner(Case):
+        @classmethod
+        def setUpClass(cls):
+            super().setUpClass()
+            raise ZeroDivisionError
+
+    for case in (Case, Sooner):
+        assert len(run(case)) == 1
+        assert not counters
+        assert not dist.is_initialized()
+
+
+SUITE = """
+    import sys
+    import pytest, torch
+    import torch.distributed as dist
+    from allranks.testing import (
+        DistributedTestBase, DynamoDistributedMultiProcTestCase, DynamoDistributedSingleProcTestCase
+    )
+
+    def summed(x):
+        dist.all_reduce(x)
+        return x * 2
+
+    def compile_it(rank):
+        return torch.compile(summed, backend="eager", fullgraph=True)(torch.ones(1) + rank).item()
+
+    class TestMany(DynamoDistributedMultiProcTestCase):
+        world_size = 2
+
+        def test_ranks(self):
+            from torch._dynamo.utils import counters
+
+            assert not counters
+            self.assertEqual(compile_it(self.rank), 6)
+            assert counters["stats"]["unique_graphs"] == 1
+
+        def test_that_fails(self):
+            assert compile_it(self.rank) == 5
+
+    class TestOwnGroup(DynamoDistributedMultiProcTestCase):
+        init_pg = False
+        world_size = 2
+
+        def test_without(self):
+            assert not dist.is_initialized()
+            self.create_pg("cpu")
+
+    class TestBase(DistributedTestBase):
+        world_size = 2
+
+        def test_group(self):
+            group = self.create_pg("cpu")
+            assert (self.backend("cuda"), dist.get_backend(group)) == ("nccl", "gloo")
+            assert (group.size(), group.rank()) == (2, self.rank)
+            assert self.rank_to_device("cpu") == {0: [0], 1: [0]}
+
+    class TestOne(DynamoDistributedSingleProcTestCase):
+        def test_alone(self):
+            assert (dist.get_world_size(), compile_it(2)) == (1, 6)
+"""
+
+
+def test_under_a_plain_pytest_ranks_forget_what_the_launching_process_compiled(tmp_path, no_cell):  # noqa: ARG001
+    test = tmp_path / "test_compiled.py"
+    check = """
+    assert "torch._dynamo" not in sys.modules, "imported before a test needs it"
+
+    class TestFirst(TestOne):
+        def tearDown(self):
+            super().tearDown()
+            self.addClassCleanup(torch.compile(lambda x: x + 1, backend="eager"), torch.ones(1))
+    """
+    test.write_text(textwrap.dedent(SUITE) + textwrap.dedent(check))
+    order = ["TestFirst", "TestMany", "TestOwnGroup", "TestBase"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *(f"{test}::{name}" for name in order)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "1 failed, 4 passed" in done.stdout, done.stdout
+    assert "rank 0 failed: AssertionError" in done.stdout
+
+
+def test_in_ranks_of_an_agent(run_gang):
+    functions = """
+    def test_function(dynamo, process_group, rank):
+        assert compile_it(rank) == 6
+        assert dynamo["stats"]["unique_graphs"] == 1
+
+    def test_function_again(dynamo, process_group, rank):
+        assert not dynamo
+        assert compile_it(rank) == 6
+        assert dynamo["stats"]["unique_graphs"] == 1
+    """
+    agent = run_gang({"test_it.py": textwrap.dedent(SUITE) + textwrap.dedent(functions)})
+    good = ("test_ranks", "test_without", "test_group", "test_alone", "test_function", "test_function_again")
+    assert {name: agent.outcomes(name) for name in good} == dict.fromkeys(good, ("passed", "passed"))
+    assert agent.outcomes("test_that_fails") == ("failed", "failed")
