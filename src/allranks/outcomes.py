@@ -5,7 +5,7 @@ copied into jobs with the rest of the harness, so it uses only the standard libr
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
@@ -107,10 +107,19 @@ def following(phase: Phase) -> str:
     return "tear-down" if phase.when == "call" or phase.outcome is not Outcome.PASSED else "call"
 
 
+_IN_TEAR_DOWN = "the test passed, but its tear-down was skipped: "
+
+
 def overall(phases: Sequence[Phase]) -> Phase:
-    """The phase that decides a test: the first bad one, else the one that was not a plain pass, else the call."""
+    """The phase that decides a test: the first bad one, else the one that was not a plain pass, else the call.
+
+    A skip in the tear-down makes a test that has passed a skip, as in pytest's XML: what the tear-down had still to
+    check is not known. Its reason says so.
+    """
     bad = next((phase for phase in phases if phase.outcome.is_bad), None)
     if bad is not None:
         return bad
     notable = next((phase for phase in phases if phase.outcome is not Outcome.PASSED), None)
+    if notable and (notable.when, notable.outcome) == ("teardown", Outcome.SKIPPED) and len(phases) > 2:
+        return replace(notable, message=_IN_TEAR_DOWN + notable.message, text=_IN_TEAR_DOWN + notable.text)
     return notable or next((phase for phase in phases if phase.when == "call"), phases[-1])

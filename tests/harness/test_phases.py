@@ -20,10 +20,20 @@ def phases(**outcomes):
         (phases(setup="skipped", teardown="errored"), "teardown"),
         (phases(setup="passed", call="xfailed", teardown="passed"), "call"),
         (phases(setup="passed", teardown="passed"), "teardown"),
+        (phases(setup="passed", call="skipped", teardown="skipped"), "call"),
     ],
 )
 def test_the_first_bad_phase_decides_then_the_first_notable_one(given_phases, when):
     assert overall(given_phases).when == when
+
+
+def test_a_skip_in_the_tear_down_tells_that_the_test_has_passed():
+    skipped = Phase(when="teardown", outcome=Outcome.SKIPPED, duration=0.0, message="no time", text="no time at all")
+    decided = overall([*phases(setup="passed", call="passed"), skipped])
+    assert decided.outcome is Outcome.SKIPPED
+    assert decided.message == "the test passed, but its tear-down was skipped: no time"
+    assert decided.text == "the test passed, but its tear-down was skipped: no time at all"
+    assert overall([*phases(setup="passed"), skipped]) is skipped, "no test has run"
 
 
 @given(st.text(max_size=300), st.integers(2, 100))
