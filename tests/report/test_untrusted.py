@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 from allranks.errors import ExitCode
+from allranks.report import folder as folder_module
 from allranks.report.judged import CellSuite, exit_code
 from allranks.report.merging import merge
 from allranks.report.untrusted import head, leads_out, open_regular, special, walk
@@ -93,6 +94,44 @@ def test_the_same_is_said_of_xml_from_elsewhere(write_ranks, kind):
     tests, code = judged(root)
     assert f"is {kind}" in tests["allranks::rank 1"].message
     assert code is ExitCode.UNACCOUNTED
+
+
+@pytest.mark.parametrize("end", [".part", ".bak", ".gz", "~", ".1"])
+def test_results_under_another_name_than_a_ranks_are_missed_by_that_name(good, write_ranks, end):
+    for root, file in (
+        (good.path, good.attempt(JOB) / "rank-1.xml"),
+        (write_ranks("unit/rank-0.xml", ['<testcase name="a"/>']), None),
+    ):
+        original = file or root / "unit" / "rank-1.xml"
+        renamed = original.with_name(original.name + end)
+        if file:
+            file.rename(renamed)
+        else:
+            renamed.write_bytes(b"part")
+        tests, code = judged(root)
+        assert f"{renamed.name} is not read: rank-1.xml, of which it is a " in tests["allranks::rank 1"].message
+        assert code is ExitCode.UNACCOUNTED
+
+
+def test_a_copy_beside_a_ranks_file_is_noted(good, write_ranks):
+    (good.attempt(JOB) / "rank-1.xml.bak").write_text("old")
+    root = write_ranks("unit/rank-0.xml", ['<testcase name="a"/>'])
+    (root / "unit/rank-0.xml.part").write_text("<")
+    for folder, name in ((good.path, "rank-1.xml.bak"), (root, "rank-0.xml.part")):
+        suites = []
+        merged = merge(folder, environ={}, observers=[suites.append])
+        assert exit_code(merged, nothing_ran_allowed=False) is ExitCode.OK
+        assert [note for suite in suites for note in suite.notes] == [f"{name} was not read, {name[:10]} was"]
+
+
+def test_drafts_beside_a_journal_and_files_of_other_programs_are_of_no_concern(good):
+    folder = good.attempt(JOB)
+    (folder / "journal.jsonl").touch()
+    for name in ("rank-1.xml.part", "frank.xml.bak", ".rank-1.xml.swp", "rank-1.log"):
+        (folder / name).touch()
+    assert folder_module._renamed(list(folder.iterdir())) == ((), ("rank-1.xml.part was not read, rank-1.xml was",))
+    [attempt] = folder_module.read_attempts(good.path, good.path, {})
+    assert (attempt.strays, attempt.notes) == ((), ())
 
 
 def test_the_end_of_a_name_may_be_in_capitals(write_ranks):

@@ -30,6 +30,8 @@ _ATTEMPT: Final = re.compile(r"attempt-([0-9]+)")
 _RANK_TOKEN: Final = re.compile(r"(?:rank|(?<![a-z])R(?:ank|ANK))[-_.]?([0-9]++)(?![A-Z])")  # not PageRank2, Rank2Test
 _CELL_ID: Final = re.compile(r"\w+-w([0-9]{1,5})-g[0-9]+-[a-z]+(-n[0-9]+)?(-t[\w.+]+)?")
 _XML: Final = re.compile(r".*\.xml(\.(gz|bz2|xz|zst|zip))?", re.IGNORECASE | re.DOTALL)  # a compressed one is an error
+_RENAMED: Final = re.compile(r"(?!\.)(.*rank[-_.]?[0-9].*\.xml)[.~].*", re.IGNORECASE)
+"""A copy, a draft or a packed file of a rank's results, such as ``rank-1.xml.part``, and their own name."""
 _LEADS_OUT: Final = "{} points out of the results folder: it is not read."
 _T = TypeVar("_T")
 
@@ -42,7 +44,7 @@ class Attempt:
         folder: The folder of the files, relative to the merged folder; empty if there are no attempts.
         number: None for a folder that has no attempts.
         problem: Why job.json cannot be read; empty if it can, or if there is none.
-        strays: Files named like rank files that are not read: not regular, or outside the results folder.
+        strays: Files named like rank files that are not read: not regular, outside the results folder, or renamed.
         changed: Rank XML that differs from what allranks wrote.
         earlier: The attempts at the same job before this one, oldest first.
         mixed: Ids of other runs that left results of the same job.
@@ -163,18 +165,30 @@ def read_foreign(folder: Path) -> tuple[Attempt, ...]:
 
 def _foreign_files(folder: Path) -> Iterator[Path]:
     for path, folders, others in walk(folder):
-        found = (path / name for name in (*folders, *others) if _XML.fullmatch(name))
+        found = (path / name for name in (*folders, *others) if _XML.fullmatch(name) and not _RENAMED.match(name))
         yield from (file for file in found if is_named_like_a_rank(file.name) or not is_merged_report(file))
+        yield from (path / name for name in others if _RENAMED.fullmatch(name))
+
+
+def _renamed(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """The renamed results of ranks of which the originals are absent, and a note on each other one."""
+    there = {path.name for path in paths}
+    named = [(path, match[1]) for path in paths if (match := _RENAMED.fullmatch(path.name))]
+    notes = (f"{path.name} was not read, {original} was" for path, original in named if original in there)
+    return tuple(path for path, original in named if original not in there), tuple(notes)
 
 
 def _foreign_attempt(root: Path, cell: str, suite: str, number: int, paths: Sequence[Path]) -> Attempt:
     sizes = map(_world_size_of, reversed(paths[0].parts))
+    renamed, notes = _renamed(paths)
+    named = [path for path in paths if not _RENAMED.fullmatch(path.name)]
     return Attempt(
         cell=cell,
         suite=suite,
         number=number or None,
-        files=tuple(path for path in paths if not _is_stray(root, path)),
-        strays=tuple(path for path in paths if _is_stray(root, path)),
+        files=tuple(path for path in named if not _is_stray(root, path)),
+        strays=(*(path for path in named if _is_stray(root, path)), *renamed),
+        notes=notes,
         world_size=next((size for size in sizes if size), None),
     )
 
@@ -205,6 +219,7 @@ def _attempt(root: Path, folder: Path, number: int, planned: int | None) -> Atte
     ranks = [path for path in there if is_named_like_a_rank(path.name)]
     files = [path for path in journals if not _is_stray(root, path)]
     files = files or [path for path in ranks if not _is_stray(root, path)]  # a journal, if any, is their source
+    renamed, notes = ((), ()) if journals else _renamed(there)
     job = folder.parent
     return Attempt(
         cell=xml_id(job.parent.name),
@@ -214,7 +229,8 @@ def _attempt(root: Path, folder: Path, number: int, planned: int | None) -> Atte
         files=tuple(files),
         record=record,
         problem=problem,
-        strays=tuple(path for path in (*journals, *ranks) if _is_stray(root, path)),
+        strays=(*(path for path in (*journals, *ranks) if _is_stray(root, path)), *renamed),
+        notes=notes,
         changed=tuple(path for path in ranks if record and _is_changed(record, path)),
         world_size=_world_size_of(job.parent.name) or planned,
     )
@@ -248,8 +264,11 @@ def _is_stray(root: Path, path: Path) -> bool:
 
 def stray_text(path: Path) -> str:
     """Why the results of a rank are not read."""
-    kind = special(path)
-    return f"{path.name} is {kind}, not a regular file: it is not read." if kind else _LEADS_OUT.format(path.name)
+    if kind := special(path):
+        return f"{path.name} is {kind}, not a regular file: it is not read."
+    if match := _RENAMED.fullmatch(path.name):
+        return f"{path.name} is not read: {match[1]}, of which it is a copy or a part, is absent.\nRestore that file."
+    return _LEADS_OUT.format(path.name)
 
 
 def _foreign_place(folder: Path, path: Path) -> tuple[str, str, int]:

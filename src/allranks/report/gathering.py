@@ -259,7 +259,8 @@ def _newest(attempts: Sequence[_Found], run_id: str) -> Attempt:
     others = {found.attempt.record.run_id for found in attempts if found.attempt.record and found not in own}
     own, copies = _without_copies(own)
     ordered = [found.attempt for found in own] if len({found.part for found in own}) == 1 else _in_time(own)
-    return replace(newest(ordered), mixed=tuple(sorted(others)), notes=copies)
+    counts = newest(ordered)
+    return replace(counts, mixed=tuple(sorted(others)), notes=(*counts.notes, *copies))
 
 
 def _is_of(attempt: Attempt, run_id: str) -> bool:
