@@ -30,15 +30,16 @@ def counters():
 
 
 def test_what_was_compiled_before_is_compiled_again(counters):
-    compile_it()
-    with fresh_dynamo() as fresh:
-        assert fresh["stats"]["unique_graphs"] == 0
-        compile_it()
-        compile_it()
-        assert fresh["stats"]["unique_graphs"] == 1
-    assert not counters
-    compile_it()
-    assert counters["stats"]["unique_graphs"] == 1
+    compiled, one = torch.compile(double, backend="eager"), torch.ones(1)
+    for _ in range(2):
+        compiled(one)
+        assert counters["stats"]["unique_graphs"] == 1
+        with fresh_dynamo() as fresh:
+            assert not fresh
+            for _ in range(2):
+                assert compiled(one).item() == 2
+            assert fresh["stats"]["unique_graphs"] == 1
+        assert not counters
 
 
 def test_a_failure_leaves_nothing_either(counters):
@@ -188,10 +189,11 @@ def test_under_a_plain_pytest_ranks_forget_what_the_launching_process_compiled(t
         cwd=tmp_path,
         capture_output=True,
         text=True,
+        timeout=300,
         check=False,
     )
     assert "1 failed, 4 passed" in done.stdout, done.stdout
-    assert "rank 0 failed: AssertionError" in done.stdout
+    assert "assert 6.0 == 5" in done.stdout
 
 
 def test_in_ranks_of_an_agent(run_gang):
@@ -205,7 +207,8 @@ def test_in_ranks_of_an_agent(run_gang):
         assert compile_it(rank) == 6
         assert dynamo["stats"]["unique_graphs"] == 1
     """
-    agent = run_gang({"test_it.py": textwrap.dedent(SUITE) + textwrap.dedent(functions)})
+    once_for_all_ranks = "import torch._dynamo\n"
+    agent = run_gang({"test_it.py": once_for_all_ranks + textwrap.dedent(SUITE) + textwrap.dedent(functions)})
     good = ("test_ranks", "test_without", "test_group", "test_alone", "test_function", "test_function_again")
     assert {name: agent.outcomes(name) for name in good} == dict.fromkeys(good, ("passed", "passed"))
     assert agent.outcomes("test_that_fails") == ("failed", "failed")
