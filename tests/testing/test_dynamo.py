@@ -172,7 +172,7 @@ SUITE = """
 """
 
 
-def test_under_a_plain_pytest_ranks_forget_what_the_launching_process_compiled(tmp_path, no_cell):  # noqa: ARG001
+def test_under_a_plain_pytest_ranks_forget_what_the_launching_process_compiled(tmp_path, environment_without_ranks):
     test = tmp_path / "test_compiled.py"
     check = """
     assert "torch._dynamo" not in sys.modules, "imported before a test needs it"
@@ -184,9 +184,11 @@ def test_under_a_plain_pytest_ranks_forget_what_the_launching_process_compiled(t
     """
     test.write_text(textwrap.dedent(SUITE) + textwrap.dedent(check))
     order = ["TestFirst", "TestMany", "TestOwnGroup", "TestBase"]
+    plain = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *(f"{test}::{name}" for name in order)],
+        [*plain, *(f"{test}::{name}" for name in order)],
         cwd=tmp_path,
+        env=environment_without_ranks,
         capture_output=True,
         text=True,
         timeout=300,
