@@ -1,6 +1,6 @@
 """Devices of gloo: the network interface or address that its process groups listen on."""
 
-from torch.distributed import ProcessGroupGloo  # type: ignore[attr-defined]  # public, but not exported for mypy
+from torch.distributed import ProcessGroupGloo
 
 LOOPBACK = "127.0.0.1"
 
