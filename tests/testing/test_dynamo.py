@@ -210,7 +210,8 @@ def test_in_ranks_of_an_agent(run_gang):
         assert dynamo["stats"]["unique_graphs"] == 1
     """
     once_for_all_ranks = "import torch._dynamo\n"
-    agent = run_gang({"test_it.py": once_for_all_ranks + textwrap.dedent(SUITE) + textwrap.dedent(functions)})
+    files = {"test_it.py": once_for_all_ranks + textwrap.dedent(SUITE) + textwrap.dedent(functions)}
+    agent = run_gang(files, limits={"test": 80})
     good = ("test_ranks", "test_without", "test_group", "test_alone", "test_function", "test_function_again")
     assert {name: agent.outcomes(name) for name in good} == dict.fromkeys(good, ("passed", "passed"))
     assert agent.outcomes("test_that_fails") == ("failed", "failed")

@@ -1,4 +1,4 @@
-"""Modules that save the inputs of their forward pass, to test what a wrapper such as DDP or FSDP casts them to."""
+"""Modules that save the inputs of their forward pass, to test what DDP or FSDP casts them to."""
 
 from collections.abc import Mapping, MutableMapping
 

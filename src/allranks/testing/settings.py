@@ -1,4 +1,4 @@
-"""Settings for the time of a test: environment variables, debug level, blocking waits, and Dynamo's state."""
+"""Settings for the time of a test: environment variables, debug level, blocking waits, Dynamo."""
 
 import functools
 import importlib

@@ -53,6 +53,9 @@ class DistributedTestBase(MultiProcessTestCase):
             torch.set_default_device(own)
         store = FileStore(self.file_name, size)
         dist.init_process_group(self.backend(kind), world_size=size, rank=self.rank, store=store)
+        if kind == "cpu":
+            # Else the first connected rank could end its test while its peers still connect, which then fails (gloo).
+            dist.barrier()
         return cast("dist.ProcessGroup", dist.group.WORLD)
 
     def rank_to_device(self, device: str | torch.device) -> dict[int, list[int]]:

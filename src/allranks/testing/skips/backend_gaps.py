@@ -1,4 +1,4 @@
-"""What backends lack, as data: operations by backend and device, and those that users add for their own."""
+"""A table of the operations that backends lack, by device; users add those of their own backends."""
 
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
