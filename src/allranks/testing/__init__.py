@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         DynamoDistributedMultiProcTestCase,
         DynamoDistributedSingleProcTestCase,
     )
+    from allranks.testing.rpc.kept_world import RpcWorld, rpc_world
     from allranks.testing.rpc.rpc_agents import (
         FaultyRpcAgentTestFixture,
         FaultyTensorPipe,
@@ -112,6 +113,7 @@ __all__ = [
     "RpcAgent",
     "SaveForwardInputsModel",
     "SaveForwardInputsModule",
+    "RpcWorld",
     "SkipCode",
     "SparseReduction",
     "SubgroupMaker",
@@ -157,6 +159,7 @@ __all__ = [
     "require_ucc",
     "require_world_size",
     "reserved_port",
+    "rpc_world",
     "run_subtests",
     "sandcastle_reason",
     "saved_dtypes",

@@ -110,19 +110,20 @@ _SHUTDOWN_TIMEOUT = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Wishes:
+class WorldWishes:
     """The arguments of :func:`with_rpc`."""
 
-    setup_rpc: bool
-    clean_shutdown: bool
-    faulty_messages: Sequence[str] | None
-    messages_to_delay: Mapping[str, float] | None
-    agent: RpcAgent | None
-    init_method: str | None
+    setup_rpc: bool = True
+    clean_shutdown: bool = True
+    faulty_messages: Sequence[str] | None = None
+    messages_to_delay: Mapping[str, float] | None = None
+    agent: RpcAgent | None = None
+    init_method: str | None = None
     rpc_timeout: float
     shutdown_timeout: float
 
     def chosen_agent(self) -> RpcAgent:
+        """The agent, as far as the test has said."""
         if self.agent is not None:
             return self.agent
         if self.faulty_messages is None and self.messages_to_delay is None:
@@ -204,7 +205,7 @@ def with_rpc(  # noqa: PLR0913 - the four of torch's decorator, by the same name
         NoMeetingPointError: From the decorated test, if neither an agent nor torchrun started the ranks.
         RuntimeError: From the decorated test: the peers did not shut down in time, or references are left.
     """
-    wishes = _Wishes(
+    wishes = WorldWishes(
         setup_rpc=setup_rpc,
         clean_shutdown=clean_shutdown,
         faulty_messages=faulty_messages,
@@ -221,7 +222,7 @@ def with_rpc(  # noqa: PLR0913 - the four of torch's decorator, by the same name
     return decorate if test is None else decorate(test)
 
 
-def _decorated(test: Callable[P, R], wishes: _Wishes) -> Callable[P, R]:
+def _decorated(test: Callable[P, R], wishes: WorldWishes) -> Callable[P, R]:
     digest = hashlib.blake2b(f"{test.__module__}.{test.__qualname__}".encode(), digest_size=8).hexdigest()
 
     # torch destroys the context of its references at the first shutdown of a process and creates no other (2.13: the
@@ -230,19 +231,20 @@ def _decorated(test: Callable[P, R], wishes: _Wishes) -> Callable[P, R]:
     @functools.wraps(test)
     def in_world(*args: P.args, **kwargs: P.kwargs) -> R:
         owner = args[0] if args and hasattr(args[0], "rank") and hasattr(args[0], "world_size") else None
-        with _world(owner, wishes, f"{digest}-{_number_of_world()}"):
+        with world_around(owner, wishes, f"{digest}-{number_of_world()}"):
             return test(*args, **kwargs)
 
     return in_world
 
 
-def _number_of_world() -> int:
+def number_of_world() -> int:
     """The number of worlds so far in this process; equal on all ranks, which run the same tests in the same order."""
     return int(getattr(rpc, "_init_counter", 0))
 
 
 @contextmanager
-def _world(owner: Any, wishes: _Wishes, meeting: str) -> Iterator[None]:  # noqa: ANN401 - any object with a rank
+def world_around(owner: Any, wishes: WorldWishes, meeting: str) -> Iterator[None]:  # noqa: ANN401 - any object with a rank
+    """The RPC world that the arguments of :func:`with_rpc` describe, within the ``with``."""
     if owner is not None:
         owner.worker_id = owner.rank
         if hasattr(owner, "setup_fault_injection"):
@@ -257,14 +259,14 @@ def _world(owner: Any, wishes: _Wishes, meeting: str) -> Iterator[None]:  # noqa
                 yield
 
 
-def _meeting(owner: Any, wishes: _Wishes, name: str) -> Any:  # noqa: ANN401 - as above
+def _meeting(owner: Any, wishes: WorldWishes, name: str) -> Any:  # noqa: ANN401 - as above
     given = wishes.init_method or getattr(owner, "init_method", None)
     if given is None and getattr(owner, "file_name", None) is not None:
         given = f"file://{owner.file_name}"
     return meeting_point(RankEnvironment.read(), name) if given is None else nullcontext(given)
 
 
-def _worker_of(owner: Any, wishes: _Wishes, url: str) -> _Worker:  # noqa: ANN401 - as above
+def _worker_of(owner: Any, wishes: WorldWishes, url: str) -> _Worker:  # noqa: ANN401 - as above
     place = RankEnvironment.read() if owner is None else owner
     agent = wishes.chosen_agent()
     backend = getattr(owner, "rpc_backend", None)
@@ -291,19 +293,22 @@ def _init(worker: _Worker) -> None:
 
 
 @contextmanager
-def _shut_down_after(wishes: _Wishes) -> Iterator[None]:
+def _shut_down_after(wishes: WorldWishes) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if _is_up():
+        # The failure's own traceback can hold references, and their error would hide it.
+        rpc.api._ignore_rref_leak = True  # noqa: SLF001 - as below
+        if is_up():
             rpc.shutdown(graceful=False)
         raise
     # A test may have shut RPC down itself.
-    if _is_up():
+    if is_up():
         rpc.shutdown(graceful=wishes.clean_shutdown, timeout=wishes.shutdown_timeout)
 
 
-def _is_up() -> bool:
+def is_up() -> bool:
+    """Whether this process has an RPC agent."""
     return bool(_is_current_rpc_agent_set())
 
 

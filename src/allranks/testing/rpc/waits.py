@@ -72,9 +72,9 @@ def wait_until_pending_futures_and_users_flushed(timeout: float = 20.0) -> None:
     Raises:
         TimeoutError: Some are still pending.
     """
-    if wait_until(lambda: _pending() == (0, 0), timeout):
+    if wait_until(lambda: pending_references() == (0, 0), timeout):
         return
-    futures, users = _pending()
+    futures, users = pending_references()
     msg = f"{futures} pending futures and {users} pending users were not flushed within {timeout:g} s"
     raise TimeoutError(msg)
 
@@ -115,7 +115,8 @@ def _counted_on(rank: int, deadline: float) -> OwnersAndForks:
     return OwnersAndForks(*rpc.rpc_sync(worker_name(rank), get_num_owners_and_forks, timeout=timeout))
 
 
-def _pending() -> tuple[int, int]:
+def pending_references() -> tuple[int, int]:
+    """The numbers of pending futures and users of this worker."""
     info = _rref_context_get_debug_info()
     return int(info["num_pending_futures"]), int(info["num_pending_users"])
 
