@@ -70,7 +70,7 @@ class RpcWorld:
             msg = "the test shut down the RPC world that it shares with other tests: give it one by with_rpc"
             raise AssertionError(msg)
         # Not public, but what torch's own shutdown is made of. If workers are late, it returns without their values.
-        found = rpc.api._all_gather(value, timeout=timeout)  # type: ignore[no-untyped-call]  # noqa: SLF001 - as above
+        found = rpc.api._all_gather(value, timeout=timeout)  # noqa: SLF001 - as above
         names = [worker_name(rank) for rank in range(self._world_size)]
         if missing := [name for name in names if name not in found]:
             msg = f"{', '.join(missing)} did not come to the end of the test within {timeout:g} s"
