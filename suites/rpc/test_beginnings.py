@@ -17,7 +17,11 @@ from allranks.testing import FileBarrier, TensorPipe, initialize_pg, with_rpc, w
 
 from .callees import Call, in_each_mode, own_rank
 
-pytestmark = pytest.mark.require_world_size(2)
+pytestmark = [
+    pytest.mark.require_world_size(2),
+    # torch warns about itself: its agent compares device maps over a backend without a group.
+    pytest.mark.filterwarnings("ignore:You are using a Backend :UserWarning"),
+]
 
 Options = Callable[[str], Any]
 
@@ -128,7 +132,7 @@ def test_a_backend_of_our_own_makes_the_agent(
     monkeypatch.setattr(rpc.api, "_set_and_start_rpc_agent", started.append)
     register = rpc.backend_registry.register_backend
     backend = register("our_own", dict, _Agent)  # type: ignore[no-untyped-call]
-    with pytest.raises(RuntimeError, match="^RPC backend our_own: already registered$"):
+    with pytest.raises(RuntimeError, match=r"^RPC backend our_own: already registered$"):
         register("our_own", dict, _Agent)  # type: ignore[no-untyped-call]
     given = options("workers")
     rpc.init_rpc(  # type: ignore[no-untyped-call]

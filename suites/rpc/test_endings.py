@@ -74,5 +74,5 @@ def test_no_call_is_made_after_a_shutdown(rank: int, world_size: int) -> None:
     peer = worker_name((rank + 1) % world_size)
     assert rpc.rpc_sync(peer, torch.add, args=(torch.ones(2), rank)).tolist() == 2 * [rank + 1.0]
     rpc.shutdown()
-    with pytest.raises(RuntimeError, match="^RPC has not been initialized"):
+    with pytest.raises(RuntimeError, match=r"^RPC has not been initialized"):
         rpc.rpc_sync(peer, torch.add, args=(torch.ones(2), rank))

@@ -261,6 +261,131 @@ def test_references_that_are_left_are_an_error(run_gang):
     assert agent.outcomes("test_it") == ("passed", "passed"), agent.cases(0)["test_it"].text
 
 
+KEPT = """
+    import os
+    import pytest
+    import torch
+    from torch.distributed import rpc
+    from allranks.testing import rpc_world, worker_name
+
+    pytestmark = pytest.mark.no_process_group
+    kept = []
+
+    @pytest.fixture(scope="module")
+    def world():
+        with rpc_world() as world:
+            yield world
+        assert not rpc.api._is_current_rpc_agent_set()
+
+    @pytest.fixture(autouse=True)
+    def checked(world):
+        yield
+        world.check(timeout=0.5)
+"""
+
+
+def test_a_kept_world_lasts_for_the_tests_of_a_file(run_gang):
+    agent = run_gang(
+        {
+            "test_it.py": KEPT
+            + """
+    @pytest.mark.parametrize("number", range(3))
+    def test_calls(rank, number):
+        reference = rpc.remote(worker_name(1 - rank), torch.add, args=(torch.ones(1), number))
+        assert reference.to_here().item() == number + 1
+        kept.append(os.getpid())
+        assert len(kept) == number + 1
+
+    def test_a_reference_in_a_cycle_is_no_leak(rank):
+        with pytest.raises(RuntimeError) as caught:
+            rpc.remote(worker_name(1 - rank), torch.ones, args=(1,)).local_value()
+        assert caught.traceback
+
+    def test_the_world_was_one():
+        assert len({*kept}) == 1
+        assert rpc._init_counter == 1
+"""
+        }
+    )
+    outcomes = {name: agent.outcomes(name) for name in agent.cases(0)}
+    assert len(outcomes) == 5
+    assert set(outcomes.values()) == {("passed", "passed")}, agent.cases(0)
+
+
+def test_a_reference_that_a_test_leaves_is_an_error_of_that_test(run_gang):
+    agent = run_gang(
+        {
+            "test_it.py": KEPT
+            + """
+    def test_leaves(rank):
+        if rank == 0:
+            kept.append(rpc.remote(worker_name(1), torch.ones, args=(1,)))
+
+    def test_next(rank):
+        assert not kept
+        assert rpc.rpc_sync(worker_name(1 - rank), abs, args=(-3,)) == 3
+"""
+        }
+    )
+    assert agent.outcomes("test_leaves") == ("errored", "errored")
+    for rank in range(2):
+        text = agent.cases(rank)["test_leaves"].text
+        assert "references to remote objects after 0.5 s: worker1 owns 1 objects with 1 references" in text
+    assert agent.outcomes("test_next") == ("passed", "passed")
+
+
+def test_a_failure_is_not_followed_by_the_references_in_its_traceback(run_gang):
+    agent = run_gang(
+        {
+            "test_it.py": KEPT
+            + """
+    def test_fails(rank):
+        reference = rpc.remote(worker_name(1 - rank), torch.ones, args=(1,))
+        reference.to_here()
+        assert rank == 1, "as planned"
+"""
+        }
+    )
+    assert agent.outcomes("test_fails") == ("failed", "passed")
+    for rank in range(2):
+        assert "references to remote objects" not in agent.cases(rank)["test_fails"].text
+
+
+def test_a_test_that_shuts_a_kept_world_down_is_told_so(run_gang):
+    agent = run_gang(
+        {
+            "test_it.py": KEPT
+            + """
+    def test_ends_it():
+        rpc.shutdown()
+"""
+        }
+    )
+    assert agent.outcomes("test_ends_it") == ("errored", "errored")
+    assert "shut down the RPC world that it shares with other tests" in agent.cases(0)["test_ends_it"].text
+
+
+def test_the_references_of_a_failed_test_do_not_hide_its_error(run_gang):
+    agent = run_gang(
+        {
+            "test_it.py": """
+                import torch
+                from torch.distributed import rpc
+                from allranks.testing import with_rpc, worker_name
+
+                @with_rpc
+                def test_it(rank, file_barrier):
+                    reference = rpc.remote(worker_name(1 - rank), torch.ones, args=(1,))
+                    reference.to_here()
+                    file_barrier()
+                    raise ValueError("as planned")
+            """
+        }
+    )
+    assert agent.outcomes("test_it") == ("failed", "failed")
+    assert "Leaking RRef" not in agent.cases(0)["test_it"].text
+
+
 def test_a_test_case_with_ranks_of_its_own_says_where_and_over_what(run_gang):
     agent = run_gang(
         {

@@ -54,9 +54,10 @@ class RpcWorld:
             self.has_failed = True
             return
         wait_until(lambda: not _references(), timeout)
-        texts = self._gathered(_references(), timeout)
+        texts = self._gathered(_references(), peers_timeout + timeout)
         left = [f"{worker_name(rank)} {text}" for rank, text in enumerate(texts) if text]
         if left:
+            self.has_failed = True
             msg = f"the test left references to remote objects after {timeout:g} s: {', '.join(left)}"
             raise AssertionError(msg)
 
