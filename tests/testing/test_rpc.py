@@ -266,7 +266,7 @@ KEPT = """
     import pytest
     import torch
     from torch.distributed import rpc
-    from allranks.testing import rpc_world, worker_name
+    from allranks.testing import rpc_world, with_rpc, worker_name
 
     pytestmark = pytest.mark.no_process_group
     kept = []
@@ -278,17 +278,16 @@ KEPT = """
         assert not rpc.api._is_current_rpc_agent_set()
 
     @pytest.fixture(autouse=True)
-    def checked(world):
+    def checked(request):
+        if "file_barrier" in request.fixturenames:
+            yield
+            return
+        world = request.getfixturevalue("world")
         yield
         world.check(timeout=0.5)
 """
-
-
-def test_a_kept_world_lasts_for_the_tests_of_a_file(run_gang):
-    agent = run_gang(
-        {
-            "test_it.py": KEPT
-            + """
+KEPT_FILES = {
+    "test_lasting.py": """
     @pytest.mark.parametrize("number", range(3))
     def test_calls(rank, number):
         reference = rpc.remote(worker_name(1 - rank), torch.add, args=(torch.ones(1), number))
@@ -304,86 +303,89 @@ def test_a_kept_world_lasts_for_the_tests_of_a_file(run_gang):
     def test_the_world_was_one():
         assert len({*kept}) == 1
         assert rpc._init_counter == 1
-"""
-        }
-    )
-    outcomes = {name: agent.outcomes(name) for name in agent.cases(0)}
-    assert len(outcomes) == 5
-    assert set(outcomes.values()) == {("passed", "passed")}, agent.cases(0)
-
-
-def test_a_reference_that_a_test_leaves_is_an_error_of_that_test(run_gang):
-    agent = run_gang(
-        {
-            "test_it.py": KEPT
-            + """
-    def test_leaves(rank):
+    """,
+    "test_leaving.py": """
+    def test_leaves_a_reference(rank):
         if rank == 0:
             kept.append(rpc.remote(worker_name(1), torch.ones, args=(1,)))
 
     def test_next(rank):
         assert not kept
         assert rpc.rpc_sync(worker_name(1 - rank), abs, args=(-3,)) == 3
-"""
-        }
-    )
-    assert agent.outcomes("test_leaves") == ("errored", "errored")
-    for rank in range(2):
-        text = agent.cases(rank)["test_leaves"].text
-        assert "references to remote objects after 0.5 s: worker1 owns 1 objects with 1 references" in text
-    assert agent.outcomes("test_next") == ("passed", "passed")
-
-
-def test_a_failure_is_not_followed_by_the_references_in_its_traceback(run_gang):
-    agent = run_gang(
-        {
-            "test_it.py": KEPT
-            + """
+    """,
+    "test_failing.py": """
     def test_fails(rank):
         reference = rpc.remote(worker_name(1 - rank), torch.ones, args=(1,))
         reference.to_here()
         assert rank == 1, "as planned"
-"""
-        }
-    )
-    assert agent.outcomes("test_fails") == ("failed", "passed")
-    for rank in range(2):
-        assert "references to remote objects" not in agent.cases(rank)["test_fails"].text
-
-
-def test_a_test_that_shuts_a_kept_world_down_is_told_so(run_gang):
-    agent = run_gang(
-        {
-            "test_it.py": KEPT
-            + """
-    def test_ends_it():
+    """,
+    "test_ending.py": """
+    def test_ends_the_world():
         rpc.shutdown()
-"""
-        }
-    )
-    assert agent.outcomes("test_ends_it") == ("errored", "errored")
-    assert "shut down the RPC world that it shares with other tests" in agent.cases(0)["test_ends_it"].text
+    """,
+    "test_of_its_own.py": """
+    @with_rpc
+    def test_fails_with_references(rank, file_barrier):
+        reference = rpc.remote(worker_name(1 - rank), torch.ones, args=(1,))
+        reference.to_here()
+        file_barrier()
+        raise ValueError("as planned")
+    """,
+}
 
 
-def test_the_references_of_a_failed_test_do_not_hide_its_error(run_gang):
-    agent = run_gang(
-        {
-            "test_it.py": """
-                import torch
-                from torch.distributed import rpc
-                from allranks.testing import with_rpc, worker_name
+@pytest.fixture(scope="module")
+def kept_worlds(tmp_path_factory, nursery):
+    """One run of all of ``KEPT_FILES``, each in a gang of its own."""
+    import functools
 
-                @with_rpc
-                def test_it(rank, file_barrier):
-                    reference = rpc.remote(worker_name(1 - rank), torch.ones, args=(1,))
-                    reference.to_here()
-                    file_barrier()
-                    raise ValueError("as planned")
-            """
-        }
-    )
-    assert agent.outcomes("test_it") == ("failed", "failed")
-    assert "Leaking RRef" not in agent.cases(0)["test_it"].text
+    from agent_run import AgentRun
+
+    def launch(arguments, environment, folder, stdin, stdout):
+        pid = nursery.start(arguments, environment, folder, stdin, stdout)
+        return pid, functools.partial(nursery.exit_status, pid)
+
+    files = {name: KEPT + text for name, text in KEPT_FILES.items()}
+    agent = AgentRun(tmp_path_factory.mktemp("kept"), files, launch, limits={"peer_grace": 10}).go()
+    assert agent.wait() == 0, agent.log
+    yield agent
+    agent.close()
+
+
+@pytest.mark.parametrize(
+    "name", [*(f"test_calls[{number}]" for number in range(3)), "test_a_reference_in_a_cycle_is_no_leak"]
+)
+def test_a_kept_world_has_many_tests(kept_worlds, name):
+    assert kept_worlds.outcomes(name) == ("passed", "passed"), kept_worlds.cases(0)[name].text
+
+
+def test_a_kept_world_lasts_for_the_tests_of_a_file(kept_worlds):
+    assert kept_worlds.outcomes("test_the_world_was_one") == ("passed", "passed")
+
+
+def test_a_reference_that_a_test_leaves_is_an_error_of_that_test_on_every_rank(kept_worlds):
+    assert kept_worlds.outcomes("test_leaves_a_reference") == ("errored", "errored")
+    for rank in range(2):
+        text = kept_worlds.cases(rank)["test_leaves_a_reference"].text
+        assert "references to remote objects after 0.5 s: worker1 owns 1 objects with 1 references" in text
+        assert "Leaking RRef" not in text
+    assert kept_worlds.outcomes("test_next") == ("passed", "passed")
+
+
+def test_the_references_of_a_failed_test_are_no_further_error_of_a_kept_world(kept_worlds):
+    assert kept_worlds.outcomes("test_fails") == ("failed", "passed")
+    for rank in range(2):
+        assert "references to remote objects" not in kept_worlds.cases(rank)["test_fails"].text
+
+
+def test_the_references_of_a_failed_test_do_not_hide_its_error(kept_worlds):
+    assert kept_worlds.outcomes("test_fails_with_references") == ("failed", "failed")
+    assert "Leaking RRef" not in kept_worlds.cases(0)["test_fails_with_references"].text
+
+
+def test_a_test_that_ends_a_kept_world_is_told_so(kept_worlds):
+    assert kept_worlds.outcomes("test_ends_the_world") == ("errored", "errored")
+    assert "shut down the RPC world that it shares" in kept_worlds.cases(0)["test_ends_the_world"].text
 
 
 def test_a_test_case_with_ranks_of_its_own_says_where_and_over_what(run_gang):
