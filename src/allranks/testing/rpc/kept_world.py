@@ -3,14 +3,21 @@
 import gc
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TypeVar
 
 from torch.distributed import rpc
 
 from allranks.testing.environment import RankEnvironment
 from allranks.testing.rpc.rpc_agents import RpcAgent
-from allranks.testing.rpc.rpc_world import WorldWishes, is_up, number_of_world, worker_name, world_around
+from allranks.testing.rpc.rpc_world import (
+    WorldWishes,
+    is_up,
+    leave_at_once,
+    number_of_world,
+    worker_name,
+    world_around,
+)
 from allranks.testing.rpc.waits import get_num_owners_and_forks, pending_references
 from allranks.testing.shared_files import wait_until
 
@@ -47,31 +54,26 @@ class RpcWorld:
                 down, or a worker did not make this call.
             RuntimeError: A worker does not answer.
         """
+        self.has_failed = True  # until the end: an error here counts, too
         # References in a cycle are no leak: the exception that pytest.raises returns is in one with its own frame.
         gc.collect()
         # pytest sets it when a test fails, and deletes it before the next.
         if any(self._gathered(hasattr(sys, "last_value"), peers_timeout)):
-            self.has_failed = True
             return
         wait_until(lambda: not _references(), timeout)
         texts = self._gathered(_references(), peers_timeout + timeout)
         left = [f"{worker_name(rank)} {text}" for rank, text in enumerate(texts) if text]
         if left:
-            self.has_failed = True
             msg = f"the test left references to remote objects after {timeout:g} s: {', '.join(left)}"
             raise AssertionError(msg)
-
-    def raise_failure(self) -> None:
-        """Leave the ``with`` of the world as a test leaves it: by an error, if one has failed."""
-        if self.has_failed:
-            raise _TestFailedError
+        self.has_failed = False
 
     def _gathered(self, value: T, timeout: float) -> list[T]:
         if not is_up():
             msg = "the test shut down the RPC world that it shares with other tests: give it one by with_rpc"
             raise AssertionError(msg)
         # Not public, but what torch's own shutdown is made of. If workers are late, it returns without their values.
-        found = rpc.api._all_gather(value, timeout=timeout)  # noqa: SLF001 - as above
+        found = rpc.api._all_gather(value, timeout=timeout)  # noqa: SLF001 - as said
         names = [worker_name(rank) for rank in range(self._world_size)]
         if missing := [name for name in names if name not in found]:
             msg = f"{', '.join(missing)} did not come to the end of the test within {timeout:g} s"
@@ -103,13 +105,10 @@ def rpc_world(
     """
     world = RpcWorld(RankEnvironment.read().world_size)
     wishes = WorldWishes(agent=agent, rpc_timeout=rpc_timeout, shutdown_timeout=shutdown_timeout)
-    with suppress(_TestFailedError), world_around(None, wishes, f"kept-{number_of_world()}"):
+    with world_around(None, wishes, f"kept-{number_of_world()}"):
         yield world
-        world.raise_failure()
-
-
-class _TestFailedError(Exception):
-    """Ends a world as after a failed test: without waiting for peers."""
+        if world.has_failed:
+            leave_at_once()
 
 
 def _references() -> str:

@@ -297,14 +297,18 @@ def _shut_down_after(wishes: WorldWishes) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        # The failure's own traceback can hold references, and their error would hide it.
-        rpc.api._ignore_rref_leak = True  # noqa: SLF001 - as below
-        if is_up():
-            rpc.shutdown(graceful=False)
+        leave_at_once()
         raise
     # A test may have shut RPC down itself.
     if is_up():
         rpc.shutdown(graceful=wishes.clean_shutdown, timeout=wishes.shutdown_timeout)
+
+
+def leave_at_once() -> None:
+    """Shut RPC down after a failure: its traceback can hold references, whose error would hide it."""
+    rpc.api._ignore_rref_leak = True  # noqa: SLF001 - torch's only switch for it, put back below
+    if is_up():
+        rpc.shutdown(graceful=False)
 
 
 def is_up() -> bool:
