@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from allranks.testing import RpcWorld, rpc_world, worker_name
 
@@ -24,6 +25,13 @@ def _world(request: pytest.FixtureRequest) -> Iterator[None]:
     world = request.getfixturevalue("world_of_file")
     yield
     world.check()
+
+
+@pytest.fixture(scope="module")
+def sparse_invariants() -> Iterator[None]:
+    """Sparse tensors are checked when they are made, also on callees; torch warns if a process leaves that open."""
+    with torch.sparse.check_sparse_tensor_invariants():
+        yield
 
 
 @pytest.fixture(scope="session")
