@@ -30,7 +30,7 @@ def _world(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def sparse_invariants() -> Iterator[None]:
     """Sparse tensors are checked when they are made, also on callees; torch warns if a process leaves that open."""
-    with torch.sparse.check_sparse_tensor_invariants():
+    with torch.sparse.check_sparse_tensor_invariants():  # type: ignore[no-untyped-call]
         yield
 
 

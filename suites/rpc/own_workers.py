@@ -10,7 +10,7 @@ from torch.distributed import rpc
 
 def is_up() -> bool:
     """Whether this process is a worker."""
-    return bool(rpc.api._is_current_rpc_agent_set())  # noqa: SLF001 - torch has no public way to ask
+    return bool(rpc.api._is_current_rpc_agent_set())  # type: ignore[attr-defined]  # noqa: SLF001 - torch has no public way to ask
 
 
 @contextmanager

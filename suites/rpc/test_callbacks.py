@@ -73,7 +73,7 @@ def test_callback_may_call_again(rank: int, peer: str) -> None:
 
     def add_once_more(future: Future[Tensor]) -> Tensor:
         again = rpc.rpc_async(peer, torch.add, args=(future.wait(), 1))
-        return again.then(lambda done: done.wait() + 1).wait()
+        return again.then(lambda done: done.wait() + 1).wait()  # type: ignore[no-any-return]
 
     chained = rpc.rpc_async(peer, torch.add, args=(numbers_of(rank), 1)).then(add_once_more)
     assert same(chained.wait(), numbers_of(rank) + 3)

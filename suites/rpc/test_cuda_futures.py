@@ -11,6 +11,8 @@ from torch.futures import Future
 
 from allranks.testing import require_gpu, require_gpus
 
+new_stream: Any = torch.cuda.Stream  # torch gives it no types
+
 CYCLES = 500_000_000
 """Work of a GPU that lasts longer than all that the host does meanwhile."""
 
@@ -35,7 +37,7 @@ class Holder:
 def late_tensor(*, sparse: bool) -> Tensor:
     """A tensor whose numbers are there only after long work in the current stream."""
     tensor = torch.zeros(4, 25, device="cuda:0")
-    torch.cuda._sleep(CYCLES)  # noqa: SLF001 - torch has no public way
+    torch.cuda._sleep(CYCLES)  # type: ignore[no-untyped-call]  # noqa: SLF001 - torch has no public way
     tensor += 7
     return tensor.to_sparse() if sparse else tensor
 
@@ -72,9 +74,9 @@ def test_wait_orders_streams(wrap: Callable[[Tensor], Any], unwrap: Callable[[An
     """Another stream sees the numbers that the first one was to write, wherever in the value the tensor is."""
     future: Future[Any] = Future(devices=["cuda:0"])
     with torch.cuda.device(0):
-        with torch.cuda.stream(torch.cuda.Stream()):
+        with torch.cuda.stream(new_stream()):
             future.set_result(wrap(late_tensor(sparse=sparse)))
-        with torch.cuda.stream(torch.cuda.Stream()):
+        with torch.cuda.stream(new_stream()):
             tensor = unwrap(future.wait())
             assert tensor.is_sparse == sparse
             assert (tensor.to_dense() == 7).all().item()
@@ -86,9 +88,9 @@ def test_callback_moves_to_another_device() -> None:
     elsewhere = torch.zeros(4, 25, device="cuda:1")
     parent: Future[Tensor] = Future(devices=["cuda:0", "cuda:1"])
     child = parent.then(lambda future: elsewhere.copy_(future.value(), non_blocking=True))
-    with torch.cuda.device(0), torch.cuda.stream(torch.cuda.Stream()):
+    with torch.cuda.device(0), torch.cuda.stream(new_stream()):
         parent.set_result(late_tensor(sparse=False))
-    with torch.cuda.device(1), torch.cuda.stream(torch.cuda.Stream()):
+    with torch.cuda.device(1), torch.cuda.stream(new_stream()):
         assert (child.wait() == 7).all().item()
 
 
@@ -100,15 +102,15 @@ def test_value_on_a_device_that_is_not_the_futures() -> None:
 
     def fill(_: Future[Tensor]) -> Tensor:
         with torch.cuda.device(1):
-            torch.cuda._sleep(CYCLES)  # noqa: SLF001 - torch has no public way
+            torch.cuda._sleep(CYCLES)  # type: ignore[no-untyped-call]  # noqa: SLF001 - torch has no public way
             return elsewhere.fill_(7)
 
     child = parent.then(fill)
-    with torch.cuda.device(0), torch.cuda.stream(torch.cuda.Stream()):
+    with torch.cuda.device(0), torch.cuda.stream(new_stream()):
         parent.set_result(late_tensor(sparse=False))
     with pytest.raises(ValueError, match=r"residing on device\(s\) cuda:0 which are not among .* cuda:1"):
         parent.wait()
-    with torch.cuda.device(1), torch.cuda.stream(torch.cuda.Stream()):
+    with torch.cuda.device(1), torch.cuda.stream(new_stream()):
         assert (child.wait() == 7).all().item()
 
 

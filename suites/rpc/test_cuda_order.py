@@ -5,7 +5,7 @@ of this file's world is mapped to itself; ``test_cuda_order_crossed.py`` has the
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -16,23 +16,25 @@ from torch.futures import Future
 
 from allranks.testing import RpcWorld, require_gpu, rpc_world
 
-from .cuda_agents import MappedTensorPipe, device_at
+from .cuda_agents import MappedTensorPipe, Place, device_at
 from .sent import async_execution, numbers_of, same, worker_after
+
+new_stream: Any = torch.cuda.Stream  # torch gives it no types
 
 CYCLES = 500_000_000
 """Work of a GPU that lasts longer than all that the host does meanwhile."""
 
 
 @pytest.fixture(scope="module")
-def device_map() -> dict[int, int]:
+def device_map() -> Mapping[Place, Place]:
     """Where the callee gets what is on a device here, whoever calls whom."""
     return {device: device for device in range(min(torch.cuda.device_count(), 2))}
 
 
 @pytest.fixture(scope="module")
-def world_of_file(names: list[str], device_map: dict[int, int]) -> Iterator[RpcWorld]:
+def world_of_file(names: list[str], device_map: Mapping[Place, Place]) -> Iterator[RpcWorld]:
     """A world with these maps between all workers, also from each to itself, which names its devices."""
-    agent = MappedTensorPipe(maps={name: dict(device_map) for name in names}, devices=sorted(device_map))
+    agent = MappedTensorPipe(maps=dict.fromkeys(names, device_map), devices=range(len(device_map)))
     with rpc_world(agent=agent) as world:
         yield world
 
@@ -53,12 +55,12 @@ def is_there(actual: Tensor, device: int, expected: Tensor) -> bool:
 def delay(device: torch.device) -> None:
     """Keep the current stream of a device busy."""
     with torch.cuda.device(device):
-        torch.cuda._sleep(CYCLES)  # noqa: SLF001 - torch has no public way
+        torch.cuda._sleep(CYCLES)  # type: ignore[no-untyped-call]  # noqa: SLF001 - torch has no public way
 
 
 def slow_sum(one: Tensor, other: Tensor) -> Tensor:
     """Add on a stream of the function's own, and make the current stream wait for that."""
-    current, own = torch.cuda.current_stream(one.device), torch.cuda.Stream(one.device)
+    current, own = torch.cuda.current_stream(one.device), new_stream(one.device)
     own.wait_stream(current)
     with torch.cuda.stream(own):
         delay(one.device)
@@ -79,13 +81,13 @@ def slow_part(device: int, number: int) -> Tensor:
     where = device_at(device)
     with torch.cuda.stream(torch.cuda.current_stream(where)):
         delay(where)
-        return (torch.ones(1000, 200, device=where) * number).split(100)[0]
+        return (torch.ones(1000, 200, device=where) * number).split(100)[0]  # type: ignore[no-any-return,no-untyped-call]
 
 
 @async_execution
 def fill_later(tensor: Tensor) -> Future[Tensor]:
     """Answer with a future whose tensor another stream writes."""
-    own = torch.cuda.Stream(tensor.device)
+    own = new_stream(tensor.device)
     own.wait_stream(torch.cuda.current_stream(tensor.device))
     with torch.cuda.stream(own):
         delay(tensor.device)
@@ -103,7 +105,7 @@ def add_later(third: str, one: Tensor, two: Tensor, three: Tensor) -> Future[Ten
         delay(three.device)
         return future.value() + three
 
-    return rpc.rpc_async(third, torch.add, args=(one, two)).then(add)
+    return rpc.rpc_async(third, torch.add, args=(one, two)).then(add)  # type: ignore[no-any-return]
 
 
 def fetch(reference: Any) -> Tensor:  # noqa: ANN401 - references have no types for mypy
@@ -129,7 +131,7 @@ class SlowModel:
         self.factor = torch.tensor(3.0, device=device_at(device))
         # Neither of them can be pickled: the object never travels.
         self.lock = threading.Lock()
-        self.event = torch.cuda.Event()
+        self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def forward(self, tensor: Tensor) -> Tensor:
         """Multiply."""
@@ -185,7 +187,7 @@ def test_many_results_of_streams_of_two_workers(rank: int, world_size: int, peer
 
 @require_gpu
 @every_device
-def test_result_is_a_view(peer: str, device_map: dict[int, int], device: int) -> None:
+def test_result_is_a_view(peer: str, device_map: Mapping[Place, Place], device: int) -> None:
     """What is sent is copied from a larger tensor, after that is written."""
     futures = [rpc.rpc_async(peer, slow_part, args=(device_map[device], number)) for number in range(5)]
     for number, future in enumerate(futures):
@@ -197,7 +199,7 @@ def test_result_is_a_view(peer: str, device_map: dict[int, int], device: int) ->
 def test_result_of_an_async_function_is_read_in_another_stream(rank: int, peer: str, device: int) -> None:
     """The future of the callee, and that of the call, order the streams."""
     future = rpc.rpc_async(peer, fill_later, args=(on(device, rank),))
-    with torch.cuda.stream(torch.cuda.Stream(device_at(device))):
+    with torch.cuda.stream(new_stream(device_at(device))):
         assert is_there(future.wait(), device, numbers_of(rank) + 5)
 
 
@@ -207,13 +209,13 @@ def test_result_of_an_async_functions_callback(rank: int, world_size: int, peer:
     """A callback adds to what a third worker made."""
     args = (worker_after(rank, world_size, 2), on(device, rank), on(device, rank) * 2, on(device, rank) * 3)
     future = rpc.rpc_async(peer, add_later, args=args)
-    with torch.cuda.stream(torch.cuda.Stream(device_at(device))):
+    with torch.cuda.stream(new_stream(device_at(device))):
         assert is_there(future.wait(), device, numbers_of(rank) * 6)
 
 
 @require_gpu
 @every_device
-def test_result_is_fetched_by_a_reference(rank: int, peer: str, device_map: dict[int, int], device: int) -> None:
+def test_result_is_fetched_by_a_reference(rank: int, peer: str, device_map: Mapping[Place, Place], device: int) -> None:
     """It comes back by the map, also if the arguments were on the CPU."""
     reference = rpc.remote(peer, slow_copy, args=(device_map[device], numbers_of(rank)))
     assert is_there(reference.to_here(), device, numbers_of(rank) + 1)
@@ -221,7 +223,7 @@ def test_result_is_fetched_by_a_reference(rank: int, peer: str, device_map: dict
 
 @require_gpu
 @every_device
-def test_models_result_is_fetched(rank: int, peer: str, device_map: dict[int, int], device: int) -> None:
+def test_models_result_is_fetched(rank: int, peer: str, device_map: Mapping[Place, Place], device: int) -> None:
     """A fetch waits for the stream that makes the result, as a call does."""
     model = rpc.remote(peer, SlowModel, args=(device_map[device],))
     for number in range(5):
@@ -232,7 +234,7 @@ def test_models_result_is_fetched(rank: int, peer: str, device_map: dict[int, in
 
 @require_gpu
 @every_device
-def test_models_argument_is_a_reference(rank: int, peer: str, device_map: dict[int, int], device: int) -> None:
+def test_models_argument_is_a_reference(rank: int, peer: str, device_map: Mapping[Place, Place], device: int) -> None:
     """The callee fetches it from the caller."""
     model = rpc.remote(peer, SlowModel, args=(device_map[device],))
     for number in range(5):
@@ -244,7 +246,7 @@ def test_models_argument_is_a_reference(rank: int, peer: str, device_map: dict[i
 @require_gpu
 @every_device
 def test_models_result_goes_over_a_third_worker(
-    rank: int, world_size: int, peer: str, device_map: dict[int, int], device: int
+    rank: int, world_size: int, peer: str, device_map: Mapping[Place, Place], device: int
 ) -> None:
     """The third fetches the result from the model's worker, and answers with it: by two maps, or by one to itself."""
     relay = worker_after(rank, world_size, 2)
@@ -261,7 +263,7 @@ def test_models_result_goes_over_a_third_worker(
 @require_gpu
 @every_device
 def test_models_result_is_used_by_its_owner(
-    rank: int, names: list[str], device_map: dict[int, int], device: int
+    rank: int, names: list[str], device_map: Mapping[Place, Place], device: int
 ) -> None:
     """A worker that is its own callee: the sum of the result is made after the result."""
     model = rpc.remote(names[rank], SlowModel, args=(device_map[device],))
@@ -272,7 +274,9 @@ def test_models_result_is_used_by_its_owner(
 
 
 @require_gpu
-def test_model_that_cannot_be_pickled_stays_with_its_owner(rank: int, peer: str, device_map: dict[int, int]) -> None:
+def test_model_that_cannot_be_pickled_stays_with_its_owner(
+    rank: int, peer: str, device_map: Mapping[Place, Place]
+) -> None:
     """Its lock and its event are used there, by one call after another."""
     model = rpc.remote(peer, SlowModel, args=(device_map[0],))
     first = model.rpc_sync().forward(on(0, rank))

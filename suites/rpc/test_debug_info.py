@@ -66,7 +66,7 @@ def test_wait_for_the_interpreter_is_measured_on_demand(rank: int, peer: str) ->
 
     def agent_info() -> dict[str, str]:
         rpc.rpc_sync(peer, torch.add, args=(numbers_of(rank), 1))
-        info: dict[str, str] = rpc.api._get_current_rpc_agent().get_debug_info()  # noqa: SLF001 - no public name
+        info: dict[str, str] = rpc.api._get_current_rpc_agent().get_debug_info()  # type: ignore[attr-defined]  # noqa: SLF001 - no public name
         return info
 
     assert figure not in agent_info()
@@ -80,7 +80,7 @@ def test_wait_for_the_interpreter_is_measured_on_demand(rank: int, peer: str) ->
 
 def test_whole_information_is_that_of_its_parts() -> None:
     """References, agent and autograd have no key in common."""
-    agent = rpc.api._get_current_rpc_agent().get_debug_info()  # noqa: SLF001 - no public name
-    parts = [_rref_context_get_debug_info(), agent, dist_autograd._get_debug_info()]  # noqa: SLF001 - as above
+    agent = rpc.api._get_current_rpc_agent().get_debug_info()  # type: ignore[attr-defined]  # noqa: SLF001 - no public name
+    parts = [_rref_context_get_debug_info(), agent, dist_autograd._get_debug_info()]  # type: ignore[attr-defined]  # noqa: SLF001 - as above
     assert all(parts)
     assert sorted(_get_debug_info()) == sorted(key for part in parts for key in part)

@@ -119,7 +119,7 @@ class OptionsAtOnce(MappedTensorPipe):
             init_method=init_method,
             rpc_timeout=timeout,
             num_worker_threads=self.worker_threads,
-            device_maps={callee: dict(places) for callee, places in self.maps.items()},
+            device_maps={callee: {**places} for callee, places in self.maps.items()},
         )
 
 

@@ -68,7 +68,7 @@ def test_shutdown_deletes_references_that_nothing_frees(rank: int, peer: str) ->
     with pytest.raises(RuntimeError, match=r"Cannot call to_here\(\) on it after deletion"):
         knot.reference.to_here()
     with pytest.raises(RuntimeError, match="Cannot call fork an UserRRef after deletion"):
-        internal.serialize(knot.reference)
+        internal.serialize(knot.reference)  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.isolation("test")

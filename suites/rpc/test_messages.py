@@ -124,13 +124,13 @@ class CountingPickler(_InternalRPCPickler):
     def serialize(self, obj: object) -> tuple[bytes, list[Tensor]]:
         """Pickle as torch does, and note it."""
         self.pickled.append(obj)
-        return super().serialize(obj)  # type: ignore[no-any-return]
+        return super().serialize(obj)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def test_pickler_can_be_exchanged_for_a_block(rank: int, peer: str) -> None:
     """Within the block it pickles this worker's calls; after it, torch's own does again."""
     pickler = CountingPickler()
-    with rpc.api._use_rpc_pickler(pickler):  # type: ignore[no-untyped-call]  # noqa: SLF001 - no public name
+    with rpc.api._use_rpc_pickler(pickler):  # noqa: SLF001 - no public name
         assert rpc.api._default_pickler is pickler  # noqa: SLF001 - as above
         assert same(rpc.rpc_sync(peer, added, args=(numbers_of(rank), torch.ones(3))), numbers_of(rank) + 1)
     assert any(getattr(each, "func", None) is added for each in pickler.pickled)

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed.autograd as dist_autograd
 from torch import Tensor
+from torch.autograd import profiler_legacy
 from torch.autograd.profiler import record_function
-from torch.autograd.profiler_legacy import profile
 from torch.distributed import rpc
 from torch.distributed.rpc.internal import RPCExecMode, _build_rpc_profiling_key
 
@@ -19,6 +19,8 @@ from allranks.testing import FileBarrier, TensorPipe, get_function_event, worker
 
 from .callees import Call
 from .sent import async_execution, numbers_of, same, scripted, worker_after
+
+profile: Any = profiler_legacy.profile  # torch gives it no types
 
 REMOTE = "#remote_op: "
 """Stands between a call's name and that of an operator which the call ran."""
@@ -71,7 +73,7 @@ def scripted_multiplied(numbers: Tensor) -> Tensor:
 @async_execution
 def multiplied_at(to: str, numbers: Tensor) -> torch.futures.Future[Tensor]:
     """Leave the work to a third worker."""
-    return rpc.rpc_async(to, multiplied, args=(numbers,))
+    return rpc.rpc_async(to, multiplied, args=(numbers,))  # type: ignore[no-any-return]
 
 
 def name_of(function: Call) -> str:
@@ -79,7 +81,7 @@ def name_of(function: Call) -> str:
     if function is torch.mul:
         return "aten::mul"
     if isinstance(function, torch.jit.ScriptFunction):
-        return str(torch._jit_internal._qualified_name(function))  # type: ignore[no-untyped-call]  # noqa: SLF001
+        return str(torch._jit_internal._qualified_name(function))  # noqa: SLF001
     return function.__qualname__
 
 
@@ -112,9 +114,9 @@ def call_in(mode: RPCExecMode, to: str, work: Work, numbers: Tensor) -> Tensor:
     function, args = work[0], (numbers, *work[1:])
     result: Tensor
     if mode is RPCExecMode.SYNC:
-        return rpc.rpc_sync(to, function, args=args)
+        return rpc.rpc_sync(to, function, args=args)  # type: ignore[no-any-return]
     if mode is RPCExecMode.ASYNC:
-        return rpc.rpc_async(to, function, args=args).wait()
+        return rpc.rpc_async(to, function, args=args).wait()  # type: ignore[no-any-return]
     reference = rpc.remote(to, function, args=args)
     result = reference.to_here()
     # The call counts as ended when the owner has confirmed the reference, which can be after the fetch.
@@ -308,7 +310,7 @@ def names_in(profiled: Any) -> set[str]:  # noqa: ANN401 - a reference to a prof
 def test_profile_of_all_that_a_worker_does_for_others(rank: int, peer: str) -> None:
     """Of two nested ones, the inner has what ran meanwhile, and the outer has all."""
     numbers = numbers_of(rank)
-    outer, inner = (rpc.remote(peer, rpc._server_process_global_profile) for _ in range(2))  # noqa: SLF001
+    outer, inner = (rpc.remote(peer, rpc._server_process_global_profile) for _ in range(2))  # type: ignore[attr-defined]  # noqa: SLF001
     outer.rpc_sync().__enter__()
     rpc.rpc_sync(peer, torch.add, args=(numbers, 1))
     inner.rpc_sync().__enter__()

@@ -51,12 +51,12 @@ def fetch_both(one: Any, other: Any) -> Tensor:  # noqa: ANN401 - as above
 
 def ask_back(caller: str, rank: int) -> Tensor:
     """Let the caller add."""
-    return rpc.rpc_sync(caller, torch.add, args=(sparse_of(rank), sparse_of(rank)))
+    return rpc.rpc_sync(caller, torch.add, args=(sparse_of(rank), sparse_of(rank)))  # type: ignore[no-any-return]
 
 
 def fetch_from_third(third: str, rank: int) -> Tensor:
     """Leave a sum with a third worker, and fetch it."""
-    return rpc.remote(third, torch.add, args=(sparse_of(rank), sparse_of(rank))).to_here()
+    return rpc.remote(third, torch.add, args=(sparse_of(rank), sparse_of(rank))).to_here()  # type: ignore[no-any-return]
 
 
 def leave_two_with_third(third: str, rank: int) -> tuple[Any, Any]:
@@ -78,7 +78,7 @@ def much_work(tensor: Tensor) -> Tensor:
 def test_callee_is_given_by_its_number(rank: int, next_rank: int, call: Call, *, coalesced: bool) -> None:
     """Sparse tensors of either kind arrive and come back."""
     tensor = sparse_of(rank).coalesce() if coalesced else sparse_of(rank)
-    assert same_sparse(call(next_rank, torch.add, tensor, tensor), tensor * 2)  # type: ignore[arg-type]
+    assert same_sparse(call(next_rank, torch.add, tensor, tensor), tensor * 2)
 
 
 def test_form_survives_the_way(rank: int, peer: str) -> None:
@@ -121,7 +121,7 @@ def test_workers_wait_for_one_that_is_busy(rank: int, world_size: int, names: li
         for name in (names[1], names[world_size - 1]):
             answers += torch.futures.wait_all([rpc.rpc_async(name, much_work, args=(tensor,)) for _ in range(10)])
     for _ in range(times):
-        rpc.api._wait_all_workers(60)  # type: ignore[no-untyped-call]  # noqa: SLF001 - the first step of a shutdown
+        rpc.api._wait_all_workers(60)  # noqa: SLF001 - the first step of a shutdown
     assert len(answers) == (20 if rank == 0 else 0)
     assert all(torch.allclose(answer.to_dense(), tensor.to_dense() / 100) for answer in answers)
 

@@ -21,12 +21,12 @@ timed_out = get_timeout_error_regex()
 @contextmanager
 def default_limit(seconds: float) -> Iterator[None]:
     """Another default limit of this worker's calls; zero for none."""
-    before = rpc.get_rpc_timeout()
-    rpc._set_rpc_timeout(seconds)  # noqa: SLF001 - torch has no public way
+    before = rpc.get_rpc_timeout()  # type: ignore[attr-defined]
+    rpc._set_rpc_timeout(seconds)  # type: ignore[attr-defined]  # noqa: SLF001 - torch has no public way
     try:
         yield
     finally:
-        rpc._set_rpc_timeout(before)  # noqa: SLF001 - as above
+        rpc._set_rpc_timeout(before)  # type: ignore[attr-defined]  # noqa: SLF001 - as above
 
 
 def call_sync(peer: str, gate: str, **limit: float) -> object:

@@ -27,7 +27,7 @@ def sum_of(tensor: Tensor) -> Tensor:
 def test_backward_from_ones_own_reference(rank: int) -> None:
     """Without a context it is plain autograd."""
     tensor = numbers_of(rank).requires_grad_()
-    rpc.RRef((tensor * (rank + 2)).sum()).backward()
+    rpc.RRef((tensor * (rank + 2)).sum()).backward()  # type: ignore[attr-defined]
     assert tensor.grad is not None
     assert same(tensor.grad, torch.full((3,), rank + 2.0))
 
@@ -39,8 +39,8 @@ def test_backward_from_ones_own_reference_in_a_context(rank: int, peer: str, tim
     with dist_autograd.context() as context:
         result = rpc.RRef(rpc.rpc_sync(peer, torch.mul, args=(tensor, rank + 2)).sum())
         for time in range(times):
-            result.backward(context, retain_graph=time + 1 < times)
-        assert same(dist_autograd.get_gradients(context)[tensor], torch.full((3,), (rank + 2.0) * times))
+            result.backward(context, retain_graph=time + 1 < times)  # type: ignore[attr-defined]
+        assert same(dist_autograd.get_gradients(context)[tensor], torch.full((3,), (rank + 2.0) * times))  # type: ignore[attr-defined]
     assert tensor.grad is None
 
 
@@ -61,7 +61,7 @@ def test_backward_from_ones_own_reference_in_a_context(rank: int, peer: str, tim
 def test_backward_from_what_has_no_gradient(make: Callable[[], object], context: tuple[int, ...], message: str) -> None:
     """The error tells what is missing."""
     with pytest.raises(RuntimeError, match=message):
-        rpc.RRef(make()).backward(*context)
+        rpc.RRef(make()).backward(*context)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -72,7 +72,7 @@ def test_backward_from_a_users_reference(rank: int, peer: str, times: int) -> No
         result = rpc.remote(peer, sum_of, args=(tensor * (rank + 2),))
         for time in range(times):
             result.backward(context, retain_graph=time + 1 < times)
-        assert same(dist_autograd.get_gradients(context)[tensor], torch.full((3,), (rank + 2.0) * times))
+        assert same(dist_autograd.get_gradients(context)[tensor], torch.full((3,), (rank + 2.0) * times))  # type: ignore[attr-defined]
 
 
 def test_backward_from_a_users_reference_to_no_tensor(peer: str) -> None:

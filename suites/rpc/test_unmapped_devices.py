@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd.profiler_legacy import profile
+from torch.autograd import profiler_legacy
 from torch.distributed import rpc
 
 from allranks.testing import TensorPipe, require_gpu, require_gpus
@@ -67,7 +67,7 @@ def test_no_thread_is_lost_to_errors(rank: int, peer: str, check: Call) -> None:
 @require_gpus(2)
 def test_profile_has_operators_on_the_callees_gpus(next_rank: int, peer: str) -> None:
     """Both calls' operators are the callee's; their device times are not tested, as in torch, where they are off."""
-    with profile() as profiled:
+    with profiler_legacy.profile() as profiled:  # type: ignore[no-untyped-call]
         torch.futures.wait_all([rpc.rpc_async(peer, multiplied_on, args=(device,)) for device in range(2)])
     operators = [event for event in profiled.function_events if event.name.endswith("#remote_op: aten::mul")]
     assert [event.node_id for event in operators] == [next_rank] * 2

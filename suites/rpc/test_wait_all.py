@@ -30,7 +30,7 @@ def collected() -> list[Any]:
 def collecting() -> Iterator[None]:
     """The block of torch, and the check that it leaves nothing behind."""
     try:
-        with rpc.api._wait_all():  # type: ignore[no-untyped-call]  # noqa: SLF001 - it has no public name
+        with rpc.api._wait_all():  # noqa: SLF001 - it has no public name
             assert collected() == []
             yield
     finally:

@@ -28,12 +28,12 @@ def _world() -> None:
     """No world for the file, unlike in the other files: here each test makes its own."""
 
 
-class StrangeOptions(rpc.RpcBackendOptions):
+class StrangeOptions(rpc.RpcBackendOptions):  # type: ignore[misc,name-defined]
     """Options of no backend that torch knows."""
 
     def __init__(self, init_method: str) -> None:
         # pybind11 wants its own constructor to be called, not super().
-        rpc.RpcBackendOptions.__init__(self)
+        rpc.RpcBackendOptions.__init__(self)  # type: ignore[attr-defined]
         self.init_method = init_method
 
 
@@ -84,7 +84,7 @@ def test_second_world_is_like_the_first(rank: int, peer: str) -> None:
 def test_time_limit_in_the_options_is_the_default(rank: int) -> None:
     """It can be asked for."""
     with rpc_world(rpc_timeout=77.5 + rank):
-        assert rpc.get_rpc_timeout() == 77.5 + rank
+        assert rpc.get_rpc_timeout() == 77.5 + rank  # type: ignore[attr-defined]
 
 
 def sum_over_all(rank: int) -> float:
@@ -95,7 +95,7 @@ def sum_over_all(rank: int) -> float:
 
 
 @pytest.fixture
-def group(store: dist.Store, rank: int, world_size: int) -> Iterator[Any]:
+def group(store: dist.Store, rank: int, world_size: int) -> Iterator[Any]:  # type: ignore[name-defined]
     """Makes a default process group in the test, and destroys it afterwards."""
 
     def make() -> None:
