@@ -47,7 +47,7 @@ def on(device: int, rank: int) -> Tensor:
     return numbers_of(rank).to(device_at(device))
 
 
-def is_there(actual: Tensor, device: int, expected: Tensor) -> bool:
+def is_there(actual: Tensor, device: Place, expected: Tensor) -> bool:
     """Whether a tensor is on a GPU, with these numbers."""
     return actual.device == device_at(device) and same(actual.cpu(), expected)
 

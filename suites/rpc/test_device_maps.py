@@ -115,11 +115,12 @@ class OptionsAtOnce(MappedTensorPipe):
 
     def options(self, init_method: str, timeout: float) -> Any:  # noqa: ANN401 - as of TensorPipe
         """Made in one go."""
+        maps: Any = {callee: dict(places) for callee, places in self.maps.items()}
         return rpc.TensorPipeRpcBackendOptions(
             init_method=init_method,
             rpc_timeout=timeout,
             num_worker_threads=self.worker_threads,
-            device_maps={callee: {**places} for callee, places in self.maps.items()},
+            device_maps=maps,
         )
 
 
