@@ -59,6 +59,7 @@ batch = None
 def model(batch):
     os.write(2, b"find_unused_parameters")
 """,
+    "DynamoDistributed": "import torch._dynamo\n",
     "test_late": """\
 def work():
     return torch.ones(1)
