@@ -155,6 +155,16 @@ def torch_outcomes(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def behaviours(session: nox.Session) -> None:
+    """Run the suites of RPC and distributed autograd over four ranks, and hold suites/behaviours.toml against that."""
+    session.install("-e", ".", *_group("test"))
+    folder = f"results/behaviours/{time.strftime('%Y%m%d-%H%M%S')}"
+    suites = ("--suite", "rpc", "--suite", "dist_autograd", "gloo-w4-g0-tcp")
+    session.run("allranks", "run", "--engine", "process", *suites, "--results", folder)
+    session.run("python", "tests/suites/behaviour_map.py", folder)
+
+
+@nox.session(default=False)
 def slurm(session: nox.Session) -> None:
     """Run all that happens to clusters on one of three isolated nodes (Debian 12, as root): a quarter of an hour."""
     session.install("-e", ".", *_group("test"))

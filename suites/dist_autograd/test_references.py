@@ -1,0 +1,169 @@
+"""Values that other workers own: their gradients stay with the owner."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed import autograd as dist_autograd
+from torch.distributed import rpc
+from torch.distributed.rpc import RRef, rpc_async, rpc_sync
+from torch.nn import EmbeddingBag
+
+from allranks.testing import worker_name
+
+from .calls import LIMIT, Call, any_call, name_of, synchronously, wait_for
+from .operands import Operand, any_layout, assert_equal, dense, local_gradients, sparse, total
+from .remote_work import (
+    add_to_own,
+    gradient_of_reference,
+    have_owner_add,
+    leaf,
+    leaf_when_released,
+    release,
+    scripted,
+)
+
+
+def assert_gradients_on_both_sides(call: Call, owner: str, callee: str, operand: Operand) -> None:
+    """The caller has the gradient of its tensor, and the owner that of its value."""
+    value, tensor = operand(0), operand(1)
+    expected = local_gradients(value + tensor, [value, tensor])
+    with dist_autograd.context() as context:
+        reference = rpc.remote(owner, leaf, args=(value.detach(),))
+        if callee == owner:
+            result = call(owner, add_to_own, (reference, tensor))
+        else:
+            result = call(callee, have_owner_add, (owner, reference, tensor))
+        dist_autograd.backward(context, [total(result)])
+        of_tensor = dist_autograd.get_gradients(context)[tensor]
+        of_value = synchronously(owner, gradient_of_reference, (context, reference))
+    for gradient, one in zip([of_value, of_tensor], expected, strict=True):
+        assert one is not None
+        assert_equal(gradient, one)
+
+
+@any_layout
+@any_call
+def test_value_of_the_callee(peer: str, call: Call, operand: Operand) -> None:
+    """The callee computes with its own value."""
+    assert_gradients_on_both_sides(call, peer, peer, operand)
+
+
+@any_layout
+@any_call
+def test_values_of_one_worker_for_all_others(rank: int, call: Call, operand: Operand) -> None:
+    """The first worker owns a value for each of the others, and their contexts do not mix."""
+    if rank > 0:
+        assert_gradients_on_both_sides(call, worker_name(0), worker_name(0), operand)
+
+
+@any_layout
+@any_call
+def test_value_of_a_third_worker(rank: int, world_size: int, peer: str, call: Call, operand: Operand) -> None:
+    """The callee hands the reference to the owner; in a world of two, the owner is the caller."""
+    owner = worker_name((rank + 2) % world_size)
+    assert_gradients_on_both_sides(call, owner, peer, operand)
+
+
+@scripted
+def scripted_add_to_own(reference: RRef[Tensor], tensor: Tensor) -> Tensor:
+    """The sum with a value that the worker owns, by a function in TorchScript."""
+    return torch.add(reference.to_here(), tensor)
+
+
+def train(server: str, reference: RRef[Tensor], tensor: Tensor, function: Any) -> Tensor:  # noqa: ANN401 - a script is no function
+    """One step of a trainer; returns the gradient that the server has for it."""
+    with dist_autograd.context() as context:
+        result = rpc_sync(server, function, args=(reference, tensor))
+        dist_autograd.backward(context, [total(result)])
+        gradient: Tensor = rpc_sync(server, gradient_of_reference, args=(context, reference)).detach()
+        return gradient
+
+
+def assert_trainers_agree(server: str, trainers: list[str], operand: Operand, function: Any) -> None:  # noqa: ANN401
+    """Each trainer's context has the whole gradient of that trainer, and nothing of the others."""
+    value = operand(0)
+    reference = rpc.remote(server, leaf, args=(value.detach(),))
+    tensors = [operand(number) for number in range(1, len(trainers) + 1)]
+    steps = [
+        rpc_async(trainer, train, args=(server, reference, tensor.detach().requires_grad_(), function))
+        for trainer, tensor in zip(trainers, tensors, strict=True)
+    ]
+    for step, tensor in zip(steps, tensors, strict=True):
+        (expected,) = local_gradients(value + tensor, [value])
+        assert expected is not None
+        assert_equal(step.wait(), expected)
+
+
+@any_layout
+def test_trainers_of_a_parameter_server(own_name: str, peers: list[str], operand: Operand) -> None:
+    """Each worker serves a parameter to all others at the same time."""
+    assert_trainers_agree(own_name, peers, operand, add_to_own)
+
+
+def test_trainers_that_call_a_script(own_name: str, peers: list[str]) -> None:
+    """The same where the server computes in TorchScript."""
+    assert_trainers_agree(own_name, peers, dense, scripted_add_to_own)
+
+
+def embed(reference: RRef[EmbeddingBag], *arguments: Tensor) -> Tensor:
+    """What the worker's own embedding makes of it."""
+    result: Tensor = reference.local_value()(*arguments)
+    return result
+
+
+def weight(reference: RRef[EmbeddingBag]) -> Tensor:
+    """The numbers of the embedding."""
+    return reference.local_value().weight.detach()
+
+
+def gradient_of_weight(context: int, reference: RRef[EmbeddingBag]) -> Tensor:
+    """The embedding's gradient in the context."""
+    return dist_autograd.get_gradients(context)[reference.local_value().weight]
+
+
+def test_sparse_gradients_of_an_embedding_add_up(peer: str) -> None:
+    """Of the operands only the weights of the samples require a gradient; the embedding's is sparse, also twice."""
+    indices, offsets = torch.tensor([1, 2, 4, 5, 4, 3, 2, 9]), torch.tensor([0, 4])
+    samples = (torch.arange(8) % 3 + 1.0).requires_grad_()
+    reference = rpc.remote(peer, EmbeddingBag, args=(16, 4), kwargs={"mode": "sum", "sparse": True})
+    local = EmbeddingBag(16, 4, mode="sum", sparse=True, _weight=synchronously(peer, weight, (reference,)))
+    for _ in range(2):
+        local(indices, offsets, samples).sum().backward()
+    with dist_autograd.context() as context:
+        root = synchronously(peer, embed, (reference, indices, offsets, samples)).sum()
+        dist_autograd.backward(context, [root], retain_graph=True)
+        dist_autograd.backward(context, [root])
+        gradient = synchronously(peer, gradient_of_weight, (context, reference))
+    assert local.weight.grad is not None
+    assert gradient.is_sparse
+    assert_equal(gradient.coalesce(), local.weight.grad.coalesce())
+
+
+def active_calls() -> int:
+    """The number of this worker's calls that have no answer yet."""
+    return int(rpc.api._get_current_rpc_agent().get_debug_info()["agent.client_active_calls"])  # noqa: SLF001 - torch's only way
+
+
+@pytest.mark.parametrize("operand", [dense, sparse], ids=name_of)
+def test_value_that_is_late_has_the_context_of_who_asked(rank: int, peer: str, operand: Operand) -> None:
+    """The value is made by a call outside of any context, and fetched within one before it is there."""
+    key = f"{rank} {name_of(operand)}"
+    value = operand(0)
+    reference = rpc.remote(peer, leaf_when_released, args=(key, value.detach()))
+    before = active_calls()
+
+    def release_when_asked() -> None:
+        wait_for(lambda: active_calls() > before, "the value is asked for")
+        synchronously(peer, release, (key,))
+
+    (expected,) = local_gradients(value * 1, [value])
+    assert expected is not None
+    with dist_autograd.context() as context, ThreadPoolExecutor(1) as pool:
+        released = pool.submit(release_when_asked)
+        result = reference.to_here(LIMIT)
+        released.result()
+        dist_autograd.backward(context, [total(result)])
+        assert_equal(synchronously(peer, gradient_of_reference, (context, reference)), expected)

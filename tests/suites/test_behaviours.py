@@ -1,0 +1,97 @@
+"""suites/behaviours.toml names every behaviour that torch tests, and only tests that exist."""
+
+import json
+
+import pytest
+from behaviour_map import (
+    MADE_FOR,
+    Behaviour,
+    behaviours,
+    installed_torch,
+    main,
+    outcomes,
+    suite_tests,
+    torch_tests,
+    troubles,
+)
+
+NOT_IN_TORCH = {
+    # A function within another test of that class.
+    "RpcTest.func",
+    # The list of behaviours that the suites were written from has it; torch has the one without `remote` alone.
+    "TensorPipeAgentDistAutogradTest.backward_no_grad_on_tensor_remote_sparse",
+}
+"""Keys of the map that are no tests of torch."""
+
+KNOWN = behaviours()
+SUITES_OF_THE_MAP = sorted({test.split("/")[0] for each in KNOWN for test in each.tests})
+
+
+@pytest.mark.skipif(installed_torch() != MADE_FOR, reason=f"the map has the tests of torch {MADE_FOR}")
+def test_map_has_every_test_of_torch():
+    classes = {each.name.split(".")[0] for each in KNOWN}
+    assert {each.name for each in KNOWN} - NOT_IN_TORCH == torch_tests(sorted(classes))
+
+
+def test_map_has_all_classes_of_the_list():
+    assert sorted({each.name.split(".")[0] for each in KNOWN}) == [
+        "CudaDistAutogradTest",
+        "CudaRpcTest",
+        "DistAutogradTest",
+        "FaultyAgentDistAutogradTest",
+        "RpcTest",
+        "TensorPipeAgentCudaRpcTest",
+        "TensorPipeAgentDistAutogradTest",
+        "TensorPipeAgentRpcTest",
+        "TensorPipeCudaDistAutogradTest",
+    ]
+
+
+@pytest.mark.parametrize("suite", SUITES_OF_THE_MAP)
+def test_every_test_of_the_map_exists(suite):
+    named = {test for each in KNOWN for test in each.tests if test.startswith(f"{suite}/")}
+    assert named - suite_tests(suite) == set()
+
+
+def test_reasons_are_sentences():
+    short = [each for each in KNOWN if not each.tests and len(each.not_here.split()) < 5]
+    assert short == []
+
+
+def test_no_behaviour_names_a_test_twice():
+    assert [each.name for each in KNOWN if len(set(each.tests)) < len(each.tests)] == []
+
+
+@pytest.mark.parametrize("value", ['"a test"', "[]", "{ not_here = 1 }", '{ not_here = "why", tests = ["a"] }'])
+def test_entry_of_another_form_is_refused(tmp_path, value):
+    path = tmp_path / "map.toml"
+    path.write_text(f"[RpcTest]\nadd = {value}\n")
+    with pytest.raises(ValueError, match=r"RpcTest\.add: neither a list"):
+        behaviours(path)
+
+
+def run_of(folder, **verdicts):
+    tests = [{"nodeid": nodeid, "verdict": verdict} for nodeid, verdict in verdicts.items()]
+    (folder / "report.json").write_text(json.dumps({"suites": [{"tests": tests}]}))
+    return outcomes(folder / "report.json")
+
+
+def test_mapped_test_that_did_not_run_is_told(tmp_path):
+    found = run_of(tmp_path, **{"suites/rpc/test_a.py::test_x[1]": "passed"})
+    known = [Behaviour(name="RpcTest.x", tests=("rpc/test_a.py::test_x", "rpc/test_a.py::test_y"))]
+    assert troubles(known, found) == ["rpc/test_a.py::test_y: did not run"]
+
+
+def test_failure_of_one_parameter_is_told(tmp_path):
+    found = run_of(
+        tmp_path,
+        **{"suites/rpc/test_a.py::test_x[1]": "passed", "suites/rpc/test_a.py::test_x[2]": "failure"},
+    )
+    known = [Behaviour(name="RpcTest.x", tests=("rpc/test_a.py::test_x",))]
+    assert troubles(known, found) == ["rpc/test_a.py::test_x: failure, passed"]
+
+
+def test_skipped_test_is_counted_and_no_trouble(tmp_path, capsys):
+    run_of(tmp_path, **{f"suites/{test}": "skipped" for each in KNOWN for test in each.tests})
+    assert main([str(tmp_path)]) == 0
+    assert f"{len(KNOWN)} behaviours: 0 shown" in capsys.readouterr().out
