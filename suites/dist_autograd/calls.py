@@ -1,8 +1,9 @@
 """The ways to call a worker, and what the tests do with threads and with waiting."""
 
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import pytest
@@ -45,13 +46,23 @@ def name_of(value: object) -> str:
 any_call = pytest.mark.parametrize("call", [synchronously, asynchronously, by_reference], ids=name_of)
 
 
+def in_background(function: Callable[[], T]) -> Future[T]:
+    """The future result of ``function`` in a thread of its own, which has no context and never outlives the process."""
+    future: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to who waits
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return future
+
+
 def in_a_thread(function: Callable[[], T]) -> T:
-    """The result of ``function`` in a thread of its own, which has no context."""
-    pool = ThreadPoolExecutor(1)
-    try:
-        return pool.submit(function).result(timeout=LIMIT)
-    finally:
-        pool.shutdown(wait=False)
+    """The result of ``function`` in a thread of its own."""
+    return in_background(function).result(LIMIT)
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:

@@ -3,6 +3,7 @@
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -12,7 +13,7 @@ from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 from torch.distributed.rpc import RRef
 
-from .calls import LIMIT
+from .calls import LIMIT, wait_for
 
 _held: dict[object, Tensor] = {}
 """Tensors that this worker keeps for its callers, by context or another key that only one caller has."""
@@ -55,6 +56,16 @@ def knows(context: int) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def assert_forgotten(context: int, workers: Sequence[str]) -> None:
+    """The workers lose the context; asked without one."""
+    for worker in workers:
+        wait_for(partial(_is_forgotten, worker, context), f"{worker} forgets the context")
+
+
+def _is_forgotten(worker: str, context: int) -> bool:
+    return not rpc.rpc_sync(worker, knows, args=(context,))
 
 
 def hold(key: object, tensor: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Backward passes that fail or wait: the error names its worker, and the next pass is none the worse."""
 
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,9 +10,9 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.distributed import autograd as dist_autograd
 
-from .calls import LIMIT, Call, any_call, in_a_thread, name_of, synchronously, wait_for
+from .calls import LIMIT, Call, any_call, in_a_thread, in_background, name_of, synchronously
 from .operands import assert_gradients, assert_same_gradients, dense, local_gradients, total
-from .remote_work import add, add_faultily, faulty, heal, held, hold, knows, plan_fault
+from .remote_work import add, add_faultily, assert_forgotten, faulty, heal, held, hold, knows, plan_fault
 
 FAULT = "the planned fault"
 
@@ -82,18 +83,30 @@ def pass_over_held(context: int, key: object) -> None:
     dist_autograd.backward(context, [total(held(key))])
 
 
-def passes() -> int:
-    """The number of passes under way on this worker."""
-    return int(dist_autograd._get_debug_info()["num_current_backward_passes"])  # noqa: SLF001 - torch's only way
+class Signals(Function):
+    """The identity; its backward pass signals that it runs."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, event: threading.Event) -> Tensor:  # noqa: ANN401 - as torch calls it
+        """The same numbers."""
+        ctx.event = event
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:  # noqa: ANN401 - as torch calls it
+        """Set the event."""
+        ctx.event.set()
+        return gradients[0], None
 
 
 def test_pass_waits_for_the_gradients_of_all_that_was_sent(peer: str) -> None:
     """It does not end where a call's result is not used, until the called worker sends gradients after all."""
-    operands = dense(0), dense(1)
-    with dist_autograd.context() as context, ThreadPoolExecutor(1) as pool:
+    operands, begun = (dense(0), dense(1)), threading.Event()
+    with dist_autograd.context() as context:
         synchronously(peer, keep_the_sum, (*operands, context))
-        waiting = pool.submit(dist_autograd.backward, context, [total(operands[0] * operands[1])])
-        wait_for(lambda: passes() > 0 or waiting.done(), "the pass begins")
+        root = total(Signals.apply(operands[0] * operands[1], begun))  # type: ignore[no-untyped-call]
+        waiting = in_background(partial(dist_autograd.backward, context, [root]))
+        assert begun.wait(LIMIT)
         for _ in range(50):
             synchronously(peer, knows, (context,))
         has_ended = waiting.done()
@@ -119,7 +132,7 @@ class ReleasesContext(Function):
         context, peer = ctx.end
         dist_autograd._release_context(context)  # noqa: SLF001 - torch has no public way
         # A thread without a context asks: a call in the context would make it anew.
-        in_a_thread(lambda: wait_for(lambda: not synchronously(peer, knows, (context,)), "the context ends"))
+        in_a_thread(partial(assert_forgotten, context, [peer]))
         return gradients[0], None, None
 
 

@@ -9,8 +9,8 @@ from torch.distributed import autograd as dist_autograd
 from .calls import synchronously
 from .operands import dense, total
 
-UNKNOWN = 100
-"""No context's id: those of the first worker begin below, but none of these tests makes so many."""
+UNKNOWN = 2**47
+"""No context's id: the first worker would have it after so many contexts."""
 
 
 def test_unknown_context(peer: str) -> None:

@@ -1,13 +1,14 @@
 """Messages that are lost on their way: a context ends everywhere nonetheless."""
 
+import pytest
 from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 
 from allranks.testing import FaultyTensorPipe, FileBarrier, require_world_size, with_rpc
 
-from .calls import synchronously, wait_for
+from .calls import synchronously
 from .operands import dense
-from .remote_work import add, knows
+from .remote_work import add, assert_forgotten, knows
 
 LOSES_ENDS = FaultyTensorPipe(messages_to_fail=["CLEANUP_AUTOGRAD_CONTEXT_REQ"], messages_to_delay={}, failing_sends=1)
 """An agent that loses the first message of each context's end; torch sends it again after a second."""
@@ -22,11 +23,11 @@ def test_context_ends_although_messages_are_lost(peers: list[str], file_barrier:
             synchronously(peer, add, (dense(0), dense(1)))
             assert synchronously(peer, knows, (context,))
     assert not knows(context)
-    for peer in peers:
-        wait_for(lambda peer=peer: not synchronously(peer, knows, (context,)), f"{peer} forgets the context")  # type: ignore[misc]
+    assert_forgotten(context, peers)
     file_barrier()
 
 
+@pytest.mark.isolation("test")  # it needs no world
 def test_agent_that_loses_messages_has_its_options() -> None:
     """By default, all messages that torch sends again are lost three times, and eight threads work."""
     agent = FaultyTensorPipe()

@@ -1,8 +1,5 @@
 """Values that other workers own: their gradients stay with the owner."""
 
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -13,7 +10,7 @@ from torch.nn import EmbeddingBag
 
 from allranks.testing import worker_name
 
-from .calls import LIMIT, Call, any_call, name_of, synchronously, wait_for
+from .calls import LIMIT, Call, any_call, in_background, name_of, synchronously, wait_for
 from .operands import Operand, any_layout, assert_equal, dense, local_gradients, sparse, total
 from .remote_work import (
     add_to_own,
@@ -73,39 +70,43 @@ def scripted_add_to_own(reference: RRef[Tensor], tensor: Tensor) -> Tensor:
     return torch.add(reference.to_here(), tensor)
 
 
-def train(server: str, reference: RRef[Tensor], tensor: Tensor, function: Any) -> Tensor:  # noqa: ANN401 - a script is no function
+STEPS = {"python": add_to_own, "script": scripted_add_to_own}
+"""The server's functions, by a name that can be sent: a script cannot."""
+
+
+def train(server: str, reference: RRef[Tensor], tensor: Tensor, step: str) -> Tensor:
     """One step of a trainer; returns the gradient that the server has for it."""
     with dist_autograd.context() as context:
-        result = rpc_sync(server, function, args=(reference, tensor))
+        result = rpc_sync(server, STEPS[step], args=(reference, tensor))
         dist_autograd.backward(context, [total(result)])
         gradient: Tensor = rpc_sync(server, gradient_of_reference, args=(context, reference)).detach()
         return gradient
 
 
-def assert_trainers_agree(server: str, trainers: list[str], operand: Operand, function: Any) -> None:  # noqa: ANN401
+def assert_trainers_agree(server: str, trainers: list[str], operand: Operand, step: str) -> None:
     """Each trainer's context has the whole gradient of that trainer, and nothing of the others."""
     value = operand(0)
     reference = rpc.remote(server, leaf, args=(value.detach(),))
     tensors = [operand(number) for number in range(1, len(trainers) + 1)]
-    steps = [
-        rpc_async(trainer, train, args=(server, reference, tensor.detach().requires_grad_(), function))
+    running = [
+        rpc_async(trainer, train, args=(server, reference, tensor.detach().requires_grad_(), step))
         for trainer, tensor in zip(trainers, tensors, strict=True)
     ]
-    for step, tensor in zip(steps, tensors, strict=True):
+    for trained, tensor in zip(running, tensors, strict=True):
         (expected,) = local_gradients(value + tensor, [value])
         assert expected is not None
-        assert_equal(step.wait(), expected)
+        assert_equal(trained.wait(), expected)
 
 
 @any_layout
 def test_trainers_of_a_parameter_server(own_name: str, peers: list[str], operand: Operand) -> None:
     """Each worker serves a parameter to all others at the same time."""
-    assert_trainers_agree(own_name, peers, operand, add_to_own)
+    assert_trainers_agree(own_name, peers, operand, "python")
 
 
 def test_trainers_that_call_a_script(own_name: str, peers: list[str]) -> None:
     """The same where the server computes in TorchScript."""
-    assert_trainers_agree(own_name, peers, dense, scripted_add_to_own)
+    assert_trainers_agree(own_name, peers, dense, "script")
 
 
 def embed(reference: RRef[EmbeddingBag], *arguments: Tensor) -> Tensor:
@@ -153,17 +154,19 @@ def test_value_that_is_late_has_the_context_of_who_asked(rank: int, peer: str, o
     key = f"{rank} {name_of(operand)}"
     value = operand(0)
     reference = rpc.remote(peer, leaf_when_released, args=(key, value.detach()))
-    before = active_calls()
 
     def release_when_asked() -> None:
-        wait_for(lambda: active_calls() > before, "the value is asked for")
-        synchronously(peer, release, (key,))
+        try:
+            # One call makes the value, and the other asks for it.
+            wait_for(lambda: active_calls() >= 2, "the value is asked for")
+        finally:
+            synchronously(peer, release, (key,))
 
     (expected,) = local_gradients(value * 1, [value])
     assert expected is not None
-    with dist_autograd.context() as context, ThreadPoolExecutor(1) as pool:
-        released = pool.submit(release_when_asked)
+    with dist_autograd.context() as context:
+        released = in_background(release_when_asked)
         result = reference.to_here(LIMIT)
-        released.result()
+        released.result(LIMIT)
         dist_autograd.backward(context, [total(result)])
         assert_equal(synchronously(peer, gradient_of_reference, (context, reference)), expected)
