@@ -65,31 +65,37 @@ def test_value_of_a_third_worker(rank: int, world_size: int, peer: str, call: Ca
 
 
 @scripted
+def scripted_leaf(like: Tensor) -> Tensor:
+    """A value like ``leaf``, which only a script can make for another script: it has a type there."""
+    return like.detach().clone().requires_grad_()
+
+
+@scripted
 def scripted_add_to_own(reference: RRef[Tensor], tensor: Tensor) -> Tensor:
     """The sum with a value that the worker owns, by a function in TorchScript."""
     return torch.add(reference.to_here(), tensor)
 
 
-STEPS = {"python": add_to_own, "script": scripted_add_to_own}
-"""The server's functions, by a name that can be sent: a script cannot."""
+FUNCTIONS = {"python": (leaf, add_to_own), "script": (scripted_leaf, scripted_add_to_own)}
+"""What makes the server's value, and what computes with it, by a name that can be sent: a script cannot."""
 
 
-def train(server: str, reference: RRef[Tensor], tensor: Tensor, step: str) -> Tensor:
+def train(server: str, reference: RRef[Tensor], tensor: Tensor, kind: str) -> Tensor:
     """One step of a trainer; returns the gradient that the server has for it."""
     with dist_autograd.context() as context:
-        result = rpc_sync(server, STEPS[step], args=(reference, tensor))
+        result = rpc_sync(server, FUNCTIONS[kind][1], args=(reference, tensor))
         dist_autograd.backward(context, [total(result)])
         gradient: Tensor = rpc_sync(server, gradient_of_reference, args=(context, reference)).detach()
         return gradient
 
 
-def assert_trainers_agree(server: str, trainers: list[str], operand: Operand, step: str) -> None:
+def assert_trainers_agree(server: str, trainers: list[str], operand: Operand, kind: str) -> None:
     """Each trainer's context has the whole gradient of that trainer, and nothing of the others."""
     value = operand(0)
-    reference = rpc.remote(server, leaf, args=(value.detach(),))
+    reference = rpc.remote(server, FUNCTIONS[kind][0], args=(value.detach(),))
     tensors = [operand(number) for number in range(1, len(trainers) + 1)]
     running = [
-        rpc_async(trainer, train, args=(server, reference, tensor.detach().requires_grad_(), step))
+        rpc_async(trainer, train, args=(server, reference, tensor.detach().requires_grad_(), kind))
         for trainer, tensor in zip(trainers, tensors, strict=True)
     ]
     for trained, tensor in zip(running, tensors, strict=True):
