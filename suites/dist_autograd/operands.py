@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed import autograd as dist_autograd
 
+from . import engine
 from .calls import Call, locally, name_of
 
 Operand = Callable[..., Tensor]
@@ -58,7 +58,7 @@ def local_gradients(result: Tensor, tensors: Sequence[Tensor], passes: int = 1) 
 
 def assert_gradients(context: int, tensors: Sequence[Tensor], expected: Sequence[Tensor | None]) -> None:
     """The context has these gradients on this worker, and no others."""
-    found = dist_autograd.get_gradients(context)
+    found = engine.get_gradients(context)
     for tensor, gradient in zip(tensors, expected, strict=True):
         if gradient is None:
             assert tensor not in found, f"there is a gradient for {tensor}"
@@ -70,6 +70,6 @@ def assert_gradients(context: int, tensors: Sequence[Tensor], expected: Sequence
 def assert_same_gradients(compute: Callable[[Call], Tensor], call: Call, *tensors: Tensor) -> None:
     """A function of ``tensors`` has the same gradients with calls of other workers as without."""
     expected = local_gradients(compute(locally), tensors)
-    with dist_autograd.context() as context:
-        dist_autograd.backward(context, [total(compute(call))])
+    with engine.context() as context:
+        engine.backward(context, [total(compute(call))])
         assert_gradients(context, tensors, expected)

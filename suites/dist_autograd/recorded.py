@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from torch.distributed import autograd as dist_autograd
+from . import engine
 
 
 class Recorded(NamedTuple):
@@ -22,11 +22,8 @@ NOTHING = Recorded((), 0)
 
 def recorded(context: int) -> Recorded:
     """What this worker has recorded in the context."""
-    found = dist_autograd._retrieve_context(context)  # noqa: SLF001 - torch has no public way to ask
-    return Recorded(
-        tuple(sorted(_ways(send) for send in found._send_functions().values())),  # noqa: SLF001 - as above
-        len(found._recv_functions()),  # noqa: SLF001 - as above
-    )
+    sent = sorted(_ways(send) for send in engine.sends(context))
+    return Recorded(tuple(sent), len(engine.receives(context)))
 
 
 def _ways(node: Any) -> str:  # noqa: ANN401 - torch has many types of nodes

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 from torch.distributed.rpc import RRef
 
+from . import engine
 from .calls import LIMIT, wait_for
 
 _held: dict[object, Tensor] = {}
@@ -49,15 +49,6 @@ def add_at_end(first: Tensor, second: Tensor, path: Sequence[str]) -> Tensor:
     return result
 
 
-def knows(context: int) -> bool:
-    """Whether this worker has the context."""
-    try:
-        dist_autograd._retrieve_context(context)  # noqa: SLF001 - torch has no public way to ask
-    except RuntimeError:
-        return False
-    return True
-
-
 def assert_forgotten(context: int, workers: Sequence[str]) -> None:
     """The workers lose the context; asked without one."""
     for worker in workers:
@@ -65,7 +56,7 @@ def assert_forgotten(context: int, workers: Sequence[str]) -> None:
 
 
 def _is_forgotten(worker: str, context: int) -> bool:
-    return not rpc.rpc_sync(worker, knows, args=(context,))
+    return not rpc.rpc_sync(worker, engine.knows, args=(context,))
 
 
 def hold(key: object, tensor: Tensor) -> Tensor:
@@ -86,7 +77,7 @@ def own_leaf(key: object, like: Tensor) -> Tensor:
 
 def gradient_of_held(context: int, key: object) -> Tensor:
     """The gradient in the context of the tensor of that key, which is given back."""
-    return dist_autograd.get_gradients(context)[held(key)]
+    return engine.get_gradients(context)[held(key)]
 
 
 def leaf(like: Tensor) -> Tensor:
@@ -96,7 +87,7 @@ def leaf(like: Tensor) -> Tensor:
 
 def gradient_of_reference(context: int, reference: RRef[Any]) -> Tensor:
     """The gradient in the context of the value that this worker owns."""
-    return dist_autograd.get_gradients(context)[reference.local_value()]
+    return engine.get_gradients(context)[reference.local_value()]
 
 
 def add_to_own(reference: RRef[Any], tensor: Tensor) -> Tensor:

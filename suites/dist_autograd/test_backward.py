@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed import autograd as dist_autograd
 from torch.nn.functional import linear
 
+from . import engine
 from .calls import Call, any_call, locally, synchronously
 from .operands import (
     Operand,
@@ -47,13 +47,13 @@ def test_operands_of_a_call_to_oneself(own_name: str, call: Call, operand: Opera
 def test_gradient_attributes_are_left_alone(peer: str, call: Call, operand: Operand) -> None:
     """A pass writes into its context, and never into ``grad``."""
     operands = operand(0), operand(1)
-    with dist_autograd.context() as context:
+    with engine.context() as context:
         root = total(call(peer, torch.add, operands))
-        dist_autograd.backward(context, [root], retain_graph=True)
+        engine.backward(context, [root], retain_graph=True)
         assert [one.grad for one in operands] == [None, None]
         total(operands[0] + operands[1]).backward()  # type: ignore[no-untyped-call]
         before = [one.grad.clone() for one in operands if one.grad is not None]
-        dist_autograd.backward(context, [root])
+        engine.backward(context, [root])
         for one, gradient in zip(operands, before, strict=True):
             assert_equal(one.grad, gradient)
 
@@ -179,10 +179,10 @@ def multiply_if_plain(first: Tensor, second: Tensor) -> Tensor:
 def test_callee_sees_which_operands_need_gradients(peer: str, call: Call, operand: Operand) -> None:
     """Only those that do get one."""
     operands = operand(0), operand(1, requires_grad=False)
-    with dist_autograd.context() as context:
+    with engine.context() as context:
         result = call(peer, multiply_if_plain, operands)
         assert_equal(result.coalesce() if result.is_sparse else result, _product(*operands))
-        dist_autograd.backward(context, [total(result)])
+        engine.backward(context, [total(result)])
         assert [one.requires_grad for one in operands] == [True, False]
         assert_gradients(context, operands, local_gradients(operands[0] * operands[1], operands))
 
@@ -205,25 +205,25 @@ def test_several_roots(peers: list[str], call: Call) -> None:
         ]
 
     expected = local_gradients(torch.stack(roots(locally)), operands)
-    with dist_autograd.context() as context:
-        dist_autograd.backward(context, roots(call))
+    with engine.context() as context:
+        engine.backward(context, roots(call))
         assert_gradients(context, operands, expected)
 
 
 def test_pass_without_any_call() -> None:
     """A graph of this worker alone has its gradients in the context, too."""
     operands = dense(0), dense(1)
-    with dist_autograd.context() as context:
-        dist_autograd.backward(context, [total(operands[0] * operands[1])])
+    with engine.context() as context:
+        engine.backward(context, [total(operands[0] * operands[1])])
         assert_gradients(context, operands, local_gradients(operands[0] * operands[1], operands))
 
 
 @any_call
 def test_tensor_of_the_callee(peer: str, call: Call) -> None:
     """A tensor that a worker has and returns gets its gradient there, though the caller sent none."""
-    with dist_autograd.context() as context:
+    with engine.context() as context:
         result = call(peer, own_leaf, (context, dense(0, requires_grad=False)))
-        dist_autograd.backward(context, [total(result * 3)])
+        engine.backward(context, [total(result * 3)])
         assert_gradients(context, [], [])
         assert_equal(synchronously(peer, gradient_of_held, (context, context)), torch.full((3, 3), 3.0))
 
@@ -231,10 +231,10 @@ def test_tensor_of_the_callee(peer: str, call: Call) -> None:
 def test_two_passes_add_up(peer: str) -> None:
     """In one context, gradients accumulate."""
     operands = dense(0), dense(1)
-    with dist_autograd.context() as context:
+    with engine.context() as context:
         root = total(synchronously(peer, torch.matmul, operands))
-        dist_autograd.backward(context, [root], retain_graph=True)
-        dist_autograd.backward(context, [root])
+        engine.backward(context, [root], retain_graph=True)
+        engine.backward(context, [root])
         assert_gradients(context, operands, local_gradients(operands[0] @ operands[1], operands, passes=2))
 
 
@@ -242,10 +242,10 @@ def test_two_passes_add_up(peer: str) -> None:
 def test_two_passes_through_a_chain_add_up(peers: list[str], own_name: str, operand: Operand) -> None:
     """Gradients accumulate behind a nested call as well."""
     operands = operand(0), operand(1)
-    with dist_autograd.context() as context:
+    with engine.context() as context:
         root = total(synchronously(peers[0], add_at_end, (*operands, [*peers[1:], own_name])))
-        dist_autograd.backward(context, [root], retain_graph=True)
-        dist_autograd.backward(context, [root])
+        engine.backward(context, [root], retain_graph=True)
+        engine.backward(context, [root])
         assert_gradients(context, operands, local_gradients(operands[0] + operands[1], operands, passes=2))
 
 
@@ -253,10 +253,10 @@ def test_two_passes_through_a_chain_add_up(peers: list[str], own_name: str, oper
 def test_many_passes_over_one_graph(peer: str, operand: Operand) -> None:
     """A graph that is retained can be passed again and again."""
     operands = operand(0), operand(1)
-    with dist_autograd.context() as context:
+    with engine.context() as context:
         root = total(synchronously(peer, torch.add, operands))
         for _ in range(100):
-            dist_autograd.backward(context, [root], retain_graph=True)
+            engine.backward(context, [root], retain_graph=True)
         assert_gradients(context, operands, local_gradients(operands[0] + operands[1], operands, passes=100))
 
 
@@ -267,8 +267,8 @@ def test_hook_of_a_tensor_changes_its_gradient(peer: str, call: Call) -> None:
     expected = local_gradients(operands[0] @ operands[1], operands)
     operands[0].register_hook(lambda gradient: gradient * 2)  # type: ignore[no-untyped-call]
     assert expected[0] is not None
-    with dist_autograd.context() as context:
-        dist_autograd.backward(context, [total(call(peer, torch.matmul, operands))])
+    with engine.context() as context:
+        engine.backward(context, [total(call(peer, torch.matmul, operands))])
         assert_gradients(context, operands, [expected[0] * 2, expected[1]])
 
 
@@ -280,7 +280,7 @@ def test_hooks_after_accumulation_run_once_each(peer: str, call: Call) -> None:
     ran: list[str] = []
     for name in ("first", "second", "third"):
         accumulate.register_hook(lambda *_, name=name: ran.append(name))
-    with dist_autograd.context() as context:
-        dist_autograd.backward(context, [total(call(peer, torch.add, (tensor, tensor)))])
+    with engine.context() as context:
+        engine.backward(context, [total(call(peer, torch.add, (tensor, tensor)))])
         assert ran == ["first", "second", "third"]
         assert_gradients(context, [tensor], [torch.full((3, 3), 2.0)])

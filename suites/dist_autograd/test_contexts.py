@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.distributed import autograd as dist_autograd
 
 from allranks.testing import FileBarrier, get_function_event
 
+from . import engine
 from .calls import LIMIT, Call, any_call, in_a_thread, in_background, synchronously, wait_for
 from .operands import Operand, any_layout, assert_same_gradients, dense, total
-from .remote_work import add, add_at_end, assert_forgotten, knows
+from .remote_work import add, add_at_end, assert_forgotten
 
 RANK_BITS = 48
 """A context's id has the worker's number above these bits, and counts below."""
@@ -22,28 +22,28 @@ RANK_BITS = 48
 
 def test_id_begins_with_the_workers_number(rank: int) -> None:
     """So two workers never make the same id, however many contexts they have."""
-    with dist_autograd.context() as context:
+    with engine.context() as context:
         assert context >> RANK_BITS == rank
-    assert dist_autograd._get_max_id() == (rank << RANK_BITS) + 2**RANK_BITS - 1  # noqa: SLF001 - torch's only way
+    assert engine.greatest_id() == (rank << RANK_BITS) + 2**RANK_BITS - 1
 
 
 def test_context_is_known_until_its_end() -> None:
     """Each has an id of its own, by which it can be found within its block and not after."""
     contexts = []
     for _ in range(20):
-        with dist_autograd.context() as context:
-            assert dist_autograd._retrieve_context(context)._context_id() == context  # noqa: SLF001 - as above
+        with engine.context() as context:
+            assert engine.knows(context)
             contexts.append(context)
     assert len(set(contexts)) == len(contexts)
-    assert not any(knows(context) for context in contexts)
+    assert not any(engine.knows(context) for context in contexts)
 
 
 def test_second_context_in_a_thread_is_refused() -> None:
     """Contexts do not nest."""
     with (
-        dist_autograd.context(),
+        engine.context(),
         pytest.raises(RuntimeError, match="Already have an autograd context id"),
-        dist_autograd.context(),
+        engine.context(),
     ):
         pass
 
@@ -52,31 +52,30 @@ def test_threads_have_contexts_of_their_own() -> None:
     """A thread has none of another thread's, and can make one meanwhile."""
 
     def make_one() -> int:
-        with dist_autograd.context() as inner:
+        with engine.context() as inner:
             return inner
 
-    with dist_autograd.context() as outer:
+    with engine.context() as outer:
         assert in_a_thread(make_one) != outer
-        assert dist_autograd._current_context()._context_id() == outer  # noqa: SLF001 - as above
+        assert engine.current_context() == outer
 
 
 @pytest.mark.parametrize("requires_grad", [True, False], ids=["with_gradients", "without_gradients"])
 def test_called_workers_are_recorded(rank: int, world_size: int, peers: list[str], requires_grad: bool) -> None:
-    """The context knows every worker that it has to tell of its end, and not itself."""
+    """The context engine.knows every worker that it has to tell of its end, and not itself."""
     operands = [dense(number, requires_grad=requires_grad) for number in range(2)]
-    with dist_autograd.context():
-        context = dist_autograd._current_context()  # noqa: SLF001 - as above
+    with engine.context() as context:
         for done, peer in enumerate(peers, start=1):
             synchronously(peer, add, operands)
-            assert context._known_worker_ids() == {(rank + step) % world_size for step in range(1, done + 1)}  # noqa: SLF001
+            assert engine.known_workers(context) == {(rank + step) % world_size for step in range(1, done + 1)}
 
 
 def assert_ends_everywhere(function: Callable[..., Any], arguments: tuple[object, ...], workers: list[str]) -> None:
     """Each worker that takes part in a call loses the context after its end."""
-    with dist_autograd.context() as context:
+    with engine.context() as context:
         for worker in workers:
             synchronously(worker, function, arguments)
-    assert not knows(context)
+    assert not engine.knows(context)
     assert_forgotten(context, workers)
 
 
@@ -90,8 +89,8 @@ def test_context_of_tensors_ends_everywhere(peers: list[str], operand: Operand, 
 
 def test_context_without_tensors_ends_everywhere(peers: list[str]) -> None:
     """A call of numbers takes the context along, too."""
-    with dist_autograd.context() as context:
-        assert all(synchronously(peer, knows, (context,)) for peer in peers)
+    with engine.context() as context:
+        assert all(synchronously(peer, engine.knows, (context,)) for peer in peers)
     assert_ends_everywhere(add, (1, 2), peers)
 
 
@@ -99,7 +98,7 @@ def test_context_without_tensors_ends_everywhere(peers: list[str]) -> None:
 def test_context_of_a_nested_call_ends_everywhere(peers: list[str], own_name: str, operand: Operand) -> None:
     """A worker that was called by a called worker learns of the end by that one."""
     path = [*peers[1:], own_name]
-    with dist_autograd.context() as context:
+    with engine.context() as context:
         synchronously(peers[0], add_at_end, (operand(0), operand(1), path))
     assert_forgotten(context, peers)
 
@@ -108,7 +107,7 @@ def test_context_of_a_nested_call_ends_everywhere(peers: list[str], own_name: st
 def test_call_that_fails_within_a_context(peer: str, call: Call) -> None:
     """The error of the called operator arrives, and a later context is none the worse."""
     first, second = dense(0), dense(1)
-    with dist_autograd.context(), pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+    with engine.context(), pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         call(peer, torch.matmul, (first, torch.ones(6, 6, requires_grad=True)))
     assert_same_gradients(lambda way: way(peer, torch.matmul, (first, second)), call, first, second)
 
@@ -132,7 +131,7 @@ class CountsPasses(Function):
 
 def number(name: str) -> int:
     """A number of torch's own count on this worker."""
-    return int(dist_autograd._get_debug_info()[name])  # noqa: SLF001 - torch's only way
+    return int(engine.debug_info()[name])
 
 
 def test_debug_info_counts_contexts_and_passes(peers: list[str], world_size: int, file_barrier: FileBarrier) -> None:
@@ -141,17 +140,17 @@ def test_debug_info_counts_contexts_and_passes(peers: list[str], world_size: int
     file_barrier()  # all contexts of earlier tests have ended where they began
     wait_for(lambda: number("num_autograd_contexts") == 0, "they end here")
     file_barrier()
-    with dist_autograd.context() as context:
+    with engine.context() as context:
         result = dense(0)
         for peer in peers:
             result = synchronously(peer, add, (result, dense(1)))
         result = synchronously(peers[0], add, (CountsPasses.apply(result), dense(1)))  # type: ignore[no-untyped-call]
-        dist_autograd.backward(context, [total(result)])
+        engine.backward(context, [total(result)])
         assert 1 <= number("num_autograd_contexts") <= world_size
     assert len(CountsPasses.counts) == 1
     assert 1 <= CountsPasses.counts[0] <= world_size
     file_barrier()
-    assert set(dist_autograd._get_debug_info()) == {"num_current_backward_passes", "num_autograd_contexts"}  # noqa: SLF001
+    assert set(engine.debug_info()) == {"num_current_backward_passes", "num_autograd_contexts"}
     wait_for(lambda: number("num_current_backward_passes") == 0, "all passes end")
     wait_for(lambda: number("num_autograd_contexts") == 0, "all contexts end")
     file_barrier()  # the next test makes contexts
@@ -159,10 +158,10 @@ def test_debug_info_counts_contexts_and_passes(peers: list[str], world_size: int
 
 def test_profiler_shows_a_backward_pass(peer: str) -> None:
     """It has the pass, and within it what it sent and what it received."""
-    with dist_autograd.context() as context:
+    with engine.context() as context:
         root = total(synchronously(peer, torch.add, (dense(0), dense(1))))
         with torch.autograd.profiler.profile() as profile:
-            dist_autograd.backward(context, [root])
+            engine.backward(context, [root])
     whole = get_function_event(profile.function_events, "torch::distributed::autograd::backward")
     for part in ("SendRpcBackward", "RecvRpcBackward"):
         event = get_function_event(profile.function_events, part)

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 from torch.nn import Linear, Module, Sequential
 
@@ -19,6 +18,7 @@ from allranks.testing import (
     worker_name,
 )
 
+from . import engine
 from .calls import Call, any_call, synchronously
 from .operands import assert_equal, assert_gradients, assert_same_gradients, dense, local_gradients, total
 
@@ -32,8 +32,8 @@ def on_gpu(number: int, device: torch.device) -> Tensor:
 def test_pass_on_one_gpu(device: torch.device) -> None:
     """A graph without any call has its gradients in the context, on their GPU."""
     operands = on_gpu(0, device), on_gpu(1, device)
-    with dist_autograd.context() as context:
-        dist_autograd.backward(context, [total(operands[0] * operands[1])])
+    with engine.context() as context:
+        engine.backward(context, [total(operands[0] * operands[1])])
         assert_gradients(context, operands, local_gradients(operands[0] * operands[1], operands))
 
 
@@ -91,10 +91,10 @@ class MappedTensorPipe:
 def test_gradients_come_back_to_their_gpu(peer: str, device: torch.device) -> None:
     """A pass uses the map of devices the other way round."""
     operands = on_gpu(0, device), on_gpu(1, device)
-    with dist_autograd.context() as context:
+    with engine.context() as context:
         result = synchronously(peer, torch.mul, operands)
         assert result.device == device
-        dist_autograd.backward(context, [total(result)])
+        engine.backward(context, [total(result)])
         assert_gradients(context, operands, local_gradients(operands[0] * operands[1], operands))
 
 
@@ -114,10 +114,10 @@ def test_pass_waits_for_the_streams_of_both_gpus(peer: str, device: torch.device
     stage = rpc.remote(peer, Doubles)
     for factor in range(1, 11):
         batch = torch.ones(1000, 10000, device=device, requires_grad=True)
-        with dist_autograd.context() as context:
+        with engine.context() as context:
             loss = stage.rpc_sync().forward(batch).sum() * factor
-            dist_autograd.backward(context, [loss])
-            gradient = dist_autograd.get_gradients(context)[batch]
+            engine.backward(context, [loss])
+            gradient = engine.get_gradients(context)[batch]
         assert_equal(gradient, torch.full_like(batch, 2.0 * factor).detach())
 
 
@@ -135,7 +135,7 @@ class Stage(Module):
 
     def gradients(self, context: int) -> list[Tensor]:
         """Those of weight and bias."""
-        found = dist_autograd.get_gradients(context)
+        found = engine.get_gradients(context)
         return [found[parameter].cpu() for parameter in self.layer.parameters()]
 
 
@@ -150,11 +150,11 @@ def test_model_over_all_gpus_has_the_gradients_of_one(rank: int, peers: list[str
     stages = [rpc.remote(peer, Stage, args=(layer,)) for peer, layer in zip(peers, layers, strict=True)]
     batch = torch.rand(2000, 1000).to(device)
     Sequential(*layers).to(device)(batch).sum().backward()
-    with dist_autograd.context() as context:
+    with engine.context() as context:
         result = batch
         for stage in stages:
             result = stage.rpc_sync().forward(result)
-        dist_autograd.backward(context, [result.sum()])
+        engine.backward(context, [result.sum()])
         found = [stage.rpc_sync().gradients(context) for stage in stages]
     for layer, gradients in zip(layers, found, strict=True):
         for parameter, gradient in zip(layer.parameters(), gradients, strict=True):

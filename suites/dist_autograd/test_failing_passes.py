@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.distributed import autograd as dist_autograd
 
+from . import engine
 from .calls import LIMIT, Call, any_call, in_a_thread, in_background, name_of, synchronously
 from .operands import assert_gradients, assert_same_gradients, dense, local_gradients, total
-from .remote_work import add, add_faultily, assert_forgotten, faulty, heal, held, hold, knows, plan_fault
+from .remote_work import add, add_faultily, assert_forgotten, faulty, heal, held, hold, plan_fault
 
 FAULT = "the planned fault"
 
@@ -29,12 +29,12 @@ def test_error_on_the_caller_deep_in_a_pass(rank: int, peers: list[str], call: C
     key = f"{rank} {name_of(call)}"
     plan_fault(key)
     operands = dense(0), dense(1)
-    with dist_autograd.context() as context:
+    with engine.context() as context:
         result = faulty((operands[0] + operands[1]) * operands[0], key)
         for worker in (peers * 3)[:3]:
             result = call(worker, torch.mul, (result, operands[1]))
         with pytest.raises(RuntimeError, match=f"Error on Node {rank}: .*{FAULT}"):
-            dist_autograd.backward(context, [total(result)])
+            engine.backward(context, [total(result)])
     assert_works(peers[0])
 
 
@@ -50,10 +50,10 @@ def test_error_on_the_last_worker_of_a_chain(rank: int, peers: list[str], call: 
     """It comes back by way of the worker between."""
     key = f"{rank} {name_of(call)}"
     synchronously(peers[-1], plan_fault, (key,))
-    with dist_autograd.context() as context:
+    with engine.context() as context:
         result = call(peers[0], add_faultily_elsewhere, (dense(0), dense(1), peers[-1], key))
         with pytest.raises(RuntimeError, match=FAULT):
-            dist_autograd.backward(context, [total(result)])
+            engine.backward(context, [total(result)])
     assert_works(peers[0])
 
 
@@ -61,15 +61,15 @@ def test_passes_after_failed_ones(rank: int, peer: str) -> None:
     """In the same context: the failed passes leave no gradient, and those after them add up."""
     operands = dense(0), dense(1)
     synchronously(peer, plan_fault, (rank,))
-    with dist_autograd.context() as context:
+    with engine.context() as context:
         root = total(synchronously(peer, add_faultily, (*operands, rank)))
         for _ in range(20):
             with pytest.raises(RuntimeError, match=FAULT):
-                dist_autograd.backward(context, [root], retain_graph=True)
+                engine.backward(context, [root], retain_graph=True)
         assert_gradients(context, [], [])
         synchronously(peer, heal, (rank,))
         for _ in range(20):
-            dist_autograd.backward(context, [root], retain_graph=True)
+            engine.backward(context, [root], retain_graph=True)
         assert_gradients(context, operands, local_gradients(operands[0] + operands[1], operands, passes=20))
 
 
@@ -80,7 +80,7 @@ def keep_the_sum(first: Tensor, second: Tensor, key: object) -> None:
 
 def pass_over_held(context: int, key: object) -> None:
     """A backward pass from a tensor of this worker."""
-    dist_autograd.backward(context, [total(held(key))])
+    engine.backward(context, [total(held(key))])
 
 
 class Signals(Function):
@@ -102,13 +102,13 @@ class Signals(Function):
 def test_pass_waits_for_the_gradients_of_all_that_was_sent(peer: str) -> None:
     """It does not end where a call's result is not used, until the called worker sends gradients after all."""
     operands, begun = (dense(0), dense(1)), threading.Event()
-    with dist_autograd.context() as context:
+    with engine.context() as context:
         synchronously(peer, keep_the_sum, (*operands, context))
         root = total(Signals.apply(operands[0] * operands[1], begun))  # type: ignore[no-untyped-call]
-        waiting = in_background(partial(dist_autograd.backward, context, [root]))
+        waiting = in_background(partial(engine.backward, context, [root]))
         assert begun.wait(LIMIT)
         for _ in range(50):
-            synchronously(peer, knows, (context,))
+            synchronously(peer, engine.knows, (context,))
         has_ended = waiting.done()
         synchronously(peer, pass_over_held, (context, context))
         waiting.result(LIMIT)
@@ -130,7 +130,7 @@ class ReleasesContext(Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:  # noqa: ANN401 - as torch calls it
         """End the context on this worker and on its peer."""
         context, peer = ctx.end
-        dist_autograd._release_context(context)  # noqa: SLF001 - torch has no public way
+        engine.release_context(context)
         # A thread without a context asks: a call in the context would make it anew.
         in_a_thread(partial(assert_forgotten, context, [peer]))
         return gradients[0], None, None
@@ -140,11 +140,11 @@ def test_context_that_ends_during_its_pass(peer: str) -> None:
     """The pass fails, as the called worker has no such context any more; neither worker crashes."""
 
     def fail() -> None:
-        context = dist_autograd._new_context()._context_id()  # noqa: SLF001 - as above
+        context = engine.new_context()
         result = synchronously(peer, torch.add, (dense(0), dense(1)))
         root = total(ReleasesContext.apply(result, context, peer))  # type: ignore[no-untyped-call]
         with pytest.raises(RuntimeError, match=f"Could not find autograd context with id: {context}"):
-            dist_autograd.backward(context, [root])
+            engine.backward(context, [root])
 
     in_a_thread(fail)  # whose context cannot be ended a second time
     assert_works(peer)

@@ -1,14 +1,14 @@
 """Messages that are lost on their way: a context ends everywhere nonetheless."""
 
 import pytest
-from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 
 from allranks.testing import FaultyTensorPipe, FileBarrier, require_world_size, with_rpc
 
+from . import engine
 from .calls import synchronously
 from .operands import dense
-from .remote_work import add, assert_forgotten, knows
+from .remote_work import add, assert_forgotten
 
 LOSES_ENDS = FaultyTensorPipe(messages_to_fail=["CLEANUP_AUTOGRAD_CONTEXT_REQ"], messages_to_delay={}, failing_sends=1)
 """An agent that loses the first message of each context's end; torch sends it again after a second."""
@@ -18,11 +18,11 @@ LOSES_ENDS = FaultyTensorPipe(messages_to_fail=["CLEANUP_AUTOGRAD_CONTEXT_REQ"],
 @with_rpc(agent=LOSES_ENDS)
 def test_context_ends_although_messages_are_lost(peers: list[str], file_barrier: FileBarrier) -> None:
     """The message of the end is sent again until it arrives."""
-    with dist_autograd.context() as context:
+    with engine.context() as context:
         for peer in peers:
             synchronously(peer, add, (dense(0), dense(1)))
-            assert synchronously(peer, knows, (context,))
-    assert not knows(context)
+            assert synchronously(peer, engine.knows, (context,))
+    assert not engine.knows(context)
     assert_forgotten(context, peers)
     file_barrier()
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 from torch.distributed.rpc import RRef, rpc_async, rpc_sync
 from torch.nn import EmbeddingBag
 
 from allranks.testing import worker_name
 
+from . import engine
 from .calls import LIMIT, Call, any_call, in_background, name_of, synchronously, wait_for
 from .operands import Operand, any_layout, assert_equal, dense, local_gradients, sparse, total
 from .remote_work import (
@@ -27,14 +27,14 @@ def assert_gradients_on_both_sides(call: Call, owner: str, callee: str, operand:
     """The caller has the gradient of its tensor, and the owner that of its value."""
     value, tensor = operand(0), operand(1)
     expected = local_gradients(value + tensor, [value, tensor])
-    with dist_autograd.context() as context:
+    with engine.context() as context:
         reference = rpc.remote(owner, leaf, args=(value.detach(),))
         if callee == owner:
             result = call(owner, add_to_own, (reference, tensor))
         else:
             result = call(callee, have_owner_add, (owner, reference, tensor))
-        dist_autograd.backward(context, [total(result)])
-        of_tensor = dist_autograd.get_gradients(context)[tensor]
+        engine.backward(context, [total(result)])
+        of_tensor = engine.get_gradients(context)[tensor]
         of_value = synchronously(owner, gradient_of_reference, (context, reference))
     for gradient, one in zip([of_value, of_tensor], expected, strict=True):
         assert one is not None
@@ -82,9 +82,9 @@ FUNCTIONS = {"python": (leaf, add_to_own), "script": (scripted_leaf, scripted_ad
 
 def train(server: str, reference: RRef[Tensor], tensor: Tensor, kind: str) -> Tensor:
     """One step of a trainer; returns the gradient that the server has for it."""
-    with dist_autograd.context() as context:
+    with engine.context() as context:
         result = rpc_sync(server, FUNCTIONS[kind][1], args=(reference, tensor))
-        dist_autograd.backward(context, [total(result)])
+        engine.backward(context, [total(result)])
         gradient: Tensor = rpc_sync(server, gradient_of_reference, args=(context, reference)).detach()
         return gradient
 
@@ -128,7 +128,7 @@ def weight(reference: RRef[EmbeddingBag]) -> Tensor:
 
 def gradient_of_weight(context: int, reference: RRef[EmbeddingBag]) -> Tensor:
     """The embedding's gradient in the context."""
-    return dist_autograd.get_gradients(context)[reference.local_value().weight]
+    return engine.get_gradients(context)[reference.local_value().weight]
 
 
 def test_sparse_gradients_of_an_embedding_add_up(peer: str) -> None:
@@ -139,10 +139,10 @@ def test_sparse_gradients_of_an_embedding_add_up(peer: str) -> None:
     local = EmbeddingBag(16, 4, mode="sum", sparse=True, _weight=synchronously(peer, weight, (reference,)))
     for _ in range(2):
         local(indices, offsets, samples).sum().backward()
-    with dist_autograd.context() as context:
+    with engine.context() as context:
         root = synchronously(peer, embed, (reference, indices, offsets, samples)).sum()
-        dist_autograd.backward(context, [root], retain_graph=True)
-        dist_autograd.backward(context, [root])
+        engine.backward(context, [root], retain_graph=True)
+        engine.backward(context, [root])
         gradient = synchronously(peer, gradient_of_weight, (context, reference))
     assert local.weight.grad is not None
     assert gradient.is_sparse
@@ -151,7 +151,8 @@ def test_sparse_gradients_of_an_embedding_add_up(peer: str) -> None:
 
 def active_calls() -> int:
     """The number of this worker's calls that have no answer yet."""
-    return int(rpc.api._get_current_rpc_agent().get_debug_info()["agent.client_active_calls"])  # noqa: SLF001 - torch's only way
+    agent = rpc.api._get_current_rpc_agent()  # type: ignore[attr-defined]  # noqa: SLF001 - torch has no public way
+    return int(agent.get_debug_info()["agent.client_active_calls"])
 
 
 @pytest.mark.parametrize("operand", [dense, sparse], ids=name_of)
@@ -170,9 +171,9 @@ def test_value_that_is_late_has_the_context_of_who_asked(rank: int, peer: str, o
 
     (expected,) = local_gradients(value * 1, [value])
     assert expected is not None
-    with dist_autograd.context() as context:
+    with engine.context() as context:
         released = in_background(release_when_asked)
         result = reference.to_here(LIMIT)
         released.result(LIMIT)
-        dist_autograd.backward(context, [total(result)])
+        engine.backward(context, [total(result)])
         assert_equal(synchronously(peer, gradient_of_reference, (context, reference)), expected)

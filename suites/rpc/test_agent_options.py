@@ -33,7 +33,7 @@ def world_of_file() -> Iterator[RpcWorld]:
 
 def agent() -> Any:  # noqa: ANN401 - torch has no type for it
     """This worker's agent."""
-    return rpc.api._get_current_rpc_agent()  # noqa: SLF001 - torch has no public way to ask
+    return rpc.api._get_current_rpc_agent()  # type: ignore[attr-defined]  # noqa: SLF001 - torch has no public way to ask
 
 
 def test_backend_is_inferred_from_the_type_of_the_options() -> None:
