@@ -161,7 +161,7 @@ def behaviours(session: nox.Session) -> None:
     folder = f"results/behaviours/{time.strftime('%Y%m%d-%H%M%S')}"
     suites = ("--suite", "rpc", "--suite", "dist_autograd", "gloo-w4-g0-tcp")
     session.run("allranks", "run", "--engine", "process", *suites, "--results", folder)
-    session.run("python", "tests/suites/behaviour_map.py", folder)
+    session.run("python", "tests/suites/behaviour_map.py", f"{folder}/latest")
 
 
 @nox.session(default=False)

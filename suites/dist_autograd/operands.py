@@ -31,7 +31,7 @@ any_layout = pytest.mark.parametrize("operand", [dense, sparse], ids=name_of)
 
 def total(tensor: Tensor) -> Tensor:
     """The sum of all entries: a root for a backward pass."""
-    return torch.sparse.sum(tensor) if tensor.is_sparse else tensor.sum()  # type: ignore[no-untyped-call]
+    return torch.sparse.sum(tensor) if tensor.is_sparse else tensor.sum()
 
 
 def assert_equal(actual: object, expected: Tensor) -> None:

@@ -15,7 +15,7 @@ from .operands import assert_equal
 
 def address(gradient: Tensor) -> int:
     """Where its numbers are."""
-    return (gradient._values() if gradient.is_sparse else gradient).data_ptr()  # type: ignore[operator]  # noqa: SLF001 - values() wants coalesced ones
+    return (gradient._values() if gradient.is_sparse else gradient).data_ptr()  # noqa: SLF001 - values() wants coalesced ones
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Notes:
         """Note one."""
         self.addresses.append(address(gradient))
         if self.with_views:
-            self.views += [gradient._indices(), gradient._values()]  # type: ignore[operator]  # noqa: SLF001 - as above
+            self.views += [gradient._indices(), gradient._values()]  # noqa: SLF001 - as above
 
 
 class Watched(Function):

@@ -123,7 +123,7 @@ def embed(reference: RRef[EmbeddingBag], *arguments: Tensor) -> Tensor:
 
 def weight(reference: RRef[EmbeddingBag]) -> Tensor:
     """The numbers of the embedding."""
-    return reference.local_value().weight.detach()
+    return reference.local_value().weight.detach()  # type: ignore[no-any-return]
 
 
 def gradient_of_weight(context: int, reference: RRef[EmbeddingBag]) -> Tensor:

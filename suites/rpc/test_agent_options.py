@@ -38,7 +38,7 @@ def agent() -> Any:  # noqa: ANN401 - torch has no type for it
 
 def test_backend_is_inferred_from_the_type_of_the_options() -> None:
     """TensorPipe's options make a TensorPipe agent."""
-    assert isinstance(agent(), rpc.TensorPipeAgent)
+    assert isinstance(agent(), rpc.TensorPipeAgent)  # type: ignore[attr-defined]
 
 
 def test_number_of_worker_threads() -> None:

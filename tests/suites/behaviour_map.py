@@ -2,8 +2,8 @@
 
     python tests/suites/behaviour_map.py RESULTS
 
-prints which tests of the map did not run in a results folder, or did not pass, and which behaviours have no test that
-passed. Exit status 1 if there are any; tests that need GPUs may be skipped, and are counted.
+prints which tests of the map did not run in a run's folder, or did not pass, and which behaviours have no test that
+passed for want of GPUs. Exit status 1 for the former.
 """
 
 import ast
@@ -94,22 +94,26 @@ def outcomes(report: Path) -> dict[str, set[str]]:
 
     Args:
         report: Its ``report.json``.
+
+    Returns:
+        By function; a skip for want of GPUs is ``no hardware``.
     """
     found: dict[str, set[str]] = {}
     for suite in json.loads(report.read_text(encoding="utf-8"))["suites"]:
         for test in suite["tests"]:
             name = test["nodeid"].partition("[")[0].removeprefix("suites/")
-            found.setdefault(name, set()).add(test["verdict"])
+            lacks_gpus = test.get("skip_kind") == "hardware"
+            found.setdefault(name, set()).add("no hardware" if lacks_gpus else test["verdict"])
     return found
 
 
 def troubles(known: Sequence[Behaviour], found: Mapping[str, set[str]]) -> list[str]:
-    """What is wrong with a run, a line each: a mapped test that is absent, or did neither pass nor skip."""
+    """What is wrong with a run, a line each: a mapped test that is absent, or did not pass everywhere with its hardware."""
     tests = sorted({test for behaviour in known for test in behaviour.tests})
     return [
         f"{test}: {', '.join(sorted(found[test])) if test in found else 'did not run'}"
         for test in tests
-        if not found.get(test, {"absent"}) <= {"passed", "skipped"}
+        if not found.get(test, {"absent"}) <= {"passed", "no hardware"}
     ]
 
 
@@ -125,9 +129,9 @@ def main(arguments: Sequence[str]) -> int:
     shown = [each for each in known if any("passed" in found.get(test, ()) for test in each.tests)]
     skipped = [each for each in known if each.tests and each not in shown]
     for each in skipped:
-        print(f"{each.name}: no test passed, {', '.join(each.tests)}")
+        print(f"{each.name} is not shown: {', '.join(each.tests)}")
     absent = sum(bool(each.not_here) for each in known)
-    print(f"{len(known)} behaviours: {len(shown)} shown, {len(skipped)} without a test that passed, {absent} not here")
+    print(f"{len(known)} behaviours: {len(shown)} shown, {len(skipped)} not shown, {absent} not here")
     return 1 if wrong else 0
 
 

@@ -70,28 +70,30 @@ def test_entry_of_another_form_is_refused(tmp_path, value):
         behaviours(path)
 
 
-def run_of(folder, **verdicts):
-    tests = [{"nodeid": nodeid, "verdict": verdict} for nodeid, verdict in verdicts.items()]
+def run_of(folder, *tests):
     (folder / "report.json").write_text(json.dumps({"suites": [{"tests": tests}]}))
     return outcomes(folder / "report.json")
 
 
+def ran(name, verdict, **more):
+    return {"nodeid": f"suites/{name}", "verdict": verdict, **more}
+
+
 def test_mapped_test_that_did_not_run_is_told(tmp_path):
-    found = run_of(tmp_path, **{"suites/rpc/test_a.py::test_x[1]": "passed"})
+    found = run_of(tmp_path, ran("rpc/test_a.py::test_x[1]", "passed"))
     known = [Behaviour(name="RpcTest.x", tests=("rpc/test_a.py::test_x", "rpc/test_a.py::test_y"))]
     assert troubles(known, found) == ["rpc/test_a.py::test_y: did not run"]
 
 
-def test_failure_of_one_parameter_is_told(tmp_path):
-    found = run_of(
-        tmp_path,
-        **{"suites/rpc/test_a.py::test_x[1]": "passed", "suites/rpc/test_a.py::test_x[2]": "failure"},
-    )
+@pytest.mark.parametrize("verdict", ["failure", "skipped"])
+def test_one_parameter_that_did_not_pass_is_told(tmp_path, verdict):
+    found = run_of(tmp_path, ran("rpc/test_a.py::test_x[1]", "passed"), ran("rpc/test_a.py::test_x[2]", verdict))
     known = [Behaviour(name="RpcTest.x", tests=("rpc/test_a.py::test_x",))]
-    assert troubles(known, found) == ["rpc/test_a.py::test_x: failure, passed"]
+    assert troubles(known, found) == [f"rpc/test_a.py::test_x: {', '.join(sorted(['passed', verdict]))}"]
 
 
-def test_skipped_test_is_counted_and_no_trouble(tmp_path, capsys):
-    run_of(tmp_path, **{f"suites/{test}": "skipped" for each in KNOWN for test in each.tests})
+def test_want_of_gpus_is_counted_and_no_trouble(tmp_path, capsys):
+    names = {test for each in KNOWN for test in each.tests}
+    run_of(tmp_path, *(ran(name, "skipped", skip_kind="hardware") for name in names))
     assert main([str(tmp_path)]) == 0
     assert f"{len(KNOWN)} behaviours: 0 shown" in capsys.readouterr().out
