@@ -108,7 +108,7 @@ def outcomes(report: Path) -> dict[str, set[str]]:
 
 
 def troubles(known: Sequence[Behaviour], found: Mapping[str, set[str]]) -> list[str]:
-    """What is wrong with a run, a line each: a mapped test that is absent, or did not pass everywhere with its hardware."""
+    """What is wrong with a run, a line each: a mapped test that is absent, or did not pass."""
     tests = sorted({test for behaviour in known for test in behaviour.tests})
     return [
         f"{test}: {', '.join(sorted(found[test])) if test in found else 'did not run'}"
