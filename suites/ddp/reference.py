@@ -1,4 +1,4 @@
-"""The ranks' models and data, and training over everybody's data in one process, which all results are compared with."""
+"""The ranks' models and data, and what training over everybody's data in one process comes to."""
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
@@ -35,7 +35,7 @@ class World:
     device: torch.device
 
     def batch(self, peer: int | None = None, step: int = 0, rows: int = 3) -> Tensor:
-        """The rows of 4 numbers that a rank, by default this one, trains on; no other rank and no other step has them."""
+        """The rows of 4 numbers that a rank, by default this one, trains on in a step; no two batches are equal."""
         generator = torch.Generator().manual_seed(1 + step * self.size + (self.rank if peer is None else peer))
         return torch.rand(rows, 4, generator=generator, dtype=DTYPE).to(self.device)
 
@@ -140,9 +140,7 @@ def assert_close(
 
 
 # Not torch.testing.assert_close: its first call imports DTensor and sympy, most of a second for each rank.
-def _pairs(
-    actual: Sequence[Tensor | None], expected: Sequence[Tensor | None]
-) -> Iterator[tuple[Tensor, Tensor]]:
+def _pairs(actual: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> Iterator[tuple[Tensor, Tensor]]:
     assert len(actual) == len(expected), f"{len(actual)} tensors, not {len(expected)}"
     for one, other in zip(actual, expected, strict=True):
         if one is None or other is None:

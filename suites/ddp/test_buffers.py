@@ -119,7 +119,9 @@ def test_buffers_of_several_dtypes_are_sent(world: World) -> None:
     module = nn.Linear(4, 2)
     dtypes = (torch.bool, torch.uint8, torch.int64, torch.float16, torch.float32, torch.float64)
     for number, dtype in enumerate(dtypes):
-        module.register_buffer(f"buffer{number}", torch.tensor([world.rank % 2 == 0, True], device=world.device).to(dtype))
+        module.register_buffer(
+            f"buffer{number}", torch.tensor([world.rank % 2 == 0, True], device=world.device).to(dtype)
+        )
     ddp = world.wrap(module)
     for number in range(len(dtypes)):
         assert bool(getattr(ddp.module, f"buffer{number}").all())
@@ -161,7 +163,7 @@ def average(state: list[str], buffers: Buffers) -> None:
     for name, buffer in buffers.items():
         state.append(name)
         dist.all_reduce(buffer)
-        buffer /= dist.get_world_size()
+        buffer.div_(dist.get_world_size())
 
 
 def test_hook_before_forward_replaces_the_broadcast(world: World) -> None:

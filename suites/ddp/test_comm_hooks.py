@@ -89,7 +89,7 @@ def test_buffer_can_be_replaced(world: World) -> None:
 
 @pytest.mark.parametrize("as_view", [False, True], ids=["copied", "bucket view"])
 def test_averaging_hook_is_as_no_hook(world: World, *, as_view: bool) -> None:
-    """torch's own hook for it, with the default group."""
+    """It is one of torch's own, here with the default group."""
     ddp = world.wrap(world.net(), gradient_as_bucket_view=as_view)
     ddp.register_comm_hook(None, allreduce_hook)
     for step in range(3):
@@ -110,7 +110,7 @@ def test_averaging_hook_with_a_group(world: World, subgroup: SubgroupMaker) -> N
 
 
 def test_hook_that_does_nothing_leaves_the_ranks_own(world: World) -> None:
-    """torch's own, for measuring what the reduction costs."""
+    """It is for measuring what the reduction costs."""
     ddp = world.wrap(world.net())
     ddp.register_comm_hook(None, noop_hook)
     expected = mean_gradients(ddp.module, [world.batch()])
@@ -118,7 +118,11 @@ def test_hook_that_does_nothing_leaves_the_ranks_own(world: World) -> None:
     assert_same(gradients(ddp), expected)
 
 
-@pytest.mark.parametrize("kind", [DDPCommHookType.ALLREDUCE, DDPCommHookType.POWER_SGD, DDPCommHookType.BATCHED_POWER_SGD], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind",
+    [DDPCommHookType.ALLREDUCE, DDPCommHookType.POWER_SGD, DDPCommHookType.BATCHED_POWER_SGD],
+    ids=lambda kind: kind.name,
+)
 def test_hook_by_its_name(world: World, kind: DDPCommHookType) -> None:
     """PowerSGD averages plainly in the first thousand steps."""
     ddp = world.wrap(world.net())
@@ -178,7 +182,9 @@ def test_wrapper_around_a_hook(world: World) -> None:
     """A hook that calls another and changes its result."""
     ddp = world.wrap(world.net())
 
-    def halving(hook: Callable[[object, dist.GradBucket], Future[Tensor]]) -> Callable[[object, dist.GradBucket], Future[Tensor]]:
+    def halving(
+        hook: Callable[[object, dist.GradBucket], Future[Tensor]],
+    ) -> Callable[[object, dist.GradBucket], Future[Tensor]]:
         def half(state: object, bucket: dist.GradBucket) -> Future[Tensor]:
             return hook(state, bucket).then(lambda future: future.value() / 2)
 
@@ -246,7 +252,9 @@ def test_second_hook_is_refused(world: World) -> None:
     ):
         ddp = world.wrap(world.net())
         ddp.register_comm_hook(None, allreduce_hook)
-        with pytest.raises(RuntimeError, match="register_comm_hook or register_builtin_comm_hook can only be called once"):
+        with pytest.raises(
+            RuntimeError, match="register_comm_hook or register_builtin_comm_hook can only be called once"
+        ):
             register(ddp)
 
 

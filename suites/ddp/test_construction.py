@@ -120,7 +120,9 @@ def test_several_device_ids_are_refused(world: World) -> None:
 
 
 @on_cpu_only
-@pytest.mark.parametrize("options", [{"device_ids": [0]}, {"output_device": 1}], ids=lambda options: next(iter(options)))
+@pytest.mark.parametrize(
+    "options", [{"device_ids": [0]}, {"output_device": 1}], ids=lambda options: next(iter(options))
+)
 def test_devices_of_a_module_on_the_cpu_are_refused(world: World, options: dict[str, object]) -> None:
     """They are of GPUs; an empty list is taken for none."""
     with pytest.raises(ValueError, match="device_ids and output_device arguments only work with"):

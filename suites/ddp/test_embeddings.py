@@ -7,7 +7,16 @@ from torch import Tensor, nn
 
 from allranks.testing import skip_unsupported
 
-from .reference import World, assert_close, assert_same_on_all_ranks, copy_of, gradients, mean_gradients, set_gradients, values
+from .reference import (
+    World,
+    assert_close,
+    assert_same_on_all_ranks,
+    copy_of,
+    gradients,
+    mean_gradients,
+    set_gradients,
+    values,
+)
 
 no_sparse = skip_unsupported("reduction of sparse tensors", on=["nccl"])
 

@@ -76,7 +76,7 @@ class OfKeywords(Product):
         return self.of(left, right) * factor
 
 
-@pytest.mark.parametrize("find", [False, True], ids=["", "search"])
+@pytest.mark.parametrize("find", [False, True], ids=["plain", "search"])
 @pytest.mark.parametrize(
     ("kind", "pack"),
     [
@@ -190,7 +190,9 @@ def of_dict(output: dict[str, Any]) -> tuple[Tensor, Tensor]:
     return output["left"], right
 
 
-@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}], ids=["", "search", "static"])
+@pytest.mark.parametrize(
+    "options", [{}, {"find_unused_parameters": True}, {"static_graph": True}], ids=["plain", "search", "static"]
+)
 @pytest.mark.parametrize(
     ("kind", "take"),
     [(GivesNamed, of_named), (GivesDict, of_dict), (GivesRecord, of_named)],
@@ -213,7 +215,9 @@ def test_outputs_in_a_container(
         assert_close(gradients(ddp), expected)
 
 
-@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}], ids=["", "search", "static"])
+@pytest.mark.parametrize(
+    "options", [{}, {"find_unused_parameters": True}, {"static_graph": True}], ids=["plain", "search", "static"]
+)
 def test_output_without_a_gradient_passes_unchanged(world: World, options: dict[str, bool]) -> None:
     """A tensor that the module only hands on requires no gradient behind it, and is the same object."""
 

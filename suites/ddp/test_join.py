@@ -52,7 +52,11 @@ def test_gradients_are_averaged_over(world: World, *, by_initial: bool) -> None:
             assert_close(gradients(ddp), expected)
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}], ids=lambda options: " ".join(options))
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}],
+    ids=["plain", "bucket view", "search"],
+)
 def test_all_end_with_the_model_of_the_last(world: World, options: dict[str, bool]) -> None:
     """It was trained on everybody's data."""
     ddp, alone = world.wrap(world.net(), **options), world.net()

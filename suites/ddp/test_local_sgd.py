@@ -14,7 +14,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from allranks.testing import SubgroupMaker
 
-from .reference import World, assert_close, assert_same_on_all_ranks, backward, gradients, mean_gradients, set_gradients, values
+from .reference import (
+    World,
+    assert_close,
+    assert_same_on_all_ranks,
+    backward,
+    gradients,
+    mean_gradients,
+    set_gradients,
+    values,
+)
 
 
 def alone(world: World, subgroup: SubgroupMaker) -> dist.ProcessGroup:
@@ -53,9 +62,7 @@ def test_gradients_are_averaged_over_pairs_later(world: World, subgroup: Subgrou
 def test_gradients_are_left_alone_later_if_that_was_asked_for(world: World, subgroup: SubgroupMaker) -> None:
     """No communication after the warm-up."""
     ddp = world.wrap(world.net())
-    state = PostLocalSGDState(
-        None, alone(world, subgroup), start_localSGD_iter=1, post_local_gradient_allreduce=False
-    )
+    state = PostLocalSGDState(None, alone(world, subgroup), start_localSGD_iter=1, post_local_gradient_allreduce=False)
     ddp.register_comm_hook(state, post_localSGD_hook)
     for step in range(3):
         ddp.zero_grad()
@@ -166,7 +173,7 @@ def test_state_without_a_step_is_warned_of(world: World, subgroup: SubgroupMaker
     assert optimizer.averager.step == 0
 
 
-def parameters(world: World, value: float | None = None) -> list[nn.Parameter]:
+def parameters(world: World) -> list[nn.Parameter]:
     """Two parameters full of this rank's number, with gradients."""
     full = [nn.Parameter(world.numbers(3)), nn.Parameter(world.numbers(2, 2) * 2)]
     for parameter in full:

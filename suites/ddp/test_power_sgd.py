@@ -181,7 +181,9 @@ def test_compression_over_a_group(world: World, subgroup: SubgroupMaker) -> None
     assert_close(gradients(ddp), [flat(world, world.rank)], rtol=1e-9)
 
 
-@pytest.mark.parametrize("options", [{}, {"use_error_feedback": False}, {"warm_start": False}], ids=lambda options: " ".join(options))
+@pytest.mark.parametrize(
+    "options", [{}, {"use_error_feedback": False}, {"warm_start": False}], ids=["plain", "no feedback", "cold"]
+)
 def test_too_early_a_start_is_refused(options: dict[str, bool]) -> None:
     """What is kept from step to step must not be kept over the rebuilding of the buckets."""
     with pytest.raises(ValueError, match="`start_powerSGD_iter` > 1"):

@@ -188,7 +188,7 @@ def test_output_in_nested_containers(world: World) -> None:
         assert_close(gradients(ddp), expected)
 
 
-@pytest.mark.parametrize("static_graph", [False, True], ids=["", "static graph"])
+@pytest.mark.parametrize("static_graph", [False, True], ids=["plain", "static graph"])
 def test_tensor_made_in_the_forward_pass_may_be_the_loss(world: World, *, static_graph: bool) -> None:
     """A leaf that the module makes and returns has a gradient of its own, which is not averaged."""
 

@@ -1,4 +1,4 @@
-"""Unused parameters without the search for them: the next forward pass says what to do, and under debug levels which."""
+"""Unused parameters without the search for them: the next forward pass fails, and says which and what to do."""
 
 import pytest
 import torch
@@ -47,7 +47,9 @@ def test_under_debugging_the_message_has_the_parameters_names(world: World, leve
     """Those with a gradient are not in it."""
     with dist_debug_level(level):  # type: ignore[arg-type]
         message = second_pass_fails(world, world.wrap(Branches()), "left")
-    assert f"did not receive grad for rank {world.rank}: right.weight, right.bias" in message.replace("bias, right", "bias")
+    assert f"did not receive grad for rank {world.rank}: right.weight, right.bias" in message.replace(
+        "bias, right", "bias"
+    )
     assert "left" not in message
 
 

@@ -157,7 +157,7 @@ def test_outputs_are_found_in_containers(world: World, kind: type[Pair]) -> None
     assert_close(gradients(ddp), expected)
 
 
-@pytest.mark.parametrize("find", [False, True], ids=["", "search"])
+@pytest.mark.parametrize("find", [False, True], ids=["plain", "search"])
 def test_shared_parameter_beside_an_unused_one(world: World, *, find: bool) -> None:
     """A layer that stands under two names is used once either of them is."""
 
@@ -223,9 +223,7 @@ def copy_without_outputs(module: nn.Module) -> nn.Module:
 
 def test_unused_parameters_can_be_left_out_of_the_reduction(world: World) -> None:
     """``skip_all_reduce_unused_params``: all ranks use the same ones, and the rest has no gradient."""
-    ddp = world.wrap(
-        Branches(), find_unused_parameters=True, skip_all_reduce_unused_params=True, bucket_cap_mb=0.00001
-    )
+    ddp = world.wrap(Branches(), find_unused_parameters=True, skip_all_reduce_unused_params=True, bucket_cap_mb=0.00001)
     for step in range(3):
         ddp.zero_grad()
         expected = mean_gradients(ddp.module, world.batches(step), loss_with("right"))

@@ -1,0 +1,368 @@
+"""ZeroRedundancyOptimizer: each rank keeps the state of its share of the parameters, and updates it for all."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook import (
+    hook_with_zero_step,
+    hook_with_zero_step_interleaved,
+)
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.algorithms.join import Join
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from allranks.testing import SubgroupMaker, require_gpu, skip_if_small_world_size, skip_unsupported
+
+from .reference import (
+    World,
+    assert_close,
+    assert_same_on_all_ranks,
+    backward,
+    gradients,
+    mean_gradients,
+    set_gradients,
+    values,
+)
+
+SETTINGS: dict[type[torch.optim.Optimizer], dict[str, float]] = {
+    torch.optim.SGD: {"lr": 0.05, "momentum": 0.9},
+    torch.optim.Adam: {"lr": 0.05},
+    torch.optim.AdamW: {"lr": 0.05, "weight_decay": 0.1},
+}
+
+
+def zero(
+    ddp: nn.Module,
+    kind: type[torch.optim.Optimizer] = torch.optim.Adam,
+    **options: Any,  # noqa: ANN401 - those of the class
+) -> ZeroRedundancyOptimizer:
+    """The sharded form of an optimizer."""
+    return ZeroRedundancyOptimizer(ddp.parameters(), optimizer_class=kind, **SETTINGS[kind], **options)
+
+
+def step_on(ddp: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor) -> None:
+    """One step of training."""
+    optimizer.zero_grad()
+    backward(ddp, batch)
+    optimizer.step()
+
+
+class Reference:
+    """The same model, trained in one process on everybody's data."""
+
+    def __init__(self, world: World, module: nn.Module, kind: type[torch.optim.Optimizer] = torch.optim.Adam) -> None:
+        """Begin with the parameters of a module."""
+        self.world, self.model = world, world.net()
+        self.model.load_state_dict(module.state_dict())
+        self.optimizer = kind(self.model.parameters(), **SETTINGS[kind])
+
+    def step(self, step: int) -> None:
+        """One step on all batches."""
+        set_gradients(self.model, mean_gradients(self.model, self.world.batches(step)))
+        self.optimizer.step()
+
+
+@pytest.mark.parametrize("as_view", [False, True], ids=["apart", "bucket view"])
+@pytest.mark.parametrize("kind", SETTINGS, ids=lambda kind: kind.__name__)
+def test_training_is_that_of_the_whole_optimizer(
+    world: World, kind: type[torch.optim.Optimizer], *, as_view: bool
+) -> None:
+    """Step by step, and all ranks have the same parameters to the last bit."""
+    ddp = world.wrap(world.net())
+    reference = Reference(world, ddp.module, kind)
+    optimizer = zero(ddp, kind, parameters_as_bucket_view=as_view)
+    for step in range(4):
+        step_on(ddp, optimizer, world.batch(step=step))
+        reference.step(step)
+    assert_close(values(ddp), values(reference.model), rtol=1e-9)
+    assert_same_on_all_ranks(values(ddp))
+
+
+def test_every_parameter_belongs_to_one_rank(world: World) -> None:
+    """Together the shares are all, and none is in two of them."""
+    ddp = world.wrap(world.net())
+    optimizer = zero(ddp)
+    shares = [share[0]["params"] for share in optimizer._partition_parameters()]
+    assert len(shares) == world.size
+    assert sorted(id(one) for share in shares for one in share) == sorted(id(one) for one in ddp.parameters())
+
+
+def test_state_is_kept_for_the_ranks_own_share_alone(world: World) -> None:
+    """Which is what it saves memory by."""
+    ddp = world.wrap(world.net())
+    optimizer = zero(ddp)
+    step_on(ddp, optimizer, world.batch())
+    own = optimizer._partition_parameters()[world.rank][0]["params"]
+    assert {id(one) for one in optimizer.optim.state} == {id(one) for one in own}
+
+
+def test_shares_are_of_about_the_same_size(world: World) -> None:
+    """The largest parameters are dealt out first, each to the rank that has least."""
+    module = nn.ParameterList([nn.Parameter(torch.zeros(size)) for size in (1, 1, 2, 2, 3, 3, 8)])
+    optimizer = ZeroRedundancyOptimizer(module.parameters(), torch.optim.SGD, lr=0.1)
+    sizes = [sum(one.numel() for one in share[0]["params"]) for share in optimizer._partition_parameters()]
+    assert sum(sizes) == 20
+    assert max(sizes) <= max(8, -(-20 // world.size) + 1)
+
+
+def test_parameters_are_those_of_their_owner_after_a_step(world: World) -> None:
+    """Even where the gradients were not averaged: the owner decides."""
+    model = world.net()
+    optimizer = zero(model, torch.optim.SGD)
+    set_gradients(model, mean_gradients(model, [world.batch()]))
+    before = values(model)
+    owners = {
+        id(one): rank for rank, share in enumerate(optimizer._partition_parameters()) for one in share[0]["params"]
+    }
+    expected = []
+    for number, parameter in enumerate(model.parameters()):
+        slope = mean_gradients(model, [world.batch(owners[id(parameter)])])[number]
+        assert slope is not None
+        expected.append(before[number] - 0.05 * slope)
+    optimizer.step()
+    assert_close(values(model), expected)
+
+
+def test_learning_rate_may_change(world: World) -> None:
+    """In the groups of the optimizer, where schedulers change it."""
+    ddp = world.wrap(world.net())
+    reference = Reference(world, ddp.module, torch.optim.SGD)
+    optimizer = zero(ddp, torch.optim.SGD)
+    for step, rate in enumerate([0.1, 0.01]):
+        optimizer.param_groups[0]["lr"] = reference.optimizer.param_groups[0]["lr"] = rate
+        step_on(ddp, optimizer, world.batch(step=step))
+        reference.step(step)
+    assert_close(values(ddp), values(reference.model), rtol=1e-9)
+
+
+def test_groups_with_settings_of_their_own(world: World) -> None:
+    """Each group is divided among the ranks."""
+    ddp = world.wrap(world.net())
+    reference = Reference(world, ddp.module)
+
+    def groups(model: nn.Module) -> list[dict[str, Any]]:
+        first, *rest = model.parameters()
+        return [{"params": [first], "lr": 0.5}, {"params": rest}]
+
+    optimizer = ZeroRedundancyOptimizer(groups(ddp), torch.optim.SGD, lr=0.05)
+    reference.optimizer = torch.optim.SGD(groups(reference.model), lr=0.05)
+    for step in range(2):
+        step_on(ddp, optimizer, world.batch(step=step))
+        reference.step(step)
+    assert_close(values(ddp), values(reference.model), rtol=1e-9)
+
+
+def test_group_added_later(world: World) -> None:
+    """Its parameters are dealt out, too."""
+    ddp = world.wrap(world.net())
+    reference = Reference(world, ddp.module)
+    first, *rest = ddp.parameters()
+    optimizer = ZeroRedundancyOptimizer([first], torch.optim.SGD, lr=0.05)
+    optimizer.add_param_group({"params": rest, "lr": 0.2})
+    one, *others = reference.model.parameters()
+    reference.optimizer = torch.optim.SGD([{"params": [one]}, {"params": others, "lr": 0.2}], lr=0.05)
+    for step in range(2):
+        step_on(ddp, optimizer, world.batch(step=step))
+        reference.step(step)
+    assert_close(values(ddp), values(reference.model), rtol=1e-9)
+
+
+def test_frozen_parameter_that_is_thawed_is_trained(world: World) -> None:
+    """The buckets are built again for it."""
+    model = world.net()
+    first = next(model.parameters()).requires_grad_(requires_grad=False)
+    optimizer = zero(model, torch.optim.SGD, parameters_as_bucket_view=True)
+    first.requires_grad_()
+    expected = mean_gradients(model, world.batches())
+    before = values(model)
+    set_gradients(model, expected)
+    optimizer.step()
+    assert_close(
+        values(model), [old - 0.05 * slope for old, slope in zip(before, expected, strict=True) if slope is not None]
+    )
+
+
+def test_closure_gives_the_loss(world: World) -> None:
+    """It is evaluated by the local optimizer."""
+    ddp = world.wrap(world.net())
+    optimizer = zero(ddp, torch.optim.SGD)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = ddp(world.batch()).square().sum()
+        loss.backward()
+        return float(loss.detach())
+
+    with torch.no_grad():
+        wanted = float(ddp.module(world.batch()).square().sum())
+    assert optimizer.step(closure) == pytest.approx(wanted)
+    assert_same_on_all_ranks(values(ddp))
+
+
+@pytest.mark.parametrize("target", ["first", "last"])
+def test_state_is_gathered_on_one_rank(world: World, target: str) -> None:
+    """It is that of the whole optimizer; the other ranks have none."""
+    ddp = world.wrap(world.net())
+    reference = Reference(world, ddp.module)
+    optimizer = zero(ddp)
+    for step in range(2):
+        step_on(ddp, optimizer, world.batch(step=step))
+        reference.step(step)
+    to = 0 if target == "first" else world.size - 1
+    optimizer.consolidate_state_dict(to=to)
+    if world.rank != to:
+        with pytest.raises(RuntimeError, match="has not been consolidated on this rank"):
+            optimizer.state_dict()
+        return
+    ours, whole = optimizer.state_dict()["state"], reference.optimizer.state_dict()["state"]
+    assert ours.keys() == whole.keys()
+    for number in whole:
+        for name in ("exp_avg", "exp_avg_sq"):
+            assert_close([ours[number][name].cpu()], [whole[number][name].cpu()], rtol=1e-9)
+
+
+def test_gathered_state_loaded_by_all_goes_on(world: World) -> None:
+    """A new optimizer takes its share of it."""
+    ddp = world.wrap(world.net())
+    reference = Reference(world, ddp.module)
+    optimizer = zero(ddp)
+    step_on(ddp, optimizer, world.batch(step=0))
+    reference.step(0)
+    optimizer.consolidate_state_dict(to=0)
+    saved: list[Any] = [optimizer.state_dict() if world.rank == 0 else None]
+    dist.broadcast_object_list(saved, src=0, device=world.device)
+    loaded = zero(ddp)
+    loaded.load_state_dict(saved[0])
+    step_on(ddp, loaded, world.batch(step=1))
+    reference.step(1)
+    assert_close(values(ddp), values(reference.model), rtol=1e-9)
+
+
+def test_uneven_data(world: World) -> None:
+    """Ranks that are done go on updating their share."""
+    ddp = world.wrap(world.net())
+    reference = Reference(world, ddp.module, torch.optim.SGD)
+    optimizer = zero(ddp, torch.optim.SGD)
+    with Join([ddp, optimizer]):
+        for step in range(world.rank + 1):
+            step_on(ddp, optimizer, world.batch(step=step))
+    for step in range(world.size):
+        batches = [world.batch(peer, step) for peer in range(step, world.size)]
+        set_gradients(reference.model, mean_gradients(reference.model, batches, over=world.size))
+        reference.optimizer.step()
+    assert_close(values(ddp), values(reference.model), rtol=1e-9)
+    assert_same_on_all_ranks(values(ddp))
+
+
+@skip_if_small_world_size(2)
+def test_sharded_over_a_group(world: World, subgroup: SubgroupMaker) -> None:
+    """The last two ranks share the state, and the others have no part."""
+    members = [world.size - 2, world.size - 1]
+    group = subgroup(members)
+    if world.rank not in members:
+        return
+    ddp = world.wrap(world.net(), process_group=group)
+    expected = mean_gradients(ddp.module, [world.batch(member) for member in members])
+    before = values(ddp)
+    optimizer = zero(ddp, torch.optim.SGD, process_group=group)
+    step_on(ddp, optimizer, world.batch())
+    assert_close(
+        values(ddp), [old - 0.05 * slope for old, slope in zip(before, expected, strict=True) if slope is not None]
+    )
+
+
+@pytest.mark.parametrize(
+    ("parameters", "error", "message"),
+    [
+        ([], ValueError, "empty parameter list"),
+        (torch.zeros(2), TypeError, "should be an iterable of Tensors"),
+        ([torch.zeros(2), 3], TypeError, "iterable of Tensors or dicts"),
+        (7, TypeError, "iterable of Tensors or dicts"),
+        ([{"lr": 0.1}], ValueError, "'params' key"),
+        ([torch.zeros(2), torch.zeros(2).double()], ValueError, "same dense type for all parameters"),
+    ],
+    ids=["none", "tensor", "number among them", "number", "no key", "two dtypes"],
+)
+def test_parameters_that_are_refused(parameters: Any, error: type[Exception], message: str) -> None:  # noqa: ANN401
+    """Each with its reason."""
+    with pytest.raises(error, match=message):
+        ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=0.1)
+
+
+@skip_if_small_world_size(2)
+def test_state_before_it_was_gathered_is_an_error(world: World) -> None:
+    """The message has the call to make."""
+    optimizer = zero(world.net())
+    with pytest.raises(RuntimeError, match=rf"consolidate_state_dict\(to={world.rank}\)"):
+        optimizer.state_dict()
+
+
+HOOKS = [hook_with_zero_step, hook_with_zero_step_interleaved]
+Hook = Callable[..., Callable[[Any, dist.GradBucket], torch.futures.Future[Tensor]]]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_overlap_needs_an_optimizer_made_for_it(world: World, hook: Hook) -> None:
+    """An ordinary one is refused."""
+    ddp = world.wrap(world.net())
+    with pytest.raises(ValueError, match="`overlap_with_ddp=True`"):
+        hook(allreduce_hook, ddp, zero(ddp))
+
+
+@skip_unsupported("a refusal of overlapping steps", on=["nccl"])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_overlap_is_refused_on_gloo(world: World, hook: Hook) -> None:
+    """Where it may hang."""
+    ddp = world.wrap(world.net())
+    with pytest.raises(RuntimeError, match="may meet hangs"):
+        hook(allreduce_hook, ddp, zero(ddp, overlap_with_ddp=True))
+
+
+def test_step_does_nothing_if_it_overlaps(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """The hook makes the steps; a call is logged."""
+    ddp = world.wrap(world.net())
+    optimizer = zero(ddp, overlap_with_ddp=True)
+    before = values(ddp)
+    backward(ddp, world.batch())
+    with caplog.at_level(logging.WARNING):
+        assert optimizer.step() is None
+    assert "should not be included in the training loop" in caplog.text
+    assert_close(values(ddp), before)
+
+
+def test_overlapping_optimizer_has_one_group(world: World) -> None:
+    """Another is refused."""
+    optimizer = zero(world.net(), overlap_with_ddp=True)
+    with pytest.raises(RuntimeError, match="supports a single parameter group"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1, device=world.device, dtype=torch.float64))]})
+
+
+def test_overlapping_optimizer_without_a_functional_form_is_refused(world: World) -> None:
+    """The message names the class."""
+    with pytest.raises(ValueError, match="no supported functional optimizer"):
+        ZeroRedundancyOptimizer(world.net().parameters(), torch.optim.LBFGS, overlap_with_ddp=True)
+
+
+@require_gpu
+@pytest.mark.parametrize("shard", [False, True], ids=["whole buckets", "shared buckets"])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_overlapping_steps_are_those_of_the_whole_optimizer(world: World, hook: Hook, *, shard: bool) -> None:
+    """The first two passes only set it up: the model is trained from the third on."""
+    ddp = DistributedDataParallel(world.net(), static_graph=True, gradient_as_bucket_view=True)
+    reference = Reference(world, ddp.module, torch.optim.SGD)
+    optimizer = zero(ddp, torch.optim.SGD, overlap_with_ddp=True)
+    ddp.register_comm_hook(None, hook(allreduce_hook, ddp, optimizer, shard_buckets=shard))
+    for step in range(4):
+        ddp.zero_grad()
+        backward(ddp, world.batch(step=step))
+        if step >= 2:
+            reference.step(step)
+    torch.cuda.synchronize(world.device)
+    assert_close(values(ddp), values(reference.model), rtol=1e-9)
+    assert gradients(ddp)
