@@ -9,21 +9,21 @@ from .reference import World, assert_close, assert_same_on_all_ranks, backward, 
 
 
 class Recomputing(nn.Module):
-    """Two layers, of which some are recomputed, so many times."""
+    """A layer, behind it one that is recomputed, so many times, and one that is not used."""
 
-    def __init__(self, times: int = 1, *, reentrant: bool, first: bool = True) -> None:
+    def __init__(self, times: int = 1, *, reentrant: bool) -> None:
         """Choose how it is done."""
         super().__init__()
-        self.times, self.reentrant, self.first = times, reentrant, first
+        self.times, self.reentrant = times, reentrant
         self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
         self.spare = nn.Linear(4, 4)
 
     def forward(self, batch: Tensor) -> Tensor:
         """The second layer's output."""
-        again = batch.detach().requires_grad_()
+        again: Tensor = self.one(batch).tanh()
         for _ in range(self.times):
-            again = checkpoint(self.one, again, use_reentrant=self.reentrant)
-        return self.other(again.tanh())  # type: ignore[no-any-return]
+            again = checkpoint(self.other, again, use_reentrant=self.reentrant)
+        return again
 
 
 def without_spare(module: Recomputing) -> Recomputing:

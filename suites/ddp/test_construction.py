@@ -93,7 +93,9 @@ def test_another_shape_is_an_error_that_names_the_parameter(world: World, subgro
             world.wrap(layer, process_group=group)
 
 
-@pytest.mark.parametrize("module", [nn.Tanh(), nn.Linear(2, 2).requires_grad_(requires_grad=False)], ids=repr)
+@pytest.mark.parametrize(
+    "module", [nn.Tanh(), nn.Linear(2, 2).requires_grad_(requires_grad=False)], ids=["no parameters", "frozen"]
+)
 def test_module_without_anything_to_train_is_refused(world: World, module: nn.Module) -> None:
     """There would be nothing to reduce, ever."""
     with pytest.raises(RuntimeError, match="doesn't have any parameter that requires a gradient"):

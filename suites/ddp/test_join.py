@@ -130,7 +130,6 @@ def test_trained_on_after_the_block(world: World) -> None:
             backward(ddp, world.batch(step=step))
             optimizer.step()
     optimizer.zero_grad()
-    ddp._join_config = ddp._join_config._replace(enable=False)
     expected = mean_gradients(ddp.module, world.batches(9))
     backward(ddp, world.batch(step=9))
     assert_close(gradients(ddp), expected)
@@ -184,8 +183,14 @@ def test_accumulation_within_the_block(world: World) -> None:
                 assert_close(gradients(ddp), expected)
 
 
+def or_zeros(module: nn.Module, slopes: list[Tensor | None]) -> list[Tensor]:
+    """Zeros for a parameter that has no gradient."""
+    parameters = list(module.parameters())
+    return [torch.zeros_like(one) if slope is None else slope for one, slope in zip(parameters, slopes, strict=True)]
+
+
 def test_unused_parameters_within_the_block(world: World) -> None:
-    """Those that are done use none, and agree to what the others use."""
+    """Those that are done agree to what the others use; what no rank uses may have zeros."""
     ddp = world.wrap(Branches(), find_unused_parameters=True)
     with ddp.join():
         for step in range(steps_of(world.rank)):
@@ -193,7 +198,7 @@ def test_unused_parameters_within_the_block(world: World) -> None:
             expected = mean_gradients(ddp.module, active(world, step), loss_with(use), over=world.size)
             ddp.zero_grad()
             backward(ddp, world.batch(step=step), loss_with(use))
-            assert_close(gradients(ddp), expected)
+            assert_close(or_zeros(ddp, gradients(ddp)), or_zeros(ddp, expected))
 
 
 def test_hook_of_the_gradients_within_the_block(world: World) -> None:

@@ -258,6 +258,9 @@ def test_hierarchy_of_two_levels(world: World) -> None:
         ours = parameters(world)
         averager.average_parameters(ours)
         assert_close(ours, mean(world) if step % 4 == 0 else list(parameters(world)))
+    for group in averager.period_process_group_dict.values():
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
 
 
 @pytest.mark.parametrize(

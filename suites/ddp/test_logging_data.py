@@ -46,7 +46,8 @@ def test_settings_by_default(world: World) -> None:
     data = data_of(DistributedDataParallel(float_net(world)))
     assert data["broadcast_buffers"] == 1
     assert data["bucket_cap_bytes"] == 25 * 1024 * 1024
-    assert (data["find_unused_parameters"], data["gradient_as_bucket_view"], data["static_graph"]) == (0, 0, 0)
+    assert (data["find_unused_parameters"], data["gradient_as_bucket_view"]) == (0, 0)
+    assert not data.get("static_graph")
     assert (data["device_ids"], data["output_device"]) == ("", -1)
 
 
@@ -80,32 +81,33 @@ def test_parameters_are_counted(world: World) -> None:
 
 def test_sizes_of_buckets(world: World) -> None:
     """Before the first pass, and rebuilt."""
-    ddp = DistributedDataParallel(float_net(world), bucket_cap_mb=0.00001)
+    ddp = DistributedDataParallel(float_net(world), bucket_cap_mb=1 / 2**20)
     assert data_of(ddp)["bucket_sizes"] == str(FLOAT_NET_BYTES)
     data = trained(world, ddp, 3)
     assert data["has_rebuilt_buckets"] == 1
-    assert data["rebuilt_bucket_sizes"] == "8, 40, 20, 80"
+    assert sorted(map(int, data["rebuilt_bucket_sizes"].split(", "))) == [8, 20, 40, 80]
 
 
 def test_order_of_gradients(world: World) -> None:
-    """The last layer's are ready first."""
-    data = trained(world, DistributedDataParallel(float_net(world)), 3)
+    """The last layer's are ready first; logged under debugging."""
+    with dist_debug_level("INFO"):
+        data = trained(world, DistributedDataParallel(float_net(world)), 3)
     assert set(data["prev_iteration_grad_ready_order_indices"].split(", ")) == {"0", "1", "2", "3"}
     assert set(data["prev_iteration_grad_ready_order_indices"].split(", ")[:2]) == {"2", "3"}
     assert len(data["rebuilt_per_bucket_param_indices"].split()) == 4
 
 
 def test_passes_are_counted(world: World) -> None:
-    """As they begin, and only those that train."""
+    """Those before the one that was logged last, and only those that train."""
     ddp = DistributedDataParallel(float_net(world))
-    trained(world, ddp, 3)
+    assert trained(world, ddp, 3)["iteration"] == 2
     with torch.no_grad():
         ddp(world.batch().float())
-    assert data_of(ddp)["iteration"] == 3
+    assert trained(world, ddp, 2)["iteration"] == 4
 
 
 def test_sampled_passes_are_counted(world: World) -> None:
-    """Behind the first ten, every so-manieth is measured."""
+    """Behind the first ten, every fourth is measured."""
     ddp = DistributedDataParallel(float_net(world))
     ddp._set_ddp_runtime_logging_sample_rate(4)
     assert trained(world, ddp, 15)["iteration"] == 12

@@ -167,8 +167,8 @@ def test_hook_gets_what_was_accumulated(world: World, hook: Hook, factor: int) -
     assert_close(gradients(ddp), [gradient * factor for gradient in expected if gradient is not None])
 
 
-def test_static_graph_may_begin_in_the_block(world: World) -> None:
-    """The first pass, in which the graph is recorded, is the first that synchronizes."""
+def test_accumulation_in_a_static_graph(world: World) -> None:
+    """Once the graph was recorded."""
     ddp = DistributedDataParallel(world.net(), static_graph=True)
     expected = everyones(world, ddp.module, 2)
     backward(ddp, world.batch(step=0))

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.algorithms._optimizer_overlap  # torch imports it, and FSDP with it, at the first use
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward, _get_in_backward_optimizers
 from torch.nn.parallel import DistributedDataParallel

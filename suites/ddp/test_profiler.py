@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.profiler import profile as autograd_profile
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 
@@ -19,10 +19,20 @@ from .reference import World, assert_close, backward, gradients, mean_gradients
 not_on_the_host = skip_unsupported("profiling events on the host", on=["nccl"])
 
 
+def wait_and_average(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """Average a bucket, and return when the work is done, not only its result there: then its event is complete."""
+    work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
+    work.wait()
+    future: torch.futures.Future[Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
 @pytest.fixture
 def model(world: World) -> nn.Module:
     """A model with rebuilt buckets, whose passes are all alike from now on."""
     ddp = world.wrap(world.net())
+    ddp.register_comm_hook(None, wait_and_average)
     for step in range(2):
         backward(ddp, world.batch(step=step))
     ddp.zero_grad()
@@ -72,6 +82,7 @@ def test_no_sync_has_no_collective(world: World, model: nn.Module) -> None:
 def test_search_for_unused_parameters_costs_a_collective(world: World) -> None:
     """Beside the gradients, the ranks exchange which parameters they used, unless that was all of them."""
     ddp = world.wrap(Branches(), find_unused_parameters=True)
+    ddp.register_comm_hook(None, wait_and_average)
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         backward(ddp, world.batch(), loss_with("left"))
     shapes = sorted(event.input_shapes[0][0] for event in named(profiler.events(), "gloo:all_reduce"))
@@ -122,8 +133,9 @@ def test_collectives_in_flight_are_events_each(world: World) -> None:
     assert all(event.is_async for event in events)
 
 
-def traced(path: Path, world: World, model: nn.Module) -> list[dict[str, Any]]:
+def traced(folder: Path, world: World, model: nn.Module) -> list[dict[str, Any]]:
     """The nodes of the execution trace of one pass."""
+    path = folder / f"trace-{world.rank}.json"
     observer = ExecutionTraceObserver().register_callback(str(path))
     try:
         observer.start()
@@ -135,17 +147,17 @@ def traced(path: Path, world: World, model: nn.Module) -> list[dict[str, Any]]:
     return nodes
 
 
-def test_execution_trace_has_the_pass(world: World, model: nn.Module, tmp_path: Path) -> None:
+def test_execution_trace_has_the_pass(world: World, model: nn.Module, shared_tmp_path: Path) -> None:
     """Its operators, with the wrapper's forward pass among them."""
-    names = {node["name"] for node in traced(tmp_path / "trace.json", world, model)}
+    names = {node["name"] for node in traced(shared_tmp_path, world, model)}
     assert "DistributedDataParallel.forward" in names
     assert any(name.startswith("aten::") for name in names)
 
 
 @require_backend_in("nccl")
-def test_execution_trace_has_the_collectives(world: World, model: nn.Module, tmp_path: Path) -> None:
+def test_execution_trace_has_the_collectives(world: World, model: nn.Module, shared_tmp_path: Path) -> None:
     """Each with its kind, dtype and number of elements."""
-    nodes = [node for node in traced(tmp_path / "trace.json", world, model) if node["name"] == "record_param_comms"]
+    nodes = [node for node in traced(shared_tmp_path, world, model) if node["name"] == "record_param_comms"]
     attributes = [{one["name"]: one["value"] for one in node.get("attrs", [])} for node in nodes]
     reductions = [one for one in attributes if one.get("collective_name") == "allreduce"]
     assert [one["in_msg_nelems"] for one in reductions] == [37]

@@ -1,7 +1,5 @@
 """Unused parameters: found by the graph, they are left alone or averaged with what other ranks have."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -114,14 +112,6 @@ def test_search_finds_nothing_unused(world: World) -> None:
         assert_close(gradients(ddp), expected)
 
 
-@dataclass
-class Outputs:
-    """Two outputs with names."""
-
-    first: Tensor
-    second: Tensor
-
-
 class AsList(Pair):
     """Outputs in a list."""
 
@@ -144,16 +134,15 @@ def test_outputs_are_found_in_containers(world: World, kind: type[Pair]) -> None
     """The search begins at every tensor of the output."""
 
     def both(model: nn.Module, batch: Tensor) -> Tensor:
-        first, second = (model(batch)[number] for number in range(2))
+        output = model(batch)
+        first, second = output[0], output[1]
         if isinstance(first, dict):
             first, second = first["a"], second["b"]
         return (first * second).sum()  # type: ignore[no-any-return]
 
     ddp = world.wrap(kind(), find_unused_parameters=True)
     expected = mean_gradients(ddp.module, world.batches(), both)
-    copied = copy_of(ddp.module)
     backward(ddp, world.batch(), both)
-    assert len(list(copied.parameters())) == 4
     assert_close(gradients(ddp), expected)
 
 
@@ -179,13 +168,13 @@ def test_shared_parameter_beside_an_unused_one(world: World, *, find: bool) -> N
         assert_close(gradients(ddp), expected)
 
 
-def test_loss_may_be_changed_in_place_behind_the_search(world: World) -> None:
+def test_output_may_be_changed_in_place_behind_the_search(world: World) -> None:
     """The outputs that the search returns are copies, which can be written to."""
     ddp = world.wrap(world.net(), find_unused_parameters=True)
     expected = mean_gradients(ddp.module, world.batches(), lambda model, batch: model(batch).sum() * 2)
-    loss = ddp(world.batch()).sum()
-    loss *= 2
-    loss.backward()
+    output = ddp(world.batch())
+    output *= 2
+    output.sum().backward()
     assert_close(gradients(ddp), expected)
 
 
