@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel.distributed import _BucketCapacityConfig
 
 from .branches import Branches, loss_with
-from .reference import World, assert_close, assert_same, backward, gradients, mean_gradients, square_loss, values
+from .reference import World, assert_close, backward, gradients, mean_gradients, square_loss, values
 
 MIB = 1024 * 1024
 FIRST = dist._DEFAULT_FIRST_BUCKET_BYTES  # type: ignore[attr-defined]
