@@ -96,7 +96,7 @@ def mean_gradients(
     """
     copy = copy_of(module)
     for batch in batches:
-        loss(copy, batch).backward()  # type: ignore[no-untyped-call]
+        loss(copy, batch).backward()
     count = len(batches) if over is None else over
     return [None if gradient is None else gradient / count for gradient in gradients(copy)]
 
@@ -109,7 +109,7 @@ def set_gradients(module: nn.Module, wanted: Sequence[Tensor | None]) -> None:
 
 def backward(model: nn.Module, batch: Tensor, loss: Loss = square_loss) -> None:
     """One forward and backward pass."""
-    loss(model, batch).backward()  # type: ignore[no-untyped-call]
+    loss(model, batch).backward()
 
 
 def values(module: nn.Module) -> list[Tensor]:

@@ -8,7 +8,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from .reference import World, backward, mean_gradients, set_gradients
 
-SETTINGS: dict[type[torch.optim.Optimizer], dict[str, float]] = {
+SETTINGS: dict[type[torch.optim.Optimizer], dict[str, Any]] = {
     torch.optim.SGD: {"lr": 0.05, "momentum": 0.9},
     torch.optim.Adam: {"lr": 0.05},
     torch.optim.AdamW: {"lr": 0.05, "weight_decay": 0.1},

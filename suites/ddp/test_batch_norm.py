@@ -63,7 +63,7 @@ def test_batches_are_counted(world: World) -> None:
     ddp = world.wrap(normalized(world))
     for step in range(3):
         backward(ddp, world.batch(step=step, rows=ROWS))
-    assert int(ddp.module[1].num_batches_tracked) == 3  # type: ignore[index, union-attr]
+    assert int(ddp.module[1].num_batches_tracked) == 3
 
 
 def test_evaluation_does_not_change_the_statistics(world: World) -> None:
@@ -110,7 +110,7 @@ def test_synchronized_normalization_on_the_cpu_is_refused(world: World) -> None:
 def test_conversion_keeps_parameters_and_statistics(world: World) -> None:
     """Every normalization of a module is replaced, whatever its dimensions."""
     module = nn.Sequential(nn.BatchNorm1d(3), nn.Sequential(nn.BatchNorm2d(2)), nn.Linear(2, 2))
-    module[0].running_mean.fill_(world.rank)  # type: ignore[operator, union-attr]
+    module[0].running_mean.fill_(world.rank)  # type: ignore[operator]
     converted = nn.SyncBatchNorm.convert_sync_batchnorm(module)
     kinds = [type(child) for child in converted.modules() if isinstance(child, nn.modules.batchnorm._BatchNorm)]
     assert kinds == [nn.SyncBatchNorm, nn.SyncBatchNorm]
@@ -120,17 +120,17 @@ def test_conversion_keeps_parameters_and_statistics(world: World) -> None:
 
 def synchronized(world: World) -> nn.Module:
     """The same layers, normalized over all ranks."""
-    return nn.SyncBatchNorm.convert_sync_batchnorm(normalized(world))
+    return nn.SyncBatchNorm.convert_sync_batchnorm(normalized(world))  # type: ignore[no-any-return]
 
 
 def over_all_rows(module: nn.Module, batches: list[Tensor], world: World) -> list[Tensor | None]:
     """What one process with all the rows gets: a sum over rows, which the ranks' mean is a part of."""
     alone = deepcopy(module)
-    for number, child in enumerate(alone):  # type: ignore[arg-type]
+    for number, child in enumerate(alone):  # type: ignore[arg-type, var-annotated]
         if isinstance(child, nn.SyncBatchNorm):
             plain = nn.BatchNorm1d(3, affine=child.affine).to(world.device, torch.float64)
             plain.load_state_dict(child.state_dict())
-            alone[number] = plain  # type: ignore[index]
+            alone[number] = plain  # type: ignore[operator]
     return mean_gradients(alone, [torch.cat(batches)], over=world.size)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel.distributed import _BucketCapacityConfig
 
 from .branches import Branches, loss_with
@@ -29,7 +30,7 @@ def recorded_sizes(world: World, steps: int = 3, **options: Any) -> Sizes:  # no
     """The number of elements of each bucket, in the order of their reduction, for each step."""
     sizes: Sizes = []
 
-    def record(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def record(_: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         sizes[-1].append(bucket.buffer().numel())
         work = dist.all_reduce(bucket.buffer() / world.size, async_op=True)
         return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]
@@ -102,7 +103,7 @@ def test_rebuilt_buckets_follow_the_order_of_use(world: World) -> None:
     ddp = world.wrap(Backwards(), bucket_cap_mb=1 / MIB)
     order: list[int] = []
 
-    def record(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def record(_: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         order.append(bucket.buffer().numel())
         future: torch.futures.Future[Tensor] = torch.futures.Future()
         future.set_result(bucket.buffer())
@@ -209,7 +210,7 @@ def test_without_its_hooks_a_model_is_not_reduced(world: World) -> None:
     ddp = world.wrap(world.net())
     expected = mean_gradients(ddp.module, [world.batch()])
     ddp._remove_autograd_hooks()
-    square_loss(ddp.module, world.batch()).backward()  # type: ignore[no-untyped-call]
+    square_loss(ddp.module, world.batch()).backward()
     assert_close(gradients(ddp), expected)
 
 

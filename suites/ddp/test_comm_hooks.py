@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import DDPCommHookType, register_ddp_comm_hook
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -40,7 +41,7 @@ def test_state_is_handed_to_the_hook(world: World) -> None:
     ddp = world.wrap(world.net())
     seen: list[int] = []
 
-    def count(state: list[int], bucket: dist.GradBucket) -> Future[Tensor]:
+    def count(state: list[int], bucket: GradBucket) -> Future[Tensor]:
         state.append(bucket.index())
         return allreduce_hook(dist.group.WORLD, bucket)  # type: ignore[arg-type]
 
@@ -58,7 +59,7 @@ def test_bucket_tells_what_is_in_it(world: World) -> None:
     ddp = world.wrap(nn.Sequential(*[nn.Linear(4, 4, bias=False) for _ in range(3)]), bucket_cap_mb=0.00001)
     seen: list[tuple[int, bool]] = []
 
-    def look(_: object, bucket: dist.GradBucket) -> Future[Tensor]:
+    def look(_: object, bucket: GradBucket) -> Future[Tensor]:
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             assert any(parameter is one for one in ddp.parameters())
             assert gradient.shape == parameter.shape
@@ -77,7 +78,7 @@ def test_buffer_can_be_replaced(world: World) -> None:
     """A hook may put another tensor into the bucket."""
     ddp = world.wrap(world.net())
 
-    def replace(_: object, bucket: dist.GradBucket) -> Future[Tensor]:
+    def replace(_: object, bucket: GradBucket) -> Future[Tensor]:
         bucket.set_buffer(bucket.buffer() * 3)
         return allreduce_hook(dist.group.WORLD, bucket)  # type: ignore[arg-type]
 
@@ -167,7 +168,7 @@ def test_future_of_a_collective_is_the_result(world: World) -> None:
     """A hook may return what it started, and chain to it."""
     ddp = world.wrap(world.net())
 
-    def gather(_: object, bucket: dist.GradBucket) -> Future[Tensor]:
+    def gather(_: object, bucket: GradBucket) -> Future[Tensor]:
         gathered = [torch.zeros_like(bucket.buffer()) for _ in range(world.size)]
         work = dist.all_gather(gathered, bucket.buffer(), async_op=True)
         return work.get_future().then(lambda _: torch.stack(gathered).sum(0) / world.size)  # type: ignore[no-any-return]
@@ -183,9 +184,9 @@ def test_wrapper_around_a_hook(world: World) -> None:
     ddp = world.wrap(world.net())
 
     def halving(
-        hook: Callable[[object, dist.GradBucket], Future[Tensor]],
-    ) -> Callable[[object, dist.GradBucket], Future[Tensor]]:
-        def half(state: object, bucket: dist.GradBucket) -> Future[Tensor]:
+        hook: Callable[[object, GradBucket], Future[Tensor]],
+    ) -> Callable[[object, GradBucket], Future[Tensor]]:
+        def half(state: object, bucket: GradBucket) -> Future[Tensor]:
             return hook(state, bucket).then(lambda future: future.value() / 2)
 
         return half
@@ -215,7 +216,7 @@ def test_annotation_of_the_bucket_is_checked(world: World) -> None:
 def test_annotation_of_the_result_is_checked(world: World) -> None:
     """It is a future of one tensor."""
 
-    def wrong(state: object, bucket: dist.GradBucket) -> int:  # noqa: ARG001
+    def wrong(state: object, bucket: GradBucket) -> int:  # noqa: ARG001
         return 0
 
     with pytest.raises(ValueError, match="return annotation should be torch"):
@@ -234,7 +235,7 @@ def test_future_has_to_hold_a_tensor(world: World) -> None:
     """A number is none."""
     ddp = world.wrap(world.net())
 
-    def number(_: object, bucket: dist.GradBucket) -> Future[Tensor]:
+    def number(_: object, bucket: GradBucket) -> Future[Tensor]:
         future: Future[int] = Future()
         future.set_result(bucket.index())
         return future  # type: ignore[return-value]
@@ -260,7 +261,7 @@ def test_error_in_the_hook_is_the_backward_passs(world: World) -> None:
     """Its message comes through."""
     ddp = world.wrap(world.net())
 
-    def fail(state: object, bucket: dist.GradBucket) -> Future[Tensor]:  # noqa: ARG001
+    def fail(state: object, bucket: GradBucket) -> Future[Tensor]:  # noqa: ARG001
         msg = "planted in the hook"
         raise RuntimeError(msg)
 

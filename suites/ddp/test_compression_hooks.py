@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import DDPCommHookType, register_ddp_comm_hook
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     allreduce_hook,
@@ -82,7 +83,7 @@ def test_16_bit_wrapper_around_the_averaging_hook(world: World) -> None:
     ddp = float_net(world)
     seen: list[torch.dtype] = []
 
-    def average(_: object, bucket: dist.GradBucket) -> Future[Tensor]:
+    def average(_: object, bucket: GradBucket) -> Future[Tensor]:
         seen.append(bucket.buffer().dtype)
         return allreduce_hook(dist.group.WORLD, bucket)  # type: ignore[arg-type]
 
@@ -105,9 +106,9 @@ def test_16_bit_wrapper_around_power_sgd(world: World) -> None:
 def test_bfloat16_wrapper_under_another_name(world: World) -> None:
     """The wrapped hook computes on every backend that adds up bfloat16; only its name is refused without CUDA."""
     ddp = float_net(world)
-    wrapped = bf16_compress_wrapper(allreduce_hook)  # type: ignore[arg-type]
+    wrapped = bf16_compress_wrapper(allreduce_hook)
 
-    def compressing(state: object, bucket: dist.GradBucket) -> Future[Tensor]:
+    def compressing(state: object, bucket: GradBucket) -> Future[Tensor]:
         return wrapped(state, bucket)
 
     ddp.register_comm_hook(None, compressing)

@@ -67,7 +67,7 @@ def test_gradients_are_averaged_without_initial_sync_too(world: World) -> None:
 def test_frozen_parameters_begin_as_those_of_rank_0_too(world: World) -> None:
     """They are not reduced, but they are part of the model."""
     module = Counting(world)
-    module.layer.bias.requires_grad_(requires_grad=False)
+    module.layer.bias.requires_grad = False
     assert_same(values(world.wrap(module)), [world.numbers(2, 4, peer=0), world.numbers(2, peer=0)])
 
 
@@ -87,7 +87,7 @@ def test_another_shape_is_an_error_that_names_the_parameter(world: World, subgro
     layer = world.place(nn.Linear(4, 2 if world.rank == 0 else 3))
     parameters = list(layer.parameters())
     if world.rank == 0:
-        _verify_param_shape_across_processes(group, parameters)
+        _verify_param_shape_across_processes(group, [*parameters])
     else:
         with pytest.raises(RuntimeError, match=r"\[3, 4\].*not to match sizes of the same param in process 0"):
             world.wrap(layer, process_group=group)

@@ -21,7 +21,7 @@ class Odd(nn.Module):
     def forward(self, batch: Tensor, number: int) -> Tensor:
         """One layer, or both."""
         output: Tensor = self.first(batch)
-        return self.second(output) if number % 2 else output  # type: ignore[no-any-return]
+        return self.second(output) if number % 2 else output
 
 
 def numbered(number: int) -> Loss:
@@ -143,11 +143,12 @@ def test_forward_pass_without_a_backward_pass_is_followed_by_another(world: Worl
 def test_layers_frozen_and_thawed_between_models(world: World) -> None:
     """What is to be trained is fixed when a model is wrapped; wrapped again, it has other gradients."""
     module = world.net()
-    first = next(module.parameters()).requires_grad_(requires_grad=False)
+    first = next(module.parameters())
+    first.requires_grad = False
     backward(world.wrap(module), world.batch())
     assert first.grad is None
     module.zero_grad()
-    first.requires_grad_()
+    first.requires_grad = True
     expected = mean_gradients(module, world.batches())
     backward(world.wrap(module), world.batch())
     assert_close(gradients(module), expected)

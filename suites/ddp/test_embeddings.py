@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 
 from allranks.testing import skip_unsupported
 
@@ -62,7 +63,7 @@ def test_rows_that_any_rank_looked_up_have_the_mean(world: World, *, bag: bool) 
     """A rank that did not look a row up counts as zeros."""
     ddp = world.wrap(Text(sparse=False, bag=bag))
     expected = mean_gradients(ddp.module, everyones_words(world), loss)
-    loss(ddp, words(world, world.rank)).backward()  # type: ignore[no-untyped-call]
+    loss(ddp, words(world, world.rank)).backward()
     assert_close(gradients(ddp), expected)
 
 
@@ -72,11 +73,11 @@ def test_sparse_gradients_have_the_same_mean(world: World, *, bag: bool) -> None
     """They stay sparse, and have the rows of all ranks."""
     ddp = world.wrap(Text(sparse=True, bag=bag))
     expected = mean_gradients(ddp.module, everyones_words(world), loss)
-    loss(ddp, words(world, world.rank)).backward()  # type: ignore[no-untyped-call]
-    table = ddp.module.table.weight.grad  # type: ignore[union-attr]
-    assert table.is_sparse  # type: ignore[union-attr]
+    loss(ddp, words(world, world.rank)).backward()
+    table = ddp.module.table.weight.grad
+    assert table.is_sparse
     rows = set(torch.cat(everyones_words(world)).flatten().tolist())
-    assert set(table.coalesce().indices().flatten().tolist()) == rows  # type: ignore[operator, union-attr]
+    assert set(table.coalesce().indices().flatten().tolist()) == rows
     assert_close(dense(gradients(ddp)), dense(expected))
 
 
@@ -87,7 +88,7 @@ def test_sparse_gradients_of_every_step(world: World) -> None:
     for step in range(3):
         ddp.zero_grad()
         expected = mean_gradients(ddp.module, everyones_words(world, step), loss)
-        loss(ddp, words(world, world.rank, step)).backward()  # type: ignore[no-untyped-call]
+        loss(ddp, words(world, world.rank, step)).backward()
         assert_close(dense(gradients(ddp)), dense(expected))
 
 
@@ -105,7 +106,7 @@ def test_sparse_training_is_that_of_one_process(world: World) -> None:
     for step in range(3):
         set_gradients(alone, mean_gradients(alone, everyones_words(world, step), loss))
         ddp.zero_grad()
-        loss(ddp, words(world, world.rank, step)).backward()  # type: ignore[no-untyped-call]
+        loss(ddp, words(world, world.rank, step)).backward()
         for optimizer in (*ours, *references):
             optimizer.step()
     assert_close(values(ddp), values(alone), rtol=1e-9)
@@ -118,8 +119,8 @@ def test_sparse_gradients_that_were_not_cleared_are_added_to(world: World) -> No
     ddp = world.wrap(Text(sparse=True))
     first, second = (mean_gradients(ddp.module, everyones_words(world, step), loss) for step in range(2))
     with ddp.no_sync():
-        loss(ddp, words(world, world.rank, 0)).backward()  # type: ignore[no-untyped-call]
-    loss(ddp, words(world, world.rank, 1)).backward()  # type: ignore[no-untyped-call]
+        loss(ddp, words(world, world.rank, 0)).backward()
+    loss(ddp, words(world, world.rank, 1)).backward()
     sums = [one + other for one, other in zip(dense(first), dense(second), strict=True) if one is not None]  # type: ignore[operator]
     assert_close(dense(gradients(ddp)), sums)
 
@@ -130,14 +131,14 @@ def test_hook_gets_the_sparse_gradient_in_a_bucket_of_its_own(world: World) -> N
     ddp = world.wrap(Text(sparse=True))
     seen: list[bool] = []
 
-    def average(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def average(_: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         seen.append(bucket.buffer().is_sparse)
         work = dist.all_reduce(bucket.buffer() / world.size, async_op=True)
         return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]
 
     ddp.register_comm_hook(None, average)
     expected = mean_gradients(ddp.module, everyones_words(world), loss)
-    loss(ddp, words(world, world.rank)).backward()  # type: ignore[no-untyped-call]
+    loss(ddp, words(world, world.rank)).backward()
     assert sorted(seen) == [False, True]
     assert_close(dense(gradients(ddp)), dense(expected))
 
@@ -156,7 +157,7 @@ def test_layer_that_does_not_announce_sparse_gradients_is_an_error(world: World)
 
     ddp = world.wrap(Lookup())
     with pytest.raises(RuntimeError, match=r"(?i)sparse"):
-        loss(ddp, words(world, world.rank)).backward()  # type: ignore[no-untyped-call]
+        loss(ddp, words(world, world.rank)).backward()
 
 
 def test_table_of_which_nothing_was_looked_up(world: World) -> None:
@@ -165,5 +166,5 @@ def test_table_of_which_nothing_was_looked_up(world: World) -> None:
     batches = everyones_words(world)
     batches[-1] = batches[-1][:0]
     expected = mean_gradients(copy_of(ddp.module), batches, loss)
-    loss(ddp, batches[world.rank]).backward()  # type: ignore[no-untyped-call]
+    loss(ddp, batches[world.rank]).backward()
     assert_close(gradients(ddp), expected)

@@ -101,7 +101,7 @@ def test_batches_of_different_sizes_count_by_rank(world: World) -> None:
 def test_frozen_parameters_have_no_gradient(world: World) -> None:
     """The others have their mean."""
     module = world.net()
-    next(module.parameters()).requires_grad_(requires_grad=False)
+    next(module.parameters()).requires_grad = False
     ddp = world.wrap(module)
     expected = mean_gradients(module, world.batches())
     assert expected[0] is None
@@ -132,7 +132,7 @@ def test_gradients_of_16_bits(world: World, dtype: torch.dtype) -> None:
     """They are reduced in their own dtype."""
     parameter = nn.Module()
     parameter.weight = nn.Parameter(torch.ones(8, device=world.device, dtype=dtype))
-    parameter.forward = lambda scale: parameter.weight * scale  # type: ignore[method-assign]
+    parameter.forward = lambda scale: parameter.weight * scale
     ddp = torch.nn.parallel.DistributedDataParallel(parameter)
     ddp(world.rank + 1.0).sum().backward()
     mean = torch.full((8,), world.mean_rank() + 1, device=world.device, dtype=dtype)
@@ -230,11 +230,12 @@ def test_two_models_in_one_loss(world: World) -> None:
     both = nn.ModuleList([first.module, second.module])
 
     def loss(models: nn.Module, batch: Tensor) -> Tensor:
-        one, other = models  # type: ignore[misc]
-        return (one(batch) * other(batch)).sum()  # type: ignore[no-any-return]
+        one, other = list(models)  # type: ignore[call-overload]
+        product: Tensor = (one(batch) * other(batch)).sum()
+        return product
 
     expected = mean_gradients(both, world.batches(), loss)
-    loss([first, second], world.batch()).backward()  # type: ignore[arg-type, no-untyped-call]
+    loss([first, second], world.batch()).backward()  # type: ignore[arg-type]
     assert_close(gradients(both), expected)
 
 
@@ -274,9 +275,9 @@ def test_retained_graph_is_differentiated_again(world: World) -> None:
     backward(alone, world.batch())
     expected = mean_gradients(ddp.module, world.batches())
     loss = square_loss(ddp, world.batch())
-    loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+    loss.backward(retain_graph=True)
     assert_close(gradients(ddp), expected)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     assert_close(gradients(ddp), [mean + own for mean, own in zip(expected, gradients(alone), strict=True)])  # type: ignore[operator]
 
 

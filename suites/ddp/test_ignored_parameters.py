@@ -151,8 +151,8 @@ def test_delayed_parameters_and_the_one_to_wait_for_go_together(world: World, mi
     net = world.net()
     options: dict[str, Any] = {
         "delay_all_reduce_named_params": list(net.named_parameters())[:1],
-        "param_to_hook_all_reduce": net[0].weight,
-    }  # type: ignore[index]
+        "param_to_hook_all_reduce": net[0].weight,  # type: ignore[index]
+    }
     del options[missing]
     with pytest.raises(ValueError, match="need to be set at the same time"):
         DistributedDataParallel(net, **options)
@@ -178,7 +178,7 @@ def test_delayed_gradients_share_one_buffer(world: World) -> None:
     """They are its views, one behind the other."""
     ddp = delayed(world, ["2.weight", "2.bias"])
     backward(ddp, world.batch(), half_loss)
-    weight, bias = ddp.module[2].parameters()  # type: ignore[index]
+    weight, bias = ddp.module[2].parameters()
     assert weight.grad is not None
     assert bias.grad is not None
     assert weight.grad.untyped_storage().data_ptr() == bias.grad.untyped_storage().data_ptr()

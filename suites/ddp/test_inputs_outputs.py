@@ -155,7 +155,7 @@ def test_packed_sequence(world: World) -> None:
 class GivesNamed(Pair):
     """Both outputs in a named tuple."""
 
-    def forward(self, batch: Tensor) -> Rows:  # type: ignore[override]
+    def forward(self, batch: Tensor) -> Rows:
         """Both outputs."""
         return Rows(*super().forward(batch))
 
@@ -201,7 +201,7 @@ def test_outputs_in_a_container(
 
     def loss(model: nn.Module, batch: Tensor) -> Tensor:
         left, right = take(model(batch))
-        return (left * right).sum()  # type: ignore[no-any-return]
+        return (left * right).sum()
 
     ddp = world.wrap(kind(), **options)
     for step in range(2):
@@ -263,7 +263,7 @@ def test_module_without_inputs(world: World) -> None:
 
     ddp = world.wrap(Constant())
     ddp().sum().backward()
-    assert_close(gradients(ddp), [torch.full_like(ddp.module.weight, world.mean_rank() + 1)])  # type: ignore[arg-type]
+    assert_close(gradients(ddp), [torch.full_like(ddp.module.weight, world.mean_rank() + 1)])
 
 
 def test_batch_without_rows(world: World) -> None:

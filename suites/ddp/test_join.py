@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.join import Join
 
 from allranks.testing import skip_if_small_world_size
@@ -138,6 +139,8 @@ def test_trained_on_after_the_block(world: World) -> None:
 class Tally(nn.Module):
     """A layer, and a buffer that counts the passes."""
 
+    count: Tensor
+
     def __init__(self) -> None:
         """Begin at 0."""
         super().__init__()
@@ -206,7 +209,7 @@ def test_hook_of_the_gradients_within_the_block(world: World) -> None:
     ddp = world.wrap(world.net())
     calls: list[bool] = []
 
-    def triple(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def triple(_: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         calls.append(bool(bucket.buffer().any()))
         work = dist.all_reduce(bucket.buffer() * 3, async_op=True)
         return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]

@@ -205,7 +205,7 @@ def test_averager_averages_at_every_period_after_the_warm_up(world: World) -> No
 def test_averager_takes_the_groups_of_an_optimizer(world: World) -> None:
     """Both forms of the argument mean the same."""
     ours = parameters(world)
-    optimizer = torch.optim.SGD([{"params": ours[:1]}, {"params": ours[1:], "lr": 1.0}], lr=0.5)
+    optimizer = torch.optim.SGD([{"params": ours[:1]}, {"params": ours[1:], "lr": 1.0}], lr=0.5)  # type: ignore[arg-type]
     PeriodicModelAverager(period=2).average_parameters(optimizer.param_groups)
     assert_close(ours, mean(world))
 
@@ -233,7 +233,7 @@ def test_averager_over_a_group(world: World, subgroup: SubgroupMaker) -> None:
 def test_averager_refuses(options: dict[str, int], message: str) -> None:
     """Numbers that make no sense."""
     with pytest.raises(ValueError, match=message):
-        PeriodicModelAverager(**options)
+        PeriodicModelAverager(**options)  # type: ignore[arg-type]
 
 
 def test_period_of_one_is_warned_of() -> None:

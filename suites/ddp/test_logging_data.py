@@ -71,8 +71,8 @@ def test_devices(world: World) -> None:
 def test_parameters_are_counted(world: World) -> None:
     """Those that are trained, with their bytes and dtypes."""
     module = float_net(world)
-    module[0].double()  # type: ignore[index, operator]
-    module[2].bias.requires_grad_(requires_grad=False)  # type: ignore[index, union-attr]
+    module[0].double()  # type: ignore[index]
+    module[2].bias.requires_grad_(requires_grad=False)  # type: ignore[index]
     data = data_of(DistributedDataParallel(module))
     assert data["num_parameter_tensors"] == 3
     assert data["total_parameter_size_bytes"] == 8 * (4 * 5 + 5) + 4 * 5 * 2

@@ -71,7 +71,7 @@ def test_scaled_loss(world: World) -> None:
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
     scaler = GradScaler(world.device.type, init_scale=1024.0)
     before, slopes = values(ddp), mean_gradients(ddp.module, world.batches(), float_loss)
-    scaler.scale(float_loss(ddp, world.batch())).backward()  # type: ignore[no-untyped-call]
+    scaler.scale(float_loss(ddp, world.batch())).backward()
     scaler.step(optimizer)
     scaler.update()
     assert_close(
@@ -88,7 +88,7 @@ def test_infinite_gradient_of_one_rank_stops_the_step_of_all(world: World) -> No
     scaler = GradScaler(world.device.type, init_scale=1024.0)
     before = values(ddp)
     loss = float_loss(ddp, world.batch()) * (float("inf") if world.rank == 0 else 1.0)
-    scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+    scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
     assert_close(values(ddp), before)
@@ -136,7 +136,7 @@ def test_ddps_own_mixed_precision_casts_inputs_and_buffers(world: World) -> None
             self.register_buffer("scale", torch.ones(1))
 
         def forward(self, batch: Tensor, number: Tensor) -> Tensor:
-            seen.extend((batch.dtype, number.dtype, self.layer.weight.dtype, self.scale.dtype))
+            seen.extend((batch.dtype, number.dtype, self.layer.weight.dtype, self.scale.dtype))  # type: ignore[arg-type]
             return self.layer(batch) * self.scale  # type: ignore[no-any-return]
 
     half = _MixedPrecision(param_dtype=torch.float16, reduce_dtype=torch.float16, buffer_dtype=torch.float16)

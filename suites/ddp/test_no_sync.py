@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -147,10 +148,10 @@ def test_parameter_without_use_in_the_last_pass_is_averaged(world: World) -> Non
     assert_close(gradients(ddp), [*always, *first[2:]])
 
 
-Hook = Callable[[object, dist.GradBucket], torch.futures.Future[Tensor]]
+Hook = Callable[[object, GradBucket], torch.futures.Future[Tensor]]
 
 
-def doubling_hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def doubling_hook(_: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Twice the mean: the callback of a future changes the result."""
     return allreduce_hook(dist.group.WORLD, bucket).then(lambda future: 2 * future.value())  # type: ignore[arg-type]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed.algorithms._optimizer_overlap  # torch imports it, and FSDP with it, at the first use
 from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward, _get_in_backward_optimizers
+from torch.distributed.optim import _apply_optimizer_in_backward, _get_in_backward_optimizers  # type: ignore[attr-defined, attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 from allranks.testing import require_accelerator

@@ -118,7 +118,7 @@ def test_what_was_lost_is_added_to_the_next_step(world: World, *, warm: bool) ->
     for _ in range(steps):
         ddp.zero_grad()
         ddp(full(world, world.rank)).backward()
-        sent += ddp.module.weight.grad  # type: ignore[operator, union-attr]
+        sent += ddp.module.weight.grad
     owed = state.error_dict[0].view(12, 12).clone()
     torch.distributed.all_reduce(owed)
     assert owed.abs().max() > 0.01
@@ -168,7 +168,7 @@ def test_small_parameters_are_sent_whole(world: World) -> None:
 def test_matrices_of_one_shape_can_be_compressed_together(world: World) -> None:
     """With the result that each has alone."""
     ddp = world.wrap(nn.ModuleList([Matrix(), Matrix()]))
-    ddp.module.forward = lambda one, other: ddp.module[0](one) + ddp.module[1](other)  # type: ignore[index]
+    ddp.module.forward = lambda one, other: ddp.module[0](one) + ddp.module[1](other)
     state = PowerSGDState(None, start_powerSGD_iter=2, batch_tensors_with_same_shape=True)
     ddp.register_comm_hook(state, powerSGD_hook)
     for _ in range(4):
@@ -206,7 +206,7 @@ def test_compression_over_a_group(world: World, subgroup: SubgroupMaker) -> None
 def test_too_early_a_start_is_refused(options: dict[str, bool]) -> None:
     """What is kept from step to step must not be kept over the rebuilding of the buckets."""
     with pytest.raises(ValueError, match="`start_powerSGD_iter` > 1"):
-        PowerSGDState(None, start_powerSGD_iter=1, **options)  # type: ignore[arg-type]
+        PowerSGDState(None, start_powerSGD_iter=1, **options)
 
 
 def test_pickled_state_goes_on_where_it_was(world: World, distributed_log: pytest.LogCaptureFixture) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 from torch.autograd.profiler import profile as autograd_profile
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 
@@ -19,7 +20,7 @@ from .reference import World, assert_close, backward, gradients, mean_gradients
 not_on_the_host = skip_unsupported("profiling events on the host", on=["nccl"])
 
 
-def wait_and_average(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def wait_and_average(_: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Average a bucket, and return when the work is done, not only its result there: then its event is complete."""
     work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
     work.wait()

@@ -223,10 +223,10 @@ def test_unused_parameters_can_be_left_out_of_the_reduction(world: World) -> Non
 def test_parameters_of_unused_layers_are_not_changed_by_an_optimizer(world: World) -> None:
     """Without a gradient there is no step, not even one by weight decay."""
     ddp = world.wrap(Branches(), find_unused_parameters=True)
-    before = ddp.module.right.weight.detach().clone()  # type: ignore[union-attr]
+    before = ddp.module.right.weight.detach().clone()
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, weight_decay=0.5)
     for step in range(2):
         optimizer.zero_grad()
         backward(ddp, world.batch(step=step), loss_with("left"))
         optimizer.step()
-    assert_same([ddp.module.right.weight.detach()], [before])  # type: ignore[union-attr]
+    assert_same([ddp.module.right.weight.detach()], [before])

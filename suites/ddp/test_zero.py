@@ -43,7 +43,7 @@ def test_every_parameter_belongs_to_one_rank(world: World) -> None:
     """Together the shares are all, and none is in two of them."""
     ddp = world.wrap(world.net())
     optimizer = zero(ddp)
-    shares = [share[0]["params"] for share in optimizer._partition_parameters()]
+    shares = [share[0]["params"] for share in optimizer._partition_parameters()]  # type: ignore[attr-defined]
     assert len(shares) == world.size
     assert sorted(id(one) for share in shares for one in share) == sorted(id(one) for one in ddp.parameters())
 
@@ -53,7 +53,7 @@ def test_state_is_kept_for_the_ranks_own_share_alone(world: World) -> None:
     ddp = world.wrap(world.net())
     optimizer = zero(ddp)
     step_on(ddp, optimizer, world.batch())
-    own = optimizer._partition_parameters()[world.rank][0]["params"]
+    own = optimizer._partition_parameters()[world.rank][0]["params"]  # type: ignore[attr-defined]
     assert {id(one) for one in optimizer.optim.state} == {id(one) for one in own}
 
 
@@ -61,7 +61,7 @@ def test_shares_are_of_about_the_same_size(world: World) -> None:
     """The largest parameters are dealt out first, each to the rank that has least."""
     module = nn.ParameterList([nn.Parameter(torch.zeros(size)) for size in (1, 1, 2, 2, 3, 3, 8)])
     optimizer = ZeroRedundancyOptimizer(module.parameters(), torch.optim.SGD, lr=0.1)
-    sizes = [sum(one.numel() for one in share[0]["params"]) for share in optimizer._partition_parameters()]
+    sizes = [sum(one.numel() for one in share[0]["params"]) for share in optimizer._partition_parameters()]  # type: ignore[attr-defined]
     assert sum(sizes) == 20
     assert max(sizes) <= max(8, -(-20 // world.size) + 1)
 
@@ -73,7 +73,9 @@ def test_parameters_are_those_of_their_owner_after_a_step(world: World) -> None:
     set_gradients(model, mean_gradients(model, [world.batch()]))
     before = values(model)
     owners = {
-        id(one): rank for rank, share in enumerate(optimizer._partition_parameters()) for one in share[0]["params"]
+        id(one): rank
+        for rank, share in enumerate(optimizer._partition_parameters())
+        for one in share[0]["params"]  # type: ignore[attr-defined]
     }
     expected = []
     for number, parameter in enumerate(model.parameters()):
@@ -121,7 +123,7 @@ def test_group_added_later(world: World) -> None:
     optimizer = ZeroRedundancyOptimizer([first], torch.optim.SGD, lr=0.05)
     optimizer.add_param_group({"params": rest, "lr": 0.2})
     one, *others = reference.model.parameters()
-    reference.optimizer = torch.optim.SGD([{"params": [one]}, {"params": others, "lr": 0.2}], lr=0.05)
+    reference.optimizer = torch.optim.SGD([{"params": [one]}, {"params": others, "lr": 0.2}], lr=0.05)  # type: ignore[arg-type]
     for step in range(2):
         step_on(ddp, optimizer, world.batch(step=step))
         reference.step(step)
@@ -131,9 +133,10 @@ def test_group_added_later(world: World) -> None:
 def test_frozen_parameter_that_is_thawed_is_trained(world: World) -> None:
     """The buckets are built again for it."""
     model = world.net()
-    first = next(model.parameters()).requires_grad_(requires_grad=False)
+    first = next(model.parameters())
+    first.requires_grad = False
     optimizer = zero(model, torch.optim.SGD, parameters_as_bucket_view=True)
-    first.requires_grad_()
+    first.requires_grad = True
     expected = mean_gradients(model, world.batches())
     before = values(model)
     set_gradients(model, expected)

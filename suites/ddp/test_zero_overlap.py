@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook import (
     hook_with_zero_step,
     hook_with_zero_step_interleaved,
@@ -21,7 +21,7 @@ from .reference import World, assert_close, backward, gradients, values
 from .sharded import Reference, zero
 
 HOOKS = [hook_with_zero_step, hook_with_zero_step_interleaved]
-Hook = Callable[..., Callable[[Any, dist.GradBucket], torch.futures.Future[Tensor]]]
+Hook = Callable[..., Callable[[Any, GradBucket], torch.futures.Future[Tensor]]]
 
 
 @pytest.mark.parametrize("hook", HOOKS)
