@@ -72,11 +72,8 @@ def test_parameters_are_those_of_their_owner_after_a_step(world: World) -> None:
     optimizer = zero(model, torch.optim.SGD)
     set_gradients(model, mean_gradients(model, [world.batch()]))
     before = values(model)
-    owners = {
-        id(one): rank
-        for rank, share in enumerate(optimizer._partition_parameters())
-        for one in share[0]["params"]  # type: ignore[attr-defined]
-    }
+    shares = optimizer._partition_parameters()  # type: ignore[attr-defined]
+    owners = {id(one): rank for rank, share in enumerate(shares) for one in share[0]["params"]}
     expected = []
     for number, parameter in enumerate(model.parameters()):
         slope = mean_gradients(model, [world.batch(owners[id(parameter)])])[number]
