@@ -126,7 +126,7 @@ def test_bfloat16_hook(world: World) -> None:
 
 
 # The hooks read a future of all_gather as one tensor over all ranks; gloo's holds a list of tensors.
-gathers_one_tensor = skip_unsupported("a future that holds all gathered tensors as one", on=["gloo"])
+gathers_one_tensor = skip_unsupported("future that holds all gathered tensors as one", on=["gloo"])
 
 
 def byte_error(world: World, module: nn.Module) -> float:
