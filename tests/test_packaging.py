@@ -80,3 +80,8 @@ def test_no_remedy_names_a_script_as_if_a_wheel_had_it():
         for line in path.read_text().splitlines():
             if re.search(r"(remedy|Start|run |Without).*scripts/", line):
                 assert "source" in line, f"{path.name}: {line.strip()}"
+
+
+def test_a_wheel_has_the_suites_where_a_matrix_file_finds_them():
+    wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert wheel["force-include"]["suites"] == "allranks/suites"

@@ -70,6 +70,16 @@ def test_every_path_of_a_suite_is_copied_and_the_agent_told_what_to_ignore(matri
     assert (spec.agent.paths, spec.agent.ignored) == (("suite", "data"), ("suite/slow",))
 
 
+def test_a_suite_from_elsewhere_brings_its_folder_and_what_its_job_imports(matrix, jobs, tmp_path):
+    job = jobs["nccl-w2-g2-env"]
+    (tmp_path / "pytest.ini").touch()
+    suite = replace(job.suite, home=tmp_path, paths=(Path("kit"),), files=(), python_path=(Path("/backend"),))
+    spec = job_spec(matrix, replace(job, suite=suite), JobEnvironment(python_path=(Path("/project"),)), ATTEMPT)
+    assert spec.code == tmp_path
+    assert [copy.source for copy in spec.files] == [tmp_path / "pytest.ini", tmp_path / "kit"]
+    assert spec.python_path == (Path("/project"), Path("/backend"))
+
+
 def test_files_are_joined_by_what_pytest_reads_above_them(tmp_path):
     for name in ("pyproject.toml", "conftest.py", "a/conftest.py", "a/__init__.py", "a/b/test_x.py", "c/conftest.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

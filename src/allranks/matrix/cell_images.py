@@ -129,7 +129,7 @@ def image_for(matrix: Matrix, cell: Cell) -> Image:
     if len(images) != 1:
         raise _image_error(matrix, cell, images)
     image = _with_torch(images[0], matrix, cell)
-    paths = dict.fromkeys(path for suite in matrix.suites.values() for path in suite.paths)
+    paths = dict.fromkeys(path for suite in matrix.suites.values() if suite.home is None for path in suite.paths)
     tests = tuple(paths) if image.project else ()
     return replace(image, image=matrix.finished.get(image.name, image.image), tests=tests)
 

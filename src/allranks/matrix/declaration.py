@@ -38,6 +38,7 @@ from allranks.matrix.model import (
     SkipPolicy,
     Suite,
 )
+from allranks.matrix.own_suites import own_folder, own_path
 from allranks.matrix.runners import check_runners, read_runner
 from allranks.matrix.slurm_settings import read_slurm
 from allranks.matrix.suite_paths import inside, suite_paths
@@ -274,10 +275,12 @@ def _suite(name: str, table: Table, known: Known) -> Suite:
     if table.flag("launches_ranks", default=False) and table.flag("process_group", default=False):
         what = "a test that launches ranks itself runs in one process, which is no rank and has no process group"
         raise table.error(name="process_group", what=what, remedy="Remove it, or launches_ranks.")
-    paths, ignored = suite_paths(table)
+    own = own_path(table)
+    paths, ignored = suite_paths(table) if own is None else ((own,), ())
     return Suite(
         name=name,
         paths=paths,
+        home=None if own is None else own_folder(),
         ignored=ignored,
         isolation=table.choice("isolation", get_args(Isolation), Suite.isolation),
         overlap=table.whole("overlap", Suite.overlap, 1),

@@ -88,15 +88,15 @@ def suites_holding(matrix: Matrix, pytest_args: Sequence[str]) -> tuple[str, ...
     """
     asked = [argument for before, argument in pairwise(("", *pytest_args)) if before not in NO_PATHS_AFTER]
     paths = [Path(argument.partition("::")[0]) for argument in asked if not argument.startswith("-")]
-    # An argument may also be another option's value: only existing paths count.
-    there = [path for path in paths if (matrix.root / path).exists()]
-    held = (suite for suite in matrix.suites.values() if any(_holds(suite, path) for path in there))
+    held = (suite for suite in matrix.suites.values() if any(_holds(suite, matrix.root, path) for path in paths))
     return tuple(suite.name for suite in held)
 
 
-def _holds(suite: Suite, path: Path) -> bool:
+def _holds(suite: Suite, root: Path, path: Path) -> bool:
+    # An argument may also be another option's value: only existing paths count.
     is_ignored = any(path.is_relative_to(ignored) for ignored in suite.ignored)
-    return not is_ignored and any(path.is_relative_to(each) for each in suite.paths)
+    is_there = ((suite.home or root) / path).exists()
+    return is_there and not is_ignored and any(path.is_relative_to(each) for each in suite.paths)
 
 
 def _jobs(matrix: Matrix, cell: Cell, shards_of_suites: Shards) -> list[Job]:

@@ -86,7 +86,9 @@ class Suite:
     """Folders and files of tests.
 
     Attributes:
-        paths: Relative to the matrix file's folder; none is in another.
+        paths: Relative to the matrix file's folder, or to ``home``; none is in another.
+        home: The folder of a suite that travels with allranks; None for one of the repository.
+        python_path: Folders that the job has on Python's path beside those of its environment.
         ignored: Files and folders below these paths whose tests are not the suite's.
         isolation: The lifetime of a gang of ranks.
         overlap: How many launcher tests may run at a time.
@@ -102,6 +104,8 @@ class Suite:
 
     name: str
     paths: tuple[Path, ...]
+    home: Path | None = None
+    python_path: tuple[Path, ...] = ()
     ignored: tuple[Path, ...] = ()
     isolation: Isolation = "file"
     overlap: int = 1

@@ -63,18 +63,19 @@ class AttemptOptions:
 def job_spec(matrix: Matrix, job: Job, environment: JobEnvironment, attempt: AttemptOptions) -> JobSpec:
     """The request for one attempt at a job."""
     gpus = list(_gpus_to_check(environment, attempt))
+    code = job.suite.home or matrix.root.resolve()
     each = _resources_of_nodes(matrix, job, _seconds(matrix, job) + (TimeLimits.gpu_check if gpus else 0.0))
     return JobSpec(
         run_id=attempt.run_id,
         job_id=job.id,
         attempt=attempt.number,
         agent=replace(_agent_config(matrix, job, attempt), check_gpus=tuple(gpus)),
-        code=matrix.root.resolve(),
-        files=(*files_of(matrix.root.resolve(), (*job.suite.paths, *job.suite.files)), *lists_of(os.environ)),
+        code=code,
+        files=(*files_of(code, (*job.suite.paths, *job.suite.files)), *lists_of(os.environ)),
         carried=attempt.carried,
         image=environment.image,
         python=environment.python,
-        python_path=environment.python_path,
+        python_path=(*environment.python_path, *job.suite.python_path),
         environment=dict(job.environment),
         gpus=attempt.gpus,
         passthrough=attempt.passthrough,
