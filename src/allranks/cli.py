@@ -12,7 +12,20 @@ from pathlib import Path
 from typing import TextIO
 
 import allranks
-from allranks.commands import build, compare, completion, history, host_state, images, init, merge, plan, run, show
+from allranks.commands import (
+    build,
+    compare,
+    completion,
+    conformance,
+    history,
+    host_state,
+    images,
+    init,
+    merge,
+    plan,
+    run,
+    show,
+)
 from allranks.commands.command_parser import CommandParser
 from allranks.commands.options import RESULTS_VARIABLE, painted, results_here
 from allranks.errors import AllranksError, ExitCode, UsageError, as_bug, did_you_mean
@@ -119,6 +132,12 @@ _COMMANDS = (
     ("schema", init.add_schema, _CAN_FAIL, "print a JSON schema of the matrix file, for editors"),
     ("plan", plan.add, _CAN_FAIL, "show the cells of the matrix, without running anything"),
     ("run", run.add, _JUDGES, "run suites in cells, and merge what every rank reported"),
+    (
+        "conformance",
+        conformance.add,
+        _JUDGES,
+        "show what a backend can do, and what it does wrong",
+    ),
     ("build", build.add, _CAN_FAIL, "build the images of cells, for this machine or for others"),
     ("merge", merge.add, _JUDGES, "merge the results of one machine or of many into one report"),
     ("report", merge.add_report, _JUDGES, "rebuild the report of the newest run, and show it"),

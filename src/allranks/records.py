@@ -131,12 +131,7 @@ class CollectionFailed(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shared(Record):
-    """How the agent split the suite of which its job runs a shard.
-
-    Attributes:
-        split: A digest of the split.
-        elsewhere: The number of tests that belong to other jobs.
-    """
+    """A digest of how the agent split the suite of its shard, and the number of tests that belong to other jobs."""
 
     split: str
     elsewhere: int
@@ -144,15 +139,19 @@ class Shared(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collected(Record):
-    """The tests to run, in order; a very long list comes in several records.
-
-    Attributes:
-        is_last: True if no more of them follow.
-    """
+    """The tests to run, in order; a very long list comes in several records, of which one is the last."""
 
     tests: tuple[str, ...] = ()
     deselected: int = 0
     is_last: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tagged(Record):
+    """What tests show of a backend, each as ``name=value``, for the table of capabilities: no verdict depends on it."""
+
+    tests: tuple[str, ...]
+    tags: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

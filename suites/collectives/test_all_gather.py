@@ -8,6 +8,8 @@ from allranks.testing import skip_unsupported
 
 from .tensors import ALL_DTYPES, assert_equal, blanks, dtype_name, payload
 
+pytestmark = pytest.mark.conformance(operation="all_gather")
+
 
 @pytest.mark.parametrize("dtype", ALL_DTYPES, ids=dtype_name)
 def test_into_a_list(rank: int, world_size: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -18,6 +20,7 @@ def test_into_a_list(rank: int, world_size: int, device: torch.device, dtype: to
     assert_equal(gathered, [payload(peer, dtype=dtype, device=device) for peer in range(world_size)])
 
 
+@pytest.mark.conformance(operation="all_gather_single")
 @pytest.mark.parametrize("dtype", ALL_DTYPES, ids=dtype_name)
 def test_into_one_tensor(rank: int, world_size: int, device: torch.device, dtype: torch.dtype) -> None:
     """The ranks' tensors lie one after the other."""
@@ -27,6 +30,7 @@ def test_into_one_tensor(rank: int, world_size: int, device: torch.device, dtype
     assert_equal(gathered, torch.cat([payload(peer, dtype=dtype, device=device) for peer in range(world_size)]))
 
 
+@pytest.mark.conformance(operation="all_gather_single")
 @pytest.mark.filterwarnings("ignore:.*all_gather_into_tensor:FutureWarning")
 def test_into_one_tensor_by_the_old_name(rank: int, world_size: int, device: torch.device) -> None:
     """Since torch 2.13 all_gather_into_tensor is the old name."""
@@ -36,6 +40,7 @@ def test_into_one_tensor_by_the_old_name(rank: int, world_size: int, device: tor
     assert_equal(gathered, torch.cat([payload(peer, device=device) for peer in range(world_size)]))
 
 
+@pytest.mark.conformance(operation="all_gather_single", feature="stacked")
 @skip_unsupported("all_gather into a stacked tensor", on=["gloo"])
 def test_into_one_stacked_tensor(rank: int, world_size: int, device: torch.device) -> None:
     """The output may have the ranks as a dimension of their own."""
@@ -45,6 +50,7 @@ def test_into_one_stacked_tensor(rank: int, world_size: int, device: torch.devic
     assert_equal(gathered, torch.stack([payload(peer, device=device) for peer in range(world_size)]))
 
 
+@pytest.mark.conformance(feature="unequal lengths")
 @skip_unsupported("all_gather of unequal tensors", on=["gloo"])
 def test_tensors_of_unequal_length(rank: int, world_size: int, device: torch.device) -> None:
     """Rank r sends r + 1 numbers."""
@@ -53,6 +59,7 @@ def test_tensors_of_unequal_length(rank: int, world_size: int, device: torch.dev
     assert_equal(gathered, [payload(peer, count=peer + 1, device=device) for peer in range(world_size)])
 
 
+@pytest.mark.conformance(operation="all_gather_single")
 def test_rows_of_a_matrix(rank: int, world_size: int, device: torch.device) -> None:
     """Tensors of several dimensions are put together along the first."""
     own = payload(rank, count=6, device=device).reshape(2, 3)
@@ -82,6 +89,7 @@ def test_input_is_left_as_it_was(rank: int, world_size: int, device: torch.devic
     assert_equal(own, payload(rank, device=device))
 
 
+@pytest.mark.conformance(operation="all_gather_coalesced")
 @skip_unsupported("all_gather_coalesced", on=["nccl"])
 @pytest.mark.filterwarnings("ignore:.*all_gather_coalesced:FutureWarning")
 def test_several_tensors_at_once(rank: int, world_size: int, device: torch.device) -> None:

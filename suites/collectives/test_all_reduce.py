@@ -31,6 +31,8 @@ from .tensors import (
     terms,
 )
 
+pytestmark = pytest.mark.conformance(operation="all_reduce")
+
 
 @pytest.mark.parametrize("dtype", ALL_DTYPES, ids=dtype_name)
 def test_sum(rank: int, world_size: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -40,6 +42,7 @@ def test_sum(rank: int, world_size: int, device: torch.device, dtype: torch.dtyp
     assert_equal(tensor, SUM.of(terms(world_size, dtype=dtype, device=device)))
 
 
+@pytest.mark.conformance(feature="AVG")
 @pytest.mark.parametrize("dtype", [*FLOATING, *COMPLEX], ids=dtype_name)
 def test_average(rank: int, world_size: int, device: torch.device, dtype: torch.dtype) -> None:
     """The average is over the ranks."""
@@ -48,6 +51,7 @@ def test_average(rank: int, world_size: int, device: torch.device, dtype: torch.
     assert_close(tensor, AVG.of(terms(world_size, dtype=dtype, device=device)))
 
 
+@pytest.mark.conformance(feature="{reduction}")
 @pytest.mark.parametrize("dtype", REAL, ids=dtype_name)
 @pytest.mark.parametrize("reduction", [PRODUCT, MIN, MAX], ids=str)
 def test_product_and_extremes(
@@ -59,6 +63,7 @@ def test_product_and_extremes(
     assert_equal(tensor, reduction.of(terms(world_size, dtype=dtype, device=device)))
 
 
+@pytest.mark.conformance(feature="{reduction}")
 @skip_unsupported("bitwise reduction", on=["nccl"])
 @pytest.mark.parametrize("dtype", [*INTEGRAL, torch.bool], ids=dtype_name)
 @pytest.mark.parametrize("reduction", [BAND, BOR, BXOR], ids=str)
@@ -85,6 +90,7 @@ def test_only_the_slice_is_written(rank: int, world_size: int, device: torch.dev
     assert_equal(buffer, torch.tensor([own, total, total, own, own], device=device))
 
 
+@pytest.mark.conformance(feature="not contiguous")
 @skip_unsupported("all_reduce of a tensor that is not contiguous", on=["nccl"])
 def test_transposed_tensor(rank: int, world_size: int, device: torch.device) -> None:
     """The elements are paired by index, not by where they lie in memory."""
@@ -123,6 +129,7 @@ def test_reduced_again_the_result_counts_once_for_each_rank(rank: int, world_siz
     assert_equal(tensor, world_size * SUM.of(terms(world_size, device=device)))
 
 
+@pytest.mark.conformance(operation="all_reduce_coalesced")
 @pytest.mark.filterwarnings("ignore:.*all_reduce_coalesced:FutureWarning")
 def test_several_tensors_at_once(rank: int, world_size: int, device: torch.device) -> None:
     """The tensors of one call may differ in shape."""

@@ -9,6 +9,8 @@ from allranks.testing import skip_unsupported
 
 from .tensors import ALL_DTYPES, assert_equal, dtype_name, payload
 
+pytestmark = pytest.mark.conformance(operation="all_to_all")
+
 
 def note(sender: int, receiver: int, world_size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """What ``sender`` has for ``receiver``: the sender's name and then the receiver's."""
@@ -20,6 +22,7 @@ def letter(sender: int, receiver: int, device: torch.device) -> Tensor:
     return torch.full((sender + receiver + 1,), 100.0 * (sender + 1) + receiver, device=device)
 
 
+@pytest.mark.conformance(operation="all_to_all_single")
 @pytest.mark.parametrize("dtype", ALL_DTYPES, ids=dtype_name)
 def test_equal_parts_of_one_tensor(rank: int, world_size: int, device: torch.device, dtype: torch.dtype) -> None:
     """Part s of what rank r receives is part r of what rank s sent."""
@@ -29,6 +32,7 @@ def test_equal_parts_of_one_tensor(rank: int, world_size: int, device: torch.dev
     assert_equal(received, torch.cat([note(peer, rank, world_size, device, dtype) for peer in range(world_size)]))
 
 
+@pytest.mark.conformance(operation="all_to_all_single", feature="unequal splits")
 def test_unequal_parts_of_one_tensor(rank: int, world_size: int, device: torch.device) -> None:
     """The splits say how much goes where."""
     peers = range(world_size)
@@ -38,6 +42,7 @@ def test_unequal_parts_of_one_tensor(rank: int, world_size: int, device: torch.d
     assert_equal(received, torch.cat([letter(peer, rank, device) for peer in peers]))
 
 
+@pytest.mark.conformance(operation="all_to_all_single", feature="unequal splits")
 def test_everything_goes_to_one_rank(rank: int, world_size: int, device: torch.device) -> None:
     """A split may be zero."""
     last = world_size - 1
@@ -49,6 +54,7 @@ def test_everything_goes_to_one_rank(rank: int, world_size: int, device: torch.d
     assert_equal(received, everything if rank == last else torch.zeros(0, device=device))
 
 
+@pytest.mark.conformance(operation="all_to_all_single", feature="unequal splits")
 def test_unequal_numbers_of_rows(rank: int, world_size: int, device: torch.device) -> None:
     """The splits count rows, not elements."""
     peers = range(world_size)
@@ -59,6 +65,7 @@ def test_unequal_numbers_of_rows(rank: int, world_size: int, device: torch.devic
     assert_equal(received, torch.cat([letter(peer, rank, device) for peer in peers]).unsqueeze(1).repeat(1, 3))
 
 
+@pytest.mark.conformance(operation="all_to_all_single")
 def test_blocks_of_a_matrix_are_transposed(rank: int, world_size: int, device: torch.device) -> None:
     """With one row for each rank, all_to_all is the transposition of the matrix that the ranks hold together."""
     received = torch.zeros(world_size, device=device)
@@ -75,6 +82,7 @@ def test_lists_of_tensors(rank: int, world_size: int, device: torch.device, dtyp
     assert_equal(received, [note(peer, rank, world_size, device, dtype) for peer in range(world_size)])
 
 
+@pytest.mark.conformance(feature="unequal lengths")
 @skip_unsupported("all_to_all of unequal tensors", on=["gloo"])
 def test_lists_of_unequal_tensors(rank: int, world_size: int, device: torch.device) -> None:
     """The tensors of a list may differ in length."""

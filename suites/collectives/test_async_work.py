@@ -9,6 +9,8 @@ from torch import Tensor
 
 from .tensors import SUM, assert_equal, blanks, payload, term, terms
 
+pytestmark = pytest.mark.conformance(operation="all_reduce", mode="async")
+
 Outcome = Tensor | list[Tensor] | None
 """What a collective leaves on one rank: None where the result is another rank's."""
 
@@ -96,27 +98,26 @@ def start_all_to_all_single(rank: int, world_size: int, device: torch.device) ->
     return work, received, payload(rank, device=device).repeat(world_size)
 
 
-STARTERS = [
-    start_broadcast,
-    start_all_reduce,
-    start_reduce,
-    start_all_gather,
-    start_all_gather_single,
-    start_gather,
-    start_scatter,
-    start_reduce_scatter,
-    start_reduce_scatter_single,
-    start_all_to_all,
-    start_all_to_all_single,
-]
+STARTERS: dict[str, Callable[[int, int, torch.device], Case]] = {
+    "broadcast": start_broadcast,
+    "all_reduce": start_all_reduce,
+    "reduce": start_reduce,
+    "all_gather": start_all_gather,
+    "all_gather_single": start_all_gather_single,
+    "gather": start_gather,
+    "scatter": start_scatter,
+    "reduce_scatter": start_reduce_scatter,
+    "reduce_scatter_single": start_reduce_scatter_single,
+    "all_to_all": start_all_to_all,
+    "all_to_all_single": start_all_to_all_single,
+}
 
 
-@pytest.mark.parametrize("start", STARTERS, ids=lambda start: start.__name__.removeprefix("start_"))
-def test_result_is_there_after_the_wait(
-    rank: int, world_size: int, device: torch.device, start: Callable[[int, int, torch.device], Case]
-) -> None:
+@pytest.mark.conformance(operation="{operation}")
+@pytest.mark.parametrize("operation", STARTERS)
+def test_result_is_there_after_the_wait(rank: int, world_size: int, device: torch.device, operation: str) -> None:
     """Every collective has an asynchronous form."""
-    work, actual, expected = start(rank, world_size, device)
+    work, actual, expected = STARTERS[operation](rank, world_size, device)
     work.wait()
     assert_equal(actual, expected)
 
@@ -139,6 +140,7 @@ def test_waiting_twice_does_nothing_more(rank: int, world_size: int, device: tor
     assert_equal(actual, expected)
 
 
+@pytest.mark.conformance(operation="broadcast", mode="sync")
 def test_synchronous_call_returns_no_handle(rank: int, world_size: int, device: torch.device) -> None:
     """There is nothing left to wait for."""
     tensor = payload(rank, device=device)
@@ -146,6 +148,7 @@ def test_synchronous_call_returns_no_handle(rank: int, world_size: int, device: 
     assert_equal(tensor, payload(world_size - 1, device=device))
 
 
+@pytest.mark.conformance(feature="many in flight")
 def test_many_in_flight_waited_for_in_reverse(rank: int, world_size: int, device: torch.device) -> None:
     """The handles are independent: each stands for its own collective."""
     tensors = [term(rank, device=device) * (number + 1) for number in range(8)]
@@ -156,15 +159,17 @@ def test_many_in_flight_waited_for_in_reverse(rank: int, world_size: int, device
     assert_equal(tensors, [result * (number + 1) for number in range(8)])
 
 
+@pytest.mark.conformance(operation="several collectives")
 def test_different_collectives_in_flight(rank: int, world_size: int, device: torch.device) -> None:
     """The ranks start them in the same order, which is all that is asked."""
-    cases = [start(rank, world_size, device) for start in STARTERS]
+    cases = [start(rank, world_size, device) for start in STARTERS.values()]
     for work, _, _ in cases:
         work.wait()
     for _, actual, expected in cases:
         assert_equal(actual, expected)
 
 
+@pytest.mark.conformance(feature="future")
 def test_future_holds_the_result(rank: int, world_size: int, device: torch.device) -> None:
     """The future's value is the list of the tensors that were written."""
     tensor = payload(rank, device=device)
@@ -174,6 +179,7 @@ def test_future_holds_the_result(rank: int, world_size: int, device: torch.devic
     assert_equal(tensor, expected)
 
 
+@pytest.mark.conformance(feature="future")
 def test_future_takes_a_callback(rank: int, world_size: int, device: torch.device) -> None:
     """What is chained to the future sees the reduced tensor: so does data parallelism divide its gradients."""
     work = dist.all_reduce(payload(rank, device=device), async_op=True)

@@ -21,7 +21,11 @@ from allranks.testing import (
 from .tensors import everyone
 
 # Under NCCL rank 0 is warned that a barrier takes the current device, which is the one that is wanted.
-pytestmark = [pytest.mark.usefixtures("device"), pytest.mark.filterwarnings("ignore:barrier:UserWarning")]
+pytestmark = [
+    pytest.mark.conformance(operation="barrier"),
+    pytest.mark.usefixtures("device"),
+    pytest.mark.filterwarnings("ignore:barrier:UserWarning"),
+]
 
 LATE = 0.05
 """By how much the last rank comes late, seconds: the delay is what these tests are about."""
@@ -62,6 +66,7 @@ def test_nobody_leaves_before_the_last_has_come(rank: int, world_size: int) -> N
     assert min(passage.left for passage in passages) >= max(passage.came for passage in passages)
 
 
+@pytest.mark.conformance(mode="async")
 @skip_if_small_world_size(2)
 @pytest.mark.usefixtures("one_clock")
 def test_handle_of_a_barrier_waits(rank: int, world_size: int) -> None:
@@ -70,6 +75,7 @@ def test_handle_of_a_barrier_waits(rank: int, world_size: int) -> None:
     assert min(passage.left for passage in passages) >= max(passage.came for passage in passages)
 
 
+@pytest.mark.conformance(group="sub", ranks="some")
 @skip_if_small_world_size(2)
 def test_barrier_of_a_group_does_not_wait_for_others(rank: int, world_size: int, subgroup: SubgroupMaker) -> None:
     """The last rank is no member, and comes only after the others have told it that they are through."""
@@ -85,6 +91,7 @@ def test_barrier_of_a_group_does_not_wait_for_others(rank: int, world_size: int,
         assert told == ["through"]
 
 
+@pytest.mark.conformance(operation="monitored_barrier")
 @skip_unsupported("monitored_barrier", on=["nccl"])
 @skip_if_small_world_size(2)
 @pytest.mark.usefixtures("one_clock")
@@ -95,6 +102,7 @@ def test_monitored_barrier_waits_for_the_last(rank: int, world_size: int) -> Non
     assert passages[0].left >= max(passage.came for passage in passages)
 
 
+@pytest.mark.conformance(operation="monitored_barrier")
 @skip_unsupported("monitored_barrier", on=["nccl"])
 @skip_if_small_world_size(2)
 def test_monitored_barrier_names_the_rank_that_never_came(rank: int, world_size: int, subgroup: SubgroupMaker) -> None:
@@ -111,6 +119,7 @@ def test_monitored_barrier_names_the_rank_that_never_came(rank: int, world_size:
     dist.barrier()
 
 
+@pytest.mark.conformance(operation="monitored_barrier")
 @skip_unsupported("monitored_barrier", on=["nccl"])
 @skip_if_small_world_size(2)
 def test_monitored_barrier_can_name_all_that_never_came(rank: int, world_size: int, subgroup: SubgroupMaker) -> None:
@@ -123,6 +132,7 @@ def test_monitored_barrier_can_name_all_that_never_came(rank: int, world_size: i
     dist.barrier()
 
 
+@pytest.mark.conformance(operation="monitored_barrier")
 @skip_unsupported("monitored_barrier", on=["gloo"])
 def test_monitored_barrier_is_refused(device: torch.device) -> None:
     """A backend without a monitored barrier says so, instead of hanging."""

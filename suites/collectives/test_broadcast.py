@@ -8,6 +8,8 @@ from allranks.testing import skip_unsupported
 
 from .tensors import ALL_DTYPES, assert_equal, dtype_name, payload
 
+pytestmark = pytest.mark.conformance(operation="broadcast")
+
 
 @pytest.mark.parametrize("dtype", ALL_DTYPES, ids=dtype_name)
 def test_every_rank_gets_the_last_ranks_tensor(
@@ -50,6 +52,7 @@ def test_only_the_slice_is_written(rank: int, world_size: int, device: torch.dev
     assert_equal(buffer, expected)
 
 
+@pytest.mark.conformance(feature="not contiguous")
 @skip_unsupported("broadcast of a tensor that is not contiguous", on=["nccl"])
 def test_transposed_tensor(rank: int, world_size: int, device: torch.device) -> None:
     """The elements land where the strides say, not where they lie in memory."""

@@ -6,6 +6,8 @@ import torch.distributed as dist
 
 from .tensors import REAL, assert_equal, blanks, dtype_name, payload
 
+pytestmark = pytest.mark.conformance(operation="gather")
+
 
 @pytest.mark.parametrize("dtype", REAL, ids=dtype_name)
 def test_destination_gets_every_tensor(rank: int, world_size: int, device: torch.device, dtype: torch.dtype) -> None:

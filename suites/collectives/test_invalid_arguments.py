@@ -14,6 +14,8 @@ from allranks.testing import SubgroupMaker, skip_if_small_world_size, skip_unsup
 
 from .tensors import COMPLEX, MAX, MIN, PRODUCT, SUM, Reduction, assert_equal, blanks, dtype_name, payload
 
+pytestmark = pytest.mark.conformance(operation="argument checks")
+
 REFUSED = (RuntimeError, ValueError, TypeError)
 """The backends use different classes for the same mistake."""
 

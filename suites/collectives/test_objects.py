@@ -11,7 +11,7 @@ from allranks.testing import skip_if_small_world_size
 from .tensors import assert_equal
 
 # Under NCCL the objects travel by way of the GPU, and the device fixture is what skips where there is none.
-pytestmark = pytest.mark.usefixtures("device")
+pytestmark = [pytest.mark.conformance(operation="all_gather_object"), pytest.mark.usefixtures("device")]
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ def test_all_gather_of_objects_that_hold_tensors(rank: int, world_size: int) -> 
     )
 
 
+@pytest.mark.conformance(operation="broadcast_object_list")
 def test_broadcast_replaces_every_element_of_the_list(rank: int, world_size: int) -> None:
     """The lists must have the same length; their elements need not be alike."""
     last = world_size - 1
@@ -60,6 +61,7 @@ def test_broadcast_replaces_every_element_of_the_list(rank: int, world_size: int
     assert objects == [checkpoint(last), last, None]
 
 
+@pytest.mark.conformance(operation="gather_object")
 def test_gather_at_any_destination(rank: int, world_size: int) -> None:
     """Only the destination gets a list."""
     for destination in range(world_size):
@@ -69,6 +71,7 @@ def test_gather_at_any_destination(rank: int, world_size: int) -> None:
             assert gathered == [checkpoint(peer) for peer in range(world_size)]
 
 
+@pytest.mark.conformance(operation="scatter_object_list")
 def test_scatter_from_any_source(rank: int, world_size: int) -> None:
     """Element r of the source's list goes to rank r."""
     for source in range(world_size):
@@ -78,6 +81,7 @@ def test_scatter_from_any_source(rank: int, world_size: int) -> None:
         assert received == [(source, checkpoint(rank))]
 
 
+@pytest.mark.conformance(operation="send_object_list", ranks="some")
 @skip_if_small_world_size(2)
 def test_send_and_receive(rank: int, world_size: int) -> None:
     """The receiver's list is filled, and it learns who sent."""

@@ -8,6 +8,8 @@ from allranks.testing import skip_if_odd_world_size, skip_if_small_world_size, s
 
 from .tensors import ALL_DTYPES, assert_equal, blanks, dtype_name, payload
 
+pytestmark = pytest.mark.conformance(operation="send, recv", ranks="some")
+
 
 @skip_if_small_world_size(2)
 @pytest.mark.parametrize("dtype", ALL_DTYPES, ids=dtype_name)
@@ -57,6 +59,7 @@ def test_messages_to_one_rank_keep_their_order(rank: int, world_size: int, devic
         assert_equal(received, [torch.full((2,), number + 1.0, device=device) for number in range(5)])
 
 
+@pytest.mark.conformance(feature="tags")
 @skip_if_small_world_size(2)
 @skip_unsupported("tags", on=["nccl"])
 def test_tags_tell_messages_apart(rank: int, world_size: int, device: torch.device) -> None:
@@ -73,6 +76,7 @@ def test_tags_tell_messages_apart(rank: int, world_size: int, device: torch.devi
         assert_equal([first, second], [payload(1, device=device), payload(2, device=device)])
 
 
+@pytest.mark.conformance(feature="any source")
 @skip_if_small_world_size(2)
 @skip_unsupported("recv from any source", on=["nccl"])
 def test_any_source(rank: int, world_size: int, device: torch.device) -> None:
@@ -89,6 +93,7 @@ def test_any_source(rank: int, world_size: int, device: torch.device) -> None:
     assert sorted(senders) == list(range(1, world_size))
 
 
+@pytest.mark.conformance(feature="any source", mode="async")
 @skip_if_small_world_size(2)
 @skip_unsupported("recv from any source", on=["nccl"])
 def test_any_source_asynchronously(rank: int, world_size: int, device: torch.device) -> None:
@@ -103,6 +108,7 @@ def test_any_source_asynchronously(rank: int, world_size: int, device: torch.dev
         assert_equal(received, payload(world_size - 1, device=device))
 
 
+@pytest.mark.conformance(mode="async")
 @skip_if_small_world_size(2)
 @skip_unsupported("isend before an irecv on both sides outside of a batch", on=["nccl"])
 def test_ring_of_asynchronous_messages(rank: int, world_size: int, device: torch.device) -> None:
@@ -116,6 +122,7 @@ def test_ring_of_asynchronous_messages(rank: int, world_size: int, device: torch
     assert_equal(received, payload((rank - 1) % world_size, device=device))
 
 
+@pytest.mark.conformance(operation="batch_isend_irecv", mode="async")
 @skip_if_small_world_size(2)
 def test_ring_in_one_batch(rank: int, world_size: int, device: torch.device) -> None:
     """A batch may hold sends and receives that need each other."""
@@ -127,6 +134,7 @@ def test_ring_in_one_batch(rank: int, world_size: int, device: torch.device) -> 
     assert_equal(received, payload((rank - 1) % world_size, device=device))
 
 
+@pytest.mark.conformance(operation="batch_isend_irecv", mode="async")
 @skip_if_small_world_size(2)
 def test_all_pairs_in_one_batch(rank: int, world_size: int, device: torch.device) -> None:
     """Everybody sends to everybody else: an all_to_all by hand."""

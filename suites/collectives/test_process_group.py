@@ -8,6 +8,8 @@ import torch.distributed as dist
 
 from .tensors import everyone
 
+pytestmark = pytest.mark.conformance(operation="process group")
+
 
 def test_ranks_are_those_of_the_cell(process_group: dist.ProcessGroup, rank: int, world_size: int) -> None:
     """What torch counts is what the harness was told."""

@@ -24,6 +24,8 @@ from .tensors import (
     terms,
 )
 
+pytestmark = pytest.mark.conformance(operation="reduce")
+
 
 @pytest.mark.parametrize("dtype", ALL_DTYPES, ids=dtype_name)
 def test_sum_reaches_the_destination(rank: int, world_size: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -34,6 +36,7 @@ def test_sum_reaches_the_destination(rank: int, world_size: int, device: torch.d
         assert_equal(tensor, SUM.of(terms(world_size, dtype=dtype, device=device)))
 
 
+@pytest.mark.conformance(feature="{reduction}")
 @pytest.mark.parametrize("reduction", [PRODUCT, MIN, MAX], ids=str)
 def test_product_and_extremes(rank: int, world_size: int, device: torch.device, reduction: Reduction) -> None:
     """The op decides how the ranks' numbers come together."""
@@ -43,6 +46,7 @@ def test_product_and_extremes(rank: int, world_size: int, device: torch.device, 
         assert_equal(tensor, reduction.of(terms(world_size, device=device)))
 
 
+@pytest.mark.conformance(feature="AVG")
 def test_average(rank: int, world_size: int, device: torch.device) -> None:
     """The average is over the ranks."""
     tensor = term(rank, device=device)
@@ -51,6 +55,7 @@ def test_average(rank: int, world_size: int, device: torch.device) -> None:
         assert_close(tensor, AVG.of(terms(world_size, device=device)))
 
 
+@pytest.mark.conformance(feature="{reduction}")
 @skip_unsupported("bitwise reduction", on=["nccl"])
 @pytest.mark.parametrize("reduction", [BAND, BOR, BXOR], ids=str)
 def test_bitwise(rank: int, world_size: int, device: torch.device, reduction: Reduction) -> None:

@@ -27,6 +27,8 @@ from .tensors import (
     terms,
 )
 
+pytestmark = pytest.mark.conformance(operation="reduce_scatter")
+
 
 def elements(sender: int, world_size: int, device: torch.device, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     """What ``sender`` puts in, by receiver: each receiver's share differs, by who its neighbours in the list are."""
@@ -46,6 +48,7 @@ def test_sum_of_lists(rank: int, world_size: int, device: torch.device, dtype: t
     assert_equal(received, SUM.of(share(rank, world_size, device, dtype)))
 
 
+@pytest.mark.conformance(operation="reduce_scatter_single")
 @pytest.mark.parametrize("dtype", REAL, ids=dtype_name)
 def test_sum_of_tensors(rank: int, world_size: int, device: torch.device, dtype: torch.dtype) -> None:
     """The elements may lie one after the other in one tensor."""
@@ -63,6 +66,7 @@ def test_sum_of_complex_lists(rank: int, world_size: int, device: torch.device, 
     assert_equal(received, SUM.of(share(rank, world_size, device, dtype)))
 
 
+@pytest.mark.conformance(feature="{reduction}")
 @pytest.mark.parametrize("reduction", [PRODUCT, MIN, MAX], ids=str)
 def test_product_and_extremes_of_lists(rank: int, world_size: int, device: torch.device, reduction: Reduction) -> None:
     """The op decides how the ranks' numbers come together."""
@@ -71,6 +75,7 @@ def test_product_and_extremes_of_lists(rank: int, world_size: int, device: torch
     assert_equal(received, reduction.of(share(rank, world_size, device)))
 
 
+@pytest.mark.conformance(operation="reduce_scatter_single", feature="{reduction}")
 @pytest.mark.parametrize("reduction", [PRODUCT, MIN, MAX], ids=str)
 def test_product_and_extremes_of_tensors(
     rank: int, world_size: int, device: torch.device, reduction: Reduction
@@ -81,6 +86,7 @@ def test_product_and_extremes_of_tensors(
     assert_equal(received, reduction.of(share(rank, world_size, device)))
 
 
+@pytest.mark.conformance(operation="reduce_scatter_single", feature="AVG")
 def test_average(rank: int, world_size: int, device: torch.device) -> None:
     """The average is over the ranks: this is how sharded data parallelism reduces its gradients."""
     received = torch.zeros_like(term(rank, device=device))
@@ -88,6 +94,7 @@ def test_average(rank: int, world_size: int, device: torch.device) -> None:
     assert_close(received, AVG.of(share(rank, world_size, device)))
 
 
+@pytest.mark.conformance(feature="{reduction}")
 @skip_unsupported("bitwise reduction", on=["nccl"])
 @pytest.mark.parametrize("reduction", [BAND, BOR, BXOR], ids=str)
 def test_bitwise(rank: int, world_size: int, device: torch.device, reduction: Reduction) -> None:
@@ -97,6 +104,7 @@ def test_bitwise(rank: int, world_size: int, device: torch.device, reduction: Re
     assert_equal(received, reduction.of(share(rank, world_size, device, torch.int64)))
 
 
+@pytest.mark.conformance(feature="unequal lengths")
 def test_elements_of_unequal_length(rank: int, world_size: int, device: torch.device) -> None:
     """Rank r receives r + 1 numbers."""
     received = torch.zeros(rank + 1, device=device)
@@ -104,6 +112,7 @@ def test_elements_of_unequal_length(rank: int, world_size: int, device: torch.de
     assert_equal(received, SUM.of([payload(peer, count=rank + 1, device=device) for peer in range(world_size)]))
 
 
+@pytest.mark.conformance(operation="reduce_scatter_single")
 @pytest.mark.filterwarnings("ignore:.*reduce_scatter_tensor:FutureWarning")
 def test_sum_of_tensors_by_the_old_name(rank: int, world_size: int, device: torch.device) -> None:
     """Since torch 2.13 reduce_scatter_tensor is the old name."""
@@ -112,6 +121,7 @@ def test_sum_of_tensors_by_the_old_name(rank: int, world_size: int, device: torc
     assert_equal(received, SUM.of(share(rank, world_size, device)))
 
 
+@pytest.mark.conformance(operation="reduce_scatter_single")
 def test_gathered_again_it_is_an_all_reduce(rank: int, world_size: int, device: torch.device) -> None:
     """A reduce_scatter and an all_gather make an all_reduce: the identity that sharded training rests on."""
     whole = torch.arange(2.0 * world_size, device=device) * (rank + 1) + 1

@@ -6,6 +6,8 @@ import torch.distributed as dist
 
 from .tensors import ALL_DTYPES, assert_equal, dtype_name, payload
 
+pytestmark = pytest.mark.conformance(operation="scatter")
+
 
 @pytest.mark.parametrize("dtype", ALL_DTYPES, ids=dtype_name)
 def test_each_rank_gets_its_element(rank: int, world_size: int, device: torch.device, dtype: torch.dtype) -> None:

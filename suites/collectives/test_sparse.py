@@ -9,6 +9,8 @@ from allranks.testing import skip_unsupported
 
 from .tensors import assert_equal, dtype_name
 
+pytestmark = pytest.mark.conformance(operation="all_reduce", feature="sparse")
+
 
 def sparse(indices: Tensor, values: Tensor, size: tuple[int, ...]) -> Tensor:
     """A COO tensor whose invariants are checked."""
@@ -80,6 +82,7 @@ def test_dtypes(rank: int, world_size: int, device: torch.device, dtype: torch.d
     assert_equal(tensor.to_dense()[1], torch.tensor(world_size * (world_size + 1) // 2, device=device).to(dtype))
 
 
+@pytest.mark.conformance(mode="async")
 @skip_unsupported("all_reduce of sparse tensors", on=["nccl"])
 def test_asynchronously(rank: int, world_size: int, device: torch.device) -> None:
     """The sum is there once the handle was waited for."""

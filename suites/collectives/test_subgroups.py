@@ -8,6 +8,8 @@ from allranks.testing import SubgroupMaker, skip_if_odd_world_size, skip_if_smal
 
 from .tensors import SUM, assert_equal, blanks, payload, term
 
+pytestmark = pytest.mark.conformance(operation="all_reduce", group="sub", ranks="some")
+
 
 def is_member(group: dist.ProcessGroup) -> bool:
     """Whether this rank belongs to ``group``."""
@@ -25,6 +27,7 @@ def test_halves_reduce_apart(rank: int, world_size: int, device: torch.device, s
     assert_equal(tensor, SUM.of([term(peer, device=device) for peer in halves[mine]]))
 
 
+@pytest.mark.conformance(mode="async")
 def test_group_of_all_is_not_the_default_group(
     rank: int, world_size: int, device: torch.device, subgroup: SubgroupMaker
 ) -> None:
@@ -40,6 +43,7 @@ def test_group_of_all_is_not_the_default_group(
     assert_equal([ours, everyones], [expected, -expected])
 
 
+@pytest.mark.conformance(operation="all_gather")
 def test_group_of_one(rank: int, world_size: int, device: torch.device, subgroup: SubgroupMaker) -> None:
     """A rank may be alone: it gathers its own tensor."""
     groups = [subgroup([peer]) for peer in range(world_size)]
@@ -48,6 +52,7 @@ def test_group_of_one(rank: int, world_size: int, device: torch.device, subgroup
     assert_equal(gathered, [payload(rank, device=device)])
 
 
+@pytest.mark.conformance(operation="process group")
 def test_ranks_are_numbered_anew(rank: int, world_size: int, subgroup: SubgroupMaker) -> None:
     """A group has its own ranks from 0, and knows which global rank each of them is."""
     members = list(range(world_size))[-2:]
@@ -74,6 +79,7 @@ def test_rank_outside_has_no_part(rank: int, device: torch.device, subgroup: Sub
     assert_equal(tensor, payload(rank, device=device))
 
 
+@pytest.mark.conformance(operation="broadcast")
 @skip_if_small_world_size(2)
 def test_source_is_a_global_rank(rank: int, world_size: int, device: torch.device, subgroup: SubgroupMaker) -> None:
     """In a sub-group too, ``src`` is the rank's number among all ranks."""
@@ -85,6 +91,7 @@ def test_source_is_a_global_rank(rank: int, world_size: int, device: torch.devic
         assert_equal(tensor, payload(members[1], device=device))
 
 
+@pytest.mark.conformance(operation="broadcast")
 @skip_if_small_world_size(2)
 def test_source_by_its_rank_in_the_group(
     rank: int, world_size: int, device: torch.device, subgroup: SubgroupMaker
@@ -102,6 +109,7 @@ def test_source_by_its_rank_in_the_group(
             assert_equal(gathered, [payload(member, device=device) for member in members])
 
 
+@pytest.mark.conformance(operation="send, recv")
 @skip_if_small_world_size(2)
 def test_messages_within_a_group(rank: int, world_size: int, device: torch.device, subgroup: SubgroupMaker) -> None:
     """Send and recv take group ranks as well."""
@@ -127,6 +135,7 @@ def test_overlapping_groups(rank: int, world_size: int, device: torch.device, su
             assert_equal(tensor, SUM.of([payload(member, device=device) for member in pair]))
 
 
+@pytest.mark.conformance(operation="several collectives")
 def test_all_collectives_of_a_group_keep_to_it(
     rank: int, world_size: int, device: torch.device, subgroup: SubgroupMaker
 ) -> None:
@@ -144,6 +153,7 @@ def test_all_collectives_of_a_group_keep_to_it(
     assert_equal([exchanged, reduced], [columns, columns.sum(0, keepdim=True)])
 
 
+@pytest.mark.conformance(operation="process group")
 def test_destroyed_group_is_forgotten(world_size: int) -> None:
     """A group that was destroyed cannot be asked for its ranks, and the default group is none the worse."""
     group = dist.new_group(list(range(world_size)))
@@ -155,6 +165,7 @@ def test_destroyed_group_is_forgotten(world_size: int) -> None:
     assert dist.get_world_size() == world_size
 
 
+@pytest.mark.conformance(operation="all_gather")
 def test_one_group_for_each_rank_by_torchs_own_helper(rank: int, world_size: int, device: torch.device) -> None:
     """One call makes all the groups, and says which one is this rank's."""
     own, groups = dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]

@@ -14,6 +14,8 @@ from allranks.testing import SubgroupMaker, skip_if_small_world_size, skip_unsup
 
 from .tensors import SUM, assert_equal, payload
 
+pytestmark = pytest.mark.conformance(operation="time-outs", group="sub")
+
 TIMEOUT = timedelta(seconds=0.3)
 """Long enough to make a group on a busy machine, and the time that each of these tests takes."""
 
@@ -58,6 +60,7 @@ def test_collective_that_one_rank_never_joins(
     assert_equal(tensor, SUM.of([payload(peer, device=device) for peer in range(world_size)]))
 
 
+@pytest.mark.conformance(operation="time-outs", feature="recv", ranks="some")
 @skip_unsupported("recv that outlives its time-out", on=["nccl"])
 @skip_if_small_world_size(2)
 def test_message_that_nobody_sends(rank: int, world_size: int, device: torch.device, subgroup: SubgroupMaker) -> None:

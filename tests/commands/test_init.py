@@ -161,7 +161,7 @@ def test_the_kind_of_torch_is_read_without_importing_it(tmp_path, monkeypatch, v
     (tmp_path / "torch" / "version.py").write_text(version)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    assert init._torch() == found
+    assert init.installed_torch() == found
 
 
 @pytest.mark.parametrize(

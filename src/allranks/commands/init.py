@@ -41,7 +41,7 @@ def test_all_reduce_sums_over_ranks(process_group, rank, world_size, device):
     assert tensor.tolist() == [sum(range(world_size))] * 3
 '''
 
-_TORCH = "2.13.0"
+DEFAULT_TORCH = "2.13.0"
 """The torch of the image if none is installed here."""
 
 _REQUIREMENTS = (
@@ -184,7 +184,7 @@ def look_around(root: Path) -> Repository:
     """
     tests = next((name for name in _TEST_FOLDERS if (root / name).is_dir()), _TEST_FOLDERS[0])
     folders = [f"{tests}/{name}" for name in _OWN_FOLDERS]
-    torch, is_cpu_only = _torch()
+    torch, is_cpu_only = installed_torch()
     return Repository(
         folder=next((name for name in folders if not _has_tests(root / name)), folders[-1]),
         others=tuple(islice(_distributed_tests(root), _MOST_FILES_NAMED)),
@@ -237,7 +237,7 @@ def _text(path: Path) -> str:
     return ""
 
 
-def _torch() -> tuple[str, bool]:
+def installed_torch() -> tuple[str, bool]:
     """The installed torch, without importing it: its version, and whether it lacks CUDA and ROCm."""
     spec = importlib.util.find_spec("torch")
     text = _text(Path(spec.origin).with_name("version.py")) if spec and spec.origin else ""
@@ -341,7 +341,7 @@ def _image(found: Repository) -> list[str]:
         f"# Where a Docker daemon answers ({here}), cells run in containers of an image with this content,",
         "# which the first run builds; elsewhere they run as processes.",
         "[images.default]",
-        _line("torch", found.torch or _TORCH, "one exact version"),
+        _line("torch", found.torch or DEFAULT_TORCH, "one exact version"),
     ]
     if found.requirements:
         lines.append(_line("requirements", found.requirements, "what the tests need"))

@@ -183,7 +183,7 @@ def _run_here(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
     jobs = chosen_jobs(expansion, options)
     if options.dry_run:
         return _show_requests(expansion, jobs, options)
-    return _run_jobs(expansion, jobs, options, _PartOf(run_id=run_id()))
+    return _run_jobs(expansion, jobs, options, PartOf(run_id=run_id()))
 
 
 def _prepare_debugging(expansion: Expansion, options: argparse.Namespace) -> Expansion:
@@ -233,7 +233,7 @@ def _run_pack(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
         options.engine = own.pack.engine or "docker"
     if options.dry_run:
         return _show_requests(expansion, own.jobs, options)
-    return _run_jobs(expansion, own.jobs, options, _PartOf(run_id=own.plan.run_id, own=own))
+    return _run_jobs(expansion, own.jobs, options, PartOf(run_id=own.plan.run_id, own=own))
 
 
 def _refuse_beside_a_pack(options: argparse.Namespace) -> None:
@@ -264,11 +264,11 @@ def _go_on(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
     say(f"resuming run {earlier.run_id}: {len(left)} of its {len(jobs)} jobs are unfinished")
     if options.dry_run:
         return _show_requests(expansion, [job for job in jobs if job.id in left], options)
-    return _run_jobs(expansion, jobs, options, _PartOf(run_id=earlier.run_id, going_on=(earlier.setting, left)))
+    return _run_jobs(expansion, jobs, options, PartOf(run_id=earlier.run_id, going_on=(earlier.setting, left)))
 
 
 @dataclass(frozen=True, kw_only=True)
-class _PartOf:
+class PartOf:
     """The run that some jobs belong to, and what it has already decided for them.
 
     Attributes:
@@ -281,7 +281,14 @@ class _PartOf:
     own: "OwnPart | None" = None
 
 
-def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namespace, of: _PartOf) -> ExitCode:
+def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namespace, of: PartOf) -> ExitCode:
+    code = run_jobs(expansion, jobs, options, of)
+    say_verdict(code)
+    return code
+
+
+def run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namespace, of: PartOf) -> ExitCode:
+    """Run jobs under the options of the command line, and show their results; the verdict is left to the caller."""
     # A run needs the SDK; a plan does not, and a noxfile's interpreter does not have it.
     from allranks.schedule.console import annotate_all, leave_to_the_merge  # noqa: PLC0415
     from allranks.schedule.earlier_runs import setting_of  # noqa: PLC0415
@@ -332,11 +339,10 @@ def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Names
     code = run(expansion, jobs, run_options, say)
     if (age := os.environ.get(PRUNE_VARIABLE)) and options.engine != "process":
         prune_after_run(age, remark)
-    say_verdict(code)
     return code
 
 
-def _own_history(matrix: Matrix, of: _PartOf) -> Path | None:
+def _own_history(matrix: Matrix, of: PartOf) -> Path | None:
     """The history that the matrix file names; None for a part of a run, recorded where all are merged."""
     return matrix.root / matrix.history if matrix.history and of.own is None else None
 

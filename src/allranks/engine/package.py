@@ -28,6 +28,7 @@ _NEEDED = (
     "skip_codes.py",
     "tracebacks.py",
     "typed_json.py",
+    "unsupported.py",
     "xml_text.py",
     "harness",
     "testing",

@@ -63,13 +63,14 @@ from allranks.records import (
     RankEnded,
     Record,
     Shared,
+    Tagged,
     Went,
 )
 
 SANDCASTLE = ("SANDCASTLE", "TW_JOB_USER")
 """Variables hidden from ranks: the merge of results decides whether a skip counts as a pass."""
 
-_FORWARDED = (AgentFailed, CollectionFailed, GpuFailed, GpusChecked, Imported, Notice, Shared)
+_FORWARDED = (AgentFailed, CollectionFailed, GpuFailed, GpusChecked, Imported, Notice, Shared, Tagged)
 """The records that a fork server may send: outcomes are not among them."""
 
 _OK_STATUSES = frozenset({0, 1, 5})
@@ -258,9 +259,8 @@ class Supervision:
             names = tuple(tests[part]) if part is not None else ()
             self._stream.write(Collected(tests=names, deselected=program.deselected, is_last=is_last))
         if program.is_collected_only:
-            for part in _parts(tests):
-                if part is not None:
-                    self._stream.write(NotRun(tests=tuple(tests[part]), reason="--collect-only"))
+            for part in filter(None, _parts(tests)):
+                self._stream.write(NotRun(tests=tuple(tests[part]), reason="--collect-only"))
             return
         if self._config.node == 0:
             for module in program.skipped:

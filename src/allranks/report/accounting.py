@@ -143,6 +143,7 @@ def _of_attempt(attempt: Attempt, read: Sequence[RankFile], known: _Known, copie
         pack=job.pack if job else "",
         tests=(*_troubles(attempt, files, known), *settled(attempt, files, known.setting)),
         courses=next((file.courses for file in files if file.courses), {}),
+        tags=next((file.tags for file in files if file.tags), {}),
         engine=record.engine if record else "",
         image=(job.image if job else "") or (record.image if record else ""),
         attempt=attempt.number,

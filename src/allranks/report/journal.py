@@ -266,6 +266,7 @@ class JournalReader:
             details=details,
             is_unfinished=not self._is_finished,
             courses=self._courses.found,
+            tags=self._courses.tags,
         )
         for place, text in part.renumbered(missing).items():
             details[place] = replace(file.result(place), outcome=Outcome.MISSING, message=text, text=text)

@@ -202,10 +202,12 @@ class CellSuite(JobSummary):
 
     Attributes:
         courses: How tests that went wrong took their course, by node id, as far as that is known.
+        tags: What tests show of a backend, by node id.
     """
 
     tests: tuple[TestVerdict, ...]
     courses: Mapping[str, RankCourse] = field(default_factory=dict)
+    tags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def course_of(self, test: TestVerdict) -> RankCourse | None:
         """How a test took its course; None if that is unknown."""
@@ -349,9 +351,8 @@ class MergedRun:
 
     def only(self, jobs: Collection[str]) -> "MergedRun":
         """The jobs with these ids, and a damaged manifest: sessions that share a folder report on their own jobs."""
-        return replace(
-            self, suites=tuple(suite for suite in self.suites if suite.id in jobs or suite.is_about_manifest)
-        )
+        suites = tuple(suite for suite in self.suites if suite.id in jobs or suite.is_about_manifest)
+        return replace(self, suites=suites)
 
 
 def _listed(names: Sequence[str]) -> str:

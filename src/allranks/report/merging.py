@@ -4,6 +4,7 @@ Only files are needed: no torch, engine, matrix file or the machine of the run. 
 that merge the same folder wait for each other. At most one job's tests are in memory at a time.
 """
 
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,8 +15,10 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from allranks.errors import ResultsError, UsageError
+from allranks.report import capability_tables
 from allranks.report.accounting import account, damaged_manifest
 from allranks.report.baseline import Baseline
+from allranks.report.capabilities import CapabilityReader, as_document
 from allranks.report.folder import is_merged_report
 from allranks.report.gathering import Gathered, gather
 from allranks.report.history.history_recorder import HistoryRecorder
@@ -27,6 +30,7 @@ from allranks.report.report_json import JsonWriter, is_report_json
 from allranks.report.results import SkipPolicy
 from allranks.report.run_files import JudgingPolicy
 from allranks.report.summary import write_summary
+from allranks.report.untrusted import write_whole
 from allranks.report.verdict import VerdictPolicy
 from allranks.user_cache import hold
 
@@ -34,6 +38,9 @@ JUNIT_NAME: Final = "junit.xml"
 PAGE_NAME: Final = "report.html"
 JSON_NAME: Final = "report.json"
 SUMMARY_NAME: Final = "summary.md"
+TABLE_NAME: Final = f"{capability_tables.NAME}.json"
+"""What the run shows of each backend's capabilities, if its tests are tagged."""
+
 LOCK_NAME: Final = ".merge.lock"
 
 
@@ -127,6 +134,7 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
             refuse_foreign(root / JUNIT_NAME, is_merged_report)
             refuse_foreign(root / PAGE_NAME, is_page)
             refuse_foreign(root / JSON_NAME, is_report_json)
+            refuse_foreign(root / TABLE_NAME, is_report_json)
             gathered = _gather(root)
             setting = _setting(gathered, policy, environ)
             damaged = (damaged_manifest(gathered.problems),) if gathered.problems else ()
@@ -184,17 +192,22 @@ def _write(  # noqa: PLR0913, PLR0917 - one call, with names alike
     environ: Mapping[str, str],
     recorder: HistoryRecorder | None,
 ) -> MergedRun:
-    page = PageWriter(run.page)
+    capabilities = CapabilityReader()
+    page = PageWriter(run.page, capabilities.tables)
     added = [_Added(point, run.folder) for point in entry_points(group=FORMATS)]
     with JsonWriter(run.folder / JSON_NAME) as machine:
         with JUnitWriter(run.junit, form) as junit:
             more = (*(each.add for each in added), *((recorder.add,) if recorder else ()), *observers)
-            rows = tuple(_rows(suites, (junit.add, machine.add, page.add, *more)))
+            rows = tuple(_rows(suites, (junit.add, machine.add, page.add, capabilities.add, *more)))
         merged = replace(run, suites=rows, junit_files=junit.files, blames=page.blames)
         merged = replace(merged, history=recorder.record(merged.run_id)) if recorder else merged
         machine.write(merged)
     page.write(merged)
     write_summary(merged, environ)
+    if capabilities.tables:
+        table = as_document(merged.run_id, capabilities.tables)
+        write_whole(run.folder / TABLE_NAME, f"{json.dumps(table, indent=1)}\n")
+        write_whole(run.folder / f"{capability_tables.NAME}.md", capability_tables.as_markdown(capabilities.tables))
     for each in added:
         each.finish(merged)
     if error := next((each.error for each in added if each.error), None):

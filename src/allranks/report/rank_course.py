@@ -10,7 +10,7 @@ from itertools import islice
 from math import isfinite
 from typing import Final, Self
 
-from allranks.records import EnteredCollective, FailureCourse, PhaseEnd, RankEnded, Record, TestStarted
+from allranks.records import EnteredCollective, FailureCourse, PhaseEnd, RankEnded, Record, Tagged, TestStarted
 from allranks.report.results import RankResult, numbers
 from allranks.report.untrusted import duration
 from allranks.xml_text import clean_cut, printable, readable, xml_id
@@ -100,14 +100,16 @@ class RankCourse:
 
 
 class CourseReader:
-    """Collects the courses of the tests in a journal that went wrong.
+    """Collects the courses of the tests in a journal that went wrong, and the tags of all that have some.
 
     Attributes:
         found: By the node id of reports.
+        tags: Likewise.
     """
 
     def __init__(self) -> None:
         self.found: dict[str, RankCourse] = {}
+        self.tags: dict[str, Mapping[str, str]] = {}
         self._room = MOST_BYTES
         self._began: dict[str, float] = {}
 
@@ -127,6 +129,11 @@ class CourseReader:
             case RankEnded() if record.outcome.is_bad or xml_id(record.nodeid) in self.found:
                 if course := self._course_of(record.nodeid):
                     course.phases.setdefault(record.rank, record.phases[:_MOST_PHASES])
+
+            case Tagged():
+                parts = (readable(text).partition("=") for text in record.tags)
+                tags = {name: value for name, _, value in parts if name and value}
+                self.tags.update(dict.fromkeys(map(xml_id, record.tests), tags))
 
     def _course_of(self, nodeid: str) -> RankCourse | None:
         name = xml_id(nodeid)

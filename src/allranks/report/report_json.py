@@ -51,7 +51,7 @@ class JsonWriter:
         self._suites += 1
         head = json.dumps(_suite(suite))
         self._file.write(f'{head[:-1]}, "tests": [')
-        self._file.writelines(_separated(_test(test) for test in suite.tests))
+        self._file.writelines(_separated(_test(test, suite.tags.get(test.nodeid)) for test in suite.tests))
         self._file.write("]}")
 
     def write(self, merged: MergedRun) -> None:
@@ -109,10 +109,12 @@ def _suite(suite: CellSuite) -> dict[str, Any]:
     return {**_said(said), "counts": _counts(suite.counts)}
 
 
-def _test(test: TestVerdict) -> str:
+def _test(test: TestVerdict, tags: Mapping[str, str] | None) -> str:
     own = f'{{"nodeid": {_quoted(test.nodeid)}, "name": {_quoted(test.name)}, "time": {round(test.time, 6)!r}'
     if test.classname:
         own += f', "classname": {_quoted(test.classname)}'
+    if tags:
+        own += f', "tags": {json.dumps(tags)}'
     if isinstance(test.ranks, PassedRanks) and not test.earlier:
         return own + _passed(test.verdict, compact(test.ranks))
     return own + _rest(test.verdict, compact(test.ranks), is_flaky=test.is_flaky, earlier=test.earlier)

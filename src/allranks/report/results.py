@@ -212,11 +212,10 @@ class RankFile:
         at: When the outcome of each test arrived; :data:`ABSENT` if unknown. Empty if all are.
         world_sizes: The number of ranks that took part in each; 0 if unknown. Empty if all are.
         details: The results with more than *passed* and these three.
-        problem: One sentence on why the file could not be read to its end, or why it is implausible; empty
-            if there is no problem.
+        problem: Why the file could not be read to its end, or is implausible, in one sentence; empty for none.
         note: An oddity that may be harmless; empty for none.
         is_unfinished: True if its journal does not record that the job did all its work.
-        courses: Of its journal's tests that went wrong, by node id; the same for all ranks.
+        courses: Of its journal's tests that went wrong, by node id; as its tags, the same for all ranks.
     """
 
     path: Path
@@ -231,6 +230,7 @@ class RankFile:
     note: str = ""
     is_unfinished: bool = False
     courses: Mapping[str, "RankCourse"] = field(default_factory=dict)
+    tags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def results(self) -> tuple[RankResult, ...]:

@@ -28,6 +28,7 @@ HARNESS_MARKERS = (
     "test_group(name): launcher tests of one group never overlap one another, as those with one fixed port",
     "isolation(kind): how long the ranks of this test live: test, file or job",
     "time_limit(seconds): how long this test may take",
+    "conformance(operation, feature, mode, group, dtype, ranks): what this test shows of a backend",
 )
 
 

@@ -18,6 +18,7 @@ import torch
 from _pytest.capture import CaptureManager
 
 from allranks.harness import linux
+from allranks.harness.collection.capability_tags import tagged
 from allranks.harness.collection.coverage import Measurement
 from allranks.harness.collection.disabled_tests import DisabledTestsError, disable
 from allranks.harness.collection.expected_failures import ExpectedFailuresError, expect_failures
@@ -219,6 +220,8 @@ class ServerPlugin:
         self._keep_own_share(session)
         self._keep_what_runs_again(session)
         terms = self._terms(session)
+        for record in tagged(session.items):
+            self._supervisor.write(record)
         forget_plugin(session.config)
         debugging.take_over(self._config)
         is_collected_only = bool(session.config.option.collectonly)

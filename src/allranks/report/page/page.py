@@ -16,6 +16,8 @@ from importlib import resources
 from string import Template
 from typing import Final
 
+from allranks.report.capabilities import CapabilityTable
+from allranks.report.capability_tables import as_html
 from allranks.report.failure_groups import GroupKey, key_of, ranks_of
 from allranks.report.history.history_text import headline, told_tests
 from allranks.report.judged import Counts, MergedRun, SuiteRow
@@ -123,12 +125,14 @@ class Static:
     Attributes:
         reasons: Of skips, each with the number of skips and of skips that count as passes.
         listed: A sentence for what the page leaves out; empty for nothing.
+        capabilities: What tagged tests show of each backend.
     """
 
     merged: MergedRun
     samples: Sequence[Sample]
     reasons: Sequence[tuple[str, int, int]]
     listed: str = ""
+    capabilities: Mapping[str, CapabilityTable] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -321,6 +325,7 @@ def document(static: Static, index: str, chunks: Sequence[str]) -> str:
         sections=static.sections,
         skips=static.skips,
         history=static.history,
+        capabilities=as_html(static.capabilities),
         notes=static.notes,
         data="\n".join([_island("index", index), *(_island(f"chunk-{n}", chunk) for n, chunk in enumerate(chunks))]),
         script=script,

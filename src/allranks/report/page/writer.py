@@ -1,12 +1,14 @@
 """Takes a run job by job, keeps little of each, and writes ``report.html`` at its end."""
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from allranks.report.axis_correlation import Blame, CaseKey, Evidence, tells
+from allranks.report.capabilities import CapabilityTable
 from allranks.report.failure_groups import GroupKey, message_of, order_of, whose
 from allranks.report.judged import CellSuite, MergedRun, SuiteRow
 from allranks.report.page.case_list import Details, Index, files_of_ranks, folder_to_link
@@ -49,10 +51,11 @@ class _Reason:
 
 
 class PageWriter:
-    """Writes the page of a run, ``report.html`` in its folder."""
+    """Writes the page of a run, ``report.html`` in its folder; the capabilities are those at its end."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, capabilities: Mapping[str, CapabilityTable] = MappingProxyType({})) -> None:
         self._path = path
+        self._capabilities = capabilities
         self._jobs = 0
         self._usual: dict[int, str] = {}
         self._index, self._details = Index(), Details()
@@ -97,6 +100,7 @@ class PageWriter:
             samples=tuple(self._samples.values()),
             reasons=tuple((reason.text, reason.skipped, reason.passed) for reason in self._histogram),
             listed=self._listed(merged),
+            capabilities=self._capabilities,
         )
         write_whole(self._path, document(static, self._index.finish(rest), self._details.chunks))
 

@@ -4,6 +4,8 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Final
 
+from allranks.unsupported import lack
+
 EVERY_DEVICE: Final = ""
 """In place of a device: what the backend lacks on each of its devices."""
 
@@ -74,7 +76,7 @@ def why_unsupported(operation: str, backend: str, device: str) -> str | None:
 
     devices = Backend.backend_capability.get(backend.lower())
     if devices is not None and device not in devices:
-        return f"{backend} has no tensors on {device}"
+        return lack(backend, f"tensors on {device}")
     if operation in unsupported_operations(backend):
-        return f"{backend} has no {operation}"
-    return f"{backend} has no {operation} on {device}" if operation in unsupported_operations(backend, device) else None
+        return lack(backend, operation)
+    return lack(backend, f"{operation} on {device}") if operation in unsupported_operations(backend, device) else None

@@ -8,6 +8,7 @@ from allranks.skip_codes import SkipCode
 from allranks.testing.environment import RankEnvironment
 from allranks.testing.skips.backend_gaps import why_unsupported
 from allranks.testing.skips.requirement import Requirement, skip
+from allranks.unsupported import lack
 
 
 def _skip_where(condition: Callable[[], object], code: SkipCode, detail: str = "") -> Requirement:
@@ -194,7 +195,7 @@ def skip_unsupported(operation: str, *, on: Collection[str] | None = None, devic
         if on is None:
             why = why_unsupported(operation, environment.backend, device or environment.device_type)
         else:
-            why = f"{environment.backend} has no {operation}" if environment.backend in on else None
+            why = lack(environment.backend, operation) if environment.backend in on else None
         if why is not None:
             skip(SkipCode.GENERIC, why)
 

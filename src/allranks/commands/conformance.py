@@ -1,0 +1,249 @@
+"""``allranks conformance``: runs a suite of allranks against a backend, and shows a table of what it can do."""
+
+import argparse
+import importlib.util
+import json
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from allranks.commands.command_parser import CommandParser, one_of
+from allranks.commands.init import DEFAULT_TORCH, installed_torch
+from allranks.commands.options import (
+    add_engine,
+    add_gpu_mode,
+    add_history,
+    add_quiet,
+    add_results,
+    add_tests,
+    existing_file,
+    number,
+    run_id,
+    say,
+    say_verdict,
+)
+from allranks.commands.run import PartOf, run_jobs
+from allranks.engine_registry import AUTO
+from allranks.errors import ExitCode, UsageError
+from allranks.matrix.axes import AXES, LARGEST
+from allranks.matrix.declaration import BACKENDS, DEFAULTS, FILE_NAME
+from allranks.matrix.expand import Expansion
+from allranks.matrix.jobs import plan
+from allranks.matrix.model import Cell, Image, Limits, Matrix, Process, Suite
+from allranks.matrix.own_suites import own_folder, own_names
+
+if TYPE_CHECKING:
+    from allranks.report.capabilities import CapabilityTable
+
+Tables = Mapping[str, "CapabilityTable"]
+
+_SKIPS: Final = "allranks.testing.unsupported_skips"
+
+_GROUP_LIMIT: Final = 6
+"""The process group's time limit, in limits of a test: the limit of the test finds the rank that hangs."""
+
+_ENDINGS: Final = (".py", ".so")
+
+_DEVICES: Final = ("cpu", "cuda")
+
+_NOT_HERE: Final[Mapping[str, object]] = {
+    **dict.fromkeys(("launch", "images", "pdb_rank", "shuffle", "durations", "jobs")),
+    "retries": 0,
+    "fail_fast": False,
+    "allow_nothing_ran": False,
+}
+"""Options of ``allranks run`` that this command does not have."""
+
+
+def add(parser: CommandParser) -> None:
+    """Declare the arguments of ``allranks conformance``."""
+    parser.usage = "allranks conformance --backend NAME [--import MODULE] [options] [-- PYTEST-ARGUMENT ...]"
+    parser.takes_pytest = True
+    group = parser.add_argument_group("what to test")
+    group.add_argument("--backend", required=True, metavar="NAME", help="the backend, as init_process_group takes it")
+    meaning = "import this first, in each rank: a module or package of this folder, or an installed one"
+    group.add_argument("--import", dest="module", metavar="MODULE", help=meaning)
+    meaning = "numbers of ranks, one run of the suite for each (default: 2,4)"
+    group.add_argument("--world-size", type=_sizes, default=(2, 4), metavar="N,...", help=meaning)
+    meaning = "the device of the tensors; cuda takes a GPU for each rank (default: cpu; for nccl: cuda)"
+    group.add_argument("--device", type=one_of(_DEVICES), metavar="|".join(_DEVICES), help=meaning)
+    meaning = f"the suite (default: collectives; there are: {', '.join(own_names())})"
+    group.add_argument("--suite", type=one_of(own_names()), default="collectives", metavar="NAME", help=meaning)
+    meaning = "seconds after which a test hangs (default: 10)"
+    group.add_argument("--time-limit", type=number, default=10, metavar="SECONDS", help=meaning)
+    add_tests(parser.add_argument_group("which tests, and how (other pytest options go after --)"))
+    group = parser.add_argument_group("where to run")
+    add_engine(group)
+    meaning = "interpreter with torch, for the process engine (default: that of allranks, if it has torch)"
+    group.add_argument("--python", metavar="PATH", help=meaning)
+    group.add_argument(
+        "--torch", metavar="VERSION", help="torch of an image or environment (default: the installed one)"
+    )
+    group.add_argument("--image", metavar="NAME", help="finished image to run in")
+    group.add_argument("--gpus", metavar="0,2-3", help="use only these GPUs, by number or id (default: all of them)")
+    add_gpu_mode(group)
+    group = parser.add_argument_group("results")
+    add_results(group)
+    add_history(group, "record the run in this file, and report what is new, fixed or flaky")
+    meaning = "an earlier conformance.json to compare with (default: the newest of this backend in the results folder)"
+    group.add_argument("--compare", type=existing_file, metavar="FILE", help=meaning)
+    group.add_argument("--seed", type=int, metavar="N", help="seed of every rank of every test (default: a random one)")
+    add_quiet(parser.add_argument_group("output"), "print problems, the table and the verdict alone")
+    parser.set_defaults(command=_conformance, own_pytest_args=[], **_NOT_HERE)
+
+
+def _conformance(options: argparse.Namespace) -> ExitCode:
+    _check_names(options)
+    own = [argument for arguments in options.own_pytest_args for argument in arguments]
+    options.pytest_args = (*own, *options.pytest_args)
+    if options.engine == AUTO and (options.python or installed_torch()[0]) and not options.image:
+        options.engine = "process"  # the backend is most likely built for this interpreter
+    with tempfile.TemporaryDirectory(prefix="allranks-backend-") as folder:
+        local = _copy_module(options.module, Path.cwd(), Path(folder)) if options.module else False
+        _refuse_absent_module(options, is_local=local)
+        expansion = _expansion(options, (Path(folder),) if local else ())
+        options.results = options.results or expansion.matrix.root / "results"
+        run = run_id()
+        code = run_jobs(expansion, plan(expansion.matrix, expansion.cells), options, PartOf(run_id=run))
+    code = _show(options.results / run, options, code)
+    say_verdict(code)
+    return code
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    """Parse numbers of ranks.
+
+    Raises:
+        argparse.ArgumentTypeError: The text is no list of them.
+    """
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdecimal() and 0 < int(part[:6]) <= LARGEST for part in parts):
+        msg = f"{text!r} are no numbers of ranks: write 2,4"
+        raise argparse.ArgumentTypeError(msg)
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
+def _check_names(options: argparse.Namespace) -> None:
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,62}", options.backend):
+        msg = f"{options.backend!r} cannot be the name of a backend."
+        raise UsageError(
+            msg, remedy="torch lower-cases them: write a small letter, then small letters, digits and '_'."
+        )
+    if options.module is None and options.backend not in BACKENDS:
+        msg = f"torch has no backend {options.backend!r} of its own."
+        raise UsageError(msg, remedy="Name the module that registers it: --import MODULE.")
+    if options.module is not None and not all(part.isidentifier() for part in options.module.split(".")):
+        msg = f"{options.module!r} cannot be the name of a module."
+        raise UsageError(msg, remedy="Write it as in an import statement: --import package.module.")
+
+
+def _copy_module(module: str, here: Path, target: Path) -> bool:
+    """Copy a module or package of this folder to a folder of its own, for any engine; False if it is not here."""
+    name = module.partition(".")[0]
+    if (here / name).is_dir() and any((here / name).glob("*.py")):
+        shutil.copytree(here / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+        return True
+    files = [path for path in here.glob(f"{name}.*") if path.suffix in _ENDINGS and path.is_file()]
+    for path in files:
+        shutil.copyfile(path, target / path.name)
+    return bool(files)
+
+
+def _refuse_absent_module(options: argparse.Namespace, *, is_local: bool) -> None:
+    """Refuse a module that neither this folder nor this interpreter has, if it is the one that runs the tests."""
+    if options.module is None or is_local or options.engine != "process" or options.python:
+        return
+    if importlib.util.find_spec(options.module.partition(".")[0]) is None:
+        msg = f"There is no module {options.module}."
+        why = f"Looked in {Path.cwd()}, and among what is installed for {sys.executable}."
+        raise UsageError(msg, why=why, remedy="Go to its folder, or install it; --python names another interpreter.")
+
+
+def _expansion(options: argparse.Namespace, python_path: tuple[Path, ...]) -> Expansion:
+    """What a matrix file with one suite and one backend would say."""
+    uses_gpus = (options.device or ("cuda" if options.backend == "nccl" else "cpu")) == "cuda"
+    cells = tuple(
+        Cell(backend=options.backend, world_size=size, gpu_count=size if uses_gpus else 0, init_method="tcp")
+        for size in options.world_size
+    )
+    own = installed_torch()[0]
+    python = options.python or (sys.executable if own else None)
+    plugins = (_SKIPS, *([options.module] if options.module else []))
+    suite = Suite(
+        name=options.suite,
+        paths=(Path(options.suite),),
+        home=own_folder(),
+        python_path=python_path,
+        isolation="job",
+        pytest_args=tuple(word for plugin in plugins for word in ("-p", plugin)),
+    )
+    packages = () if options.engine == "process" and python else ("numpy",)
+    torch = None if options.image else options.torch or own or DEFAULT_TORCH
+    image = Image(name="conformance", image=options.image, torch=torch, packages=() if options.image else packages)
+    seconds = float(max(1, options.time_limit))
+    matrix = Matrix(
+        path=Path.cwd() / FILE_NAME,
+        axes={axis: tuple(dict.fromkeys(cell.axes().get(axis, DEFAULTS.get(axis)) for cell in cells)) for axis in AXES},
+        suites={suite.name: suite},
+        images={image.name: image},
+        limits=Limits(process_group=_GROUP_LIMIT * seconds, test=seconds),
+        process=Process(python=python),
+    )
+    return Expansion(matrix, cells, {})
+
+
+def _show(folder: Path, options: argparse.Namespace, code: ExitCode) -> ExitCode:
+    """Print the table of a run, and what differs from an earlier one; the exit code by both."""
+    from allranks.report.capabilities import changes, is_bad  # noqa: PLC0415 - no other command needs it
+    from allranks.report.capability_tables import as_text, told_changes  # noqa: PLC0415
+    from allranks.report.merging import TABLE_NAME  # noqa: PLC0415
+
+    path = folder / TABLE_NAME
+    tables = _read(path) if path.is_file() else {}
+    if not tables:
+        return code
+    say(f"\n{as_text(tables)}\n")
+    earlier = options.compare or _newest_of(options.backend, options.results.glob(f"*/{TABLE_NAME}"), path)
+    if earlier:
+        lines = told_changes(changes(_read(earlier), tables))
+        say("\n".join([f"{'changes' if lines else 'no change'} since {earlier}", *(f"    {line}" for line in lines)]))
+    say(f"table: {path} (and .md)")
+    if code is ExitCode.TESTS_FAILED and not is_bad(tables) and not _has_other_trouble(folder):
+        return ExitCode.OK
+    return code
+
+
+def _read(path: Path) -> Tables:
+    from allranks.report.capabilities import from_document  # noqa: PLC0415
+
+    try:
+        return from_document(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        msg = f"{path} cannot be read."
+        raise UsageError(
+            msg, why=f"{error}.", remedy="Name a conformance.json that this version has written."
+        ) from error
+
+
+def _newest_of(backend: str, paths: Iterable[Path], own: Path) -> Path | None:
+    """The newest table of a backend, besides that of this run."""
+    others = [path for path in paths if not path.parent.is_symlink() and path.parent.name != own.parent.name]
+    for path in sorted(others, key=lambda each: each.stat().st_mtime, reverse=True):
+        with suppress(UsageError):
+            if backend in _read(path):
+                return path
+    return None
+
+
+def _has_other_trouble(folder: Path) -> bool:
+    """Whether something went wrong that is in no table: a job, or a test without tags."""
+    from allranks.report.merging import JSON_NAME  # noqa: PLC0415
+
+    report = json.loads((folder / JSON_NAME).read_text(encoding="utf-8"))
+    tests = (test for suite in report["suites"] for test in suite["tests"])
+    return any(test["verdict"] in {"failure", "error"} and "operation" not in test.get("tags", {}) for test in tests)

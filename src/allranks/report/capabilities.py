@@ -1,0 +1,240 @@
+"""What tagged tests show of a backend: which operation works, in which mode, for which dtype.
+
+A verdict on a test becomes a state, and the worst state of the tests behind a cell of the table is the cell's. Nothing
+is read from what a test prints.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+from allranks.outcomes import Outcome
+from allranks.report.judged import CellSuite
+from allranks.report.results import TestVerdict, VerdictRule
+from allranks.report.untrusted import parsed
+from allranks.unsupported import is_lack
+from allranks.xml_text import cut, first_line
+
+MOST_CELLS: Final = 5_000
+"""Cells of a backend's table; a suite may tag its tests with whatever it likes."""
+
+_MOST_EXAMPLES: Final = 5
+_MESSAGE: Final = 300
+
+
+class Capability(StrEnum):
+    """What the tests of a cell show; the later the worse."""
+
+    WORKS = "works"
+    UNSUPPORTED = "unsupported"
+    WRONG = "wrong"
+    HANGS = "hangs"
+    CRASHES = "crashes"
+
+    @property
+    def is_bad(self) -> bool:
+        """True if the backend does not do what it claims to."""
+        return self not in {Capability.WORKS, Capability.UNSUPPORTED}
+
+
+_ORDER: Final = tuple(Capability)
+
+
+class CapabilityKey(NamedTuple):
+    """A cell of the table, by the tags of its tests; ``dtype`` is empty where a test is not about one."""
+
+    operation: str
+    feature: str = ""
+    group: str = "default"
+    mode: str = "sync"
+    dtype: str = ""
+
+    @property
+    def row(self) -> str:
+        """The label of the row: ``all_reduce MAX, async, sub-group``."""
+        words = [f"{self.operation} {self.feature}".strip()]
+        words += [self.mode] if self.mode != "sync" else []
+        words += ["sub-group"] if self.group == "sub" else [self.group] if self.group != "default" else []
+        return ", ".join(words)
+
+    @property
+    def name(self) -> str:
+        """The cell in one line: ``all_reduce MAX, async, int32``."""
+        return f"{self.row}, {self.dtype}" if self.dtype else self.row
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadTest:
+    """A test that shows that a backend does not do what it claims to."""
+
+    nodeid: str
+    cell: str
+    message: str
+
+
+@dataclass(kw_only=True)
+class CapabilityCell:
+    """What the tests of a cell have shown.
+
+    Attributes:
+        counts: The number of tests in each state, over all world sizes.
+        bad: The first bad tests.
+    """
+
+    counts: dict[Capability, int] = field(default_factory=dict)
+    bad: list[BadTest] = field(default_factory=list)
+
+    @property
+    def state(self) -> Capability:
+        """The worst of its tests' states."""
+        return max(self.counts, key=_ORDER.index)
+
+    def add(self, state: Capability, test: BadTest) -> None:
+        """Count a test."""
+        self.counts[state] = self.counts.get(state, 0) + 1
+        if state.is_bad and len(self.bad) < _MOST_EXAMPLES:
+            self.bad.append(test)
+
+
+CapabilityTable = dict[CapabilityKey, CapabilityCell]
+"""What a backend can do."""
+
+
+class CapabilityReader:
+    """Takes a run job by job, and keeps the table of each backend.
+
+    Attributes:
+        tables: By the name of the backend; empty for a run without tagged tests.
+    """
+
+    def __init__(self) -> None:
+        self.tables: dict[str, CapabilityTable] = {}
+
+    def add(self, suite: CellSuite) -> None:
+        """Take a job."""
+        if not suite.tags:
+            return
+        backend = str(suite.axes.get("backend") or suite.cell.partition("-")[0])
+        table = self.tables.setdefault(backend, {})
+        for test in suite.tests:
+            tags = suite.tags.get(test.nodeid, {})
+            if (key := _key(tags)) is None or (state := state_of(test, tags, backend)) is None:
+                continue
+            if key in table or len(table) < MOST_CELLS:
+                message = cut(first_line(test.verdict.message), _MESSAGE)
+                cell = table.setdefault(key, CapabilityCell())
+                cell.add(state, BadTest(nodeid=test.nodeid, cell=suite.cell, message=message))
+
+
+def _key(tags: Mapping[str, str]) -> CapabilityKey | None:
+    if "operation" not in tags:
+        return None
+    return CapabilityKey(**{name: value for name, value in tags.items() if name in CapabilityKey._fields})
+
+
+def state_of(test: TestVerdict, tags: Mapping[str, str], backend: str) -> Capability | None:
+    """What a test shows; None if it was skipped for another reason than that the backend lacks something.
+
+    An unexpected error is a wrong result. So is *unsupported* on one rank if another has a result or waits for one;
+    only in a test in which some ranks have no part (``ranks="some"``) may these pass.
+    """
+    verdict = test.verdict
+    if verdict.is_bad:
+        return _bad_state(test, tags, backend)
+    if verdict.rule is VerdictRule.SKIPPED:
+        return Capability.UNSUPPORTED if is_lack(backend, verdict.message) else None
+    return Capability.WORKS if verdict.executed else None
+
+
+def _bad_state(test: TestVerdict, tags: Mapping[str, str], backend: str) -> Capability:
+    outcomes = {rank.outcome for rank in test.ranks if not rank.consequence}
+    if test.verdict.reason == Outcome.CRASHED or Outcome.MISSING in outcomes:
+        return Capability.CRASHES
+    if test.verdict.reason == Outcome.TIMED_OUT or Outcome.TIMED_OUT in outcomes:
+        return Capability.HANGS
+    if test.verdict.rule is VerdictRule.RANKS_DISAGREE and tags.get("ranks") == "some":
+        skips = [rank for rank in test.ranks if rank.outcome is Outcome.SKIPPED]
+        others = {rank.outcome for rank in test.ranks if rank.outcome is not Outcome.SKIPPED and not rank.consequence}
+        if others <= {Outcome.PASSED, Outcome.ABORTED} and all(is_lack(backend, rank.message) for rank in skips):
+            return Capability.UNSUPPORTED
+    return Capability.WRONG
+
+
+def is_bad(tables: Mapping[str, CapabilityTable]) -> bool:
+    """True if a backend does not do what it claims to."""
+    return any(cell.state.is_bad for table in tables.values() for cell in table.values())
+
+
+def bad_cells(table: CapabilityTable) -> Iterator[tuple[CapabilityKey, CapabilityCell]]:
+    """The bad cells, the worst first."""
+    bad = [(key, cell) for key, cell in table.items() if cell.state.is_bad]
+    yield from sorted(bad, key=lambda each: (-_ORDER.index(each[1].state), each[0]))
+
+
+SCHEMA: Final = 1
+
+
+def as_document(run_id: str, tables: Mapping[str, CapabilityTable]) -> dict[str, Any]:
+    """The tables in JSON's types; :func:`from_document` reads them."""
+    return {
+        "generator": "allranks",
+        "schema": SCHEMA,
+        "run_id": run_id,
+        "backends": {
+            backend: [
+                {
+                    **key._asdict(),
+                    "state": cell.state.value,
+                    "tests": {state.value: count for state, count in cell.counts.items()},
+                    "bad": [vars(test) for test in cell.bad],
+                }
+                for key, cell in sorted(table.items())
+            ]
+            for backend, table in sorted(tables.items())
+        },
+    }
+
+
+def from_document(document: object) -> dict[str, CapabilityTable]:
+    """The tables in the text of ``conformance.json``, parsed.
+
+    Raises:
+        ValueError: It is no document of this version.
+    """
+    match document:
+        case {"generator": "allranks", "schema": 1, "backends": dict(backends)}:
+            return {backend: dict(map(_cell_of, rows)) for backend, rows in backends.items()}
+    msg = "it is no conformance.json of this version"
+    raise ValueError(msg)
+
+
+def _cell_of(row: object) -> tuple[CapabilityKey, CapabilityCell]:
+    match row:
+        case {"operation": str(), "tests": dict(tests), "bad": list(bad)} if tests:
+            key = CapabilityKey(**{name: str(row[name]) for name in CapabilityKey._fields if name in row})
+            counts = {Capability(state): int(count) for state, count in tests.items()}
+            return key, CapabilityCell(counts=counts, bad=[parsed(BadTest, test) for test in bad])
+    msg = "a cell of it has no operation, tests and bad"
+    raise ValueError(msg)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangedCell:
+    """A cell of a backend's table that differs from that of an earlier run; None where one of them has no such cell."""
+
+    backend: str
+    key: CapabilityKey
+    before: Capability | None
+    now: Capability | None
+
+
+def changes(before: Mapping[str, CapabilityTable], now: Mapping[str, CapabilityTable]) -> Sequence[ChangedCell]:
+    """The differences from an earlier run, of the backends that both have."""
+    found = []
+    for backend in sorted(before.keys() & now.keys()):
+        for key in sorted(before[backend].keys() | now[backend].keys()):
+            one, other = (cells[key].state if key in cells else None for cells in (before[backend], now[backend]))
+            if one is not other:
+                found.append(ChangedCell(backend=backend, key=key, before=one, now=other))
+    return found

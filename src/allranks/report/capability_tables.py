@@ -1,0 +1,160 @@
+"""The table of capabilities as text, Markdown and HTML: operations and modes by dtypes."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import Final
+
+from allranks.report.capabilities import (
+    Capability,
+    CapabilityKey,
+    CapabilityTable,
+    ChangedCell,
+    bad_cells,
+)
+from allranks.report.summary import markdown
+from allranks.xml_text import printable, readable
+
+NAME: Final = "conformance"
+"""The stem of its files, beside the merged report."""
+
+_DTYPES: Final = {
+    "bool": "bool",
+    "uint8": "u8",
+    "int8": "i8",
+    "int16": "i16",
+    "int32": "i32",
+    "int64": "i64",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float32": "f32",
+    "float64": "f64",
+    "complex64": "c64",
+    "complex128": "c128",
+}
+"""The columns, in their order, with their headings in text; others come after these."""
+
+_ANY: Final = "any"
+"""The heading of the column of tests that are not about a dtype."""
+
+_WORDS: Final[Mapping[Capability | None, str]] = {
+    Capability.WORKS: "ok",
+    Capability.UNSUPPORTED: "no",
+    Capability.WRONG: "WRONG",
+    Capability.HANGS: "HANGS",
+    Capability.CRASHES: "CRASH",
+    None: "",
+}
+
+_CLASSES: Final[Mapping[Capability, str]] = {Capability.WORKS: "t-good", Capability.UNSUPPORTED: "t-idle"}
+
+LEGEND: Final = (
+    "ok: works; no: unsupported, and says so; WRONG: a wrong result or error; HANGS: over its time limit; "
+    "CRASH: a rank died; empty: no test"
+)
+
+_SHOWN: Final = 50
+_ROW_WIDTH: Final = 48
+
+
+def _columns(table: CapabilityTable) -> list[str]:
+    used = {key.dtype for key in table}
+    known = [dtype for dtype in _DTYPES if dtype in used]
+    return [*known, *sorted(used - {"", *known}), *([""] if "" in used else [])]
+
+
+def _rows(table: CapabilityTable) -> Iterator[tuple[str, list[Capability | None]]]:
+    columns = _columns(table)
+    for row in dict.fromkeys(key._replace(dtype="") for key in sorted(table)):
+        cells = (table.get(row._replace(dtype=dtype)) for dtype in columns)
+        yield row.row, [cell.state if cell else None for cell in cells]
+
+
+def _headings(table: CapabilityTable) -> list[str]:
+    return [_DTYPES.get(dtype, dtype) or _ANY for dtype in _columns(table)]
+
+
+def as_text(tables: Mapping[str, CapabilityTable]) -> str:
+    """The tables, and below each the cells in which the backend does not do what it claims to."""
+    return "\n\n".join("\n".join(_text(backend, table)) for backend, table in sorted(tables.items()))
+
+
+def _text(backend: str, table: CapabilityTable) -> Iterator[str]:
+    rows, headings = list(_rows(table)), _headings(table)
+    width = min(_ROW_WIDTH, max(map(len, [backend, *(label for label, _ in rows)])))
+    widths = [max(5, len(heading)) for heading in headings]
+    yield _line(backend, headings, width, widths)
+    for label, states in rows:
+        yield _line(label, [_WORDS[state] for state in states], width, widths)
+    yield LEGEND
+    bad = list(bad_cells(table))
+    for key, cell in bad[:_SHOWN]:
+        first = cell.bad[0]
+        where = ", ".join(dict.fromkeys(test.cell for test in cell.bad))
+        yield f"{cell.state.value}: {_clean(key.name)} (in {where}): {_clean(first.message)}"
+        yield f"    {_clean(first.nodeid)}"
+    if len(bad) > _SHOWN:
+        yield f"and {len(bad) - _SHOWN} more cells, in {NAME}.json"
+
+
+def _line(label: str, cells: Sequence[str], width: int, widths: Sequence[int]) -> str:
+    columns = (f"{cell:>{size}}" for cell, size in zip(cells, widths, strict=True))
+    return f"{_clean(label)[:width]:<{width}}  {' '.join(columns)}".rstrip()
+
+
+def _clean(text: str) -> str:
+    return printable(readable(text))
+
+
+def as_markdown(tables: Mapping[str, CapabilityTable]) -> str:
+    """The tables as a document."""
+    parts = ["\n".join(_markdown(backend, table)) for backend, table in sorted(tables.items())]
+    return "\n\n".join([*parts, f"{LEGEND}."]) + "\n"
+
+
+def _markdown(backend: str, table: CapabilityTable) -> Iterator[str]:
+    headings = _headings(table)
+    yield f"| {markdown(backend)} | {' | '.join(map(markdown, headings))} |"
+    yield f"|---|{':-:|' * len(headings)}"
+    for label, states in _rows(table):
+        yield f"| {markdown(label)} | {' | '.join(_WORDS[state] for state in states)} |"
+
+
+def as_html(tables: Mapping[str, CapabilityTable]) -> str:
+    """The section of the page; empty without tagged tests."""
+    if not tables:
+        return ""
+    body = "".join(_html(backend, table) for backend, table in sorted(tables.items()))
+    return (
+        '<section id="capabilities" aria-labelledby="capabilities-title"><h2 id="capabilities-title">Capabilities '
+        f"<small>operations by dtypes</small></h2>{body}<p>{escape(LEGEND)}.</p></section>"
+    )
+
+
+def _html(backend: str, table: CapabilityTable) -> str:
+    head = "".join(f'<th scope="col">{_inert(heading)}</th>' for heading in (backend, *_headings(table)))
+    rows = "".join(
+        f'<tr><th scope="row">{_inert(label)}</th>{"".join(map(_tile, states))}</tr>' for label, states in _rows(table)
+    )
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+
+
+def _tile(state: Capability | None) -> str:
+    if state is None:
+        return "<td></td>"
+    return f'<td class="{_CLASSES.get(state, "t-bad")}" title="{state.value}">{_WORDS[state]}</td>'
+
+
+def _inert(text: str) -> str:
+    return f"<bdi>{escape(_clean(text))}</bdi>"
+
+
+def told_changes(changed: Sequence[ChangedCell]) -> list[str]:
+    """A line for each difference from an earlier run, the worst first."""
+    return [
+        f"{each.backend}: {_clean(each.key.name)}: {each.before or 'no test'} -> {each.now or 'no test'}"
+        for each in sorted(changed, key=_badness)
+    ]
+
+
+def _badness(each: ChangedCell) -> tuple[bool, str, CapabilityKey]:
+    return (not (each.now and each.now.is_bad), each.backend, each.key)

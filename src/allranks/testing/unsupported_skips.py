@@ -1,0 +1,51 @@
+"""A pytest plugin: a tagged test that the backend refuses as unsupported is skipped, and has not failed.
+
+``-p allranks.testing.unsupported_skips`` loads it. In a regression test of a backend the same error is a failure, so it
+is not loaded by default. That one rank refuses what another carries out is an error: *ranks disagree*.
+"""
+
+from collections.abc import Generator
+
+import pytest
+
+from allranks.harness.collection import CONFORMANCE
+from allranks.skip_codes import SkipCode
+from allranks.testing.environment import RankEnvironment
+from allranks.testing.skips.requirement import skip
+from allranks.unsupported import lack, says_unsupported
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
+    """Skip a test whose fixtures the backend refuses, such as a sub-group."""
+    return (yield from _skipping(item))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """Skip a test whose operation the backend refuses."""
+    return (yield from _skipping(item))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    """Leave the result of a test as it is if only its clean-up uses what the backend lacks."""
+    try:
+        return (yield)
+    except Exception as error:
+        if not _is_refusal(item, error):
+            raise
+
+
+def _skipping(item: pytest.Item) -> Generator[None, None, None]:
+    try:
+        return (yield)
+    except Exception as error:
+        if not _is_refusal(item, error):
+            raise
+        words = " ".join(str(error).split()) or type(error).__name__
+        skip(SkipCode.GENERIC, lack(RankEnvironment.read().backend, f"support for this: {words[:300]}"))
+
+
+def _is_refusal(item: pytest.Item, error: Exception) -> bool:
+    return item.get_closest_marker(CONFORMANCE) is not None and says_unsupported(error)
