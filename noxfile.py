@@ -143,6 +143,16 @@ def hostile(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def conformance(session: nox.Session) -> None:
+    """Run the conformance kit on each planted defect and on a good backend, here and in containers: `-- NAME ...`."""
+    session.install("-e", ".", *_group("test"))
+    chosen = " ".join(session.posargs) or "all"
+    engines = "process docker" if shutil.which("docker") else "process"
+    env = {"ALLRANKS_CONFORMANCE": chosen, "ALLRANKS_CONFORMANCE_ENGINES": engines}
+    session.run("pytest", "tests/conformance", "--durations", "12", env=env)
+
+
+@nox.session(default=False)
 def torch_outcomes(session: nox.Session) -> None:
     """Compare torch's own suites with torch's own runner: `-- SUITE ...`; `-- --record` asks that one anew."""
     session.install("-e", ".", *_group("test"))

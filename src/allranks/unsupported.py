@@ -8,7 +8,7 @@ from typing import Final
 
 _SAYS: Final = re.compile(
     r"no backend type associated with device type"  # a Python backend without the method (torch 2.13)
-    r"|does(?: not|n't) support|(?:is|are) not supported|\bunsupported\b(?! operand)|not(?: yet)? implemented",
+    r"|does(?: not|n't) support|(?:is|are) not supported|\bunsupported\b(?! operand)|(?:not(?: yet)?|only) implemented",
     re.IGNORECASE,
 )
 

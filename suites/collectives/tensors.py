@@ -33,6 +33,14 @@ def payload(rank: int, *, device: torch.device, dtype: torch.dtype = torch.float
     return numbers.to(dtype)
 
 
+def digits(rank: int, *, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Three numbers that no shorter dtype holds, and that no other rank sends."""
+    if dtype.is_floating_point:
+        sign = 1 if rank % 2 else -1
+        return torch.tensor([1 / 3, 2 / 3, 4 / 3], device=device, dtype=dtype) * (sign * 2**rank)
+    return torch.iinfo(dtype).max - torch.arange(3, device=device).to(dtype) - 3 * rank
+
+
 def blanks(like: Tensor, count: int) -> list[Tensor]:
     """``count`` tensors of zeros to receive into."""
     return [torch.zeros_like(like) for _ in range(count)]

@@ -107,6 +107,7 @@ def test_large_tensor(rank: int, world_size: int, device: torch.device) -> None:
     assert_equal(tensor, torch.arange(1 << 18, device=device) * (world_size * (world_size + 1) // 2))
 
 
+@pytest.mark.conformance(dtype="int64")
 def test_integers_beyond_the_precision_of_doubles(rank: int, world_size: int, device: torch.device) -> None:
     """64-bit integers are added as integers: the sum is odd, and no double of that size is."""
     tensor = torch.tensor([2**53 + 1 if rank == 0 else 2**53], device=device)

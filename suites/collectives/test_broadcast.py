@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from allranks.testing import skip_unsupported
 
-from .tensors import ALL_DTYPES, assert_equal, dtype_name, payload
+from .tensors import ALL_DTYPES, FLOATING, INTEGRAL, assert_equal, digits, dtype_name, payload
 
 pytestmark = pytest.mark.conformance(operation="broadcast")
 
@@ -19,6 +19,14 @@ def test_every_rank_gets_the_last_ranks_tensor(
     tensor = payload(rank, dtype=dtype, device=device)
     dist.broadcast(tensor, src=world_size - 1)
     assert_equal(tensor, payload(world_size - 1, dtype=dtype, device=device))
+
+
+@pytest.mark.parametrize("dtype", [*FLOATING, *INTEGRAL], ids=dtype_name)
+def test_every_bit_arrives(rank: int, world_size: int, device: torch.device, dtype: torch.dtype) -> None:
+    """Numbers that need all the digits of their dtype: none may travel in a shorter one."""
+    tensor, expected = (digits(peer, dtype=dtype, device=device) for peer in (rank, world_size - 1))
+    dist.broadcast(tensor, src=world_size - 1)
+    assert_equal(tensor, expected)
 
 
 def test_any_rank_can_be_the_source(rank: int, world_size: int, device: torch.device) -> None:

@@ -14,7 +14,7 @@ from allranks.testing import SubgroupMaker, skip_if_small_world_size, skip_unsup
 
 from .tensors import COMPLEX, MAX, MIN, PRODUCT, SUM, Reduction, assert_equal, blanks, dtype_name, payload
 
-pytestmark = pytest.mark.conformance(operation="argument checks")
+pytestmark = pytest.mark.conformance(operation="process group", feature="argument checks")
 
 REFUSED = (RuntimeError, ValueError, TypeError)
 """The backends use different classes for the same mistake."""
@@ -29,18 +29,21 @@ def group_that_still_works(rank: int, world_size: int, device: torch.device) -> 
     assert_equal(tensor, SUM.of([payload(peer, device=device) for peer in range(world_size)]))
 
 
+@pytest.mark.conformance(operation="all_reduce")
 def test_list_where_a_tensor_belongs(device: torch.device) -> None:
     """The message names the parameter."""
     with pytest.raises(TypeError, match="tensor"):
         dist.all_reduce([torch.ones(1, device=device)])
 
 
+@pytest.mark.conformance(operation="all_gather")
 def test_tensor_where_a_list_belongs(world_size: int, device: torch.device) -> None:
     """The message names the parameter."""
     with pytest.raises(TypeError, match="tensor_list"):
         dist.all_gather(torch.zeros(world_size, device=device), torch.ones(1, device=device))
 
 
+@pytest.mark.conformance(operation="all_reduce")
 @pytest.mark.parametrize("dtype", COMPLEX, ids=dtype_name)
 @pytest.mark.parametrize("reduction", [PRODUCT, MIN, MAX], ids=str)
 def test_reduction_that_complex_numbers_lack(device: torch.device, reduction: Reduction, dtype: torch.dtype) -> None:
@@ -49,6 +52,7 @@ def test_reduction_that_complex_numbers_lack(device: torch.device, reduction: Re
         dist.all_reduce(torch.ones(2, dtype=dtype, device=device), op=reduction.op)
 
 
+@pytest.mark.conformance(operation="all_reduce")
 @skip_unsupported("bitwise reduction", on=["nccl"])
 def test_bits_of_floating_point_numbers(device: torch.device) -> None:
     """Only integers have bits to reduce."""
@@ -56,6 +60,7 @@ def test_bits_of_floating_point_numbers(device: torch.device) -> None:
         dist.all_reduce(torch.ones(2, device=device), op=dist.ReduceOp.BAND)
 
 
+@pytest.mark.conformance(operation="all_reduce")
 @skip_unsupported("check that an average has a fraction", on=["nccl"])
 def test_average_of_integers(device: torch.device) -> None:
     """An average would have to be rounded."""
@@ -63,12 +68,14 @@ def test_average_of_integers(device: torch.device) -> None:
         dist.all_reduce(torch.ones(2, dtype=torch.int64, device=device), op=dist.ReduceOp.AVG)
 
 
+@pytest.mark.conformance(operation="broadcast")
 def test_broadcast_without_a_source(device: torch.device) -> None:
     """One of ``src`` and ``group_src`` must be there."""
     with pytest.raises(ValueError, match="Must specify"):
         dist.broadcast(torch.ones(1, device=device))
 
 
+@pytest.mark.conformance(operation="broadcast")
 def test_broadcast_with_two_sources(device: torch.device) -> None:
     """Only one of ``src`` and ``group_src`` may be there."""
     with pytest.raises(ValueError, match="both"):
@@ -85,6 +92,7 @@ RANK_TAKERS: dict[str, Callable[[torch.Tensor, int, dist.ProcessGroup], object]]
 }
 
 
+@pytest.mark.conformance(operation="{operation}")
 @pytest.mark.parametrize("operation", RANK_TAKERS)
 def test_rank_out_of_group(world_size: int, device: torch.device, subgroup: SubgroupMaker, operation: str) -> None:
     """A source or destination must be a member: this one is not even in the world."""
@@ -93,6 +101,7 @@ def test_rank_out_of_group(world_size: int, device: torch.device, subgroup: Subg
         RANK_TAKERS[operation](torch.ones(1, device=device), world_size, group)
 
 
+@pytest.mark.conformance(operation="all_gather")
 @skip_unsupported("check of the output list's length", on=["nccl"])
 def test_all_gather_into_a_list_that_is_too_long(world_size: int, device: torch.device) -> None:
     """The list needs one tensor for each rank."""
@@ -101,6 +110,7 @@ def test_all_gather_into_a_list_that_is_too_long(world_size: int, device: torch.
         dist.all_gather(blanks(own, world_size + 1), own)
 
 
+@pytest.mark.conformance(operation="all_gather")
 @skip_unsupported("check of the output tensors' shape", on=["nccl"])
 def test_all_gather_into_tensors_of_another_shape(world_size: int, device: torch.device) -> None:
     """Each output must be as large as the input."""
@@ -108,6 +118,7 @@ def test_all_gather_into_tensors_of_another_shape(world_size: int, device: torch
         dist.all_gather(blanks(torch.ones(3, device=device), world_size), torch.ones(2, device=device))
 
 
+@pytest.mark.conformance(operation="all_gather")
 def test_all_gather_into_tensors_of_another_dtype(world_size: int, device: torch.device) -> None:
     """Nothing is converted on the way."""
     outputs = blanks(torch.ones(2, dtype=torch.int32, device=device), world_size)
@@ -115,12 +126,14 @@ def test_all_gather_into_tensors_of_another_dtype(world_size: int, device: torch
         dist.all_gather(outputs, torch.ones(2, device=device))
 
 
+@pytest.mark.conformance(operation="all_gather_single")
 def test_all_gather_into_a_tensor_of_another_size(world_size: int, device: torch.device) -> None:
     """The output must hold what all ranks send, and no more."""
     with pytest.raises(REFUSED, match=r"size|length"):
         dist.all_gather_single(torch.zeros(2 * world_size + 1, device=device), torch.ones(2, device=device))
 
 
+@pytest.mark.conformance(operation="all_gather_single")
 def test_all_gather_into_a_tensor_of_another_dtype(world_size: int, device: torch.device) -> None:
     """Nothing is converted on the way."""
     output = torch.zeros(2 * world_size, dtype=torch.int32, device=device)
@@ -128,6 +141,7 @@ def test_all_gather_into_a_tensor_of_another_dtype(world_size: int, device: torc
         dist.all_gather_single(output, torch.ones(2, device=device))
 
 
+@pytest.mark.conformance(operation="reduce_scatter")
 @skip_unsupported("check of the input list's length", on=["nccl"])
 def test_reduce_scatter_of_a_list_that_is_too_long(world_size: int, device: torch.device) -> None:
     """The list needs one tensor for each rank."""
@@ -136,6 +150,7 @@ def test_reduce_scatter_of_a_list_that_is_too_long(world_size: int, device: torc
         dist.reduce_scatter(own, blanks(own, world_size + 1))
 
 
+@pytest.mark.conformance(operation="reduce_scatter")
 def test_reduce_scatter_of_a_list_of_another_dtype(world_size: int, device: torch.device) -> None:
     """Nothing is converted on the way."""
     inputs = blanks(torch.ones(2, dtype=torch.int32, device=device), world_size)
@@ -143,12 +158,14 @@ def test_reduce_scatter_of_a_list_of_another_dtype(world_size: int, device: torc
         dist.reduce_scatter(torch.ones(2, device=device), inputs)
 
 
+@pytest.mark.conformance(operation="reduce_scatter_single")
 def test_reduce_scatter_of_a_tensor_of_another_size(world_size: int, device: torch.device) -> None:
     """The input must be cut into one equal part for each rank."""
     with pytest.raises(REFUSED):
         dist.reduce_scatter_single(torch.zeros(2, device=device), torch.ones(2 * world_size + 1, device=device))
 
 
+@pytest.mark.conformance(operation="reduce_scatter_single")
 def test_reduce_scatter_of_a_tensor_of_another_dtype(world_size: int, device: torch.device) -> None:
     """Nothing is converted on the way."""
     numbers = torch.ones(2 * world_size, dtype=torch.int32, device=device)
@@ -156,6 +173,7 @@ def test_reduce_scatter_of_a_tensor_of_another_dtype(world_size: int, device: to
         dist.reduce_scatter_single(torch.zeros(2, device=device), numbers)
 
 
+@pytest.mark.conformance(operation="all_to_all")
 @skip_unsupported("check of the output list's length", on=["nccl"])
 def test_all_to_all_with_a_list_that_is_too_long(world_size: int, device: torch.device) -> None:
     """Both lists need one tensor for each rank."""
@@ -164,6 +182,7 @@ def test_all_to_all_with_a_list_that_is_too_long(world_size: int, device: torch.
         dist.all_to_all(blanks(own, world_size + 1), blanks(own, world_size))
 
 
+@pytest.mark.conformance(operation="all_to_all")
 def test_all_to_all_with_lists_of_two_dtypes(world_size: int, device: torch.device) -> None:
     """Nothing is converted on the way."""
     own = torch.ones(2, device=device)
@@ -171,6 +190,7 @@ def test_all_to_all_with_lists_of_two_dtypes(world_size: int, device: torch.devi
         dist.all_to_all(blanks(own, world_size), blanks(own.int(), world_size))
 
 
+@pytest.mark.conformance(operation="all_to_all_single")
 def test_all_to_all_with_splits_that_do_not_add_up(world_size: int, device: torch.device) -> None:
     """The splits must cover the tensor."""
     own = torch.ones(world_size, device=device)
@@ -179,6 +199,7 @@ def test_all_to_all_with_splits_that_do_not_add_up(world_size: int, device: torc
         dist.all_to_all_single(torch.zeros_like(own), own, splits, [2, *splits[1:]])
 
 
+@pytest.mark.conformance(operation="all_to_all_single")
 def test_all_to_all_with_too_many_splits(world_size: int, device: torch.device) -> None:
     """There must be one split for each rank."""
     own = torch.ones(world_size, device=device)
@@ -187,12 +208,14 @@ def test_all_to_all_with_too_many_splits(world_size: int, device: torch.device) 
         dist.all_to_all_single(torch.zeros_like(own), own, [*splits, 0], splits)
 
 
+@pytest.mark.conformance(operation="scatter")
 def test_scatter_without_a_list_on_the_source(rank: int, device: torch.device) -> None:
     """Each rank calls as the source, and is told before it sends anything."""
     with pytest.raises(ValueError, match="must be specified on source"):
         dist.scatter(torch.ones(1, device=device), None, src=rank)
 
 
+@pytest.mark.conformance(operation="scatter")
 @skip_if_small_world_size(2)
 def test_scatter_with_a_list_on_another_rank(rank: int, world_size: int, device: torch.device) -> None:
     """Each rank calls as one that is not the source: its list would be ignored."""
@@ -201,6 +224,7 @@ def test_scatter_with_a_list_on_another_rank(rank: int, world_size: int, device:
         dist.scatter(own, blanks(own, world_size), src=(rank + 1) % world_size)
 
 
+@pytest.mark.conformance(operation="scatter")
 def test_scatter_of_a_list_that_is_too_long(rank: int, world_size: int, device: torch.device) -> None:
     """The list needs one tensor for each rank."""
     own = torch.ones(1, device=device)
@@ -208,18 +232,21 @@ def test_scatter_of_a_list_that_is_too_long(rank: int, world_size: int, device: 
         dist.scatter(own, blanks(own, world_size + 1), src=rank)
 
 
+@pytest.mark.conformance(operation="scatter")
 def test_scatter_of_tensors_of_another_shape(rank: int, world_size: int, device: torch.device) -> None:
     """Each element must be as large as what it is received into."""
     with pytest.raises(REFUSED, match="size"):
         dist.scatter(torch.ones(1, device=device), blanks(torch.ones(2, device=device), world_size), src=rank)
 
 
+@pytest.mark.conformance(operation="gather")
 def test_gather_without_a_list_at_the_destination(rank: int, device: torch.device) -> None:
     """Each rank calls as the destination, and is told before it sends anything."""
     with pytest.raises(ValueError, match="must be specified on destination"):
         dist.gather(torch.ones(1, device=device), None, dst=rank)
 
 
+@pytest.mark.conformance(operation="gather")
 @skip_if_small_world_size(2)
 def test_gather_with_a_list_on_another_rank(rank: int, world_size: int, device: torch.device) -> None:
     """Each rank calls as one that is not the destination: its list would stay blank."""
@@ -228,18 +255,21 @@ def test_gather_with_a_list_on_another_rank(rank: int, world_size: int, device: 
         dist.gather(own, blanks(own, world_size), dst=(rank + 1) % world_size)
 
 
+@pytest.mark.conformance(operation="send, recv")
 def test_message_to_oneself(rank: int, device: torch.device) -> None:
     """Nobody would be there to receive it."""
     with pytest.raises(ValueError, match="should not be the same"):
         dist.send(torch.ones(1, device=device), dst=rank)
 
 
+@pytest.mark.conformance(operation="batch_isend_irecv")
 def test_batch_of_something_else_than_messages(device: torch.device) -> None:
     """Only isend and irecv can be batched."""
     with pytest.raises(ValueError, match="isend"):
         dist.P2POp(dist.all_reduce, torch.ones(1, device=device), 0)
 
 
+@pytest.mark.conformance(operation="all_gather_object")
 @pytest.mark.usefixtures("device")
 def test_object_that_cannot_be_pickled(world_size: int) -> None:
     """The rank fails before it tells the others how large its object is."""
@@ -247,6 +277,7 @@ def test_object_that_cannot_be_pickled(world_size: int) -> None:
         dist.all_gather_object([None] * world_size, lambda: None)
 
 
+@pytest.mark.conformance(operation="scatter_object_list")
 @pytest.mark.usefixtures("device")
 def test_scatter_of_objects_without_a_list_on_the_source(rank: int) -> None:
     """Each rank calls as the source, and is told before it sends anything."""

@@ -1,0 +1,5 @@
+"""No defect."""
+
+from . import Delegate, register
+
+register(Delegate)
