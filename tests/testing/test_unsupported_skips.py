@@ -1,0 +1,55 @@
+"""The plugin that skips what a backend refuses as unsupported."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from allranks.harness.environment_skips import EnvironmentSkip
+from allranks.testing import unsupported_skips
+from allranks.unsupported import is_lack
+
+REFUSAL = RuntimeError("No backend type associated with device type cpu")
+
+
+@pytest.fixture(autouse=True)
+def backend(monkeypatch):
+    monkeypatch.setattr(
+        unsupported_skips, "RankEnvironment", SimpleNamespace(read=lambda: SimpleNamespace(backend="mine"))
+    )
+
+
+def item(*markers):
+    return SimpleNamespace(get_closest_marker=lambda name: name if name in markers else None)
+
+
+def ending_in(error, hook, test):
+    """Run a hook around something that raises."""
+    wrapper = hook(test)
+    next(wrapper)
+    try:
+        wrapper.throw(error)
+    except StopIteration as end:
+        return end.value
+
+
+@pytest.mark.parametrize("hook", [unsupported_skips.pytest_runtest_setup, unsupported_skips.pytest_runtest_call])
+def test_what_a_tagged_test_is_refused_is_a_skip_that_names_the_backend(hook):
+    with pytest.raises(EnvironmentSkip) as skip:
+        ending_in(REFUSAL, hook, item("conformance"))
+    assert is_lack("mine", str(skip.value.msg))
+    assert "No backend type" in skip.value.msg
+
+
+@pytest.mark.parametrize(
+    ("error", "markers"), [(AssertionError("1 is not 2"), ["conformance"]), (REFUSAL, [])], ids=["failure", "no tags"]
+)
+def test_anything_else_goes_on_as_it_is(error, markers):
+    with pytest.raises(type(error)) as raised:
+        ending_in(error, unsupported_skips.pytest_runtest_call, item(*markers))
+    assert raised.value is error
+
+
+def test_a_refusal_in_the_clean_up_leaves_the_result_alone():
+    assert ending_in(REFUSAL, unsupported_skips.pytest_runtest_teardown, item("conformance")) is None
+    with pytest.raises(RuntimeError):
+        ending_in(REFUSAL, unsupported_skips.pytest_runtest_teardown, item())
