@@ -99,6 +99,8 @@ def add(parser: CommandParser) -> None:
 
 def _conformance(options: argparse.Namespace) -> ExitCode:
     _check_names(options)
+    if options.compare:
+        _read(options.compare)  # a mistake shows before the run
     own = [argument for arguments in options.own_pytest_args for argument in arguments]
     options.pytest_args = (*own, *options.pytest_args)
     if options.engine == AUTO and (options.python or installed_torch()[0]) and not options.image:
