@@ -19,6 +19,8 @@ ELSEWHERE = {
     ("docs/downloaded-report.md", "python"): "tests/junit/test_downloaded_page.py",
     ("docs/extending.md", "python"): "tests/docs/test_extending.py",
     ("docs/extending.md", "toml"): "tests/docs/test_extending.py",
+    ("docs/conformance.md", "python"): "tests/docs/test_conformance_page.py",
+    ("docs/conformance.md", "console"): "tests/docs/test_conformance_page.py",
     ("CONTRIBUTING.md", "json"): "tests/torch_suites/test_differences.py",
     ("docs/existing-tests.md", "python"): "tests/e2e/test_existing_tests.py",
     ("docs/history.md", "console"): "tests/docs/test_history_page.py",

@@ -1,0 +1,33 @@
+"""docs/conformance.md: its backend can be registered, its command is one, its defects are those that are planted."""
+
+import re
+import shlex
+import subprocess
+import sys
+
+from blocks import ROOT, blocks
+
+from allranks.cli import _parser
+
+PAGE = ROOT / "docs" / "conformance.md"
+OF_PAGE = {each.kind: each for each in blocks() if each.page == "docs/conformance.md"}
+USE = "import my_backend, torch.distributed as dist; print(dist.Backend.backend_capability['mine'])"
+
+
+def test_the_backend_is_registered_when_its_module_is_imported(tmp_path):
+    (tmp_path / "my_backend.py").write_text(OF_PAGE["python"].text)
+    done = subprocess.run([sys.executable, "-c", USE], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "['cpu']\n"
+
+
+def test_the_command_is_one_of_allranks():
+    [command] = [each for each in OF_PAGE["console"].commands if each.startswith("allranks ")]
+    options = _parser().parse_args(shlex.split(command)[1:])
+    assert (options.backend, options.module, options.world_size) == ("mine", "my_backend", (2, 4))
+
+
+def test_the_defects_are_those_that_are_planted():
+    planted = ROOT / "tests" / "conformance" / "backends" / "planted"
+    modules = {path.stem for path in planted.glob("*.py")} - {"__init__", "good"}
+    rows = re.findall(r"^\| [^|]+ \| `[^`]+`: (?:wrong|hangs) \|$", PAGE.read_text(), re.MULTILINE)
+    assert len(rows) == len(modules) == 8
