@@ -1,4 +1,4 @@
-"""How a backend says that it lacks an operation, and the words by which a skip for that reason is known.
+"""How a backend refuses an operation that it lacks, and the reason of a skip because of that.
 
 A job's ranks and the report share this module; it needs only the standard library.
 """

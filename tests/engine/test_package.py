@@ -32,6 +32,7 @@ def test_what_is_copied_is_the_package_the_harness_and_what_suites_import():
         "skip_codes.py",
         "tracebacks.py",
         "typed_json.py",
+        "unsupported.py",
         "xml_text.py",
         "harness",
         "testing",

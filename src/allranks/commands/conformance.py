@@ -1,4 +1,4 @@
-"""``allranks conformance``: runs a suite of allranks against a backend, and shows a table of what it can do."""
+"""``allranks conformance``: runs a suite against a backend, and shows what the backend can do."""
 
 import argparse
 import importlib.util

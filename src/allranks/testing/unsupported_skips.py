@@ -1,4 +1,4 @@
-"""A pytest plugin: a tagged test that the backend refuses as unsupported is skipped, and has not failed.
+"""A pytest plugin: a tagged test is skipped if the backend refuses it as unsupported.
 
 ``-p allranks.testing.unsupported_skips`` loads it. In a regression test of a backend the same error is a failure, so it
 is not loaded by default. That one rank refuses what another carries out is an error: *ranks disagree*.

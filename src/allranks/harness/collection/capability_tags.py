@@ -1,4 +1,4 @@
-"""What collected tests show of a backend, by their markers: ``conformance(operation="all_reduce", mode="async")``."""
+"""What tests show of a backend, by their markers: ``conformance(operation="all_reduce")``."""
 
 from collections.abc import Iterable, Iterator
 
