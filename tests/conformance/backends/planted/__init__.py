@@ -38,6 +38,12 @@ class Delegate(dist.ProcessGroup):
     def getBackendName(self):  # noqa: N802 - torch's name
         return NAME
 
+    def setGroupName(self, name):  # noqa: N802 - torch's name
+        self.own_name = name  # torch itself leaves it to the backends in C++, of which there is none here
+
+    def getGroupName(self):  # noqa: N802 - torch's name
+        return self.own_name
+
     def shutdown(self):
         self.inner.shutdown()
 
