@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from allranks.errors import ResultsError
 from allranks.outcomes import Outcome, SkipKind
-from allranks.records import JobStarted, Passed, Tagged, encode
+from allranks.records import Finished, JobStarted, Passed, Tagged, encode
 from allranks.report.capabilities import (
     Capability,
     CapabilityKey,
@@ -19,6 +20,7 @@ from allranks.report.capabilities import (
 from allranks.report.capability_tables import as_html, as_markdown, as_text, told_changes
 from allranks.report.journal import read_journal
 from allranks.report.judged import CellSuite
+from allranks.report.merging import merge
 from allranks.report.results import RankResult, TestVerdict
 from allranks.report.verdict import VerdictPolicy
 from allranks.report.verdict import verdict as judged
@@ -208,3 +210,44 @@ def test_a_journal_has_the_tags_of_its_tests(tmp_path):
     (tmp_path / "journal.jsonl").write_bytes(b"".join(encode(record) + b"\n" for record in records))
     [file] = read_journal(tmp_path / "journal.jsonl")
     assert file.tags == {"test_x.py::test_x": {"operation": "reduce"}}
+
+
+@pytest.fixture
+def merged(run_folder):
+    """A merged run of one job, whose journal has tags."""
+    job, nodeid = "gloo-w1-g0-env/s", "test_x.py::test_x"
+    run_folder.manifest(job)
+    run_folder.job(job, collected=[nodeid], world_size=1)
+    records = [
+        JobStarted(schema=2, run_id="r1", cell="gloo-w1-g0-env", suite="s", attempt=1, world_size=1),
+        Tagged(tests=(nodeid,), tags=("operation=reduce",)),
+        Passed(nodeid=nodeid, ranks=(0,), arrived=(1.0,), seconds=(0.1,), world_size=1),
+        Finished(status=0),
+    ]
+    journal = run_folder.attempt(job) / "journal.jsonl"
+    journal.write_bytes(b"".join(encode(record) + b"\n" for record in records))
+    merge(run_folder.path)
+    return run_folder.path
+
+
+def test_a_merge_writes_the_table_beside_the_report_and_into_the_page(merged):
+    tables = from_document(json.loads((merged / "conformance.json").read_text()))
+    assert {key.name: cell.state for key, cell in tables["gloo"].items()} == {"reduce": Capability.WORKS}
+    assert "| reduce | ok |" in (merged / "conformance.md").read_text()
+    assert 'id="capabilities"' in (merged / "report.html").read_text()
+    report = json.loads((merged / "report.json").read_text())
+    assert report["suites"][0]["tests"][0]["tags"] == {"operation": "reduce"}
+
+
+def test_a_merge_does_not_overwrite_a_table_of_somebody_else(merged):
+    (merged / "conformance.json").write_text("{}")
+    with pytest.raises(ResultsError, match=r"conformance\.json"):
+        merge(merged)
+
+
+def test_a_run_without_tags_has_no_table(run_folder):
+    run_folder.manifest("gloo-w2-g0-env/s")
+    run_folder.both("gloo-w2-g0-env/s", {"test_x.py::test_x": "passed"})
+    merge(run_folder.path)
+    assert list(run_folder.path.glob("conformance.*")) == []
+    assert 'id="capabilities"' not in (run_folder.path / "report.html").read_text()
