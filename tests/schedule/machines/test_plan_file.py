@@ -159,6 +159,13 @@ def test_comments_and_lines_are_no_difference(make, path, load_text, document):
     assert own_part(load_text("# a word\n\n" + document), path, entries[0]["pack"]).jobs
 
 
+def test_where_the_suites_of_allranks_lie_is_no_difference(make, path, load_text, document, monkeypatch):
+    document += "\n[suites.kit]\npath = 'allranks:collectives'\n"
+    entries, _ = make(load_text(document))
+    monkeypatch.setattr("allranks.matrix.declaration.own_folder", lambda: path.parent)
+    assert own_part(load_text(document), path, entries[0]["pack"]).jobs
+
+
 def test_another_version_of_allranks_is_refused(make, path, expansion, monkeypatch):
     entries, _ = make(expansion)
     monkeypatch.setattr("allranks.__version__", "9.9")

@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ import allranks
 from allranks.errors import UsageError, did_you_mean, listed
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import plan as plan_jobs
-from allranks.matrix.model import Job, Matrix
+from allranks.matrix.model import Job, Matrix, Suite
 from allranks.matrix.when import Condition
 from allranks.report.durations import Durations
 from allranks.report.run_files import SCHEMA, Manifest, as_json
@@ -66,6 +66,8 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - any value of a declaration in, 
             return [[str(key), _plain(item)] for key, item in value.items()]
         case list() | tuple():
             return [_plain(item) for item in value]
+    if isinstance(value, Suite) and value.home:
+        value = replace(value, home=Path("allranks"))  # each machine has these suites in a place of its own
     if is_dataclass(value):
         return [[each.name, _plain(getattr(value, each.name))] for each in fields(value) if each.name != "line"]
     return value
