@@ -14,7 +14,7 @@ from allranks.testing import (
     SubgroupMaker,
     skip,
     skip_if_small_world_size,
-    skip_unsupported,
+    skip_when,
 )
 
 from .tensors import everyone
@@ -138,8 +138,8 @@ def test_monitored_barrier_can_name_all_that_never_came(rank: int, world_size: i
     dist.barrier()
 
 
-@pytest.mark.conformance(operation="monitored_barrier")
-@skip_unsupported("monitored_barrier", on=["gloo"])
+@pytest.mark.conformance(operation="monitored_barrier", feature="refusal")
+@skip_when(lambda: RankEnvironment.read().backend == "gloo", "this is about the other backends")
 def test_monitored_barrier_is_refused() -> None:
     """A backend without a monitored barrier says so, instead of hanging."""
     with pytest.raises((RuntimeError, ValueError), match="monitored_barrier"):

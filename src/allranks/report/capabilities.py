@@ -51,6 +51,11 @@ class CapabilityKey(NamedTuple):
     dtype: str = ""
 
     @property
+    def place(self) -> tuple[object, ...]:
+        """For the order of the table: of an operation, the plain form first."""
+        return (self.operation, self.feature, self.group != "default", self.group, self.mode != "sync", *self[3:])
+
+    @property
     def row(self) -> str:
         """The label of the row: ``all_reduce MAX, async, sub-group``."""
         words = [f"{self.operation} {self.feature}".strip()]
@@ -169,7 +174,7 @@ def is_bad(tables: Mapping[str, CapabilityTable]) -> bool:
 def bad_cells(table: CapabilityTable) -> Iterator[tuple[CapabilityKey, CapabilityCell]]:
     """The bad cells, the worst first."""
     bad = [(key, cell) for key, cell in table.items() if cell.state.is_bad]
-    yield from sorted(bad, key=lambda each: (-_ORDER.index(each[1].state), each[0]))
+    yield from sorted(bad, key=lambda each: (-_ORDER.index(each[1].state), each[0].place))
 
 
 SCHEMA: Final = 1
@@ -189,7 +194,7 @@ def as_document(run_id: str, tables: Mapping[str, CapabilityTable]) -> dict[str,
                     "tests": {state.value: count for state, count in cell.counts.items()},
                     "bad": [vars(test) for test in cell.bad],
                 }
-                for key, cell in sorted(table.items())
+                for key, cell in sorted(table.items(), key=lambda each: each[0].place)
             ]
             for backend, table in sorted(tables.items())
         },
@@ -233,7 +238,7 @@ def changes(before: Mapping[str, CapabilityTable], now: Mapping[str, CapabilityT
     """The differences from an earlier run, of the backends that both have."""
     found = []
     for backend in sorted(before.keys() & now.keys()):
-        for key in sorted(before[backend].keys() | now[backend].keys()):
+        for key in sorted(before[backend].keys() | now[backend].keys(), key=lambda each: each.place):
             one, other = (cells[key].state if key in cells else None for cells in (before[backend], now[backend]))
             if one is not other:
                 found.append(ChangedCell(backend=backend, key=key, before=one, now=other))

@@ -6,7 +6,6 @@ from typing import Final
 
 from allranks.report.capabilities import (
     Capability,
-    CapabilityKey,
     CapabilityTable,
     ChangedCell,
     bad_cells,
@@ -64,7 +63,7 @@ def _columns(table: CapabilityTable) -> list[str]:
 
 def _rows(table: CapabilityTable) -> Iterator[tuple[str, list[Capability | None]]]:
     columns = _columns(table)
-    for row in dict.fromkeys(key._replace(dtype="") for key in sorted(table)):
+    for row in dict.fromkeys(key._replace(dtype="") for key in sorted(table, key=lambda each: each.place)):
         cells = (table.get(row._replace(dtype=dtype)) for dtype in columns)
         yield row.row, [cell.state if cell else None for cell in cells]
 
@@ -156,5 +155,5 @@ def told_changes(changed: Sequence[ChangedCell]) -> list[str]:
     ]
 
 
-def _badness(each: ChangedCell) -> tuple[bool, str, CapabilityKey]:
-    return (not (each.now and each.now.is_bad), each.backend, each.key)
+def _badness(each: ChangedCell) -> tuple[bool, str]:
+    return (not (each.now and each.now.is_bad), each.backend)
