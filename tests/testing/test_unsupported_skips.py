@@ -40,6 +40,13 @@ def test_what_a_tagged_test_is_refused_is_a_skip_that_names_the_backend(hook):
     assert "No backend type" in skip.value.msg
 
 
+def test_a_refusal_in_the_place_of_another_error_is_one_too():
+    with pytest.raises(AssertionError) as mismatch, pytest.raises(RuntimeError, match="Split sizes"):
+        raise REFUSAL
+    with pytest.raises(EnvironmentSkip, match="No backend type"):
+        ending_in(mismatch.value, unsupported_skips.pytest_runtest_call, item("conformance"))
+
+
 @pytest.mark.parametrize(
     ("error", "markers"), [(AssertionError("1 is not 2"), ["conformance"]), (REFUSAL, [])], ids=["failure", "no tags"]
 )

@@ -43,9 +43,15 @@ def _skipping(item: pytest.Item) -> Generator[None, None, None]:
     except Exception as error:
         if not _is_refusal(item, error):
             raise
-        words = " ".join(str(error).split()) or type(error).__name__
+        refusal = _refusal_in(error)
+        words = " ".join(str(refusal).split()) or type(refusal).__name__
         skip(SkipCode.GENERIC, lack(RankEnvironment.read().backend, f"support for this: {words[:300]}"))
 
 
 def _is_refusal(item: pytest.Item, error: Exception) -> bool:
-    return item.get_closest_marker(CONFORMANCE) is not None and says_unsupported(error)
+    return item.get_closest_marker(CONFORMANCE) is not None and says_unsupported(_refusal_in(error))
+
+
+def _refusal_in(error: Exception) -> BaseException:
+    """The error itself; of ``pytest.raises`` that another message was expected, the error with that message."""
+    return error.__context__ if isinstance(error, AssertionError) and error.__context__ else error
