@@ -134,7 +134,8 @@ def _html(backend: str, table: CapabilityTable) -> str:
     rows = "".join(
         f'<tr><th scope="row">{_inert(label)}</th>{"".join(map(_tile, states))}</tr>' for label, states in _rows(table)
     )
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    region = f'tabindex="0" role="region" aria-label="{escape(_clean(backend))}"'
+    return f'<div class="wide" {region}><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
 def _tile(state: Capability | None) -> str:
