@@ -37,7 +37,7 @@ def digits(rank: int, *, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Three numbers that no shorter dtype holds, and that no other rank sends."""
     if dtype.is_floating_point:
         sign = 1 if rank % 2 else -1
-        return torch.tensor([1 / 3, 2 / 3, 4 / 3], device=device, dtype=dtype) * (sign * 2**rank)
+        return torch.tensor([1 / 3, 2 / 3, 4 / 3], device=device, dtype=dtype) * (sign << rank)
     largest = torch.full((3,), torch.iinfo(dtype).max, device=device, dtype=dtype)
     return largest - torch.arange(3, device=device).to(dtype) - 3 * rank
 

@@ -31,7 +31,7 @@ from allranks.commands.run import PartOf, run_jobs
 from allranks.engine_registry import AUTO
 from allranks.errors import ExitCode, UsageError
 from allranks.matrix.axes import AXES, LARGEST
-from allranks.matrix.declaration import BACKENDS, DEFAULTS, FILE_NAME
+from allranks.matrix.declaration import BACKENDS, FILE_NAME
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import plan
 from allranks.matrix.model import Cell, Image, Limits, Matrix, Process, Suite
@@ -190,7 +190,7 @@ def _expansion(options: argparse.Namespace, python_path: tuple[Path, ...]) -> Ex
     seconds = float(max(1, options.time_limit))
     matrix = Matrix(
         path=Path.cwd() / FILE_NAME,
-        axes={axis: tuple(dict.fromkeys(cell.axes().get(axis, DEFAULTS.get(axis)) for cell in cells)) for axis in AXES},
+        axes={axis: tuple(dict.fromkeys(cell.axes()[axis] for cell in cells)) for axis in AXES},
         suites={suite.name: suite},
         images={image.name: image},
         limits=Limits(process_group=_GROUP_LIMIT * seconds, test=seconds),

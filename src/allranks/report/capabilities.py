@@ -216,8 +216,8 @@ def from_document(document: object) -> dict[str, CapabilityTable]:
 
 def _cell_of(row: object) -> tuple[CapabilityKey, CapabilityCell]:
     match row:
-        case {"operation": str(), "tests": dict(tests), "bad": list(bad)} if tests:
-            key = CapabilityKey(**{name: str(row[name]) for name in CapabilityKey._fields if name in row})
+        case {"tests": dict(tests), "bad": list(bad), **tags} if tests and "operation" in tags:
+            key = CapabilityKey(**{name: str(tags[name]) for name in CapabilityKey._fields if name in tags})
             counts = {Capability(state): int(count) for state, count in tests.items()}
             return key, CapabilityCell(counts=counts, bad=[parsed(BadTest, test) for test in bad])
     msg = "a cell of it has no operation, tests and bad"
