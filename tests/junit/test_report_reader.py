@@ -133,7 +133,9 @@ def test_an_outcome_is_found_wherever_a_writer_puts_it(write, read):
     assert verdicts(read, write(ODD)) == {"(suite)": "error", **said, "s::(suite)": "error"}
 
 
-@pytest.mark.parametrize("odd", ["<TestCase/>", "<group><testcase/></group>", "<testcase><testsuite/></testcase>"])
+@pytest.mark.parametrize(
+    "odd", ["<TestCase/>", "<group><testcase/></group>", "<testcase><testsuite/></testcase>", "<testsuites/>"]
+)
 def test_a_testcase_that_junitparser_would_lose_is_an_error(write, odd):
     with pytest.raises(UsageError, match=r"it has <\w+> in <\w+>"):
         junit.load(write(f"<testsuites><testsuite>{odd}</testsuite></testsuites>"))

@@ -23,7 +23,8 @@ _T = TypeVar("_T", bound=junitparser.junitparser.Element)
 _CHUNK: Final = 1 << 16
 _DEEPEST: Final = 64
 _MOST_ATTRIBUTES: Final = 1000  # lxml takes minutes for 200,000
-_STRUCTURE: Final = frozenset({"testcase", "testsuite"})
+_STRUCTURE: Final = frozenset({*ROOTS, "testcase"})
+_NESTED: Final = frozenset({"testcase", "testsuite"})
 _OUTCOMES: Final = frozenset({"failure", "error", "skipped"})
 _REMEDY: Final = "Give junit.xml of allranks, or another writer's JUnit XML."
 
@@ -159,7 +160,7 @@ class _Builder:
 
     def _start_around(self, tag: str, parent: str) -> None:
         """Begin what has to be around an element: Node.js has testcases in the root, and some suites have errors."""
-        if tag.lower() in _STRUCTURE and parent and (tag not in _STRUCTURE or parent not in ROOTS):
+        if tag.lower() in _STRUCTURE and parent and (tag not in _NESTED or parent not in ROOTS):
             msg = f"it has <{tag}> in <{parent[:40]}>"
             raise ValueError(msg)
         if tag in _OUTCOMES and parent in ROOTS:
