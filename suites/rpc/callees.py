@@ -31,7 +31,7 @@ in_each_mode = pytest.mark.parametrize("call", [call_sync, call_async, call_remo
 
 def own_rank() -> int:
     """The rank of the worker that runs this."""
-    return rpc.get_worker_info().id
+    return int(rpc.get_worker_info().id)
 
 
 def identity(value: object) -> object:

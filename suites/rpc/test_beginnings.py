@@ -12,6 +12,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # TCPStore is pub
     TCPStore,
     rpc,
 )
+from torch.distributed.rpc import WorkerInfo  # type: ignore[attr-defined]  # as TCPStore
 
 from allranks.testing import FileBarrier, TensorPipe, initialize_pg, with_rpc, worker_name
 
@@ -49,7 +50,7 @@ def test_a_world_in_which_all_have_one_name_is_refused(
 ) -> None:
     """By each worker, when they have exchanged their names."""
     with pytest.raises(RuntimeError, match="is not unique"):
-        rpc._init_rpc_backend(  # type: ignore[attr-defined]  # noqa: SLF001 - the part of init_rpc that takes a store
+        rpc._init_rpc_backend(  # type: ignore[no-untyped-call]  # noqa: SLF001 - the part of init_rpc that takes a store
             backend=TensorPipe().backend,
             store=store,
             name="the_same",
@@ -118,9 +119,9 @@ class _Agent:
     def __init__(self, **arguments: Any) -> None:  # noqa: ANN401 - whatever torch hands over
         self.arguments = arguments
 
-    def get_worker_infos(self) -> list["rpc.WorkerInfo"]:
+    def get_worker_infos(self) -> list[WorkerInfo]:
         """Torch asks for all names."""
-        return [rpc.WorkerInfo(worker_name(rank), rank) for rank in range(self.arguments["world_size"])]
+        return [WorkerInfo(worker_name(rank), rank) for rank in range(self.arguments["world_size"])]
 
 
 @with_rpc(setup_rpc=False)

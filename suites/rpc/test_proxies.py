@@ -15,7 +15,7 @@ Proxy = Callable[[Any, str], Callable[..., Any]]
 
 
 def _by_sync(reference: Any, method: str) -> Callable[..., Any]:  # noqa: ANN401 - RRef
-    return getattr(reference.rpc_sync(), method)
+    return lambda *args, **kwargs: getattr(reference.rpc_sync(), method)(*args, **kwargs)
 
 
 def _by_async(reference: Any, method: str) -> Callable[..., Any]:  # noqa: ANN401 - RRef

@@ -35,7 +35,7 @@ def test_the_owner_knows_the_type_of_a_tensor_and_of_an_object(blocking: bool, r
 @waiting_or_not
 def test_the_owner_is_asked_once(blocking: bool, rank: int, peer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Later answers are the first one again."""
-    asked = []
+    asked: list[Any] = []
     rpc_async = rpc.api.rpc_async
 
     def counting(*args: object, **kwargs: object) -> object:

@@ -101,7 +101,7 @@ def _accounts(balances: Sequence[int]) -> list["rpc.RRef[Account]"]:
 
 
 def _deposit(reference: "rpc.RRef[Account]", amount: int) -> int:
-    account = reference.local_value()
+    account: Account = reference.local_value()
     account.deposit(amount)
     return account.balance
 

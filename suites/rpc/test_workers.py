@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch.distributed import rpc
+from torch.distributed.rpc import WorkerInfo  # type: ignore[attr-defined]  # public, but not exported for mypy
 
 from .callees import Call, identity, in_each_mode, own_rank
 
@@ -52,9 +53,9 @@ def test_an_info_can_be_sent(rank: int, names: list[str], peer: str) -> None:
 )
 def test_a_name_is_refused_with_the_reason(name: str, message: str) -> None:
     """Letters, digits, underscores, colons and dashes are allowed, up to 127 of them."""
-    assert rpc.WorkerInfo(127 * "a", 0).name == 127 * "a"
+    assert WorkerInfo(127 * "a", 0).name == 127 * "a"
     with pytest.raises(RuntimeError, match=message):
-        rpc.WorkerInfo(name, 0)
+        WorkerInfo(name, 0)
 
 
 def _by_rank(rank: int, _: str) -> object:
