@@ -15,7 +15,8 @@ Proxy = Callable[[Any, str], Callable[..., Any]]
 
 
 def _by_sync(reference: Any, method: str) -> Callable[..., Any]:  # noqa: ANN401 - RRef
-    return lambda *args, **kwargs: getattr(reference.rpc_sync(), method)(*args, **kwargs)
+    function: Callable[..., Any] = getattr(reference.rpc_sync(), method)
+    return function
 
 
 def _by_async(reference: Any, method: str) -> Callable[..., Any]:  # noqa: ANN401 - RRef

@@ -12,6 +12,7 @@ from allranks.testing.environment import RankEnvironment
 from allranks.testing.rpc.rpc_agents import RpcAgent
 from allranks.testing.rpc.rpc_world import (
     WorldWishes,
+    forgive_references,
     is_up,
     leave_at_once,
     number_of_world,
@@ -33,11 +34,16 @@ class RpcWorld:
 
     Args:
         world_size: The number of its workers.
+
+    Attributes:
+        has_failed: The last check found a failed test on some rank, or references.
+        is_torn: The last check did not reach all ranks.
     """
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self.has_failed = False
+        self.is_torn = False
 
     def check(self, *, peers_timeout: float = _PEERS_TIMEOUT, timeout: float = _REFERENCES_TIMEOUT) -> None:
         """Wait for all ranks at the end of a test, and check that it left no references to remote objects.
@@ -54,19 +60,20 @@ class RpcWorld:
                 down, or a worker did not make this call.
             RuntimeError: A worker does not answer.
         """
-        self.has_failed = True  # until the end: an error here counts, too
+        self.is_torn = True  # until all ranks have answered
         # References in a cycle are no leak: the exception that pytest.raises returns is in one with its own frame.
         gc.collect()
         # pytest sets it when a test fails, and deletes it before the next.
         if any(self._gathered(hasattr(sys, "last_value"), peers_timeout)):
+            self.has_failed, self.is_torn = True, False
             return
         wait_until(lambda: not _references(), timeout)
         texts = self._gathered(_references(), peers_timeout + timeout)
         left = [f"{worker_name(rank)} {text}" for rank, text in enumerate(texts) if text]
+        self.has_failed, self.is_torn = bool(left), False
         if left:
             msg = f"the test left references to remote objects after {timeout:g} s: {', '.join(left)}"
             raise AssertionError(msg)
-        self.has_failed = False
 
     def _gathered(self, value: T, timeout: float) -> list[T]:
         if not is_up():
@@ -107,8 +114,10 @@ def rpc_world(
     wishes = WorldWishes(agent=agent, rpc_timeout=rpc_timeout, shutdown_timeout=shutdown_timeout)
     with world_around(None, wishes, f"kept-{number_of_world()}"):
         yield world
-        if world.has_failed:
+        if world.is_torn:
             leave_at_once()
+        elif world.has_failed:
+            forgive_references()  # but stay until the peers have ended the check, too
 
 
 def _references() -> str:

@@ -305,10 +305,15 @@ def _shut_down_after(wishes: WorldWishes) -> Iterator[None]:
 
 
 def leave_at_once() -> None:
-    """Shut RPC down after a failure: its traceback can hold references, whose error would hide it."""
-    rpc.api._ignore_rref_leak = True  # noqa: SLF001 - torch's only switch for it, put back below
+    """Shut RPC down after a failure, without waiting for the peers."""
+    forgive_references()
     if is_up():
         rpc.shutdown(graceful=False)
+
+
+def forgive_references() -> None:
+    """Let the world end with references: a failure's traceback can hold them, and their error would hide it."""
+    rpc.api._ignore_rref_leak = True  # noqa: SLF001 - torch's only switch for it, put back below
 
 
 def is_up() -> bool:
