@@ -346,7 +346,7 @@ def kept_worlds(tmp_path_factory, nursery):
         return pid, functools.partial(nursery.exit_status, pid)
 
     files = {name: KEPT + text for name, text in KEPT_FILES.items()}
-    agent = AgentRun(tmp_path_factory.mktemp("kept"), files, launch, limits={"peer_grace": 10}).go()
+    agent = AgentRun(tmp_path_factory.mktemp("kept"), files, launch, limits={"peer_grace": 25}).go()
     assert agent.wait() == 0, agent.log
     yield agent
     agent.close()
@@ -373,7 +373,7 @@ def test_a_reference_that_a_test_leaves_is_an_error_of_that_test_on_every_rank(k
 
 
 def test_the_references_of_a_failed_test_are_no_further_error_of_a_kept_world(kept_worlds):
-    assert kept_worlds.outcomes("test_fails") == ("failed", "passed")
+    assert kept_worlds.outcomes("test_fails") == ("failed", "passed"), kept_worlds.cases(1)["test_fails"].text
     for rank in range(2):
         assert "references to remote objects" not in kept_worlds.cases(rank)["test_fails"].text
 
