@@ -296,8 +296,8 @@ KEPT_FILES = {
         assert len(kept) == number + 1
 
     def test_a_reference_in_a_cycle_is_no_leak(rank):
-        with pytest.raises(RuntimeError) as caught:
-            rpc.remote(worker_name(1 - rank), torch.ones, args=(1,)).local_value()
+        with pytest.raises(RuntimeError, match="localValue") as caught:
+            rpc.remote(worker_name(1 - rank), torch.add, args=(torch.ones(1), 1)).local_value()
         assert caught.traceback
 
     def test_the_world_was_one():
@@ -307,7 +307,7 @@ KEPT_FILES = {
     "test_leaving.py": """
     def test_leaves_a_reference(rank):
         if rank == 0:
-            kept.append(rpc.remote(worker_name(1), torch.ones, args=(1,)))
+            kept.append(rpc.remote(worker_name(1), torch.add, args=(torch.ones(1), 1)))
 
     def test_next(rank):
         assert not kept
@@ -315,7 +315,7 @@ KEPT_FILES = {
     """,
     "test_failing.py": """
     def test_fails(rank):
-        reference = rpc.remote(worker_name(1 - rank), torch.ones, args=(1,))
+        reference = rpc.remote(worker_name(1 - rank), torch.add, args=(torch.ones(1), 1))
         reference.to_here()
         assert rank == 1, "as planned"
     """,
@@ -326,7 +326,7 @@ KEPT_FILES = {
     "test_of_its_own.py": """
     @with_rpc
     def test_fails_with_references(rank, file_barrier):
-        reference = rpc.remote(worker_name(1 - rank), torch.ones, args=(1,))
+        reference = rpc.remote(worker_name(1 - rank), torch.add, args=(torch.ones(1), 1))
         reference.to_here()
         file_barrier()
         raise ValueError("as planned")
@@ -364,7 +364,8 @@ def test_a_kept_world_lasts_for_the_tests_of_a_file(kept_worlds):
 
 
 def test_a_reference_that_a_test_leaves_is_an_error_of_that_test_on_every_rank(kept_worlds):
-    assert kept_worlds.outcomes("test_leaves_a_reference") == ("errored", "errored")
+    outcomes = kept_worlds.outcomes("test_leaves_a_reference")
+    assert outcomes == ("errored", "errored"), kept_worlds.cases(0)["test_leaves_a_reference"].text
     for rank in range(2):
         text = kept_worlds.cases(rank)["test_leaves_a_reference"].text
         assert "references to remote objects after 0.5 s: worker1 owns 1 objects with 1 references" in text
@@ -374,13 +375,16 @@ def test_a_reference_that_a_test_leaves_is_an_error_of_that_test_on_every_rank(k
 
 def test_the_references_of_a_failed_test_are_no_further_error_of_a_kept_world(kept_worlds):
     assert kept_worlds.outcomes("test_fails") == ("failed", "passed"), kept_worlds.cases(1)["test_fails"].text
+    assert "as planned" in kept_worlds.cases(0)["test_fails"].text
     for rank in range(2):
         assert "references to remote objects" not in kept_worlds.cases(rank)["test_fails"].text
 
 
 def test_the_references_of_a_failed_test_do_not_hide_its_error(kept_worlds):
     assert kept_worlds.outcomes("test_fails_with_references") == ("failed", "failed")
-    assert "Leaking RRef" not in kept_worlds.cases(0)["test_fails_with_references"].text
+    text = kept_worlds.cases(0)["test_fails_with_references"].text
+    assert "as planned" in text
+    assert "Leaking RRef" not in text
 
 
 def test_a_test_that_ends_a_kept_world_is_told_so(kept_worlds):
