@@ -8,7 +8,11 @@ import pytest
 import torch
 from torch.distributed import rpc
 
-from allranks.testing import get_timeout_error_regex, wait_until_pending_futures_and_users_flushed
+from allranks.testing import (
+    get_timeout_error_regex,
+    wait_until_owners_and_forks_on_rank,
+    wait_until_pending_futures_and_users_flushed,
+)
 
 from .gates import Gated, closed_gate, open_gate, wait_at
 
@@ -106,7 +110,7 @@ def test_default_of_zero_is_no_limit(rank: int, peer: str) -> None:
         assert unlimited.wait() == rank
 
 
-def test_limit_of_a_references_creation(peer: str) -> None:
+def test_limit_of_a_references_creation(next_rank: int, peer: str) -> None:
     """The creation fails in time, and so does all later use of the reference."""
     with closed_gate(peer) as gate:
         late = rpc.remote(peer, wait_at, args=(gate,), timeout=SHORT)
@@ -115,6 +119,8 @@ def test_limit_of_a_references_creation(peer: str) -> None:
         wait_until_pending_futures_and_users_flushed()
         with pytest.raises(RuntimeError, match="RRef creation"):
             late.to_here()
+    # A reference that is deleted before its owner knows it would be left there.
+    wait_until_owners_and_forks_on_rank(1, 1, rank=next_rank)
 
 
 def type_now(reference: Any) -> None:  # noqa: ANN401 - references have no types for mypy
@@ -150,7 +156,8 @@ def wait_later(proxy: Any, method: str, gate: tuple[str, ...]) -> None:  # noqa:
 
 def wait_for_creation(proxy: Any, method: str, gate: tuple[str, ...]) -> None:  # noqa: ANN401 - as above
     """The reference to the result waits for its creation."""
-    getattr(proxy, method)(*gate)._get_future().wait()  # noqa: SLF001 - as above
+    result = getattr(proxy, method)(*gate)
+    result._get_future().wait()  # noqa: SLF001 - as above
 
 
 def forget_traceback(error: BaseException) -> None:
@@ -168,13 +175,16 @@ every_proxy = pytest.mark.parametrize(
 
 
 @every_proxy
-def test_limit_of_a_proxys_method(rank: int, peer: str, kind: str, wait: Callable[..., None]) -> None:
+def test_limit_of_a_proxys_method(rank: int, next_rank: int, peer: str, kind: str, wait: Callable[..., None]) -> None:
     """The limit is an argument of the proxy, and holds for the method's call."""
     gated = rpc.remote(peer, Gated, args=("", rank))
     # A reference keeps the answer to its first question for the type, also if that came too late.
     assert gated.rpc_sync().value_at_once() == rank
     with closed_gate(peer) as gate, pytest.raises(RuntimeError, match=timed_out) as caught:
         wait(getattr(gated, kind)(timeout=SHORT), "value_after", (gate,))
+    # The error holds the reference to a result until its owner knows it; deleted before, it would be left there.
+    known = 2 if kind == "remote" else 1
+    wait_until_owners_and_forks_on_rank(known, known, rank=next_rank)
     forget_traceback(caught.value)
     assert torch.equal(gated.rpc_sync().value_after(gate), torch.tensor(rank))
 
