@@ -86,7 +86,13 @@ def suite_tests(suite: str) -> set[str]:
 
 
 def _functions(body: Sequence[ast.stmt]) -> Iterator[str]:
-    return (node.name for node in body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"))
+    """The tests that a module or class defines, or takes from another module to run them once more."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef):
+            names = [node.name]
+        else:
+            names = [each.asname or each.name for each in node.names] if isinstance(node, ast.ImportFrom) else []
+        yield from (name for name in names if name.startswith("test_"))
 
 
 def outcomes(report: Path) -> dict[str, set[str]]:
