@@ -45,8 +45,8 @@ def _threads_as_new(rank: int, file_barrier: FileBarrier) -> None:
     """Threads that have served no profiled call yet.
 
     In torch 2.13 such a call leaves its callback in the callee's thread. From the second one that a thread serves, each
-    operator is recorded once more, and the caller takes both records for none: measured with 16 threads, calls 17 to
-    300 of one profiler had no operators. So each worker clears all threads of its own agent before each test.
+    operator is recorded once more, and the caller takes both records for none: with 16 threads, calls began to lack
+    operators at the 17th. So each worker clears all threads of its own agent before each test.
     """
     me = worker_name(rank)
     torch.futures.wait_all([rpc.rpc_async(me, _forget_profiles) for _ in range(_all_threads.parties)])

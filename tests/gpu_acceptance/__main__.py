@@ -154,7 +154,7 @@ def _lay_out(work: Path, pretended_gpus: Sequence[str]) -> dict[str, str]:
     for source, target in (
         ("src/allranks", code / "allranks"),
         ("tests/gpu_acceptance", code / "gpu_acceptance"),
-        ("suites/collectives", own / "collectives"),
+        *((f"suites/{name}", own / name) for name in ("collectives", "ddp", "rpc", "dist_autograd")),
         ("suites/torch", own / "torch-suites"),
     ):
         shutil.copytree(CHECKOUT / source, target, ignore=shutil.ignore_patterns("__pycache__"))

@@ -22,7 +22,7 @@ init_method = {init_methods}
 path = "{path}"
 isolation = "{isolation}"
 overlap = {overlap}
-pytest_args = {plugins}
+{group}pytest_args = {plugins}
 
 [images.any]
 {image}
@@ -65,6 +65,7 @@ class Suite:
     Attributes:
         source: Its folder.
         path: What of it is run.
+        process_group: Whether a process group is made for every test; False for tests that make their own.
         variables: What its ranks find in their environment.
         image: The finished image that it runs in; empty for processes of this host.
     """
@@ -73,6 +74,7 @@ class Suite:
     path: str = ""
     isolation: str = "file"
     overlap: int = 1
+    process_group: bool = True
     limits: Mapping[str, float] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     image: str = ""
@@ -92,6 +94,7 @@ def matrix_file(machine: Machine, cells: Cells, suite: Suite) -> str:
         path=f"{suite.source.name}/{suite.path}".rstrip("/"),
         isolation=suite.isolation,
         overlap=suite.overlap,
+        group="" if suite.process_group else "process_group = false\n",
         plugins=json.dumps(["-p", "gpu_acceptance.pretence.plugin"] if machine.pretended else []),
         image=f"image = {json.dumps(suite.image)}" if suite.image else f'torch = "{torch}"',
         python=json.dumps(sys.executable),

@@ -55,6 +55,32 @@ def collectives(bench: Bench) -> str:
     return _collectives(bench, Cells(backend=bench.nccl, world_sizes=(1,), gpus=1))
 
 
+def ddp(bench: Bench) -> str:
+    """The suite ``ddp`` of this repository on CUDA tensors: by NCCL on all GPUs, by gloo where there is one."""
+    count = len(bench.machine.gpus)
+    cells = Cells(backend=bench.nccl if count > 1 else "gloo", world_sizes=(max(2, count),), gpus=count)
+    selected = ("--", "-k", "test_buckets") if bench.machine.pretended else ()
+    run = bench.run("ddp", cells, Suite(source=_OWN / "ddp", isolation="job"), *selected)
+    return bench.expect_no_failures(run, cells, at_least=2)
+
+
+def rpc(bench: Bench) -> str:
+    """The suite ``rpc`` of this repository, with its tests of device maps and streams."""
+    return _workers(bench, "rpc", "test_workers")
+
+
+def dist_autograd(bench: Bench) -> str:
+    """The suite ``dist_autograd`` of this repository, with its passes over GPUs."""
+    return _workers(bench, "dist_autograd", "test_contexts")
+
+
+def _workers(bench: Bench, name: str, pretended: str) -> str:
+    cells = Cells(backend="gloo", world_sizes=(4,), gpus=len(bench.machine.gpus), init_methods=("tcp",))
+    selected = ("--", "-k", pretended) if bench.machine.pretended else ()
+    run = bench.run(name, cells, Suite(source=_OWN / name, process_group=False), *selected)
+    return bench.expect_no_failures(run, cells, at_least=2)
+
+
 def _basics(bench: Bench, cells: Cells, suite: Suite) -> str:
     run = bench.run("basics", cells, suite)
     bench.expect_passes(run, cells, _TESTS)
