@@ -241,14 +241,17 @@ def test_references_that_are_left_are_an_error(run_gang):
                 def keep(rref):
                     kept.put(rref)
 
-                def test_it(rank):
+                def test_it(rank, file_barrier):
                     @with_rpc(clean_shutdown=False)
                     def body():
+                        reference = None
                         if rank == 0:
                             rpc.rpc_sync(worker_name(1), keep, args=(rpc.RRef(torch.ones(1)),))
                             wait_until_owners_and_forks_on_rank(1, 1, rank=0)
                         else:
-                            return kept.get(timeout=20)
+                            reference = kept.get(timeout=20)
+                        file_barrier()  # whoever left before its reply was sent would end its peer's call
+                        return reference
 
                     if rank == 0:
                         with pytest.raises(RuntimeError, match="Leaking RRef"):

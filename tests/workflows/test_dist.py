@@ -74,7 +74,7 @@ def wheels(tmp_path_factory) -> Path:
 def allranks(tmp_path_factory) -> Path:
     """This repository, as a commit has it."""
     folder = tmp_path_factory.mktemp("allranks")
-    for name in ("pyproject.toml", "hatch_build.py", "README.md", "CHANGELOG.md", "LICENSE", "src", "docker"):
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "CHANGELOG.md", "LICENSE", "src", "suites", "docker"):
         command("cp", "-a", str(ROOT / name), str(folder), folder=folder, environ=dict(os.environ))
     return folder
 

@@ -92,7 +92,7 @@ def test_our_suites_and_the_table_know_the_same():
     differ = {(operation, backend) for operation, backend in declared if operation in in_table} - {
         (operation, backend) for backend in ("gloo", "nccl") for operation in unsupported_operations(backend)
     }
-    assert differ == {("monitored_barrier", "gloo")}, "its test is of those that refuse it"
+    assert differ == set()
 
 
 def test_ranks_are_skipped_by_what_the_conftest_of_the_suite_registered(run_gang):
