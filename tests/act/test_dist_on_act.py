@@ -159,7 +159,17 @@ def test_a_machine_without_its_gpus_closes_it(push):
     assert "exit code of the merged report: 4" in gate_reasons(run)
 
 
-OF_ALLRANKS = ("pyproject.toml", "hatch_build.py", "README.md", "CHANGELOG.md", "LICENSE", "src", "suites", "docker", ".github")
+OF_ALLRANKS = (
+    "pyproject.toml",
+    "hatch_build.py",
+    "README.md",
+    "CHANGELOG.md",
+    "LICENSE",
+    "src",
+    "suites",
+    "docker",
+    ".github",
+)
 
 
 @pytest.mark.parametrize("name", ["allranks"])
