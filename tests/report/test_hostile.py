@@ -69,6 +69,13 @@ def test_a_compressed_file_is_not_ignored(folder):
     assert any("rank-1.xml.gz" in test.verdict.message for test in tests)
 
 
+@pytest.mark.parametrize("name", ["rank-1.xml.gz", "rank-1.xml.\n.xml"])
+def test_a_folder_in_place_of_a_file_is_not_ignored(folder, name):
+    (folder / "cell/good" / name).mkdir()
+    merged, _ = judged(folder)
+    assert exit_code(merged, nothing_ran_allowed=False) == 3
+
+
 def test_a_message_of_fifty_megabytes_is_cut(folder):
     case = f'<testcase classname="t" name="a"><failure message="{"m" * (50 << 20)}">text</failure></testcase>'
     (folder / "cell/hostile/rank-0.xml").write_text(f"<testsuites><testsuite>{case}</testsuite></testsuites>")

@@ -165,9 +165,10 @@ def read_foreign(folder: Path) -> tuple[Attempt, ...]:
 
 def _foreign_files(folder: Path) -> Iterator[Path]:
     for path, folders, others in walk(folder):
-        found = (path / name for name in (*folders, *others) if _XML.fullmatch(name) and not _RENAMED.match(name))
+        renamed = {name: path / name for name in others if _RENAMED.fullmatch(name)}
+        found = (path / name for name in (*folders, *others) if _XML.fullmatch(name) and name not in renamed)
         yield from (file for file in found if is_named_like_a_rank(file.name) or not is_merged_report(file))
-        yield from (path / name for name in others if _RENAMED.fullmatch(name))
+        yield from renamed.values()
 
 
 def _renamed(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[str, ...]]:
