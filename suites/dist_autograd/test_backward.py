@@ -1,7 +1,7 @@
 """Backward passes: the gradients are those of the same function without calls."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -58,10 +58,13 @@ def test_gradient_attributes_are_left_alone(peer: str, call: Call, operand: Oper
             assert_equal(one.grad, gradient)
 
 
-@any_call
-def test_round_trips_to_all_workers(peers: list[str], call: Call) -> None:
-    """Results of some workers are operands of others, and some are used twice."""
-    needing, plain = [dense(number) for number in range(3)], [dense(number, requires_grad=False) for number in (3, 4)]
+def assert_same_after_round_trips(
+    peers: list[str], call: Call, make: Callable[..., Tensor], products: Sequence[Callable[..., Tensor]]
+) -> None:
+    """Compute with tensors of one kind in turn on all peers, and multiply stacks of them and the result by itself."""
+    needing, plain = [make(number) for number in range(3)], [make(number, requires_grad=False) for number in (3, 4)]
+
+    of_stacks, of_result = products
 
     def compute(way: Call) -> Tensor:
         workers = itertools.cycle(peers)
@@ -69,27 +72,22 @@ def test_round_trips_to_all_workers(peers: list[str], call: Call) -> None:
         value = way(next(workers), torch.mul, (needing[1], value))
         first = way(next(workers), torch.stack, ([plain[1], value],))
         second = way(next(workers), torch.stack, ([needing[2], value],))
-        value = way(next(workers), torch.bmm, (first, second))
-        return way(next(workers), torch.matmul, (value, value))  # type: ignore[no-any-return]
+        value = way(next(workers), of_stacks, (first, second))
+        return way(next(workers), of_result, (value, value))  # type: ignore[no-any-return]
 
     assert_same_gradients(compute, call, *needing, *plain)
+
+
+@any_call
+def test_round_trips_to_all_workers(peers: list[str], call: Call) -> None:
+    """Results of some workers are operands of others, and some are used twice."""
+    assert_same_after_round_trips(peers, call, dense, (torch.bmm, torch.matmul))
 
 
 @any_call
 def test_round_trips_of_sparse_tensors(peers: list[str], call: Call) -> None:
     """The same with sparse tensors, as far as these can be multiplied."""
-    needing, plain = [sparse(number) for number in range(3)], [sparse(number, requires_grad=False) for number in (3, 4)]
-
-    def compute(way: Call) -> Tensor:
-        workers = itertools.cycle(peers)
-        value = way(next(workers), torch.add, (needing[0], plain[0]))
-        value = way(next(workers), torch.mul, (needing[1], value))
-        first = way(next(workers), torch.stack, ([plain[1], value],))
-        second = way(next(workers), torch.stack, ([needing[2], value],))
-        value = way(next(workers), torch.mul, (first, second))
-        return way(next(workers), torch.mul, (value, value))  # type: ignore[no-any-return]
-
-    assert_same_gradients(compute, call, *needing, *plain)
+    assert_same_after_round_trips(peers, call, sparse, (torch.mul, torch.mul))
 
 
 @any_call
