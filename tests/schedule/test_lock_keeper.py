@@ -270,6 +270,7 @@ def remove(client, name):
         client.api.remove_container(name, force=True)
 
 
+@pytest.mark.alone  # a run that starts beside it may be the one that removes what is left
 @pytest.mark.docker
 def test_runners_in_containers_share_leases_and_remove_what_a_killed_one_has_left(docker_client, runner_image, run_id):
     names = [f"{run_id}-{number}" for number in (1, 2)]
