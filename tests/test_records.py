@@ -26,6 +26,7 @@ from allranks.records import (
     decode,
     encode,
 )
+from allranks.repetitions import RepetitionTally
 from allranks.typed_json import RecordError, told
 
 KINDS = list({kind.__name__: kind for kind in Record.__subclasses__()}.values())  # a dataclass with slots is made twice
@@ -43,7 +44,7 @@ VALUES = {
 }
 
 
-PARTS = {kind.__name__: kind for kind in (PhaseEnd, EnteredCollective)}
+PARTS = {kind.__name__: kind for kind in (PhaseEnd, EnteredCollective, RepetitionTally)}
 """What records have in their fields."""
 
 

@@ -25,6 +25,7 @@ from allranks.commands import (
     plan,
     run,
     show,
+    stress,
 )
 from allranks.commands.command_parser import CommandParser
 from allranks.commands.options import RESULTS_VARIABLE, painted, results_here
@@ -109,7 +110,7 @@ def _complain(error: AllranksError, arguments: Sequence[str]) -> None:
 
     # What these print, and their commands, are on standard output: between two streams the order is lost.
     name = _name_in(arguments)
-    is_shown = name in {"run", "build", "merge", "report"} and "--json" not in arguments
+    is_shown = name in {"run", "stress", "build", "merge", "report"} and "--json" not in arguments
     stream = sys.stdout if is_shown else sys.stderr
     commands = Commands(partial(print, file=stream, flush=True))
     commands.give(publish(error, name, os.environ))
@@ -138,6 +139,7 @@ _COMMANDS = (
         _JUDGES,
         "show what a backend can do, and what it does wrong",
     ),
+    ("stress", stress.add, _JUDGES, "repeat tests until they fail, or so often that they seldom do"),
     ("build", build.add, _CAN_FAIL, "build the images of cells, for this machine or for others"),
     ("merge", merge.add, _JUDGES, "merge the results of one machine or of many into one report"),
     ("report", merge.add_report, _JUDGES, "rebuild the report of the newest run, and show it"),

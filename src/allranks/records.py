@@ -10,7 +10,8 @@ from enum import Enum
 from typing import Final
 
 from allranks.outcomes import Outcome, SkipKind
-from allranks.typed_json import RecordError, decode_line, encode_line
+from allranks.repetitions import RepetitionTally
+from allranks.typed_json import check_length, decode_line, encode_line
 
 SCHEMA: Final = 2
 """Incremented when an older reader could misread new records."""
@@ -308,6 +309,14 @@ class NotRun(Record):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Repeated(Record):
+    """How a test has fared so far that a job repeats; of several records of a test the last counts."""
+
+    nodeid: str
+    tally: RepetitionTally
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Printed(Record):
     """A line that a rank has just printed; shown but not stored."""
 
@@ -383,16 +392,5 @@ def decode(line: bytes) -> Record:
     Raises:
         RecordError: The line is not a record of this version.
     """
-    check_length(line)
+    check_length(line, LINE_LIMIT)
     return decode_line(line, KINDS)
-
-
-def check_length(line: bytes) -> None:
-    """Check that a record's line is not too long.
-
-    Raises:
-        RecordError: It is.
-    """
-    if len(line) > LINE_LIMIT:
-        msg = f"has {len(line)} bytes, over the limit of {LINE_LIMIT}"
-        raise RecordError(msg)

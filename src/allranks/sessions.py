@@ -54,6 +54,7 @@ def register(folder: str | os.PathLike[str] = ".") -> None:
         _register_plain("dist", of_matrix)
     for prefix in prefixes(cells):
         _register_plain(prefix.signature, _where(prefix.values), of_matrix)
+    _register_stress(of_matrix)
 
 
 def _refuse(error: AllranksError) -> NoReturn:
@@ -94,20 +95,32 @@ def _register_plain(name: str, *selection: str) -> None:
         _run(session, *selection)
 
 
+def _register_stress(of_matrix: str) -> None:
+    @nox.session(name="stress", default=False, venv_backend="none")
+    def stress(session: nox.Session) -> None:
+        """Repeat tests; what follows -- goes to `allranks stress`."""
+        _call(session, "stress", of_matrix, *session.posargs)
+
+
 def _where(values: Any) -> str:  # noqa: ANN401 - a mapping of axes
     return "--where=" + ",".join(f"{axis}={value}" for axis, value in values.items())
 
 
 def _run(session: nox.Session, *selection: str) -> None:
+    suites, pytest_args = split_suites(session.posargs)
+    _call(session, "run", *selection, *suites, "--", *pytest_args)
+
+
+def _call(session: nox.Session, *arguments: str) -> None:
+    """Run a command of allranks, in an interpreter that has what it needs."""
     try:
         python, environment = orchestrator()
     except AllranksError as error:
         session.error(error.text)
-    suites, pytest_args = split_suites(session.posargs)
     # No timeouts: allranks removes its containers and processes by itself, which takes a few seconds.
     session.run(
         python,
-        *("-m", "allranks", "run", *selection, *suites, "--", *pytest_args),
+        *("-m", "allranks", *arguments),
         env=environment,
         external=True,
         interrupt_timeout=None,

@@ -36,6 +36,17 @@ def decode_line(line: bytes, kinds: Mapping[str, type[T]]) -> T:
     return build_named(value, kinds)
 
 
+def check_length(line: bytes, limit: int) -> None:
+    """Check that a line is not too long.
+
+    Raises:
+        RecordError: It is.
+    """
+    if len(line) > limit:
+        msg = f"has {len(line)} bytes, over the limit of {limit}"
+        raise RecordError(msg)
+
+
 def build_named(value: object, kinds: Mapping[str, type[T]]) -> T:
     """The dataclass in the parsed JSON of a line.
 

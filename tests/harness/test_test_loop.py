@@ -7,9 +7,9 @@ from agent_run import CONFIG
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allranks.harness.assemblies import assemblies as all_assemblies
+from allranks.harness.assemblies import first_assembly, joined_by_group
 from allranks.harness.collection.marker_options import MarkerError, read_terms
-from allranks.harness.test_loop import assemblies as all_assemblies
-from allranks.harness.test_loop import first_assembly, joined_by_group
 
 
 @dataclass(frozen=True)

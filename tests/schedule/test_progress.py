@@ -1,9 +1,12 @@
+import time
+
 import pytest
 from scripted_engine import failed
 
 from allranks.outcomes import Outcome
-from allranks.records import Collected, Passed, TestStarted
-from allranks.schedule.progress import Board
+from allranks.records import Collected, Passed, Repeated, TestStarted
+from allranks.repetitions import RepetitionTally
+from allranks.schedule.progress import Board, Rate
 
 
 def ended(nodeid, outcome, rank=0):
@@ -85,3 +88,26 @@ def test_a_job_that_is_over_keeps_counts_and_no_names(board):
     board.end("a", 1.0, "")
     assert row(board, "a").passed == 1
     assert board._jobs["a"].tests._outcomes == {}
+
+
+def test_the_rate_of_a_job_is_that_of_all_its_tests():
+    rate = Rate()
+    rate.note(Repeated(nodeid="t", tally=RepetitionTally(runs=500, bad=1)))
+    rate.note(Repeated(nodeid="u", tally=RepetitionTally(runs=10)))
+    assert rate.note(Repeated(nodeid="t", tally=RepetitionTally(runs=1490, bad=3))) == "1,500 runs, 3 bad (0.2 %)"
+
+
+def test_a_log_has_a_line_after_ten_seconds_and_then_less_often(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    rate, lines = Rate(_began=0.0), []
+    for now in map(float, range(1, 200)):
+        lines += [now] if rate.is_due() else []
+    assert lines[:5] == [10, 20, 30, 40, 50]
+    assert lines[-1] - lines[-2] > 30
+
+
+def test_a_job_that_repeats_tests_shows_its_rate_in_the_place_of_its_state(board):
+    board.move("a", "running")
+    board.show("a", "1,500 runs")
+    assert row(board, "a").state == "1,500 runs"

@@ -90,22 +90,30 @@ _NO_LIMIT = 1e6
 def add(parser: CommandParser) -> None:
     """Declare the arguments of ``allranks run``."""
     parser.usage = "allranks run [CELL | TEST ...] [options] [-- PYTEST-ARGUMENT ...]"
+    place = add_shared(parser)
+    meaning = "be one run of all processes that srun, torchrun or mpirun has started, on their nodes and GPUs alone"
+    place.add_argument("--inside", action="store_true", help=meaning)
+    _add_repetition(parser.add_argument_group("order and repetition"))
+    _add_look(parser.add_argument_group("looking closer"))
+    group = parser.add_argument_group("one of several machines")
+    meaning = "plan that divides jobs among CI machines; --pack names the part of this one"
+    group.add_argument("--plan-file", type=Path, metavar="FILE", help=meaning)
+    group.add_argument("--pack", metavar="PACK", help="run this pack of the plan, as the CI's job matrix names it")
+    parser.set_defaults(command=_run, launch=None, stress=None)
+
+
+def add_shared(parser: CommandParser) -> OptionGroup:
+    """Declare the arguments of every command that runs tests; return the group of where they run."""
     parser.takes_pytest = True
     add_selection(parser)
     add_tests(parser.add_argument_group("which tests, and how (other pytest options go after --)"))
-    _add_place(parser.add_argument_group("where to run"))
-    _add_repetition(parser.add_argument_group("order and repetition"))
-    _add_look(parser.add_argument_group("looking closer"))
+    _add_place(place := parser.add_argument_group("where to run"))
     _add_report(parser.add_argument_group("results"))
     loudness = parser.add_argument_group("output").add_mutually_exclusive_group()
     add_quiet(loudness, "print problems and the verdict alone")
     meaning = "print each job's request, and the evidence of every bad rank: traceback or stacks, and what it printed"
     loudness.add_argument("-v", "--verbose", dest="detail", action="store_const", const="verbose", help=meaning)
-    group = parser.add_argument_group("one of several machines")
-    meaning = "plan that divides jobs among CI machines; --pack names the part of this one"
-    group.add_argument("--plan-file", type=Path, metavar="FILE", help=meaning)
-    group.add_argument("--pack", metavar="PACK", help="run this pack of the plan, as the CI's job matrix names it")
-    parser.set_defaults(command=_run, launch=None)
+    return place
 
 
 def _add_place(group: OptionGroup) -> None:
@@ -113,8 +121,6 @@ def _add_place(group: OptionGroup) -> None:
     add_images(group)
     group.add_argument("--gpus", metavar="0,2-3", help="use only these GPUs, by number or id (default: all of them)")
     add_gpu_mode(group)
-    meaning = "be one run of all processes that srun, torchrun or mpirun has started, on their nodes and GPUs alone"
-    group.add_argument("--inside", action="store_true", help=meaning)
     meaning = "at most N jobs at a time (default: as many as there is room for)"
     group.add_argument("-j", "--jobs", type=_count, metavar="N", help=meaning)
 
@@ -147,8 +153,7 @@ def _add_repetition(group: OptionGroup) -> None:
         metavar="N",
         help="retry what failed of a job, up to N times; a later pass is reported as flaky",
     )
-    meaning = "seed of every rank of every test (default: a random one, recorded)"
-    group.add_argument("--seed", type=int, metavar="N", help=meaning)
+    add_seed(group)
     meaning = "shuffle jobs and tests with this seed (default: the order of the files)"
     group.add_argument("--shuffle", type=number, metavar="SEED", help=meaning)
     goes_on = group.add_mutually_exclusive_group()
@@ -158,7 +163,14 @@ def _add_repetition(group: OptionGroup) -> None:
     goes_on.add_argument("--rerun-failed", dest="wanted", action="store_const", const="failed", help=meaning)
 
 
-def _refuse_options(pytest_args: Sequence[str]) -> None:
+def add_seed(group: OptionGroup) -> None:
+    """Declare the option for the run's seed."""
+    meaning = "seed of every rank of every test (default: a random one, recorded)"
+    group.add_argument("--seed", type=int, metavar="N", help=meaning)
+
+
+def refuse_options(pytest_args: Sequence[str]) -> None:
+    """Refuse options of pytest that no job can have."""
     for argument in pytest_args:
         if refusal := REFUSED.get(flag := argument.partition("=")[0]):
             msg = f"{flag} {refusal.why}"
@@ -167,7 +179,7 @@ def _refuse_options(pytest_args: Sequence[str]) -> None:
 
 def _run(options: argparse.Namespace) -> ExitCode:
     expansion = read_request(options)
-    _refuse_options(options.pytest_args)
+    refuse_options(options.pytest_args)
     if options.inside:
         return run_inside(expansion, _results(expansion, options), options, partial(_run_here, expansion))
     return _run_here(expansion, options)
@@ -183,6 +195,11 @@ def _run_here(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
     jobs = chosen_jobs(expansion, options)
     if options.dry_run:
         return _show_requests(expansion, jobs, options)
+    return run_chosen(expansion, jobs, options)
+
+
+def run_chosen(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namespace) -> ExitCode:
+    """Run these jobs, in a run of their own or in the one that the environment names."""
     return _run_jobs(expansion, jobs, options, PartOf(run_id=run_id()))
 
 
@@ -316,6 +333,7 @@ def run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namesp
         judges=setting,
         seconds=of.own.pack.limit if of.own else None,
         pdb=None if options.pdb_rank is None else Pdb(rank=options.pdb_rank, terminal=_terminal()),
+        stress=options.stress,
     )
     run_options = RunOptions(
         run_id=of.run_id,

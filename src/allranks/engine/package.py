@@ -25,6 +25,7 @@ _NEEDED = (
     "outcomes.py",
     "pytest_plugin.py",
     "records.py",
+    "repetitions.py",
     "skip_codes.py",
     "tracebacks.py",
     "typed_json.py",

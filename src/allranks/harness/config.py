@@ -98,6 +98,21 @@ class GpuToCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stress:
+    """How a job repeats its tests.
+
+    Attributes:
+        count: Repetitions of each test; None for no limit.
+        seconds: How long repetitions may begin, from the first on; None for no limit.
+        first: The number of the first repetition, from which its seed derives.
+    """
+
+    count: int | None = None
+    seconds: float | None = None
+    first: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class AgentConfig:
     """One job as its agent sees it.
 
@@ -114,7 +129,7 @@ class AgentConfig:
         master_addr: The address of the ranks' rendezvous.
         mixed_skip: Node ids (``fnmatch`` patterns) of tests that some ranks may skip alone.
         nodes: How many nodes the ranks are spread over, in blocks.
-        overlap: How many launcher tests may run at a time.
+        overlap: How many launcher tests may run at a time; under `stress`, how many gangs.
         test_groups: By name, the node ids (``fnmatch`` patterns) of launcher tests that never overlap one another.
         process_group: Whether the cell's process group is made for every test; None to decide by the test.
         launches_ranks: Tests start ranks themselves, as many as the cell has: one process runs each test.
@@ -127,6 +142,7 @@ class AgentConfig:
         gpu_device: torch's name of the type of these devices.
         pdb_rank: The rank to debug; None for none.
         pdb_terminal: The path of the debugger's terminal.
+        stress: How tests are repeated; None to run each once.
     """
 
     cell: str
@@ -157,6 +173,7 @@ class AgentConfig:
     gpu_device: str = "cuda"
     pdb_rank: int | None = None
     pdb_terminal: str = ""
+    stress: Stress | None = None
 
     @property
     def node(self) -> int:
@@ -211,8 +228,9 @@ class AgentConfig:
             share = JobShard(**fields["share"]) if fields["share"] else None
             only = None if fields["only"] is None else tuple(fields["only"])
             gpus = tuple(GpuToCheck(**gpu) for gpu in fields.pop("check_gpus"))
+            stress = Stress(**fields.pop("stress")) if fields["stress"] else None
             own = {**lists, "limits": limits, "post": post, "share": share, "only": only, "check_gpus": gpus}
-            return cls(**{**fields, **own})
+            return cls(**{**fields, **own, "stress": stress})
         except (KeyError, TypeError) as error:
             msg = f"{source} is not an agent config of this version of allranks: {error}"
             raise ValueError(msg) from error
@@ -231,9 +249,10 @@ def share_of(node: int, *, total: int, nodes: int) -> range:
     return range(start, start + each + (node < more))
 
 
-def seed_of_test(seed: int, nodeid: str) -> int:
-    """The seed of one test in a job, the same on all ranks and in every run."""
-    return zlib.crc32(nodeid.encode("utf-8", "surrogatepass"), seed & 0xFFFFFFFF)
+def seed_of_test(seed: int, nodeid: str, repetition: int = 1) -> int:
+    """The seed of one test in a job, the same on all ranks and in every run; each repetition has another."""
+    own = zlib.crc32(nodeid.encode("utf-8", "surrogatepass"), seed & 0xFFFFFFFF)
+    return own if repetition == 1 else zlib.crc32(str(repetition).encode(), own)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -349,8 +349,8 @@ class LocalNode:
         return replace(self, folders=replace(self.folders, results=results))
 
     def _shared_folder(self, gang: int) -> Path:
-        """Create the folder that a gang's ranks share; the previous gang's is deleted if the file system is full."""
-        if self._shared is not None and is_full(self.folders.shared):
+        """Create the folder that a gang's ranks share; the previous gang's goes if the file system is full."""
+        if self._shared is not None and (self.config.stress or is_full(self.folders.shared)):
             with suppress(RecursionError):  # a thousand nested folders
                 shutil.rmtree(self._shared, ignore_errors=True)
         self._shared = self.folders.shared / f"gang-{gang}"

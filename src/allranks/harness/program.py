@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from allranks.records import KINDS, Record, check_length
-from allranks.typed_json import decode_line, encode_line
+from allranks.records import KINDS, Record
+from allranks.records import LINE_LIMIT as RECORD_LIMIT
+from allranks.typed_json import check_length, decode_line, encode_line
 
 LINE_LIMIT: Final = 256 << 20
 """Bytes of one line: enough for the names of a million tests."""
@@ -178,7 +179,7 @@ def parse_reply(line: bytes) -> Reply:
     """
     reply = decode_line(line, _REPLIES)
     if isinstance(reply, Record):
-        check_length(line)
+        check_length(line, RECORD_LIMIT)
     return reply
 
 

@@ -2,13 +2,14 @@
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from allranks.harness import linux
+from allranks.harness.assemblies import assemblies, first_assembly, joined_by_group
 from allranks.harness.channel import RunTest
-from allranks.harness.config import AgentConfig, Folders, seed_of_test
+from allranks.harness.config import AgentConfig, Folders, Stress, seed_of_test
 from allranks.harness.driver_workers import DriverWorkers
 from allranks.harness.forks import LocalNode
 from allranks.harness.gangs.ends import Journal, WithCommands, ends_of, failed_start
@@ -20,6 +21,7 @@ from allranks.harness.launchers.driver_account import DriverAccount
 from allranks.harness.nodes.node import Node, Orders, start_gang
 from allranks.harness.program import ItemOptions, Program
 from allranks.harness.rendezvous import OWN_GROUPS, Rendezvous, make_rendezvous
+from allranks.harness.stress_run import RepetitionJournal, Repetitions
 from allranks.outcomes import Outcome, disagree, may_disagree
 from allranks.records import GangReady, GangStarted, LeftBehind, Notice, NotRun, TestStarted
 
@@ -72,7 +74,7 @@ class _Count:
 
     gangs: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     settled: dict[str, bool] = field(default_factory=dict)
-    changed: dict[str, list[str]] = field(default_factory=dict)
+    changed: dict[str, dict[str, None]] = field(default_factory=dict)
     running: dict[int, str] = field(default_factory=dict)
 
     @property
@@ -88,17 +90,25 @@ class TestLoop:
         nodes: The nodes that start ranks.
         job: The job.
         count: Counts shared with other test loops; None if this is the only one.
+        repetitions: Those of the tests; None to run each test once.
     """
 
     def __init__(
-        self, program: Program, nodes: Sequence[Node], job: SupervisedJob, count: _Count | None = None
+        self,
+        program: Program,
+        nodes: Sequence[Node],
+        job: SupervisedJob,
+        count: _Count | None = None,
+        repetitions: Repetitions | None = None,
     ) -> None:
         self._program = program
         self._nodes = nodes
         self._job = job
         self._config = job.config
         self._folders = job.folders
-        self._journal = WithCommands(job.journal, program)
+        self._repetitions = repetitions
+        self._counting = RepetitionJournal(job.journal, repetitions) if repetitions else None
+        self._journal = WithCommands(self._counting or job.journal, program)
         self._count = _Count() if count is None else count
         self._has_many_forks = False
         self._index = 0
@@ -130,6 +140,9 @@ class TestLoop:
             ForkServerError: The fork server is gone or does not answer.
             WorkerLostError: A worker broke; its test and those that are left have no outcome.
         """
+        if self._config.stress is not None:
+            self._repeat(self._config.stress, of_lane)
+            return
         self._has_many_forks = self._forks_ahead() >= MANY_FORKS
         remaining = list(range(len(self._program.tests)))
         while remaining and not self._is_over():
@@ -141,6 +154,28 @@ class TestLoop:
         if remaining:
             nodeids = tuple(self._program.tests[index] for index in remaining)
             self._journal.write(NotRun(tests=nodeids, reason=f"-x or --maxfail, {self._count.bad_tests} bad"))
+        self._tell_changes()
+
+    def _repeat(self, stress: Stress, of_lane: OfLane | None) -> None:
+        """Run the tests again and again, on one gang or on several at a time."""
+        program = replace(self._program, terms=tuple(replace(each, reruns=0) for each in self._program.terms))
+        repetitions = Repetitions(stress, program, self._job.journal)
+
+        def make_worker(results: Path) -> TestLoop:
+            job = replace(self._job, folders=replace(self._folders, results=results))
+            nodes = [of_lane(results)] if of_lane else self._nodes
+            return TestLoop(program, nodes, job, self._count, repetitions)
+
+        try:
+            next_turn, results, most = repetitions.next_turn, self._folders.results, self._config.overlap
+            if of_lane is None:
+                worker = make_worker(results)
+                while (turn := next_turn()) is not None:
+                    worker.run_some(turn)
+            else:
+                DriverWorkers(count=most, results=results, make_worker=make_worker, next_work=next_turn).run()
+        finally:
+            repetitions.finish()
         self._tell_changes()
 
     def _tell_changes(self) -> None:
@@ -162,6 +197,12 @@ class TestLoop:
 
     def run_some(self, indices: Sequence[int]) -> None:
         """See :class:`allranks.harness.driver_workers.Worker`."""
+        if self._counting is not None:
+            try:
+                self._run_gang(indices)
+            finally:
+                self._counting.conclude()
+            return
         remaining = list(indices)
         while remaining and not self._is_over():
             del remaining[: self._run(first_assembly(self._program.terms, remaining))]
@@ -268,16 +309,19 @@ class TestLoop:
         if rendezvous is not None:
             rendezvous.joined()
         if start.leader is not None:
-            self._journal.write(TestStarted(nodeid=self._current, number=self._number))
+            self._journal.write(TestStarted(nodeid=self._current, number=self._begin()))
             self._record(gang, failed_start(start, start.leader))
             gang.condemn()
             return 1
         self._journal.write(GangReady())
-        for done, (index, following) in enumerate(_with_following(indices), start=1):
+        once = zip(indices, [*indices[1:], None], strict=True)
+        steps = once if self._repetitions is None else self._repetitions.steps(indices)
+        for done, (index, following) in enumerate(steps, start=1):
             self._index = index
-            seed = seed_of_test(self._config.seed, self._current)
+            number = self._begin()
+            seed = seed_of_test(self._config.seed, self._current, 1 if self._repetitions is None else number)
             may = may_disagree(self._current, self._config.mixed_skip)
-            self._journal.write(TestStarted(nodeid=self._current, seed=seed, may_disagree=may, number=self._number))
+            self._journal.write(TestStarted(nodeid=self._current, seed=seed, may_disagree=may, number=number))
             self._count.running[id(self)] = self._current
             command = RunTest(index=index, nodeid=self._current, following=following, seed=seed)
             step = gang.run(command, self._deadlines(index))
@@ -290,6 +334,12 @@ class TestLoop:
                 break
         self._record_bad(gang, gang.end())
         return done
+
+    def _begin(self) -> int:
+        """The number of the try at the current test that begins, or of its repetition."""
+        if self._repetitions is not None:
+            self._number = self._repetitions.begin(self._index)
+        return self._number
 
     def _deadlines(self, index: int) -> Deadlines:
         terms = self._program.terms[index]
@@ -329,11 +379,12 @@ class TestLoop:
             self._journal.write(Notice(nodeid=nodeid, text=text))
         # A driver and its ranks end with their test, so the state that they changed reaches no other.
         for name in sorted(step.changed) if self._driver is None else ():
-            self._count.changed.setdefault(name, []).append(nodeid)
+            self._count.changed.setdefault(name, {})[nodeid] = None
         # A test that will be rerun does not count as bad yet: another worker would stop the job for it.
         self._runs_again = self._runs_again or (is_bad and self._number <= self._program.terms[self._index].reruns)
         # As in the report, a rerun that is skipped does not clear the bad outcome before it.
-        is_bad = is_bad or (self._number > 1 and {each.outcome for each in step.outcomes} == {Outcome.SKIPPED})
+        is_rerun = self._number > 1 and self._repetitions is None
+        is_bad = is_bad or (is_rerun and {each.outcome for each in step.outcomes} == {Outcome.SKIPPED})
         if not self._runs_again and (step.outcomes or nodeid not in self._count.settled):
             self._count.settled[nodeid] = self._count.settled.get(nodeid, False) or is_bad
 
@@ -346,32 +397,3 @@ class TestLoop:
                 "name tests that share a fixed port in one of the suite's test_groups, and they do not overlap"
             )
             self._journal.write(Notice(nodeid=nodeid, text=text))
-
-
-def _with_following(indices: Sequence[int]) -> list[tuple[int, int | None]]:
-    return list(zip(indices, [*indices[1:], None], strict=True))
-
-
-def assemblies(terms: Sequence[ItemOptions], indices: Iterable[int]) -> Iterator[list[int]]:
-    """Split tests into runs of neighbours that one gang may run.
-
-    Args:
-        terms: How each collected test is run.
-        indices: Tests, in their order.
-    """
-    for _, neighbours in itertools.groupby(indices, lambda index: terms[index].gang):
-        yield list(neighbours)
-
-
-def joined_by_group(terms: Sequence[ItemOptions], parts: Iterable[Sequence[int]]) -> list[list[int]]:
-    """Assemblies of launcher tests, those of one test group as one: a worker runs it, and nothing of it overlaps."""
-    joined: dict[tuple[str, int], list[int]] = {}
-    for number, indices in enumerate(parts):
-        group = terms[indices[0]].test_group
-        joined.setdefault((group, -1 if group else number), []).extend(indices)
-    return list(joined.values())
-
-
-def first_assembly(terms: Sequence[ItemOptions], indices: Sequence[int]) -> list[int]:
-    """The first of the :func:`assemblies` of some tests; there must be a test."""
-    return next(assemblies(terms, indices))

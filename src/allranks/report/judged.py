@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from allranks.errors import ExitCode, strongest
+from allranks.repetitions import how_to_repeat
 from allranks.report.failure_groups import Failure, GroupKey, grouped, groups_of, ranks_of
 from allranks.report.history.transitions import RunHistory
 from allranks.report.rank_course import RankCourse, absences
@@ -140,8 +141,17 @@ class JobSummary:
         if not (self.engine or self.axes):
             return []
         seed = [] if self.seed is None else ["--seed", str(self.seed)]
-        test = ["--", f"./{nodeid}" if nodeid.startswith("-") else nodeid] if nodeid else []
-        return ["allranks", "run", self.cell, "--suite", self.whole_suite if nodeid else self.suite, *seed, *test]
+        (command, *how), test = how_to_repeat(nodeid)
+        return [
+            "allranks",
+            command,
+            self.cell,
+            "--suite",
+            self.whole_suite if nodeid else self.suite,
+            *how,
+            *seed,
+            *test,
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,16 +28,19 @@ from allranks.records import (
     Passed,
     RankEnded,
     Record,
+    Repeated,
     Shared,
     TestStarted,
     Went,
 )
+from allranks.repetitions import RepetitionTally, rate_in_words, summary_of
 from allranks.report.run_files import JobError
 from allranks.schedule.progress import Tests
 
 R = TypeVar("R", bound=Record)
 
 _LEFT_SHOWN = 5
+_RATES_SHOWN = 20
 
 _UNWRITABLE = re.compile(rf"\[Errno (?:{errno.ENOSPC}|{errno.EDQUOT}|{errno.EROFS})\].*")
 """Python's message for a disk that is full, or read-only."""
@@ -56,6 +59,7 @@ class JobFacts:
 
     tests: Tests = field(default_factory=Tests)
     _records: list[Record] = field(default_factory=list)
+    _repeated: dict[str, RepetitionTally] = field(default_factory=dict)
     _last_test: str = ""
 
     def take(self, record: Record) -> None:
@@ -66,6 +70,8 @@ class JobFacts:
                 self.tests.note(record)
             case TestStarted():
                 self.tests.note(record)
+            case Repeated():
+                self._repeated[record.nodeid] = record.tally
             case GangStarted() | GangReady() | FailureCourse():
                 pass
             case _:
@@ -110,7 +116,8 @@ class JobFacts:
     def notes(self) -> tuple[str, ...]:
         """Facts about the job for readers of the report that no testcase has."""
         said = (f"{each.nodeid}: {each.text}" if each.nodeid else each.text for each in self._all(Notice))
-        return (*(text.rstrip(".") for text in said), *_left_behind(self._all(LeftBehind)))
+        left = _left_behind(self._all(LeftBehind))
+        return (*_rates(self._repeated), *(text.rstrip(".") for text in said), *left)
 
     @property
     def sick_gpus(self) -> Mapping[str, str]:
@@ -164,6 +171,15 @@ class JobFacts:
 def _ended_from_outside(ending: JobExit) -> JobError:
     why = "\n".join(filter(None, (ending.output, _ends_of(ending))))
     return JobError(kind="infrastructure", what=f"The job {ending.ended_by}.", why=why, remedy=_GO_ON)
+
+
+def _rates(repeated: Mapping[str, RepetitionTally]) -> list[str]:
+    """How tests fared that were repeated, in words; the highest rates first."""
+    worst = sorted(repeated, key=lambda nodeid: -repeated[nodeid].bad / max(1, repeated[nodeid].runs))
+    words = [summary_of(nodeid, repeated[nodeid]) for nodeid in worst[:_RATES_SHOWN]]
+    rest = [repeated[nodeid] for nodeid in worst[_RATES_SHOWN:]]
+    more = f"{len(rest)} more tests: {rate_in_words(sum(each.bad for each in rest), sum(each.runs for each in rest))}"
+    return [*words, more] if rest else words
 
 
 def _left_behind(found: Sequence[LeftBehind]) -> list[str]:

@@ -29,6 +29,7 @@ from allranks.records import (
     Record,
     TestStarted,
 )
+from allranks.repetitions import repeated_test
 from allranks.report.rank_document import write_rank_files
 from allranks.report.untrusted import leads_out, special
 
@@ -75,9 +76,15 @@ class Ledger:
 
     Each agent's first record is :class:`Begun`, and none follows :class:`Finished`. Outcomes belong to tests that the
     leading agent has collected, and to ranks that these tests have; a follower's, to ranks of its node.
+
+    Args:
+        world_size: The ranks of the job.
+        nodes: Its nodes.
+        is_stressed: It repeats its tests, and may report repetitions by their own names.
     """
 
-    def __init__(self, world_size: int, nodes: int = 1) -> None:
+    def __init__(self, world_size: int, nodes: int = 1, *, is_stressed: bool = False) -> None:
+        self._is_stressed = is_stressed
         self._world_size = world_size
         self._nodes = nodes
         self._begun: set[int] = set()
@@ -165,7 +172,7 @@ class Ledger:
         self._room += _RECORDS_OF_A_RANK * (self._world_size + 1) * len(said.tests)
 
     def _check_test(self, nodeid: str, does: str, node: int) -> None:
-        if nodeid in self._collected:
+        if nodeid in self._collected or (self._is_stressed and repeated_test(nodeid) in self._collected):
             return
         if node == 0:
             _refuse(f"{does} {nodeid[:200]!r}, which it has not collected.")

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from allranks.engine.protocol import JobSpec, Placement
-from allranks.records import Printed, RankEnded, Record
+from allranks.records import Printed, RankEnded, Record, Repeated
 from allranks.report.failure_groups import Failure
 from allranks.report.run_files import JobError
-from allranks.schedule.progress import State, Tests
+from allranks.schedule.progress import Rate, State, Tests
 from allranks.schedule.run_detail import Detail, evidence_lines, request_lines
 from allranks.tracebacks import excerpt
 from allranks.workflow_commands import Commands, error_command, escaped
@@ -37,6 +37,7 @@ class LiveView:
     detail: Detail = "usual"
     _running: set[str] = field(default_factory=set)
     _has_failed: set[str] = field(default_factory=set)
+    _rates: dict[str, Rate] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def job_is(self, job_id: str, state: State, gpus: Sequence[int] = ()) -> None:
@@ -75,6 +76,8 @@ class LiveView:
                 case Printed():
                     whose = f"{job_id}: " if len(self._running) > 1 else ""
                     self.say(f"{whose}[rank {record.rank}] {_last_version(record.line)}")
+                case Repeated():
+                    self._show_rate(job_id, self._rates.setdefault(job_id, Rate()), record)
                 case RankEnded() if record.outcome.is_bad and job_id not in self._has_failed:
                     self._has_failed.add(job_id)
                     self.say(f"{job_id}: first failure: {failure_of(record)}")
@@ -82,6 +85,12 @@ class LiveView:
                 case RankEnded() if record.outcome.is_bad and self.detail == "verbose":
                     self.say(f"{job_id}: {failure_of(record)}")
                     self._show_evidence(record)
+
+    def _show_rate(self, job_id: str, rate: Rate, record: Repeated) -> None:
+        """Print now and then how the repetitions of a job's tests fare."""
+        told = rate.note(record)
+        if self.detail != "quiet" and rate.is_due():
+            self.say(f"{job_id}: {told}")
 
     def _show_evidence(self, record: RankEnded) -> None:
         if self.detail == "verbose":

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from allranks.outcomes import Outcome, disagree
-from allranks.records import Collected, Passed, RankEnded, Record, TestStarted
+from allranks.records import Collected, Passed, RankEnded, Record, Repeated, TestStarted
 
 State = Literal["waiting", "preparing", "running", "done"]
 Word = Literal["skipped", "passed", "bad"]
@@ -72,6 +72,32 @@ class Tests:
     def words(self) -> str:
         """The counts in words; empty if there are none."""
         return words(self.counts)
+
+
+@dataclass(eq=False)
+class Rate:
+    """How the repetitions of a job's tests fare."""
+
+    _runs: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _began: float = field(default_factory=time.monotonic)
+    _told_at: float = 0.0
+
+    def note(self, record: Repeated) -> str:
+        """Take in how a test fares, and return how all of them do, in words."""
+        self._runs[record.nodeid] = record.tally.runs, record.tally.bad
+        runs, bad = (sum(each) for each in zip(*self._runs.values(), strict=True))
+        return f"{runs:,} runs, {bad:,} bad ({100 * bad / max(1, runs):.2g} %)"
+
+    def is_due(self) -> bool:
+        """Whether a log should have another line: after ten seconds, and then after a quarter of the time so far."""
+        elapsed = time.monotonic() - self._began
+        if elapsed - self._told_at < max(_FIRST_LINE, elapsed / 5):
+            return False
+        self._told_at = elapsed
+        return True
+
+
+_FIRST_LINE: Final = 10.0
 
 
 def words(counts: Counter[Word]) -> str:
@@ -204,6 +230,11 @@ class Board:
         with self._lock:
             job = self._jobs[job_id]
             job.place, job.began = told, time.monotonic()
+
+    def show(self, job_id: str, told: str) -> None:
+        """Show words in the place of a running job's state."""
+        with self._lock:
+            self._jobs[job_id].place = told
 
     def note(self, job_id: str, record: Record) -> Word | None:
         """Count a record of a job; return the word for its outcome, if it has one."""

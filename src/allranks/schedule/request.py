@@ -7,7 +7,7 @@ from pathlib import Path
 
 from allranks.engine.kind import JobEnvironment
 from allranks.engine.protocol import LISTS, FileCopy, JobSpec, Passthrough, Resources, ranks_at_once, resources, total
-from allranks.harness.config import AgentConfig, GpuToCheck, JobShard, TimeLimits, share_of
+from allranks.harness.config import AgentConfig, GpuToCheck, JobShard, Stress, TimeLimits, share_of
 from allranks.matrix.model import Job, Matrix
 from allranks.schedule.packing.estimate import Capacity
 
@@ -43,6 +43,7 @@ class AttemptOptions:
         only: Node ids of the tests that it runs again; None for all.
         shuffle: The seed for the order of its tests; None for the order of their collection.
         pdb: The debugger; None for none.
+        stress: How tests are repeated; None to run each once.
         unchecked: Names of those of its GPUs that have not been seen to compute, by id.
     """
 
@@ -58,6 +59,7 @@ class AttemptOptions:
     shuffle: int | None = None
     unchecked: Mapping[str, str] = field(default_factory=dict)
     pdb: Pdb | None = None
+    stress: Stress | None = None
 
 
 def job_spec(matrix: Matrix, job: Job, environment: JobEnvironment, attempt: AttemptOptions) -> JobSpec:
@@ -164,6 +166,7 @@ def _agent_config(matrix: Matrix, job: Job, attempt: AttemptOptions) -> AgentCon
         torch=job.cell.torch,
         pdb_rank=attempt.pdb.rank if attempt.pdb else None,
         pdb_terminal=attempt.pdb.terminal if attempt.pdb else "",
+        stress=attempt.stress,
     )
 
 

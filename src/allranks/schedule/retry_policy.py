@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from allranks.harness.config import Stress
 from allranks.matrix.model import Job
 from allranks.report.accounting import files_of, has_collected_nothing, has_troubled_files
 from allranks.report.folder import Attempt, newest, read_attempts_at
@@ -89,6 +90,7 @@ class RunPolicy:
         judges: How the results of a job are judged, for `retries` and `fail_fast`.
         seconds: How long the run may take; None for no limit.
         pdb: The debugger; None for none.
+        stress: How tests are repeated; None to run each once.
     """
 
     most: int | None = None
@@ -98,6 +100,7 @@ class RunPolicy:
     judges: VerdictPolicy = field(default_factory=lambda: VerdictPolicy(skip="skip"))
     seconds: float | None = None
     pdb: Pdb | None = None
+    stress: Stress | None = None
 
 
 class RetryPolicy:

@@ -16,11 +16,11 @@ from rich.text import Text
 
 from allranks.engine.protocol import Placement
 from allranks.interruption import uninterrupted
-from allranks.records import RankEnded, Record
+from allranks.records import RankEnded, Record, Repeated
 from allranks.report.judged import MergedRun
 from allranks.report.run_files import JobError
 from allranks.schedule.log_lines import LiveView, failure_of
-from allranks.schedule.progress import STATES, Board, Picture, Row, State, Tests, words
+from allranks.schedule.progress import STATES, Board, Picture, Rate, Row, State, Tests, words
 from allranks.schedule.run_detail import Detail
 from allranks.xml_text import for_terminal, printable
 
@@ -74,7 +74,7 @@ def _table(rows: Sequence[Row], width: int) -> Table:
         table.add_column(column.title, justify=column.justify, no_wrap=True, overflow="ellipsis", width=cells)
     for row in rows:
         texts = (Text(printable(column.cell(row))) for column, _ in columns)
-        table.add_row(*texts, style="red" if row.is_bad else _STYLES[row.state])
+        table.add_row(*texts, style="red" if row.is_bad else _STYLES.get(row.state, "bold"))
     return table
 
 
@@ -198,6 +198,9 @@ class TableView(LiveView):
         if self.board.note(job_id, record) == "bad" and isinstance(record, RankEnded):
             self.board.fail(f"{job_id}: {failure_of(record)}")
         super().take(job_id, record)
+
+    def _show_rate(self, job_id: str, rate: Rate, record: Repeated) -> None:
+        self.board.show(job_id, rate.note(record))
 
     def job_ended(self, job_id: str, tests: Tests, seconds: float, error: JobError | None) -> None:
         """See :meth:`LiveView.job_ended <allranks.schedule.log_lines.LiveView.job_ended>`."""

@@ -33,7 +33,7 @@ from allranks.harness.ranks import debugging, rank_setup
 from allranks.harness.ranks.call_counter import CallCounter
 from allranks.harness.ranks.child_processes import ChildWatch
 from allranks.harness.ranks.own_groups import give_ports
-from allranks.harness.ranks.rank_setup import flush_output, live, silence_terminal
+from allranks.harness.ranks.rank_setup import flush_output, live, next_item, silence_terminal
 from allranks.harness.ranks.reports import (
     broken_by_a_hook,
     broken_off,
@@ -216,7 +216,7 @@ class _Rank:
             return self._conclude()
         self._last = item
         self._enter_folder(item.path)
-        following = None if command.following is None else self._items.get(command.following)
+        following = next_item(self._items, command.index, command.following)
         os.environ["ALLRANKS_SEED"] = str(command.seed)
         if not self._assignment.config.launches_ranks:  # there is no peer to agree with: as under pytest
             seed_everything(command.seed)

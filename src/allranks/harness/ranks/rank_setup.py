@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 from os import getpid
 from pathlib import Path
@@ -238,3 +239,24 @@ def _set_up(stacks: Path, environment: Mapping[str, str]) -> None:
     faulthandler.enable(file=file, all_threads=True)
     os.environ.update(environment)
     gc.enable()
+
+
+def next_item(items: Mapping[int, pytest.Item], index: int, following: int | None) -> pytest.Item | None:
+    """The item that pytest is told is next: it keeps the fixtures that both need.
+
+    Before a repetition of the same test it is a copy: for the test itself, pytest would keep the function's own, too.
+    """
+    _renew(items.get(index))
+    item = None if following is None else items.get(following)
+    return copy(item) if following == index and item is not None else item
+
+
+def _renew(item: pytest.Item | None) -> None:
+    """Give a method that has run before a new instance of its class: pytest makes one when it collects, and no more."""
+    has_run = getattr(item, "_request", None) is False
+    if has_run and isinstance(item, pytest.Function) and type(item.parent) is pytest.Class:
+        instance = item.instance
+        if instance is not None and getattr(item.obj, "__self__", None) is instance:
+            made = item.parent.newinstance()
+            setattr(item, "_instance", made)  # noqa: B010 - pytest 8.2 and newer; not public
+            item.obj = getattr(made, item.originalname)

@@ -1,0 +1,105 @@
+"""``allranks stress``: repeats tests until a count, a time or a failure, and reports how often they fail."""
+
+import argparse
+import os
+import re
+from dataclasses import replace
+
+from allranks.commands.command_parser import CommandParser, OptionGroup
+from allranks.commands.options import STOP, chosen_jobs, number, read_request
+from allranks.commands.run import add_seed, add_shared, refuse_options, run_chosen
+from allranks.errors import ExitCode, UsageError
+from allranks.harness.config import Stress
+from allranks.matrix.expand import Expansion
+from allranks.matrix.model import Job
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(?P<value>\d{1,9}(\.\d{1,6})?)(?P<unit>[smh]?)", re.ASCII)
+
+_DAY = 86_400.0
+"""Seconds that a job may take whose repetitions have a count and no time: each of them has a limit of its own."""
+
+_MOST_GANGS = 32
+"""One process supervises all gangs of a job."""
+
+_OF_RUN = {
+    **dict.fromkeys(("fail_fast", "inside", "dry_run"), False),
+    **dict.fromkeys(("launch", "shuffle", "wanted", "pdb_rank", "plan_file", "pack")),
+    "retries": 0,
+}
+"""The options of a run that make no sense for repetitions, at what they are without them."""
+
+
+def add(parser: CommandParser) -> None:
+    """Declare the arguments of ``allranks stress``."""
+    parser.usage = "allranks stress [CELL | TEST ...] (--count N | --duration 10m | --until-failure) [options]"
+    _add_end(parser.add_argument_group("how often"))
+    add_shared(parser)
+    parser.set_defaults(command=_stress, **_OF_RUN)
+
+
+def _add_end(group: OptionGroup) -> None:
+    group.add_argument("--count", type=_positive, metavar="N", help="repeat each test N times")
+    meaning = "begin repetitions for so long, from the first of each job on: 90, 90s, 10m, 2h"
+    group.add_argument("--duration", type=_duration, metavar="TIME", help=meaning)
+    group.add_argument("--until-failure", action="store_true", help="stop at the first repetition that goes wrong")
+    meaning = "gangs of a job that run at a time (default: as many as this host has cores for)"
+    group.add_argument("--gangs", type=_positive, metavar="N", help=meaning)
+    add_seed(group)
+    meaning = "number of the first repetition: with the same seed, it draws the same random numbers (default: 1)"
+    group.add_argument("--from", dest="first", type=_positive, default=1, metavar="N", help=meaning)
+
+
+def _stress(options: argparse.Namespace) -> ExitCode:
+    if options.count is None and options.duration is None and not options.until_failure:
+        msg = "Repetitions need an end: --count, --duration or --until-failure is missing."
+        raise UsageError(msg, remedy="allranks stress TEST --count 1000")
+    expansion = read_request(options)
+    refuse_options(options.pytest_args)
+    if options.until_failure:
+        options.pytest_args, options.own_pytest_args = (*STOP, *options.pytest_args), [*options.own_pytest_args, *STOP]
+        options.fail_fast = True
+    options.stress = Stress(count=options.count, seconds=options.duration, first=options.first)
+    jobs = [_with_gangs(job, options.gangs, options.engine) for job in chosen_jobs(expansion, options)]
+    return run_chosen(_with_time(expansion, options.duration), jobs, options)
+
+
+def _with_time(expansion: Expansion, seconds: float | None) -> Expansion:
+    """The same matrix, with time enough for each job, and without the history: it is one of single results."""
+    limits = expansion.matrix.limits
+    job = max(limits.job, _DAY) if seconds is None else limits.job + seconds
+    matrix = replace(expansion.matrix, limits=replace(limits, job=job), history=None)
+    return replace(expansion, matrix=matrix)
+
+
+def _with_gangs(job: Job, gangs: int | None, engine: str) -> Job:
+    """The same job, for several gangs at a time: one for GPUs, on several nodes, and on an engine with other hosts."""
+    cores = len(os.sched_getaffinity(0)) if engine in {"auto", "process", "docker"} else 1
+    fitting = 1 if job.cell.gpu_count else max(1, min(_MOST_GANGS, cores // job.cell.world_size))
+    return replace(job, suite=replace(job.suite, overlap=gangs or fitting))
+
+
+def _positive(text: str) -> int:
+    """Parse a number from 1.
+
+    Raises:
+        argparse.ArgumentTypeError: The text is not such a number.
+    """
+    if not (found := number(text)):
+        msg = "0 is none: take 1 or more"
+        raise argparse.ArgumentTypeError(msg)
+    return found
+
+
+def _duration(text: str) -> float:
+    """Parse a time, in seconds unless it has a unit.
+
+    Raises:
+        argparse.ArgumentTypeError: The text is none.
+    """
+    found = _DURATION.fullmatch(text)
+    seconds = float(found["value"]) * _UNITS[found["unit"]] if found else 0.0
+    if not seconds:
+        msg = f"{text!r} is no time: write 90, 90s, 10m or 2h"
+        raise argparse.ArgumentTypeError(msg)
+    return seconds

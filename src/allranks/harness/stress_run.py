@@ -1,0 +1,323 @@
+"""Repetitions of a job's tests: which is next, and a journal that counts those that pass.
+
+A repetition that passes is a count and a duration. One that goes wrong keeps its records, under a name of its own, up
+to a few dozen that are alike. So neither memory nor report grow with the number of repetitions.
+"""
+
+import itertools
+import math
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from allranks.harness.assemblies import assemblies
+from allranks.harness.config import Stress
+from allranks.harness.gangs.ends import Journal
+from allranks.harness.program import Program
+from allranks.outcomes import Outcome, disagree
+from allranks.records import (
+    FailureCourse,
+    GangReady,
+    GangStarted,
+    LeftBehind,
+    Notice,
+    NotRun,
+    Passed,
+    PhaseEnd,
+    RankEnded,
+    Record,
+    Repeated,
+    TestStarted,
+)
+from allranks.repetitions import RepetitionTally, name_of_repetition, rate_in_words
+
+TURN = 1.0
+"""Seconds that a gang repeats its tests while other tests wait for a gang."""
+
+MOST_OF_A_GANG = 1_000
+"""Repetitions of a gang: what its ranks leave in memory and in their folder goes with them."""
+
+MOST_ALIKE = 24
+"""Bad repetitions of a test that are kept if their messages differ in numbers alone."""
+
+MOST_KEPT = 300
+"""Bad repetitions of a job that are kept."""
+
+MOST_NOTES = 50
+"""Records of each kind about gangs, processes left behind and the like that are kept."""
+
+_INTERVAL, _SHARE = 1.0, 0.01
+"""A tally is reported after so many seconds, and after this share of the time so far: a thousand times in ten hours."""
+
+_STEP = math.log(1.05)
+"""Durations are counted in steps of 5 %: a few hundred counters, however many repetitions there are."""
+
+_End = Passed | RankEnded | FailureCourse
+
+
+@dataclass(kw_only=True)
+class _Test:
+    """The repetitions of one test so far.
+
+    Attributes:
+        promised: Those that have begun, or are about to.
+        begun: The number of those that have begun.
+        is_settled: It was skipped, and would be again.
+        is_lost: One of them has no outcome.
+        last: The records of the last one that did not go wrong.
+        first_bad: Those of the first that did.
+        durations: How many took so many steps of 5 %.
+        alike: How many that went wrong were kept, by what they have in common.
+    """
+
+    promised: int = 0
+    begun: int = 0
+    is_settled: bool = False
+    is_lost: bool = False
+    last: Sequence[_End] = ()
+    first_bad: Sequence[_End] = ()
+    tally: RepetitionTally = field(default_factory=RepetitionTally)
+    durations: Counter[int] = field(default_factory=Counter)
+    alike: Counter[tuple[Outcome, str]] = field(default_factory=Counter)
+
+    @property
+    def told(self) -> RepetitionTally:
+        """The tally, with the median of the durations."""
+        return replace(self.tally, median=round(_median(self.durations), 6))
+
+
+class Repetitions:
+    """The repetitions of a job's tests; any thread may ask for the next ones.
+
+    Args:
+        stress: How often they are repeated.
+        program: The tests.
+        journal: Where records go.
+        clock: Seconds.
+    """
+
+    def __init__(
+        self, stress: Stress, program: Program, journal: Journal, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stress = stress
+        self._program = program
+        self._journal = journal
+        self._clock = clock
+        self._assemblies = list(assemblies(program.terms, range(len(program.tests))))
+        self._tests = {nodeid: _Test() for nodeid in program.tests}
+        self._notes: Counter[type[Record]] = Counter()
+        self._has_stopped = False
+        self._began: float | None = None
+        self._told_at = 0.0
+        self._lock = threading.Lock()
+
+    def next_turn(self) -> Sequence[int] | None:
+        """The tests for a gang, the one with the fewest repetitions first; None if there are no more."""
+        with self._lock:
+            turns = [[index for index in indices if self._may_begin(index)] for indices in self._assemblies]
+            found = min(filter(None, turns), key=lambda turn: min(map(self._promised, turn)), default=None)
+            if found is None:
+                return None
+            start = found.index(min(found, key=self._promised))
+            self._of(found[start]).promised += 1
+            return [*found[start:], *found[:start]]
+
+    def steps(self, indices: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """The repetitions of a turn in one gang: each test, and the one after it; the first is promised already."""
+        seconds = TURN if len(self._assemblies) > 1 else math.inf
+        ends, least = self._clock() + seconds, len(indices)
+        shares_ranks = self._program.terms[indices[0]].shares_ranks
+        pairs = zip(indices, [*indices[1:], indices[0]], strict=True)
+        for count, (index, following) in enumerate(itertools.cycle(pairs)):
+            if count:
+                is_full = not shares_ranks or count >= max(least, MOST_OF_A_GANG)
+                if is_full or (count >= least and self._clock() >= ends) or not self._promise(index):
+                    return
+            yield index, following
+
+    def begin(self, index: int) -> int:
+        """The number of the repetition of a test that begins now."""
+        with self._lock:
+            test = self._of(index)
+            self._began = self._clock() if self._began is None else self._began
+            if not test.begun:
+                self._journal.write(TestStarted(nodeid=self._program.tests[index]))
+            test.begun += 1
+            return self._stress.first - 1 + test.begun
+
+    def take(self, started: TestStarted, ends: Sequence[_End]) -> None:
+        """Count a repetition by its records, and write them if it went wrong."""
+        with self._lock:
+            test, now = self._tests[started.nodeid], self._elapsed
+            outcomes = {each.outcome for each in ends if not isinstance(each, FailureCourse)}
+            bad = [each for each in ends if isinstance(each, RankEnded) and each.outcome.is_bad]
+            if not outcomes:
+                test.is_lost = True
+            elif bad and all(each.outcome is Outcome.ABORTED and each.caused_by is None for each in bad):
+                test.last = test.last or ends  # ended from outside: it counts for nothing, unless there is no other
+            elif bad or (disagree(outcomes) and not started.may_disagree):
+                self._count(test, started, ends)
+                self._count_bad(test, started, ends, now)
+            else:
+                self._count(test, started, ends)
+                test.last, test.is_settled = ends, outcomes == {Outcome.SKIPPED}
+            if now - self._told_at >= max(_INTERVAL, _SHARE * now):
+                self._told_at = now
+                self._journal.write(Repeated(nodeid=started.nodeid, tally=test.told))
+
+    def note(self, record: GangStarted | GangReady | LeftBehind | Notice) -> None:
+        """Write a record that every repetition may bring, unless there are enough of its kind."""
+        with self._lock:
+            if isinstance(record, LeftBehind):
+                test = self._tests[record.nodeid]
+                test.tally = replace(test.tally, left=test.tally.left + 1)
+            self._notes[type(record)] += 1
+            if self._notes[type(record)] <= MOST_NOTES:
+                self._journal.write(record)
+
+    def finish(self) -> None:
+        """Write what each test has come to over all of its repetitions."""
+        with self._lock:
+            for nodeid, test in self._tests.items():
+                if test.begun:
+                    self._journal.write(Repeated(nodeid=nodeid, tally=test.told))
+                for record in () if test.is_lost else _all_in_all(nodeid, test):
+                    self._journal.write(record)
+            if self._is_over and (left := tuple(nodeid for nodeid, test in self._tests.items() if not test.begun)):
+                why = "-x or --maxfail" if self._has_stopped else "the end of the time for repetitions"
+                self._journal.write(NotRun(tests=left, reason=why))
+
+    @property
+    def _is_over(self) -> bool:
+        return self._has_stopped or self._elapsed >= (self._stress.seconds or math.inf)
+
+    @property
+    def _elapsed(self) -> float:
+        """Seconds since the first repetition began."""
+        return 0.0 if self._began is None else self._clock() - self._began
+
+    def _of(self, index: int) -> _Test:
+        return self._tests[self._program.tests[index]]
+
+    def _promised(self, index: int) -> int:
+        return self._of(index).promised
+
+    def _may_begin(self, index: int) -> bool:
+        test = self._of(index)
+        return not self._is_over and not test.is_settled and test.promised < (self._stress.count or math.inf)
+
+    def _promise(self, index: int) -> bool:
+        with self._lock:
+            may_begin = self._may_begin(index)
+            self._of(index).promised += may_begin
+            return may_begin
+
+    def _count(self, test: _Test, started: TestStarted, ends: Sequence[_End]) -> None:
+        seconds = max(map(_seconds, ends))
+        test.durations[_step_of(seconds)] += 1
+        test.tally = replace(test.tally, runs=test.tally.runs + 1)
+        if seconds >= test.tally.slowest:
+            test.tally = replace(test.tally, slowest=round(seconds, 6), slowest_at=started.number)
+
+    def _count_bad(self, test: _Test, started: TestStarted, ends: Sequence[_End], now: float) -> None:
+        test.tally = replace(test.tally, bad=test.tally.bad + 1)
+        if test.tally.bad == 1:
+            test.first_bad = ends
+            test.tally = replace(test.tally, first_bad=started.number, first_bad_after=round(now, 3))
+        kind = _kind_of(ends)
+        if test.alike[kind] < MOST_ALIKE and sum(each.tally.kept for each in self._tests.values()) < MOST_KEPT:
+            test.alike[kind] += 1
+            test.tally = replace(test.tally, kept=test.tally.kept + 1)
+            name = name_of_repetition(started.nodeid, started.number)
+            self._journal.write(replace(started, nodeid=name, number=1))
+            for record in ends:
+                self._journal.write(replace(record, nodeid=name))
+        most = self._program.maxfail
+        self._has_stopped = bool(most) and sum(bool(each.tally.bad) for each in self._tests.values()) >= most
+
+
+class RepetitionJournal:
+    """The journal of a test loop that repeats tests: it holds the records of a repetition until the next one begins.
+
+    Args:
+        journal: Takes records that are about none.
+        repetitions: Takes the others.
+    """
+
+    def __init__(self, journal: Journal, repetitions: Repetitions) -> None:
+        self._journal = journal
+        self._repetitions = repetitions
+        self._started: TestStarted | None = None
+        self._ends: list[_End] = []
+
+    def write(self, record: Record) -> None:
+        """See :class:`allranks.harness.gangs.ends.Journal`."""
+        match record:
+            case TestStarted():
+                self.conclude()
+                self._started = record
+            case Passed() | RankEnded() | FailureCourse():
+                self._ends.append(record)
+            case GangStarted() | GangReady() | LeftBehind() | Notice():
+                self._repetitions.note(record)
+            case _:
+                self._journal.write(record)
+
+    def conclude(self) -> None:
+        """Have the repetition counted whose gang has ended, or goes on with another."""
+        if self._started is not None:
+            self._repetitions.take(self._started, self._ends)
+        self._started, self._ends = None, []
+
+
+def _all_in_all(nodeid: str, test: _Test) -> Sequence[Record]:
+    """The records for a test itself: those of its last repetition, unless one went wrong."""
+    ends = [each for each in test.first_bad if not isinstance(each, FailureCourse)]
+    if not ends:
+        return test.last
+    bad = [each for each in ends if isinstance(each, RankEnded) and each.outcome.is_bad]
+    lead = next((each for each in bad if not each.consequence), next(iter(bad), None))
+    leader, size = 0 if lead is None else lead.rank, ends[0].world_size
+    told = RankEnded(
+        nodeid=nodeid,
+        rank=leader,
+        outcome=Outcome.FAILED,
+        world_size=size,
+        arrived=max(each.arrived if isinstance(each, RankEnded) else max(each.arrived) for each in ends),
+        phases=(PhaseEnd(when="call", outcome=Outcome.FAILED, seconds=test.told.median),),
+        phase="call",
+        message=rate_in_words(test.tally.bad, test.tally.runs),
+        text=f"{lead.message}\n{lead.text}" if lead else "",
+    )
+    others = (rank for rank in range(size) if rank != leader)
+    return [*(replace(told, rank=rank, consequence=True, caused_by=leader, text="") for rank in others), told]
+
+
+def _kind_of(ends: Sequence[_End]) -> tuple[Outcome, str]:
+    """What bad repetitions that are alike have in common."""
+    bad = [each for each in ends if isinstance(each, RankEnded) and each.outcome.is_bad]
+    lead = next((each for each in bad if not each.consequence), next(iter(bad), None))
+    return (Outcome.MISSING, "") if lead is None else (lead.outcome, re.sub(r"[\d.]+", "", lead.message)[:200])
+
+
+def _seconds(end: _End) -> float:
+    if isinstance(end, FailureCourse):
+        return 0.0
+    return end.seconds if isinstance(end, RankEnded) else max(end.seconds)
+
+
+def _step_of(seconds: float) -> int:
+    return round(math.log(max(seconds, 1e-6)) / _STEP)
+
+
+def _median(durations: Counter[int]) -> float:
+    """The median of durations, to 5 %; 0 if there are none."""
+    left = (durations.total() + 1) // 2
+    for step, count in sorted(durations.items()):
+        left -= count
+        if left <= 0:
+            return math.exp(step * _STEP)
+    return 0.0

@@ -1,0 +1,114 @@
+"""Repetitions of a test: how each is named, and what they come to together, in words.
+
+A rate has Wilson's score interval (Wilson 1927, J. Am. Stat. Assoc. 22): it needs no inverse of the beta distribution,
+and unlike the normal approximation it holds near 0, where rates of flaky tests are.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Final
+
+_NAME: Final = re.compile(r"(?P<test>.+) \(repetition (?P<number>[1-9]\d{0,17})\)", re.DOTALL)
+
+_Z: Final = 1.959964
+"""The normal distribution has 95 % within as many standard deviations."""
+
+_COUNT: Final = 1_000
+"""Repetitions that the command of a failed one asks for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RepetitionTally:
+    """How the repetitions of a test have fared.
+
+    Attributes:
+        runs: Those that have an outcome.
+        bad: Those of them that went wrong.
+        kept: Those of them that are reported one by one.
+        first_bad: The number of the first of them; 0 for none.
+        first_bad_after: Seconds to its end, from the first repetition of any test on.
+        median: Seconds of a repetition, to 5 %.
+        slowest: Seconds of the slowest.
+        slowest_at: Its number.
+        left: Processes that outlived the ranks that had started them, and were killed.
+    """
+
+    runs: int = 0
+    bad: int = 0
+    kept: int = 0
+    first_bad: int = 0
+    first_bad_after: float = 0.0
+    median: float = 0.0
+    slowest: float = 0.0
+    slowest_at: int = 0
+    left: int = 0
+
+
+def name_of_repetition(nodeid: str, number: int) -> str:
+    """The name under which a repetition is reported that went wrong."""
+    return f"{nodeid} (repetition {number})"
+
+
+def repeated_test(name: str) -> str:
+    """The test that a repetition is of; the name itself if it is none of a repetition."""
+    found = _NAME.fullmatch(name)
+    return found["test"] if found else name
+
+
+def how_to_repeat(name: str) -> tuple[list[str], list[str]]:
+    """The command of allranks that repeats a result, with its options, and its last words, which name the test.
+
+    A repetition that went wrong comes first: what it drew from its seed, it draws again.
+
+    Args:
+        name: The test, or a repetition; empty for all tests.
+    """
+    found = _NAME.fullmatch(name)
+    nodeid = found["test"] if found else name
+    test = ["--", f"./{nodeid}" if nodeid.startswith("-") else nodeid] if nodeid else []
+    if found is None:
+        return ["run"], test
+    return ["stress", "--from", found["number"], "--count", str(_COUNT), "--until-failure"], test
+
+
+def interval(bad: int, runs: int) -> tuple[float, float]:
+    """The 95 % interval of a failure rate, by Wilson."""
+    if not runs:
+        return 0.0, 1.0
+    rate, z2 = bad / runs, _Z * _Z
+    middle = (rate + z2 / (2 * runs)) / (1 + z2 / runs)
+    half = _Z / (1 + z2 / runs) * math.sqrt(rate * (1 - rate) / runs + z2 / (4 * runs * runs))
+    return (0.0 if not bad else max(0.0, middle - half)), (1.0 if bad == runs else min(1.0, middle + half))
+
+
+def rate_in_words(bad: int, runs: int) -> str:
+    """``3 of 1,000 repetitions went wrong: 0.3 % (95 % interval 0.1 to 0.88 %)``."""
+    low, high = interval(bad, runs)
+    plural = "s" * (runs != 1)
+    return (
+        f"{bad:,} of {runs:,} repetition{plural} went wrong: {_percent(bad / runs if runs else 0.0)} % "
+        f"(95 % interval {_percent(low)} to {_percent(high)} %)"
+    )
+
+
+def summary_of(nodeid: str, told: RepetitionTally) -> str:
+    """All that is known of a test's repetitions, in a sentence without its full stop."""
+    said = [rate_in_words(told.bad, told.runs)]
+    if told.bad:
+        said.append(f"the first was repetition {told.first_bad}, after {_seconds(told.first_bad_after)}")
+        if told.bad > told.kept:
+            said.append(f"{told.kept:,} of them are in the report, the others are like these")
+    said.append(f"median {_seconds(told.median)}, slowest {_seconds(told.slowest)} (repetition {told.slowest_at})")
+    if told.left:
+        said.append(f"{told.left:,} process{'es' * (told.left != 1)} left behind and killed")
+    return f"{nodeid}: {'; '.join(said)}"
+
+
+def _percent(rate: float) -> str:
+    return f"{100 * rate:.2g}" if rate < 0.1 else f"{100 * rate:.1f}".removesuffix(".0")
+
+
+def _seconds(value: float) -> str:
+    """A time in the unit that a reader would use."""
+    return f"{value:.3g} s" if value >= 1 else f"{1000 * value:.3g} ms"

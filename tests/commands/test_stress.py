@@ -1,0 +1,84 @@
+"""``allranks stress``: which run it asks for."""
+
+import os
+
+import pytest
+
+from allranks.harness.config import Stress
+
+
+@pytest.fixture
+def asked(allranks, runs, monkeypatch):
+    """The command's options of the run, and the matrix and the jobs that it was asked for."""
+    jobs_of = []
+
+    def run(expansion, jobs, options, _say):
+        jobs_of.append((expansion.matrix, jobs, options))
+        return 0
+
+    def asked(*arguments):
+        monkeypatch.setattr("allranks.schedule.run_jobs.run", run)
+        code, _, err = allranks("stress", "gloo-w2-g0-env", "--suite", "tiny", *arguments)
+        assert (code, err, runs) == (0, "", [])
+        return jobs_of.pop()
+
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stress"),
+    [
+        (["--count", "1000"], Stress(count=1000)),
+        (["--duration", "90"], Stress(seconds=90)),
+        (["--duration", "1.5m", "--count", "3"], Stress(count=3, seconds=90)),
+        (["--duration", "2h", "--from", "517"], Stress(seconds=7200, first=517)),
+    ],
+    ids=str,
+)
+def test_a_run_is_told_how_often_and_how_long(asked, arguments, stress):
+    _, _, options = asked(*arguments)
+    assert options.policy.stress == stress
+    assert options.pytest_args == ()
+
+
+def test_the_first_failure_ends_jobs_and_run(asked):
+    _, _, options = asked("--until-failure", "--", "-k", "x")
+    assert options.policy.stress == Stress()
+    assert options.pytest_args == ("-x", "-k", "x")
+    assert options.policy.fail_fast
+
+
+def test_a_job_has_time_for_its_repetitions_and_no_history(asked, repository):
+    with (repository / "matrix.toml").open("a") as file:
+        file.write('\n[history]\nfile = "history.sqlite"\n')
+    matrix, _, options = asked("--duration", "10m")
+    assert matrix.limits.job == 1800 + 600
+    assert options.history is None
+    assert asked("--count", "5")[0].limits.job == 86_400
+
+
+@pytest.mark.parametrize(
+    ("cores", "arguments", "gangs"),
+    [(1, [], 1), (8, [], 4), (8, ["--gangs", "3"], 3), (8, ["--engine", "slurm"], 1), (999, [], 32)],
+    ids=str,
+)
+def test_as_many_gangs_as_there_are_cores_for(asked, monkeypatch, cores, arguments, gangs):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores))
+    _, [job], _ = asked("--count", "5", *arguments)
+    assert job.suite.overlap == gangs
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "Repetitions need an end"),
+        (["--count", "0"], "0 is none"),
+        (["--duration", "soon"], "'soon' is no time"),
+        (["--count", "5", "--resume"], "no option --resume"),
+    ],
+    ids=str,
+)
+def test_what_has_no_end_or_makes_no_sense_is_refused(allranks, runs, arguments, words):
+    code, _, err = allranks("stress", *arguments)
+    assert (code, runs) == (2, [])
+    assert words in err

@@ -1,0 +1,53 @@
+"""Rates of failure with their intervals, and the names of repetitions."""
+
+import pytest
+
+from allranks.repetitions import (
+    RepetitionTally,
+    how_to_repeat,
+    interval,
+    name_of_repetition,
+    rate_in_words,
+    repeated_test,
+    summary_of,
+)
+
+
+@pytest.mark.parametrize(
+    ("bad", "runs", "low", "high"),
+    [(0, 10, 0.0, 0.2775), (1, 10, 0.0179, 0.4042), (5, 10, 0.2366, 0.7634), (10, 10, 0.7225, 1.0), (0, 0, 0.0, 1.0)],
+)
+def test_the_interval_is_wilsons(bad, runs, low, high):
+    """Values of the table in Brown, Cai and DasGupta's form of it, computed by hand."""
+    assert interval(bad, runs) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_a_rate_has_its_interval_beside_it():
+    assert rate_in_words(3, 1000) == "3 of 1,000 repetitions went wrong: 0.3 % (95 % interval 0.1 to 0.88 %)"
+    assert rate_in_words(1, 1).startswith("1 of 1 repetition went wrong: 100 % (95 % interval 20.7 to 100 %)")
+
+
+def test_a_repetition_is_known_by_its_name():
+    name = name_of_repetition("a.py::test[x (repetition 3)]", 517)
+    assert repeated_test(name) == "a.py::test[x (repetition 3)]"
+    assert repeated_test("a.py::test[x (repetition 3)]") == "a.py::test[x (repetition 3)]"
+
+
+def test_the_command_of_a_repetition_begins_with_it():
+    command, test = how_to_repeat("a.py::test (repetition 517)")
+    assert command == ["stress", "--from", "517", "--count", "1000", "--until-failure"]
+    assert test == ["--", "a.py::test"]
+    assert how_to_repeat("-a.py::test") == (["run"], ["--", "./-a.py::test"])
+    assert how_to_repeat("") == (["run"], [])
+
+
+def test_a_summary_says_what_is_known_and_no_more():
+    tally = RepetitionTally(runs=1000, median=0.0042, slowest=1.25, slowest_at=7)
+    assert summary_of("t", tally) == (
+        "t: 0 of 1,000 repetitions went wrong: 0 % (95 % interval 0 to 0.38 %); "
+        "median 4.2 ms, slowest 1.25 s (repetition 7)"
+    )
+    bad = RepetitionTally(runs=9, bad=4, kept=2, first_bad=3, first_bad_after=1.5, left=1)
+    told = summary_of("t", bad)
+    assert "the first was repetition 3, after 1.5 s; 2 of them are in the report, the others are like these" in told
+    assert told.endswith("; 1 process left behind and killed")
