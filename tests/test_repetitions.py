@@ -37,6 +37,9 @@ def test_the_command_of_a_repetition_begins_with_it():
     command, test = how_to_repeat("a.py::test (repetition 517)")
     assert command == ["stress", "--from", "517", "--count", "1000", "--until-failure"]
     assert test == ["--", "a.py::test"]
+    name = name_of_repetition("a.py::test", 2, "heavy")
+    assert how_to_repeat(name)[0][:5] == ["stress", "--skew", "heavy", "--from", "2"]
+    assert repeated_test(name) == "a.py::test"
     assert how_to_repeat("-a.py::test") == (["run"], ["--", "./-a.py::test"])
     assert how_to_repeat("") == (["run"], [])
 

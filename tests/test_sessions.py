@@ -292,3 +292,11 @@ def test_listing_needs_the_standard_library_and_nox_alone():
     loaded = set(done.stdout.split())
     assert "nox" in loaded
     assert not {"docker", "junitparser", "requests", "torch", "pytest"} & loaded
+
+
+def test_a_session_repeats_tests_with_the_arguments_of_the_command(nox, calls, repository):
+    done = nox("-s", "stress", "--", "gloo-w2", "--count", "5", "--", "-k", "x")
+    assert done.returncode == 0, done.stderr
+    [call] = calls()
+    of_matrix = f"--matrix={repository / 'matrix.toml'}"
+    assert call["arguments"] == ["stress", of_matrix, "gloo-w2", "--count", "5", "--", "-k", "x"]

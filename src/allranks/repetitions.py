@@ -9,7 +9,11 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-_NAME: Final = re.compile(r"(?P<test>.+) \(repetition (?P<number>[1-9]\d{0,17})\)", re.DOTALL)
+from allranks.skew import Skew
+
+_NAME: Final = re.compile(
+    r"(?P<test>.+) \(repetition (?P<number>[1-9]\d{0,17})(?:, (?P<skew>light|heavy) skew)?\)", re.DOTALL
+)
 
 _Z: Final = 1.959964
 """The normal distribution has 95 % within as many standard deviations."""
@@ -45,9 +49,9 @@ class RepetitionTally:
     left: int = 0
 
 
-def name_of_repetition(nodeid: str, number: int) -> str:
+def name_of_repetition(nodeid: str, number: int, skew: Skew = "off") -> str:
     """The name under which a repetition is reported that went wrong."""
-    return f"{nodeid} (repetition {number})"
+    return f"{nodeid} (repetition {number}{'' if skew == 'off' else f', {skew} skew'})"
 
 
 def repeated_test(name: str) -> str:
@@ -69,7 +73,8 @@ def how_to_repeat(name: str) -> tuple[list[str], list[str]]:
     test = ["--", f"./{nodeid}" if nodeid.startswith("-") else nodeid] if nodeid else []
     if found is None:
         return ["run"], test
-    return ["stress", "--from", found["number"], "--count", str(_COUNT), "--until-failure"], test
+    skew = ["--skew", found["skew"]] if found["skew"] else []
+    return ["stress", *skew, "--from", found["number"], "--count", str(_COUNT), "--until-failure"], test
 
 
 def interval(bad: int, runs: int) -> tuple[float, float]:

@@ -82,3 +82,10 @@ def test_what_has_no_end_or_makes_no_sense_is_refused(allranks, runs, arguments,
     code, _, err = allranks("stress", *arguments)
     assert (code, runs) == (2, [])
     assert words in err
+
+
+def test_limits_of_ours_are_stretched_by_what_delays_may_add(asked):
+    usual = asked("--count", "5")[0].limits.process_group
+    matrix, _, options = asked("--count", "5", "--skew", "heavy")
+    assert options.policy.stress.skew == "heavy"
+    assert matrix.limits.process_group == usual + 4

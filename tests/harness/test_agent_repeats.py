@@ -1,7 +1,8 @@
 """Agents that repeat their tests: what becomes of each repetition."""
 
-from allranks.harness.config import Stress
+from allranks.harness.config import Stress, seed_of_test
 from allranks.records import Finished, Interrupted, NotRun, Passed, RankEnded, Repeated, TestStarted
+from allranks.skew import LEVELS, late_rank
 
 FILES = {
     "test_a.py": """
@@ -136,3 +137,28 @@ def test_a_run_that_is_ended_tells_what_was_done(start_agent):
     assert agent.all(Interrupted)
     assert agent.all(Finished)
     assert not agent.all(RankEnded)
+
+
+SKEWED = {
+    "test_s.py": """
+        import torch
+        import torch.distributed as dist
+
+        def test_sum():
+            dist.all_reduce(torch.ones(2))
+    """
+}
+
+
+def test_ranks_are_late_as_the_seed_has_it_and_their_output_says_where(run_agent):
+    agent = run_agent(SKEWED, stress=Stress(count=12, skew="heavy"))
+    assert (tally(agent).runs, tally(agent).bad) == (12, 0)
+    seeds = [seed_of_test(agent.config.seed, "suite/test_s.py::test_sum", number) for number in range(1, 13)]
+    found = {"before the test (call 0": 0, "allreduce (call 1 at test_s.py:6)": 0}
+    for rank in range(2):
+        late = [each for seed in seeds if (each := late_rank(LEVELS["heavy"], seed, rank))]
+        told = (agent.results / f"rank-{rank}.log").read_text()
+        for call, words in enumerate(found):
+            found[words] += told.count(words)
+            assert told.count(words) == sum(max(each.delay(call)[: call + 1]) >= 0.001 for each in late)
+    assert all(found.values())

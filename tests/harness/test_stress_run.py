@@ -239,3 +239,11 @@ def test_records_about_gangs_have_a_limit_and_leftovers_are_counted():
     job.journal.conclude()
     job.repetitions.finish()
     assert job.tallies["t0"].left == 3 * MOST_NOTES
+
+
+def test_a_time_out_of_a_test_is_called_tight_under_delays_alone():
+    for skew, message in (("off", "wait timed out"), ("light", "a tight time-out, under delays: wait timed out")):
+        job = Job("a", Stress(count=1, skew=skew))
+        job.repeat(0, bad="wait timed out")
+        job.journal.conclude()
+        assert job.all(RankEnded)[0].message == message

@@ -3,15 +3,17 @@
 import argparse
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 
-from allranks.commands.command_parser import CommandParser, OptionGroup
+from allranks.commands.command_parser import CommandParser, OptionGroup, one_of
 from allranks.commands.options import STOP, chosen_jobs, number, read_request
 from allranks.commands.run import add_seed, add_shared, refuse_options, run_chosen
 from allranks.errors import ExitCode, UsageError
 from allranks.harness.config import Stress
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job
+from allranks.skew import LEVELS
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(?P<value>\d{1,9}(\.\d{1,6})?)(?P<unit>[smh]?)", re.ASCII)
@@ -45,6 +47,8 @@ def _add_end(group: OptionGroup) -> None:
     group.add_argument("--until-failure", action="store_true", help="stop at the first repetition that goes wrong")
     meaning = "gangs of a job that run at a time (default: as many as this host has cores for)"
     group.add_argument("--gangs", type=_positive, metavar="N", help=meaning)
+    meaning = "delay calls of ranks, as drawn from the seed: up to 20 ms each, or up to 0.5 s (default: off)"
+    group.add_argument("--skew", type=one_of(("off", *LEVELS)), default="off", metavar="off|light|heavy", help=meaning)
     add_seed(group)
     meaning = "number of the first repetition: with the same seed, it draws the same random numbers (default: 1)"
     group.add_argument("--from", dest="first", type=_positive, default=1, metavar="N", help=meaning)
@@ -59,16 +63,17 @@ def _stress(options: argparse.Namespace) -> ExitCode:
     if options.until_failure:
         options.pytest_args, options.own_pytest_args = (*STOP, *options.pytest_args), [*options.own_pytest_args, *STOP]
         options.fail_fast = True
-    options.stress = Stress(count=options.count, seconds=options.duration, first=options.first)
+    options.stress = Stress(count=options.count, seconds=options.duration, first=options.first, skew=options.skew)
     jobs = [_with_gangs(job, options.gangs, options.engine) for job in chosen_jobs(expansion, options)]
-    return run_chosen(_with_time(expansion, options.duration), jobs, options)
+    return run_chosen(_with_time(expansion, options.stress, jobs), jobs, options)
 
 
-def _with_time(expansion: Expansion, seconds: float | None) -> Expansion:
+def _with_time(expansion: Expansion, stress: Stress, jobs: Iterable[Job]) -> Expansion:
     """The same matrix, with time enough for each job, and without the history: it is one of single results."""
     limits = expansion.matrix.limits
-    job = max(limits.job, _DAY) if seconds is None else limits.job + seconds
-    matrix = replace(expansion.matrix, limits=replace(limits, job=job), history=None)
+    job = max(limits.job, _DAY) if stress.seconds is None else limits.job + stress.seconds
+    group = limits.process_group + stress.stretch(max(job.cell.world_size for job in jobs))
+    matrix = replace(expansion.matrix, limits=replace(limits, job=job, process_group=group), history=None)
     return replace(expansion, matrix=matrix)
 
 

@@ -26,6 +26,7 @@ _NEEDED = (
     "pytest_plugin.py",
     "records.py",
     "repetitions.py",
+    "skew.py",
     "skip_codes.py",
     "tracebacks.py",
     "typed_json.py",

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, Self
 
+from allranks.skew import LEVELS, Skew
+
 Isolation = Literal["test", "file", "job"]
 
 RESULTS_BYTES: Final = 512 << 20
@@ -105,11 +107,17 @@ class Stress:
         count: Repetitions of each test; None for no limit.
         seconds: How long repetitions may begin, from the first on; None for no limit.
         first: The number of the first repetition, from which its seed derives.
+        skew: How much ranks are delayed.
     """
 
     count: int | None = None
     seconds: float | None = None
     first: int = 1
+    skew: Skew = "off"
+
+    def stretch(self, ranks: int) -> float:
+        """Seconds by which delays may prolong a repetition on so many ranks."""
+        return 0.0 if self.skew == "off" else LEVELS[self.skew].stretch(ranks)
 
 
 @dataclass(frozen=True, kw_only=True)

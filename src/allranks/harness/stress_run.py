@@ -55,6 +55,8 @@ _INTERVAL, _SHARE = 1.0, 0.01
 _STEP = math.log(1.05)
 """Durations are counted in steps of 5 %: a few hundred counters, however many repetitions there are."""
 
+_TIME_OUT = re.compile(r"timed?[ -]?out", re.IGNORECASE)
+
 _End = Passed | RankEnded | FailureCourse
 
 
@@ -231,10 +233,11 @@ class Repetitions:
         if test.alike[kind] < MOST_ALIKE and sum(each.tally.kept for each in self._tests.values()) < MOST_KEPT:
             test.alike[kind] += 1
             test.tally = replace(test.tally, kept=test.tally.kept + 1)
-            name = name_of_repetition(started.nodeid, started.number)
+            name = name_of_repetition(started.nodeid, started.number, self._stress.skew)
             self._journal.write(replace(started, nodeid=name, number=1))
             for record in ends:
-                self._journal.write(replace(record, nodeid=name))
+                told = record if self._stress.skew == "off" else _of_a_tight_limit(record)
+                self._journal.write(replace(told, nodeid=name))
         most = self._program.maxfail
         self._has_stopped = bool(most) and sum(bool(each.tally.bad) for each in self._tests.values()) >= most
 
@@ -294,6 +297,13 @@ def _all_in_all(nodeid: str, test: _Test) -> Sequence[Record]:
     )
     others = (rank for rank in range(size) if rank != leader)
     return [*(replace(told, rank=rank, consequence=True, caused_by=leader, text="") for rank in others), told]
+
+
+def _of_a_tight_limit(end: _End) -> _End:
+    """The end of a repetition under delays: a time-out that the test has set itself may be too short for them."""
+    if isinstance(end, RankEnded) and end.outcome is Outcome.FAILED and _TIME_OUT.search(end.message):
+        return replace(end, message=f"a tight time-out, under delays: {end.message}")
+    return end
 
 
 def _kind_of(ends: Sequence[_End]) -> tuple[Outcome, str]:

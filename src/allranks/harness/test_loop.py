@@ -158,7 +158,9 @@ class TestLoop:
 
     def _repeat(self, stress: Stress, of_lane: OfLane | None) -> None:
         """Run the tests again and again, on one gang or on several at a time."""
-        program = replace(self._program, terms=tuple(replace(each, reruns=0) for each in self._program.terms))
+        more, terms = stress.stretch(self._config.world_size), self._program.terms
+        terms = tuple(replace(each, reruns=0, limit=each.limit + more) for each in terms)
+        program = replace(self._program, terms=terms)
         repetitions = Repetitions(stress, program, self._job.journal)
 
         def make_worker(results: Path) -> TestLoop:
@@ -168,12 +170,11 @@ class TestLoop:
 
         try:
             next_turn, results, most = repetitions.next_turn, self._folders.results, self._config.overlap
-            if of_lane is None:
-                worker = make_worker(results)
-                while (turn := next_turn()) is not None:
-                    worker.run_some(turn)
-            else:
+            if of_lane is not None:
                 DriverWorkers(count=most, results=results, make_worker=make_worker, next_work=next_turn).run()
+            worker = make_worker(results)
+            while (turn := next_turn()) is not None:
+                worker.run_some(turn)
         finally:
             repetitions.finish()
         self._tell_changes()

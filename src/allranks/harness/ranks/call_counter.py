@@ -31,7 +31,7 @@ from allranks.harness.gangs.call_board import CallBoard, LastCall, now
 from allranks.harness.gangs.unmatched_calls import DEFAULT_GROUP, Calls, GroupCalls
 from allranks.harness.ranks.counted_group import ANY, UNEVEN, CountedGroup, sequence_of
 
-_COLLECTIVES: Mapping[str, tuple[str, int]] = {
+COLLECTIVES: Mapping[str, tuple[str, int]] = {
     method: (kind, place)
     for kind, place, methods in (
         ("all_gather", 1, "_allgather_base all_gather_single all_gather_single_coalesced"),
@@ -57,7 +57,7 @@ _ROOTED = frozenset({"broadcast", "gather", "reduce", "scatter"})
 
 _ANY_SOURCE = ("arg0", "arg1")
 
-_MESSAGES: Mapping[str, tuple[str, Sequence[str]]] = {
+MESSAGES: Mapping[str, tuple[str, Sequence[str]]] = {
     "send": ("send", ("tensors", "dstRank", "tag")),
     "recv": ("recv", ("tensors", "srcRank", "tag")),
     "recv_anysource": ("recv", _ANY_SOURCE),
@@ -118,20 +118,20 @@ class CallCounter:
         self._order = itertools.count(1)
         self._refusals = 0
         self._has_missed_a_peer = False
-        for method, (kind, place) in _COLLECTIVES.items():
-            _wrap(distributed.ProcessGroup, method, functools.partial(self._counted, kind=kind, place=place))
-        for method, (kind, names) in _MESSAGES.items():
-            _wrap(distributed.ProcessGroup, method, functools.partial(self._counted, kind=kind, place=0, names=names))
-        _wrap(distributed.ProcessGroup, UNEVEN, self._unnumbered)
+        for method, (kind, place) in COLLECTIVES.items():
+            wrap(distributed.ProcessGroup, method, functools.partial(self._counted, kind=kind, place=place))
+        for method, (kind, names) in MESSAGES.items():
+            wrap(distributed.ProcessGroup, method, functools.partial(self._counted, kind=kind, place=0, names=names))
+        wrap(distributed.ProcessGroup, UNEVEN, self._unnumbered)
         for owner, method in _WAITS:
-            _wrap(owner, method, self._waited)
+            wrap(owner, method, self._waited)
         polled = functools.partial(self._asked, refusals=1)
-        _wrap(distributed.Work, "is_completed", polled)
-        _wrap(torch._C._distributed_c10d.Store, "check", polled)  # noqa: SLF001
+        wrap(distributed.Work, "is_completed", polled)
+        wrap(torch._C._distributed_c10d.Store, "check", polled)  # noqa: SLF001
         for expectation in _EXPECTATIONS:
-            _wrap(expectation, "__exit__", functools.partial(self._asked, refusals=0))
+            wrap(expectation, "__exit__", functools.partial(self._asked, refusals=0))
         for method in _STORE_WAITS:
-            _wrap(torch._C._distributed_c10d.Store, method, _passed_on)  # noqa: SLF001
+            wrap(torch._C._distributed_c10d.Store, method, _passed_on)  # noqa: SLF001
 
     @property
     def has_waited_in_vain(self) -> bool:
@@ -350,7 +350,7 @@ def _passed_on(original: _Method) -> _Method:
     return call
 
 
-def _wrap(owner: type, name: str, wrapper: Callable[[_Method], _Method]) -> None:
+def wrap(owner: type, name: str, wrapper: Callable[[_Method], _Method]) -> None:
     """Replace a method of one of torch's classes; does nothing if this torch lacks it."""
     original = getattr(owner, name, None)
     if original is None:

@@ -1,0 +1,101 @@
+"""Whether planted races are found: by plain repetition and by late ranks, for the same time each.
+
+Ten tests of three ranks on gloo (``stress_races_suite``), each with one race. For each test:
+
+- **plain**: ``allranks stress`` until the first failure, for ``--seconds``;
+- **skewed**: the same with ``--skew heavy``;
+- **replayed**: how many of ten runs of that failure's repetition alone, with the same seed, fail again.
+
+    PYTHONPATH=src python benchmarks/stress_races.py [--seconds 60] [TEST ...]
+
+The interpreter needs torch. Exit status 1 unless late ranks find all, each is replayed in eight of ten runs, and plain
+repetition finds at most half of them.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from allranks.records import JOURNAL, RankEnded, Record, Repeated, decode
+
+SUITE = Path(__file__).parent / "stress_races_suite"
+SEED = 7
+TRIES = 10
+ENOUGH = 8
+"""Of these tries, those that have to fail again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What a run has come to.
+
+    Attributes:
+        runs: Repetitions.
+        number: Of the one that failed; 0 for none.
+        seconds: To its end.
+        message: Of its leading rank.
+    """
+
+    runs: int
+    number: int
+    seconds: float
+    message: str
+
+
+def stress(test: str, *arguments: str) -> Found:
+    """Run ``allranks stress`` on one of the tests."""
+    with tempfile.TemporaryDirectory() as results:
+        command = [sys.executable, "-m", "allranks", "stress", "--matrix", str(SUITE), "--engine", "process", "-q"]
+        own = ["--results", results, "--seed", str(SEED), *arguments, "--", f"test_races.py::{test}"]
+        subprocess.run([*command, *own], check=False, stdout=subprocess.DEVNULL)
+        journals = list(Path(results).glob(f"*/cells/*/*/attempt-*/{JOURNAL}"))
+        records: list[Record] = [decode(line) for path in journals for line in path.read_bytes().splitlines()]
+    tally = [record.tally for record in records if isinstance(record, Repeated)][-1]
+    leads = [record for record in records if isinstance(record, RankEnded) and not record.consequence]
+    bad = [f"rank {record.rank}: {record.message}" for record in leads if "(repetition " in record.nodeid]
+    return Found(
+        runs=tally.runs,
+        number=tally.first_bad,
+        seconds=tally.first_bad_after,
+        message=bad[0][:70] if bad else "",
+    )
+
+
+def main() -> int:
+    """Run the benchmark; return its exit status."""
+    names = [
+        line.split("(")[0].split()[1]
+        for line in (SUITE / "test_races.py").read_text().splitlines()
+        if "def test" in line
+    ]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("tests", nargs="*", default=names)
+    options = parser.parse_args()
+    until = ("--until-failure", "--duration", str(options.seconds))
+    plain_finds, is_good = 0, True
+    print("| race | plain | with late ranks | replayed | how |\n|---|--:|--:|--:|---|")
+    for test in options.tests:
+        plain, late = stress(test, *until), stress(test, *until, "--skew", "heavy")
+        again = 0
+        if late.number:
+            one = ("--count", "1", "--from", str(late.number), "--skew", "heavy")
+            again = sum(bool(stress(test, *one).number) for _ in range(TRIES))
+        plain_finds += bool(plain.number)
+        is_good = is_good and bool(late.number) and again >= ENOUGH
+        columns = [told(plain), told(late), f"{again} of {TRIES}", late.message]
+        print(f"| {test.removeprefix('test_').replace('_', ' ')} | {' | '.join(columns)} |", flush=True)
+    print(f"\nPlain repetition found {plain_finds} of {len(options.tests)}.")
+    return 0 if is_good and 2 * plain_finds <= len(options.tests) else 1
+
+
+def told(found: Found) -> str:
+    """A run in a cell of the table."""
+    return f"{found.seconds:.1f} s ({found.number})" if found.number else f"none in {found.runs:,}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
