@@ -4,7 +4,7 @@ import pytest
 
 from allranks.repetitions import (
     RepetitionTally,
-    how_to_repeat,
+    command_to_repeat,
     interval,
     name_of_repetition,
     rate_in_words,
@@ -34,14 +34,14 @@ def test_a_repetition_is_known_by_its_name():
 
 
 def test_the_command_of_a_repetition_begins_with_it():
-    command, test = how_to_repeat("a.py::test (repetition 517)")
-    assert command == ["stress", "--from", "517", "--count", "1000", "--until-failure"]
-    assert test == ["--", "a.py::test"]
+    command = command_to_repeat("a.py::test (repetition 517)", ["cell", "--seed", "7"])
+    options = ["--from", "517", "--count", "1000", "--until-failure"]
+    assert command == ["allranks", "stress", "cell", "--seed", "7", *options, "--", "a.py::test"]
     name = name_of_repetition("a.py::test", 2, "heavy")
-    assert how_to_repeat(name)[0][:5] == ["stress", "--skew", "heavy", "--from", "2"]
+    assert command_to_repeat(name, [])[1:6] == ["stress", "--skew", "heavy", "--from", "2"]
     assert repeated_test(name) == "a.py::test"
-    assert how_to_repeat("-a.py::test") == (["run"], ["--", "./-a.py::test"])
-    assert how_to_repeat("") == (["run"], [])
+    assert command_to_repeat("-a.py::test", ["cell"]) == ["allranks", "run", "cell", "--", "./-a.py::test"]
+    assert command_to_repeat("", ["cell"]) == ["allranks", "run", "cell"]
 
 
 def test_a_summary_says_what_is_known_and_no_more():

@@ -20,6 +20,13 @@ def work(times: float = 1.0) -> None:
     time.sleep(times * WORK)
 
 
+def isend(tensor: torch.Tensor, to: int) -> dist.Work:
+    """Begin to send, as a member of the group: torch returns nothing to others."""
+    work = dist.isend(tensor, to)
+    assert work is not None
+    return work
+
+
 def test_missing_barrier_before_a_file_is_read(rank: int, shared_tmp_path: Path) -> None:
     file = shared_tmp_path / "weights"
     if rank == 0:
@@ -47,7 +54,7 @@ def test_tag_reused(rank: int) -> None:
 def test_unwaited_isend(rank: int) -> None:
     tensor = torch.ones(4)
     if rank == 0:
-        sent = dist.isend(tensor, 1)
+        sent = isend(tensor, 1)
         work()
         tensor.zero_()
         sent.wait()
@@ -70,7 +77,8 @@ def test_rpc_after_a_shutdown_has_begun(rank: int, shared_tmp_path: Path) -> Non
     if rank == 2:
         return
     options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{shared_tmp_path}/rpc", rpc_timeout=2)
-    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
+    name = f"worker{rank}"
+    rpc.init_rpc(name, rank=rank, world_size=2, rpc_backend_options=options)  # type: ignore[no-untyped-call]
     if rank == 0:
         assert rpc.rpc_sync("worker1", torch.add, args=(torch.ones(1), 1)).item() == 2
     else:
@@ -98,10 +106,10 @@ def test_order_of_isends(rank: int) -> None:
         value = torch.zeros(1)
         assert [dist.recv(value) for _ in range(2)] == [1, 2]
     elif rank == 1:
-        dist.isend(torch.ones(1), 0).wait()
+        isend(torch.ones(1), 0).wait()
     else:
         work()
-        dist.isend(torch.ones(1), 0).wait()
+        isend(torch.ones(1), 0).wait()
 
 
 def test_shared_temporary_file(rank: int, shared_tmp_path: Path) -> None:

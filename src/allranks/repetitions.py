@@ -6,6 +6,7 @@ and unlike the normal approximation it holds near 0, where rates of flaky tests 
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -60,21 +61,23 @@ def repeated_test(name: str) -> str:
     return found["test"] if found else name
 
 
-def how_to_repeat(name: str) -> tuple[list[str], list[str]]:
-    """The command of allranks that repeats a result, with its options, and its last words, which name the test.
+def command_to_repeat(name: str, selection: Sequence[str]) -> list[str]:
+    """The command that repeats a result, word by word.
 
     A repetition that went wrong comes first: what it drew from its seed, it draws again.
 
     Args:
         name: The test, or a repetition; empty for all tests.
+        selection: The options for cell, suite and seed.
     """
     found = _NAME.fullmatch(name)
     nodeid = found["test"] if found else name
     test = ["--", f"./{nodeid}" if nodeid.startswith("-") else nodeid] if nodeid else []
     if found is None:
-        return ["run"], test
+        return ["allranks", "run", *selection, *test]
     skew = ["--skew", found["skew"]] if found["skew"] else []
-    return ["stress", *skew, "--from", found["number"], "--count", str(_COUNT), "--until-failure"], test
+    how = [*skew, "--from", found["number"], "--count", str(_COUNT), "--until-failure"]
+    return ["allranks", "stress", *selection, *how, *test]
 
 
 def interval(bad: int, runs: int) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""How ranks are delayed under ``--skew``: decisions drawn from a seed, the rank and the number of its call alone.
+"""Which calls of a rank ``--skew`` delays: drawn from a seed, the rank and the call's number.
 
 A race needs a rank that is late in one place, so a repetition draws which ranks are late, how many of their calls, and
 up to how much. Equal delays of all calls would hide a race that one delay shows.

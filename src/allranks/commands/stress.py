@@ -1,4 +1,4 @@
-"""``allranks stress``: repeats tests until a count, a time or a failure, and reports how often they fail."""
+"""``allranks stress``: repeats tests until a count, a time or a failure, and reports rates."""
 
 import argparse
 import os

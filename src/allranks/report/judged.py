@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from allranks.errors import ExitCode, strongest
-from allranks.repetitions import how_to_repeat
+from allranks.repetitions import command_to_repeat
 from allranks.report.failure_groups import Failure, GroupKey, grouped, groups_of, ranks_of
 from allranks.report.history.transitions import RunHistory
 from allranks.report.rank_course import RankCourse, absences
@@ -141,17 +141,8 @@ class JobSummary:
         if not (self.engine or self.axes):
             return []
         seed = [] if self.seed is None else ["--seed", str(self.seed)]
-        (command, *how), test = how_to_repeat(nodeid)
-        return [
-            "allranks",
-            command,
-            self.cell,
-            "--suite",
-            self.whole_suite if nodeid else self.suite,
-            *how,
-            *seed,
-            *test,
-        ]
+        suite = self.whole_suite if nodeid else self.suite
+        return command_to_repeat(nodeid, [self.cell, "--suite", suite, *seed])
 
 
 @dataclass(frozen=True, kw_only=True)
