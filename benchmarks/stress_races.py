@@ -4,7 +4,7 @@ Ten tests of three ranks on gloo (``stress_races_suite``), each with one race. F
 
 - **plain**: ``allranks stress`` until the first failure, for ``--seconds``;
 - **skewed**: the same with ``--skew heavy``;
-- **replayed**: how many of ten runs of that failure's repetition alone, with the same seed, fail again.
+- **replayed**: how many of ten repetitions with that failure's seed (``--replay``) fail again.
 
     PYTHONPATH=src python benchmarks/stress_races.py [--seconds 60] [TEST ...]
 
@@ -19,7 +19,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from allranks.records import JOURNAL, RankEnded, Record, Repeated, decode
+from allranks.records import JOURNAL, RankEnded, Record, Repeated, TestStarted, decode
 
 SUITE = Path(__file__).parent / "stress_races_suite"
 SEED = 7
@@ -34,13 +34,17 @@ class Found:
 
     Attributes:
         runs: Repetitions.
-        number: Of the one that failed; 0 for none.
+        bad: Those that failed.
+        number: Of the first of them; 0 for none.
+        seed: Its seed.
         seconds: To its end.
         message: Of its leading rank.
     """
 
     runs: int
+    bad: int
     number: int
+    seed: int
     seconds: float
     message: str
 
@@ -56,9 +60,12 @@ def stress(test: str, *arguments: str) -> Found:
     tally = [record.tally for record in records if isinstance(record, Repeated)][-1]
     leads = [record for record in records if isinstance(record, RankEnded) and not record.consequence]
     bad = [f"rank {record.rank}: {record.message}" for record in leads if "(repetition " in record.nodeid]
+    seeds = [record.seed for record in records if isinstance(record, TestStarted) and "(repetition " in record.nodeid]
     return Found(
         runs=tally.runs,
+        bad=tally.bad,
         number=tally.first_bad,
+        seed=seeds[0] if seeds else 0,
         seconds=tally.first_bad_after,
         message=bad[0][:70] if bad else "",
     )
@@ -82,8 +89,8 @@ def main() -> int:
         plain, late = stress(test, *until), stress(test, *until, "--skew", "heavy")
         again = 0
         if late.number:
-            one = ("--count", "1", "--from", str(late.number), "--skew", "heavy")
-            again = sum(bool(stress(test, *one).number) for _ in range(TRIES))
+            same = ("--replay", str(late.seed), "--count", str(TRIES), "--gangs", "1", "--skew", "heavy")
+            again = stress(test, *same).bad
         plain_finds += bool(plain.number)
         is_good = is_good and bool(late.number) and again >= ENOUGH
         columns = [told(plain), told(late), f"{again} of {TRIES}", late.message]

@@ -28,18 +28,21 @@ def test_a_rate_has_its_interval_beside_it():
 
 
 def test_a_repetition_is_known_by_its_name():
-    name = name_of_repetition("a.py::test[x (repetition 3)]", 517)
+    name = name_of_repetition("a.py::test[x (repetition 3)]", 517, 7)
     assert repeated_test(name) == "a.py::test[x (repetition 3)]"
     assert repeated_test("a.py::test[x (repetition 3)]") == "a.py::test[x (repetition 3)]"
 
 
-def test_the_command_of_a_repetition_begins_with_it():
-    command = command_to_repeat("a.py::test (repetition 517)", ["cell", "--seed", "7"])
-    options = ["--from", "517", "--count", "1000", "--until-failure"]
-    assert command == ["allranks", "stress", "cell", "--seed", "7", *options, "--", "a.py::test"]
-    name = name_of_repetition("a.py::test", 2, "heavy")
-    assert command_to_repeat(name, [])[1:6] == ["stress", "--skew", "heavy", "--from", "2"]
+@pytest.mark.parametrize("skew", ["heavy", "1:before:2:40ms,0:after:3:1.5ms"])
+def test_the_command_of_a_repetition_draws_the_same_again(skew):
+    command = command_to_repeat("a.py::test (repetition 517, seed 42)", ["cell", "--seed", "7"])
+    assert command == ["allranks", "stress", "cell", "--seed", "7", "--replay", "42", "--", "a.py::test"]
+    name = name_of_repetition("a.py::test", 2, 42, skew)
+    assert command_to_repeat(name, [])[1:6] == ["stress", "--skew", skew, "--replay", "42"]
     assert repeated_test(name) == "a.py::test"
+
+
+def test_the_command_of_a_test_runs_it_once():
     assert command_to_repeat("-a.py::test", ["cell"]) == ["allranks", "run", "cell", "--", "./-a.py::test"]
     assert command_to_repeat("", ["cell"]) == ["allranks", "run", "cell"]
 

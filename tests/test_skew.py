@@ -2,7 +2,18 @@
 
 import pytest
 
-from allranks.skew import LEVELS, LateRank, late_rank
+from allranks.skew import (
+    LEVELS,
+    MOST_CALLS,
+    Delay,
+    LateRank,
+    delays_of,
+    drawn_delays,
+    late_rank,
+    lateness,
+    skew_of,
+    stretch,
+)
 
 
 def drawn(level, seeds=400, calls=20):
@@ -13,7 +24,9 @@ def drawn(level, seeds=400, calls=20):
 
 def test_decisions_are_the_same_for_the_same_seed_rank_and_call():
     assert drawn("heavy", seeds=20) == drawn("heavy", seeds=20)
-    assert late_rank(LEVELS["heavy"], 2, 0) == LateRank(seed=2, rank=0, share=1.0, longest=0.01), "of every version"
+    assert late_rank(LEVELS["heavy"], 2, 0) == LateRank(seed=2, rank=0, share=1.0, longest=0.01, most=2.0), (
+        "of every version"
+    )
 
 
 def test_about_half_of_the_ranks_are_late_each_by_itself():
@@ -43,3 +56,47 @@ def test_delays_are_of_all_magnitudes():
     longest = [max(map(max, delays)) for _, delays in drawn("heavy")]
     assert min(longest) < 0.005
     assert max(longest) > 0.3
+
+
+DELAYS = (
+    Delay(rank=1, place="before", call=2, seconds=0.04),
+    Delay(rank=1, place="after", call=2, seconds=0.0012),
+    Delay(rank=0, place="before", call=0, seconds=1.23),
+)
+
+
+def test_delays_that_are_named_are_the_only_ones():
+    skew = skew_of(DELAYS)
+    assert skew == "1:before:2:40ms,1:after:2:1.2ms,0:before:0:1230ms"
+    assert delays_of(skew) == DELAYS
+    assert [lateness(skew, 7, 1).delay(call) for call in range(4)] == [(0, 0), (0, 0), (0.04, 0.0012), (0, 0)]
+    assert lateness(skew, 7, 2) is None
+    assert stretch(skew, 8) == pytest.approx(1.2712)
+
+
+def test_no_delays_are_a_skew_of_their_own():
+    assert skew_of([]) == "off"
+    assert (delays_of("off"), lateness("off", 7, 0), stretch("off", 8)) == ((), None, 0)
+
+
+@pytest.mark.parametrize("text", ["", "1:before:2", "1:beside:2:40ms", "1:before:2:40s", "1:before:2:40ms,", "heavier"])
+def test_what_names_no_delay_is_refused(text):
+    with pytest.raises(ValueError, match="is no delay"):
+        delays_of(text)
+
+
+def test_the_delays_of_a_repetition_can_be_named_and_end_with_the_rank_s_share():
+    for seed in range(40):
+        delays = drawn_delays("heavy", seed, 2)
+        for rank in range(2):
+            own = [each for each in delays if each.rank == rank]
+            assert sum(each.seconds for each in own) <= LEVELS["heavy"].most + 1e-9
+            drawn, left = lateness("heavy", seed, rank), LEVELS["heavy"].most
+            if drawn is None:
+                assert not own
+                continue
+            named = lateness(skew_of(delays), seed, rank)
+            for call in range(1, min(MOST_CALLS, 50)):
+                if max(drawn.delay(call)) < left / 100:
+                    assert named.delay(call) == pytest.approx(drawn.delay(call), rel=0.01)
+                left -= max(drawn.delay(call))

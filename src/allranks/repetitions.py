@@ -10,17 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from allranks.skew import Skew
+from allranks.skew import OFF
 
 _NAME: Final = re.compile(
-    r"(?P<test>.+) \(repetition (?P<number>[1-9]\d{0,17})(?:, (?P<skew>light|heavy) skew)?\)", re.DOTALL
+    r"(?P<test>.+) \(repetition [1-9]\d{0,17}, seed (?P<seed>\d{1,10})(?:, skew (?P<skew>[a-z\d:.,]+))?\)", re.DOTALL
 )
 
 _Z: Final = 1.959964
 """The normal distribution has 95 % within as many standard deviations."""
-
-_COUNT: Final = 1_000
-"""Repetitions that the command of a failed one asks for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,9 +47,9 @@ class RepetitionTally:
     left: int = 0
 
 
-def name_of_repetition(nodeid: str, number: int, skew: Skew = "off") -> str:
+def name_of_repetition(nodeid: str, number: int, seed: int, skew: str = OFF) -> str:
     """The name under which a repetition is reported that went wrong."""
-    return f"{nodeid} (repetition {number}{'' if skew == 'off' else f', {skew} skew'})"
+    return f"{nodeid} (repetition {number}, seed {seed}{'' if skew == OFF else f', skew {skew}'})"
 
 
 def repeated_test(name: str) -> str:
@@ -64,7 +61,7 @@ def repeated_test(name: str) -> str:
 def command_to_repeat(name: str, selection: Sequence[str]) -> list[str]:
     """The command that repeats a result, word by word.
 
-    A repetition that went wrong comes first: what it drew from its seed, it draws again.
+    A repetition that went wrong is repeated alone: what it drew from its seed, each of these draws again.
 
     Args:
         name: The test, or a repetition; empty for all tests.
@@ -76,8 +73,7 @@ def command_to_repeat(name: str, selection: Sequence[str]) -> list[str]:
     if found is None:
         return ["allranks", "run", *selection, *test]
     skew = ["--skew", found["skew"]] if found["skew"] else []
-    how = [*skew, "--from", found["number"], "--count", str(_COUNT), "--until-failure"]
-    return ["allranks", "stress", *selection, *how, *test]
+    return ["allranks", "stress", *selection, *skew, "--replay", found["seed"], *test]
 
 
 def interval(bad: int, runs: int) -> tuple[float, float]:

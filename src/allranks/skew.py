@@ -1,14 +1,24 @@
-"""Which calls of a rank ``--skew`` delays: drawn from a seed, the rank and the call's number.
+"""Which calls of a rank ``--skew`` delays: drawn from a seed, the rank and the call's number, or named one by one.
 
 A race needs a rank that is late in one place, so a repetition draws which ranks are late, how many of their calls, and
 up to how much. Equal delays of all calls would hide a race that one delay shows.
 """
 
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final, Literal
 
-Skew = Literal["off", "light", "heavy"]
+OFF: Final = "off"
+
+_DELAY: Final = re.compile(
+    r"(?P<rank>\d{1,6}):(?P<place>before|after):(?P<call>\d{1,9}):(?P<ms>\d{1,5}(\.\d{1,6})?)ms", re.ASCII
+)
+
+MOST_CALLS: Final = 400
+"""Calls of a rank, from its first on, whose delays :func:`drawn_delays` lists."""
 
 _SHORTEST: Final = 1e-5
 """Seconds: a shorter delay is less than what a call itself takes."""
@@ -32,12 +42,26 @@ class SkewLevel:
     longest: float
     most: float
 
-    def stretch(self, ranks: int) -> float:
-        """Seconds that delays may add to a repetition: ranks may wait for each other's, one after the other."""
-        return self.most * ranks
-
 
 LEVELS: Final = {"light": SkewLevel(longest=0.02, most=0.2), "heavy": SkewLevel(longest=0.5, most=2.0)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delay:
+    """One delay of a rank.
+
+    Attributes:
+        call: The number of the call; 0 for the beginning of the test.
+    """
+
+    rank: int
+    place: Literal["before", "after"]
+    call: int
+    seconds: float
+
+    def __str__(self) -> str:
+        """``1:before:2:40ms``, as ``--skew`` takes it."""
+        return f"{self.rank}:{self.place}:{self.call}:{milliseconds(self.seconds)}ms"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +71,14 @@ class LateRank:
     Attributes:
         share: Of its calls, those that are delayed.
         longest: Seconds of one delay.
+        most: Seconds of all delays.
     """
 
     seed: int
     rank: int
     share: float
     longest: float
+    most: float
 
     def delay(self, call: int) -> tuple[float, float]:
         """Seconds before and after a call of this number; one of them is 0."""
@@ -71,7 +97,90 @@ def late_rank(level: SkewLevel, seed: int, rank: int) -> LateRank | None:
         return None
     share = _SHARES[int(len(_SHARES) * _drawn(seed, rank, "share"))]
     scale = _SCALES[int(len(_SCALES) * _drawn(seed, rank, "scale"))]
-    return LateRank(seed=seed, rank=rank, share=share, longest=scale * level.longest)
+    return LateRank(seed=seed, rank=rank, share=share, longest=scale * level.longest, most=level.most)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedDelays:
+    """The delays of a rank that are named one by one."""
+
+    delays: Sequence[Delay]
+    most: float = math.inf
+
+    def delay(self, call: int) -> tuple[float, float]:
+        """See :meth:`LateRank.delay`."""
+        own = [each for each in self.delays if each.call == call]
+        before = sum(each.seconds for each in own if each.place == "before")
+        return before, sum(each.seconds for each in own if each.place == "after")
+
+
+def lateness(skew: str, seed: int, rank: int) -> LateRank | NamedDelays | None:
+    """How a rank is late in the repetition with this seed; None if it is not.
+
+    Args:
+        skew: ``off``, a level, or delays as :func:`skew_of` writes them.
+        seed: The repetition's.
+        rank: Which.
+    """
+    if skew in LEVELS:
+        return late_rank(LEVELS[skew], seed, rank)
+    own = [each for each in delays_of(skew) if each.rank == rank]
+    return NamedDelays(delays=own) if own else None
+
+
+def drawn_delays(skew: str, seed: int, ranks: int) -> tuple[Delay, ...]:
+    """The delays of all ranks in the repetition with this seed, rank by rank, in the order of their calls."""
+    return tuple(each for rank in range(ranks) for each in _delays_of_rank(skew, seed, rank))
+
+
+def delays_of(skew: str) -> tuple[Delay, ...]:
+    """Delays that are named one by one; none for ``off``.
+
+    Raises:
+        ValueError: The text names none.
+    """
+    found = [] if skew == OFF else [(each, _DELAY.fullmatch(each)) for each in skew.split(",")]
+    if wrong := [each for each, match in found if match is None]:
+        msg = f"{wrong[0]!r} is no delay: write RANK:before:CALL:40ms, or RANK:after:CALL:40ms"
+        raise ValueError(msg)
+    return tuple(
+        Delay(
+            rank=int(match["rank"]),
+            place="before" if match["place"] == "before" else "after",
+            call=int(match["call"]),
+            seconds=float(match["ms"]) / 1000,
+        )
+        for _, match in found
+        if match is not None
+    )
+
+
+def skew_of(delays: Iterable[Delay]) -> str:
+    """The text of delays that :func:`delays_of` reads."""
+    return ",".join(map(str, delays)) or OFF
+
+
+def stretch(skew: str, ranks: int) -> float:
+    """Seconds that delays may add to a repetition: ranks may wait for each other's, one after the other."""
+    return LEVELS[skew].most * ranks if skew in LEVELS else sum(each.seconds for each in delays_of(skew))
+
+
+def milliseconds(seconds: float) -> str:
+    """Three digits of a time in milliseconds, without its unit."""
+    return f"{float(f'{1000 * seconds:.3g}'):g}"
+
+
+def _delays_of_rank(skew: str, seed: int, rank: int) -> Iterator[Delay]:
+    if (late := lateness(skew, seed, rank)) is None:
+        return
+    left = late.most
+    for call in range(MOST_CALLS):
+        before, after = late.delay(call)
+        if seconds := min(before, left):
+            yield Delay(rank=rank, place="before", call=call, seconds=seconds)
+        elif call and (seconds := min(after, left)):
+            yield Delay(rank=rank, place="after", call=call, seconds=seconds)
+        left -= seconds
 
 
 def _drawn(*parts: object) -> float:

@@ -31,7 +31,10 @@ def asked(allranks, runs, monkeypatch):
         (["--count", "1000"], Stress(count=1000)),
         (["--duration", "90"], Stress(seconds=90)),
         (["--duration", "1.5m", "--count", "3"], Stress(count=3, seconds=90)),
-        (["--duration", "2h", "--from", "517"], Stress(seconds=7200, first=517)),
+        (["--duration", "2h"], Stress(seconds=7200)),
+        (["--replay", "517"], Stress(count=10, replay=517)),
+        (["--replay", "517", "--count", "3"], Stress(count=3, replay=517)),
+        (["--count", "3", "--skew", "1:before:2:40.0ms"], Stress(count=3, skew="1:before:2:40ms")),
     ],
     ids=str,
 )
@@ -75,6 +78,8 @@ def test_as_many_gangs_as_there_are_cores_for(asked, monkeypatch, cores, argumen
         (["--count", "0"], "0 is none"),
         (["--duration", "soon"], "'soon' is no time"),
         (["--count", "5", "--resume"], "no option --resume"),
+        (["--count", "5", "--skew", "1:40ms"], "'1:40ms' is no delay"),
+        (["--replay", "4294967296"], "no seed of a repetition"),
     ],
     ids=str,
 )

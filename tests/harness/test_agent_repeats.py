@@ -1,6 +1,6 @@
 """Agents that repeat their tests: what becomes of each repetition."""
 
-from allranks.harness.config import Stress, seed_of_test
+from allranks.harness.config import Stress, seed_of_repetition, seed_of_test
 from allranks.records import Finished, Interrupted, NotRun, Passed, RankEnded, Repeated, TestStarted
 from allranks.skew import LEVELS, late_rank
 
@@ -81,9 +81,11 @@ def test_repetitions_share_a_gang_and_leave_one_record(run_agent):
 def test_a_bad_repetition_has_a_name_and_its_gang_is_replaced(run_agent):
     agent = repeated(run_agent, "test_fifth", count=12)
     assert (tally(agent).runs, tally(agent).bad, tally(agent).first_bad) == (12, 2, 5)
-    assert names(agent) == ["test_fifth", "test_fifth (repetition 5)", "test_fifth (repetition 10)"]
+    own = seed_of_test(agent.config.seed, "suite/test_a.py::test_fifth")
+    fifth, tenth = (f"test_fifth (repetition {n}, seed {seed_of_repetition(own, n)})" for n in (5, 10))
+    assert names(agent) == ["test_fifth", fifth, tenth]
     assert len(agent.gangs()) == 3
-    assert agent.outcomes("test_fifth (repetition 10)") == ("passed", "failed")
+    assert agent.outcomes(tenth) == ("passed", "failed")
     assert agent.outcomes("test_fifth") == ("failed", "failed")
     [lead] = [each for each in agent.arrived("test_fifth") if not each.consequence]
     assert (lead.rank, lead.message[:36]) == (1, "2 of 12 repetitions went wrong: 16.7")
@@ -93,7 +95,8 @@ def test_a_bad_repetition_has_a_name_and_its_gang_is_replaced(run_agent):
 def test_a_rank_that_dies_costs_the_repetition_that_it_died_in(run_agent):
     agent = repeated(run_agent, "test_dies", count=4)
     assert (tally(agent).runs, tally(agent).bad) == (4, 1)
-    assert agent.outcomes("test_dies (repetition 3)")[1] == "crashed"
+    [name] = [each for each in names(agent) if "(repetition 3, " in each]
+    assert agent.outcomes(name)[1] == "crashed"
 
 
 def test_fresh_ranks_where_isolation_asks_for_them(run_agent):
@@ -153,7 +156,8 @@ SKEWED = {
 def test_ranks_are_late_as_the_seed_has_it_and_their_output_says_where(run_agent):
     agent = run_agent(SKEWED, stress=Stress(count=12, skew="heavy"))
     assert (tally(agent).runs, tally(agent).bad) == (12, 0)
-    seeds = [seed_of_test(agent.config.seed, "suite/test_s.py::test_sum", number) for number in range(1, 13)]
+    own = seed_of_test(agent.config.seed, "suite/test_s.py::test_sum")
+    seeds = [seed_of_repetition(own, number) for number in range(1, 13)]
     found = {"before the test (call 0": 0, "allreduce (call 1 at test_s.py:6)": 0}
     for rank in range(2):
         late = [each for seed in seeds if (each := late_rank(LEVELS["heavy"], seed, rank))]

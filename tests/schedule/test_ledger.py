@@ -150,7 +150,7 @@ def test_any_records_in_any_order_are_taken_or_refused(said):
 
 
 def test_a_repetition_of_a_collected_test_is_known_where_tests_are_repeated():
-    named = failed("t (repetition 7)")
+    named = failed("t (repetition 7, seed 3)")
     book = Ledger(2, is_stressed=True)
     assert all(book.take(0, record) for record in (BEGUN, COLLECTED, named))
     with pytest.raises(ContradictionError, match="which it has not collected"):

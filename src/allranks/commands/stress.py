@@ -6,20 +6,23 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from allranks.commands.command_parser import CommandParser, OptionGroup, one_of
+from allranks.commands.command_parser import CommandParser, OptionGroup
 from allranks.commands.options import STOP, chosen_jobs, number, read_request
 from allranks.commands.run import add_seed, add_shared, refuse_options, run_chosen
 from allranks.errors import ExitCode, UsageError
 from allranks.harness.config import Stress
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job
-from allranks.skew import LEVELS
+from allranks.skew import LEVELS, OFF, delays_of, skew_of, stretch
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(?P<value>\d{1,9}(\.\d{1,6})?)(?P<unit>[smh]?)", re.ASCII)
 
 _DAY = 86_400.0
 """Seconds that a job may take whose repetitions have a count and no time: each of them has a limit of its own."""
+
+_REPLAYS = 10
+"""Repetitions of a replay that has no other end."""
 
 _MOST_GANGS = 32
 """One process supervises all gangs of a job."""
@@ -34,7 +37,9 @@ _OF_RUN = {
 
 def add(parser: CommandParser) -> None:
     """Declare the arguments of ``allranks stress``."""
-    parser.usage = "allranks stress [CELL | TEST ...] (--count N | --duration 10m | --until-failure) [options]"
+    parser.usage = (
+        "allranks stress [CELL | TEST ...] (--count N | --duration 10m | --until-failure | --replay SEED) ..."
+    )
     _add_end(parser.add_argument_group("how often"))
     add_shared(parser)
     parser.set_defaults(command=_stress, **_OF_RUN)
@@ -47,15 +52,18 @@ def _add_end(group: OptionGroup) -> None:
     group.add_argument("--until-failure", action="store_true", help="stop at the first repetition that goes wrong")
     meaning = "gangs of a job that run at a time (default: as many as this host has cores for)"
     group.add_argument("--gangs", type=_positive, metavar="N", help=meaning)
-    meaning = "delay calls of ranks, as drawn from the seed: up to 20 ms each, or up to 0.5 s (default: off)"
-    group.add_argument("--skew", type=one_of(("off", *LEVELS)), default="off", metavar="off|light|heavy", help=meaning)
+    meaning = "delay calls of ranks: light (up to 20 ms) or heavy (0.5 s), as drawn; or RANK:before:CALL:40ms,..."
+    group.add_argument("--skew", type=_skew, default=OFF, metavar="HOW", help=meaning)
     add_seed(group)
-    meaning = "number of the first repetition: with the same seed, it draws the same random numbers (default: 1)"
-    group.add_argument("--from", dest="first", type=_positive, default=1, metavar="N", help=meaning)
+    meaning = f"draw from this seed of a repetition each time, {_REPLAYS} times without --count"
+    group.add_argument("--replay", type=_seed, metavar="SEED", help=meaning)
 
 
 def _stress(options: argparse.Namespace) -> ExitCode:
-    if options.count is None and options.duration is None and not options.until_failure:
+    has_end = options.count is not None or options.duration is not None or options.until_failure
+    if options.replay is not None and not has_end:
+        options.count = _REPLAYS
+    elif not has_end:
         msg = "Repetitions need an end: --count, --duration or --until-failure is missing."
         raise UsageError(msg, remedy="allranks stress TEST --count 1000")
     expansion = read_request(options)
@@ -63,7 +71,7 @@ def _stress(options: argparse.Namespace) -> ExitCode:
     if options.until_failure:
         options.pytest_args, options.own_pytest_args = (*STOP, *options.pytest_args), [*options.own_pytest_args, *STOP]
         options.fail_fast = True
-    options.stress = Stress(count=options.count, seconds=options.duration, first=options.first, skew=options.skew)
+    options.stress = Stress(count=options.count, seconds=options.duration, replay=options.replay, skew=options.skew)
     jobs = [_with_gangs(job, options.gangs, options.engine) for job in chosen_jobs(expansion, options)]
     return run_chosen(_with_time(expansion, options.stress, jobs), jobs, options)
 
@@ -72,7 +80,7 @@ def _with_time(expansion: Expansion, stress: Stress, jobs: Iterable[Job]) -> Exp
     """The same matrix, with time enough for each job, and without the history: it is one of single results."""
     limits = expansion.matrix.limits
     job = max(limits.job, _DAY) if stress.seconds is None else limits.job + stress.seconds
-    group = limits.process_group + stress.stretch(max(job.cell.world_size for job in jobs))
+    group = limits.process_group + stretch(stress.skew, max(job.cell.world_size for job in jobs))
     matrix = replace(expansion.matrix, limits=replace(limits, job=job, process_group=group), history=None)
     return replace(expansion, matrix=matrix)
 
@@ -94,6 +102,31 @@ def _positive(text: str) -> int:
         msg = "0 is none: take 1 or more"
         raise argparse.ArgumentTypeError(msg)
     return found
+
+
+def _seed(text: str) -> int:
+    """Parse the seed of a repetition.
+
+    Raises:
+        argparse.ArgumentTypeError: The text is none: generators take 32 bits.
+    """
+    if (found := number(text)) >= 1 << 32:
+        msg = f"{text} is no seed of a repetition: the report has it"
+        raise argparse.ArgumentTypeError(msg)
+    return found
+
+
+def _skew(text: str) -> str:
+    """Parse a level, or delays that are named one by one.
+
+    Raises:
+        argparse.ArgumentTypeError: The text is neither.
+    """
+    try:
+        return text if text in LEVELS else skew_of(delays_of(text))
+    except ValueError as error:
+        msg = f"{error}; or off, light or heavy"
+        raise argparse.ArgumentTypeError(msg) from error
 
 
 def _duration(text: str) -> float:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from allranks.outcomes import Outcome, Phase
+from allranks.skew import OFF
 from allranks.typed_json import RecordError, decode_line, encode_line
 
 MESSAGE_LIMIT: Final = 4 << 20
@@ -34,12 +35,14 @@ class RunTest:
     Attributes:
         nodeid: Its node id; a rank refuses if its own test at that index has another one.
         seed: The seed of every rank.
+        skew: How ranks are delayed.
     """
 
     index: int
     nodeid: str
     following: int | None
     seed: int = 0
+    skew: str = OFF
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, Self
 
-from allranks.skew import LEVELS, Skew
+from allranks.skew import OFF
 
 Isolation = Literal["test", "file", "job"]
 
@@ -106,18 +106,14 @@ class Stress:
     Attributes:
         count: Repetitions of each test; None for no limit.
         seconds: How long repetitions may begin, from the first on; None for no limit.
-        first: The number of the first repetition, from which its seed derives.
-        skew: How much ranks are delayed.
+        replay: The seed of every repetition; None to derive them from the job's.
+        skew: How ranks are delayed.
     """
 
     count: int | None = None
     seconds: float | None = None
-    first: int = 1
-    skew: Skew = "off"
-
-    def stretch(self, ranks: int) -> float:
-        """Seconds by which delays may prolong a repetition on so many ranks."""
-        return 0.0 if self.skew == "off" else LEVELS[self.skew].stretch(ranks)
+    replay: int | None = None
+    skew: str = OFF
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,10 +253,14 @@ def share_of(node: int, *, total: int, nodes: int) -> range:
     return range(start, start + each + (node < more))
 
 
-def seed_of_test(seed: int, nodeid: str, repetition: int = 1) -> int:
-    """The seed of one test in a job, the same on all ranks and in every run; each repetition has another."""
-    own = zlib.crc32(nodeid.encode("utf-8", "surrogatepass"), seed & 0xFFFFFFFF)
-    return own if repetition == 1 else zlib.crc32(str(repetition).encode(), own)
+def seed_of_test(seed: int, nodeid: str) -> int:
+    """The seed of one test in a job, the same on all ranks and in every run."""
+    return zlib.crc32(nodeid.encode("utf-8", "surrogatepass"), seed & 0xFFFFFFFF)
+
+
+def seed_of_repetition(own: int, number: int) -> int:
+    """The seed of a test's repetition: the test's own for the first."""
+    return own if number == 1 else zlib.crc32(str(number).encode(), own)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from allranks.harness.assemblies import assemblies
-from allranks.harness.config import Stress
+from allranks.harness.channel import RunTest
+from allranks.harness.config import Stress, seed_of_repetition
 from allranks.harness.gangs.ends import Journal
 from allranks.harness.program import Program
 from allranks.outcomes import Outcome, disagree
@@ -33,6 +34,7 @@ from allranks.records import (
     TestStarted,
 )
 from allranks.repetitions import RepetitionTally, name_of_repetition, rate_in_words
+from allranks.skew import OFF
 
 TURN = 1.0
 """Seconds that a gang repeats its tests while other tests wait for a gang."""
@@ -148,7 +150,13 @@ class Repetitions:
             if not test.begun:
                 self._journal.write(TestStarted(nodeid=self._program.tests[index]))
             test.begun += 1
-            return self._stress.first - 1 + test.begun
+            return test.begun
+
+    def drawn(self, command: RunTest, number: int) -> RunTest:
+        """The command of a test for its repetition of this number."""
+        replay = self._stress.replay
+        seed = seed_of_repetition(command.seed, number) if replay is None else replay
+        return replace(command, seed=seed, skew=self._stress.skew)
 
     def take(self, started: TestStarted, ends: Sequence[_End]) -> None:
         """Count a repetition by its records, and write them if it went wrong."""
@@ -233,10 +241,10 @@ class Repetitions:
         if test.alike[kind] < MOST_ALIKE and sum(each.tally.kept for each in self._tests.values()) < MOST_KEPT:
             test.alike[kind] += 1
             test.tally = replace(test.tally, kept=test.tally.kept + 1)
-            name = name_of_repetition(started.nodeid, started.number, self._stress.skew)
+            name = name_of_repetition(started.nodeid, started.number, started.seed or 0, self._stress.skew)
             self._journal.write(replace(started, nodeid=name, number=1))
             for record in ends:
-                told = record if self._stress.skew == "off" else _of_a_tight_limit(record)
+                told = record if self._stress.skew == OFF else _of_a_tight_limit(record)
                 self._journal.write(replace(told, nodeid=name))
         most = self._program.maxfail
         self._has_stopped = bool(most) and sum(bool(each.tally.bad) for each in self._tests.values()) >= most

@@ -24,6 +24,7 @@ from allranks.harness.rendezvous import OWN_GROUPS, Rendezvous, make_rendezvous
 from allranks.harness.stress_run import RepetitionJournal, Repetitions
 from allranks.outcomes import Outcome, disagree, may_disagree
 from allranks.records import GangReady, GangStarted, LeftBehind, Notice, NotRun, TestStarted
+from allranks.skew import stretch
 
 DRIVER_MARGIN = 5.0
 """Seconds that a driver gets beyond its ranks' limit, to read their stacks, to stop them and to tear down."""
@@ -158,7 +159,7 @@ class TestLoop:
 
     def _repeat(self, stress: Stress, of_lane: OfLane | None) -> None:
         """Run the tests again and again, on one gang or on several at a time."""
-        more, terms = stress.stretch(self._config.world_size), self._program.terms
+        more, terms = stretch(stress.skew, self._config.world_size), self._program.terms
         terms = tuple(replace(each, reruns=0, limit=each.limit + more) for each in terms)
         program = replace(self._program, terms=terms)
         repetitions = Repetitions(stress, program, self._job.journal)
@@ -320,11 +321,13 @@ class TestLoop:
         for done, (index, following) in enumerate(steps, start=1):
             self._index = index
             number = self._begin()
-            seed = seed_of_test(self._config.seed, self._current, 1 if self._repetitions is None else number)
-            may = may_disagree(self._current, self._config.mixed_skip)
-            self._journal.write(TestStarted(nodeid=self._current, seed=seed, may_disagree=may, number=number))
-            self._count.running[id(self)] = self._current
+            seed = seed_of_test(self._config.seed, self._current)
             command = RunTest(index=index, nodeid=self._current, following=following, seed=seed)
+            if self._repetitions is not None:
+                command = self._repetitions.drawn(command, number)
+            may = may_disagree(self._current, self._config.mixed_skip)
+            self._journal.write(TestStarted(nodeid=self._current, seed=command.seed, may_disagree=may, number=number))
+            self._count.running[id(self)] = self._current
             step = gang.run(command, self._deadlines(index))
             mismatch = step.compare_calls() if self._program.terms[index].shares_ranks else None
             self._record(gang, step)

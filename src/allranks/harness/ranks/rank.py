@@ -44,6 +44,7 @@ from allranks.harness.ranks.reports import (
     unreported,
     with_remedy,
 )
+from allranks.harness.ranks.skewed_calls import DELAYS
 from allranks.harness.ranks.surroundings import InitialState
 from allranks.harness.rendezvous import wait_for_store
 from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, following, overall, shorten
@@ -218,6 +219,8 @@ class _Rank:
         self._enter_folder(item.path)
         following = next_item(self._items, command.index, command.following)
         os.environ["ALLRANKS_SEED"] = str(command.seed)
+        if (delays := item.config.pluginmanager.get_plugin(DELAYS)) is not None:
+            delays.skew = command.skew
         if not self._assignment.config.launches_ranks:  # there is no peer to agree with: as under pytest
             seed_everything(command.seed)
         self._room.begin()

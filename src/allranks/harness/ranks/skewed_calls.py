@@ -20,7 +20,10 @@ import torch
 from torch import distributed
 
 from allranks.harness.ranks.call_counter import COLLECTIVES, MESSAGES, wrap
-from allranks.skew import LateRank, SkewLevel, late_rank
+from allranks.skew import OFF, LateRank, NamedDelays, lateness, milliseconds
+
+DELAYS = "allranks-skew"
+"""The plugin's name."""
 
 _TOLD = 0.001
 """Seconds of a delay that is worth a line."""
@@ -42,13 +45,13 @@ _sleep = time.sleep
 class SkewedCalls:
     """Delays the calls of a rank's tests.
 
-    Args:
-        level: How much.
+    Attributes:
+        skew: How, in the next test.
     """
 
-    def __init__(self, level: SkewLevel) -> None:
-        self._level = level
-        self._late: LateRank | None = None
+    def __init__(self) -> None:
+        self.skew = OFF
+        self._late: LateRank | NamedDelays | None = None
         self._left = 0.0
         self._calls: Iterator[int] = itertools.count()
         self._has_wrapped = False
@@ -59,9 +62,10 @@ class SkewedCalls:
         rank, seed = os.environ.get("RANK", ""), os.environ.get("ALLRANKS_SEED", "")
         if rank.isdecimal() and seed.isdecimal():
             self._wrap_calls()
-            self._late = late_rank(self._level, int(seed), int(rank))
-            self._left, self._calls = self._level.most, itertools.count(1)
-            self._wait(self._late.delay(0)[0] if self._late else 0.0, "before the test", 0)
+            self._late, self._calls = lateness(self.skew, int(seed), int(rank)), itertools.count(1)
+            if self._late is not None:
+                self._left = self._late.most
+                self._wait(self._late.delay(0)[0], "before the test", 0)
         try:
             return (yield)
         finally:
@@ -123,7 +127,7 @@ class SkewedCalls:
         self._left -= seconds
         if seconds >= _TOLD:
             where = _place(sys._getframe(1))  # noqa: SLF001 - inspect.stack() reads source files
-            sys.stderr.write(f"--skew: {1000 * seconds:.3g} ms {what} (call {number}{where})\n")
+            sys.stderr.write(f"--skew: {milliseconds(seconds)} ms {what} (call {number}{where})\n")
         _sleep(seconds)
 
 
