@@ -1,0 +1,145 @@
+"""Searches for the delays that a failure needs: delta debugging over those that its repetition drew.
+
+A race fails at a rate, so each question is asked as often as that rate demands. Nothing here runs a test: the caller
+counts.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+from allranks.repetitions import interval
+from allranks.skew import OFF, Delay, milliseconds, skew_of
+
+T = TypeVar("T")
+
+Count = Callable[[str, int, int], tuple[int, int]]
+"""Repeats a test with a skew, so many times at most, until so many failed; returns how many failed, of how many."""
+
+_FIRST: Final = 10
+"""Repetitions that measure a rate."""
+
+_MORE: Final = 50
+"""Further ones if none of these failed."""
+
+_MOST: Final = 60
+"""Repetitions for one question."""
+
+_WITHOUT: Final = 200
+"""Repetitions without the delays, in the end."""
+
+_MISSED: Final = 0.01
+"""The probability that a question's repetitions all pass by chance."""
+
+_HALVINGS: Final = 6
+"""The shortest delay that is tried is 1.6 % of the one that was drawn."""
+
+_NAMED: Final = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shrunk:
+    """What a search has come to.
+
+    Attributes:
+        delays: Those that the failure needs; none if they were not found.
+        bad: How many repetitions failed with them, or with all of the delays drawn.
+        runs: Of so many.
+        bad_without: How many failed without any.
+        runs_without: Of so many.
+    """
+
+    delays: tuple[Delay, ...] = ()
+    bad: int = 0
+    runs: int = 0
+    bad_without: int = 0
+    runs_without: int = 0
+
+
+def shrink(drawn: Sequence[Delay], search: Count, confirm: Count) -> Shrunk:
+    """The fewest and shortest of the delays of a failed repetition that still make it fail.
+
+    Args:
+        drawn: All of them.
+        search: Counts failures; one that has no time left counts none.
+        confirm: Counts those of the result.
+    """
+    bad, runs = search(skew_of(drawn), _FIRST, _FIRST)
+    if not bad:
+        more_bad, more = search(skew_of(drawn), _MORE, _FIRST // 2)
+        bad, runs = more_bad, runs + more
+    if not bad:
+        return Shrunk(runs=runs)
+    tries = tries_for(bad, runs)
+    enough = max(1, int(tries * bad / runs / 2))
+
+    def fails(delays: Sequence[Delay]) -> bool:
+        return search(skew_of(delays), tries, enough)[0] >= enough
+
+    if fails(()):
+        bad_without, runs_without = confirm(OFF, _MOST, _MOST)
+        return Shrunk(bad=bad, runs=runs, bad_without=bad_without, runs_without=runs_without)
+    found = list(smallest(drawn, fails))
+    for place in range(len(found)):
+        for _ in range(_HALVINGS):
+            shorter = replace(found[place], seconds=found[place].seconds / 2)
+            if not fails([*found[:place], shorter, *found[place + 1 :]]):
+                break
+            found[place] = shorter
+    bad, runs = confirm(skew_of(found), _FIRST, _FIRST)
+    bad_without, runs_without = confirm(OFF, _WITHOUT, _WITHOUT)
+    delays = tuple(found) if bad else ()
+    return Shrunk(delays=delays, bad=bad, runs=runs, bad_without=bad_without, runs_without=runs_without)
+
+
+def smallest(parts: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> Sequence[T]:
+    """Some of the parts that still fail, and of which none can be left out (ddmin; Zeller and Hildebrandt 2002).
+
+    Args:
+        parts: All of them, which fail.
+        fails: Whether some of them do.
+    """
+    pieces = 2
+    while len(parts) > 1:
+        size = math.ceil(len(parts) / pieces)
+        starts = range(0, len(parts), size)
+        halves = ([*parts[start : start + size]] for start in starts)
+        rests = ([*parts[:start], *parts[start + size :]] for start in starts if pieces > 2)  # of two, each is a half
+        if (half := next(filter(fails, halves), None)) is not None:
+            parts, pieces = half, 2
+        elif (rest := next(filter(fails, rests), None)) is not None:
+            parts, pieces = rest, max(2, pieces - 1)
+        elif size == 1:
+            break
+        else:
+            pieces *= 2
+    return parts
+
+
+def tries_for(bad: int, runs: int) -> int:
+    """Repetitions of which at least one fails in 99 % of all cases, at the lowest rate that the counts allow."""
+    low = interval(bad, runs)[0]
+    return _MOST if low <= 0 else min(_MOST, math.ceil(math.log(_MISSED) / math.log1p(-low)))
+
+
+def sentence(shrunk: Shrunk, places: Mapping[Delay, str]) -> str:
+    """The result in words, to follow the name of a test.
+
+    Args:
+        shrunk: The result.
+        places: Where delays are, as the rank has told; of others the number of the call is named.
+    """
+    if not shrunk.bad:
+        return f"the delays of its first failure did not show it again in {shrunk.runs} repetitions"
+    without = f"{shrunk.bad_without} of {shrunk.runs_without} without"
+    if not shrunk.delays:
+        return f"fails {shrunk.bad} of {shrunk.runs} times with the delays of its first failure, {without}"
+    named = [_late(each, places) for each in shrunk.delays[:_NAMED]]
+    more = [f"{len(shrunk.delays) - _NAMED} more delays"] if len(shrunk.delays) > _NAMED else []
+    return f"fails {shrunk.bad} of {shrunk.runs} times if {' and '.join([*named, *more])}, {without}"
+
+
+def _late(delay: Delay, places: Mapping[Delay, str]) -> str:
+    unknown = f"{delay.place} its call {delay.call}" if delay.call else "before the test"
+    return f"rank {delay.rank} is {milliseconds(delay.seconds)} ms late {places.get(delay, unknown)}"
