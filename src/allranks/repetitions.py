@@ -34,6 +34,7 @@ class RepetitionTally:
         slowest: Seconds of the slowest.
         slowest_at: Its number.
         left: Processes that outlived the ranks that had started them, and were killed.
+        shrunk: Which of the delays the first of them needs, in words; empty if that was not searched.
     """
 
     runs: int = 0
@@ -45,6 +46,7 @@ class RepetitionTally:
     slowest: float = 0.0
     slowest_at: int = 0
     left: int = 0
+    shrunk: str = ""
 
 
 def name_of_repetition(nodeid: str, number: int, seed: int, skew: str = OFF) -> str:
@@ -101,6 +103,8 @@ def summary_of(nodeid: str, told: RepetitionTally) -> str:
     said = [rate_in_words(told.bad, told.runs)]
     if told.bad:
         said.append(f"the first was repetition {told.first_bad}, after {_seconds(told.first_bad_after)}")
+        if told.shrunk:
+            said.append(told.shrunk)
         if told.bad > told.kept:
             said.append(f"{told.kept:,} of them are in the report, the others are like these")
     said.append(f"median {_seconds(told.median)}, slowest {_seconds(told.slowest)} (repetition {told.slowest_at})")

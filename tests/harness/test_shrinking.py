@@ -125,7 +125,7 @@ def test_a_question_is_asked_as_often_as_the_rate_demands(bad, runs, tries):
 
 def test_the_sentence_names_rank_delay_and_place_of_each_side():
     shrunk = Shrunk(delays=(late(),), bad=9, runs=10, bad_without=0, runs_without=200)
-    where = {late(): "before allreduce (call 2 at test_x.py:41)"}
+    where = {str(late()): "before allreduce (call 2 at test_x.py:41)"}
     assert sentence(shrunk, where) == (
         "fails 9 of 10 times if rank 1 is 40 ms late before allreduce (call 2 at test_x.py:41), 0 of 200 without"
     )

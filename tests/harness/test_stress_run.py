@@ -6,13 +6,13 @@ import pytest
 
 from allranks.harness.config import Stress
 from allranks.harness.program import ItemOptions, Program
+from allranks.harness.repetition_journal import RepetitionJournal
 from allranks.harness.stress_run import (
     MOST_ALIKE,
     MOST_KEPT,
     MOST_NOTES,
     MOST_OF_A_GANG,
     TURN,
-    RepetitionJournal,
     Repetitions,
 )
 from allranks.outcomes import Outcome

@@ -123,12 +123,12 @@ def tries_for(bad: int, runs: int) -> int:
     return _MOST if low <= 0 else min(_MOST, math.ceil(math.log(_MISSED) / math.log1p(-low)))
 
 
-def sentence(shrunk: Shrunk, places: Mapping[Delay, str]) -> str:
+def sentence(shrunk: Shrunk, places: Mapping[str, str]) -> str:
     """The result in words, to follow the name of a test.
 
     Args:
         shrunk: The result.
-        places: Where delays are, as the rank has told; of others the number of the call is named.
+        places: Where delays are, by their text; of others the number of the call is named.
     """
     if not shrunk.bad:
         return f"the delays of its first failure did not show it again in {shrunk.runs} repetitions"
@@ -140,6 +140,6 @@ def sentence(shrunk: Shrunk, places: Mapping[Delay, str]) -> str:
     return f"fails {shrunk.bad} of {shrunk.runs} times if {' and '.join([*named, *more])}, {without}"
 
 
-def _late(delay: Delay, places: Mapping[Delay, str]) -> str:
+def _late(delay: Delay, places: Mapping[str, str]) -> str:
     unknown = f"{delay.place} its call {delay.call}" if delay.call else "before the test"
-    return f"rank {delay.rank} is {milliseconds(delay.seconds)} ms late {places.get(delay, unknown)}"
+    return f"rank {delay.rank} is {milliseconds(delay.seconds)} ms late {places.get(str(delay), unknown)}"

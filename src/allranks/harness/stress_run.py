@@ -18,7 +18,8 @@ from allranks.harness.channel import RunTest
 from allranks.harness.config import Stress, seed_of_repetition
 from allranks.harness.gangs.ends import Journal
 from allranks.harness.program import Program
-from allranks.outcomes import Outcome, disagree
+from allranks.harness.repetition_journal import End, outcomes_of, was_bad
+from allranks.outcomes import Outcome
 from allranks.records import (
     FailureCourse,
     GangReady,
@@ -26,7 +27,6 @@ from allranks.records import (
     LeftBehind,
     Notice,
     NotRun,
-    Passed,
     PhaseEnd,
     RankEnded,
     Record,
@@ -59,8 +59,6 @@ _STEP = math.log(1.05)
 
 _TIME_OUT = re.compile(r"timed?[ -]?out", re.IGNORECASE)
 
-_End = Passed | RankEnded | FailureCourse
-
 
 @dataclass(kw_only=True)
 class _Test:
@@ -72,7 +70,8 @@ class _Test:
         is_settled: It was skipped, and would be again.
         is_lost: One of them has no outcome.
         last: The records of the last one that did not go wrong.
-        first_bad: Those of the first that did.
+        first_started: How the first that did began.
+        first_bad: Its records.
         durations: How many took so many steps of 5 %.
         alike: How many that went wrong were kept, by what they have in common.
     """
@@ -81,8 +80,9 @@ class _Test:
     begun: int = 0
     is_settled: bool = False
     is_lost: bool = False
-    last: Sequence[_End] = ()
-    first_bad: Sequence[_End] = ()
+    last: Sequence[End] = ()
+    first_started: TestStarted | None = None
+    first_bad: Sequence[End] = ()
     tally: RepetitionTally = field(default_factory=RepetitionTally)
     durations: Counter[int] = field(default_factory=Counter)
     alike: Counter[tuple[Outcome, str]] = field(default_factory=Counter)
@@ -130,7 +130,7 @@ class Repetitions:
             return [*found[start:], *found[:start]]
 
     def steps(self, indices: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """The repetitions of a turn in one gang: each test, and the one after it; the first is promised already."""
+        """See :class:`Plan`; the first is promised already."""
         seconds = TURN if len(self._assemblies) > 1 else math.inf
         ends, least = self._clock() + seconds, len(indices)
         shares_ranks = self._program.terms[indices[0]].shares_ranks
@@ -143,7 +143,7 @@ class Repetitions:
             yield index, following
 
     def begin(self, index: int) -> int:
-        """The number of the repetition of a test that begins now."""
+        """See :class:`Plan`."""
         with self._lock:
             test = self._of(index)
             self._began = self._clock() if self._began is None else self._began
@@ -153,26 +153,25 @@ class Repetitions:
             return test.begun
 
     def drawn(self, command: RunTest, number: int) -> RunTest:
-        """The command of a test for its repetition of this number."""
+        """See :class:`Plan`."""
         replay = self._stress.replay
         seed = seed_of_repetition(command.seed, number) if replay is None else replay
         return replace(command, seed=seed, skew=self._stress.skew)
 
-    def take(self, started: TestStarted, ends: Sequence[_End]) -> None:
+    def take(self, started: TestStarted, ends: Sequence[End]) -> None:
         """Count a repetition by its records, and write them if it went wrong."""
         with self._lock:
             test, now = self._tests[started.nodeid], self._elapsed
-            outcomes = {each.outcome for each in ends if not isinstance(each, FailureCourse)}
-            bad = [each for each in ends if isinstance(each, RankEnded) and each.outcome.is_bad]
+            outcomes, bad = outcomes_of(ends), was_bad(started, ends)
             if not outcomes:
                 test.is_lost = True
-            elif bad and all(each.outcome is Outcome.ABORTED and each.caused_by is None for each in bad):
+            elif bad is None:
                 test.last = test.last or ends  # ended from outside: it counts for nothing, unless there is no other
-            elif bad or (disagree(outcomes) and not started.may_disagree):
-                self._count(test, started, ends)
-                self._count_bad(test, started, ends, now)
             else:
                 self._count(test, started, ends)
+            if bad:
+                self._count_bad(test, started, ends, now)
+            elif bad is not None:
                 test.last, test.is_settled = ends, outcomes == {Outcome.SKIPPED}
             if now - self._told_at >= max(_INTERVAL, _SHARE * now):
                 self._told_at = now
@@ -187,6 +186,29 @@ class Repetitions:
             self._notes[type(record)] += 1
             if self._notes[type(record)] <= MOST_NOTES:
                 self._journal.write(record)
+
+    def first_failures(self) -> Sequence[TestStarted]:
+        """The first repetition of each test that went wrong."""
+        return [each.first_started for each in self._tests.values() if each.first_started is not None]
+
+    def explain(self, failed: TestStarted, why: str, skew: str, shown: Sequence[End]) -> None:
+        """Report what is known of a test's first failure.
+
+        Args:
+            failed: The repetition.
+            why: That, in words.
+            skew: The delays that it needs.
+            shown: The ends of a repetition with these alone, which is reported under a name of its own.
+        """
+        with self._lock:
+            test = self._tests[failed.nodeid]
+            test.tally = replace(test.tally, shrunk=why)
+            name = name_of_repetition(failed.nodeid, failed.number, failed.seed, skew)
+            for record in (replace(failed, number=1), *shown) if shown else ():
+                told = replace(record, nodeid=name)
+                if isinstance(told, RankEnded) and told.outcome.is_bad and not told.consequence:
+                    told = replace(told, message=f"{why}: {told.message}")
+                self._journal.write(told)
 
     def finish(self) -> None:
         """Write what each test has come to over all of its repetitions."""
@@ -225,63 +247,29 @@ class Repetitions:
             self._of(index).promised += may_begin
             return may_begin
 
-    def _count(self, test: _Test, started: TestStarted, ends: Sequence[_End]) -> None:
+    def _count(self, test: _Test, started: TestStarted, ends: Sequence[End]) -> None:
         seconds = max(map(_seconds, ends))
         test.durations[_step_of(seconds)] += 1
         test.tally = replace(test.tally, runs=test.tally.runs + 1)
         if seconds >= test.tally.slowest:
             test.tally = replace(test.tally, slowest=round(seconds, 6), slowest_at=started.number)
 
-    def _count_bad(self, test: _Test, started: TestStarted, ends: Sequence[_End], now: float) -> None:
+    def _count_bad(self, test: _Test, started: TestStarted, ends: Sequence[End], now: float) -> None:
         test.tally = replace(test.tally, bad=test.tally.bad + 1)
         if test.tally.bad == 1:
-            test.first_bad = ends
+            test.first_started, test.first_bad = started, ends
             test.tally = replace(test.tally, first_bad=started.number, first_bad_after=round(now, 3))
         kind = _kind_of(ends)
         if test.alike[kind] < MOST_ALIKE and sum(each.tally.kept for each in self._tests.values()) < MOST_KEPT:
             test.alike[kind] += 1
             test.tally = replace(test.tally, kept=test.tally.kept + 1)
-            name = name_of_repetition(started.nodeid, started.number, started.seed or 0, self._stress.skew)
+            name = name_of_repetition(started.nodeid, started.number, started.seed, self._stress.skew)
             self._journal.write(replace(started, nodeid=name, number=1))
             for record in ends:
                 told = record if self._stress.skew == OFF else _of_a_tight_limit(record)
                 self._journal.write(replace(told, nodeid=name))
         most = self._program.maxfail
         self._has_stopped = bool(most) and sum(bool(each.tally.bad) for each in self._tests.values()) >= most
-
-
-class RepetitionJournal:
-    """The journal of a test loop that repeats tests: it holds the records of a repetition until the next one begins.
-
-    Args:
-        journal: Takes records that are about none.
-        repetitions: Takes the others.
-    """
-
-    def __init__(self, journal: Journal, repetitions: Repetitions) -> None:
-        self._journal = journal
-        self._repetitions = repetitions
-        self._started: TestStarted | None = None
-        self._ends: list[_End] = []
-
-    def write(self, record: Record) -> None:
-        """See :class:`allranks.harness.gangs.ends.Journal`."""
-        match record:
-            case TestStarted():
-                self.conclude()
-                self._started = record
-            case Passed() | RankEnded() | FailureCourse():
-                self._ends.append(record)
-            case GangStarted() | GangReady() | LeftBehind() | Notice():
-                self._repetitions.note(record)
-            case _:
-                self._journal.write(record)
-
-    def conclude(self) -> None:
-        """Have the repetition counted whose gang has ended, or goes on with another."""
-        if self._started is not None:
-            self._repetitions.take(self._started, self._ends)
-        self._started, self._ends = None, []
 
 
 def _all_in_all(nodeid: str, test: _Test) -> Sequence[Record]:
@@ -300,28 +288,28 @@ def _all_in_all(nodeid: str, test: _Test) -> Sequence[Record]:
         arrived=max(each.arrived if isinstance(each, RankEnded) else max(each.arrived) for each in ends),
         phases=(PhaseEnd(when="call", outcome=Outcome.FAILED, seconds=test.told.median),),
         phase="call",
-        message=rate_in_words(test.tally.bad, test.tally.runs),
+        message="; ".join(filter(None, (rate_in_words(test.tally.bad, test.tally.runs), test.tally.shrunk))),
         text=f"{lead.message}\n{lead.text}" if lead else "",
     )
     others = (rank for rank in range(size) if rank != leader)
     return [*(replace(told, rank=rank, consequence=True, caused_by=leader, text="") for rank in others), told]
 
 
-def _of_a_tight_limit(end: _End) -> _End:
+def _of_a_tight_limit(end: End) -> End:
     """The end of a repetition under delays: a time-out that the test has set itself may be too short for them."""
     if isinstance(end, RankEnded) and end.outcome is Outcome.FAILED and _TIME_OUT.search(end.message):
         return replace(end, message=f"a tight time-out, under delays: {end.message}")
     return end
 
 
-def _kind_of(ends: Sequence[_End]) -> tuple[Outcome, str]:
+def _kind_of(ends: Sequence[End]) -> tuple[Outcome, str]:
     """What bad repetitions that are alike have in common."""
     bad = [each for each in ends if isinstance(each, RankEnded) and each.outcome.is_bad]
     lead = next((each for each in bad if not each.consequence), next(iter(bad), None))
     return (Outcome.MISSING, "") if lead is None else (lead.outcome, re.sub(r"[\d.]+", "", lead.message)[:200])
 
 
-def _seconds(end: _End) -> float:
+def _seconds(end: End) -> float:
     if isinstance(end, FailureCourse):
         return 0.0
     return end.seconds if isinstance(end, RankEnded) else max(end.seconds)

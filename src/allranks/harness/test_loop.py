@@ -2,8 +2,8 @@
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from allranks.harness import linux
@@ -18,10 +18,13 @@ from allranks.harness.gangs.gang import ROUNDED_UP, SKIP_GRACES, Deadlines, Gang
 from allranks.harness.gangs.step_outcome import Step
 from allranks.harness.job_end import HangupError, JobEnd, JobLimitError
 from allranks.harness.launchers.driver_account import DriverAccount
+from allranks.harness.loop_counts import NAMES, LoopCounts
 from allranks.harness.nodes.node import Node, Orders, start_gang
 from allranks.harness.program import ItemOptions, Program
 from allranks.harness.rendezvous import OWN_GROUPS, Rendezvous, make_rendezvous
-from allranks.harness.stress_run import RepetitionJournal, Repetitions
+from allranks.harness.repetition_journal import Plan, RepetitionJournal
+from allranks.harness.shrink_run import Trials, shrink_failures
+from allranks.harness.stress_run import Repetitions
 from allranks.outcomes import Outcome, disagree, may_disagree
 from allranks.records import GangReady, GangStarted, LeftBehind, Notice, NotRun, TestStarted
 from allranks.skew import stretch
@@ -29,9 +32,6 @@ from allranks.skew import stretch
 DRIVER_MARGIN = 5.0
 """Seconds that a driver gets beyond its ranks' limit, to read their stacks, to stop them and to tear down."""
 
-
-_NAMES = 20
-"""Most names that one notice lists."""
 
 _COMMAND = 1000
 """Most characters of a command line that a record keeps."""
@@ -62,27 +62,6 @@ OfLane = Callable[[Path], LocalNode]
 """Returns this node for ranks with their files in another folder."""
 
 
-@dataclass(kw_only=True)
-class _Count:
-    """Counts shared by the test loops of a job; they need no lock, for each step is atomic in Python.
-
-    Attributes:
-        gangs: Numbers of gangs.
-        settled: For each test that has run, whether it went wrong.
-        changed: The tests that left some state changed, by the name of that state.
-        running: The test of each worker.
-    """
-
-    gangs: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-    settled: dict[str, bool] = field(default_factory=dict)
-    changed: dict[str, dict[str, None]] = field(default_factory=dict)
-    running: dict[int, str] = field(default_factory=dict)
-
-    @property
-    def bad_tests(self) -> int:
-        return sum(self.settled.copy().values())
-
-
 class TestLoop:
     """Runs every collected test on every rank.
 
@@ -99,8 +78,8 @@ class TestLoop:
         program: Program,
         nodes: Sequence[Node],
         job: SupervisedJob,
-        count: _Count | None = None,
-        repetitions: Repetitions | None = None,
+        count: LoopCounts | None = None,
+        repetitions: Plan | None = None,
     ) -> None:
         self._program = program
         self._nodes = nodes
@@ -110,7 +89,7 @@ class TestLoop:
         self._repetitions = repetitions
         self._counting = RepetitionJournal(job.journal, repetitions) if repetitions else None
         self._journal = WithCommands(self._counting or job.journal, program)
-        self._count = _Count() if count is None else count
+        self._count = LoopCounts() if count is None else count
         self._has_many_forks = False
         self._index = 0
         self._number = 1
@@ -164,10 +143,13 @@ class TestLoop:
         program = replace(self._program, terms=terms)
         repetitions = Repetitions(stress, program, self._job.journal)
 
-        def make_worker(results: Path) -> TestLoop:
+        def make_worker(results: Path, plan: Plan = repetitions) -> TestLoop:
             job = replace(self._job, folders=replace(self._folders, results=results))
             nodes = [of_lane(results)] if of_lane else self._nodes
-            return TestLoop(program, nodes, job, self._count, repetitions)
+            return TestLoop(program, nodes, job, self._count, plan)
+
+        def run_gang(trials: Trials, index: int) -> None:
+            make_worker(self._folders.results, trials).run_some([index])
 
         try:
             next_turn, results, most = repetitions.next_turn, self._folders.results, self._config.overlap
@@ -176,20 +158,14 @@ class TestLoop:
             worker = make_worker(results)
             while (turn := next_turn()) is not None:
                 worker.run_some(turn)
+            shrink_failures(repetitions, program, self._config, results, run_gang)
         finally:
             repetitions.finish()
         self._tell_changes()
 
     def _tell_changes(self) -> None:
-        """Report state that tests left changed, once for each name: every test of a suite may leave the same."""
-        by_tests: dict[tuple[str, ...], list[str]] = {}
-        for name, nodeids in self._count.changed.items():
-            by_tests.setdefault(tuple(nodeids), []).append(name)
-        for (first, *others), names in by_tests.items():
-            too = f", and so did {len(others)} other tests" if others else ""
-            listed = ", ".join(names[:_NAMES])
-            text = f"it left {listed} other than it was{too}; that was put back for the next test"
-            self._journal.write(Notice(nodeid=first, text=text))
+        for notice in self._count.changes():
+            self._journal.write(notice)
 
     def _forks_ahead(self) -> int:
         """Estimate the forks on this node, drivers and the ranks of launcher tests included."""
@@ -202,6 +178,9 @@ class TestLoop:
         if self._counting is not None:
             try:
                 self._run_gang(indices)
+            except HangupError:
+                self._counting.drop()
+                raise
             finally:
                 self._counting.conclude()
             return
@@ -397,7 +376,7 @@ class TestLoop:
         others = [each for number, each in self._count.running.copy().items() if number != id(self) and each != nodeid]
         if others:
             text = (
-                f"a port that it needs was in use while {', '.join(others[:_NAMES])} ran beside it, or had just ended; "
+                f"a port that it needs was in use while {', '.join(others[:NAMES])} ran beside it, or had just ended; "
                 "name tests that share a fixed port in one of the suite's test_groups, and they do not overlap"
             )
             self._journal.write(Notice(nodeid=nodeid, text=text))

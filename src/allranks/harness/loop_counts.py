@@ -1,0 +1,43 @@
+"""Counts shared by the test loops of a job."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from allranks.records import Notice
+
+NAMES = 20
+"""Most names that one notice lists."""
+
+
+@dataclass(kw_only=True)
+class LoopCounts:
+    """These counts need no lock, for each step is atomic in Python.
+
+    Attributes:
+        gangs: Numbers of gangs.
+        settled: For each test that has run, whether it went wrong.
+        changed: The tests that left some state changed, by the name of that state.
+        running: The test of each worker.
+    """
+
+    gangs: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    settled: dict[str, bool] = field(default_factory=dict)
+    changed: dict[str, dict[str, None]] = field(default_factory=dict)
+    running: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def bad_tests(self) -> int:
+        """How many tests went wrong."""
+        return sum(self.settled.copy().values())
+
+    def changes(self) -> Iterator[Notice]:
+        """State that tests left changed, once for each name: every test of a suite may leave the same."""
+        by_tests: dict[tuple[str, ...], list[str]] = {}
+        for name, nodeids in self.changed.items():
+            by_tests.setdefault(tuple(nodeids), []).append(name)
+        for (first, *others), names in by_tests.items():
+            too = f", and so did {len(others)} other tests" if others else ""
+            listed = ", ".join(names[:NAMES])
+            text = f"it left {listed} other than it was{too}; that was put back for the next test"
+            yield Notice(nodeid=first, text=text)

@@ -1,0 +1,161 @@
+"""Shrinks the delays of failures on gangs of the job itself, once its repetitions are done."""
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from allranks.harness.channel import RunTest
+from allranks.harness.config import AgentConfig
+from allranks.harness.program import Program
+from allranks.harness.repetition_journal import End, was_bad
+from allranks.harness.shrinking import sentence, shrink
+from allranks.harness.stress_run import Repetitions
+from allranks.records import GangReady, GangStarted, LeftBehind, Notice, TestStarted
+from allranks.skew import LEVELS, OFF, Delay, delays_of, drawn_delays, milliseconds, skew_of
+
+SEARCH: Final = 90.0
+"""Seconds for all searches of a job."""
+
+CONFIRM: Final = 30.0
+"""Seconds for the repetitions of one result."""
+
+_TAIL: Final = 1 << 18
+"""Bytes at the end of a rank's log in which the delays of its last repetition are."""
+
+
+class Trials:
+    """Repetitions of one test that a search asks for, with other delays each time.
+
+    Args:
+        failed: The repetition whose seed they have.
+        index: The test's.
+        shares_ranks: False if each repetition has ranks of its own.
+        run_gang: Runs some of them on a gang.
+        results: The folder of the ranks' logs.
+
+    Attributes:
+        places: Where the delays of a result are that its ranks have told.
+        shown: The ends of the last repetition that failed with them.
+    """
+
+    def __init__(
+        self,
+        failed: TestStarted,
+        index: int,
+        *,
+        shares_ranks: bool,
+        run_gang: "Callable[[Trials, int], None]",
+        results: Path,
+    ) -> None:
+        self.places: dict[str, str] = {}
+        self.shown: Sequence[End] = ()
+        self._failed = failed
+        self._index = index
+        self._shares_ranks = shares_ranks
+        self._run_gang = run_gang
+        self._results = results
+        self._last_bad: Sequence[End] = ()
+        self._skew = ""
+        self._begun = self._runs = self._bad = self._tries = self._enough = 0
+        self._until = 0.0
+
+    def count_until(self, until: float) -> Callable[[str, int, int], tuple[int, int]]:
+        """A count for a search (see :mod:`allranks.harness.shrinking`) that has time until then."""
+
+        def count(skew: str, tries: int, enough: int) -> tuple[int, int]:
+            self._skew, self._tries, self._enough, self._until = skew, tries, enough, until
+            self._begun = self._runs = self._bad = 0
+            while self._goes_on:
+                self._run_gang(self, self._index)
+            return self._bad, self._runs
+
+        return count
+
+    def confirm(self, skew: str, tries: int, enough: int) -> tuple[int, int]:
+        """Count for the result of a search, and keep what shows it."""
+        counted = self.count_until(time.monotonic() + CONFIRM)(skew, tries, enough)
+        if skew != OFF:
+            self.shown, self.places = self._last_bad, _places(delays_of(skew), self._results)
+        return counted
+
+    @property
+    def _goes_on(self) -> bool:
+        return self._begun < self._tries and self._bad < self._enough and time.monotonic() < self._until
+
+    def steps(self, _: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """See :class:`allranks.harness.repetition_journal.Plan`."""
+        yield self._index, self._index
+        while self._shares_ranks and self._goes_on:
+            yield self._index, self._index
+
+    def begin(self, _: int) -> int:
+        """See :class:`allranks.harness.repetition_journal.Plan`."""
+        self._begun += 1
+        return self._failed.number
+
+    def drawn(self, command: RunTest, _: int) -> RunTest:
+        """See :class:`allranks.harness.repetition_journal.Plan`."""
+        return replace(command, seed=self._failed.seed, skew=self._skew)
+
+    def take(self, started: TestStarted, ends: Sequence[End]) -> None:
+        """See :class:`allranks.harness.repetition_journal.Plan`."""
+        if (bad := was_bad(started, ends)) is not None:
+            self._runs, self._bad = self._runs + 1, self._bad + bad
+        if bad:
+            self._last_bad = ends
+
+    def note(self, record: GangStarted | GangReady | LeftBehind | Notice) -> None:
+        """Ignore what the repetitions themselves have told already."""
+
+
+def shrink_failures(
+    repetitions: Repetitions,
+    program: Program,
+    config: AgentConfig,
+    results: Path,
+    run_gang: Callable[[Trials, int], None],
+) -> None:
+    """Find the delays that each test's first failure needs, as far as there is time, and have them reported.
+
+    Args:
+        repetitions: They have ended.
+        program: Their tests.
+        config: The job's.
+        results: The folder of the ranks' logs.
+        run_gang: Runs trials of a test on a gang.
+    """
+    skew = config.stress.skew if config.stress else OFF
+    until = time.monotonic() + SEARCH
+    for failed in repetitions.first_failures() if skew in LEVELS else ():
+        index = program.tests.index(failed.nodeid)
+        terms, delays = program.terms[index], drawn_delays(skew, failed.seed, config.world_size)
+        if terms.launches or config.launches_ranks or not delays or time.monotonic() >= until:
+            continue
+        trials = Trials(failed, index, shares_ranks=terms.shares_ranks, run_gang=run_gang, results=results)
+        shrunk = shrink(delays, trials.count_until(until), trials.confirm)
+        shown = trials.shown if shrunk.delays else ()
+        repetitions.explain(failed, sentence(shrunk, trials.places), skew_of(shrunk.delays), shown)
+
+
+def _places(delays: Sequence[Delay], results: Path) -> dict[str, str]:
+    """Where delays are, by their text: ``before allreduce (call 2 at test_x.py:41)``."""
+    found = {}
+    for delay in delays:
+        told = re.escape(f"--skew: {milliseconds(delay.seconds)} ms {delay.place} ")
+        line = re.compile(rf"{told}(?P<what>\S.*) \(call {delay.call}(?P<where> at .*)?\)$", re.MULTILINE)
+        if matches := list(line.finditer(_tail(results / f"rank-{delay.rank}.log"))):
+            number = f" (call {delay.call}{matches[-1]['where'] or ''})" if delay.call else ""
+            found[str(delay)] = f"{delay.place} {matches[-1]['what']}{number}"
+    return found
+
+
+def _tail(log: Path) -> str:
+    """The end of a log; empty if it is on another node."""
+    with suppress(OSError), log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _TAIL))
+        return file.read().decode(errors="replace")
+    return ""
