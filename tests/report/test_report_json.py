@@ -1,11 +1,14 @@
 """The run for programs."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 
 from allranks.errors import ResultsError
+from allranks.repetitions import RepetitionTally
 from allranks.report.merging import merge
+from allranks.report.run_files import JobRecord, as_json
 
 JOB = "gloo-w2-g0-env/collectives"
 A, B, C = (f"s/test_a.py::test_{name}" for name in "abc")
@@ -54,3 +57,14 @@ def test_a_file_of_that_name_that_is_not_ours_stays(run_folder):
     with pytest.raises(ResultsError, match="is not a report of allranks"):
         merge(run_folder.path, environ={})
     assert (run_folder.path / "report.json").read_text() == "{}"
+
+
+def test_repeated_tests_have_their_rate_as_numbers(run_folder):
+    run_folder.manifest(JOB)
+    tally = RepetitionTally(runs=100, bad=5, kept=5, first_bad=3, first_bad_after=0.5, median=0.01, slowest=0.2)
+    told = as_json(JobRecord(world_size=2, repeated={A: tally}))["repeated"]
+    run_folder.both(JOB, {A: "failed", B: "passed"}, repeated=json.loads(json.dumps(told)))
+    merge(run_folder.path, policy="pass", environ={})
+    [suite] = json.loads((run_folder.path / "report.json").read_text())["suites"]
+    repetitions = {test["nodeid"]: test.get("repetitions") for test in suite["tests"]}
+    assert repetitions == {A: {**asdict(tally), "interval": pytest.approx([0.0215, 0.1118], abs=1e-4)}, B: None}

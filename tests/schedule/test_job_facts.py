@@ -255,4 +255,5 @@ def test_repeated_tests_have_a_note_each_the_worst_first_and_twenty_at_most():
     notes = facts(Repeated(nodeid="t24", tally=RepetitionTally(runs=9)), *told).notes
     assert notes[0].startswith("t24: 24 of 100 repetitions went wrong: 24 %")
     assert len(notes) == 21
+    assert facts(*told).repeated["t7"] == RepetitionTally(runs=100, bad=7)
     assert notes[-1].startswith("5 more tests: 10 of 500 repetitions went wrong")

@@ -158,6 +158,7 @@ def _of_attempt(attempt: Attempt, read: Sequence[RankFile], known: _Known, copie
             *dict.fromkeys(file.note for file in files if file.note),
             *copies.notes_on(attempt, files),
         ),
+        repeated=record.repeated if record else {},
         started=record.started if record else None,
         elapsed=record.elapsed if record else None,
         seed=record.seed if record else None,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from allranks.errors import ExitCode, strongest
-from allranks.repetitions import command_to_repeat
+from allranks.repetitions import RepetitionTally, command_to_repeat
 from allranks.report.failure_groups import Failure, GroupKey, grouped, groups_of, ranks_of
 from allranks.report.history.transitions import RunHistory
 from allranks.report.rank_course import RankCourse, absences
@@ -204,11 +204,13 @@ class CellSuite(JobSummary):
     Attributes:
         courses: How tests that went wrong took their course, by node id, as far as that is known.
         tags: What tests show of a backend, by node id.
+        repeated: How tests have fared that were repeated, by node id.
     """
 
     tests: tuple[TestVerdict, ...]
     courses: Mapping[str, RankCourse] = field(default_factory=dict)
     tags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    repeated: Mapping[str, RepetitionTally] = field(default_factory=dict)
 
     def course_of(self, test: TestVerdict) -> RankCourse | None:
         """How a test took its course; None if that is unknown."""

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Self
 
+from allranks.repetitions import RepetitionTally, interval
 from allranks.report.history.history_text import as_object
 from allranks.report.judged import CellSuite, Counts, MergedRun
 from allranks.report.results import EarlierAttempt, PassedRanks, TestVerdict, Verdict, compact
@@ -51,7 +52,7 @@ class JsonWriter:
         self._suites += 1
         head = json.dumps(_suite(suite))
         self._file.write(f'{head[:-1]}, "tests": [')
-        self._file.writelines(_separated(_test(test, suite.tags.get(test.nodeid)) for test in suite.tests))
+        self._file.writelines(_separated(_test(test, suite) for test in suite.tests))
         self._file.write("]}")
 
     def write(self, merged: MergedRun) -> None:
@@ -109,15 +110,22 @@ def _suite(suite: CellSuite) -> dict[str, Any]:
     return {**_said(said), "counts": _counts(suite.counts)}
 
 
-def _test(test: TestVerdict, tags: Mapping[str, str] | None) -> str:
+def _test(test: TestVerdict, suite: CellSuite) -> str:
     own = f'{{"nodeid": {_quoted(test.nodeid)}, "name": {_quoted(test.name)}, "time": {round(test.time, 6)!r}'
     if test.classname:
         own += f', "classname": {_quoted(test.classname)}'
-    if tags:
+    if tags := suite.tags.get(test.nodeid):
         own += f', "tags": {json.dumps(tags)}'
+    if told := suite.repeated.get(test.nodeid):
+        own += f', "repetitions": {json.dumps(_repetitions(told))}'
     if isinstance(test.ranks, PassedRanks) and not test.earlier:
         return own + _passed(test.verdict, compact(test.ranks))
     return own + _rest(test.verdict, compact(test.ranks), is_flaky=test.is_flaky, earlier=test.earlier)
+
+
+def _repetitions(told: RepetitionTally) -> dict[str, Any]:
+    low, high = interval(told.bad, told.runs)
+    return {**asdict(told), "interval": [round(low, 6), round(high, 6)]}
 
 
 @lru_cache(maxsize=64)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Self
 
 from allranks.errors import AllranksError, ExitCode
 from allranks.records import MOST_RANKS
+from allranks.repetitions import RepetitionTally
 from allranks.report.judged import Share
 from allranks.report.results import SkipPolicy
 from allranks.report.untrusted import parsed
@@ -18,7 +19,8 @@ SCHEMA: Final = 2
 """The schema that this version writes, and the newest that it reads."""
 
 _Id = Annotated[str, xml_id]
-_NodeIds = tuple[Annotated[str, str], ...]
+_NodeId = Annotated[str, str]
+_NodeIds = tuple[_NodeId, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +135,7 @@ class JobRecord:
         collected: Node ids; None if the collection never ended.
         not_run: Node ids that did not run because the job was stopped, for ``stop_reason``.
         notes: Sentences about the job, without their full stops.
+        repeated: How its tests have fared that it repeated.
         share: None if the job had the whole suite.
         rank_files: Digests of the rank XML that was generated from the journal, by file name.
     """
@@ -158,6 +161,7 @@ class JobRecord:
     not_run: _NodeIds = ()
     stop_reason: str = ""
     notes: tuple[str, ...] = ()
+    repeated: Mapping[_NodeId, RepetitionTally] = field(default_factory=dict)
     share: Share | None = None
     rank_files: Mapping[str, str] = field(default_factory=dict)
 

@@ -149,6 +149,7 @@ class JobAttempt:
             not_run=facts.not_run.tests if facts.not_run else (),
             stop_reason=facts.not_run.reason if facts.not_run else "",
             notes=facts.notes,
+            repeated=facts.repeated,
             share=self._share,
             rank_files=self.rank_files,
         )

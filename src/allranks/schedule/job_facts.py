@@ -55,11 +55,15 @@ _OTHER_TORCH = "Install the torch that the cell is named after in its image, or 
 
 @dataclass(eq=False)
 class JobFacts:
-    """Facts about a job, derived from its records."""
+    """Facts about a job, derived from its records.
+
+    Attributes:
+        repeated: How its tests have fared that it repeats.
+    """
 
     tests: Tests = field(default_factory=Tests)
+    repeated: dict[str, RepetitionTally] = field(default_factory=dict)
     _records: list[Record] = field(default_factory=list)
-    _repeated: dict[str, RepetitionTally] = field(default_factory=dict)
     _last_test: str = ""
 
     def take(self, record: Record) -> None:
@@ -71,7 +75,7 @@ class JobFacts:
             case TestStarted():
                 self.tests.note(record)
             case Repeated():
-                self._repeated[record.nodeid] = record.tally
+                self.repeated[record.nodeid] = record.tally
             case GangStarted() | GangReady() | FailureCourse():
                 pass
             case _:
@@ -117,7 +121,7 @@ class JobFacts:
         """Facts about the job for readers of the report that no testcase has."""
         said = (f"{each.nodeid}: {each.text}" if each.nodeid else each.text for each in self._all(Notice))
         left = _left_behind(self._all(LeftBehind))
-        return (*_rates(self._repeated), *(text.rstrip(".") for text in said), *left)
+        return (*_rates(self.repeated), *(text.rstrip(".") for text in said), *left)
 
     @property
     def sick_gpus(self) -> Mapping[str, str]:
