@@ -15,7 +15,14 @@ from allranks.repetitions import (
 
 @pytest.mark.parametrize(
     ("bad", "runs", "low", "high"),
-    [(0, 10, 0.0, 0.2775), (1, 10, 0.0179, 0.4042), (5, 10, 0.2366, 0.7634), (10, 10, 0.7225, 1.0), (0, 0, 0.0, 1.0)],
+    [
+        (0, 10, 0.0, 0.2775),
+        (1, 10, 0.0179, 0.4042),
+        (5, 10, 0.2366, 0.7634),
+        (10, 10, 0.7225, 1.0),
+        (0, 0, 0.0, 1.0),
+        (11, 10, 0.7225, 1.0),
+    ],
 )
 def test_the_interval_is_wilsons(bad, runs, low, high):
     """Values of the table in Brown, Cai and DasGupta's form of it, computed by hand."""

@@ -82,6 +82,7 @@ def interval(bad: int, runs: int) -> tuple[float, float]:
     """The 95 % interval of a failure rate, by Wilson."""
     if not runs:
         return 0.0, 1.0
+    bad = min(bad, runs)  # a file may have any numbers
     rate, z2 = bad / runs, _Z * _Z
     middle = (rate + z2 / (2 * runs)) / (1 + z2 / runs)
     half = _Z / (1 + z2 / runs) * math.sqrt(rate * (1 - rate) / runs + z2 / (4 * runs * runs))

@@ -31,7 +31,7 @@ RECORD = {
     "not_run": ["b"],
     "stop_reason": "-x",
     "notes": ["Note"],
-    "repeated": {A: {"runs": 9, "bad": 2, "median": 0.5, "shrunk": "fails"}},
+    "repeated": {A: {"runs": 9, "bad": 2}},
     "started": 1000.0,
     "finished": 1002.5,
     "share": {"suite": "s", "number": 1, "count": 2, "split": "abc", "elsewhere": 3},
