@@ -11,7 +11,8 @@ from gloo_calls import COLLECTIVES, DOUBTFUL, RIGHT, WORLD_SIZE, WRONG
 from torch import distributed as dist
 
 from allranks.harness.gangs.unmatched_calls import DEFAULT_GROUP, calls_of, find_mismatch
-from allranks.harness.ranks.call_counter import _COLLECTIVES, _MESSAGES
+from allranks.harness.ranks.call_counter import COLLECTIVES as COUNTED
+from allranks.harness.ranks.call_counter import MESSAGES
 
 CONTROL = {"_end_coalescing"}
 """Returns the work of calls that were counted."""
@@ -84,4 +85,44 @@ def test_every_call_that_torch_has_is_wrapped():
     methods = {name: getattr(dist.ProcessGroup, name).__doc__ or "" for name in dir(dist.ProcessGroup)}
     calls = {name for name, signature in methods.items() if "-> c10d::Work" in signature}
     assert calls
-    assert calls - CONTROL <= {*_COLLECTIVES, *_MESSAGES}
+    assert calls - CONTROL <= {*COUNTED, *MESSAGES}
+
+
+def test_a_group_that_its_own_thread_lets_go_aborts_no_later_test(tmp_path):
+    """A callback of a future may hold the last reference; its thread would wait for its own end."""
+    (tmp_path / "test_it.py").write_text("""
+import threading
+import torch
+from torch import distributed as dist
+
+begun, may_end, has_ended = threading.Event(), threading.Event(), threading.Event()
+
+class Held:
+    def __del__(self):
+        has_ended.set()
+
+def test_that_makes_it(rank):
+    group = dist.new_group([0, 1])
+    def late(future, group=group, held=Held()):
+        begun.set()
+        may_end.wait()
+        return future.value()
+    if rank == 0:
+        dist.all_reduce(torch.ones(1), group=group, async_op=True).get_future().then(late)
+        dist.barrier()
+        assert begun.wait(10)
+    else:
+        dist.barrier()
+        dist.all_reduce(torch.ones(1), group=group)
+    dist.destroy_process_group(group)
+
+def test_during_which_it_is_let_go(rank):
+    if rank == 0:
+        may_end.set()
+        assert has_ended.wait(10)
+    dist.barrier()
+""")
+    command = [sys.executable, "-m", "pytest", "--ranks=2", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+    assert "2 passed" in done.stdout, done.stdout
