@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 from torch.distributed import rpc
 
+SHORT = 0.05
+"""Seconds: any time is too short for a call that waits at a closed gate."""
+
 _LONGEST = 60.0
 
 # One for each waiting call: caller and callee know it by name, and only a module's state is there for both.

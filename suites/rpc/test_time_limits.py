@@ -8,16 +8,9 @@ import pytest
 import torch
 from torch.distributed import rpc
 
-from allranks.testing import (
-    get_timeout_error_regex,
-    wait_until_owners_and_forks_on_rank,
-    wait_until_pending_futures_and_users_flushed,
-)
+from allranks.testing import get_timeout_error_regex, wait_until_owners_and_forks_on_rank
 
-from .gates import Gated, closed_gate, open_gate, wait_at
-
-SHORT = 0.05
-"""Seconds: any time is too short for a call that waits at a closed gate."""
+from .gates import SHORT, Gated, closed_gate, open_gate, wait_at
 
 timed_out = get_timeout_error_regex()
 
@@ -110,19 +103,6 @@ def test_default_of_zero_is_no_limit(rank: int, peer: str) -> None:
         assert unlimited.wait() == rank
 
 
-def test_limit_of_a_references_creation(next_rank: int, peer: str) -> None:
-    """The creation fails in time, and so does all later use of the reference."""
-    with closed_gate(peer) as gate:
-        late = rpc.remote(peer, wait_at, args=(gate,), timeout=SHORT)
-        with pytest.raises(RuntimeError, match=timed_out):
-            late._get_future().wait()  # noqa: SLF001 - torch has no public way to ask
-        wait_until_pending_futures_and_users_flushed()
-        with pytest.raises(RuntimeError, match="RRef creation"):
-            late.to_here()
-    # A reference that is deleted before its owner knows it would be left there.
-    wait_until_owners_and_forks_on_rank(1, 1, rank=next_rank)
-
-
 def type_now(reference: Any) -> None:  # noqa: ANN401 - references have no types for mypy
     """Wait in the question for the type."""
     reference._get_type(timeout=SHORT, blocking=True)  # noqa: SLF001 - as above
@@ -169,12 +149,7 @@ def forget_traceback(error: BaseException) -> None:
     error.with_traceback(None)
 
 
-every_proxy = pytest.mark.parametrize(
-    ("kind", "wait"), [("rpc_sync", wait_sync), ("rpc_async", wait_later), ("remote", wait_for_creation)]
-)
-
-
-@every_proxy
+@pytest.mark.parametrize(("kind", "wait"), [("rpc_sync", wait_sync), ("rpc_async", wait_later)])
 def test_limit_of_a_proxys_method(rank: int, next_rank: int, peer: str, kind: str, wait: Callable[..., None]) -> None:
     """The limit is an argument of the proxy, and holds for the method's call."""
     gated = rpc.remote(peer, Gated, args=("", rank))
@@ -182,14 +157,14 @@ def test_limit_of_a_proxys_method(rank: int, next_rank: int, peer: str, kind: st
     assert gated.rpc_sync().value_at_once() == rank
     with closed_gate(peer) as gate, pytest.raises(RuntimeError, match=timed_out) as caught:
         wait(getattr(gated, kind)(timeout=SHORT), "value_after", (gate,))
-    # The error holds the reference to a result until its owner knows it; deleted before, it would be left there.
-    known = 2 if kind == "remote" else 1
-    wait_until_owners_and_forks_on_rank(known, known, rank=next_rank)
+    wait_until_owners_and_forks_on_rank(1, 1, rank=next_rank)
     forget_traceback(caught.value)
     assert torch.equal(gated.rpc_sync().value_after(gate), torch.tensor(rank))
 
 
-@every_proxy
+@pytest.mark.parametrize(
+    ("kind", "wait"), [("rpc_sync", wait_sync), ("rpc_async", wait_later), ("remote", wait_for_creation)]
+)
 def test_limit_of_a_proxy_includes_the_creation_of_its_object(
     rank: int, peer: str, kind: str, wait: Callable[..., None]
 ) -> None:
