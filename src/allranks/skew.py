@@ -1,4 +1,4 @@
-"""Which calls of a rank ``--skew`` delays: drawn from a seed, the rank and the call's number, or named one by one.
+"""Which calls of a rank ``--skew`` delays: drawn from seed, rank and number, or named one by one.
 
 A race needs a rank that is late in one place, so a repetition draws which ranks are late, how many of their calls, and
 up to how much. Equal delays of all calls would hide a race that one delay shows.

@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from allranks.report.declared import outcome_of
@@ -161,6 +161,7 @@ def test_right_counts_are_none_and_each_wrong_one_is_a_contradiction(tmp_path_fa
     path.write_text(suite(" ".join(f'{kind}="{count}"' for kind, count in counts.items()), cases))
     assert RankReader().read(path).problem == ""
     more += counts["errors"] if name == "tests" else 0  # pytest may count as many twice
+    assume(name not in {"errors", "failures"} or counts[name] + more != counts["errors"] + counts["failures"])  # ESLint
     path.write_text(suite(f'{name}="{counts[name] + more}"', cases))
     assert "contradicts itself" in RankReader().read(path).problem
 

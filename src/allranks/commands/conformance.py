@@ -52,7 +52,7 @@ _ENDINGS: Final = (".py", ".so")
 _DEVICES: Final = ("cpu", "cuda")
 
 _NOT_HERE: Final[Mapping[str, object]] = {
-    **dict.fromkeys(("launch", "images", "pdb_rank", "shuffle", "durations", "jobs")),
+    **dict.fromkeys(("launch", "images", "pdb_rank", "shuffle", "durations", "jobs", "stress")),
     "retries": 0,
     "fail_fast": False,
     "allow_nothing_ran": False,

@@ -32,6 +32,7 @@ KEPT_TRACEBACKS: Final = 20
 _LONGEST_COMMAND: Final = 2000
 """Characters: pytest has no limit for a test's parameters, and half a command is none."""
 
+_SHARES: Final = range(1, 1_001)  # the limit of a matrix file
 _MESSAGE: Final = 500
 _SHOWN: Final = 4
 
@@ -57,9 +58,6 @@ class Counts:
     def __add__(self, other: "Counts") -> "Counts":
         """The sum of both."""
         return Counts(**{name: getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__})
-
-
-_SHARES: Final = range(1, 1_001)  # the limit of a matrix file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,8 +139,7 @@ class JobSummary:
         if not (self.engine or self.axes):
             return []
         seed = [] if self.seed is None else ["--seed", str(self.seed)]
-        suite = self.whole_suite if nodeid else self.suite
-        return command_to_repeat(nodeid, [self.cell, "--suite", suite, *seed])
+        return command_to_repeat(nodeid, [self.cell, "--suite", self.whole_suite if nodeid else self.suite, *seed])
 
 
 @dataclass(frozen=True, kw_only=True)

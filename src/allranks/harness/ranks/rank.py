@@ -1,7 +1,6 @@
 """A rank: a fork of the fork server that runs tests on command and reports each outcome."""
 
 import os
-import sys
 import tempfile
 import time
 import traceback
@@ -12,7 +11,6 @@ from functools import partial
 from json import dumps
 from os import getpid
 from pathlib import Path
-from random import seed as _seed_python
 from typing import Any, NoReturn, cast
 
 import pytest
@@ -45,7 +43,7 @@ from allranks.harness.ranks.reports import (
     with_remedy,
 )
 from allranks.harness.ranks.skewed_calls import DELAYS
-from allranks.harness.ranks.surroundings import InitialState
+from allranks.harness.ranks.surroundings import InitialState, seed_everything
 from allranks.harness.rendezvous import wait_for_store
 from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, following, overall, shorten
 from allranks.skip_codes import SkipCode
@@ -384,20 +382,3 @@ def init_process_group(assignment: Assignment, url: str) -> None:
         world_size=config.world_size,
         timeout=timedelta(seconds=config.limits.process_group),
     )
-
-
-def seed_everything(seed: int) -> None:
-    """Seed Python, NumPy (if it is loaded) and torch.
-
-    Args:
-        seed: At most 32 bits, NumPy's limit.
-    """
-    _seed_python(seed)
-    if torch.cuda.is_available():
-        torch.manual_seed(seed)
-    else:
-        # torch.manual_seed takes 0.7 ms: each kind of accelerator defers its seeding, and formats a stack for that.
-        torch.default_generator.manual_seed(seed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(seed)
