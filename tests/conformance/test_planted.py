@@ -48,7 +48,7 @@ def states_of(tmp_path, monkeypatch, module, tests, engine):
     backend, imports = ("planted", ["--import", f"planted.{module}"]) if module else ("gloo", [])
     limit = "10" if module == "hanging_barrier" else LIMIT
     where = ["--engine", engine, "--time-limit", limit, "--results", str(tmp_path)]
-    code = main(["conformance", "--backend", backend, *imports, "--world-size", "2", *where, "-k", tests])
+    code = main(["conformance", "--backend", backend, *imports, "--world-size", "2,4", *where, "-k", tests])
     table = from_document(json.loads((tmp_path / "latest" / "conformance.json").read_text()))[backend]
     return code, {key.name: cell.state for key, cell in table.items()}
 
