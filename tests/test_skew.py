@@ -1,5 +1,7 @@
 """Decisions about delays: pure functions of seed, rank and call."""
 
+from collections import Counter
+
 import pytest
 
 from allranks.skew import (
@@ -9,6 +11,7 @@ from allranks.skew import (
     LateRank,
     delays_of,
     drawn_delays,
+    drawn_outside,
     late_rank,
     lateness,
     skew_of,
@@ -79,6 +82,23 @@ def test_no_delays_are_a_skew_of_their_own():
     assert (delays_of("off"), lateness("off", 7, 0), stretch("off", 8)) == ((), None, 0)
 
 
+def test_what_the_supervisor_does_is_drawn_from_the_seed_and_can_be_named():
+    drawn = [drawn_outside("heavy", seed, 2) for seed in range(400)]
+    assert drawn == [drawn_outside("heavy", seed, 2) for seed in range(400)]
+    kinds = Counter(each.place for some in drawn for each in some)
+    assert kinds.keys() == {"joining", "stopped", "crowded", "busy"}
+    assert sum(not some for some in drawn) > 100, "most repetitions are left alone"
+    for some in drawn:
+        named = drawn_outside(skew_of(some), 8, 2)
+        assert [(each.rank, each.place, each.call) for each in named] == [(e.rank, e.place, e.call) for e in some]
+        assert sum(each.seconds for each in some) <= stretch("heavy", 2) - 2 * LEVELS["heavy"].most
+
+
+def test_calls_are_delayed_only_as_delays_of_calls_have_it():
+    named = lateness("1:stopped:2:40ms,1:joining:0:40ms,1:busy:2:40ms", 7, 1)
+    assert [named.delay(call) for call in range(4)] == [(0, 0)] * 4
+
+
 @pytest.mark.parametrize("text", ["", "1:before:2", "1:beside:2:40ms", "1:before:2:40s", "1:before:2:40ms,", "heavier"])
 def test_what_names_no_delay_is_refused(text):
     with pytest.raises(ValueError, match="is no delay"):
@@ -89,7 +109,7 @@ def test_the_delays_of_a_repetition_can_be_named_and_end_with_the_rank_s_share()
     for seed in range(40):
         delays = drawn_delays("heavy", seed, 2)
         for rank in range(2):
-            own = [each for each in delays if each.rank == rank]
+            own = [each for each in delays if each.rank == rank and each.place in {"before", "after"}]
             assert sum(each.seconds for each in own) <= LEVELS["heavy"].most + 1e-9
             drawn, left = lateness("heavy", seed, rank), LEVELS["heavy"].most
             if drawn is None:

@@ -1,7 +1,8 @@
 """Which calls of a rank ``--skew`` delays: drawn from seed, rank and number, or named one by one.
 
 A race needs a rank that is late in one place, so a repetition draws which ranks are late, how many of their calls, and
-up to how much. Equal delays of all calls would hide a race that one delay shows.
+up to how much. Equal delays of all calls would hide a race that one delay shows. Threads of C++ make no calls, so the
+supervisor stops whole ranks, too, and has busy processes beside them (:mod:`allranks.harness.gangs.outside_skew`).
 """
 
 import math
@@ -9,12 +10,20 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 OFF: Final = "off"
 
+Place = Literal["before", "after", "joining", "stopped", "crowded", "busy"]
+
+JOINING: Final = "joining"
+OUTSIDE: Final = ("stopped", "crowded", "busy")
+"""Where the supervisor acts during a test."""
+
 _DELAY: Final = re.compile(
-    r"(?P<rank>\d{1,6}):(?P<place>before|after):(?P<call>\d{1,9}):(?P<ms>\d{1,5}(\.\d{1,6})?)ms", re.ASCII
+    rf"(?P<rank>\d{{1,6}}):(?P<place>before|after|{'|'.join((JOINING, *OUTSIDE))})"
+    r":(?P<call>\d{1,9}):(?P<ms>\d{1,5}(\.\d{1,6})?)ms",
+    re.ASCII,
 )
 
 MOST_CALLS: Final = 400
@@ -28,6 +37,12 @@ _SHARES: Final = (1.0, 0.5, 0.125)
 
 _SCALES: Final = (1.0, 0.2, 0.02)
 """Of the longest delay of a level, the longest of a repetition."""
+
+_OUTSIDE_ODDS: Final = {JOINING: 0.25, "stopped": 0.125, "crowded": 0.06, "busy": 0.06}
+"""How often the supervisor acts; ``busy`` once for all ranks."""
+
+_LAST: Final = 500
+"""Milliseconds into a test in which an action from outside begins; most tests take a few."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +63,17 @@ LEVELS: Final = {"light": SkewLevel(longest=0.02, most=0.2), "heavy": SkewLevel(
 
 @dataclass(frozen=True, kw_only=True)
 class Delay:
-    """One delay of a rank.
+    """One delay of a rank, or one action of the supervisor.
 
     Attributes:
-        call: The number of the call; 0 for the beginning of the test.
+        rank: Whose; where it is ``busy``, how many busy processes there are.
+        place: Beside a call: ``before`` or ``after``. Of the supervisor: ``joining``, stopped before it joins its
+            gang; ``stopped`` in the test; ``crowded``, with busy processes on its core; ``busy``, with some anywhere.
+        call: The number of the call, 0 for the beginning of the test; of the supervisor's, milliseconds from there.
     """
 
     rank: int
-    place: Literal["before", "after"]
+    place: Place
     call: int
     seconds: float
 
@@ -130,7 +148,24 @@ def lateness(skew: str, seed: int, rank: int) -> LateRank | NamedDelays | None:
 
 def drawn_delays(skew: str, seed: int, ranks: int) -> tuple[Delay, ...]:
     """The delays of all ranks in the repetition with this seed, rank by rank, in the order of their calls."""
-    return tuple(each for rank in range(ranks) for each in _delays_of_rank(skew, seed, rank))
+    own = tuple(each for rank in range(ranks) for each in _delays_of_rank(skew, seed, rank))
+    return (*drawn_outside(skew, seed, ranks), *own)
+
+
+def drawn_outside(skew: str, seed: int, ranks: int) -> tuple[Delay, ...]:
+    """What the supervisor does in the repetition with this seed."""
+    if skew not in LEVELS:
+        return tuple(each for each in delays_of(skew) if each.place not in {"before", "after"})
+    longest = LEVELS[skew].longest
+    found = []
+    for place, odds in _OUTSIDE_ODDS.items():
+        for rank in range(1 if place == "busy" else ranks):
+            if _drawn(seed, rank, place) < odds:
+                at = 0 if place == JOINING else int(_LAST ** _drawn(seed, rank, place, "at")) - 1
+                seconds = longest * (0.001 / longest) ** _drawn(seed, rank, place, "seconds")
+                who = 2 << int(3 * _drawn(seed, "many")) if place == "busy" else rank
+                found.append(Delay(rank=who, place=cast("Place", place), call=at, seconds=seconds))
+    return tuple(found)
 
 
 def delays_of(skew: str) -> tuple[Delay, ...]:
@@ -141,12 +176,12 @@ def delays_of(skew: str) -> tuple[Delay, ...]:
     """
     found = [] if skew == OFF else [(each, _DELAY.fullmatch(each)) for each in skew.split(",")]
     if wrong := [each for each, match in found if match is None]:
-        msg = f"{wrong[0]!r} is no delay: write RANK:before:CALL:40ms, or RANK:after:CALL:40ms"
+        msg = f"{wrong[0]!r} is no delay: write RANK:before:CALL:40ms, or after, joining, {', '.join(OUTSIDE)}"
         raise ValueError(msg)
     return tuple(
         Delay(
             rank=int(match["rank"]),
-            place="before" if match["place"] == "before" else "after",
+            place=cast("Place", match["place"]),
             call=int(match["call"]),
             seconds=float(match["ms"]) / 1000,
         )
@@ -162,7 +197,10 @@ def skew_of(delays: Iterable[Delay]) -> str:
 
 def stretch(skew: str, ranks: int) -> float:
     """Seconds that delays may add to a repetition: ranks may wait for each other's, one after the other."""
-    return LEVELS[skew].most * ranks if skew in LEVELS else sum(each.seconds for each in delays_of(skew))
+    if skew not in LEVELS:
+        return sum(each.seconds for each in delays_of(skew))
+    level = LEVELS[skew]
+    return (level.most + len(_OUTSIDE_ODDS) * level.longest) * ranks
 
 
 def milliseconds(seconds: float) -> str:

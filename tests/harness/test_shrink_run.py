@@ -17,7 +17,7 @@ from allranks.records import Passed, RankEnded, Repeated, TestStarted
 from allranks.skew import drawn_delays, milliseconds
 
 SEED = 2
-LATE = max(drawn_delays("heavy", SEED, 2), key=lambda each: each.seconds)
+LATE = max((each for each in drawn_delays("heavy", SEED, 2) if each.place == "before"), key=lambda each: each.seconds)
 NAME = f"t0 (repetition 3, seed {SEED}, skew"
 
 

@@ -134,3 +134,17 @@ def test_the_sentence_names_rank_delay_and_place_of_each_side():
         "fails 1 of 1 times if rank 1 is 40 ms late before the test and rank 1 is 40 ms late before its call 1 "
         "and rank 1 is 40 ms late before its call 2 and 2 more delays, 0 of 0 without"
     )
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("joining", "rank 1 joins its gang 40 ms late"),
+        ("stopped", "rank 1 is stopped for 40 ms, 2 ms into the test"),
+        ("crowded", "rank 1 shares its core with busy processes for 40 ms, 2 ms into the test"),
+        ("busy", "1 busy processes run for 40 ms, 2 ms into the test"),
+    ],
+)
+def test_the_sentence_says_what_was_done_from_outside(place, words):
+    shrunk = Shrunk(delays=(late(place=place),), bad=9, runs=10, runs_without=200)
+    assert sentence(shrunk, {}) == f"fails 9 of 10 times if {words}, 0 of 200 without"

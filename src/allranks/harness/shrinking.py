@@ -141,5 +141,15 @@ def sentence(shrunk: Shrunk, places: Mapping[str, str]) -> str:
 
 
 def _late(delay: Delay, places: Mapping[str, str]) -> str:
+    rank, after, for_ms = f"rank {delay.rank}", f"{delay.call} ms into the test", f"{milliseconds(delay.seconds)} ms"
+    match delay.place:
+        case "joining":
+            return f"{rank} joins its gang {for_ms} late"
+        case "stopped":
+            return f"{rank} is stopped for {for_ms}, {after}"
+        case "crowded":
+            return f"{rank} shares its core with busy processes for {for_ms}, {after}"
+        case "busy":
+            return f"{delay.rank} busy processes run for {for_ms}, {after}"
     unknown = f"{delay.place} its call {delay.call}" if delay.call else "before the test"
-    return f"rank {delay.rank} is {milliseconds(delay.seconds)} ms late {places.get(str(delay), unknown)}"
+    return f"{rank} is {for_ms} late {places.get(str(delay), unknown)}"

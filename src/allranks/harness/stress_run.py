@@ -57,7 +57,7 @@ _INTERVAL, _SHARE = 1.0, 0.01
 _STEP = math.log(1.05)
 """Durations are counted in steps of 5 %: a few hundred counters, however many repetitions there are."""
 
-_TIME_OUT = re.compile(r"timed?[ -]?out", re.IGNORECASE)
+_TIME_OUT = re.compile(r"timed?[ -]?out|failed to pass monitoredbarrier", re.IGNORECASE)
 
 
 @dataclass(kw_only=True)
@@ -298,7 +298,7 @@ def _all_in_all(nodeid: str, test: _Test) -> Sequence[Record]:
 def _of_a_tight_limit(end: End) -> End:
     """The end of a repetition under delays: a time-out that the test has set itself may be too short for them."""
     if isinstance(end, RankEnded) and end.outcome is Outcome.FAILED and _TIME_OUT.search(end.message):
-        return replace(end, message=f"a tight time-out, under delays: {end.message}")
+        return replace(end, message=f"tight time-out: {end.message}")
     return end
 
 

@@ -3,6 +3,7 @@
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from allranks.harness.forks import LocalNode
 from allranks.harness.gangs.ends import Journal, WithCommands, ends_of, failed_start
 from allranks.harness.gangs.failure_course import course_of
 from allranks.harness.gangs.gang import ROUNDED_UP, SKIP_GRACES, Deadlines, Gang
+from allranks.harness.gangs.outside_skew import disturbing
 from allranks.harness.gangs.step_outcome import Step
 from allranks.harness.job_end import HangupError, JobEnd, JobLimitError
 from allranks.harness.launchers.driver_account import DriverAccount
@@ -27,7 +29,7 @@ from allranks.harness.shrink_run import Trials, shrink_failures
 from allranks.harness.stress_run import Repetitions
 from allranks.outcomes import Outcome, disagree, may_disagree
 from allranks.records import GangReady, GangStarted, LeftBehind, Notice, NotRun, TestStarted
-from allranks.skew import stretch
+from allranks.skew import JOINING, drawn_outside, stretch
 
 DRIVER_MARGIN = 5.0
 """Seconds that a driver gets beyond its ranks' limit, to read their stacks, to stop them and to tear down."""
@@ -96,6 +98,7 @@ class TestLoop:
         self._runs_again = False
         self._preload: dict[str, None] = {}
         self._driver: DriverAccount | None = None
+        self._pids: dict[int, int] = {}
 
     @property
     def settled(self) -> dict[str, bool]:
@@ -275,6 +278,9 @@ class TestLoop:
         self._journal.write(
             GangStarted(gang=number, pids=tuple(pid for node_ranks in ranks for pid in node_ranks.pids))
         )
+        # Only of this host, and of ranks that run tests themselves.
+        pairs = () if is_alone or len(ranks) > 1 else zip(ranks[0].ranks, ranks[0].pids, strict=True)
+        self._pids = dict(pairs)
         may_be_held = self._config.pdb_rank is not None
         start_up = FRESH_START if terms.is_fresh else 0.0
         return Gang(ranks, limits=self._config.limits, end=self._job.end, may_be_held=may_be_held, start_up=start_up)
@@ -286,43 +292,49 @@ class TestLoop:
             self._journal.write(LeftBehind(nodeid=self._current, rank=process.rank, pid=process.pid, command=command))
 
     def _lead(self, gang: Gang, indices: Sequence[int], rendezvous: Rendezvous | None) -> int:
-        start = gang.start()
+        once = zip(indices, [*indices[1:], None], strict=True)
+        steps = iter(once if self._repetitions is None else self._repetitions.steps(indices))
+        first = self._begin(*next(steps))
+        with self._disturbed(first[0], is_joining=True):
+            start = gang.start()
         if rendezvous is not None:
             rendezvous.joined()
         if start.leader is not None:
-            self._journal.write(TestStarted(nodeid=self._current, number=self._begin()))
+            self._journal.write(TestStarted(nodeid=self._current, seed=first[0].seed, number=first[1]))
             self._record(gang, failed_start(start, start.leader))
             gang.condemn()
             return 1
         self._journal.write(GangReady())
-        once = zip(indices, [*indices[1:], None], strict=True)
-        steps = once if self._repetitions is None else self._repetitions.steps(indices)
-        for done, (index, following) in enumerate(steps, start=1):
-            self._index = index
-            number = self._begin()
-            seed = seed_of_test(self._config.seed, self._current)
-            command = RunTest(index=index, nodeid=self._current, following=following, seed=seed)
-            if self._repetitions is not None:
-                command = self._repetitions.drawn(command, number)
+        others = (self._begin(*step) for step in steps)
+        for done, (command, number) in enumerate(itertools.chain([first], others), start=1):
             may = may_disagree(self._current, self._config.mixed_skip)
             self._journal.write(TestStarted(nodeid=self._current, seed=command.seed, may_disagree=may, number=number))
             self._count.running[id(self)] = self._current
-            step = gang.run(command, self._deadlines(index))
-            mismatch = step.compare_calls() if self._program.terms[index].shares_ranks else None
+            with self._disturbed(command, is_joining=False):
+                step = gang.run(command, self._deadlines(command.index))
+            mismatch = step.compare_calls() if self._program.terms[command.index].shares_ranks else None
             self._record(gang, step)
             if step.leader is not None:
                 gang.condemn()
                 return done
-            if mismatch is not None or (not step.is_clean and not self._program.terms[index].is_skipped):
+            if mismatch is not None or (not step.is_clean and not self._program.terms[command.index].is_skipped):
                 break
         self._record_bad(gang, gang.end())
         return done
 
-    def _begin(self) -> int:
-        """The number of the try at the current test that begins, or of its repetition."""
+    def _begin(self, index: int, following: int | None) -> tuple[RunTest, int]:
+        """The command for the next test or repetition, and the number of this try at it."""
+        self._index = index
+        seed = seed_of_test(self._config.seed, self._current)
+        command = RunTest(index=index, nodeid=self._current, following=following, seed=seed)
         if self._repetitions is not None:
-            self._number = self._repetitions.begin(self._index)
-        return self._number
+            self._number = self._repetitions.begin(index)
+            command = self._repetitions.drawn(command, self._number)
+        return command, self._number
+
+    def _disturbed(self, command: RunTest, *, is_joining: bool) -> AbstractContextManager[None]:
+        drawn = drawn_outside(command.skew, command.seed, self._config.world_size)
+        return disturbing(self._pids, [each for each in drawn if (each.place == JOINING) == is_joining])
 
     def _deadlines(self, index: int) -> Deadlines:
         terms = self._program.terms[index]

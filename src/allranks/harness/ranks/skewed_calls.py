@@ -30,7 +30,15 @@ _TOLD = 0.001
 
 _STORE = ("set", "get", "add", "wait", "check", "compare_set", "delete_key", "append", "multi_get", "multi_set")
 
-_RPC = ("rpc_sync", "rpc_async", "remote", "shutdown")
+_GROUPS = ("init_process_group", "new_group", "destroy_process_group")
+_RPC = ("init_rpc", "rpc_sync", "rpc_async", "remote", "shutdown")
+_FUNCTIONS = {
+    "torch.distributed": _GROUPS,
+    "torch.distributed.distributed_c10d": _GROUPS,
+    "torch.distributed.rpc": _RPC,
+    "torch.distributed.rpc.api": _RPC,
+}
+"""By module; each has names of its own for them."""
 
 _NOT_USERS = (
     *(str(Path(module.__file__).parent) for module in (torch, pytest) if module.__file__),
@@ -84,11 +92,12 @@ class SkewedCalls:
         barriers: Any = sys.modules.get("allranks.testing.shared_files")
         if barriers is not None:
             wrap(barriers.FileBarrier, "__call__", functools.partial(self._delayed_method, name="file_barrier"))
-        rpc: Any = sys.modules.get("torch.distributed.rpc")
-        for owner in (rpc, getattr(rpc, "api", None)):
-            for name in _RPC:
+        for module, names in _FUNCTIONS.items():
+            owner: Any = sys.modules.get(module)
+            for name in names:
                 if (function := getattr(owner, name, None)) is not None:
-                    setattr(owner, name, self._delayed_function(function, name=f"rpc.{name}"))
+                    named = f"rpc.{name}" if names is _RPC else name
+                    setattr(owner, name, self._delayed_function(function, name=named))
 
     def _delayed_method(self, original: Callable[..., Any], *, name: str) -> Any:  # noqa: ANN401 - a function
         def call(called: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
