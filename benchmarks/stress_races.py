@@ -4,7 +4,8 @@ Ten tests of three ranks on gloo (``stress_races_suite``), each with one race. F
 
 - **plain**: ``allranks stress`` until the first failure, for ``--seconds``;
 - **skewed**: the same with ``--skew heavy``;
-- **replayed**: how many of ten repetitions with that failure's seed (``--replay``) fail again.
+- **replayed**: how many of ten repetitions fail again by the command that the report has for it: with the delays that
+  the search found (``--skew 1:before:2:40ms --replay SEED``), or else with all of its seed.
 
     PYTHONPATH=src python benchmarks/stress_races.py [--seconds 60] [TEST ...]
 
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allranks.records import JOURNAL, RankEnded, Record, Repeated, TestStarted, decode
+from allranks.repetitions import command_to_repeat
 
 SUITE = Path(__file__).parent / "stress_races_suite"
 SEED = 7
@@ -36,38 +38,38 @@ class Found:
         runs: Repetitions.
         bad: Those that failed.
         number: Of the first of them; 0 for none.
-        seed: Its seed.
-        seconds: To its end.
-        message: Of its leading rank.
+        name: What the report calls the last failure: of the search, where that found delays.
+        seconds: To the end of the first.
+        how: What the search found, or the message of the leading rank.
     """
 
     runs: int
     bad: int
     number: int
-    seed: int
+    name: str
     seconds: float
-    message: str
+    how: str
 
 
-def stress(test: str, *arguments: str) -> Found:
-    """Run ``allranks stress`` on one of the tests."""
+def stress(*arguments: str) -> Found:
+    """Run ``allranks stress``."""
     with tempfile.TemporaryDirectory() as results:
         command = [sys.executable, "-m", "allranks", "stress", "--matrix", str(SUITE), "--engine", "process", "-q"]
-        own = ["--results", results, "--seed", str(SEED), *arguments, "--", f"test_races.py::{test}"]
+        own = ["--results", results, "--seed", str(SEED), *arguments]
         subprocess.run([*command, *own], check=False, stdout=subprocess.DEVNULL)
         journals = list(Path(results).glob(f"*/cells/*/*/attempt-*/{JOURNAL}"))
         records: list[Record] = [decode(line) for path in journals for line in path.read_bytes().splitlines()]
     tally = [record.tally for record in records if isinstance(record, Repeated)][-1]
     leads = [record for record in records if isinstance(record, RankEnded) and not record.consequence]
     bad = [f"rank {record.rank}: {record.message}" for record in leads if "(repetition " in record.nodeid]
-    seeds = [record.seed for record in records if isinstance(record, TestStarted) and "(repetition " in record.nodeid]
+    names = [record.nodeid for record in records if isinstance(record, TestStarted) and "(repetition " in record.nodeid]
     return Found(
         runs=tally.runs,
         bad=tally.bad,
         number=tally.first_bad,
-        seed=seeds[0] if seeds else 0,
+        name=names[-1] if names else "",
         seconds=tally.first_bad_after,
-        message=bad[0][:70] if bad else "",
+        how=tally.shrunk or next(iter(bad), "")[:90],
     )
 
 
@@ -86,14 +88,15 @@ def main() -> int:
     plain_finds, is_good = 0, True
     print("| race | plain | with late ranks | replayed | how |\n|---|--:|--:|--:|---|")
     for test in options.tests:
-        plain, late = stress(test, *until), stress(test, *until, "--skew", "heavy")
+        selected = ("--", f"test_races.py::{test}")
+        plain, late = stress(*until, *selected), stress(*until, "--skew", "heavy", *selected)
         again = 0
         if late.number:
-            same = ("--replay", str(late.seed), "--count", str(TRIES), "--gangs", "1", "--skew", "heavy")
-            again = stress(test, *same).bad
+            words = command_to_repeat(late.name, ["--count", str(TRIES), "--gangs", "1"])[2:]
+            again = stress(*words).bad
         plain_finds += bool(plain.number)
         is_good = is_good and bool(late.number) and again >= ENOUGH
-        columns = [told(plain), told(late), f"{again} of {TRIES}", late.message]
+        columns = [told(plain), told(late), f"{again} of {TRIES}", late.how]
         print(f"| {test.removeprefix('test_').replace('_', ' ')} | {' | '.join(columns)} |", flush=True)
     print(f"\nPlain repetition found {plain_finds} of {len(options.tests)}.")
     return 0 if is_good and 2 * plain_finds <= len(options.tests) else 1

@@ -78,6 +78,18 @@ def test_the_delay_that_matters_is_found_at_any_rate_and_shortened(rate):
     assert (found.bad_without, found.runs_without) == (0, 200)
 
 
+def test_a_delay_at_the_edge_is_made_longer_until_it_shows_the_failure_each_time():
+    class Edge(Race):
+        def count(self, skew, tries, enough):
+            [delay] = delays_of(skew) or [late(seconds=0)]
+            self.rate = min(1.0, delay.seconds / 0.02)
+            return super().count(skew, tries, enough)
+
+    race = Edge({(1, "before", 2): 0.01})
+    found = shrink([late(seconds=0.045)], race.count, race.count)
+    assert (found.bad, found.delays[0].seconds) == (10, 0.0225)
+
+
 def test_two_delays_that_are_needed_together_are_both_found():
     drawn = [late(rank, call) for rank in (0, 1) for call in range(30)]
     race = Race({(0, "before", 7): 0.03, (1, "before", 2): 0.001})
