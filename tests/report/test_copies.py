@@ -3,6 +3,7 @@
 import shutil
 
 from allranks.errors import ExitCode
+from allranks.records import JOURNAL, SCHEMA, Finished, JobStarted, Passed, encode
 from allranks.report.judged import CellSuite, exit_code
 from allranks.report.merging import merge
 
@@ -53,6 +54,27 @@ def test_a_job_that_was_gathered_twice_is_said(run_folder):
         f"{CELL}-copy / collectives: has the same results as {CELL} / collectives, as if these had been gathered twice."
         in merged.notes
     )
+
+
+def test_results_in_the_folder_of_another_job_are_an_error_that_names_that_job(run_folder):
+    for cell in (CELL, "gloo-w2-g0-tcp"):
+        run_folder.both(f"{cell}/collectives", TIMED)
+    shutil.copy(run_folder.attempt(JOB) / "job.json", run_folder.attempt("gloo-w2-g0-tcp/collectives") / "job.json")
+    bad, _, code = judged(run_folder.path)
+    assert bad == [("job.json", f"job.json is of another job, {CELL} / collectives.")]
+    assert code is ExitCode.UNACCOUNTED
+
+
+def test_a_journal_in_the_folder_of_another_job_is_an_error_that_names_that_job(run_folder):
+    run_folder.job(JOB, collected=[A])
+    passed = Passed(nodeid=A, ranks=(0, 1), arrived=(1.0, 1.0), seconds=(0.1, 0.1), world_size=2)
+    began = JobStarted(schema=SCHEMA, run_id="r1", cell="other", suite="collectives", attempt=1, world_size=2)
+    (run_folder.attempt(JOB) / JOURNAL).write_bytes(
+        b"".join(encode(record) + b"\n" for record in (began, passed, Finished(status=0)))
+    )
+    bad, _, code = judged(run_folder.path)
+    assert bad == [(JOURNAL, f"{JOURNAL} is of another job, other / collectives.")]
+    assert code is ExitCode.UNACCOUNTED
 
 
 def test_results_of_another_run_are_an_error_that_names_both(run_folder):

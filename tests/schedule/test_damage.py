@@ -151,6 +151,15 @@ def test_rank_xml_that_was_changed_contradicts_what_was_recorded(green, tmp_path
     assert f"rank-{rank}.xml is not the file that allranks wrote" in merged.junit.read_text()
 
 
+def test_a_journal_that_was_changed_contradicts_what_was_recorded(green, tmp_path):
+    assert green([WHOLE]) == [True]
+    [journal] = (tmp_path / "results" / "r1").glob(f"cells/*/*/attempt-1/{JOURNAL}")
+    journal.write_text(journal.read_text().replace('"at":', '"at": '))
+    merged = merge(tmp_path / "results" / "r1", environ={})
+    assert exit_code(merged, nothing_ran_allowed=False) == 3
+    assert f"{JOURNAL} is not the file that allranks wrote" in merged.junit.read_text()
+
+
 edits = st.one_of(
     st.binary(max_size=6).map(lambda data: lambda text, start, _end: text[:start] + data + text[start:]),
     st.just(lambda text, start, end: text[:start] + text[end:]),

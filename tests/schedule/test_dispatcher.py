@@ -299,8 +299,9 @@ def test_a_record_says_all_about_its_attempt(dispatcher, pair, records, tmp_path
         "schema": 2, "id": f"{ONE}/tiny", "run_id": "r1", "cell": ONE, "suite": "tiny", "attempt": 1, "continues": 0,
         "engine": "scripted", "gpus": [], "world_size": 1,
         "image": "cpu", "nodes": 1, "exit_status": 0, "error": None, "collected": ["t"], "deselected": 1,
-        "not_run": [], "stop_reason": "", "notes": [], "share": None, "repeated": {},
-        "rank_files": {path.name: digest(path) for path in sorted(tmp_path.glob("results/r1/cells/*/*/*/rank-*.xml"))},
+        "not_run": [], "stop_reason": "", "notes": [], "repeated": {}, "share": None,
+        "rank_files": {path.name: digest(path) for path in tmp_path.glob("results/r1/cells/*/*/*/*.*")
+                       if path.suffix in {".xml", ".jsonl"}},
     }  # fmt: skip
     assert spec["agent"]["pytest_args"] == ["--strict-markers", "-k", "x"]
     assert spec["agent"]["seed"] == 7

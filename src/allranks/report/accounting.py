@@ -169,6 +169,7 @@ def _of_attempt(attempt: Attempt, read: Sequence[RankFile], known: _Known, copie
 def _troubles(attempt: Attempt, files: Sequence[RankFile], known: _Known) -> Iterator[TestVerdict]:
     """The errors of the job itself, apart from its tests."""
     yield from _troubles_of_record(attempt, known)
+    yield from _troubles_of_place(attempt, files)
     if text := known.torn.get((attempt.cell, attempt.suite)):
         yield trouble("split", text, ExitCode.UNACCOUNTED)
     if attempt.record and not attempt.record.error and any(file.is_unfinished for file in files):
@@ -197,6 +198,20 @@ def _ranks_outside(attempt: Attempt, files: Sequence[RankFile]) -> Iterator[Test
                 f"from {expected.start} to {expected.stop - 1}.\nMove it to the job that it belongs to."
             )
             yield trouble(f"rank {file.rank}", text, ExitCode.UNACCOUNTED)
+
+
+def _troubles_of_place(attempt: Attempt, files: Sequence[RankFile]) -> Iterator[TestVerdict]:
+    """An error for each file of another job in the folder of this one."""
+    stated = {
+        file.path.name: (file.properties.get("allranks.cell", ""), file.properties.get("allranks.suite", ""))
+        for file in files
+    }
+    if attempt.record:
+        stated["job.json"] = (attempt.record.cell, attempt.record.suite)
+    for name, (cell, suite) in stated.items() if attempt.folder else ():
+        if cell and suite and (cell, suite) != (attempt.cell, attempt.suite):
+            text = f"{name} is of another job, {cell} / {suite}.\nMove it to the folder of that job."
+            yield trouble(name, text, ExitCode.UNACCOUNTED)
 
 
 def _troubles_of_changes(attempt: Attempt) -> Iterator[TestVerdict]:

@@ -45,7 +45,7 @@ class Attempt:
         number: None for a folder that has no attempts.
         problem: Why job.json cannot be read; empty if it can, or if there is none.
         strays: Files named like rank files that are not read: not regular, outside the results folder, or renamed.
-        changed: Rank XML that differs from what allranks wrote.
+        changed: A journal or rank XML that differs from what allranks wrote.
         earlier: The attempts at the same job before this one, oldest first.
         mixed: Ids of other runs that left results of the same job.
         world_size: From the cell's id or the manifest, without reading the files; None if neither states it.
@@ -232,14 +232,16 @@ def _attempt(root: Path, folder: Path, number: int, planned: int | None) -> Atte
         problem=problem,
         strays=(*(path for path in (*journals, *ranks) if _is_stray(root, path)), *renamed),
         notes=notes,
-        changed=tuple(path for path in ranks if record and _is_changed(record, path)),
+        changed=tuple(path for path in (*journals, *ranks) if record and _is_changed(record, path)),
         world_size=_world_size_of(job.parent.name) or planned,
     )
 
 
 def _is_changed(record: JobRecord, path: Path) -> bool:
-    """True if a rank file is not the one that allranks wrote; older versions stored no digests to compare with."""
-    return bool(record.rank_files) and not special(path) and digest(path) != record.rank_files.get(path.name)
+    """True if a file is not the one that allranks wrote; older versions stored no digest, or none of the journal."""
+    known = record.rank_files
+    is_known = path.name in known or (bool(known) and path.name != JOURNAL)
+    return is_known and not special(path) and digest(path) != known.get(path.name)
 
 
 def _record_of(root: Path, folder: Path) -> tuple[JobRecord | None, str]:

@@ -137,13 +137,13 @@ class JobRecord:
         notes: Sentences about the job, without their full stops.
         repeated: How its tests have fared that it repeated.
         share: None if the job had the whole suite.
-        rank_files: Digests of the rank XML that was generated from the journal, by file name.
+        rank_files: Digests of the journal and of the rank XML that was generated from it, by file name.
     """
 
     id: str = ""
     run_id: str = ""
-    cell: str = ""
-    suite: str = ""
+    cell: _Id = ""
+    suite: _Id = ""
     attempt: int = 1
     continues: int = 0
     engine: str = ""

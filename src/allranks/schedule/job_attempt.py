@@ -39,7 +39,7 @@ class JobAttempt:
         cancelled: The reason for its cancellation; None without one.
         began: When it left standby, on the monotonic clock.
         started: When it left standby, in seconds since the epoch.
-        rank_files: Digests of its rank XML.
+        rank_files: Digests of its journal and its rank XML.
         left: What would have to run again, known when it is closed; None if all is well.
     """
 
