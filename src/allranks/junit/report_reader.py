@@ -16,6 +16,7 @@ import junitparser
 from allranks.errors import UsageError
 from allranks.junit.reported import DownloadedReport, ReportedCase, ReportedSuite, selected
 from allranks.report.folder import ROOTS, report_parts
+from allranks.report.outcome_words import is_bad
 from allranks.report.untrusted import number, open_regular
 
 _T = TypeVar("_T", bound=junitparser.junitparser.Element)
@@ -162,6 +163,10 @@ class _Builder:
         """Begin what has to be around an element: Node.js has testcases in the root, and some suites have errors."""
         if tag.lower() in _STRUCTURE and parent and (tag not in _NESTED or parent not in ROOTS):
             msg = f"it has <{tag}> in <{parent[:40]}>"
+            raise ValueError(msg)
+        is_outside = bool(parent) and all(each.tag != "testcase" for each in self._open)
+        if is_outside and is_bad(tag) and parent not in ROOTS:
+            msg = f"it has <{tag[:40]}> in <{parent[:40]}>, and in no testcase"
             raise ValueError(msg)
         if tag in _OUTCOMES and parent in ROOTS:
             self._imply("testcase", {"classname": self._open[-1].get("name") or "", "name": "(suite)"})

@@ -15,9 +15,10 @@ import junitparser
 
 from allranks.outcomes import Outcome, SkipKind
 from allranks.records import MOST_RANKS
-from allranks.report.declared import count_of, outcome_of, outcomes_said
+from allranks.report.declared import count_of, details_of
 from allranks.report.folder import NARROW_NAME
 from allranks.report.junit_document import facts_in
+from allranks.report.outcome_words import outcome_of
 from allranks.report.results import VerdictKind
 from allranks.report.untrusted import number, whole_number
 from allranks.report.verdict import severity
@@ -158,13 +159,17 @@ class ReportedCase(junitparser.TestCase):
     @property
     def _result(self) -> tuple[VerdictKind, Any]:
         """The worst result and its element, of lxml or of the standard library, as where ranks' XML is merged."""
-        told = [(outcome, each) for each in self._elem.iter("*") if (outcome := outcome_of(each.tag))]
-        if not any(outcome.is_bad for outcome, _ in told):
-            said = outcomes_said(self._elem.attrib)
-            told += [(outcome, self._elem.makeelement("said", {"message": why})) for outcome, why in said]
-        outcome, element = max(told, key=lambda each: severity(each[0]), default=(Outcome.PASSED, None))
+        told = details_of(self._elem).outcomes
+        outcome, why, _ = max(told, key=lambda each: severity(each[0]), default=(Outcome.PASSED, "", ""))
         kind = _VERDICTS[count_of(outcome)]
-        return kind, self._elem.makeelement("passed", {}) if kind is VerdictKind.PASSED else element
+        if kind is VerdictKind.PASSED:
+            return kind, self._elem.makeelement("passed", {})
+        found = (
+            each
+            for each in self._elem.iter("*")
+            if count_of(outcome_of(each.tag) or Outcome.PASSED) == count_of(outcome)
+        )
+        return kind, next(found, self._elem.makeelement("said", {"message": why}))
 
     @property
     def leading(self) -> int | None:

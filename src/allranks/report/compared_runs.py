@@ -11,12 +11,13 @@ from allranks.errors import ResultsError, UsageError
 from allranks.outcomes import Outcome
 from allranks.report.accounting import account
 from allranks.report.comparison import ComparedJob, ComparedOutcome, together
-from allranks.report.declared import CaseDetails, is_of_interest, outcomes_said
+from allranks.report.declared import details_of
 from allranks.report.folder import NARROW_NAME, ROOTS, report_parts
 from allranks.report.gathering import gather
 from allranks.report.history.history_recorder import code_of
 from allranks.report.judged import CellSuite
 from allranks.report.junit_document import facts_in
+from allranks.report.outcome_words import element_said, is_bad
 from allranks.report.report_json import is_report_json
 from allranks.report.run_files import JudgingPolicy
 from allranks.report.untrusted import open_regular
@@ -114,7 +115,9 @@ def _from_xml(path: Path) -> Iterator[ComparedJob]:
 
 def _add_case_of_suite(suite: ET.Element) -> None:
     """Make one testcase of what went wrong in the suite itself, as merging does."""
-    if found := [each for each in suite if each.tag in {"failure", "error"}]:
+    inside = {each for case in suite.iter("testcase") for each in case.iter()}
+    outside = (each for each in suite.iterfind(".//*") if each not in inside)
+    if found := [each for each in outside if is_bad(each.tag) or any(element_said(each.tag, each.attrib, ""))]:
         case = ET.SubElement(suite, "testcase", classname=suite.get("name", ""), name="(suite)")
         case.extend(found)
 
@@ -142,12 +145,8 @@ def _facts(element: ET.Element) -> dict[str, str]:
 
 def _case(case: ET.Element, facts: Mapping[str, str]) -> tuple[str, ComparedOutcome]:
     """A testcase, judged as where ranks' XML is merged."""
-    details = CaseDetails()
+    details = details_of(case)
     nodeid = facts.get("nodeid") or "::".join(filter(None, (case.get("classname"), case.get("name"))))
-    for each in case.iter():
-        if is_of_interest(each.tag):
-            details.add(each.tag, each.attrib, "".join(each.itertext()))
-    details.end([said for said in outcomes_said(case.attrib) if said[0] is not Outcome.PASSED])
     outcome, message, _ = max(details.outcomes, key=lambda said: severity(said[0]), default=(Outcome.PASSED, "", ""))
     if outcome.is_bad:
         letter = "F" if outcome is Outcome.FAILED else "E"

@@ -1,33 +1,36 @@
 """The statements of rank XML, in the elements of testcases and in attributes besides."""
 
 import math
-import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from allranks import skip_codes
 from allranks.outcomes import Outcome, SkipKind
 from allranks.records import MOST_RANKS
+from allranks.report.outcome_words import (
+    OUTPUT_TAGS,
+    RERUN_TAGS,
+    SHOWN,
+    SUITE_ATTRIBUTES,
+    WORD_ATTRIBUTES,
+    element_said,
+    is_of_interest,
+    outcome_of,
+    outcomes_said,
+    plain_name,
+    said_in,
+)
 from allranks.report.results import Key, RankResult
 from allranks.report.untrusted import number, whole_number
 from allranks.report.verdict import severity
 from allranks.xml_text import cut, without_colours
 
-_RERUN_TAGS: Final[Mapping[str, Outcome]] = {
-    "rerun": Outcome.FAILED,  # torch's test/conftest.py, in its repository
-    "flakyFailure": Outcome.FAILED,  # Surefire's schema 3.0
-    "flakyError": Outcome.ERRORED,
-    "rerunFailure": Outcome.FAILED,
-    "rerunError": Outcome.ERRORED,
-}
 _TO_THE_END: Final = frozenset({"rerunFailure", "rerunError"})
 """A try of a test that never passed; for a test that passed in the end the tag is ``flakyFailure``."""
 
-_OUTPUT_TAGS: Final = ("system-out", "system-err")
 _OUTCOMES: Final[Mapping[str, Outcome]] = {outcome.value: outcome for outcome in Outcome}
 _SKIP_KINDS: Final[Mapping[str, SkipKind]] = {kind.value: kind for kind in SkipKind}
 _PLAIN: Final = frozenset(
@@ -35,15 +38,17 @@ _PLAIN: Final = frozenset(
 )  # properties of a plain pass, which needs no details
 
 
-def is_of_interest(tag: str) -> bool:
-    """True if an element in a testcase states the test's outcome or its output."""
-    return tag in _RERUN_TAGS or tag in _OUTPUT_TAGS or outcome_of(tag) not in {None, Outcome.PASSED}
-
-
-def is_bad(tag: str) -> bool:
-    """True if an element in a testcase states that the test went wrong."""
-    outcome = outcome_of(tag)
-    return outcome is not None and outcome.is_bad
+def details_of(case: Any) -> "CaseDetails":  # noqa: ANN401 - an element, of lxml or of the standard library
+    """The statements of a testcase that is in memory; as in rank XML, elements in an outcome or an output are text."""
+    details, left = CaseDetails(), [case]
+    while left:
+        for each in left.pop().iterfind("*"):
+            if is_of_interest(each.tag, each.attrib):
+                details.add(each.tag, each.attrib, "".join(each.itertext()))
+            if each.tag.lower() in WORD_ATTRIBUTES or not is_of_interest(each.tag, each.attrib):
+                left.append(each)
+    details.end([said for said in outcomes_said(case.attrib) if said[0] is not Outcome.PASSED])
+    return details
 
 
 @dataclass(kw_only=True)
@@ -53,12 +58,14 @@ class CaseDetails:
     Attributes:
         outcomes: The outcomes, each with its message and its text.
         reruns: The earlier tries, in the same form.
+        said: The outcomes that other elements state by attributes or text.
         counts: See :func:`allranks.report.declared.counted`.
     """
 
     properties: dict[str, str] = field(default_factory=dict)
     outcomes: list[tuple[Outcome, str, str]] = field(default_factory=list)
     reruns: list[tuple[Outcome, str, str]] = field(default_factory=list)
+    said: list[tuple[Outcome, str]] = field(default_factory=list)
     has_failed_to_the_end: bool = False
     output: dict[str, str] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
@@ -73,25 +80,27 @@ class CaseDetails:
     def add(self, tag: str, attributes: Mapping[str, str], text: str) -> None:
         """Add an element that :func:`is_of_interest`."""
         message, text = without_colours(cut(attributes.get("message", ""))), without_colours(text)
-        if tag in _OUTPUT_TAGS:
+        if tag in OUTPUT_TAGS:
             self.output[tag] = self.output.get(tag, "") + text
-        elif tag in _RERUN_TAGS:
-            self.reruns.append((_RERUN_TAGS[tag], message, text))
+        elif tag in RERUN_TAGS:
+            self.reruns.append((RERUN_TAGS[tag], message, text))
             self.has_failed_to_the_end |= tag in _TO_THE_END
-        else:
-            outcome = outcome_of(tag) or Outcome.ERRORED
+        elif said := list(element_said(tag, attributes, text)):
+            self.said += said
+        elif (outcome := outcome_of(tag)) not in {None, Outcome.PASSED}:
             is_xfail = outcome is Outcome.SKIPPED and attributes.get("type") == "pytest.xfail"
             self.outcomes.append((Outcome.XFAILED if is_xfail else outcome, message, text))
 
     def end(self, said: Sequence[tuple[Outcome, str]]) -> None:
         """Add the outcomes in the testcase's attributes, unless its elements, which have details, are as bad."""
+        said = [*self.said, *said]
         if self.has_failed_to_the_end:
             said = [
                 *said,
                 (self.reruns[-1][0], "a rerun of a test that failed to its end, and nothing of that end"),
             ]
         if (word := self.properties.get("allranks.outcome", Outcome.PASSED)) not in _OUTCOMES:
-            said = [*said, (Outcome.ERRORED, f'allranks.outcome="{word[:_SHOWN]}" is unknown')]
+            said = [*said, (Outcome.ERRORED, f'allranks.outcome="{word[:SHOWN]}" is unknown')]
         elements = [outcome for outcome, _, _ in self.outcomes]
         worst = max(map(severity, elements), default=0)
         if any(outcome.is_bad for outcome in elements):
@@ -158,53 +167,6 @@ class CaseDetails:
         return shown if self.outcomes and count_of(outcome) != count_of(shown) else outcome
 
 
-_WORDS: Final[Mapping[str, Outcome]] = MappingProxyType(
-    {
-        word: outcome
-        for outcome, words in {
-            Outcome.PASSED: "pass passed ok success successful succeeded run ran completed complete executed fixed",
-            Outcome.SKIPPED: "skip skipped notrun suppressed disabled ignore ignored pending inconclusive todo "
-            "excluded filtered notexecuted untested notapplicable deselected",
-            Outcome.XFAILED: "xfail xfailed expectedfailure",
-            Outcome.XPASSED: "xpass xpassed",
-            Outcome.FAILED: "fail failed failure failures notok nok ko regression unexpectedsuccess",
-            Outcome.ERRORED: "error errored errors abort aborted broken cancel canceled cancelled interrupted invalid "
-            "notrunnable disconnected passedbutrunaborted missing undefined hookerror cleanuperror exception",
-            Outcome.CRASHED: "crash crashed killed",
-            Outcome.TIMED_OUT: "timeout timedout",
-        }.items()
-        for word in words.split()
-    }
-)
-"""Words of GoogleTest, CTest, TRX, NUnit, xUnit.net, TestNG, Jenkins, Behave, TAP and of allranks itself."""
-
-_YES_AND_NO: Final[Mapping[str, tuple[Outcome, Outcome]]] = MappingProxyType(
-    {
-        "executed": (Outcome.PASSED, Outcome.SKIPPED),
-        "success": (Outcome.PASSED, Outcome.FAILED),
-        "disabled": (Outcome.SKIPPED, Outcome.PASSED),
-        "ignored": (Outcome.SKIPPED, Outcome.PASSED),
-        "skipped": (Outcome.SKIPPED, Outcome.PASSED),
-        "passed": (Outcome.PASSED, Outcome.FAILED),
-        "failed": (Outcome.FAILED, Outcome.PASSED),
-        "failure": (Outcome.FAILED, Outcome.PASSED),
-        "failures": (Outcome.FAILED, Outcome.PASSED),
-        "error": (Outcome.ERRORED, Outcome.PASSED),
-        "errors": (Outcome.ERRORED, Outcome.PASSED),
-        "crashed": (Outcome.CRASHED, Outcome.PASSED),
-        "aborted": (Outcome.ERRORED, Outcome.PASSED),
-    }
-)
-_TALLIES: Final = ("passed", "failed", "failure", "failures", "error", "errors", "crashed", "aborted")
-"""Those that may be numbers, too."""
-
-_YES: Final = frozenset({"true", "1", "yes"})
-_NO: Final = frozenset({"false", "0", "no"})
-_WORD_ATTRIBUTES: Final = ("status", "result", "outcome", "state", "conclusion", "verdict")
-_CASE_ATTRIBUTES: Final = (*_WORD_ATTRIBUTES, *_YES_AND_NO)
-_SUITE_ATTRIBUTES: Final = (*_WORD_ATTRIBUTES, "success", "failed", "failure", "error", "crashed", "aborted")
-"""The other names of a suite are compared as counts."""
-
 _COUNTS: Final = MappingProxyType(
     {
         "tests": "tests",
@@ -213,49 +175,9 @@ _COUNTS: Final = MappingProxyType(
         **dict.fromkeys(("skipped", "skips", "skip"), "skipped"),
     }
 )
-SILENT: Final = frozenset({"classname", "name", "time", "file", "line", "timestamp"})
-"""Attributes of a testcase that state no outcome."""
-
-_SHOWN: Final = 20
 _PYTEST: Final = "pytest tests"
 _CATCH2: Final = "tbd"
 """The host in every report of Catch2 (JunitReporter), which counts assertions as tests."""
-
-
-@lru_cache(maxsize=1024)
-def outcome_of(word: str) -> Outcome | None:
-    """The outcome that a word means, in any spelling (``NOT_RUN``, ``notRun``); None for an unknown word."""
-    return _WORDS.get(re.sub(r"[\W_]+", "", word.rpartition(":")[2].lower()))
-
-
-def outcomes_said(case: Mapping[str, str]) -> Iterator[tuple[Outcome, str]]:
-    """The outcomes in a testcase's attributes, each with the attribute; an unknown word is an error.
-
-    CTest and GoogleTest mark a test that did not run by these attributes alone.
-    """
-    return iter(()) if SILENT.issuperset(case.keys()) else _said(case, _CASE_ATTRIBUTES)
-
-
-def _plain(attributes: Mapping[str, str]) -> Mapping[str, str]:
-    """Attributes by their names in lower case, without prefixes of name spaces."""
-    return {re.split("[:}]", name)[-1].lower(): value for name, value in attributes.items()}
-
-
-def _said(attributes: Mapping[str, str], names: Iterable[str]) -> Iterator[tuple[Outcome, str]]:
-    plain = _plain(attributes)
-    for name in names:
-        word = plain.get(name, "").strip()
-        if name in _TALLIES and (tally := number(word)) is not None:
-            word = "" if name == "passed" else "yes" if tally else "no"
-        if not word:
-            continue
-        yes, no = _YES_AND_NO.get(name, (None, None))
-        outcome = yes if word.lower() in _YES else no if word.lower() in _NO else outcome_of(word)
-        words = f'{name}="{word[:_SHOWN]}"'
-        if outcome is None:
-            yield Outcome.ERRORED, f"{words} is unknown, so the test is not known to have passed"
-        else:
-            yield outcome, words
 
 
 def counted(elements: Collection[Outcome], said: Collection[Outcome], reruns: int) -> Counter[str]:
@@ -310,7 +232,7 @@ class Declarations:
     def begin(self, attributes: Mapping[str, str], tests: int) -> None:
         """Begin a suite, or the root, before which this many testcases have come."""
         self._is_pytests = self._is_pytests or (not self._open and attributes.get("name") == _PYTEST)
-        self._open.append(_Suite(_plain(attributes), self._so_far(tests)))
+        self._open.append(_Suite({plain_name(name): value for name, value in attributes.items()}, self._so_far(tests)))
 
     def case(self, counts: Counter[str]) -> None:
         """Count a testcase that has more than a name and a time, with the result of :func:`counted`."""
@@ -345,10 +267,10 @@ class Declarations:
         if not is_of_allranks and self._is_pytests and wrong.keys() == {"tests"} and _number(wrong["tests"]) > tests:
             self.note = f"pytest declares {wrong['tests']} tests and has {found['tests']}: it counts subtests, too"
         elif wrong:
-            declared = ", ".join(f"{name}={said[:_SHOWN]}" for name, said in wrong.items())
+            declared = ", ".join(f"{name}={said[:SHOWN]}" for name, said in wrong.items())
             has = ", ".join(f"{name}={found[_COUNTS[name]]}" for name in wrong)
             self.contradiction(f"a suite declares {declared}, and has {has}")
-        for outcome, words in _said(suite.attributes, _SUITE_ATTRIBUTES):
+        for outcome, words in said_in(suite.attributes, SUITE_ATTRIBUTES):
             if outcome.is_bad and not (found["errors"] or found["failures"]):
                 self.contradiction(f"a suite reports {words}, but no test in it went wrong")
             if outcome is Outcome.SKIPPED and found["tests"] > found["skipped"]:

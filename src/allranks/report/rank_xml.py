@@ -15,8 +15,17 @@ from xml.parsers import expat
 
 from allranks.outcomes import Outcome
 from allranks.records import MOST_RANKS
-from allranks.report.declared import SILENT, CaseDetails, Declarations, is_bad, is_of_interest, outcomes_said
+from allranks.report.declared import CaseDetails, Declarations
 from allranks.report.folder import ROOTS, rank_of, stray_text
+from allranks.report.outcome_words import (
+    OUTPUT_TAGS,
+    SILENT,
+    WORD_ATTRIBUTES,
+    element_said,
+    is_bad,
+    is_of_interest,
+    outcomes_said,
+)
 from allranks.report.plain_cases import KnownPieces, PlainCases, Run
 from allranks.report.results import ABSENT, Key, RankFile, RankResult
 from allranks.report.untrusted import durations, number, open_regular, whole_number
@@ -28,8 +37,7 @@ _Number = TypeVar("_Number", int, float)
 _CHUNK: Final = 1 << 18
 _FIRST_CHUNK: Final = 1 << 10  # the chunk with the declaration and the root goes to expat whole
 _OUTCOME_TAGS: Final = ("failure", "error", "skipped")
-_OUTPUT_TAGS: Final = ("system-out", "system-err")
-_STRUCTURE: Final = frozenset({*ROOTS, "testcase", "failure", "error"})
+_STRUCTURE: Final = frozenset({*ROOTS, "testcase"})
 _END_OF_CASE: Final = b"</testcase>"
 _OF_ONE_RANK: Final = b"allranks.at"  # not worth caching
 _NO_KEY: Final = Key("", "", "-")
@@ -166,14 +174,19 @@ class _Reader:
     def _outside(self, tag: str, attributes: Mapping[str, str]) -> None:
         """Handle the start of an element outside testcases: some writers put the errors of a whole suite there."""
         if tag == "property":
-            self.properties[attributes.get("name", "")] = attributes.get("value", "")
+            self._add_property(self.properties, attributes)
         elif tag in ROOTS:
             self._suite = attributes.get("name", "")
             self.declared.begin(attributes, len(self.times))
         elif tag in _OUTCOME_TAGS:
             self._tell(tag, attributes, self._add_suite)
-        elif tag.rpartition(":")[2].lower() in _STRUCTURE or any(said.is_bad for said, _ in outcomes_said(attributes)):
+        elif tag.rpartition(":")[2].lower() in _STRUCTURE or is_bad(tag) or any(element_said(tag, attributes, "")):
             self.declared.contradiction(f"<{tag[:40]}> is in no testcase, and not known")
+
+    def _add_property(self, known: dict[str, str], attributes: Mapping[str, str]) -> None:
+        name, value = attributes.get("name", ""), attributes.get("value", "")
+        if known.setdefault(name, value) != value and name.startswith("allranks."):
+            self.declared.contradiction(f"{name[:40]} is {known[name][:40]} and {value[:40]}")
 
     def _add_suite(self, tag: str, attributes: Mapping[str, str], text: str) -> None:
         more = CaseDetails()
@@ -188,8 +201,8 @@ class _Reader:
         if self._more is None:
             self._more = CaseDetails()
         if tag == "property":
-            self._more.properties[attributes.get("name", "")] = attributes.get("value", "")
-        elif is_of_interest(tag):
+            self._add_property(self._more.properties, attributes)
+        elif is_of_interest(tag, attributes):
             self._tell(tag, attributes, self._more.add)
 
     def _tell(
@@ -198,8 +211,10 @@ class _Reader:
         """Collect the text of an element up to its end, including the text of nested elements."""
         text: list[str] = []
 
-        def start(nested: str, _: Mapping[str, str]) -> None:
-            if tag not in _OUTPUT_TAGS and is_bad(nested) and not is_bad(tag):
+        def start(nested: str, said: Mapping[str, str]) -> None:
+            if tag.lower() in WORD_ATTRIBUTES and is_bad(nested):
+                add(nested, said, "")
+            elif tag not in OUTPUT_TAGS and is_bad(nested) and not is_bad(tag):
                 self.declared.contradiction(f"<{nested[:40]}> is nested in <{tag}>")
 
         def end(ended: str) -> None:
