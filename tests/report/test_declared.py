@@ -92,6 +92,7 @@ def test_all_readers_find_what_a_testcase_states(tmp_path, case, is_bad):
         ('tests="5"', GOOD, "tests=5, and has tests=1"),
         ('tests="1"', GOOD * 2, "tests=1, and has tests=2"),
         ('tests="0"', GOOD, "tests=0, and has tests=1"),
+        ('total="5"', GOOD, "total=5, and has total=1"),
         ('tests="-1"', GOOD, "tests=-1"),
         ('tests="many"', GOOD, "tests=many"),
         ('tests="1.5"', GOOD, "tests=1.5"),

@@ -169,7 +169,7 @@ class CaseDetails:
 
 _COUNTS: Final = MappingProxyType(
     {
-        "tests": "tests",
+        **dict.fromkeys(("tests", "total"), "tests"),
         "errors": "errors",
         "failures": "failures",
         **dict.fromkeys(("skipped", "skips", "skip"), "skipped"),
