@@ -221,6 +221,12 @@ def a_group_that_only_its_members_make(rank):
         dist.all_reduce(ones(), group=group)
 
 
+@doubtful
+def a_group_that_one_rank_does_not_help_to_make(rank):
+    if rank != 1:
+        dist.new_group([0, 2, 3])
+
+
 @right
 def a_group_whose_ranks_have_another_order(rank):
     group = dist.new_group([3, 0])
@@ -395,6 +401,18 @@ def functional_collective_of_one_rank(rank):
     """The counts by kind are equal, but torch's own numbers are not."""
     if rank == 0:
         PENDING.append(torch.ops._c10d_functional.all_reduce(ones(), "sum", dist.group.WORLD.group_name))
+
+
+@wrong
+def a_reduction_of_another_dtype(rank):
+    """ranks 0-2 called all_reduce of float32 once in group default, rank 3 not at all"""
+    dist.all_reduce(torch.ones(4, dtype=torch.int32 if rank == 3 else torch.float32))
+
+
+@wrong
+def a_reduction_with_another_operation(rank):
+    """ranks 0, 2 and 3 called reduce of float32 once in group default, rank 1 not at all"""
+    dist.reduce(ones(), dst=0, op=dist.ReduceOp.MIN if rank == 1 else dist.ReduceOp.SUM)
 
 
 @wrong

@@ -8,7 +8,7 @@ from math import prod
 from allranks.harness.gangs.call_board import MESSAGES, LastCall
 from allranks.harness.gangs.local_ranks import RankHang
 from allranks.harness.gangs.step_outcome import Step, StepOutcome, was_in
-from allranks.harness.gangs.unmatched_calls import DEFAULT_GROUP, words_for_ranks
+from allranks.harness.gangs.unmatched_calls import DEFAULT_GROUP, NEW_GROUPS, words_for_ranks
 from allranks.harness.stacks.stacks import innermost, waits_in_distributed
 from allranks.outcomes import Outcome
 
@@ -157,7 +157,7 @@ def _by_place(calls: _Calls) -> dict[tuple[str, int], dict[int, LastCall]]:
 def _crossings(calls: _Calls) -> Iterator[str]:
     for (group, number), same in _by_place(calls).items():
         if len(set(map(_signature, same.values()))) > 1:
-            where = "" if group == DEFAULT_GROUP else f" of group {group}"
+            where = "" if group in (DEFAULT_GROUP, NEW_GROUPS) else f" of group {group}"
             yield _in_words(same, number) + where
 
 

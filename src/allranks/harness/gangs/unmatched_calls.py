@@ -10,6 +10,9 @@ from typing import Any
 DEFAULT_GROUP = "default"
 """The name of the gang's own process group, which torch names by a number."""
 
+NEW_GROUPS = "new groups"
+"""In place of a group, for the calls that make groups."""
+
 _TIMES = {0: "not at all", 1: "once", 2: "twice"}
 
 

@@ -19,6 +19,7 @@ import re
 import unittest
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import FunctionType
 from typing import Any, cast
 
@@ -28,8 +29,8 @@ from torch import distributed
 from torch.distributed import distributed_c10d
 
 from allranks.harness.gangs.call_board import CallBoard, LastCall, now
-from allranks.harness.gangs.unmatched_calls import DEFAULT_GROUP, Calls, GroupCalls
-from allranks.harness.ranks.counted_group import ANY, UNEVEN, CountedGroup, sequence_of
+from allranks.harness.gangs.unmatched_calls import DEFAULT_GROUP, NEW_GROUPS, Calls, GroupCalls, words_for_ranks
+from allranks.harness.ranks.counted_group import ANY, UNEVEN, CountedGroup, describe, sequence_of
 
 COLLECTIVES: Mapping[str, tuple[str, int]] = {
     method: (kind, place)
@@ -119,6 +120,7 @@ class CallCounter:
         self._from_any: dict[int, tuple[CountedGroup, int, distributed.Work]] = {}
         self._failures = itertools.count()
         self._order = itertools.count(1)
+        self._made_groups = itertools.count(1)
         self._refusals = 0
         self._has_missed_a_peer = False
         for method, (kind, place) in COLLECTIVES.items():
@@ -126,6 +128,8 @@ class CallCounter:
         for method, (kind, names) in MESSAGES.items():
             wrap(distributed.ProcessGroup, method, functools.partial(self._counted, kind=kind, place=0, names=names))
         wrap(distributed.ProcessGroup, UNEVEN, self._unnumbered)
+        wrap(distributed_c10d, "_new_group_with_tag", self._made)
+        self._new_groups = board.open() if board else None
         for owner, method in _WAITS:
             wrap(owner, method, self._waited)
         polled = functools.partial(self._asked, refusals=1)
@@ -233,8 +237,8 @@ class CallCounter:
                 return original(group, *arguments, **options)
             peer, tag = _peer_and_tag(names, arguments, options) if names else (None, 0)
             known.begun += peer is None
+            dtype, shape = describe(kind, arguments, place)
             if self._board:
-                dtype, shape = _tensor(arguments[place : place + 1])
                 other = getattr(arguments[-1], "rootRank", None) if kind in _ROOTED and arguments else peer
                 rank = known.rank_of(other)
                 begun = LastCall(known.name, known.begun, kind, rank, dtype, shape, next(self._order), now())
@@ -248,7 +252,7 @@ class CallCounter:
             if peer == ANY:
                 self._from_any[id(work)] = (known, tag, work)
             else:
-                known.count(kind, peer, tag)
+                known.count(kind, peer, tag, dtype)
             return work
 
         return call
@@ -265,6 +269,25 @@ class CallCounter:
                 known = self._find(group)
                 if known is not None:
                     known.skip(sequence_of(group) - before)
+
+        return call
+
+    def _made(self, original: _Method) -> _Method:
+        """Wrap the function that makes groups: the board shows its calls, which all ranks have to make in one order."""
+
+        def call(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
+            __tracebackhide__ = True
+            world = distributed_c10d._world.default_pg  # noqa: SLF001 - see above
+            known = self._find(world) if world and not options.get("use_local_synchronization") else None
+            if known is not None:
+                known.skip(-1)  # torch names groups by their number: one that makes fewer cannot stay in its gang
+            if known is not None and self._board:
+                ranks = next(iter(arguments), options.get("ranks"))
+                with suppress(TypeError, ValueError):  # torch refuses such ranks
+                    members = words_for_ranks(sorted(range(world.size()) if ranks is None else map(int, ranks)))
+                    made = LastCall(NEW_GROUPS, next(self._made_groups), f"new_group of {members}", at=now())
+                    self._board.note(self._new_groups, made._replace(order=next(self._order)))
+            return original(*arguments, **options)
 
         return call
 
@@ -355,8 +378,8 @@ def _passed_on(original: _Method) -> _Method:
     return call
 
 
-def wrap(owner: type, name: str, wrapper: Callable[[_Method], _Method]) -> None:
-    """Replace a method of one of torch's classes; does nothing if this torch lacks it."""
+def wrap(owner: object, name: str, wrapper: Callable[[_Method], _Method]) -> None:
+    """Replace a method of one of torch's classes, or a function of a module; does nothing if this torch lacks it."""
     original = getattr(owner, name, None)
     if original is None:
         return
@@ -372,13 +395,3 @@ def _peer_and_tag(names: Sequence[str], arguments: Sequence[Any], options: Mappi
     values = {**dict(zip(names, arguments, strict=False)), **options}
     peer = ANY if names is _ANY_SOURCE else values.get(names[1], ANY)
     return peer, values.get(names[-1], 0)
-
-
-def _tensor(arguments: Sequence[Any]) -> tuple[str, str]:
-    """The dtype and the shape of the first tensor."""
-    first: Any = arguments
-    while isinstance(first, (list, tuple)) and first:
-        first = first[0]
-    if not isinstance(first, torch.Tensor):
-        return "", ""
-    return str(first.dtype).removeprefix("torch."), "x".join(map(str, first.shape))

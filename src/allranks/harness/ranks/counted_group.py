@@ -3,16 +3,23 @@
 import itertools
 import weakref
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 from zlib import crc32
 
+import torch
 from torch import distributed
 
 from allranks.harness.gangs.unmatched_calls import GroupCalls, Messages
 
 UNEVEN = "monitored_barrier"
 """A collective that takes more of torch's sequence numbers on a group's first rank than on the others (torch 2.13)."""
+
+_REDUCTIONS = frozenset({"all_reduce", "reduce", "reduce_scatter"})
+"""Collectives that compute: if a rank has another dtype or operation, gloo passes, and the result is garbage."""
+
+_OF = " of "
+"""Between a reduction and its dtype, in a kind that counts the calls once more."""
 
 ANY = -1
 """The peer of a receive from any source."""
@@ -43,10 +50,12 @@ class CountedGroup:
         self._counters: _Counters = defaultdict(itertools.count)
         self._sequence = 0
 
-    def count(self, kind: str, peer: int | None = None, tag: int = 0) -> None:
-        """Count a call."""
+    def count(self, kind: str, peer: int | None = None, tag: int = 0, dtype: str = "") -> None:
+        """Count a call; a reduction of a dtype also as such."""
         # With +=, two threads that use one group could count two calls as one; next() is atomic.
         next(self._counters[kind, peer, tag if self._is_gloo else 0])
+        if kind in _REDUCTIONS:
+            next(self._counters[f"{kind}{_OF}{dtype}", None, 0])
 
     @property
     def has_calls(self) -> bool:
@@ -74,7 +83,7 @@ class CountedGroup:
 
     def _is_numbered(self, kind: str, peer: int | None, _tag: int) -> bool:
         """Whether calls of this kind take a sequence number: NCCL gives none to messages."""
-        return kind != UNEVEN and (peer is None or self._is_gloo)
+        return kind != UNEVEN and _OF not in kind and (peer is None or self._is_gloo)
 
     def skip(self, numbers: int) -> None:
         """Exclude some of torch's sequence numbers from the count."""
@@ -101,3 +110,21 @@ def sequence_of(group: distributed.ProcessGroup | None) -> int:
         return 0 if group is None else int(cast("Any", group)._get_sequence_number_for_group())  # noqa: SLF001
     except (RuntimeError, NotImplementedError):
         return 0
+
+
+def describe(kind: str, arguments: Sequence[Any], place: int) -> tuple[str, str]:
+    """The dtype and the shape of a call's first tensor; with the dtype the operation of a reduction, unless it sums.
+
+    Args:
+        kind: Of the call.
+        arguments: Its arguments.
+        place: Index of the one that has the tensor.
+    """
+    first: Any = arguments[place : place + 1]
+    while isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    if not isinstance(first, torch.Tensor):
+        return "", ""
+    operation = getattr(arguments[-1], "reduceOp", None) if kind in _REDUCTIONS else None
+    words = "" if operation is None or operation == distributed.ReduceOp.SUM else f" {operation.op.name.lower()}"
+    return f"{str(first.dtype).removeprefix('torch.')}{words}", "x".join(map(str, first.shape))

@@ -1,0 +1,27 @@
+"""One rank makes two groups in another order than its peers: their members wait for each other in vain."""
+
+import torch
+import torch.distributed as dist
+
+FAULT = {
+    "world_size": 3,
+    "test": "test_fault",
+    "limits": {"process_group": 2, "test": 6},
+    "verdict": ("failure", "failed"),
+    "leading": 1,
+    "ranks": ["failed", "failed", "failed"],
+    "words": ["ranks 0 and 2 called new_group of ranks 0 and 1 #1, rank 1 new_group of ranks 1 and 2 #1"],
+    "seconds": 5,
+}
+
+
+def test_fault(rank):
+    groups = [[0, 1], [1, 2]]
+    for ranks in reversed(groups) if rank == 1 else groups:
+        dist.new_group(ranks)
+
+
+def test_after(world_size):
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == world_size
