@@ -35,8 +35,8 @@ GOOD = frozenset({Outcome.PASSED, Outcome.SKIPPED, Outcome.XFAILED, Outcome.XPAS
 
 def disagree(outcomes: Collection[Outcome]) -> bool:
     """True if the ranks of one test disagree on whether it could run, or on whether it is expected to fail."""
-    skipped_and_ran = Outcome.SKIPPED in outcomes and any(outcome is not Outcome.SKIPPED for outcome in outcomes)
-    return skipped_and_ran or (Outcome.XFAILED in outcomes and Outcome.PASSED in outcomes)
+    agreeing = {Outcome.SKIPPED: {Outcome.SKIPPED}, Outcome.XFAILED: {Outcome.XFAILED, Outcome.XPASSED}}
+    return any(outcome in outcomes and not agreeing[outcome].issuperset(outcomes) for outcome in agreeing)
 
 
 def may_disagree(nodeid: str, mixed_skip: Iterable[str]) -> bool:

@@ -256,6 +256,13 @@ def test_rule_3_passes_beside_expected_failures_disagree():
     assert verdict(ranks("passed", "xfailed"), PLAIN).rule is VerdictRule.RANKS_DISAGREE
 
 
+@pytest.mark.parametrize("peer", ["failed", "aborted"])
+@pytest.mark.parametrize("first", ["skipped", "xfailed"])
+def test_rule_3_a_rank_that_waited_for_one_that_skipped_or_failed_as_expected_disagrees(peer: str, first: str):
+    waited = result(peer, 0, consequence=True, caused_by=1)
+    assert verdict([waited, result(first, 1)], PLAIN).rule is VerdictRule.RANKS_DISAGREE
+
+
 def test_rule_3_a_mix_that_the_policy_names_is_a_pass():
     setting = VerdictPolicy(mixed_skip=("t.py::*",))
     assert verdict(ranks("skipped", "passed"), setting).kind is VerdictKind.PASSED

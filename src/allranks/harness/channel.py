@@ -140,6 +140,8 @@ class Report:
         is_debugging: A debugger has just taken the rank, or let go of it; None for no change.
         calls: With the end of a test, what the rank called in its process groups, in JSON: see
             :mod:`allranks.harness.gangs.unmatched_calls`.
+        skipped_subtests: With the end of a test that passed: which of its subtests were skipped, in words that are
+            equal on all ranks up to the first colon, and the reason of the first; empty for none.
     """
 
     outcome: Outcome = Outcome.PASSED
@@ -158,6 +160,7 @@ class Report:
     started: ChildStarted | None = None
     is_debugging: bool | None = None
     calls: str = ""
+    skipped_subtests: str = ""
 
     @property
     def is_final(self) -> bool:

@@ -154,10 +154,10 @@ def verdict(results: Iterable[RankResult], setting: VerdictPolicy) -> Verdict:
 def leading(ranks: Sequence[RankResult]) -> Lead | None:
     """The first bad outcome to arrive; None if no rank went wrong by itself.
 
-    An aborted or a missing rank never leads, nor does one that waited in vain for a rank that skipped; a consequence
-    leads only if its cause is absent.
+    An aborted or a missing rank never leads, nor does one that waited in vain for a rank that skipped, or failed as
+    expected; a consequence leads only if its cause is absent.
     """
-    skipped = {rank.rank for rank in ranks if rank.outcome is Outcome.SKIPPED}
+    skipped = _skippers(ranks)
     bad = [
         rank
         for rank in ranks
@@ -172,6 +172,10 @@ def leading(ranks: Sequence[RankResult]) -> Lead | None:
         return Lead(result=min(candidates, key=lambda rank: (rank.at, -severity(rank.outcome), rank.rank)))
     worst = min(candidates, key=lambda rank: (-severity(rank.outcome), rank.rank))
     return Lead(result=worst, caveat=_NO_TIMES if len(candidates) > 1 else "")
+
+
+def _skippers(ranks: Sequence[RankResult]) -> set[int]:
+    return {rank.rank for rank in ranks if rank.outcome in {Outcome.SKIPPED, Outcome.XFAILED}}
 
 
 _LONG: Final = 1.0
@@ -193,7 +197,7 @@ def _unaccounted(ranks: Sequence[RankResult], _: VerdictPolicy) -> Verdict | Non
     """Rule 1: a rank is missing, or was aborted although no rank failed first."""
     lead = leading(ranks)
     missing = [rank for rank in ranks if rank.outcome is Outcome.MISSING]
-    skipped = {rank.rank for rank in ranks if rank.outcome is Outcome.SKIPPED}
+    skipped = _skippers(ranks)
     unexplained = [
         rank for rank in ranks if rank.outcome is Outcome.ABORTED and lead is None and rank.caused_by not in skipped
     ]

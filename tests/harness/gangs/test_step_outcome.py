@@ -200,6 +200,29 @@ def test_the_peers_of_a_rank_that_skipped_are_aborted_by_it_even_after_symptoms(
     assert outcomes(settled) == {1: ("aborted", 3)}
 
 
+@pytest.mark.parametrize(("hang", "expected"), [(IN_A_COLLECTIVE, ("aborted", 3)), (ELSEWHERE, ("timed_out", None))])
+def test_the_peers_of_a_rank_that_failed_as_expected_are_aborted_by_it_where_they_wait(hang, expected):
+    skipper = step_outcome(3, "xfailed")
+    assert outcomes(give_up([skipper], {1: hang}, skipper)) == {1: expected}
+
+
+@pytest.mark.parametrize(
+    ("subtests", "skipped"),
+    [
+        (["", "", ""], []),
+        (["", "one: on 1", ""], [1]),
+        (["one: on 0", "", "one: on 2"], [0, 2]),
+        (["one: on 0", "one: on 1", "one: on 2"], []),
+        (["one: on 0", "two: on 1", "one: on 2"], [1]),
+    ],
+)
+def test_a_rank_that_skipped_subtests_which_another_ran_counts_as_skipped(subtests, skipped):
+    step = Step(outcomes=[step_outcome(rank, "passed", skipped_subtests=text) for rank, text in enumerate(subtests)])
+    step.compare_subtests()
+    assert [each.rank for each in step.outcomes if each.outcome is Outcome.SKIPPED] == skipped
+    assert all(each.message == subtests[each.rank] for each in step.outcomes if each.rank in skipped)
+
+
 STEP_OUTCOMES = st.builds(
     step_outcome,
     st.integers(0, 3),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.harness.environment_skips import EnvironmentSkip
-from allranks.harness.ranks.reports import is_good_subtest, phase_of
+from allranks.harness.ranks.reports import Subtests, phase_of
 from allranks.outcomes import MESSAGE_LIMIT, TEXT_LIMIT, Outcome, Phase, SkipKind
 from allranks.skip_codes import SkipCode
 
@@ -174,4 +174,11 @@ def test_a_report_that_was_spoiled_does_not_pass(longrepr):
 ])  # fmt: skip
 def test_a_subtest_that_went_well_is_part_of_its_test(kind, outcome, is_good):
     made = type(kind, (pytest.TestReport,), {})("n", ("f", 1, "n"), {}, outcome, None, "call")
-    assert is_good_subtest(made) is is_good
+    assert Subtests().take(made) is is_good
+
+
+def test_skipped_subtests_are_told_by_number_with_the_reason_of_the_first():
+    subtests, kind = Subtests(), type("SubtestReport", (pytest.TestReport,), {})
+    for outcome, reason in [("passed", None), ("skipped", "no"), ("failed", "why"), ("skipped", "neither")]:
+        subtests.take(kind("n", ("f", 1, "n"), {}, outcome, reason and ("f", 1, reason), "call"))
+    assert subtests.skipped == "of 4 subtests, these were skipped (2, 4): no"

@@ -32,9 +32,11 @@ def given_up(
         hangs: Where each of them was.
         calls: The last calls of each rank of the gang.
         reason: Why they had to be stopped, in words.
-        skipper: The rank that skipped, if its peers had to skip as well.
+        skipper: The rank that skipped, or failed as expected, if its peers had to do the same.
     """
     first = step.cause or skipper
+    if first is not None and first.outcome is Outcome.XFAILED and not all(map(waits_for_peers, hangs.values())):
+        first = None  # where the test is expected to fail on each rank, a hang is not
     if first is not None:
         return [_aborted(rank, hangs[rank], first) for rank in hangs]
     if step.has_gone_wrong:
@@ -186,7 +188,7 @@ def _in_words(calls: Mapping[int, LastCall], number: int) -> str:
 
 
 def _aborted(rank: int, hang: RankHang, first: StepOutcome) -> StepOutcome:
-    why = ", which skipped" if first.outcome is Outcome.SKIPPED else ""
+    why = "" if first.outcome.is_bad else f", which {first.outcome}"
     return StepOutcome(
         rank=rank,
         outcome=Outcome.ABORTED,

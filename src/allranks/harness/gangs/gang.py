@@ -188,6 +188,7 @@ class Gang:
             self._give_up(clock.reason, skipper)
         if step.has_gone_wrong:
             self._explain(step, skipper)
+        step.compare_subtests()
         return step
 
     def _explain(self, step: Step, skipper: StepOutcome | None) -> None:
@@ -355,7 +356,7 @@ class _Clock:
         if step.has_gone_wrong and not self._is_wrong:
             self._is_wrong = True
             self._deadline = min(self._deadline, now + self._peer_grace)
-        if step.skipper is not None and not self._is_skipped and self._deadlines.skip is not None:
+        if step.has_skipped and not self._is_skipped and self._deadlines.skip is not None:
             self._is_skipped = True
             self._deadline = min(self._deadline, now + self._deadlines.skip)
         return self._deadline - now

@@ -62,6 +62,7 @@ class StepOutcome:
         observed: The supervisor determined the outcome, because the rank itself could not report it.
         is_lost: The rank's exit status is unknown.
         calls: The rank's calls in its process groups; None if it has not reported them.
+        skipped_subtests: As in the rank's report.
     """
 
     rank: int
@@ -82,6 +83,7 @@ class StepOutcome:
     skip_code: int | None = None
     is_lost: bool = False
     calls: Calls | None = None
+    skipped_subtests: str = ""
 
     @property
     def is_own(self) -> bool:
@@ -175,8 +177,13 @@ class Step:
 
     @property
     def skipper(self) -> StepOutcome | None:
-        """The first rank that skipped."""
-        return next((each for each in self.outcomes if each.outcome is Outcome.SKIPPED), None)
+        """The first rank that skipped, or that ended with an expected failure."""
+        return next((each for each in self.outcomes if each.outcome in (Outcome.SKIPPED, Outcome.XFAILED)), None)
+
+    @property
+    def has_skipped(self) -> bool:
+        """Whether a rank has skipped."""
+        return any(each.outcome is Outcome.SKIPPED for each in self.outcomes)
 
     @property
     def _bad(self) -> Iterable[StepOutcome]:
@@ -203,11 +210,23 @@ class Step:
             self.outcomes = [_blamed(each, mismatch) for each in self.outcomes]
         return mismatch
 
+    def compare_subtests(self) -> None:
+        """Count a rank as skipped that skipped subtests which its peers ran."""
+        said = {each.rank: each.skipped_subtests for each in self.outcomes if each.outcome is Outcome.PASSED}
+        # Reasons may name the rank. A rank that ran all of them, if there is one, decides.
+        usual = min((text.partition(":")[0] for text in said.values()), default="")
+        self.outcomes = [
+            replace(each, outcome=Outcome.SKIPPED, message=text, skip_kind=SkipKind.PLAIN)
+            if (text := said.get(each.rank, "")) and text.partition(":")[0] != usual
+            else each
+            for each in self.outcomes
+        ]
+
     def explain_symptoms(self, skipper: StepOutcome | None, odd: Collection[int] = ()) -> None:
         """At the step's end, mark symptoms as consequences of the rank that caused them.
 
         Args:
-            skipper: The rank that skipped, if its peers had to skip as well.
+            skipper: See :attr:`skipper`; None if its peers need not do the same.
             odd: The ranks whose calls differ from most: if only symptoms arrived, the first of theirs is the cause.
         """
         cause = self.cause or skipper or next((each for each in self._bad if each.rank in odd), None)
@@ -291,6 +310,7 @@ def reported(event: RankReport, step: Step) -> StepOutcome:
         is_symptom=report.is_symptom,
         is_final=report.is_final,
         calls=_calls(report),
+        skipped_subtests=report.skipped_subtests,
         consequence=step.cause is not None and outcome.is_bad,
     )
 

@@ -31,12 +31,12 @@ from allranks.harness.ranks import debugging, rank_setup
 from allranks.harness.ranks.call_counter import CallCounter
 from allranks.harness.ranks.child_processes import ChildWatch
 from allranks.harness.ranks.own_groups import give_ports
-from allranks.harness.ranks.rank_setup import flush_output, live, next_item, silence_terminal
+from allranks.harness.ranks.rank_setup import flush_output, live, next_item, seed_everything, silence_terminal
 from allranks.harness.ranks.reports import (
+    Subtests,
     broken_by_a_hook,
     broken_off,
     changed,
-    is_good_subtest,
     is_symptom,
     phase_of,
     unreported,
@@ -246,7 +246,8 @@ class _Rank:
                 folders.enter(file)
 
     def _begin_step(self, nodeid: str) -> None:
-        self._nodeid, self._phases, self._has_exited, self._phase_began = nodeid, [], False, _now()
+        self._nodeid, self._phases, self._subtests = nodeid, [], Subtests()
+        self._has_exited, self._phase_began = False, _now()
         self._board.enter("set-up" if nodeid else "")
         rank_setup.now_running(nodeid)
 
@@ -264,6 +265,7 @@ class _Rank:
             early_skip=deciding.outcome in keeping and (deciding.when == "setup" or is_alone),
             changed=tuple(differing),
             is_spoilt=not is_whole or self._has_exited,
+            skipped_subtests=self._subtests.skipped,
             calls=dumps(calls.as_fields()) if self._assignment.url is not None else "",
         )
 
@@ -357,8 +359,7 @@ class _Rank:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Record one phase before the next begins."""
-        if is_good_subtest(report):
-            # The enclosing test has its own report.
+        if self._subtests.take(report):
             return
         error = self._errors.pop(report.when, None)
         phase = phase_of(report, error, _now() - self._phase_began)

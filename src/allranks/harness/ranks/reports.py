@@ -222,9 +222,31 @@ def with_remedy(phase: Phase, error: BaseException | None, *, has_group: bool) -
     return replace(phase, message=message, text=shorten(f"{phase.text}\n\n{remedy}"))
 
 
-def is_good_subtest(report: pytest.TestReport) -> bool:
-    """Whether a report is that of a subtest that did not fail (``subtests``, ``unittest``'s ``subTest``)."""
-    return type(report).__name__ in ("SubtestReport", "SubTestReport") and not report.failed
+class Subtests:
+    """The subtests of one test so far (``subtests``, ``unittest``'s ``subTest``)."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._skipped: list[str] = []
+        self._reason = ""
+
+    def take(self, report: pytest.TestReport) -> bool:
+        """Count a report if it is that of a subtest; return whether the subtest did not fail."""
+        if type(report).__name__ not in ("SubtestReport", "SubTestReport"):
+            return False
+        self._number += 1
+        if report.skipped:
+            self._skipped.append(str(self._number))
+            self._reason = self._reason or shorten(skip_reason(report), MESSAGE_LIMIT)
+        return not report.failed
+
+    @property
+    def skipped(self) -> str:
+        """See :attr:`allranks.harness.channel.Report.skipped_subtests`."""
+        if not self._skipped:
+            return ""
+        listed = shorten(", ".join(self._skipped), MESSAGE_LIMIT)
+        return f"of {self._number} subtests, these were skipped ({listed}): {self._reason}"
 
 
 def changed(nodeid: str, item: pytest.Item | None) -> Phase:

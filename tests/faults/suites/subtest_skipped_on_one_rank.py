@@ -1,0 +1,74 @@
+"""One rank skips a part of a test that its peer runs: in pytest's own report, the test has passed."""
+
+import os
+import unittest
+
+import pytest
+import torch
+import torch.distributed as dist
+
+FAULT = {
+    "world_size": 2,
+    "test": "test_fault",
+    "verdict": ("error", "ranks disagree"),
+    "ranks": ["passed", "skipped"],
+    "words": ["of 2 subtests, these were skipped (2): not on rank 1"],
+    "others": {
+        "test_each_skips_another": {
+            "verdict": ("error", "ranks disagree"),
+            "ranks": ["passed", "skipped"],
+            "words": ["these were skipped (2): not on rank 1"],
+        },
+        "test_method": {
+            "verdict": ("error", "ranks disagree"),
+            "ranks": ["passed", "skipped"],
+            "words": ["of 1 subtests, these were skipped (1): not on rank 1"],
+        },
+        "test_expected": {
+            "verdict": ("error", "ranks disagree"),
+            "ranks": ["passed", "skipped"],
+            "words": ["of 1 subtests, these were skipped (1)"],
+        },
+    },
+    "seconds": 5,
+}
+
+
+def test_fault(rank, subtests):
+    for part in range(2):
+        with subtests.test(part=part):
+            if rank == part == 1:
+                pytest.skip("not on rank 1")
+
+
+def test_each_skips_another(rank, subtests):
+    for part in range(2):
+        with subtests.test(part=part):
+            if rank == part:
+                pytest.skip(f"not on rank {rank}")
+
+
+class TestCase(unittest.TestCase):
+    def test_method(self):
+        with self.subTest():
+            if os.environ["RANK"] == "1":
+                self.skipTest("not on rank 1")
+
+
+def test_expected(rank, subtests):
+    with subtests.test():
+        if rank == 1:
+            pytest.xfail("known")
+
+
+def test_all_skip_the_same(rank, subtests):
+    for part in range(2):
+        with subtests.test(part=part):
+            if part == 1:
+                pytest.skip(f"not on rank {rank} either")
+
+
+def test_after(world_size):
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == world_size
