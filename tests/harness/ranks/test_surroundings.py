@@ -1,20 +1,26 @@
 """What one test leaves other than it was is put back; what a wider fixture set stays until it puts it back itself."""
 
+import builtins
 import faulthandler
 import gc
+import io
 import logging
+import multiprocessing
 import os
 import resource
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import distributed
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from allranks.harness.ranks.surroundings import InitialState
 
@@ -68,6 +74,17 @@ CHANGES = {
     "the time-out of sockets": lambda: socket.setdefaulttimeout(1.0),
     "levels of logging": logging.disable,
     "os.environ": lambda: setattr(os, "environ", {}),
+    "imported modules": lambda: sys.modules.pop("socket"),
+    "builtins": lambda: setattr(builtins, "input", None),
+    "sys.argv": sys.argv.clear,
+    "the processors": lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
+    "the folder of temporary files": lambda: setattr(tempfile, "tempdir", "/nowhere"),
+    "the limit of digits": lambda: sys.set_int_max_str_digits(700),
+    "the start method of processes": lambda: multiprocessing.set_start_method("spawn", force=True),
+    "numpy's errors": lambda: np.seterr(all="raise"),
+    "torch's autocast": torch.autocast("cpu", torch.bfloat16).__enter__,
+    "torch's backends": lambda: setattr(torch.backends.cudnn, "benchmark", True),
+    "the standard streams": lambda: setattr(sys, "stdin", None),
     "handler of SIGCHLD": lambda: ignore(signal.SIGCHLD),
     "handler of SIGINT": lambda: ignore(signal.SIGINT),
     f"handler of {signal.SIGRTMIN + 2:d}": lambda: ignore(signal.SIGRTMIN + 2),
@@ -96,6 +113,56 @@ def test_a_mode_that_cannot_be_left_is_said(surroundings):
         changed, is_whole = surroundings.put_back()
     assert "torch's inference mode" in changed
     assert not is_whole
+
+
+def leave_a_dispatch_mode():
+    FakeTensorMode().__enter__()
+    return torch.utils._python_dispatch._pop_mode
+
+
+def leave_a_thread():
+    go_on = threading.Event()
+
+    def of_a_test():
+        go_on.wait()
+
+    threading.Thread(target=of_a_test).start()
+    return go_on.set
+
+
+def leave_another_descriptor():
+    kept = os.dup(0)
+    os.close(0)
+    return lambda: os.dup2(kept, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "leave"),
+    [
+        ("torch's modes", leave_a_dispatch_mode),
+        ("threads of its own", leave_a_thread),
+        ("the standard descriptors", leave_another_descriptor),
+    ],
+)
+def test_what_is_left_for_good_replaces_the_gang(surroundings, name, leave):
+    undo = leave()
+    try:
+        assert surroundings.put_back() == ([name], False)
+    finally:
+        undo()
+
+
+def test_a_closed_stream_replaces_the_gang(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO()))
+    surroundings = InitialState()
+    sys.stdout.close()
+    assert surroundings.put_back() == (["the standard streams"], False)
+
+
+def test_modules_and_finders_that_a_test_adds_stay(surroundings, monkeypatch):
+    monkeypatch.setitem(sys.modules, "of_a_test", threading)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, object()])
+    assert surroundings.put_back() == ([], True)
 
 
 def test_a_timer_that_was_there_may_stay():

@@ -1,0 +1,327 @@
+"""The parts of a rank's process state that a test may change, each with what reads it and what restores it."""
+
+import builtins
+import faulthandler
+import functools
+import gc
+import io
+import locale
+import logging
+import multiprocessing
+import os
+import resource
+import signal
+import socket
+import sys
+import tempfile
+import threading
+
+# Unlike signal.getsignal, it creates no enumeration members, which take nine tenths of the time.
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import distributed
+from torch.utils import _device as _device_module
+
+from allranks.harness.stacks.stacks import is_machinery
+
+GROUP: Final = "the default process group"
+"""Cannot be restored: a rank that has left it cannot rejoin alone."""
+
+HOOKS: Final = "exception hooks"
+
+ENVIRON: Final = os.environ
+"""Kept, because a test may replace ``os.environ`` by another mapping."""
+
+_LIMITS: Final = (
+    resource.RLIMIT_AS,
+    resource.RLIMIT_CPU,
+    resource.RLIMIT_DATA,
+    resource.RLIMIT_FSIZE,
+    resource.RLIMIT_NOFILE,
+    resource.RLIMIT_NPROC,
+    resource.RLIMIT_STACK,
+)
+_TIMERS: Final = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+
+
+def _folder() -> str | None:
+    try:
+        return os.getcwd()  # noqa: PTH109 - this returns a str
+    except OSError:
+        return None  # the folder has been removed
+
+
+def _umask() -> int:
+    mask = os.umask(0o77)
+    os.umask(mask)
+    return mask
+
+
+def _deterministic() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _device() -> torch.device | None:
+    """The default device; None unless one was set, because then a mode would slow down every function."""
+    return _device_module.CURRENT_DEVICE
+
+
+def _set_path(path: list[str]) -> None:
+    sys.path[:] = path
+
+
+def _limits() -> tuple[tuple[int, int], ...]:
+    return tuple(map(resource.getrlimit, _LIMITS))
+
+
+def _set_limits(limits: tuple[tuple[int, int], ...]) -> None:
+    for number, limit in zip(_LIMITS, limits, strict=True):
+        resource.setrlimit(number, limit)
+
+
+def _timers() -> tuple[bool, ...]:
+    """Whether each timer is set; how much of its time was left is not known afterwards."""
+    return tuple(any(signal.getitimer(number)) for number in _TIMERS)
+
+
+def _set_timers(are_set: tuple[bool, ...]) -> None:
+    for number, is_set in zip(_TIMERS, are_set, strict=True):
+        if not is_set:
+            signal.setitimer(number, 0.0)
+
+
+def _set_trace(functions: tuple[Any, Any]) -> None:
+    sys.settrace(functions[0])
+    sys.setprofile(functions[1])
+
+
+def _hooks() -> tuple[Any, ...]:
+    return sys.excepthook, threading.excepthook, sys.unraisablehook
+
+
+def is_of_a_group(before: tuple[Any, ...]) -> bool:
+    """Whether only a default group, which puts its rank before messages, has set a hook: no test meant to."""
+    return _hooks()[1:] == before[1:] and getattr(sys.excepthook, "__module__", "").startswith("torch.distributed.")
+
+
+def _set_hooks(hooks: tuple[Any, Any, Any]) -> None:
+    sys.excepthook, threading.excepthook, sys.unraisablehook = hooks
+
+
+def _set_collector(state: tuple[bool, tuple[int, int, int]]) -> None:
+    (gc.enable if state[0] else gc.disable)()
+    gc.set_threshold(*state[1])
+
+
+def _logging() -> tuple[int, int]:
+    return logging.root.manager.disable, logging.root.level
+
+
+def _set_logging(levels: tuple[int, int]) -> None:
+    logging.disable(levels[0])
+    logging.root.setLevel(levels[1])
+
+
+def _set_environ(environ: Any) -> None:  # noqa: ANN401 - of a class without a public name
+    os.environ = environ  # noqa: B003 - its contents are restored one by one
+
+
+_dump_later, _cancel_dump = faulthandler.dump_traceback_later, faulthandler.cancel_dump_traceback_later
+
+
+@dataclass
+class _Watchdog:
+    """Whether ``faulthandler``'s watchdog is set: ``faulthandler`` itself does not report that."""
+
+    is_set: bool = False
+
+
+_watchdog: Final = _Watchdog()
+
+
+def watch_the_watchdog() -> None:
+    """Track ``faulthandler``'s watchdog: one that a test leaves set would end the rank in another test."""
+
+    @functools.wraps(_dump_later)
+    def dump_later(*arguments: Any, **options: Any) -> None:  # noqa: ANN401 - faulthandler's
+        _dump_later(*arguments, **options)
+        _watchdog.is_set = True
+
+    @functools.wraps(_cancel_dump)
+    def cancel() -> None:
+        _cancel_dump()
+        _watchdog.is_set = False
+
+    faulthandler.dump_traceback_later, faulthandler.cancel_dump_traceback_later = dump_later, cancel
+
+
+def _set_watchdog(is_set: bool) -> None:
+    if not is_set:
+        faulthandler.cancel_dump_traceback_later()
+
+
+_MODULES: Final = sys.modules
+_KNOWN: Final[dict[str, Any]] = {}
+"""The modules of the base state."""
+
+
+_FINDERS: Final[list[tuple[list[Any], list[Any]]]] = []
+"""The lists of what finds modules, each with its content in the base state."""
+
+
+def note_imports() -> None:
+    """Make what is imported now part of the base state."""
+    _KNOWN.clear()
+    _KNOWN.update(_MODULES)
+    _FINDERS[:] = [(finders, finders.copy()) for finders in (sys.meta_path, sys.path_hooks)]
+
+
+def _imports() -> tuple[int, bool, bool]:
+    """Whether known modules and what found them are still there: an import may add some."""
+    is_whole = all(each in finders for finders, known in _FINDERS for each in known)
+    return id(sys.modules), len(_MODULES) >= len(_KNOWN), is_whole
+
+
+def _set_imports(_: object) -> None:
+    sys.modules = _MODULES
+    _MODULES.update(_KNOWN)
+    for finders, known in _FINDERS:
+        finders[:0] = [each for each in known if each not in finders]
+    sys.path_importer_cache.clear()
+
+
+def _set_builtins(names: dict[str, Any]) -> None:
+    builtins.__dict__.clear()
+    builtins.__dict__.update(names)
+
+
+def _streams() -> tuple[tuple[Any, ...], tuple[bool, ...]]:
+    streams = (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__)
+    return streams, tuple(isinstance(each, io.TextIOWrapper) and each.closed for each in streams)
+
+
+def _set_streams(state: tuple[tuple[Any, ...], tuple[bool, ...]]) -> None:
+    (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__), _ = state  # type: ignore[misc]
+    if _streams() != state:
+        _refuse(state)
+
+
+def _descriptors() -> list[tuple[int, int] | None]:
+    """The files of the standard descriptors; None for one that is closed."""
+    found: list[tuple[int, int] | None] = []
+    for number in range(3):
+        try:
+            status = os.fstat(number)
+            found.append((status.st_dev, status.st_ino))
+        except OSError:
+            found.append(None)
+    return found
+
+
+def _threads() -> list[int | None]:
+    """The threads that run code of the suite: they may call what reaches the next test."""
+    others = (each for each in threading.enumerate() if each is not threading.main_thread())
+    targets = ((each, getattr(each, "_target", None) or type(each).run) for each in others)
+    codes = ((each, getattr(target, "__code__", None)) for each, target in targets)
+    return [each.ident for each, code in codes if code and not is_machinery(code.co_filename)]
+
+
+_AUTOCASTS: Final = ("cpu", "cuda")
+_FLAGS: Final = ("cudnn_benchmark", "cudnn_deterministic", "cudnn_enabled", "mkldnn_enabled")
+"""Of torch's backends."""
+
+
+def _autocast() -> list[tuple[bool, torch.dtype]]:
+    return [(torch.is_autocast_enabled(each), torch.get_autocast_dtype(each)) for each in _AUTOCASTS]
+
+
+def _set_autocast(states: list[tuple[bool, torch.dtype]]) -> None:
+    for device, (is_enabled, dtype) in zip(_AUTOCASTS, states, strict=True):
+        torch.set_autocast_enabled(device, is_enabled)
+        torch.set_autocast_dtype(device, dtype)
+
+
+def _flags() -> list[bool]:
+    return [getattr(torch._C, f"_get_{name}")() for name in _FLAGS]  # noqa: SLF001 - at a tenth of the public ones' cost
+
+
+def _set_flags(values: list[bool]) -> None:
+    for name, value in zip(_FLAGS, values, strict=True):
+        getattr(torch._C, f"_set_{name}")(value)  # noqa: SLF001 - see above
+
+
+def _modes() -> tuple[object, ...]:
+    """The modes that functions run in, apart from that of the default device."""
+    functions = torch._C._len_torch_function_stack() - (_device() is not None)  # noqa: SLF001 - no public names
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001
+    return functions, torch._C._len_torch_dispatch_stack(), hooks  # noqa: SLF001
+
+
+def _set_start_method(name: str) -> None:
+    multiprocessing.set_start_method(name, force=True)
+
+
+_numpy: Final = sys.modules.get("numpy")
+"""torch imports it wherever it is installed."""
+
+
+def _refuse(_: object) -> None:
+    msg = "nothing can put this back"
+    raise RuntimeError(msg)
+
+
+PARTS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]]] = {
+    "the working directory": (_folder, os.chdir),
+    "the umask": (_umask, os.umask),
+    "sys.path": (lambda: list(sys.path), _set_path),
+    "the locale": (lambda: locale.setlocale(locale.LC_ALL), lambda name: locale.setlocale(locale.LC_ALL, name)),
+    "blocked signals": (
+        lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+        lambda mask: signal.pthread_sigmask(signal.SIG_SETMASK, mask),
+    ),
+    "torch's default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "torch's default device": (_device, torch.set_default_device),
+    "torch's number of threads": (torch.get_num_threads, torch.set_num_threads),
+    "torch's deterministic algorithms": (
+        _deterministic,
+        lambda on: torch.use_deterministic_algorithms(on[0], warn_only=on[1]),
+    ),
+    "torch's grad mode": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "torch's anomaly detection": (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+    "torch's matmul precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "torch's inference mode": (torch.is_inference_mode_enabled, _refuse),
+    "limits of resources": (_limits, _set_limits),
+    "faulthandler's watchdog": (lambda: _watchdog.is_set, _set_watchdog),
+    "interval timers": (_timers, _set_timers),
+    "the recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit),
+    "the switch interval": (sys.getswitchinterval, sys.setswitchinterval),
+    "trace functions": (lambda: (sys.gettrace(), sys.getprofile()), _set_trace),
+    HOOKS: (_hooks, _set_hooks),
+    "the garbage collector": (lambda: (gc.isenabled(), gc.get_threshold()), _set_collector),
+    "the time-out of sockets": (socket.getdefaulttimeout, socket.setdefaulttimeout),
+    "levels of logging": (_logging, _set_logging),
+    "imported modules": (_imports, _set_imports),
+    "builtins": (lambda: dict(builtins.__dict__), _set_builtins),
+    "sys.argv": (lambda: sys.argv and list(sys.argv), lambda arguments: setattr(sys, "argv", arguments)),
+    "threads of its own": (_threads, _refuse),
+    "the processors": (lambda: os.sched_getaffinity(0), lambda processors: os.sched_setaffinity(0, processors)),
+    "the user": (os.getresuid, lambda user: os.setresuid(*user)),
+    "the folder of temporary files": (lambda: tempfile.tempdir, lambda folder: setattr(tempfile, "tempdir", folder)),
+    "the limit of digits": (sys.get_int_max_str_digits, sys.set_int_max_str_digits),
+    "the start method of processes": (
+        lambda: multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0],
+        _set_start_method,
+    ),
+    **({"numpy's errors": (_numpy.geterr, lambda ways: _numpy.seterr(**ways))} if _numpy else {}),
+    "torch's autocast": (_autocast, _set_autocast),
+    "torch's backends": (_flags, _set_flags),
+    "torch's modes": (_modes, _refuse),
+    "the standard streams": (_streams, _set_streams),
+    "the standard descriptors": (_descriptors, _refuse),
+    "os.environ": (lambda: os.environ, _set_environ),
+    GROUP: (lambda: distributed.group.WORLD, lambda _: None),
+}
+"""The reader and the writer of each part."""
