@@ -13,7 +13,9 @@ from typing import Final
 from allranks.skew import OFF
 
 _NAME: Final = re.compile(
-    r"(?P<test>.+) \(repetition [1-9]\d{0,17}, seed (?P<seed>\d{1,10})(?:, skew (?P<skew>[a-z\d:.,]+))?\)", re.DOTALL
+    r"(?P<test>.+) \(repetition [1-9]\d{0,17}, seed (?P<seed>\d{1,10})(?:, skew (?P<skew>[a-z\d:.,]+))?"
+    r"(?:, network (?P<network>[a-z\d:.,%-]+))?\)",
+    re.DOTALL,
 )
 
 _Z: Final = 1.959964
@@ -49,9 +51,10 @@ class RepetitionTally:
     shrunk: str = ""
 
 
-def name_of_repetition(nodeid: str, number: int, seed: int, skew: str = OFF) -> str:
+def name_of_repetition(nodeid: str, number: int, seed: int, skew: str = OFF, network: str = OFF) -> str:
     """The name under which a repetition is reported that went wrong."""
-    return f"{nodeid} (repetition {number}, seed {seed}{'' if skew == OFF else f', skew {skew}'})"
+    late, disturbed = "" if skew == OFF else f", skew {skew}", "" if network == OFF else f", network {network}"
+    return f"{nodeid} (repetition {number}, seed {seed}{late}{disturbed})"
 
 
 def repeated_test(name: str) -> str:
@@ -74,8 +77,8 @@ def command_to_repeat(name: str, selection: Sequence[str]) -> list[str]:
     test = ["--", f"./{nodeid}" if nodeid.startswith("-") else nodeid] if nodeid else []
     if found is None:
         return ["allranks", "run", *selection, *test]
-    skew = ["--skew", found["skew"]] if found["skew"] else []
-    return ["allranks", "stress", *selection, *skew, "--replay", found["seed"], *test]
+    how = [word for name in ("skew", "network") if found[name] for word in (f"--{name}", found[name])]
+    return ["allranks", "stress", *selection, *how, "--replay", found["seed"], *test]
 
 
 def interval(bad: int, runs: int) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from allranks.errors import ExitCode, UsageError
 from allranks.harness.config import Stress
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job
+from allranks.network_skew import NETWORK_LEVELS, named_disturbances, network_of, network_stretch, nodes_needed
 from allranks.skew import LEVELS, OFF, delays_of, skew_of, stretch
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -54,6 +55,8 @@ def _add_end(group: OptionGroup) -> None:
     group.add_argument("--gangs", type=_positive, metavar="N", help=meaning)
     meaning = "delay calls of ranks: light (up to 20 ms) or heavy (0.5 s), as drawn; or RANK:before:CALL:40ms,..."
     group.add_argument("--skew", type=_skew, default=OFF, metavar="HOW", help=meaning)
+    meaning = "disturb connections between nodes in containers: light or heavy, as drawn; or 0-1:late:20ms,0-1:cut,..."
+    group.add_argument("--network", type=_network, default=OFF, metavar="HOW", help=meaning)
     add_seed(group)
     meaning = f"draw from this seed of a repetition each time, {_REPLAYS} times without --count"
     group.add_argument("--replay", type=_seed, metavar="SEED", help=meaning)
@@ -71,8 +74,16 @@ def _stress(options: argparse.Namespace) -> ExitCode:
     if options.until_failure:
         options.pytest_args, options.own_pytest_args = (*STOP, *options.pytest_args), [*options.own_pytest_args, *STOP]
         options.fail_fast = True
-    options.stress = Stress(count=options.count, seconds=options.duration, replay=options.replay, skew=options.skew)
-    jobs = [_with_gangs(job, options.gangs, options.engine) for job in chosen_jobs(expansion, options)]
+    options.stress = Stress(
+        count=options.count,
+        seconds=options.duration,
+        replay=options.replay,
+        skew=options.skew,
+        network=options.network,
+    )
+    chosen = chosen_jobs(expansion, options)
+    _see_to_network(options, chosen)
+    jobs = [_with_gangs(job, options.gangs, options.engine) for job in chosen]
     return run_chosen(_with_time(expansion, options.stress, jobs), jobs, options)
 
 
@@ -80,7 +91,9 @@ def _with_time(expansion: Expansion, stress: Stress, jobs: Iterable[Job]) -> Exp
     """The same matrix, with time enough for each job, and without the history: it is one of single results."""
     limits = expansion.matrix.limits
     job = max(limits.job, _DAY) if stress.seconds is None else limits.job + stress.seconds
-    group = limits.process_group + stretch(stress.skew, max(job.cell.world_size for job in jobs))
+    cells = [job.cell for job in jobs]
+    more = max(stretch(stress.skew, each.world_size) + network_stretch(stress.network, each.nodes) for each in cells)
+    group = limits.process_group + more
     matrix = replace(expansion.matrix, limits=replace(limits, job=job, process_group=group), history=None)
     return replace(expansion, matrix=matrix)
 
@@ -124,6 +137,40 @@ def _skew(text: str) -> str:
     """
     try:
         return text if text in LEVELS else skew_of(delays_of(text))
+    except ValueError as error:
+        msg = f"{error}; or off, light or heavy"
+        raise argparse.ArgumentTypeError(msg) from error
+
+
+def _see_to_network(options: argparse.Namespace, jobs: Iterable[Job]) -> None:
+    """Take the engine that can disturb connections between nodes, where that is asked for.
+
+    Raises:
+        UsageError: Another one is asked for, or a cell lacks the nodes.
+    """
+    if options.network == OFF:
+        return
+    if options.engine not in {"auto", "docker"}:
+        msg = f"--network cannot be used with the engine {options.engine}."
+        why = (
+            "Only in containers of the engine docker does each node have a network of its own to disturb from outside."
+        )
+        raise UsageError(msg, why=why, remedy="Use --engine docker, or leave out --network.")
+    options.engine = "docker"
+    needed = nodes_needed(options.network)
+    if lacking := [job.cell for job in jobs if job.cell.nodes < needed]:
+        msg = f"--network disturbs connections between nodes, and the cell {lacking[0].id} has {lacking[0].nodes}."
+        raise UsageError(msg, remedy=f"Select cells with {needed} nodes: --where 'nodes >= {needed}'.")
+
+
+def _network(text: str) -> str:
+    """Parse a level, or disturbances that are named one by one.
+
+    Raises:
+        argparse.ArgumentTypeError: The text is neither.
+    """
+    try:
+        return text if text in NETWORK_LEVELS else network_of(named_disturbances(text))
     except ValueError as error:
         msg = f"{error}; or off, light or heavy"
         raise argparse.ArgumentTypeError(msg) from error

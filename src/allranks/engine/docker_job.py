@@ -65,6 +65,14 @@ class Container:
             )
             self._client.start(self.identifier)
 
+    def first_line(self, seconds: float) -> str:
+        """The first line of a program that sends no records, or what it has said until its end or for so long."""
+        self._socket.settimeout(seconds)
+        text = b""
+        while b"\n" not in text and (data := self._receive()):
+            text += b"".join(payload for _, payload in self._frames.feed(data))
+        return text.decode("utf-8", "replace").strip()
+
     @property
     def _socket(self) -> socket.socket:
         """The socket itself: for some transports the SDK returns a file around it."""

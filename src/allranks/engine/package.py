@@ -22,6 +22,8 @@ from allranks.user_cache import WRITABLE
 _NEEDED = (
     "__init__.py",
     "launcher_variables.py",
+    "network_helper.py",
+    "network_skew.py",
     "outcomes.py",
     "pytest_plugin.py",
     "records.py",

@@ -108,12 +108,14 @@ class Stress:
         seconds: How long repetitions may begin, from the first on; None for no limit.
         replay: The seed of every repetition; None to derive them from the job's.
         skew: How ranks are delayed.
+        network: How connections between nodes are disturbed.
     """
 
     count: int | None = None
     seconds: float | None = None
     replay: int | None = None
     skew: str = OFF
+    network: str = OFF
 
 
 @dataclass(frozen=True, kw_only=True)

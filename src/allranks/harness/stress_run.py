@@ -19,6 +19,7 @@ from allranks.harness.config import Stress, seed_of_repetition
 from allranks.harness.gangs.ends import Journal
 from allranks.harness.program import Program
 from allranks.harness.repetition_journal import End, outcomes_of, was_bad
+from allranks.network_skew import Disturbance, disturbances
 from allranks.outcomes import Outcome
 from allranks.records import (
     FailureCourse,
@@ -101,14 +102,21 @@ class Repetitions:
         program: The tests.
         journal: Where records go.
         clock: Seconds.
+        nodes: How many the job has.
     """
 
     def __init__(
-        self, stress: Stress, program: Program, journal: Journal, clock: Callable[[], float] = time.monotonic
+        self,
+        stress: Stress,
+        program: Program,
+        journal: Journal,
+        clock: Callable[[], float] = time.monotonic,
+        nodes: int = 1,
     ) -> None:
         self._stress = stress
         self._program = program
         self._journal = journal
+        self._nodes = nodes
         self._clock = clock
         self._assemblies = list(assemblies(program.terms, range(len(program.tests))))
         self._tests = {nodeid: _Test() for nodeid in program.tests}
@@ -203,7 +211,7 @@ class Repetitions:
         with self._lock:
             test = self._tests[failed.nodeid]
             test.tally = replace(test.tally, shrunk=why)
-            name = name_of_repetition(failed.nodeid, failed.number, failed.seed, skew)
+            name = name_of_repetition(failed.nodeid, failed.number, failed.seed, skew, self._stress.network)
             for record in (replace(failed, number=1), *shown) if shown else ():
                 told = replace(record, nodeid=name)
                 if isinstance(told, RankEnded) and told.outcome.is_bad and not told.consequence:
@@ -263,11 +271,12 @@ class Repetitions:
         if test.alike[kind] < MOST_ALIKE and sum(each.tally.kept for each in self._tests.values()) < MOST_KEPT:
             test.alike[kind] += 1
             test.tally = replace(test.tally, kept=test.tally.kept + 1)
-            name = name_of_repetition(started.nodeid, started.number, started.seed, self._stress.skew)
+            skew, network = self._stress.skew, self._stress.network
+            name = name_of_repetition(started.nodeid, started.number, started.seed, skew, network)
+            found = disturbances(network, started.seed, self._nodes)
             self._journal.write(replace(started, nodeid=name, number=1))
             for record in ends:
-                told = record if self._stress.skew == OFF else _of_a_tight_limit(record)
-                self._journal.write(replace(told, nodeid=name))
+                self._journal.write(replace(_under(record, skew, found), nodeid=name))
         most = self._program.maxfail
         self._has_stopped = bool(most) and sum(bool(each.tally.bad) for each in self._tests.values()) >= most
 
@@ -295,11 +304,15 @@ def _all_in_all(nodeid: str, test: _Test) -> Sequence[Record]:
     return [*(replace(told, rank=rank, consequence=True, caused_by=leader, text="") for rank in others), told]
 
 
-def _of_a_tight_limit(end: End) -> End:
+def _under(end: End, skew: str, disturbed: Sequence[Disturbance]) -> End:
     """The end of a repetition under delays: a time-out that the test has set itself may be too short for them."""
-    if isinstance(end, RankEnded) and end.outcome is Outcome.FAILED and _TIME_OUT.search(end.message):
-        return replace(end, message=f"tight time-out: {end.message}")
-    return end
+    if (skew == OFF and not disturbed) or not isinstance(end, RankEnded) or not end.outcome.is_bad or end.consequence:
+        return end
+    may_be_tight = end.outcome is Outcome.FAILED and all(math.isfinite(each.value) for each in disturbed)
+    causes = ["tight time-out"] if may_be_tight and _TIME_OUT.search(end.message) else []
+    if disturbed:
+        causes.append(f"under {' and '.join(each.words for each in disturbed)}")
+    return replace(end, message=": ".join([*filter(None, [", ".join(causes)]), end.message]))
 
 
 def _kind_of(ends: Sequence[End]) -> tuple[Outcome, str]:

@@ -44,6 +44,7 @@ from allranks.harness.gpu_check import missing_hardware
 from allranks.harness.launchers.driver import Launching, run_driver
 from allranks.harness.program import Finish, ItemOptions, Program, SkippedModule, StartGang, line_of
 from allranks.harness.ranks import debugging
+from allranks.harness.ranks.disturbed_network import DisturbedNetwork
 from allranks.harness.ranks.rank import Assignment, run_rank
 from allranks.harness.ranks.reports import skip_reason
 from allranks.harness.ranks.skewed_calls import DELAYS, SkewedCalls
@@ -113,6 +114,8 @@ class ServerPlugin:
         share_seed(config, self._config.seed)
         if (stress := self._config.stress) is not None and stress.skew != OFF:
             config.pluginmanager.register(SkewedCalls(), DELAYS)
+        if stress is not None and stress.network != OFF:
+            config.pluginmanager.register(DisturbedNetwork(self._config, stress.network), "allranks-network")
         config.stash[FOLDERS] = self._script_folders
         for text in take_over_reports(config):
             self._supervisor.write(Notice(text=text))
