@@ -113,7 +113,6 @@ class Helper:
         self._links = {peer: Link() for peer in peers.values()}
         self._waiting: list[tuple[float, int]] = []
         self._queue = _Netlink()
-        _make_rule()
         self._queue.ask(_QUEUE << 8 | 2, _attribute(1, struct.pack("!BxH", 1, socket.AF_INET)))
         settings = (
             _attribute(2, struct.pack("!IB", 64, 2)),  # copy the headers
@@ -123,6 +122,7 @@ class Helper:
         )
         self._queue.ask(_QUEUE << 8 | 2, b"".join(settings))
         self._queue.socket.setblocking(False)
+        _make_rule()  # last, so that no packet comes between the answers
 
     def serve(self, owner: int) -> None:
         """Work until the owner closes this descriptor."""
@@ -142,11 +142,12 @@ class Helper:
                     selector.unregister(rank)
                     rank.close()
                     rank = None
-                if server in ready:
+                if server in ready:  # of a new gang: the ranks of the last one have ended, or will be killed
                     if rank is not None:
                         selector.unregister(rank)
                         rank.close()
                     rank, _ = server.accept()
+                    self._links = {peer: Link() for peer in self._links}
                     selector.register(rank, selectors.EVENT_READ)
                 self._release(time.monotonic())
 

@@ -156,7 +156,7 @@ class DockerEngine:
         stack.callback(job.close)
         job.start(archive.data)
         if is_disturbed(spec):
-            start_helpers(self._client, specs, containers, self._owner, partial(self._make, stack=stack))
+            start_helpers(self._client, specs, containers, self._owner, partial(self._make_helper, stack))
         return job
 
     def _archive(self, spec: JobSpec, specs: Sequence[JobSpec]) -> Archive:
@@ -178,6 +178,11 @@ class DockerEngine:
     def _make_container(self, spec: JobSpec, code_bytes: int, stack: ExitStack) -> Container:
         request = creation_request(spec, self._owner, code_bytes, self._daemon)
         return self._make(request, container_name(spec), container_title(spec), stack=stack, network=network_of(spec))
+
+    def _make_helper(self, stack: ExitStack, request: dict[str, Any], name: str, title: str) -> Container:
+        helper = self._make(request, name, title, stack=stack)
+        stack.callback(helper.close)  # not earlier: it ends when its input does
+        return helper
 
     def _make(
         self, request: dict[str, Any], name: str, title: str, *, stack: ExitStack, network: str | None = None

@@ -21,7 +21,7 @@ _START = 60.0
 """Seconds for a helper to be ready, which takes a tenth of one."""
 
 MakeContainer = Callable[[dict[str, Any], str, str], Container]
-"""Makes a container from its request, its name and its title, and sees to its removal."""
+"""Makes a container from its request, its name and its title, and ends and removes it with the job."""
 
 
 def is_disturbed(spec: JobSpec) -> bool:

@@ -264,19 +264,20 @@ class Repetitions:
 
     def _count_bad(self, test: _Test, started: TestStarted, ends: Sequence[End], now: float) -> None:
         test.tally = replace(test.tally, bad=test.tally.bad + 1)
+        skew, network = self._stress.skew, self._stress.network
+        found = disturbances(network, started.seed, self._nodes)
+        told = [_under(each, skew, found) for each in ends]
         if test.tally.bad == 1:
-            test.first_started, test.first_bad = started, ends
+            test.first_started, test.first_bad = started, told
             test.tally = replace(test.tally, first_bad=started.number, first_bad_after=round(now, 3))
         kind = _kind_of(ends)
         if test.alike[kind] < MOST_ALIKE and sum(each.tally.kept for each in self._tests.values()) < MOST_KEPT:
             test.alike[kind] += 1
             test.tally = replace(test.tally, kept=test.tally.kept + 1)
-            skew, network = self._stress.skew, self._stress.network
             name = name_of_repetition(started.nodeid, started.number, started.seed, skew, network)
-            found = disturbances(network, started.seed, self._nodes)
             self._journal.write(replace(started, nodeid=name, number=1))
-            for record in ends:
-                self._journal.write(replace(_under(record, skew, found), nodeid=name))
+            for record in told:
+                self._journal.write(replace(record, nodeid=name))
         most = self._program.maxfail
         self._has_stopped = bool(most) and sum(bool(each.tally.bad) for each in self._tests.values()) >= most
 
