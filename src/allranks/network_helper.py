@@ -1,4 +1,4 @@
-"""Delays, loses or holds back what a node receives from others: the program of the helper container beside a node.
+"""Disturbs what a node receives from others: the program of the helper container beside it.
 
 It shares the node's network name space, where it alone may administrate (``CAP_NET_ADMIN``), and nothing else. A rule
 of nftables hands it each packet that arrives (target NFQUEUE, by nft_compat), so neither netem in the kernel nor
@@ -48,7 +48,7 @@ _NESTED = 0x8000
 
 
 @dataclass(kw_only=True)
-class Link:
+class IncomingLink:
     """What this node receives from one other node.
 
     Attributes:
@@ -84,7 +84,7 @@ class Link:
             return before
         match self.kind:
             case "late":
-                self._free = max(before, now + min(self.value, self.most))
+                self._free = max(before, min(now + self.value, before + self.most))
             case "rate":
                 self._free = before + min(8 * size / self.value, self.most)
             case "loss" if self._random.random() < self.value and self.most >= LOST:
@@ -110,7 +110,7 @@ class Helper:
 
     def __init__(self, peers: Mapping[bytes, str]) -> None:
         self._peers = peers
-        self._links = {peer: Link() for peer in peers.values()}
+        self._links = {peer: IncomingLink() for peer in peers.values()}
         self._waiting: list[tuple[float, int]] = []
         self._queue = _Netlink()
         self._queue.ask(_QUEUE << 8 | 2, _attribute(1, struct.pack("!BxH", 1, socket.AF_INET)))
@@ -147,7 +147,7 @@ class Helper:
                         selector.unregister(rank)
                         rank.close()
                     rank, _ = server.accept()
-                    self._links = {peer: Link() for peer in self._links}
+                    self._links = {peer: IncomingLink() for peer in self._links}
                     selector.register(rank, selectors.EVENT_READ)
                 self._release(time.monotonic())
 
@@ -155,12 +155,12 @@ class Helper:
         """Set disturbances, and report on those until now; False if the rank is gone, which ends them."""
         with suppress(OSError, ValueError, TypeError):
             if data := rank.recv(1 << 16):
-                links = {peer: Link(**terms) for peer, terms in json.loads(data).items()}
+                links = {peer: IncomingLink(**terms) for peer, terms in json.loads(data).items()}
                 counts = {peer: [link.packets, link.hit] for peer, link in self._links.items() if link.kind}
-                self._links = {peer: links.get(peer, Link()) for peer in self._links}
+                self._links = {peer: links.get(peer, IncomingLink()) for peer in self._links}
                 rank.sendall(json.dumps(counts).encode() + b"\n")
                 return True
-        self._links = {peer: Link() for peer in self._links}
+        self._links = {peer: IncomingLink() for peer in self._links}
         return False
 
     def _take(self) -> None:

@@ -1,4 +1,4 @@
-"""What ``--network`` does to connections between nodes: drawn from a repetition's seed, or named one by one."""
+"""What ``--network`` does to connections between nodes: drawn from a seed, or named one by one."""
 
 import math
 import random
@@ -142,7 +142,7 @@ def network_stretch(network: str, nodes: int) -> float:
 
 
 def links(network: str, seed: int, found: Sequence[Disturbance], node: int) -> dict[str, dict[str, Any]]:
-    """The terms of what a node receives, for its helper (:class:`allranks.network_helper.Link`), by sender."""
+    """The terms of what a node receives, for its helper (:class:`allranks.network_helper.IncomingLink`), by sender."""
     most = NETWORK_LEVELS[network].most if network in NETWORK_LEVELS else MOST_NAMED
     pairs = [(each, each.other if node == each.one else each.one) for each in found if node in {each.one, each.other}]
     return {

@@ -71,21 +71,21 @@ class Launcher:
     results: Path
 
     @contextmanager
-    def start(self, folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    def start(self, folder: Path, *arguments: str, command: str = "run") -> Iterator[subprocess.Popen[str]]:
         """A run that goes on while the context lasts."""
-        command = [sys.executable, "-m", "allranks", "run", "--results", str(self.results), *arguments]
+        words = [sys.executable, "-m", "allranks", command, "--results", str(self.results), *arguments]
         environment = {**os.environ, "ALLRANKS_RUN_ID": self.run_id}
         with subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process:
             try:
                 yield process
             finally:
                 process.kill()
 
-    def __call__(self, folder: Path, *arguments: str) -> Done:
+    def __call__(self, folder: Path, *arguments: str, command: str = "run") -> Done:
         """A whole run."""
-        with self.start(folder, *arguments) as process:
+        with self.start(folder, *arguments, command=command) as process:
             output, _ = process.communicate(timeout=300)
         return Done(code=process.returncode, output=output, folder=self.results / self.run_id)
 

@@ -26,9 +26,13 @@ def test_what_is_copied_is_the_package_the_harness_and_what_suites_import():
     names = (
         "__init__.py",
         "launcher_variables.py",
+        "network_helper.py",
+        "network_skew.py",
         "outcomes.py",
         "pytest_plugin.py",
         "records.py",
+        "repetitions.py",
+        "skew.py",
         "skip_codes.py",
         "tracebacks.py",
         "typed_json.py",

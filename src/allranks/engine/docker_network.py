@@ -1,4 +1,4 @@
-"""Helper containers of the docker engine, which disturb what the nodes of a job receive from each other.
+"""Helper containers of the docker engine: they disturb what nodes receive from each other.
 
 The containers of the job get no capability for that: beside each of them runs another one in its network name space,
 with the capability to administrate that alone (:mod:`allranks.network_helper`). It ends when its input does.

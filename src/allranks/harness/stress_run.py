@@ -122,6 +122,7 @@ class Repetitions:
         self._tests = {nodeid: _Test() for nodeid in program.tests}
         self._notes: Counter[type[Record]] = Counter()
         self._has_stopped = False
+        self._disturbed = 0
         self._began: float | None = None
         self._told_at = 0.0
         self._lock = threading.Lock()
@@ -226,6 +227,11 @@ class Repetitions:
                     self._journal.write(Repeated(nodeid=nodeid, tally=test.told))
                 for record in () if test.is_lost else _all_in_all(nodeid, test):
                     self._journal.write(record)
+            if (network := self._stress.network) != OFF:
+                runs = sum(each.tally.runs for each in self._tests.values())
+                self._journal.write(
+                    Notice(text=f"--network {network} disturbed {self._disturbed:,} of {runs:,} repetitions")
+                )
             if self._is_over and (left := tuple(nodeid for nodeid, test in self._tests.items() if not test.begun)):
                 why = "-x or --maxfail" if self._has_stopped else "the end of the time for repetitions"
                 self._journal.write(NotRun(tests=left, reason=why))
@@ -256,6 +262,7 @@ class Repetitions:
             return may_begin
 
     def _count(self, test: _Test, started: TestStarted, ends: Sequence[End]) -> None:
+        self._disturbed += bool(disturbances(self._stress.network, started.seed, self._nodes))
         seconds = max(map(_seconds, ends))
         test.durations[_step_of(seconds)] += 1
         test.tally = replace(test.tally, runs=test.tally.runs + 1)

@@ -44,14 +44,12 @@ from allranks.harness.gpu_check import missing_hardware
 from allranks.harness.launchers.driver import Launching, run_driver
 from allranks.harness.program import Finish, ItemOptions, Program, SkippedModule, StartGang, line_of
 from allranks.harness.ranks import debugging
-from allranks.harness.ranks.disturbed_network import DisturbedNetwork
+from allranks.harness.ranks.disturbed_network import register_skew
 from allranks.harness.ranks.rank import Assignment, run_rank
 from allranks.harness.ranks.reports import skip_reason
-from allranks.harness.ranks.skewed_calls import DELAYS, SkewedCalls
 from allranks.harness.torch_cases.adapt import adapt_collected, adapt_torch_cases
 from allranks.outcomes import MESSAGE_LIMIT, shorten
 from allranks.records import AgentFailed, CollectionFailed, FailureKind, Notice, Shared
-from allranks.skew import OFF
 from allranks.skip_codes import SkipCode, installed_skips
 from allranks.xml_text import xml_id
 
@@ -112,10 +110,7 @@ class ServerPlugin:
             self._supervisor.write(AgentFailed(message=str(error), kind=FailureKind.USAGE))
             raise
         share_seed(config, self._config.seed)
-        if (stress := self._config.stress) is not None and stress.skew != OFF:
-            config.pluginmanager.register(SkewedCalls(), DELAYS)
-        if stress is not None and stress.network != OFF:
-            config.pluginmanager.register(DisturbedNetwork(self._config, stress.network), "allranks-network")
+        register_skew(config, self._config)
         config.stash[FOLDERS] = self._script_folders
         for text in take_over_reports(config):
             self._supervisor.write(Notice(text=text))

@@ -14,11 +14,23 @@ from typing import Any
 import pytest
 
 from allranks.harness.config import AgentConfig
+from allranks.harness.ranks.skewed_calls import DELAYS, SkewedCalls
 from allranks.network_helper import ADDRESS
 from allranks.network_skew import disturbances, links
+from allranks.skew import OFF
 
 _PATIENCE = 10.0
 """Seconds for an answer, which takes less than a millisecond."""
+
+
+def register_skew(session: pytest.Config, config: AgentConfig) -> None:
+    """Register the plugins that skew the tests of a job, as it asks for."""
+    if (stress := config.stress) is None:
+        return
+    if stress.skew != OFF:
+        session.pluginmanager.register(SkewedCalls(), DELAYS)
+    if stress.network != OFF:
+        session.pluginmanager.register(DisturbedNetwork(config, stress.network), "allranks-network")
 
 
 class DisturbedNetwork:
