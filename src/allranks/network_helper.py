@@ -147,7 +147,7 @@ class Helper:
                         selector.unregister(rank)
                         rank.close()
                     rank, _ = server.accept()
-                    self._links = {peer: IncomingLink() for peer in self._links}
+                    self._become({})
                     selector.register(rank, selectors.EVENT_READ)
                 self._release(time.monotonic())
 
@@ -155,13 +155,17 @@ class Helper:
         """Set disturbances, and report on those until now; False if the rank is gone, which ends them."""
         with suppress(OSError, ValueError, TypeError):
             if data := rank.recv(1 << 16):
-                links = {peer: IncomingLink(**terms) for peer, terms in json.loads(data).items()}
                 counts = {peer: [link.packets, link.hit] for peer, link in self._links.items() if link.kind}
-                self._links = {peer: links.get(peer, IncomingLink()) for peer in self._links}
+                self._become({peer: IncomingLink(**terms) for peer, terms in json.loads(data).items()})
                 rank.sendall(json.dumps(counts).encode() + b"\n")
                 return True
-        self._links = {peer: IncomingLink() for peer in self._links}
+        self._become({})
         return False
+
+    def _become(self, links: Mapping[str, IncomingLink]) -> None:
+        """Disturb these links and no other; what still waits passes now."""
+        self._release(math.inf)
+        self._links = {peer: links.get(peer, IncomingLink()) for peer in self._links}
 
     def _take(self) -> None:
         for kind, body in self._queue.messages():

@@ -43,6 +43,8 @@ def test_a_partition_between_nodes_fails_a_test_and_the_report_says_so(launch, s
     (repository / "matrix.toml").write_text(MATRIX)
     cut = ("--network", "0-1:cut", "--count", "1")
     done = launch(repository, "--engine", "docker", *cut, command="stress")
+    if "No such file or directory (NFQUEUE)" in done.output:
+        pytest.skip("the kernel has no target NFQUEUE for nftables")
     assert done.code == 1, done.output
     words = " ".join(done.output.split())
     assert "under a partition between nodes 0 and 1: RuntimeError" in words
