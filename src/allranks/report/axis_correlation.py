@@ -73,7 +73,7 @@ def blame(failing: Iterable[Axes], passing: Iterable[Axes]) -> Blame | None:
     cells, wanted = failed + passed, frozenset(range(len(failed)))
     common = set(cells[0]).intersection(*cells[1:])
     axes = [axis for axis in AXES if axis in common] + sorted(common.difference(AXES))
-    candidates = [(axis, text, holds_in) for axis in axes for text, holds_in in _candidates(axis, cells)]
+    candidates = [(axis, text, holds_in) for axis in axes for text, holds_in in predicates(axis, cells)]
     choices = {holds_in for _, _, holds_in in candidates if len(holds_in) == len(failed)}
     fitting = [(axis, text) for axis, text, holds_in in candidates if holds_in == wanted]
     if not fitting or len(choices) > MOST_CHANCE * comb(len(cells), len(failed)):
@@ -83,7 +83,7 @@ def blame(failing: Iterable[Axes], passing: Iterable[Axes]) -> Blame | None:
     return Blame(axis=axis, predicate=predicate, fails=len(failed), passes=len(passed), also=tuple(also.values()))
 
 
-def _candidates(axis: str, cells: Sequence[Axes]) -> Iterator[tuple[str, frozenset[int]]]:
+def predicates(axis: str, cells: Sequence[Axes]) -> Iterator[tuple[str, frozenset[int]]]:
     """The predicates that separate some values of an axis, simplest first, each with the cells in which it holds."""
     values = {cell[axis] for cell in cells}
     numbers = sorted(value for value in values if isinstance(value, int))
