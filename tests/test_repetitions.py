@@ -4,9 +4,12 @@ import pytest
 
 from allranks.repetitions import (
     RepetitionTally,
+    beside_in_words,
     command_to_repeat,
+    difference_in_words,
     interval,
     name_of_repetition,
+    rate_in_short,
     rate_in_words,
     repeated_test,
     summary_of,
@@ -67,3 +70,30 @@ def test_a_summary_says_what_is_known_and_no_more():
     told = summary_of("t", bad)
     assert "the first was repetition 3, after 1.5 s; 2 of them are in the report, the others are like these" in told
     assert told.endswith("; 1 process left behind and killed")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "words"),
+    [
+        ((9, 100), (8, 100), "no difference shown"),
+        ((40, 100), (8, 100), "it fails more often under allranks, confidence over 99.9 %"),
+        ((0, 100), (9, 90), "it fails more often under torch, confidence 99.8 %"),
+        ((0, 3), (3, 3), "no difference shown"),
+    ],
+)
+def test_rates_that_differ_under_torchs_runner_are_said_to_differ(ours, theirs, words):
+    told = RepetitionTally(runs=ours[1], bad=ours[0], beside_runs=theirs[1], beside_bad=theirs[0], beside="python x.py")
+    assert difference_in_words(told) == words
+    assert beside_in_words(told).startswith(f"under torch's runner {theirs[0]} of {theirs[1]} repetitions went wrong: ")
+    assert f"; {beside_in_words(told)}" in summary_of("t", told)
+
+
+def test_a_test_that_torchs_runner_cannot_run_says_why():
+    assert beside_in_words(RepetitionTally(runs=9, beside="it is skipped there")) == (
+        "not repeated under torch's runner: it is skipped there"
+    )
+
+
+def test_a_rate_in_a_table_is_short():
+    assert rate_in_short(3, 1000) == "3 of 1,000: 0.3 % (0.1 to 0.88 %)"
+    assert rate_in_short(0, 0) == "0 of 0: 0 % (0 to 100 %)"

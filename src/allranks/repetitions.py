@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from allranks.rates import log_chance, percent
 from allranks.skew import OFF
 
 _NAME: Final = re.compile(
@@ -20,6 +21,9 @@ _NAME: Final = re.compile(
 
 _Z: Final = 1.959964
 """The normal distribution has 95 % within as many standard deviations."""
+
+_CHANCE: Final = 0.01
+"""The probability of a difference by chance up to which two rates are said to differ."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +41,9 @@ class RepetitionTally:
         slowest_at: Its number.
         left: Processes that outlived the ranks that had started them, and were killed.
         shrunk: Which of the delays the first of them needs, in words; empty if that was not searched.
+        beside_runs: Repetitions under torch's own runner.
+        beside_bad: Those of them that went wrong.
+        beside: The command of one of them, or why there is none; empty if it was not asked for.
     """
 
     runs: int = 0
@@ -49,6 +56,9 @@ class RepetitionTally:
     slowest_at: int = 0
     left: int = 0
     shrunk: str = ""
+    beside_runs: int = 0
+    beside_bad: int = 0
+    beside: str = ""
 
 
 def name_of_repetition(nodeid: str, number: int, seed: int, skew: str = OFF, network: str = OFF) -> str:
@@ -102,6 +112,12 @@ def rate_in_words(bad: int, runs: int) -> str:
     )
 
 
+def rate_in_short(bad: int, runs: int) -> str:
+    """``3 of 1,000: 0.3 % (0.1 to 0.88 %)``."""
+    low, high = interval(bad, runs)
+    return f"{bad:,} of {runs:,}: {_percent(bad / max(1, runs))} % ({_percent(low)} to {_percent(high)} %)"
+
+
 def summary_of(nodeid: str, told: RepetitionTally) -> str:
     """All that is known of a test's repetitions, in a sentence without its full stop."""
     said = [rate_in_words(told.bad, told.runs)]
@@ -112,9 +128,27 @@ def summary_of(nodeid: str, told: RepetitionTally) -> str:
         if told.bad > told.kept:
             said.append(f"{told.kept:,} of them are in the report, the others are like these")
     said.append(f"median {_seconds(told.median)}, slowest {_seconds(told.slowest)} (repetition {told.slowest_at})")
+    if told.beside:
+        said.append(beside_in_words(told))
     if told.left:
         said.append(f"{told.left:,} process{'es' * (told.left != 1)} left behind and killed")
     return f"{nodeid}: {'; '.join(said)}"
+
+
+def beside_in_words(told: RepetitionTally) -> str:
+    """How a test fares under torch's own runner, and whether that differs."""
+    if not told.beside_runs:
+        return f"not repeated under torch's runner: {told.beside}"
+    return f"under torch's runner {rate_in_words(told.beside_bad, told.beside_runs)}: {difference_in_words(told)}"
+
+
+def difference_in_words(told: RepetitionTally) -> str:
+    """Whether a test fails more often under allranks or under torch's own runner, beyond chance."""
+    chance = math.exp(log_chance(told.bad, told.runs, told.beside_bad, told.beside_runs))
+    if chance > _CHANCE:
+        return "no difference shown"
+    is_ours = told.bad * told.beside_runs > told.beside_bad * told.runs
+    return f"it fails more often under {'allranks' if is_ours else 'torch'}, confidence {percent(1 - chance)}"
 
 
 def _percent(rate: float) -> str:

@@ -36,6 +36,7 @@ def asked(allranks, runs, monkeypatch):
         (["--replay", "517"], Stress(count=10, replay=517)),
         (["--replay", "517", "--count", "3"], Stress(count=3, replay=517)),
         (["--count", "3", "--skew", "1:before:2:40.0ms"], Stress(count=3, skew="1:before:2:40ms")),
+        (["--count", "3", "--beside", "torch"], Stress(count=3, beside=True)),
     ],
     ids=str,
 )
@@ -81,6 +82,8 @@ def test_as_many_gangs_as_there_are_cores_for(asked, monkeypatch, cores, argumen
         (["--count", "5", "--resume"], "no option --resume"),
         (["--count", "5", "--skew", "1:40ms"], "'1:40ms' is no delay"),
         (["--replay", "4294967296"], "no seed of a repetition"),
+        (["--count", "5", "--beside", "pytest"], "'pytest' is no value: choose from torch"),
+        (["--count", "5", "--beside", "torch", "--skew", "light"], "torch's runner has no --skew"),
     ],
     ids=str,
 )
@@ -126,3 +129,9 @@ def test_a_network_that_cannot_be_disturbed_is_refused_before_anything_runs(allr
     code, _, err = allranks("stress", "gloo-w2-g0-env", "--suite", "tiny", "--count", "1", "--network", *arguments)
     assert (code, runs) == (2, [])
     assert words in err
+
+
+def test_beside_torch_one_gang_has_the_load_of_the_other_runner_and_a_job_time_for_both(asked):
+    matrix, [job], _ = asked("--duration", "10m", "--beside", "torch")
+    assert (job.suite.overlap, matrix.limits.job) == (1, 1800 + 1200)
+    assert asked("--count", "5", "--beside", "torch", "--gangs", "2")[1][0].suite.overlap == 2

@@ -1,5 +1,6 @@
 """The end-of-run table and the Markdown page."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,11 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from allranks.outcomes import Outcome
+from allranks.repetitions import RepetitionTally
 from allranks.report.judged import CellSuite, JobSummary, MergedRun, Share
 from allranks.report.merging import merge
 from allranks.report.results import RankResult, TestVerdict
+from allranks.report.run_files import JobRecord, as_json
 from allranks.report.summary import WIDTH, render_summary, render_table, seconds
 from allranks.report.verdict import VerdictPolicy, verdict
 
@@ -319,3 +322,24 @@ def case(nodeid, text):
     return TestVerdict(
         nodeid=nodeid, classname="", name="t", verdict=verdict([result], VerdictPolicy()), ranks=(result,)
     )
+
+
+def test_rates_under_torchs_runner_stand_beside_those_of_allranks(run_folder):
+    run_folder.manifest(ENV)
+    told = RepetitionTally(runs=100, bad=40, beside_runs=90, beside_bad=3, beside="python x.py")
+    alone = RepetitionTally(runs=9, beside="it is skipped there")
+    repeated = as_json(JobRecord(world_size=2, repeated={"t.py::a": told, "t.py::b": alone}))["repeated"]
+    run_folder.both(ENV, {"t.py::a": "failed", "t.py::b": "passed"}, repeated=json.loads(json.dumps(repeated)))
+    merged = merge(run_folder.path, environ={})
+    table = render_table(merged).partition("Failures under allranks")[2].splitlines()
+    assert table[1:4] == [
+        "  gloo-w2-g0-env: t.py::a",
+        (
+            "    40 of 100: 40 % (30.9 to 49.8 %)   3 of 90: 3.3 % (1.1 to 9.3 %)      "
+            "it fails more often under allranks, confidence over 99.9 %"
+        ),
+        "",
+    ]
+    rows = [line for line in render_summary(merged, {}).splitlines() if "fails more often" in line]
+    assert len(rows) == 1
+    assert rows[0].count(" | ") == 3

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from allranks.commands.command_parser import CommandParser, OptionGroup
+from allranks.commands.command_parser import CommandParser, OptionGroup, one_of
 from allranks.commands.options import STOP, chosen_jobs, number, read_request
 from allranks.commands.run import add_seed, add_shared, refuse_options, run_chosen
 from allranks.errors import ExitCode, UsageError
@@ -28,7 +28,7 @@ _REPLAYS = 10
 _MOST_GANGS = 32
 """One process supervises all gangs of a job."""
 
-_OF_RUN = {
+OF_RUN = {
     **dict.fromkeys(("fail_fast", "inside", "dry_run"), False),
     **dict.fromkeys(("launch", "shuffle", "wanted", "pdb_rank", "plan_file", "pack")),
     "retries": 0,
@@ -43,7 +43,7 @@ def add(parser: CommandParser) -> None:
     )
     _add_end(parser.add_argument_group("how often"))
     add_shared(parser)
-    parser.set_defaults(command=_stress, **_OF_RUN)
+    parser.set_defaults(command=_stress, **OF_RUN)
 
 
 def _add_end(group: OptionGroup) -> None:
@@ -51,15 +51,27 @@ def _add_end(group: OptionGroup) -> None:
     meaning = "begin repetitions for so long, from the first of each job on: 90, 90s, 10m, 2h"
     group.add_argument("--duration", type=_duration, metavar="TIME", help=meaning)
     group.add_argument("--until-failure", action="store_true", help="stop at the first repetition that goes wrong")
-    meaning = "gangs of a job that run at a time (default: as many as this host has cores for)"
-    group.add_argument("--gangs", type=_positive, metavar="N", help=meaning)
-    meaning = "delay calls of ranks: light (up to 20 ms) or heavy (0.5 s), as drawn; or RANK:before:CALL:40ms,..."
-    group.add_argument("--skew", type=_skew, default=OFF, metavar="HOW", help=meaning)
+    add_gangs(group)
+    add_skew(group)
     meaning = "disturb connections between nodes in containers: light or heavy, as drawn; or 0-1:late:20ms,0-1:cut,..."
     group.add_argument("--network", type=_network, default=OFF, metavar="HOW", help=meaning)
     add_seed(group)
+    meaning = "also repeat tests that start their ranks with torch's own runner, and compare the rates"
+    group.add_argument("--beside", type=one_of(["torch"]), metavar="torch", help=meaning)
     meaning = f"draw from this seed of a repetition each time, {_REPLAYS} times without --count"
     group.add_argument("--replay", type=_seed, metavar="SEED", help=meaning)
+
+
+def add_gangs(group: OptionGroup) -> None:
+    """Declare the option for gangs that run side by side."""
+    meaning = "gangs of a job that run at a time (default: as many as this host has cores for)"
+    group.add_argument("--gangs", type=_positive, metavar="N", help=meaning)
+
+
+def add_skew(group: OptionGroup) -> None:
+    """Declare the option for delays of ranks."""
+    meaning = "delay calls of ranks: light (up to 20 ms) or heavy (0.5 s), as drawn; or RANK:before:CALL:40ms,..."
+    group.add_argument("--skew", type=_skew, default=OFF, metavar="HOW", help=meaning)
 
 
 def _stress(options: argparse.Namespace) -> ExitCode:
@@ -74,23 +86,29 @@ def _stress(options: argparse.Namespace) -> ExitCode:
     if options.until_failure:
         options.pytest_args, options.own_pytest_args = (*STOP, *options.pytest_args), [*options.own_pytest_args, *STOP]
         options.fail_fast = True
+    if options.beside and (options.skew != OFF or options.network != OFF or options.replay is not None):
+        msg = "--beside torch compares plain repetitions: torch's runner has no --skew, no --network and no --replay."
+        raise UsageError(msg, remedy="Leave these out, or leave --beside out.")
     options.stress = Stress(
         count=options.count,
         seconds=options.duration,
         replay=options.replay,
         skew=options.skew,
         network=options.network,
+        beside=bool(options.beside),
     )
     chosen = chosen_jobs(expansion, options)
     _see_to_network(options, chosen)
-    jobs = [_with_gangs(job, options.gangs, options.engine) for job in chosen]
-    return run_chosen(_with_time(expansion, options.stress, jobs), jobs, options)
+    # As torch's runner has them: one at a time.
+    options.gangs = options.gangs or (1 if options.beside else None)
+    jobs = [with_gangs(job, options.gangs, options.engine) for job in chosen]
+    return run_chosen(with_time(expansion, options.stress, jobs), jobs, options)
 
 
-def _with_time(expansion: Expansion, stress: Stress, jobs: Iterable[Job]) -> Expansion:
+def with_time(expansion: Expansion, stress: Stress, jobs: Iterable[Job]) -> Expansion:
     """The same matrix, with time enough for each job, and without the history: it is one of single results."""
     limits = expansion.matrix.limits
-    job = max(limits.job, _DAY) if stress.seconds is None else limits.job + stress.seconds
+    job = max(limits.job, _DAY) if stress.seconds is None else limits.job + stress.seconds * (1 + stress.beside)
     cells = [job.cell for job in jobs]
     more = max(stretch(stress.skew, each.world_size) + network_stretch(stress.network, each.nodes) for each in cells)
     group = limits.process_group + more
@@ -98,7 +116,7 @@ def _with_time(expansion: Expansion, stress: Stress, jobs: Iterable[Job]) -> Exp
     return replace(expansion, matrix=matrix)
 
 
-def _with_gangs(job: Job, gangs: int | None, engine: str) -> Job:
+def with_gangs(job: Job, gangs: int | None, engine: str) -> Job:
     """The same job, for several gangs at a time: one for GPUs, on several nodes, and on an engine with other hosts."""
     cores = len(os.sched_getaffinity(0)) if engine in {"auto", "process", "docker"} else 1
     fitting = 1 if job.cell.gpu_count else max(1, min(_MOST_GANGS, cores // job.cell.world_size))

@@ -26,6 +26,7 @@ _NEEDED = (
     "network_skew.py",
     "outcomes.py",
     "pytest_plugin.py",
+    "rates.py",
     "records.py",
     "repetitions.py",
     "skew.py",

@@ -109,6 +109,7 @@ class Stress:
         replay: The seed of every repetition; None to derive them from the job's.
         skew: How ranks are delayed.
         network: How connections between nodes are disturbed.
+        beside: Tests that start their ranks are also repeated under torch's own runner.
     """
 
     count: int | None = None
@@ -116,6 +117,7 @@ class Stress:
     replay: int | None = None
     skew: str = OFF
     network: str = OFF
+    beside: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -219,6 +219,19 @@ class Repetitions:
                     told = replace(told, message=f"{why}: {told.message}")
                 self._journal.write(told)
 
+    def ran(self) -> Sequence[str]:
+        """The tests that ran, and were not skipped."""
+        return [nodeid for nodeid, test in self._tests.items() if test.tally.runs and not test.is_settled]
+
+    def runs_of(self, nodeid: str) -> int:
+        """The repetitions of a test that have an outcome."""
+        return self._tests[nodeid].tally.runs
+
+    def set_beside(self, nodeid: str, runs: int, bad: int, told: str) -> None:
+        """Report how a test has fared under torch's own runner."""
+        test = self._tests[nodeid]
+        test.tally = replace(test.tally, beside_runs=runs, beside_bad=bad, beside=told)
+
     def finish(self) -> None:
         """Write what each test has come to over all of its repetitions."""
         with self._lock:

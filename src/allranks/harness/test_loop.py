@@ -9,6 +9,7 @@ from pathlib import Path
 
 from allranks.harness import linux
 from allranks.harness.assemblies import assemblies, first_assembly, joined_by_group
+from allranks.harness.beside_run import repeat_beside
 from allranks.harness.channel import RunTest
 from allranks.harness.config import AgentConfig, Folders, Stress, seed_of_test
 from allranks.harness.driver_workers import DriverWorkers
@@ -34,7 +35,6 @@ from allranks.skew import JOINING, drawn_outside, stretch
 
 DRIVER_MARGIN = 5.0
 """Seconds that a driver gets beyond its ranks' limit, to read their stacks, to stop them and to tear down."""
-
 
 _COMMAND = 1000
 """Most characters of a command line that a record keeps."""
@@ -150,8 +150,7 @@ class TestLoop:
 
         def make_worker(results: Path, plan: Plan = repetitions) -> TestLoop:
             job = replace(self._job, folders=replace(self._folders, results=results))
-            nodes = [of_lane(results)] if of_lane else self._nodes
-            return TestLoop(program, nodes, job, self._count, plan)
+            return TestLoop(program, [of_lane(results)] if of_lane else self._nodes, job, self._count, plan)
 
         def run_gang(trials: Trials, index: int) -> None:
             make_worker(self._folders.results, trials).run_some([index])
@@ -164,6 +163,7 @@ class TestLoop:
             while (turn := next_turn()) is not None:
                 worker.run_some(turn)
             shrink_failures(repetitions, program, self._config, results, run_gang)
+            repeat_beside(repetitions, program, self._config, self._folders, self._job.end)
         finally:
             repetitions.finish()
         self._tell_changes()

@@ -97,6 +97,7 @@ class JobSummary:
         started: Seconds since the epoch.
         elapsed: Seconds from the job's start to its end.
         seed: The number that the seeds of its tests derive from.
+        repeated: How tests have fared that were repeated, by node id.
     """
 
     cell: str
@@ -114,6 +115,7 @@ class JobSummary:
     elapsed: float | None = None
     share: Share | None = None
     seed: int | None = None
+    repeated: Mapping[str, RepetitionTally] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -201,13 +203,11 @@ class CellSuite(JobSummary):
     Attributes:
         courses: How tests that went wrong took their course, by node id, as far as that is known.
         tags: What tests show of a backend, by node id.
-        repeated: How tests have fared that were repeated, by node id.
     """
 
     tests: tuple[TestVerdict, ...]
     courses: Mapping[str, RankCourse] = field(default_factory=dict)
     tags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    repeated: Mapping[str, RepetitionTally] = field(default_factory=dict)
 
     def course_of(self, test: TestVerdict) -> RankCourse | None:
         """How a test took its course; None if that is unknown."""

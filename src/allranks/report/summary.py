@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from allranks.errors import MEANING, ExitCode
+from allranks.report.beside_table import markdown_rows, text_rows
 from allranks.report.failure_groups import Failure
 from allranks.report.history.history_text import headline, plain_lines, told_tests
 from allranks.report.judged import KEPT_TRACEBACKS, Counts, MergedRun, SuiteRow
@@ -33,7 +34,9 @@ _SUITE: Final = WIDTH - _CELL - 2 - (len(_NUMBERS) - 1) * _COLUMN - _TIME_COLUMN
 
 def render_table(merged: MergedRun) -> str:
     """The run in plain text: one line for each cell and suite, then the first failures and the notes."""
-    return "\n".join([*_rows(merged), *_first_failures(merged), *_past(merged), *_table_notes(merged)])
+    return "\n".join(
+        [*_rows(merged), *_first_failures(merged), *text_rows(merged.suites), *_past(merged), *_table_notes(merged)]
+    )
 
 
 def render_problems(merged: MergedRun) -> str:
@@ -190,7 +193,7 @@ def write_summary(merged: MergedRun, environ: Mapping[str, str]) -> None:
 
 def render_summary(merged: MergedRun, environ: Mapping[str, str]) -> str:
     """The run in Markdown, in at most :data:`MOST_BYTES`: verdict, cells and suites, then failures and notes."""
-    lines = [*_head(merged, environ), *_table(merged), "", *_failures(merged), *_flaky_list(merged)]
+    lines = [*_head(merged, environ), *_table(merged), "", *_failures(merged), *_flaky_list(merged), *_beside(merged)]
     room = MOST_BYTES - _size(lines)
     notes = [f"- {markdown(note)}" for note in (*merged.notes, *_skip_but_pass(merged))]
     return "\n".join([*lines, *_within(room, [*_history(merged), *notes], "notes")]) + "\n"
@@ -269,6 +272,13 @@ def _flaky_list(merged: MergedRun) -> Iterator[str]:
     if count > len(names):
         yield f"- and {count - len(names)} more"
     yield from ("", "</details>", "")
+
+
+def _beside(merged: MergedRun) -> Iterator[str]:
+    """The rates of tests under allranks and under torch's own runner."""
+    for row in (rows := markdown_rows(merged.suites)):
+        yield f"| {' | '.join(markdown(cell) for cell in row)} |" if row[0] != "--" else "|---|---|---|---|"
+    yield from [""] * bool(rows)
 
 
 def fenced(language: str, lines: Sequence[str]) -> Iterator[str]:
