@@ -13,6 +13,7 @@ from typing import TextIO
 
 import allranks
 from allranks.commands import (
+    bisect,
     build,
     compare,
     completion,
@@ -140,6 +141,7 @@ _COMMANDS = (
         "show what a backend can do, and what it does wrong",
     ),
     ("stress", stress.add, _JUDGES, "repeat tests until they fail, or so often that they seldom do"),
+    ("bisect", bisect.add, (), "find the axis of the matrix, or the commit, that decides whether a test fails"),
     ("build", build.add, _CAN_FAIL, "build the images of cells, for this machine or for others"),
     ("merge", merge.add, _JUDGES, "merge the results of one machine or of many into one report"),
     ("report", merge.add_report, _JUDGES, "rebuild the report of the newest run, and show it"),

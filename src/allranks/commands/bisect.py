@@ -1,0 +1,182 @@
+"""``allranks bisect``: which axis of the matrix, or which commit, decides whether a test fails."""
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from allranks.commands.command_parser import CommandParser, OptionGroup
+from allranks.commands.options import add_json, chosen_jobs, number, read_request, remark, say, say_json
+from allranks.commands.repeated_cells import Counted, Trial, jobs_of_one_suite, most_rounds, repeat_until
+from allranks.commands.run import add_seed, add_shared, refuse_options
+from allranks.commands.stress import OF_RUN, add_gangs, add_skew
+from allranks.errors import MEANING, EngineError, ExitCode, UsageError
+from allranks.rates import needed, unseen_rate
+
+if TYPE_CHECKING:
+    from allranks.report.deciding_axis import CellRate, DecidingAxis
+
+_MOST: Final = 1000
+"""Repetitions of the test in a cell, or at a commit, unless another number is asked for."""
+
+_CODES: Final[Mapping[ExitCode, str]] = {
+    ExitCode.OK: "the axis or the commit is found",
+    ExitCode.TESTS_FAILED: "no answer: it never failed, no axis decides, or only skipped commits are left",
+    ExitCode.USAGE: "the request is wrong: of --git also if GOOD fails, or BAD never does",
+    **{code: MEANING[code] for code in (ExitCode.INFRASTRUCTURE, ExitCode.NOTHING_RAN, ExitCode.INTERRUPTED)},
+}
+
+
+def add(parser: CommandParser) -> None:
+    """Declare the arguments of ``allranks bisect``."""
+    parser.usage = "allranks bisect TEST [CELL ...] [--git GOOD..BAD] [options]"
+    group = parser.add_argument_group("what to find, and how surely")
+    meaning = "find the commit of this repository after which the test fails (default: the axis that decides)"
+    group.add_argument("--git", metavar="GOOD..BAD", help=meaning)
+    _add_effort(group)
+    place = add_shared(parser)
+    add_gangs(place)
+    add_json(group)
+    parser.epilog = "\n".join(["exit codes:", *(f"  {code:<5d} {meaning}" for code, meaning in _CODES.items())])
+    parser.set_defaults(command=_bisect, **OF_RUN)
+
+
+def _add_effort(group: OptionGroup) -> None:
+    meaning = "how sure the answer has to be, in percent (default: 99)"
+    group.add_argument("--confidence", type=_confidence, default=0.99, metavar="PERCENT", help=meaning)
+    meaning = f"repeat the test N times at most in a cell, or at a commit (default: {_MOST})"
+    group.add_argument("--most", type=_most, default=_MOST, metavar="N", help=meaning)
+    add_skew(group)
+    add_seed(group)
+
+
+def _confidence(text: str) -> float:
+    """Parse a confidence in percent.
+
+    Raises:
+        argparse.ArgumentTypeError: The text is none.
+    """
+    try:
+        found = float(text.removesuffix("%")) / 100
+    except ValueError:
+        found = math.nan
+    if not 0.5 <= found < 1:
+        msg = f"{text!r} is no confidence: take 50 to 99.99 percent"
+        raise argparse.ArgumentTypeError(msg)
+    return found
+
+
+def _most(text: str) -> int:
+    """Parse a number of repetitions.
+
+    Raises:
+        argparse.ArgumentTypeError: The text is none.
+    """
+    if not 0 < (found := number(text)) <= 1_000_000:
+        msg = f"{text} is no number of repetitions: take 1 to 1000000"
+        raise argparse.ArgumentTypeError(msg)
+    return found
+
+
+def _bisect(options: argparse.Namespace) -> ExitCode:
+    expansion = read_request(options)
+    refuse_options(options.pytest_args)
+    jobs = jobs_of_one_suite(expansion, chosen_jobs(expansion, options))
+    trial = Trial(expansion=expansion, options=options, results=options.results or expansion.matrix.root / "results")
+    if options.git is not None:
+        from allranks.commands.bisect_commits import find_commit  # noqa: PLC0415 - git is needed for commits alone
+
+        return find_commit(trial, jobs)
+    if len(jobs) < 2:
+        msg = f"{jobs[0].cell.id} is the only cell that is selected, and no axis can decide."
+        raise UsageError(msg, remedy="Select more cells (`allranks plan` lists them), or name commits: --git GOOD..BAD")
+    counted = [Counted(job=job) for job in jobs]
+    return _answer(counted, _repeated(trial, counted), options)
+
+
+def _repeated(trial: Trial, counted: Sequence[Counted]) -> "Sequence[DecidingAxis]":
+    """Repeat the test in each cell until an axis decides, or there is none or nothing to decide.
+
+    Raises:
+        EngineError: No job could run it, for the infrastructure.
+        UsageError: Nor for its own sake.
+    """
+    from allranks.report.deciding_axis import deciding_axes  # noqa: PLC0415 - no other command needs it
+
+    most, confidence = trial.options.most, trial.options.confidence
+    found: list[DecidingAxis] = []
+
+    def is_enough() -> bool:
+        worst = max(counted, key=lambda each: each.bad / max(1, each.runs))
+        found[:] = deciding_axes(rates_of(counted), confidence, most_rounds(most))
+        passes = min(most, needed(worst.bad, worst.runs, 1 - confidence))
+        return bool(found) and all(each.bad or each.why or each.runs >= passes for each in counted)
+
+    (remark if trial.options.json else say)(
+        f"repeating the test in {len(counted)} cells, results in {_here(trial.results)}"
+    )
+    code = repeat_until(is_enough, trial, counted)
+    is_enough()
+    if not any(each.runs for each in counted) and code is not ExitCode.NOTHING_RAN:
+        kind = EngineError if code is ExitCode.INFRASTRUCTURE else UsageError
+        msg = "The test could not be run in any cell."
+        raise kind(msg, why=f"{counted[0].job.cell.id}: {counted[0].why}")
+    return found
+
+
+def rates_of(counted: Sequence[Counted]) -> "list[CellRate]":
+    """The rates of the jobs that ran the test, by their axes; the image is one of these if there are several."""
+    from allranks.report.deciding_axis import CellRate  # noqa: PLC0415 - see _repeated
+
+    names_images = len({each.job.image.name for each in counted}) > 1
+    return [
+        CellRate(
+            cell=each.job.cell.id,
+            axes={**each.job.cell.axes(), **({"image": each.job.image.name} if names_images else {})},
+            bad=each.bad,
+            runs=each.runs,
+        )
+        for each in counted
+        if each.runs
+    ]
+
+
+def _answer(counted: Sequence[Counted], found: "Sequence[DecidingAxis]", options: argparse.Namespace) -> ExitCode:
+    from allranks.report.deciding_axis import in_words  # noqa: PLC0415 - see _repeated
+
+    ran = [each for each in counted if each.runs]
+    if not ran:
+        code, words = ExitCode.NOTHING_RAN, "did not run in any cell"
+    elif not any(each.bad for each in ran):
+        code, least = ExitCode.TESTS_FAILED, min(each.runs for each in ran)
+        bound = 100 * unseen_rate(least, 1 - options.confidence)
+        words = (
+            f"never failed in {least:,} repetitions in each of {len(ran)} cells: a rate of {bound:.2g} % or more would "
+            f"have shown, confidence {100 * options.confidence:g} %"
+        )
+    else:
+        code, words = ExitCode.OK if found else ExitCode.TESTS_FAILED, in_words(found, rates_of(ran))
+    nodeid = next((each.nodeid for each in ran), "the test")
+    if options.json:
+        say_json(
+            exit_code=int(code),
+            test=nodeid,
+            answer=words,
+            deciding=[_object(each.axis, each.also, each.predicate, each.confidence) for each in found],
+            cells=[{"cell": e.job.cell.id, "bad": e.bad, "runs": e.runs, "why": e.why or None} for e in counted],
+        )
+        return code
+    for each in counted:
+        say(f"  {each.job.cell.id:<32} {f'{each.bad:,} of {each.runs:,} failed' if each.runs else each.why}")
+    say(f"{nodeid} {words}")
+    say(f"exit code {code:d}: {_CODES[code]}")
+    return code
+
+
+def _object(axis: str, also: Sequence[str], predicate: str, confidence: float) -> Mapping[str, object]:
+    return {"axis": axis, "also": list(also), "predicate": predicate, "confidence": round(confidence, 6)}
+
+
+def _here(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -1,0 +1,35 @@
+"""Searches the commits between a good and a bad one for the first bad one, as ``git bisect`` does."""
+
+from collections.abc import Callable, Collection, Sequence
+
+Between = Callable[[Collection[str], str], Sequence[str]]
+"""The commits that led to a bad one and to no good one, the bad one among them; those that tell most first."""
+
+_LEAPS = 3
+"""After a commit that cannot be tested the next one is further away: its neighbours are likely to be broken, too."""
+
+
+def suspects(good: str, bad: str, between: Between, judge: Callable[[str], bool | None]) -> Sequence[str]:
+    """The commits that may be the first bad one: one, or several if those between could not be tested.
+
+    Args:
+        good: A commit without the failure, which led to the bad one.
+        bad: A commit with it.
+        between: Orders those that are left.
+        judge: True if a commit is bad, None if it cannot be tested.
+    """
+    goods, skipped, in_a_row = [good], set[str](), 0
+    while True:
+        suspected = between(goods, bad)
+        left = [commit for commit in suspected if commit != bad and commit not in skipped]
+        if not left:
+            return suspected
+        commit = left[len(left) * (in_a_row % _LEAPS) // _LEAPS]
+        is_bad = judge(commit)
+        in_a_row = in_a_row + 1 if is_bad is None else 0
+        if is_bad is None:
+            skipped.add(commit)
+        elif is_bad:
+            bad = commit
+        else:
+            goods.append(commit)
