@@ -29,7 +29,7 @@ def test_the_page_names_every_command(command):
 
 
 @pytest.mark.parametrize(
-    "command", ["plan", "doctor", "leases", "images", "merge", "report", "show", "history", "compare"]
+    "command", ["plan", "bisect", "doctor", "leases", "images", "merge", "report", "show", "history", "compare"]
 )
 def test_every_command_with_json_has_its_keys_on_the_page(allranks, command):
     assert "--json" in allranks(command, "--help")[1]

@@ -279,9 +279,9 @@ class CallCounter:
             __tracebackhide__ = True
             world = distributed_c10d._world.default_pg  # noqa: SLF001 - see above
             known = self._find(world) if world and not options.get("use_local_synchronization") else None
-            if known is not None:
+            if world is not None and known is not None:
                 known.skip(-1)  # torch names groups by their number: one that makes fewer cannot stay in its gang
-            if known is not None and self._board:
+            if world is not None and known is not None and self._board:
                 ranks = next(iter(arguments), options.get("ranks"))
                 with suppress(TypeError, ValueError):  # torch refuses such ranks
                     members = words_for_ranks(sorted(range(world.size()) if ranks is None else map(int, ranks)))

@@ -264,7 +264,7 @@ def _set_start_method(name: str) -> None:
     multiprocessing.set_start_method(name, force=True)
 
 
-_numpy: Final = sys.modules.get("numpy")
+_numpy: Final[Any] = sys.modules.get("numpy")
 """torch imports it wherever it is installed."""
 
 
