@@ -154,12 +154,15 @@ def test_an_interpreter_that_imports_the_checkout_is_refused(bisect, commits, in
 
 
 def test_what_the_path_of_python_has_of_the_checkout_is_that_of_the_commit(bisect, commits, in_repository, monkeypatch):
+    (in_repository / "src").mkdir()
+    (in_repository / "src" / "a.py").write_text("")
     commits("0", "1")
-    monkeypatch.setenv("PYTHONPATH", f"{in_repository}/src{os.pathsep}/elsewhere")
+    ignored = f"{in_repository}/.venv{os.pathsep}/elsewhere"
+    monkeypatch.setenv("PYTHONPATH", f"{in_repository}/src{os.pathsep}{ignored}")
     seen = []
 
     def rate_of(matrix, _job):
-        seen.append((os.environ["PYTHONPATH"], f"{matrix.root}/src{os.pathsep}/elsewhere"))
+        seen.append((os.environ["PYTHONPATH"], f"{matrix.root}/src{os.pathsep}{ignored}"))
         return float((matrix.root / "suite" / "test_tiny.py").read_text())
 
     bisect("--git", "c0..c1", rate_of=rate_of)

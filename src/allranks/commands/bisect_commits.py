@@ -195,13 +195,14 @@ def _moved(matrix: Matrix, top: Path, tree: Path) -> Matrix:
 
 @contextmanager
 def _own_path(top: Path, tree: Path) -> Iterator[None]:
-    """Let what ``PYTHONPATH`` has of the checkout be that of the worktree."""
+    """Let what ``PYTHONPATH`` has of the checkout be that of the worktree, as far as it is committed."""
     before = os.environ.get("PYTHONPATH")
     if before is None:
         yield
         return
-    places = [Path(place) for place in before.split(os.pathsep) if place]
-    own = (tree / place.relative_to(top) if place.is_relative_to(top) else place for place in places)
+    places = [Path(place).resolve() for place in before.split(os.pathsep) if place]
+    moved = [tree / place.relative_to(top) if place.is_relative_to(top) else place for place in places]
+    own = (new if new.exists() else place for place, new in zip(places, moved, strict=True))
     os.environ["PYTHONPATH"] = os.pathsep.join(map(str, own))
     try:
         yield
