@@ -113,7 +113,7 @@ class CallCounter:
         self._world: distributed.ProcessGroup | None = None
         # Keyed by the identity of torch's object; None for a group that does not count.
         self._groups: dict[int, CountedGroup | None] = {}
-        # Kept alive until the next test has ended: a thread of a group that drops the last reference to it, say in a
+        # Alive until the gang's next test has ended: a thread of a group that drops the last reference to it, say in a
         # callback of a future, waits for its own end, which aborts the process in whatever test runs by then.
         self._kept: tuple[list[distributed.ProcessGroup], ...] = ([], [])
         self._closed: list[str] = []
@@ -165,7 +165,8 @@ class CallCounter:
         self._settle_wait()
         self._settle_receives()
         world = distributed_c10d._world  # noqa: SLF001 - torch has no public list of groups
-        self._kept = (list(world.pg_map), self._kept[0])
+        if self._own_world is None:
+            self._kept = (list(world.pg_map), self._kept[0])
         if self._world is None or world.default_pg is not self._world:
             return Calls(failures=failures)
         for group in list(world.pg_map):
@@ -186,7 +187,8 @@ class CallCounter:
         if identity in self._groups:
             return self._groups[identity]
         known = self._meet(group)
-        self._kept[0].append(group)
+        if self._own_world is None:
+            self._kept[0].append(group)
         weakref.finalize(group, self._forget, identity).atexit = False
         # Another thread may have met it meanwhile.
         return self._groups.setdefault(identity, known)
