@@ -107,15 +107,15 @@ def rate_in_words(bad: int, runs: int) -> str:
     low, high = interval(bad, runs)
     plural = "s" * (runs != 1)
     return (
-        f"{bad:,} of {runs:,} repetition{plural} went wrong: {_percent(bad / runs if runs else 0.0)} % "
-        f"(95 % interval {_percent(low)} to {_percent(high)} %)"
+        f"{bad:,} of {runs:,} repetition{plural} went wrong: {percentage(bad / runs if runs else 0.0)} % "
+        f"(95 % interval {percentage(low)} to {percentage(high)} %)"
     )
 
 
 def rate_in_short(bad: int, runs: int) -> str:
     """``3 of 1,000: 0.3 % (0.1 to 0.88 %)``."""
     low, high = interval(bad, runs)
-    return f"{bad:,} of {runs:,}: {_percent(bad / max(1, runs))} % ({_percent(low)} to {_percent(high)} %)"
+    return f"{bad:,} of {runs:,}: {percentage(bad / max(1, runs))} % ({percentage(low)} to {percentage(high)} %)"
 
 
 def summary_of(nodeid: str, told: RepetitionTally) -> str:
@@ -151,7 +151,8 @@ def difference_in_words(told: RepetitionTally) -> str:
     return f"it fails more often under {'allranks' if is_ours else 'torch'}, confidence {percent(1 - chance)}"
 
 
-def _percent(rate: float) -> str:
+def percentage(rate: float) -> str:
+    """A rate in percent, without the sign, to two digits and more."""
     return f"{100 * rate:.2g}" if rate < 0.1 else f"{100 * rate:.1f}".removesuffix(".0")
 
 

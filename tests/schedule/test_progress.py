@@ -95,6 +95,7 @@ def test_the_rate_of_a_job_is_that_of_all_its_tests():
     rate.note(Repeated(nodeid="t", tally=RepetitionTally(runs=500, bad=1)))
     rate.note(Repeated(nodeid="u", tally=RepetitionTally(runs=10)))
     assert rate.note(Repeated(nodeid="t", tally=RepetitionTally(runs=1490, bad=3))) == "1,500 runs, 3 bad (0.2 %)"
+    assert rate.note(Repeated(nodeid="t", tally=RepetitionTally(runs=1490, bad=1480))).endswith("(98.7 %)")
 
 
 def test_a_log_has_a_line_after_ten_seconds_and_then_less_often(monkeypatch):

@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from allranks.outcomes import Outcome, disagree
 from allranks.records import Collected, Passed, RankEnded, Record, Repeated, TestStarted
+from allranks.repetitions import percentage
 
 State = Literal["waiting", "preparing", "running", "done"]
 Word = Literal["skipped", "passed", "bad"]
@@ -86,7 +87,7 @@ class Rate:
         """Take in how a test fares, and return how all of them do, in words."""
         self._runs[record.nodeid] = record.tally.runs, record.tally.bad
         runs, bad = (sum(each) for each in zip(*self._runs.values(), strict=True))
-        return f"{runs:,} runs, {bad:,} bad ({100 * bad / max(1, runs):.2g} %)"
+        return f"{runs:,} runs, {bad:,} bad ({percentage(bad / max(1, runs))} %)"
 
     def is_due(self) -> bool:
         """Whether a log should have another line: after ten seconds, and then after a quarter of the time so far."""

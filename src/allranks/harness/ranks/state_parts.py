@@ -253,11 +253,17 @@ def _set_flags(values: list[bool]) -> None:
         getattr(torch._C, f"_set_{name}")(value)  # noqa: SLF001 - see above
 
 
+_top_hooks: Final[Callable[[bool], object]] = getattr(
+    torch._C._autograd,
+    "_top_saved_tensors_default_hooks",
+    lambda _: None,  # noqa: SLF001 - torch 2.6 lacks it
+)
+
+
 def _modes() -> tuple[object, ...]:
     """The modes that functions run in, apart from that of the default device."""
     functions = torch._C._len_torch_function_stack() - (_device() is not None)  # noqa: SLF001 - no public names
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001
-    return functions, torch._C._len_torch_dispatch_stack(), hooks  # noqa: SLF001
+    return functions, torch._C._len_torch_dispatch_stack(), _top_hooks(False)  # noqa: SLF001
 
 
 def _set_start_method(name: str) -> None:
