@@ -110,6 +110,14 @@ def test_a_background_of_other_failures_does_not_lead_astray():
     assert found.delays == (late(seconds=0.01),)
 
 
+@pytest.mark.parametrize(("with_them", "is_beyond_chance"), [((1, 10), False), ((4, 10), True), ((10, 10), True)])
+def test_delays_that_change_the_rate_no_more_than_chance_are_not_named(with_them, is_beyond_chance):
+    race = Race({(1, "before", 2): 0.01})
+    found = shrink([late()], race.count, lambda skew, *_: (9, 200) if skew == "off" else with_them)
+    assert bool(found.delays) is is_beyond_chance
+    assert (found.bad_without, found.runs_without) == (9, 200)
+
+
 def test_what_does_not_fail_again_is_said():
     race = Race({}, rate=0.0)
     found = shrink([late()], race.count, race.count)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
+from allranks.rates import log_chance
 from allranks.repetitions import interval
 from allranks.skew import OFF, Delay, milliseconds, skew_of
 
@@ -30,7 +31,7 @@ _WITHOUT: Final = 200
 """Repetitions without the delays, in the end."""
 
 _MISSED: Final = 0.01
-"""The probability that a question's repetitions all pass by chance."""
+"""The probability that a question's repetitions all pass by chance, or that a result differs by chance from none."""
 
 _HALVINGS: Final = 6
 """The shortest delay that is tried is 1.6 % of the one that was drawn."""
@@ -91,10 +92,12 @@ def shrink(drawn: Sequence[Delay], search: Count, confirm: Count) -> Shrunk:
                 break
             found[place] = shorter
     found = _made_reliable(found, search)
-    bad, runs = confirm(skew_of(found), _FIRST, _FIRST)
+    found_bad, found_runs = confirm(skew_of(found), _FIRST, _FIRST)
     bad_without, runs_without = confirm(OFF, _WITHOUT, _WITHOUT)
-    delays = tuple(found) if bad else ()
-    return Shrunk(delays=delays, bad=bad, runs=runs, bad_without=bad_without, runs_without=runs_without)
+    if math.exp(log_chance(found_bad, found_runs, bad_without, runs_without)) > _MISSED:
+        return Shrunk(bad=bad, runs=runs, bad_without=bad_without, runs_without=runs_without)
+    counts = {"bad": found_bad, "runs": found_runs, "bad_without": bad_without, "runs_without": runs_without}
+    return Shrunk(delays=tuple(found), **counts)
 
 
 def _made_reliable(found: list[Delay], search: Count) -> list[Delay]:

@@ -254,9 +254,9 @@ def _set_flags(values: list[bool]) -> None:
 
 
 _top_hooks: Final[Callable[[bool], object]] = getattr(
-    torch._C._autograd,
+    torch._C._autograd,  # noqa: SLF001 - no public name
     "_top_saved_tensors_default_hooks",
-    lambda _: None,  # noqa: SLF001 - torch 2.6 lacks it
+    lambda _: None,  # in torch 2.6
 )
 
 
