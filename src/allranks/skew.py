@@ -20,6 +20,9 @@ JOINING: Final = "joining"
 OUTSIDE: Final = ("stopped", "crowded", "busy")
 """Where the supervisor acts during a test."""
 
+MOST_BUSY: Final = 64
+"""Busy processes at a time."""
+
 _DELAY: Final = re.compile(
     rf"(?P<rank>\d{{1,6}}):(?P<place>before|after|{'|'.join((JOINING, *OUTSIDE))})"
     r":(?P<call>\d{1,9}):(?P<ms>\d{1,5}(\.\d{1,6})?)ms",

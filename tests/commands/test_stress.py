@@ -81,6 +81,8 @@ def test_as_many_gangs_as_there_are_cores_for(asked, monkeypatch, cores, argumen
         (["--duration", "soon"], "'soon' is no time"),
         (["--count", "5", "--resume"], "no option --resume"),
         (["--count", "5", "--skew", "1:40ms"], "'1:40ms' is no delay"),
+        (["--count", "5", "--skew", "4:before:1:40ms"], "1 is the highest number of rank here"),
+        (["--count", "5", "--skew", "65:busy:0:40ms"], "64 is the highest number of processes here"),
         (["--replay", "4294967296"], "no seed of a repetition"),
         (["--count", "5", "--beside", "pytest"], "'pytest' is no value: choose from torch"),
         (["--count", "5", "--beside", "torch", "--skew", "light"], "torch's runner has no --skew"),

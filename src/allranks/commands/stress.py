@@ -3,7 +3,7 @@
 import argparse
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 
 from allranks.commands.command_parser import CommandParser, OptionGroup, one_of
@@ -14,7 +14,7 @@ from allranks.harness.config import Stress
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job
 from allranks.network_skew import NETWORK_LEVELS, named_disturbances, network_of, network_stretch, nodes_needed
-from allranks.skew import LEVELS, OFF, delays_of, skew_of, stretch
+from allranks.skew import LEVELS, MOST_BUSY, OFF, delays_of, skew_of, stretch
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(?P<value>\d{1,9}(\.\d{1,6})?)(?P<unit>[smh]?)", re.ASCII)
@@ -102,10 +102,20 @@ def _stress(options: argparse.Namespace) -> ExitCode:
     # As torch's runner has them: one at a time.
     options.gangs = options.gangs or (1 if options.beside else None)
     jobs = [with_gangs(job, options.gangs, options.engine) for job in chosen]
+    _refuse_what_is_in_no_cell(options.skew, max(job.cell.world_size for job in jobs))
     return run_chosen(with_time(expansion, options.stress, jobs), jobs, options)
 
 
-def with_time(expansion: Expansion, stress: Stress, jobs: Iterable[Job]) -> Expansion:
+def _refuse_what_is_in_no_cell(skew: str, ranks: int) -> None:
+    """Refuse delays that would not happen: a run without them would be taken for one that stood them."""
+    for delay in () if skew in LEVELS else delays_of(skew):
+        most, what = (MOST_BUSY, "processes") if delay.place == "busy" else (ranks - 1, "rank")
+        if delay.rank > most:
+            msg = f"--skew {delay}: {most} is the highest number of {what} here."
+            raise UsageError(msg, remedy="Name what the selected cells have, or leave it out.")
+
+
+def with_time(expansion: Expansion, stress: Stress, jobs: Sequence[Job]) -> Expansion:
     """The same matrix, with time enough for each job, and without the history: it is one of single results."""
     limits = expansion.matrix.limits
     job = max(limits.job, _DAY) if stress.seconds is None else limits.job + stress.seconds * (1 + stress.beside)
