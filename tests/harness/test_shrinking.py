@@ -90,6 +90,17 @@ def test_a_delay_at_the_edge_is_made_longer_until_it_shows_the_failure_each_time
     assert (found.bad, found.delays[0].seconds) == (10, 0.0225)
 
 
+def test_of_many_delays_those_that_were_made_are_searched_first():
+    drawn = [late(call=call) for call in range(400)]
+    race = Race({(1, "before", 2): 0.04})
+    assert shrink(drawn, race.count, race.count, lambda some: some[:4]).delays == (late(),)
+    asked = race.asked
+    assert shrink(drawn, race.count, race.count, lambda some: some[7:9]).delays == (late(),), (
+        "though they were not told"
+    )
+    assert race.asked - asked > asked
+
+
 def test_two_delays_that_are_needed_together_are_both_found():
     drawn = [late(rank, call) for rank in (0, 1) for call in range(30)]
     race = Race({(0, "before", 7): 0.03, (1, "before", 2): 0.001})

@@ -82,6 +82,11 @@ class Trials:
             self.shown, self.places = self._last_bad, _places(delays_of(skew), self._results)
         return counted
 
+    def made(self, delays: Sequence[Delay]) -> Sequence[Delay]:
+        """Those that ranks have told of at the end of their output, and what was done from outside."""
+        told = _places(delays, self._results)
+        return [each for each in delays if str(each) in told or each.place not in {"before", "after"}]
+
     @property
     def _goes_on(self) -> bool:
         return self._begun < self._tries and self._bad < self._enough and time.monotonic() < self._until
@@ -136,7 +141,7 @@ def shrink_failures(
         if terms.launches or config.launches_ranks or not delays or time.monotonic() >= until:
             continue
         trials = Trials(failed, index, shares_ranks=terms.shares_ranks, run_gang=run_gang, results=results)
-        shrunk = shrink(delays, trials.count_until(until), trials.confirm)
+        shrunk = shrink(delays, trials.count_until(until), trials.confirm, trials.made)
         shown = trials.shown if shrunk.delays else ()
         repetitions.explain(failed, sentence(shrunk, trials.places), skew_of(shrunk.delays), shown)
 
