@@ -51,6 +51,13 @@ def test_strays_are_the_ranks_that_called_something_else_where_a_rank_made_its_l
     assert strays({**calls, 0: []}, 0) == []
 
 
+def test_another_shape_strays_where_the_call_killed_a_rank():
+    calls = dict(enumerate([[call("all_gather", shape=shape)] for shape in ("2", "2", "3")]))
+    frame = '  File "/x/site-packages/torch/distributed/c10d.py", line 9 in all_gather'
+    assert strays(calls, 0) == []
+    assert strays(calls, 0, f"Current thread 0x1 (most recent call first):\n{frame}\n") == [2]
+
+
 CALLS = st.lists(
     st.builds(
         call, st.sampled_from(["barrier", "all_reduce", "recv"]), st.integers(1, 3), st.sampled_from(["default", "1"])

@@ -8,7 +8,7 @@ from math import prod
 from allranks.harness.gangs.call_board import MESSAGES, LastCall
 from allranks.harness.gangs.local_ranks import RankHang
 from allranks.harness.gangs.step_outcome import Step, StepOutcome, was_in
-from allranks.harness.gangs.unmatched_calls import DEFAULT_GROUP, NEW_GROUPS, words_for_ranks
+from allranks.harness.gangs.unmatched_calls import DEFAULT_GROUP, NEW_GROUP, words_for_ranks
 from allranks.harness.stacks.stacks import innermost, waits_in_distributed
 from allranks.outcomes import Outcome
 
@@ -104,14 +104,21 @@ def odd_ones_out(calls: _Calls) -> list[int]:
     return _minority({rank: _identity(own[0]) for rank, own in calls.items() if own})
 
 
-def strays(calls: _Calls, rank: int) -> list[int]:
+def strays(calls: _Calls, rank: int, death: str = "") -> list[int]:
     """The ranks that called something else than most where this rank made its last call; none if it is one of them.
 
     Such calls fail in any of the ranks, and may even kill it: gloo aborts on tensors of different size.
+
+    Args:
+        calls: The last calls of each rank.
+        rank: A rank.
+        death: Stacks of the signal that killed it. In a collective, another shape then counts as another call.
     """
     newest = next(iter(calls.get(rank, ())), None)
     same = {} if newest is None else _by_place(calls).get((newest.group, newest.number), {})
-    odd = _minority({each: _essence(call) for each, call in same.items()})
+    traits = (_essence, _signature) if waits_in_distributed(death) else (_essence,)
+    found = (_minority({each: trait(call) for each, call in same.items()}) for trait in traits)
+    odd = next(filter(None, found), [])
     return [] if newest is None or newest.kind in MESSAGES or rank in odd else odd
 
 
@@ -159,7 +166,7 @@ def _by_place(calls: _Calls) -> dict[tuple[str, int], dict[int, LastCall]]:
 def _crossings(calls: _Calls) -> Iterator[str]:
     for (group, number), same in _by_place(calls).items():
         if len(set(map(_signature, same.values()))) > 1:
-            where = "" if group in (DEFAULT_GROUP, NEW_GROUPS) else f" of group {group}"
+            where = "" if group in (DEFAULT_GROUP, NEW_GROUP) else f" of group {group}"
             yield _in_words(same, number) + where
 
 

@@ -195,7 +195,8 @@ class Gang:
         """Explain a step that went wrong by the ranks' last calls."""
         calls = self._look_at_calls(step)
         if step.cause is not None:
-            step.blame_strays(strays(calls, step.cause.rank))
+            death = step.cause.text if step.cause.outcome is Outcome.CRASHED else ""
+            step.blame_strays(strays(calls, step.cause.rank, death))
         odd, cause = odd_ones_out(calls), step.cause
         # A rank that timed out in another group's call is a cause because of that call, and so are all in a circle.
         is_circle = all(each.outcome is Outcome.TIMED_OUT for each in step.outcomes)

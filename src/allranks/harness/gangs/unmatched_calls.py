@@ -10,8 +10,9 @@ from typing import Any
 DEFAULT_GROUP = "default"
 """The name of the gang's own process group, which torch names by a number."""
 
-NEW_GROUPS = "new groups"
-"""In place of a group, for the calls that make groups."""
+NEW_GROUP = "new_group"
+"""The kind of the calls that make groups. torch names groups by their number, so a rank that makes fewer than its peers
+cannot stay in its gang; its test may pass."""
 
 _TIMES = {0: "not at all", 1: "once", 2: "twice"}
 
@@ -173,7 +174,7 @@ def find_mismatch(calls: Mapping[int, Calls]) -> Mismatch | None:
         return next(iter(doubts), None)
     # After a split each rank may have another name for a group of the same ranks: a split connects without names.
     is_doubtful = any(rank.failures for rank in calls.values()) or not any(map(_is_unmatched, _merged(groups)))
-    errors = (each for group, each in found if not is_doubtful and not _differences_of_unseen(group))
+    errors = (each for group, each in found if each.is_error and not (is_doubtful or _differences_of_unseen(group)))
     return next(errors, replace(found[0][1], is_error=False))
 
 
@@ -213,7 +214,8 @@ def _mismatches(group: _Group) -> Iterator[Mismatch]:
     for kind in sorted({kind for calls in group.values() for kind in calls.collectives}):
         numbers = {rank: calls.collectives.get(kind, 0) for rank, calls in group.items()}
         if len(set(numbers.values())) > 1:
-            yield Mismatch(message=_called(kind, numbers, group), ranks=_unusual(numbers), is_error=True)
+            is_error = kind != NEW_GROUP
+            yield Mismatch(message=_called(kind, numbers, group), ranks=_unusual(numbers), is_error=is_error)
     for receiver, left in sorted(_left(group).items(), key=operator.itemgetter(0)):
         yield from _mismatches_of_receiver(receiver, left, group)
 

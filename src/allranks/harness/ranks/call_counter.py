@@ -29,7 +29,7 @@ from torch import distributed
 from torch.distributed import distributed_c10d
 
 from allranks.harness.gangs.call_board import CallBoard, LastCall, now
-from allranks.harness.gangs.unmatched_calls import DEFAULT_GROUP, NEW_GROUPS, Calls, GroupCalls, words_for_ranks
+from allranks.harness.gangs.unmatched_calls import DEFAULT_GROUP, NEW_GROUP, Calls, GroupCalls, words_for_ranks
 from allranks.harness.ranks.counted_group import ANY, UNEVEN, CountedGroup, describe, sequence_of
 
 COLLECTIVES: Mapping[str, tuple[str, int]] = {
@@ -281,13 +281,13 @@ class CallCounter:
             __tracebackhide__ = True
             world = distributed_c10d._world.default_pg  # noqa: SLF001 - see above
             known = self._find(world) if world and not options.get("use_local_synchronization") else None
-            if world is not None and known is not None:
-                known.skip(-1)  # torch names groups by their number: one that makes fewer cannot stay in its gang
-            if world is not None and known is not None and self._board:
+            if known is not None:
+                known.count(NEW_GROUP)
+            if known and world and self._board:
                 ranks = next(iter(arguments), options.get("ranks"))
                 with suppress(TypeError, ValueError):  # torch refuses such ranks
                     members = words_for_ranks(sorted(range(world.size()) if ranks is None else map(int, ranks)))
-                    made = LastCall(NEW_GROUPS, next(self._made_groups), f"new_group of {members}", at=now())
+                    made = LastCall(NEW_GROUP, next(self._made_groups), f"{NEW_GROUP} of {members}", at=now())
                     self._board.note(self._new_groups, made._replace(order=next(self._order)))
             return original(*arguments, **options)
 

@@ -10,7 +10,7 @@ from zlib import crc32
 import torch
 from torch import distributed
 
-from allranks.harness.gangs.unmatched_calls import GroupCalls, Messages
+from allranks.harness.gangs.unmatched_calls import NEW_GROUP, GroupCalls, Messages
 
 UNEVEN = "monitored_barrier"
 """A collective that takes more of torch's sequence numbers on a group's first rank than on the others (torch 2.13)."""
@@ -83,7 +83,7 @@ class CountedGroup:
 
     def _is_numbered(self, kind: str, peer: int | None, _tag: int) -> bool:
         """Whether calls of this kind take a sequence number: NCCL gives none to messages."""
-        return kind != UNEVEN and _OF not in kind and (peer is None or self._is_gloo)
+        return kind not in (UNEVEN, NEW_GROUP) and _OF not in kind and (peer is None or self._is_gloo)
 
     def skip(self, numbers: int) -> None:
         """Exclude some of torch's sequence numbers from the count."""

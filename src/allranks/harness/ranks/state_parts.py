@@ -193,9 +193,12 @@ def _set_imports(_: object) -> None:
     sys.path_importer_cache.clear()
 
 
-def _set_builtins(names: dict[str, Any]) -> None:
-    builtins.__dict__.clear()
-    builtins.__dict__.update(names)
+_BUILTINS: Final = tuple(vars(builtins))
+"""Their names; modules may add some when they are imported."""
+
+
+def _set_builtins(values: list[Any]) -> None:
+    vars(builtins).update(zip(_BUILTINS, values, strict=True))
 
 
 def _streams() -> tuple[tuple[Any, ...], tuple[bool, ...]]:
@@ -226,7 +229,9 @@ def _threads() -> list[int | None]:
     others = (each for each in threading.enumerate() if each is not threading.main_thread())
     targets = ((each, getattr(each, "_target", None) or type(each).run) for each in others)
     codes = ((each, getattr(target, "__code__", None)) for each, target in targets)
-    return [each.ident for each, code in codes if code and not is_machinery(code.co_filename)]
+    files = ((each, code.co_filename) for each, code in codes if code)
+    # Libraries keep threads for good.
+    return [each.ident for each, file in files if "-packages/" not in file and not is_machinery(file)]
 
 
 _AUTOCASTS: Final = ("cpu", "cuda")
@@ -310,8 +315,8 @@ PARTS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]]] = 
     "the time-out of sockets": (socket.getdefaulttimeout, socket.setdefaulttimeout),
     "levels of logging": (_logging, _set_logging),
     "imported modules": (_imports, _set_imports),
-    "builtins": (lambda: dict(builtins.__dict__), _set_builtins),
-    "sys.argv": (lambda: sys.argv and list(sys.argv), lambda arguments: setattr(sys, "argv", arguments)),
+    "builtins": (lambda: [*map(vars(builtins).get, _BUILTINS)], _set_builtins),
+    "sys.argv": (lambda: sys.argv and list(sys.argv), lambda arguments: setattr(sys, "argv", [*arguments])),
     "threads of its own": (_threads, _refuse),
     "the processors": (lambda: os.sched_getaffinity(0), lambda processors: os.sched_setaffinity(0, processors)),
     "the user": (os.getresuid, lambda user: os.setresuid(*user)),
