@@ -96,6 +96,7 @@ def _worst_first(result: RankResult) -> tuple[object, ...]:
 
 
 _RAN: Final = frozenset({Outcome.PASSED, Outcome.XPASSED, Outcome.XFAILED})
+_TAKES_NO_PART: Final = frozenset({Outcome.SKIPPED, Outcome.XFAILED})
 _PASSES: Final = frozenset({Outcome.PASSED, Outcome.XPASSED})
 _NEVER_RAN: Final = frozenset({Outcome.SKIPPED, Outcome.MISSING})
 
@@ -157,7 +158,7 @@ def leading(ranks: Sequence[RankResult]) -> Lead | None:
     An aborted or a missing rank never leads, nor does one that waited in vain for a rank that skipped, or failed as
     expected; a consequence leads only if its cause is absent.
     """
-    skipped = _skippers(ranks)
+    skipped = {rank.rank for rank in ranks if rank.outcome in _TAKES_NO_PART}
     bad = [
         rank
         for rank in ranks
@@ -172,10 +173,6 @@ def leading(ranks: Sequence[RankResult]) -> Lead | None:
         return Lead(result=min(candidates, key=lambda rank: (rank.at, -severity(rank.outcome), rank.rank)))
     worst = min(candidates, key=lambda rank: (-severity(rank.outcome), rank.rank))
     return Lead(result=worst, caveat=_NO_TIMES if len(candidates) > 1 else "")
-
-
-def _skippers(ranks: Sequence[RankResult]) -> set[int]:
-    return {rank.rank for rank in ranks if rank.outcome in {Outcome.SKIPPED, Outcome.XFAILED}}
 
 
 _LONG: Final = 1.0
@@ -197,7 +194,7 @@ def _unaccounted(ranks: Sequence[RankResult], _: VerdictPolicy) -> Verdict | Non
     """Rule 1: a rank is missing, or was aborted although no rank failed first."""
     lead = leading(ranks)
     missing = [rank for rank in ranks if rank.outcome is Outcome.MISSING]
-    skipped = _skippers(ranks)
+    skipped = {rank.rank for rank in ranks if rank.outcome in _TAKES_NO_PART}
     unexplained = [
         rank for rank in ranks if rank.outcome is Outcome.ABORTED and lead is None and rank.caused_by not in skipped
     ]

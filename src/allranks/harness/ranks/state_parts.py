@@ -1,4 +1,4 @@
-"""The parts of a rank's process state that a test may change, each with what reads it and what restores it."""
+"""The parts of a rank's state that a test may change: what reads each, and what restores it."""
 
 import builtins
 import faulthandler
