@@ -170,7 +170,7 @@ def _skew(text: str) -> str:
         raise argparse.ArgumentTypeError(msg) from error
 
 
-def _see_to_network(options: argparse.Namespace, jobs: Iterable[Job]) -> None:
+def _see_to_network(options: argparse.Namespace, jobs: Sequence[Job]) -> None:
     """Take the engine that can disturb connections between nodes, where that is asked for.
 
     Raises:
