@@ -7,7 +7,7 @@ import tempfile
 
 import pytest
 
-from allranks.commands.git_worktree import Repository
+from allranks.commands.git_worktree import GitHistory
 from allranks.errors import ExitCode
 
 NODEID = "suite/test_tiny.py::test_y"
@@ -183,7 +183,7 @@ def test_a_hook_and_the_variables_of_one_do_not_matter(bisect, commits, in_repos
 
 def test_files_that_a_commit_left_are_gone_at_the_next(git, commits, in_repository):
     commits("0", "1")
-    with Repository(in_repository).worktree(git("rev-parse", "c1")) as tree:
+    with GitHistory(in_repository).worktree(git("rev-parse", "c1")) as tree:
         (tree.top / "suite" / "__pycache__").mkdir()
         tree.check_out(git("rev-parse", "c0"))
         assert sorted(path.name for path in (tree.top / "suite").iterdir()) == ["test_tiny.py"]

@@ -27,11 +27,12 @@ ELSEWHERE = {
     ("docs/history.md", "yaml"): "tests/docs/test_history_page.py",
     ("docs/existing-tests.md", "toml"): "tests/e2e/test_existing_tests.py",
 }
-# A GPU, a cluster, more than a minute, a person, or a machine with a past.
+# A GPU, a cluster, a daemon, more than a minute, a person, or a machine with a past.
 REASONS = (
     "GPU",
     "PyTorch's own tree",
     "a cluster",
+    "a Docker daemon",
     "one machine each",
     "over 60 s",
     "a person",

@@ -30,6 +30,7 @@ def test_what_is_copied_is_the_package_the_harness_and_what_suites_import():
         "network_skew.py",
         "outcomes.py",
         "pytest_plugin.py",
+        "rates.py",
         "records.py",
         "repetitions.py",
         "skew.py",

@@ -17,6 +17,8 @@ SOURCE = Path(__file__).parents[2] / "src" / "allranks"
 KEPT = (
     "records.py",
     "outcomes.py",
+    "rates.py",
+    "repetitions.py",
     "skip_codes.py",
     "typed_json.py",
     "xml_text.py",

@@ -1,4 +1,4 @@
-"""``allranks bisect --git``: the commit after which a test fails, with the repetitions that its rate demands."""
+"""``allranks bisect --git``: the commit after which a test fails, as surely as was asked."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from allranks.commands.commit_search import suspects
-from allranks.commands.git_worktree import Repository
+from allranks.commands.git_worktree import GitHistory
 from allranks.commands.options import remark, say, say_json
 from allranks.commands.repeated_cells import ENOUGH, Counted, Trial, repeat_until
 from allranks.errors import EngineError, ExitCode, UsageError
@@ -45,8 +45,8 @@ class Commits:
         risk: The probability so far that a commit that counts as good is bad.
     """
 
-    repository: Repository
-    tree: Repository
+    repository: GitHistory
+    tree: GitHistory
     trial: Trial
     job: Job
     seen: dict[str, Counted] = field(default_factory=dict)
@@ -112,7 +112,7 @@ def find_commit(trial: Trial, jobs: Sequence[Job]) -> ExitCode:
     if len(jobs) > 1:
         msg = f"{len(jobs)} cells are selected, and --git repeats the test in one."
         raise UsageError(msg, remedy=f"Name the one in which it fails: allranks bisect {jobs[0].cell.id} ...")
-    repository = Repository.around(matrix.root)
+    repository = GitHistory.around(matrix.root)
     good, bad = _ends(repository, options.git)
     count = len(repository.between([good], bad))
     if options.engine != "docker":
@@ -128,7 +128,7 @@ def find_commit(trial: Trial, jobs: Sequence[Job]) -> ExitCode:
     return _answer(commits, rate, found)
 
 
-def _ends(repository: Repository, text: str) -> tuple[str, str]:
+def _ends(repository: GitHistory, text: str) -> tuple[str, str]:
     good, dots, bad = text.partition("..")
     if not (good and dots) or bad.startswith("."):
         msg = f"{text!r} is no range of commits."
@@ -153,7 +153,7 @@ def _check_good(commits: Commits, good: str, rate: Counted, risk: float) -> None
     raise UsageError(msg, why=f"{found.why}.", remedy=remedy)
 
 
-def _refuse_own_code(matrix: Matrix, job: Job, repository: Repository) -> None:
+def _refuse_own_code(matrix: Matrix, job: Job, repository: GitHistory) -> None:
     """Refuse an interpreter that imports the project from the user's checkout: every commit would run the same code.
 
     Raises:

@@ -20,7 +20,7 @@ _NO_HOOKS: Final = ("-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead
 
 
 @dataclass(frozen=True)
-class Repository:
+class GitHistory:
     """A repository, or a worktree of one.
 
     Attributes:
@@ -30,7 +30,7 @@ class Repository:
     top: Path
 
     @classmethod
-    def around(cls, folder: Path) -> "Repository":
+    def around(cls, folder: Path) -> "GitHistory":
         """The repository that a folder is in.
 
         Raises:
@@ -92,13 +92,13 @@ class Repository:
         self.git("clean", "--quiet", "-ffdx")
 
     @contextmanager
-    def worktree(self, commit: str) -> Iterator["Repository"]:
+    def worktree(self, commit: str) -> Iterator["GitHistory"]:
         """A worktree with the files of a commit, removed at the end; the checkout of the user stays as it is."""
         scratch = Path(tempfile.mkdtemp(prefix="allranks-bisect-")).resolve()
         tree = scratch / self.top.name
         try:
             self.git("worktree", "add", "--quiet", "--detach", str(tree), commit)
-            yield Repository(tree)
+            yield GitHistory(tree)
         finally:
             with uninterrupted():
                 with suppress(UsageError):  # it was never made

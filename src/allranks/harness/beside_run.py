@@ -1,4 +1,4 @@
-"""Repeats tests that start their ranks under torch's own runner: is it the test that fails, or is it allranks?
+"""Repeats tests that start their ranks under torch's own runner: to tell the test from allranks.
 
 Each repetition is a process of its own, as on a command line: ``python FILE Class.test``, or pytest where the file is
 no script. They run one after the other in the job, with its interpreter and its files.

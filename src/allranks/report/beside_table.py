@@ -1,4 +1,4 @@
-"""Rates of failure under allranks and under torch's own runner, side by side (``allranks stress --beside torch``)."""
+"""Rates of failure under allranks and torch's own runner, side by side (``stress --beside``)."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final

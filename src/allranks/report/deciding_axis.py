@@ -1,4 +1,4 @@
-"""Which axis a rate of failure follows: the split of the cells whose rates differ most, if chance does not explain it.
+"""Which axis a rate of failure follows: the best split of the cells, if beyond chance.
 
 Each predicate on one axis (``world_size >= 4``) splits the cells in two. The split with the smallest probability under
 equal rates is taken, multiplied by the number of splits and of looks (Bonferroni). Among the cells that fail

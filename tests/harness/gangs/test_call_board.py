@@ -124,7 +124,8 @@ print([call._replace(at=call.at // 10**16) for call in read_board(seen)])
         check=True,
     )
     calls = [LastCall("default", number, "all_reduce", None, "float32", "4x2", number) for number in (3, 2, 1)]
+    made = LastCall("new_group", 1, "new_group of rank 0", order=4)
     assert done.stdout.splitlines() == [
-        str([LastCall("1", 1, "all_gather", None, "float32", "3", 4), *calls]),
-        str([LastCall("default", 4, "barrier", order=5), *calls]),
+        str([LastCall("1", 1, "all_gather", None, "float32", "3", 5), made, *calls]),
+        str([LastCall("default", 4, "barrier", order=6), made, *calls]),
     ]
