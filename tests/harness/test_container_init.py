@@ -19,6 +19,7 @@ KEPT = (
     "outcomes.py",
     "rates.py",
     "repetitions.py",
+    "skew.py",
     "skip_codes.py",
     "typed_json.py",
     "xml_text.py",

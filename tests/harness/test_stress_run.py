@@ -253,7 +253,7 @@ def test_a_time_out_of_a_test_is_called_tight_under_delays_alone():
     ("network", "message"),
     [
         ("0-1:cut", "under a partition between nodes 0 and 1: wait timed out"),
-        ("0-1:late:20ms", "a tight time-out, under a delay of 20 ms between nodes 0 and 1: wait timed out"),
+        ("0-1:late:20ms", "tight time-out, under a delay of 20 ms between nodes 0 and 1: wait timed out"),
     ],
 )
 def test_a_failure_names_what_the_network_did_and_the_job_how_often(network, message):

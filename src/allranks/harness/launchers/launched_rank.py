@@ -21,8 +21,9 @@ from allranks.harness.collection.imports import ImportWatch
 from allranks.harness.gangs.call_board import CallBoard, map_board
 from allranks.harness.ranks import debugging, rank_setup
 from allranks.harness.ranks.call_counter import CallCounter
-from allranks.harness.ranks.rank_setup import flush_output, live, seed_everything
+from allranks.harness.ranks.rank_setup import flush_output, live
 from allranks.harness.ranks.reports import is_symptom, skip_with_code, with_cause
+from allranks.harness.ranks.surroundings import seed_everything
 from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, SkipKind, shorten
 
 

@@ -31,7 +31,7 @@ from allranks.harness.ranks import debugging, rank_setup
 from allranks.harness.ranks.call_counter import CallCounter
 from allranks.harness.ranks.child_processes import ChildWatch
 from allranks.harness.ranks.own_groups import give_ports
-from allranks.harness.ranks.rank_setup import flush_output, live, next_item, seed_everything, silence_terminal
+from allranks.harness.ranks.rank_setup import flush_output, live, next_item, silence_terminal
 from allranks.harness.ranks.reports import (
     Subtests,
     broken_by_a_hook,
@@ -43,7 +43,7 @@ from allranks.harness.ranks.reports import (
     with_remedy,
 )
 from allranks.harness.ranks.skewed_calls import DELAYS
-from allranks.harness.ranks.surroundings import InitialState
+from allranks.harness.ranks.surroundings import InitialState, seed_everything
 from allranks.harness.rendezvous import wait_for_store
 from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, following, overall, shorten
 from allranks.skip_codes import SkipCode

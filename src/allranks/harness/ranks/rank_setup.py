@@ -21,12 +21,10 @@ from copy import copy
 from dataclasses import dataclass
 from os import getpid
 from pathlib import Path
-from random import seed as _seed_python
 from types import FrameType
 from typing import Any, NoReturn, TextIO
 
 import pytest
-import torch
 from _pytest.terminal import TerminalReporter
 
 from allranks import skip_codes
@@ -262,20 +260,3 @@ def _renew(item: pytest.Item | None) -> None:
             made = item.parent.newinstance()  # type: ignore[no-untyped-call]
             setattr(item, "_instance", made)  # noqa: B010 - pytest 8.2 and newer; not public
             item.obj = getattr(made, item.originalname)
-
-
-def seed_everything(seed: int) -> None:
-    """Seed Python, NumPy (if it is loaded) and torch.
-
-    Args:
-        seed: At most 32 bits, NumPy's limit.
-    """
-    _seed_python(seed)
-    if torch.cuda.is_available():
-        torch.manual_seed(seed)
-    else:
-        # torch.manual_seed takes 0.7 ms: each kind of accelerator defers its seeding, and formats a stack for that.
-        torch.default_generator.manual_seed(seed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(seed)
