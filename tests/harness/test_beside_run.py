@@ -14,6 +14,7 @@ from allranks.harness.job_end import HangupError, JobEnd
 from allranks.harness.program import ItemOptions, Program
 
 SCRIPT = """
+import os
 import pathlib
 import signal
 import sys
