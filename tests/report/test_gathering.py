@@ -211,3 +211,29 @@ def test_results_that_lie_in_no_jobs_folder_are_missed_by_name(merged, gathered)
     said = "machine-3/rank-7.xml, machine-3/again/rank-0.xml, machine-3/again/rank-1.xml and 2 more"
     assert said in test.verdict.message
     assert test.verdict.is_bad
+
+
+RED = '<testsuites><testsuite><testcase name="t"><failure/></testcase></testsuite></testsuites>'
+
+
+@pytest.mark.parametrize("name", ["results.xml", "TEST-t.xml", "rank_1.xml", "rank-1.xml.gz", "journal.jsonl"])
+def test_results_of_any_form_beside_a_run_are_missed_by_name(merged, gathered, name):
+    (gathered / "elsewhere").mkdir()
+    (gathered / "elsewhere" / name).write_text(RED)
+    _, suites = merged()
+    [test] = suites["run/manifest"].tests
+    assert test.verdict.message.startswith(f"elsewhere/{name}: results outside any job's folder")
+
+
+def test_other_xml_and_reports_of_allranks_beside_a_run_are_none_of_its_results(merged, gathered):
+    (gathered / "coverage.xml").write_text("<coverage/>")
+    (gathered / "machine-1/junit.xml").write_text('<testsuites name="allranks" tests="0"/>')
+    _, suites = merged()
+    assert "run/manifest" not in suites
+
+
+def test_results_without_a_plan_are_noted(merged, gathered):
+    for plan in gathered.glob("**/run.json"):
+        plan.unlink()
+    run, _ = merged()
+    assert sum("no run.json came with these results" in note for note in run.notes) == 1

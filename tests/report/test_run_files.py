@@ -73,3 +73,14 @@ def test_a_newer_schema_is_left_to_a_newer_allranks(run_folder):
     run_folder.job("c/s", schema=3)
     [attempt] = read_attempts_at(run_folder.path, "c", "s")
     assert attempt.problem == "job.json was written by a newer allranks (schema 3): merge with that one."
+
+
+def test_a_member_that_is_there_twice_is_damage(run_folder):
+    run_folder.job("c/s")
+    path = run_folder.attempt("c/s") / "job.json"
+    path.write_text(
+        path.read_text().replace('"error": null', '"error": {"kind": "agent", "what": "died"}, "error": null')
+    )
+    [attempt] = read_attempts_at(run_folder.path, "c", "s")
+    assert attempt.record is None
+    assert attempt.problem.startswith("job.json is damaged: it has a member twice")

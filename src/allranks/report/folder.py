@@ -126,6 +126,13 @@ def is_named_like_a_rank(name: str) -> bool:
     return fnmatchcase(name, "rank-*.xml")
 
 
+def may_be_result(path: Path) -> bool:
+    """True if a file outside of any attempt's folder has results, or is named so."""
+    name, start = path.name, head(path, 1024) if _XML.fullmatch(path.name) else b""
+    is_report = b"<testsuite" in start and not is_merged_report(path)
+    return is_report or is_named_like_a_rank(name) or name == JOURNAL or _RENAMED.fullmatch(name) is not None
+
+
 def _attempts_at(root: Path, job: Path, planned: int | None) -> list[Attempt]:
     found = sorted((int(match[1]), path) for path in listing(job) if (match := _ATTEMPT.fullmatch(path.name)))
     attempts: list[Attempt] = []
@@ -287,6 +294,14 @@ def _foreign_place(folder: Path, path: Path) -> tuple[str, str, int]:
     return xml_id("/".join(cell) or folder.name), xml_id("".join(suite) or "tests"), number
 
 
+def _each_once(members: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(members)
+    if len(found) < len(members):
+        msg = f"it has a member twice: {', '.join(name for name, _ in members)[:200]}"
+        raise ValueError(msg)
+    return found
+
+
 @dataclass(frozen=True)
 class _Versioned:
     schema: int
@@ -296,7 +311,7 @@ def _read_json(path: Path, build: Callable[[object], _T]) -> tuple[_T | None, st
     """The result of ``build`` for the JSON in a file, or one sentence on why there is none."""
     try:
         with open_regular(path) as file:
-            document = json.loads(file.read())
+            document = json.loads(file.read(), object_pairs_hook=_each_once)
         if (schema := parsed(_Versioned, document).schema) > SCHEMA:
             return None, f"{path.name} was written by a newer allranks (schema {schema}): merge with that one."
         return build(document), ""

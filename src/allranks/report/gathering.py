@@ -18,7 +18,7 @@ from allranks.report.folder import (
     Attempt,
     is_attempt,
     is_manifest,
-    is_named_like_a_rank,
+    may_be_result,
     newest,
     read_attempts,
     read_foreign,
@@ -29,6 +29,8 @@ from allranks.report.run_files import Manifest, PlannedJob
 from allranks.report.untrusted import walk
 
 T = TypeVar("T")
+
+_NO_PLAN: Final = "no run.json came with these results, so a job that left none is not missed"
 
 TELLING: Final = 3
 """Distinct durations that identify a job: no two runs take the same milliseconds."""
@@ -131,12 +133,15 @@ def gather(root: Path) -> Gathered:
         _Found(number, attempt) for number, part in enumerate(parts) for attempt in read_attempts(root, part, sizes)
     ]
     run_id = _run_of(root, plans, [found.attempt for found in attempts])
+    counted = tuple(_newest_of_each(attempts, run_id)) if attempts or plans else read_foreign(root)
+    if attempts and not plans and not problems:
+        counted = (replace(counted[0], notes=(*counted[0].notes, _NO_PLAN)), *counted[1:])
     return Gathered(
         run_id=run_id,
         manifest=_together([plan.manifest for plan in plans], run_id) if plans else None,
         plans=tuple(frozenset(job.place for job in plan.manifest.jobs) for plan in plans),
         problems=(*problems, *_disagreements(plans), *(_nobodys(root, loose) if attempts or plans else ())),
-        attempts=tuple(_newest_of_each(attempts, run_id)) if attempts or plans else read_foreign(root),
+        attempts=counted,
     )
 
 
@@ -170,7 +175,7 @@ class _Found(NamedTuple):
 
 
 def _parts(root: Path) -> tuple[list[Path], list[Path]]:
-    """The folders of runs, parents first, and the rank files that are in no attempt; links are not followed.
+    """The folders of runs, parents first, and the results that are in no attempt; links are not followed.
 
     Raises:
         OSError: A folder cannot be read: its content could go missing unnoticed.
@@ -181,7 +186,7 @@ def _parts(root: Path) -> tuple[list[Path], list[Path]]:
         has_plan = "run.json" in (*folders, *others) and (path == root or is_manifest(path / "run.json"))
         if has_plan or (path / "cells").is_dir():
             parts.append(path)
-        loose.extend(path / name for name in sorted((*folders, *others)) if is_named_like_a_rank(name))
+        loose.extend(path / name for name in sorted((*folders, *others)) if may_be_result(path / name))
         folders[:] = [name for name in folders if not name.startswith(".") and not is_attempt(root, path / name)]
     return parts, loose
 
@@ -191,7 +196,7 @@ def _nobodys(root: Path, loose: Sequence[Path]) -> Iterator[str]:
     if loose:
         places = ", ".join(path.relative_to(root).as_posix() for path in loose[:3])
         yield (
-            f"{places}{f' and {len(loose) - 3} more' if len(loose) > 3 else ''}: results of ranks "
+            f"{places}{f' and {len(loose) - 3} more' if len(loose) > 3 else ''}: results "
             "outside any job's folder, so they were not read.\n"
             "Keep the folder cells/ of each machine whole when you gather them, or merge these on their own."
         )
