@@ -77,6 +77,19 @@ def test_a_journal_in_the_folder_of_another_job_is_an_error_that_names_that_job(
     assert code is ExitCode.UNACCOUNTED
 
 
+def test_loose_ranks_of_two_jobs_in_one_folder_are_an_error(run_folder, tmp_path):
+    for rank, cell in enumerate((CELL, "gloo-w2-g0-tcp")):
+        text = run_folder.rank(JOB, rank, {A: "passed"}).read_text()
+        said = "".join(
+            f'<property name="allranks.{name}" value="{value}"/>' for name, value in (("cell", cell), ("suite", "s"))
+        )
+        (tmp_path / "loose").mkdir(exist_ok=True)
+        (tmp_path / f"loose/rank-{rank}.xml").write_text(text.replace("<properties>", f"<properties>{said}", 1))
+    bad, _, code = judged(tmp_path / "loose")
+    assert bad == [("rank-1.xml", "rank-1.xml is of another job, gloo-w2-g0-tcp / s.")]
+    assert code is ExitCode.UNACCOUNTED
+
+
 def test_results_of_another_run_are_an_error_that_names_both(run_folder):
     run_folder.manifest(JOB)
     run_folder.both(JOB, {A: "passed"}, spec={"run_id": "r2"})

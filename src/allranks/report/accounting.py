@@ -201,15 +201,17 @@ def _ranks_outside(attempt: Attempt, files: Sequence[RankFile]) -> Iterator[Test
 
 
 def _troubles_of_place(attempt: Attempt, files: Sequence[RankFile]) -> Iterator[TestVerdict]:
-    """An error for each file of another job in the folder of this one."""
+    """An error for each file of another job in the folder of this one; loose XML is of its first file's job."""
     stated = {
         file.path.name: (file.properties.get("allranks.cell", ""), file.properties.get("allranks.suite", ""))
         for file in files
     }
     if attempt.record:
         stated["job.json"] = (attempt.record.cell, attempt.record.suite)
-    for name, (cell, suite) in stated.items() if attempt.folder else ():
-        if cell and suite and (cell, suite) != (attempt.cell, attempt.suite):
+    places = {name: place for name, place in stated.items() if all(place)}
+    own = (attempt.cell, attempt.suite) if attempt.folder else next(iter(places.values()), ())
+    for name, (cell, suite) in places.items():
+        if (cell, suite) != own:
             text = f"{name} is of another job, {cell} / {suite}.\nMove it to the folder of that job."
             yield trouble(name, text, ExitCode.UNACCOUNTED)
 
