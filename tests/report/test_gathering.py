@@ -237,3 +237,9 @@ def test_results_without_a_plan_are_noted(merged, gathered):
         plan.unlink()
     run, _ = merged()
     assert sum("no run.json came with these results" in note for note in run.notes) == 1
+
+
+def test_a_report_that_names_one_of_allranks_in_a_comment_is_read(tmp_path):
+    (tmp_path / "TEST-t.xml").write_text(f'<!-- <testsuites name="allranks" -->{RED}')
+    (tmp_path / "rank-0.xml").write_text(RED.replace("<failure/>", ""))
+    assert merge(tmp_path, environ={}).counts.failed == 1

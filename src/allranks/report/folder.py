@@ -25,7 +25,9 @@ NARROW_NAME: Final = "allranks: every job"
 ROOTS: Final = frozenset({"testsuites", "testsuite"})
 """The elements that a JUnit report may begin with."""
 
-_MARKS: Final = (f'<testsuites name="{WIDE_NAME}"'.encode(), f'<testsuite name="{NARROW_NAME}"'.encode())
+_MERGED: Final = re.compile(
+    rf'(<\?xml[^>]*>\s*)?<(testsuites name="{WIDE_NAME}"|testsuite name="{NARROW_NAME}")'.encode()
+)
 _ATTEMPT: Final = re.compile(r"attempt-([0-9]+)")
 _RANK_TOKEN: Final = re.compile(r"(?:rank|(?<![a-z])R(?:ank|ANK))[-_.]?([0-9]++)(?![A-Z])")  # not PageRank2, Rank2Test
 _CELL_ID: Final = re.compile(r"\w+-w([0-9]{1,5})-g[0-9]+-[a-z]+(-n[0-9]+)?(-t[\w.+]+)?")
@@ -208,8 +210,7 @@ def newest(attempts: Sequence[Attempt]) -> Attempt:
 
 def is_merged_report(path: Path) -> bool:
     """True if allranks wrote this report: it may be overwritten, and must not be read as results."""
-    start = head(path, 256)
-    return any(mark in start for mark in _MARKS)
+    return _MERGED.match(head(path, 256)) is not None
 
 
 def report_parts(first: Path) -> Iterator[Path]:
