@@ -44,6 +44,7 @@ _NOT_USERS = (
     *(str(Path(module.__file__).parent) for module in (torch, pytest) if module.__file__),
     f"{os.sep}allranks{os.sep}harness",
     "contextlib.py",
+    f"{os.sep}threading.py",
 )
 """Parts of the paths of frames that are no user's."""
 
