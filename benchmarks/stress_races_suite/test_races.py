@@ -7,6 +7,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import rpc
@@ -75,6 +76,7 @@ def test_store_key_read_before_it_is_set(rank: int) -> None:
         assert store.check([key])
 
 
+@pytest.mark.filterwarnings("ignore:You are using a Backend")  # torch's own, of init_rpc
 def test_rpc_after_a_shutdown_has_begun(rank: int, shared_tmp_path: Path) -> None:
     if rank == 2:
         return
