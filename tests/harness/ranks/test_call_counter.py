@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from gloo_calls import COLLECTIVES, DOUBTFUL, RIGHT, WORLD_SIZE, WRONG
 from torch import distributed as dist
 
 from allranks.harness.gangs.unmatched_calls import DEFAULT_GROUP, calls_of, find_mismatch
 from allranks.harness.ranks.call_counter import COLLECTIVES as COUNTED
 from allranks.harness.ranks.call_counter import MESSAGES
+from allranks.harness.ranks.counted_group import describe
 
 CONTROL = {"_end_coalescing"}
 """Returns the work of calls that were counted."""
@@ -65,6 +67,20 @@ def test_a_subgroup_has_the_ranks_of_the_gang(counted):
 
 def test_a_test_counts_what_it_called_itself(counted):
     assert not any(calls.groups for calls in counted["nothing"].values())
+
+
+@pytest.mark.parametrize(
+    ("tensor", "operation", "described"),
+    [
+        (torch.ones(4, 2), dist.ReduceOp.SUM, "float32"),
+        (torch.ones(4, 2), dist.ReduceOp.MAX, "float32 max"),
+        (torch.ones(4, 2).to_sparse(), dist.ReduceOp.SUM, "float32 sparse_coo"),
+    ],
+)
+def test_a_call_is_described_by_all_that_no_rank_may_change(tensor, operation, described):
+    options = dist.AllreduceOptions()
+    options.reduceOp = operation
+    assert describe("all_reduce", ([tensor], options), 0) == (described, "4x2")
 
 
 def test_nothing_is_wrapped_that_torch_does_not_have():

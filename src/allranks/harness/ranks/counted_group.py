@@ -113,7 +113,7 @@ def sequence_of(group: distributed.ProcessGroup | None) -> int:
 
 
 def describe(kind: str, arguments: Sequence[Any], place: int) -> tuple[str, str]:
-    """The dtype and the shape of a call's first tensor; with the dtype the operation of a reduction, unless it sums.
+    """The dtype and the shape of a call's first tensor: ``float32 sparse_coo max``, without what is usual, and ``4x2``.
 
     Args:
         kind: Of the call.
@@ -127,4 +127,6 @@ def describe(kind: str, arguments: Sequence[Any], place: int) -> tuple[str, str]
         return "", ""
     operation = getattr(arguments[-1], "reduceOp", None) if kind in _REDUCTIONS else None
     words = "" if operation is None or operation == distributed.ReduceOp.SUM else f" {operation.op.name.lower()}"
+    if first.layout is not torch.strided:
+        words = f" {str(first.layout).removeprefix('torch.')}{words}"
     return f"{str(first.dtype).removeprefix('torch.')}{words}", "x".join(map(str, first.shape))
