@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from allranks.testing import SubgroupMaker, require_gpu, skip_if_small_world_size, skip_when
+from allranks.testing import require_gpu, skip_if_small_world_size, skip_when
 
 from .reference import World, assert_close, assert_same, backward, gradients, mean_gradients
 
@@ -61,9 +61,9 @@ def test_running_statistics_may_be_the_ranks_own(world: World) -> None:
 def test_batches_are_counted(world: World) -> None:
     """The counter of the normalization is a buffer of integers."""
     ddp = world.wrap(normalized(world))
-    for step in range(3):
+    for step in range(2):
         backward(ddp, world.batch(step=step, rows=ROWS))
-    assert int(ddp.module[1].num_batches_tracked) == 3
+    assert int(ddp.module[1].num_batches_tracked) == 2
 
 
 def test_evaluation_does_not_change_the_statistics(world: World) -> None:
@@ -179,11 +179,10 @@ def test_synchronized_normalization_in_evaluation_needs_no_peers(world: World) -
 
 @require_gpu
 @skip_if_small_world_size(2)
-def test_synchronized_normalization_over_a_group(world: World, subgroup: SubgroupMaker) -> None:
+def test_synchronized_normalization_over_a_group(world: World, own_group: torch.distributed.ProcessGroup) -> None:
     """Only the rows of the group's ranks count."""
-    groups = [subgroup([peer]) for peer in range(world.size)]
     plain = normalized(world)
-    module = nn.SyncBatchNorm.convert_sync_batchnorm(deepcopy(plain), groups[world.rank])
+    module = nn.SyncBatchNorm.convert_sync_batchnorm(deepcopy(plain), own_group)
     expected = mean_gradients(plain, world.batches(rows=ROWS))
     ddp = world.wrap(module)
     backward(ddp, world.batch(rows=ROWS))

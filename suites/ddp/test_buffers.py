@@ -43,7 +43,7 @@ def shift(module: nn.Module, world: World) -> None:
 
 def test_forward_pass_uses_the_buffers_of_rank_0(world: World) -> None:
     """They are sent before the module runs."""
-    ddp = world.wrap(Tally(world))
+    ddp = world.wrap(Tally(world), init_sync=True)
     shift(ddp.module, world)
     ddp(world.batch())
     assert_same(ddp.module.seen, [world.numbers(1, peer=0)])
@@ -51,16 +51,16 @@ def test_forward_pass_uses_the_buffers_of_rank_0(world: World) -> None:
 
 def test_buffers_are_sent_again_with_each_forward_pass(world: World) -> None:
     """What the ranks did to their own in between is lost, but for rank 0."""
-    ddp = world.wrap(Tally(world))
-    for _ in range(3):
+    ddp = world.wrap(Tally(world), init_sync=True)
+    for _ in range(2):
         shift(ddp.module, world)
         backward(ddp, world.batch())
-    assert_same(ddp.module.seen, [world.numbers(1, peer=0) + step for step in range(3)])
+    assert_same(ddp.module.seen, [world.numbers(1, peer=0) + step for step in range(2)])
 
 
 def test_forward_passes_without_gradients_send_buffers_once(world: World) -> None:
     """After one, the next has nothing new to send: evaluation needs no peers."""
-    ddp = world.wrap(Tally(world))
+    ddp = world.wrap(Tally(world), init_sync=True)
     with torch.no_grad():
         ddp(world.batch())
         shift(ddp.module, world)
@@ -73,7 +73,7 @@ def test_forward_passes_without_gradients_send_buffers_once(world: World) -> Non
 
 def test_switched_off_each_rank_keeps_its_buffers(world: World) -> None:
     """``forward_sync_buffers=False``: sent at construction only."""
-    ddp = world.wrap(Tally(world), forward_sync_buffers=False)
+    ddp = world.wrap(Tally(world), init_sync=True, forward_sync_buffers=False)
     shift(ddp.module, world)
     backward(ddp, world.batch())
     assert_same(ddp.module.seen, [world.numbers(1, peer=0) + 10 * world.rank])
@@ -81,7 +81,7 @@ def test_switched_off_each_rank_keeps_its_buffers(world: World) -> None:
 
 def test_switched_off_by_the_old_name_construction_sends_none_either(world: World) -> None:
     """``broadcast_buffers=False`` leaves the buffers of a rank to it from the start."""
-    ddp = world.wrap(Tally(world), broadcast_buffers=False)
+    ddp = world.wrap(Tally(world), init_sync=True, broadcast_buffers=False)
     backward(ddp, world.batch())
     assert_same(ddp.module.seen, [world.numbers(1)])
 
@@ -90,7 +90,7 @@ def test_switched_off_by_the_old_name_construction_sends_none_either(world: Worl
 def test_old_name_is_deprecated(world: World, *, enabled: bool) -> None:
     """And still has its effect, and its attribute."""
     with pytest.warns(FutureWarning, match="`broadcast_buffers` is deprecated"):
-        ddp = world.wrap(Tally(world), broadcast_buffers=enabled)
+        ddp = world.wrap(Tally(world), init_sync=True, broadcast_buffers=enabled)
     assert ddp.broadcast_buffers is enabled
     assert ddp.forward_sync_buffers is enabled
 
@@ -98,19 +98,19 @@ def test_old_name_is_deprecated(world: World, *, enabled: bool) -> None:
 def test_new_name_wins_over_the_old_one(world: World) -> None:
     """Both given, the old one is ignored with a warning."""
     with pytest.warns(FutureWarning, match="Both `broadcast_buffers` and `forward_sync_buffers`"):
-        ddp = world.wrap(Tally(world), broadcast_buffers=True, forward_sync_buffers=False)
+        ddp = world.wrap(Tally(world), init_sync=True, broadcast_buffers=True, forward_sync_buffers=False)
     assert not ddp.will_sync_module_buffers()
 
 
 def test_new_name_alone_does_not_warn(world: World, recwarn: pytest.WarningsRecorder) -> None:
     """It is what the warning recommends."""
-    world.wrap(Tally(world), forward_sync_buffers=True)
+    world.wrap(Tally(world), init_sync=True, forward_sync_buffers=True)
     assert not [warning for warning in recwarn if "broadcast_buffers" in str(warning.message)]
 
 
 def test_buffer_that_was_replaced_is_sent(world: World) -> None:
     """A module may assign a new tensor: the buffers are looked up at each forward pass."""
-    ddp = world.wrap(Tally(world))
+    ddp = world.wrap(Tally(world), init_sync=True)
     ddp(world.batch())
     ddp.module.count = 100 * world.numbers(1)
     ddp(world.batch())
@@ -125,7 +125,7 @@ def test_buffers_of_several_dtypes_are_sent(world: World) -> None:
         module.register_buffer(
             f"buffer{number}", torch.tensor([world.rank % 2 == 0, True], device=world.device).to(dtype)
         )
-    ddp = world.wrap(module)
+    ddp = world.wrap(module, init_sync=True)
     for number in range(len(dtypes)):
         assert bool(getattr(ddp.module, f"buffer{number}").all())
 
@@ -153,7 +153,7 @@ def test_buffer_sent_during_forward_can_be_differentiated_through(world: World) 
 
 def test_no_sync_sends_no_buffers(world: World) -> None:
     """But for the first pass of the block, which follows one that synchronized."""
-    ddp = world.wrap(Tally(world))
+    ddp = world.wrap(Tally(world), init_sync=True)
     with ddp.no_sync():
         backward(ddp, world.batch())
         shift(ddp.module, world)
@@ -171,7 +171,7 @@ def average(state: list[str], buffers: Buffers) -> None:
 
 def test_hook_before_forward_replaces_the_broadcast(world: World) -> None:
     """It gets the buffers by name, and the module sees what it left."""
-    ddp = world.wrap(Tally(world))
+    ddp = world.wrap(Tally(world), init_sync=True)
     names: list[str] = []
     ddp._register_buffer_comm_hook(names, average, _BufferCommHookLocation.PRE_FORWARD)
     shift(ddp.module, world)
@@ -182,7 +182,7 @@ def test_hook_before_forward_replaces_the_broadcast(world: World) -> None:
 
 def test_hook_after_forward_is_the_default(world: World) -> None:
     """The module sees its rank's own buffers, which are synchronized behind it."""
-    ddp = world.wrap(Tally(world))
+    ddp = world.wrap(Tally(world), init_sync=True)
     names: list[str] = []
     ddp._register_buffer_comm_hook(names, average)
     shift(ddp.module, world)
@@ -199,7 +199,7 @@ def start_sum(_: object, buffers: Buffers) -> list[Future[list[Tensor]]]:
 
 def test_futures_of_a_hook_are_waited_for_by_the_backward_pass(world: World) -> None:
     """A hook may return before its collectives are done."""
-    ddp = world.wrap(Tally(world))
+    ddp = world.wrap(Tally(world), init_sync=True)
     ddp._register_buffer_comm_hook(None, start_sum)
     expected = mean_gradients(ddp.module, world.batches())
     backward(ddp, world.batch())
@@ -209,7 +209,7 @@ def test_futures_of_a_hook_are_waited_for_by_the_backward_pass(world: World) -> 
 
 def test_hook_is_not_called_where_buffers_are_not_synchronized(world: World) -> None:
     """``forward_sync_buffers=False`` is for hooks, too."""
-    ddp = world.wrap(Tally(world), forward_sync_buffers=False)
+    ddp = world.wrap(Tally(world), init_sync=True, forward_sync_buffers=False)
     names: list[str] = []
     ddp._register_buffer_comm_hook(names, average)
     ddp(world.batch())
@@ -218,6 +218,6 @@ def test_hook_is_not_called_where_buffers_are_not_synchronized(world: World) -> 
 
 def test_hook_has_to_be_callable(world: World) -> None:
     """It is refused when it is registered."""
-    ddp = world.wrap(Tally(world))
+    ddp = world.wrap(Tally(world), init_sync=True)
     with pytest.raises(AssertionError, match="hook must be callable"):
         ddp._register_buffer_comm_hook(None, "average")  # type: ignore[arg-type]

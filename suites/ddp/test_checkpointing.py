@@ -36,12 +36,11 @@ KINDS = pytest.mark.parametrize("reentrant", [False, True], ids=["not reentrant"
 VIEWS = pytest.mark.parametrize("as_view", [False, True], ids=["copied", "bucket view"])
 
 
-@VIEWS
 @KINDS
-def test_layer_checkpointed_once(world: World, *, reentrant: bool, as_view: bool) -> None:
+def test_layer_checkpointed_once(world: World, *, reentrant: bool) -> None:
     """Needs no settings."""
-    ddp = world.wrap(without_spare(Recomputing(reentrant=reentrant)), gradient_as_bucket_view=as_view)
-    for step in range(3):
+    ddp = world.wrap(without_spare(Recomputing(reentrant=reentrant)))
+    for step in range(2):
         ddp.zero_grad()
         expected = mean_gradients(ddp.module, world.batches(step))
         backward(ddp, world.batch(step=step))
@@ -52,7 +51,7 @@ def test_layer_checkpointed_once(world: World, *, reentrant: bool, as_view: bool
 def test_layer_checkpointed_twice_without_reentrance(world: World, *, as_view: bool) -> None:
     """Its gradient is ready when both recomputations are done."""
     ddp = world.wrap(without_spare(Recomputing(2, reentrant=False)), gradient_as_bucket_view=as_view)
-    for step in range(3):
+    for step in range(2):
         ddp.zero_grad()
         expected = mean_gradients(ddp.module, world.batches(step))
         backward(ddp, world.batch(step=step))
@@ -69,7 +68,7 @@ def test_layer_checkpointed_twice_with_reentrance_is_an_error(world: World) -> N
 def test_layer_checkpointed_twice_with_reentrance_in_a_static_graph(world: World) -> None:
     """The first pass shows how often the gradient becomes ready."""
     ddp = world.wrap(without_spare(Recomputing(2, reentrant=True)), static_graph=True)
-    for step in range(3):
+    for step in range(2):
         ddp.zero_grad()
         expected = mean_gradients(ddp.module, world.batches(step))
         backward(ddp, world.batch(step=step))
@@ -99,7 +98,7 @@ def test_search_beside_checkpoints_without_reentrance(world: World, times: int) 
 def test_static_graph_with_an_unused_layer(world: World, *, reentrant: bool) -> None:
     """Either way to recompute."""
     ddp = world.wrap(Recomputing(reentrant=reentrant), static_graph=True)
-    for step in range(3):
+    for step in range(2):
         ddp.zero_grad()
         expected = mean_gradients(ddp.module, world.batches(step))
         backward(ddp, world.batch(step=step))

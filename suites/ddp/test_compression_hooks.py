@@ -20,7 +20,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.quantization_hooks import (
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from allranks.testing import SubgroupMaker, require_gpu, skip_unsupported
+from allranks.testing import require_gpu, skip_unsupported
 
 from .reference import World, assert_close, assert_same_on_all_ranks, backward, gradients, mean_gradients
 
@@ -61,11 +61,10 @@ def test_16_bit_hook_does_round(world: World) -> None:
         assert torch.equal(gradient, gradient.half().float())
 
 
-def test_16_bit_hook_with_a_group(world: World, subgroup: SubgroupMaker) -> None:
+def test_16_bit_hook_with_a_group(world: World, own_group: dist.ProcessGroup) -> None:
     """The mean is over the group: here of each rank alone."""
-    groups = [subgroup([peer]) for peer in range(world.size)]
     ddp = float_net(world)
-    ddp.register_comm_hook(groups[world.rank], fp16_compress_hook)
+    ddp.register_comm_hook(own_group, fp16_compress_hook)
     expected = mean_gradients(ddp.module, [world.batch().float()])
     backward(ddp, world.batch().float())
     assert_close(gradients(ddp), expected, rtol=HALF)

@@ -38,13 +38,13 @@ class Counting(nn.Module):
 
 def test_parameters_begin_as_those_of_rank_0(world: World) -> None:
     """Whatever the other ranks made of them."""
-    ddp = world.wrap(Counting(world))
+    ddp = world.wrap(Counting(world), init_sync=True)
     assert_same(values(ddp), [world.numbers(2, 4, peer=0), world.numbers(2, peer=0)])
 
 
 def test_buffers_begin_as_those_of_rank_0(world: World) -> None:
     """Floating-point numbers and integers alike."""
-    module = world.wrap(Counting(world)).module
+    module = world.wrap(Counting(world), init_sync=True).module
     assert_same([module.mean], [world.numbers(3, peer=0)])
     assert int(module.count) == 1
 
@@ -68,7 +68,7 @@ def test_frozen_parameters_begin_as_those_of_rank_0_too(world: World) -> None:
     """They are not reduced, but they are part of the model."""
     module = Counting(world)
     module.layer.bias.requires_grad = False
-    assert_same(values(world.wrap(module)), [world.numbers(2, 4, peer=0), world.numbers(2, peer=0)])
+    assert_same(values(world.wrap(module, init_sync=True)), [world.numbers(2, 4, peer=0), world.numbers(2, peer=0)])
 
 
 @skip_if_small_world_size(2)
@@ -77,7 +77,7 @@ def test_another_number_of_parameters_is_an_error_on_every_rank(world: World, su
     group = subgroup(range(world.size))
     layers = [nn.Linear(4, 4, bias=False) for _ in range(1 if world.rank == 0 else 2)]
     with pytest.raises(RuntimeError, match=r"same model across all ranks.*has [12] params.*inconsistent [12] params"):
-        world.wrap(nn.Sequential(*layers), process_group=group)
+        world.wrap(nn.Sequential(*layers), init_sync=True, process_group=group)
 
 
 @skip_if_small_world_size(2)
@@ -90,7 +90,7 @@ def test_another_shape_is_an_error_that_names_the_parameter(world: World, subgro
         _verify_param_shape_across_processes(group, [*parameters])
     else:
         with pytest.raises(RuntimeError, match=r"\[3, 4\].*not to match sizes of the same param in process 0"):
-            world.wrap(layer, process_group=group)
+            world.wrap(layer, init_sync=True, process_group=group)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def numbered(number: int) -> Loss:
 def test_layer_of_every_other_step(world: World, *, as_view: bool) -> None:
     """With the search for unused parameters, all ranks alike."""
     ddp = world.wrap(Odd(), find_unused_parameters=True, gradient_as_bucket_view=as_view)
-    for step in range(6):
+    for step in range(3):
         ddp.zero_grad()
         expected = mean_gradients(ddp.module, world.batches(step), numbered(step))
         backward(ddp, world.batch(step=step), numbered(step))
@@ -49,7 +49,7 @@ def test_layer_of_every_other_step(world: World, *, as_view: bool) -> None:
 def test_layer_of_every_other_rank_and_step(world: World) -> None:
     """In each step some ranks use it and some do not."""
     ddp = world.wrap(Odd(), find_unused_parameters=True)
-    for step in range(4):
+    for step in range(2):
         ddp.zero_grad()
         alone = copy_of(ddp.module)
         for peer in range(world.size):
@@ -66,7 +66,7 @@ def test_branch_by_the_data(world: World) -> None:
             return super().forward(batch, use.split()[int(batch.sum() * 1000) % 2])
 
     ddp = world.wrap(ByData(), find_unused_parameters=True)
-    for step in range(5):
+    for step in range(3):
         ddp.zero_grad()
         expected = mean_gradients(ddp.module, world.batches(step))
         backward(ddp, world.batch(step=step))
@@ -109,7 +109,7 @@ def test_layers_run_in_another_order_on_each_rank(world: World) -> None:
             return batch
 
     ddp = world.wrap(Ordered(), bucket_cap_mb=0.0001)
-    for step in range(3):
+    for step in range(2):
         ddp.zero_grad()
         alone = copy_of(ddp.module)
         for peer in range(world.size):

@@ -85,7 +85,7 @@ def test_sparse_gradients_have_the_same_mean(world: World, *, bag: bool) -> None
 def test_sparse_gradients_of_every_step(world: World) -> None:
     """Their buckets are rebuilt like others."""
     ddp = world.wrap(Text(sparse=True))
-    for step in range(3):
+    for step in range(2):
         ddp.zero_grad()
         expected = mean_gradients(ddp.module, everyones_words(world, step), loss)
         loss(ddp, words(world, world.rank, step)).backward()
@@ -103,7 +103,7 @@ def test_sparse_training_is_that_of_one_process(world: World) -> None:
         return [torch.optim.SparseAdam([table], lr=0.05), torch.optim.SGD(others, lr=0.05)]
 
     ours, references = optimizers(ddp), optimizers(alone)
-    for step in range(3):
+    for step in range(2):
         set_gradients(alone, mean_gradients(alone, everyones_words(world, step), loss))
         ddp.zero_grad()
         loss(ddp, words(world, world.rank, step)).backward()

@@ -46,7 +46,7 @@ def ignoring(world: World, **options: Any) -> DistributedDataParallel:  # noqa: 
     """The model, whose second layer and second buffer are ignored."""
     module = Marked(world)
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, IGNORED)
-    return world.wrap(module, **options)
+    return world.wrap(module, init_sync=True, **options)
 
 
 def test_they_are_not_sent_at_construction(world: World) -> None:
@@ -96,8 +96,8 @@ def test_they_may_be_unused(world: World) -> None:
 
     module = Half(world)
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, IGNORED)
-    ddp = world.wrap(module)
-    for _ in range(3):
+    ddp = world.wrap(module, init_sync=True)
+    for _ in range(2):
         expected = mean_gradients(ddp.module, world.batches())
         ddp.zero_grad()
         backward(ddp, world.batch())
@@ -196,7 +196,7 @@ def test_delayed_gradients_are_averaged_with_the_others(world: World, monkeypatc
 
     monkeypatch.setattr(dist, "all_reduce", kept)
     ddp = delayed(world, ["2.weight", "2.bias"])
-    for step in range(3):
+    for step in range(2):
         expected = mean_gradients(ddp.module, world.batches(step), half_loss)
         ddp.zero_grad()
         backward(ddp, world.batch(step=step), half_loss)

@@ -76,7 +76,6 @@ class OfKeywords(Product):
         return self.of(left, right) * factor
 
 
-@pytest.mark.parametrize("find", [False, True], ids=["plain", "search"])
 @pytest.mark.parametrize(
     ("kind", "pack"),
     [
@@ -90,15 +89,13 @@ class OfKeywords(Product):
     ],
     ids=["tuple", "list", "unpacked namedtuple", "namedtuple", "dataclass", "dict", "ordered dict"],
 )
-def test_inputs_in_a_container(
-    world: World, kind: type[nn.Module], pack: Callable[[Tensor, Tensor], Any], *, find: bool
-) -> None:
+def test_inputs_in_a_container(world: World, kind: type[nn.Module], pack: Callable[[Tensor, Tensor], Any]) -> None:
     """The module gets the container as it was passed."""
 
     def loss(model: nn.Module, batch: Tensor) -> Tensor:
         return model(pack(batch, batch + 1)).sum()  # type: ignore[no-any-return]
 
-    ddp = world.wrap(kind(), find_unused_parameters=find)
+    ddp = world.wrap(kind())
     expected = mean_gradients(ddp.module, world.batches(), loss)
     backward(ddp, world.batch(), loss)
     assert_close(gradients(ddp), expected)

@@ -26,21 +26,16 @@ from .reference import (
 )
 
 
-def alone(world: World, subgroup: SubgroupMaker) -> dist.ProcessGroup:
-    """A group of this rank only."""
-    return [subgroup([peer]) for peer in range(world.size)][world.rank]
-
-
 def test_gradients_are_averaged_over_all_at_first_and_over_the_sub_group_later(
-    world: World, subgroup: SubgroupMaker
+    world: World, own_group: dist.ProcessGroup
 ) -> None:
-    """The first two steps are warm-up."""
+    """The first step is warm-up."""
     ddp = world.wrap(world.net())
-    state = PostLocalSGDState(None, alone(world, subgroup), start_localSGD_iter=2)
+    state = PostLocalSGDState(None, own_group, start_localSGD_iter=1)
     ddp.register_comm_hook(state, post_localSGD_hook)
-    for step in range(4):
+    for step in range(2):
         ddp.zero_grad()
-        batches = world.batches(step) if step < 2 else [world.batch(step=step)]
+        batches = world.batches(step) if step < 1 else [world.batch(step=step)]
         expected = mean_gradients(ddp.module, batches)
         backward(ddp, world.batch(step=step))
         assert_close(gradients(ddp), expected)
@@ -59,34 +54,34 @@ def test_gradients_are_averaged_over_pairs_later(world: World, subgroup: Subgrou
     assert_close(gradients(ddp), expected)
 
 
-def test_gradients_are_left_alone_later_if_that_was_asked_for(world: World, subgroup: SubgroupMaker) -> None:
+def test_gradients_are_left_alone_later_if_that_was_asked_for(world: World, own_group: dist.ProcessGroup) -> None:
     """No communication after the warm-up."""
     ddp = world.wrap(world.net())
-    state = PostLocalSGDState(None, alone(world, subgroup), start_localSGD_iter=1, post_local_gradient_allreduce=False)
+    state = PostLocalSGDState(None, own_group, start_localSGD_iter=1, post_local_gradient_allreduce=False)
     ddp.register_comm_hook(state, post_localSGD_hook)
-    for step in range(3):
+    for step in range(2):
         ddp.zero_grad()
         expected = mean_gradients(ddp.module, world.batches() if step == 0 else [world.batch()])
         backward(ddp, world.batch())
         assert_close(gradients(ddp), expected)
 
 
-def test_steps_are_counted_once_for_all_buckets(world: World, subgroup: SubgroupMaker) -> None:
+def test_steps_are_counted_once_for_all_buckets(world: World, own_group: dist.ProcessGroup) -> None:
     """By the last bucket; local steps are not counted."""
     ddp = world.wrap(nn.Sequential(*[nn.Linear(4, 4) for _ in range(3)]), bucket_cap_mb=0.0001)
-    state = PostLocalSGDState(None, alone(world, subgroup), start_localSGD_iter=3)
+    state = PostLocalSGDState(None, own_group, start_localSGD_iter=2)
     ddp.register_comm_hook(state, post_localSGD_hook)
     counted = []
-    for step in range(5):
+    for step in range(4):
         backward(ddp, world.batch(step=step))
         counted.append(state.iter)
-    assert counted == [1, 2, 3, 3, 3]
+    assert counted == [1, 2, 2, 2]
 
 
-def local_model(world: World, subgroup: SubgroupMaker) -> DistributedDataParallel:
+def local_model(world: World, own_group: dist.ProcessGroup) -> DistributedDataParallel:
     """A model whose gradients are never averaged."""
     ddp = world.wrap(world.net())
-    ddp.register_comm_hook(PostLocalSGDState(None, alone(world, subgroup), start_localSGD_iter=0), post_localSGD_hook)
+    ddp.register_comm_hook(PostLocalSGDState(None, own_group, start_localSGD_iter=0), post_localSGD_hook)
     return ddp
 
 
@@ -119,25 +114,25 @@ def average(models: list[nn.Module]) -> None:
                 parameter.copy_(mean)
 
 
-def test_optimizer_averages_parameters_once_a_period(world: World, subgroup: SubgroupMaker) -> None:
+def test_optimizer_averages_parameters_once_a_period(world: World, own_group: dist.ProcessGroup) -> None:
     """In between each rank goes its own way."""
-    ddp = local_model(world, subgroup)
+    ddp = local_model(world, own_group)
     models = apart(world, ddp.module)
-    optimizer = PostLocalSGDOptimizer(sgd(ddp), PeriodicModelAverager(period=3, warmup_steps=1))
-    for step in range(6):
+    optimizer = PostLocalSGDOptimizer(sgd(ddp), PeriodicModelAverager(period=2, warmup_steps=1))
+    for step in range(4):
         optimizer.zero_grad()
         backward(ddp, world.batch(step=step))
         optimizer.step()
         train_apart(world, models, step)
-        if step in (1, 4):
+        if step in (1, 3):
             average([model for model, _ in models])
             assert_same_on_all_ranks(values(ddp))
         assert_close(values(ddp), values(models[world.rank][0]), rtol=1e-9)
 
 
-def test_optimizer_hands_on_to_the_one_it_wraps(world: World, subgroup: SubgroupMaker) -> None:
+def test_optimizer_hands_on_to_the_one_it_wraps(world: World, own_group: dist.ProcessGroup) -> None:
     """Groups, state and form are those of the local optimizer."""
-    ddp = local_model(world, subgroup)
+    ddp = local_model(world, own_group)
     inner = sgd(ddp)
     optimizer = PostLocalSGDOptimizer(inner, PeriodicModelAverager(period=2))
     assert optimizer.param_groups is inner.param_groups
@@ -147,9 +142,9 @@ def test_optimizer_hands_on_to_the_one_it_wraps(world: World, subgroup: Subgroup
     assert len(inner.param_groups) == 2
 
 
-def test_optimizers_state_has_the_averagers_step(world: World, subgroup: SubgroupMaker) -> None:
+def test_optimizers_state_has_the_averagers_step(world: World, own_group: dist.ProcessGroup) -> None:
     """Loaded, the period goes on where it was, without a second warm-up."""
-    ddp = local_model(world, subgroup)
+    ddp = local_model(world, own_group)
     optimizer = PostLocalSGDOptimizer(sgd(ddp), PeriodicModelAverager(period=4, warmup_steps=10))
     for step in range(2):
         backward(ddp, world.batch(step=step))
@@ -163,9 +158,9 @@ def test_optimizers_state_has_the_averagers_step(world: World, subgroup: Subgrou
     assert_close(buffers, [state["momentum_buffer"] for state in optimizer.state.values()])
 
 
-def test_state_without_a_step_is_warned_of(world: World, subgroup: SubgroupMaker) -> None:
+def test_state_without_a_step_is_warned_of(world: World, own_group: dist.ProcessGroup) -> None:
     """The averager begins anew."""
-    ddp = local_model(world, subgroup)
+    ddp = local_model(world, own_group)
     optimizer = PostLocalSGDOptimizer(sgd(ddp), PeriodicModelAverager(period=4))
     optimizer.averager.step = 7
     with pytest.warns(UserWarning, match="does not contain a step counter"):
@@ -191,15 +186,15 @@ def test_averager_averages_at_every_period_after_the_warm_up(world: World) -> No
     """Steps 0 and 1 are the warm-up, then every third."""
     averager = PeriodicModelAverager(period=3, warmup_steps=2)
     averaged = []
-    for step in range(9):
+    for step in range(6):
         ours = parameters(world)
         averager.average_parameters(ours)
         is_mean = bool((ours[0] == mean(world)[0]).all())
-        assert_close(ours, mean(world) if step in (2, 5, 8) else list(parameters(world)))
+        assert_close(ours, mean(world) if step in (2, 5) else list(parameters(world)))
         averaged.append(is_mean)
-    assert averager.step == 9
+    assert averager.step == 6
     if world.size % 2 == 0:
-        assert averaged == [step in (2, 5, 8) for step in range(9)]
+        assert averaged == [step in (2, 5) for step in range(6)]
 
 
 def test_averager_takes_the_groups_of_an_optimizer(world: World) -> None:
@@ -218,10 +213,10 @@ def test_parameters_without_a_gradient_are_not_averaged(world: World) -> None:
     assert_close(ours, [mean(world)[0], world.numbers(2, 2) * 2])
 
 
-def test_averager_over_a_group(world: World, subgroup: SubgroupMaker) -> None:
+def test_averager_over_a_group(world: World, own_group: dist.ProcessGroup) -> None:
     """Here of this rank alone."""
     ours = parameters(world)
-    PeriodicModelAverager(period=2, process_group=alone(world, subgroup)).average_parameters(ours)
+    PeriodicModelAverager(period=2, process_group=own_group).average_parameters(ours)
     assert_close(ours, list(parameters(world)))
 
 
@@ -254,7 +249,7 @@ def test_hierarchy_of_one_level_is_periodic(world: World) -> None:
 def test_hierarchy_of_two_levels(world: World) -> None:
     """Every second step each rank alone, every fourth all of them: the larger group wins."""
     averager = HierarchicalModelAverager({2: 1, 4: world.size} if world.size > 1 else {4: 1})
-    for step in range(9):
+    for step in range(5):
         ours = parameters(world)
         averager.average_parameters(ours)
         assert_close(ours, mean(world) if step % 4 == 0 else list(parameters(world)))

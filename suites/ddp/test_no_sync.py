@@ -50,7 +50,7 @@ def test_accumulation_in_every_round(world: World) -> None:
     """Blocks and averaging passes alternate, also after the buckets were rebuilt."""
     ddp = world.wrap(world.net(), gradient_as_bucket_view=True)
     expected = everyones(world, ddp.module, 2)
-    for _ in range(3):
+    for _ in range(2):
         ddp.zero_grad()
         with ddp.no_sync():
             backward(ddp, world.batch(step=0))

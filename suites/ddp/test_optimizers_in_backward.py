@@ -47,7 +47,7 @@ def test_optimizer_registered_with_the_model(
     reference = kind(alone.parameters(), **settings)
     rate, others = settings["lr"], {name: value for name, value in settings.items() if name != "lr"}
     ddp._register_fused_optim(kind, rate, **others)
-    for step in range(3):
+    for step in range(2):
         ddp.zero_grad()
         backward(ddp, world.batch(step=step))
         train_alone(world, alone, reference, step)
@@ -107,7 +107,7 @@ def test_optimizers_of_parameters(
     reference = kind(alone.parameters(), **settings)
     _apply_optimizer_in_backward(kind, module.parameters(), settings)
     ddp = DistributedDataParallel(module, gradient_as_bucket_view=as_view)
-    for step in range(3):
+    for step in range(2):
         backward(ddp, world.batch(step=step))
         train_alone(world, alone, reference, step)
     assert gradients(ddp) == [None] * 4

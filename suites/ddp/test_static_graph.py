@@ -24,7 +24,7 @@ def test_every_pass_is_averaged(world: World) -> None:
 def test_unused_parameters_are_found_by_the_first_pass(world: World) -> None:
     """No search is needed later."""
     ddp = world.wrap(Branches(), static_graph=True)
-    for step in range(3):
+    for step in range(2):
         ddp.zero_grad()
         expected = mean_gradients(ddp.module, world.batches(step), loss_with("left"))
         backward(ddp, world.batch(step=step), loss_with("left"))
@@ -44,7 +44,7 @@ def test_ranks_may_use_different_parameters(world: World) -> None:
 
     ddp, alone = world.wrap(ByRank(), static_graph=True), world.place(AnyRank())
     alone.load_state_dict(ddp.module.state_dict())
-    for step in range(3):
+    for step in range(2):
         ddp.zero_grad()
         alone.zero_grad()
         for peer in range(world.size):
@@ -67,7 +67,7 @@ def test_parameter_used_many_times_by_reentrant_checkpoints(world: World, *, as_
             return checkpoint(self.layer, once, use_reentrant=True)  # type: ignore[no-any-return]
 
     ddp = world.wrap(Recomputed(), static_graph=True, gradient_as_bucket_view=as_view)
-    for step in range(3):
+    for step in range(2):
         ddp.zero_grad()
         expected = mean_gradients(ddp.module, world.batches(step))
         backward(ddp, world.batch(step=step))
@@ -81,7 +81,7 @@ def test_module_run_several_times_before_one_backward_pass(world: World) -> None
         return (model(batch) * model(batch + 1)).sum()  # type: ignore[no-any-return]
 
     ddp = world.wrap(world.net(), static_graph=True)
-    for step in range(3):
+    for step in range(2):
         ddp.zero_grad()
         expected = mean_gradients(ddp.module, world.batches(step), twice)
         backward(ddp, world.batch(step=step), twice)
@@ -96,7 +96,7 @@ def test_parameter_used_outside_of_the_forward_pass(world: World) -> None:
         return model(batch).square().sum() + parameters[0].square().sum()  # type: ignore[no-any-return]
 
     ddp = world.wrap(world.net(), static_graph=True)
-    for step in range(3):
+    for step in range(2):
         ddp.zero_grad()
         expected = mean_gradients(ddp.module, world.batches(step), penalized)
         backward(ddp, world.batch(step=step), penalized)

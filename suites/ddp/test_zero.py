@@ -23,8 +23,11 @@ from .reference import (
 from .sharded import SETTINGS, Reference, step_on, zero
 
 
-@pytest.mark.parametrize("as_view", [False, True], ids=["apart", "bucket view"])
-@pytest.mark.parametrize("kind", SETTINGS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    ("kind", "as_view"),
+    [*((kind, False) for kind in SETTINGS), (torch.optim.Adam, True)],
+    ids=[*(kind.__name__ for kind in SETTINGS), "bucket view"],
+)
 def test_training_is_that_of_the_whole_optimizer(
     world: World, kind: type[torch.optim.Optimizer], *, as_view: bool
 ) -> None:
@@ -32,7 +35,7 @@ def test_training_is_that_of_the_whole_optimizer(
     ddp = world.wrap(world.net())
     reference = Reference(world, ddp.module, kind)
     optimizer = zero(ddp, kind, parameters_as_bucket_view=as_view)
-    for step in range(4):
+    for step in range(2):
         step_on(ddp, optimizer, world.batch(step=step))
         reference.step(step)
     assert_close(values(ddp), values(reference.model), rtol=1e-9)
