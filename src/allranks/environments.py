@@ -86,7 +86,6 @@ class EnvironmentRecipe:
 
     Attributes:
         name: Its purpose; part of its folder's name.
-        arguments: The arguments of ``pip install``.
         file: The text of a further requirements file; `content` must have what is in it.
         content: Everything else that decides whether an existing environment can be reused.
         folder: The folder that pip works in; relative paths start there.

@@ -14,7 +14,6 @@ class LauncherVariables:
     """The names of one launcher's variables.
 
     Attributes:
-        launcher: The launcher, in words.
         rank: The number of the process.
         world_size: The number of processes.
         local_rank: The number of the process on its node.
@@ -76,7 +75,6 @@ class LaunchedProcess:
     """This process among those of its launcher.
 
     Attributes:
-        launcher: The launcher, in words.
         local_rank: Its number on its node; None if the launcher does not say it.
         launch: A name that all processes of the launch share, for a file.
     """

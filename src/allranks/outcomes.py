@@ -70,7 +70,6 @@ class Phase:
 
     Attributes:
         when: ``setup``, ``call`` or ``teardown``.
-        duration: Seconds.
         message: One line; empty for a phase that passed.
         text: The traceback or the reason.
         skip_code: torch's exit code, for a skip that has one.

@@ -182,8 +182,6 @@ class TorchSkip:
 
     Args:
         name: torch's key, such as ``multi-gpu-2``.
-        code: The exit code.
-        message: torch's text for it.
     """
 
     name: str

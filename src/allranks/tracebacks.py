@@ -158,7 +158,6 @@ class _Traceback:
 
     Attributes:
         head: How it is related to the exception before it.
-        errors: The lines of its message.
     """
 
     head: str = ""

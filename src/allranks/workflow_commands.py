@@ -30,11 +30,7 @@ def is_on_actions(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 class Commands:
-    """Gives workflow commands, and has the runner ignore all others.
-
-    Args:
-        say: Prints one line.
-    """
+    """Gives workflow commands, and has the runner ignore all others."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say

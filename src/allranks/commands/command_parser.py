@@ -19,7 +19,6 @@ class CommandParser(argparse.ArgumentParser):
 
     Args:
         codes: The exit codes of the command, for its help.
-        given: See :class:`argparse.ArgumentParser`.
 
     Attributes:
         takes_pytest: Whether the command has arguments for pytest, after ``--``.

@@ -73,7 +73,6 @@ class Repository:
         torch: The version of the installed torch, without a local part; empty if none is installed.
         is_cpu_only: True if that torch was built without CUDA and ROCm.
         python: This interpreter as the matrix file names it; empty if it lacks torch or pytest, or has no stable name.
-        gpus: The number of GPUs.
         engine: Where runs take place: ``docker`` or ``process``, and why.
     """
 

@@ -108,7 +108,6 @@ class DockerEngine:
     """Runs agents in containers.
 
     Args:
-        client: A connected client.
         package: The files of allranks that the agent needs, with targets relative to a folder on its path.
         host_locks: The locks of the daemon's host; None if this process sees them itself.
     """

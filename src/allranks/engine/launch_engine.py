@@ -28,7 +28,6 @@ class LaunchEngine:
 
     Args:
         own: Runs the jobs of this node, and cleans up.
-        leader: The session with the other nodes.
         package: A folder that all nodes share: it holds the package ``allranks`` and nothing else.
     """
 

@@ -32,7 +32,6 @@ class LaunchFollower:
 
     Args:
         folder: The folder that all processes of the launch share.
-        own: This process.
         node: The supervisors of its node.
         assembly: Seconds that process 0 waits for all others.
         silence: Seconds without a sign of life after which process 0 counts as dead.

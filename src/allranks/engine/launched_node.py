@@ -38,7 +38,6 @@ class LaunchOrder:
     """What a node of a job needs to know to start its supervisor.
 
     Attributes:
-        python: The interpreter.
         package: A folder that all nodes share: it holds the package ``allranks`` and nothing else.
         variables: Those of the job; its ``PYTHONPATH`` comes before the node's own.
         gpus: The ids of its GPUs, if they were leased for it.
@@ -60,8 +59,6 @@ class LaunchedNode:
     Args:
         folder: The folder that all processes of the launch share.
         rank: The process that stands for this node.
-        inventory: Its GPUs.
-        environ: Its variables.
     """
 
     def __init__(self, folder: Path, rank: int, inventory: Inventory, environ: Mapping[str, str]) -> None:

@@ -289,7 +289,6 @@ class Owner:
     """The owner of a process or a folder, as it is written on it.
 
     Attributes:
-        run_id: The run.
         host: The owner's :func:`host_id`; empty if it is unknown.
     """
 

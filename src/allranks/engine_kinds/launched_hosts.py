@@ -18,9 +18,6 @@ class ConnectedLaunch(ConnectedProcesses):
 
     Args:
         leader: The session with the launcher's other processes; None if there are none.
-
-    Attributes:
-        nodes: How many nodes the launcher has.
     """
 
     def __init__(self, leader: LaunchLeader | None) -> None:

@@ -62,11 +62,7 @@ KIND = SlurmKind()
 
 @dataclass(frozen=True)
 class ConnectedCluster:
-    """See :class:`allranks.engine.kind.ConnectedEngine`.
-
-    Attributes:
-        settings: The user's own settings.
-    """
+    """See :class:`allranks.engine.kind.ConnectedEngine`."""
 
     settings: Slurm
     name = "slurm"

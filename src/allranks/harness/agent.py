@@ -137,10 +137,6 @@ class Supervision:
     """One job, from its start to its end.
 
     Args:
-        config: The job.
-        folders: Its folders.
-        stream: Where records go.
-        end: When it is over.
         is_contained: Whether the processor time that it gets is shared with its own ranks alone.
     """
 

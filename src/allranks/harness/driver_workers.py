@@ -42,7 +42,6 @@ class DriverWorkers:
 
     Attributes:
         count: How many tests may run at a time.
-        results: The job's results folder.
         make_worker: Makes a worker from the folder for its ranks' files.
         next_work: The next tests for a free worker, from one assembly; None if there are no more.
     """

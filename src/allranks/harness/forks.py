@@ -54,9 +54,6 @@ class ForkServer:
     """A fork server, from its start to its end; any thread may send it requests.
 
     Args:
-        config: The job.
-        folders: Its folders.
-        environment: Variables of the process.
         log: Descriptor for its output.
 
     Attributes:
@@ -325,11 +322,7 @@ class LocalNode:
     """Starts the ranks of gangs through this node's fork server.
 
     Attributes:
-        server: The fork server.
-        config: The job.
-        folders: Its folders.
         family: The supervisor's children.
-        end: When the job is over.
         echo: Gets each line that ranks print; None for no echo.
         records_flights: Ranks use torch's flight recorder.
     """

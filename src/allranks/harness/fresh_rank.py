@@ -36,7 +36,6 @@ class FreshRank:
         config: The job, as JSON.
         folders: Its folders, by name.
         request: The line of the request for its gang.
-        rank: Its number.
         connection: Descriptor of its connection.
         board: Descriptor of its call board.
         supervisor: Process id of the supervisor.

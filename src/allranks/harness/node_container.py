@@ -33,8 +33,6 @@ class AgentLaunch:
     """How an agent is started.
 
     Attributes:
-        command: The program and its arguments.
-        variables: Its environment.
         container: The name of the container that it is in, if that does not end with this command; else empty.
     """
 

@@ -51,7 +51,6 @@ class NodeContainer:
     """A container of Docker 20.10 or later, with the user and the network of the node.
 
     Attributes:
-        name: Its name.
         image: What runs; the daemon pulls it if it is missing.
         options: The job's own options for ``docker run``, such as its limits.
         variables: The agent's environment on the node. GPUs are wanted if it names any.

@@ -40,7 +40,6 @@ class NodeOrder:
     """What every node of a job runs.
 
     Attributes:
-        python: The interpreter.
         code: The folder that the suite's paths are relative to.
         container: What the agent runs in, as ``RUNTIME:IMAGE``; empty for nothing, or if this process is in it as well.
         options: Of this job, for the command that starts a container of Docker.
@@ -58,7 +57,6 @@ class Placed:
 
     Attributes:
         at: When, in seconds since the epoch.
-        host: The name of the node.
     """
 
     at: float

@@ -77,8 +77,6 @@ class NodeSupervisor:
     """One node of a job.
 
     Args:
-        folder: The job's folder.
-        node: The number of this node, from 0.
         environ: The variables of this process, which the cluster has set.
     """
 

@@ -59,15 +59,12 @@ class Program:
     """The tests to run.
 
     Attributes:
-        tests: Node ids, in their order.
-        terms: How each of them is run.
         skipped: Modules that are skipped as a whole.
         deselected: The number of tests that the user's selection leaves out.
         maxfail: The number of bad tests after which the job stops; 0 for none.
         is_collected_only: None of them is to be run.
         prints_at_once: The ranks' output is shown as it is printed.
         lacks: What the host lacks for the cell, in words: every test will be skipped; empty for nothing.
-        python: Python's version.
         goes_on: The collected tests run in spite of errors of collection.
         measures: Coverage is combined and reported when pytest ends its session, which may take a while.
     """
@@ -116,7 +113,6 @@ class StartGang:
     """A request to fork ranks; their descriptors follow.
 
     Attributes:
-        ranks: Their numbers.
         gang: Number of the gang in its job, from 1.
         url: What ``init_process_group`` takes as ``init_method``; None for a gang without a process group.
         environment: Variables that the ranks need, as ``NAME=value``.
@@ -148,11 +144,7 @@ class Settled:
 
 @dataclass(frozen=True, kw_only=True)
 class Finish:
-    """All tests have run: pytest may end its session.
-
-    Attributes:
-        tests: Their final results.
-    """
+    """All tests have run: pytest may end its session."""
 
     tests: tuple[Settled, ...] = ()
 

@@ -22,7 +22,6 @@ class Rendezvous:
 
     Attributes:
         url: What ``init_process_group`` takes as ``init_method``.
-        environment: Variables that the ranks need for it.
     """
 
     url: str

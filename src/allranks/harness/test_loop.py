@@ -48,12 +48,7 @@ MANY_FORKS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisedJob:
-    """The supervisor's view of its job.
-
-    Attributes:
-        journal: Where records go.
-        end: When the job is over.
-    """
+    """The supervisor's view of its job."""
 
     config: AgentConfig
     folders: Folders
@@ -69,9 +64,6 @@ class TestLoop:
     """Runs every collected test on every rank.
 
     Args:
-        program: What to run.
-        nodes: The nodes that start ranks.
-        job: The job.
         count: Counts shared with other test loops; None if this is the only one.
         repetitions: Those of the tests; None to run each test once.
     """

@@ -28,7 +28,6 @@ class BuiltImage:
 
     Attributes:
         reference: Its name, for display.
-        id: Its id, for running it.
         built: Whether this call made or pulled it.
     """
 

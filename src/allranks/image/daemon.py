@@ -23,7 +23,6 @@ class Site:
     """Where a build takes place.
 
     Attributes:
-        client: Connection to the daemon.
         root: The folder that relative paths in requirements start from.
         progress: Receives lines of output.
         uses: Holds locks that keep other processes from removing the images in use, until its owner closes it.

@@ -76,7 +76,6 @@ class Recipe:
     """What goes into a built image.
 
     Attributes:
-        name: The image's name in the matrix file.
         base: Base image as the matrix file names it.
         torch: Exact torch version.
         index: Address of the package index, in place of all that the host's pip is set to; empty for those.

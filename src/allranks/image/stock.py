@@ -32,7 +32,6 @@ class StoredImage:
     """An image that allranks has built, or a layer of one.
 
     Attributes:
-        id: Its id.
         names: Its names, those of images before those of layers.
         torch: Its torch version; empty if it has none.
         layer: The topmost layer: ``debian``, ``torch``, ``packages`` or ``project``.
@@ -241,12 +240,7 @@ USUAL_AGE: Final = 14 * 86_400.0
 
 
 class Pruning(NamedTuple):
-    """What a removal did, or would do.
-
-    Attributes:
-        removed: The images that it removed.
-        left: The images that stay.
-    """
+    """What a removal did, or would do."""
 
     removed: tuple[StoredImage, ...]
     left: tuple[StoredImage, ...]

@@ -158,9 +158,7 @@ class Wanted:
     """The input of a resolution.
 
     Attributes:
-        recipe: The contents of the image.
         further: Requirements of the user's project.
-        python: The Python to resolve for.
         root: The folder that relative paths in requirements start from.
     """
 

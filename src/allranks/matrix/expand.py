@@ -51,7 +51,6 @@ class Expansion:
     """A matrix, expanded.
 
     Attributes:
-        matrix: The expanded matrix.
         cells: Every cell, in the order of the axes and of their values; the included ones last.
         dropped: The other combinations of the axes, each under the first rule that applies to it, in the file's order.
     """

@@ -121,12 +121,7 @@ class Suite:
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One of the jobs that share a suite in a cell.
-
-    Attributes:
-        number: From 1.
-        count: How many there are.
-    """
+    """One of the jobs that share a suite in a cell."""
 
     number: int
     count: int
@@ -277,7 +272,6 @@ class RunnerRule:
     Attributes:
         labels: The labels that a machine must have, all of them.
         group: The runner group that it must be in; empty for any.
-        gpus: The number of GPUs of such a machine.
         cores: The number of CPU cores; None if the file does not set it.
         hosted: True if GitHub owns it, standard or larger: a job has six hours.
         engine: The engine that runs jobs there; None for whichever is available.
@@ -306,7 +300,6 @@ class Matrix:
     """One matrix file, checked.
 
     Attributes:
-        path: The file it was read from.
         axes: The values on each axis, in the order of :data:`AXES`.
         engines: ``[engines.NAME]``: settings of engines that other packages add, as they are in the file.
         runners: Which CI machines run which cells; of two rules for one cell the earlier wins.

@@ -38,8 +38,6 @@ class Prefix:
 
     Attributes:
         signature: As nox would write it: ``dist(backend='gloo', world_size=2)``.
-        values: The values that they share.
-        cells: The cells, in matrix order.
     """
 
     signature: str

@@ -49,8 +49,6 @@ class Table:
     value is not of the requested type.
 
     Attributes:
-        path: The file.
-        values: The content of the table.
         key: The path of the table from the root of allranks' own tables.
         lines: The line of each key below that root, counted from 1.
         warnings: What the readers of this file's tables found that is no error, in their order.

@@ -90,12 +90,7 @@ Node = Comparison | Not | Group
 
 @dataclass(frozen=True)
 class Condition:
-    """One ``when``.
-
-    Attributes:
-        source: The text as written in the file.
-        tree: The parsed text.
-    """
+    """One ``when``."""
 
     source: str
     tree: Node = field(repr=False, compare=False)

@@ -36,10 +36,6 @@ class RankReports:
     report of an earlier run is taken for this one's.
 
     A plugin of pytest's. It does nothing unless a test asks for a fixture that knows the rank.
-
-    Args:
-        place: This rank's place.
-        xml: pytest's writer on this rank.
     """
 
     def __init__(self, place: RankEnvironment, xml: LogXML) -> None:

@@ -51,7 +51,6 @@ class RanksSession:
     """Runs the selected tests of a pytest session on ranks.
 
     Args:
-        config: pytest's configuration.
         terminal: The path of the terminal, for a debugger; empty for none.
     """
 

@@ -33,10 +33,6 @@ class VerdictReporter(LiveView):
     A test is judged by the rules of the report. When the job has ended, its journal is judged as a whole: what was
     reported as good before, and is not, is reported once more.
 
-    Args:
-        session: pytest's session.
-        world_size: The number of ranks.
-
     Attributes:
         has_bad: Whether any report was bad.
     """

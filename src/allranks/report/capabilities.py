@@ -84,7 +84,6 @@ class CapabilityCell:
 
     Attributes:
         counts: The number of tests in each state, over all world sizes.
-        bad: The first bad tests.
     """
 
     counts: dict[Capability, int] = field(default_factory=dict)

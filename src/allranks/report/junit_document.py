@@ -78,9 +78,7 @@ class SuiteHead:
     """The start of a suite.
 
     Attributes:
-        name: Its name, in each file that has a part of it.
         facts: Its properties besides name and counts.
-        started: Seconds since the epoch.
     """
 
     name: str

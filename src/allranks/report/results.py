@@ -89,7 +89,6 @@ class Verdict:
     """The verdict on the rank outcomes of one test in one cell.
 
     Attributes:
-        rule: The first rule that applied.
         reason: One or two words for the ``type`` attribute: ``failed``, ``timed_out``, ``pytest.skip``.
         exit_code: The run's exit code if there were only this verdict.
         executed: True if any rank ran the test.
@@ -119,11 +118,7 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EarlierAttempt:
-    """The verdict on a test in an attempt before the one that counts.
-
-    Attributes:
-        number: The attempt, from 1.
-    """
+    """The verdict on a test in an attempt before the one that counts."""
 
     number: int
     verdict: Verdict

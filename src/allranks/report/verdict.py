@@ -109,7 +109,6 @@ class VerdictPolicy:
     """The input of the rules besides the rank results.
 
     Attributes:
-        skip: How environment skips are read.
         mixed_skip: Node ids (``fnmatch`` patterns) whose ranks may disagree on a skip.
         gpus: Number of GPUs that the cell was given.
     """

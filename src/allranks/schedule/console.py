@@ -37,12 +37,7 @@ class Console(Protocol):
 
 @dataclass(frozen=True)
 class PlainConsole:
-    """Lines and nothing else.
-
-    Attributes:
-        say: Prints one line.
-        detail: How much.
-    """
+    """Lines and nothing else."""
 
     say: Callable[[str], None]
     detail: Detail = "usual"
@@ -61,13 +56,7 @@ _ANNOTATIONS: Final = 10
 
 @dataclass(frozen=True)
 class ActionsConsole:
-    """The log of a step of a workflow on GitHub.
-
-    Attributes:
-        say: Prints one line.
-        commands: Requests to the runner.
-        detail: How much.
-    """
+    """The log of a step of a workflow on GitHub."""
 
     say: Callable[[str], None]
     commands: Commands

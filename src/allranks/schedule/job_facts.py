@@ -55,11 +55,7 @@ _OTHER_TORCH = "Install the torch that the cell is named after in its image, or 
 
 @dataclass(eq=False)
 class JobFacts:
-    """Facts about a job, derived from its records.
-
-    Attributes:
-        repeated: How its tests have fared that it repeats.
-    """
+    """Facts about a job, derived from its records."""
 
     tests: Tests = field(default_factory=Tests)
     repeated: dict[str, RepetitionTally] = field(default_factory=dict)

@@ -78,8 +78,6 @@ class Ledger:
     leading agent has collected, and to ranks that these tests have; a follower's, to ranks of its node.
 
     Args:
-        world_size: The ranks of the job.
-        nodes: Its nodes.
         is_stressed: It repeats its tests, and may report repetitions by their own names.
     """
 

@@ -26,12 +26,7 @@ _SHOWN = 160  # characters of a message: one or two lines of a terminal
 
 @dataclass
 class LiveView:
-    """Prints events as they happen, with the job's id on each line of output where jobs run side by side.
-
-    Args:
-        say: Prints one line.
-        detail: How much.
-    """
+    """Prints events as they happen, with the job's id on each line of output where jobs run side by side."""
 
     say: Callable[[str], None]
     detail: Detail = "usual"
@@ -133,11 +128,7 @@ _KEPT: Final = 2000
 
 @dataclass(kw_only=True)
 class ActionsView(LiveView):
-    """Prints events, and a job's output in one group when the job ends.
-
-    Args:
-        commands: Make the groups.
-    """
+    """Prints events, and a job's output in one group when the job ends."""
 
     commands: Commands
     _output: dict[str, list[str]] = field(default_factory=dict)

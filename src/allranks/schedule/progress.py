@@ -26,11 +26,7 @@ def word_of(outcomes: Collection[Outcome], *, may_disagree: bool = False) -> Wor
 
 @dataclass(eq=False)
 class Tests:
-    """The tests of a job so far, by the outcomes of their ranks.
-
-    Attributes:
-        counts: The number of tests for each word.
-    """
+    """The tests of a job so far, by the outcomes of their ranks."""
 
     __test__ = False  # not a test class, despite its name
 
@@ -149,7 +145,6 @@ class Picture:
         states: How many of all jobs are in each state.
         tests: The number of tests of all jobs for each word.
         bad_jobs: How many of all jobs a person should look at.
-        first_failure: The first failure, in words.
         seconds: Since the run began.
     """
 

@@ -22,11 +22,7 @@ _OF_NVIDIA = ("GPU-", "MIG-")
 
 @dataclass(frozen=True, kw_only=True)
 class Pdb:
-    """A debugger in a rank.
-
-    Attributes:
-        terminal: The path of its terminal.
-    """
+    """A debugger in a rank."""
 
     rank: int
     terminal: str
@@ -37,13 +33,10 @@ class AttemptOptions:
     """The additions of one attempt to a job.
 
     Attributes:
-        number: From 1.
         carried: Files of an earlier job of the same cell and suite for this one.
         seconds: Earlier durations of the suite's tests, by node id; for a shard.
         only: Node ids of the tests that it runs again; None for all.
         shuffle: The seed for the order of its tests; None for the order of their collection.
-        pdb: The debugger; None for none.
-        stress: How tests are repeated; None to run each once.
         unchecked: Names of those of its GPUs that have not been seen to compute, by id.
     """
 

@@ -89,8 +89,6 @@ class RunPolicy:
         shuffle: The seed for the order of jobs, and of the tests of each; None for the order that ends soonest.
         judges: How the results of a job are judged, for `retries` and `fail_fast`.
         seconds: How long the run may take; None for no limit.
-        pdb: The debugger; None for none.
-        stress: How tests are repeated; None to run each once.
     """
 
     most: int | None = None

@@ -48,23 +48,18 @@ class RunOptions:
     """The command line's options for a run.
 
     Attributes:
-        run_id: The run to begin or to join.
-        results: The folder of all runs.
         engine: The engine, or the name of the requested one, or ``auto``.
         nodes: How many nodes of its own the engine has for jobs on several.
         seed: The requested seed; None for a random one.
-        pytest_args: Arguments for pytest inside the ranks.
         nothing_ran_allowed: Whether a run in which no test executed is good.
         durations: The file of durations; None for the one that the matrix names.
         history: The file in which the run is recorded; None for none.
         known: Durations for its shards; None for those in the file of durations.
-        policy: How its jobs follow each other.
         left: The remaining parts of the jobs of a resumed run, by id; None for a new run.
         gpus: The GPUs that jobs may use, by number or by id; None for all of the host's.
         gpu_mode: Whose GPUs, and how containers are given them.
         planned_gpus: How many GPUs this machine must have, since a plan has chosen it for jobs that need them.
         annotate: Reports failures to a CI service.
-        detail: How much is printed.
     """
 
     run_id: str

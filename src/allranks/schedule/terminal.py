@@ -171,11 +171,7 @@ _NO_FAULT: Final = frozenset({"interrupted", "stopped"})
 
 @dataclass(kw_only=True)
 class TableView(LiveView):
-    """Prints events as lines, and counts them for the table.
-
-    Args:
-        board: The state of the jobs.
-    """
+    """Prints events as lines, and counts them for the table."""
 
     board: Board
 
@@ -211,13 +207,7 @@ class TableView(LiveView):
 
 
 class TerminalConsole:
-    """A console with a table below its lines while jobs run.
-
-    Args:
-        say: Prints one line, where there is no table.
-        file: The terminal.
-        detail: How much it prints.
-    """
+    """A console with a table below its lines while jobs run."""
 
     def __init__(self, say: Callable[[str], None], file: TextIO, detail: Detail = "usual") -> None:
         self._say = say

@@ -40,7 +40,6 @@ class DisabledTest:
 
     Attributes:
         test: The part of a node id after the file, or all of it from the file's name on.
-        reason: Why it does not run.
         allows_suffix: The class may have more at its end, as those that are made for each device do.
     """
 

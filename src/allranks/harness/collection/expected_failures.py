@@ -29,7 +29,6 @@ class ExpectedFailure:
     Attributes:
         test: The part of a node id after the file, ``Class::test``; the file's name goes before it if ambiguous.
         torch: The affected versions of torch, matched as prefixes: ``2.13`` includes ``2.13.1``.
-        reason: Why the test fails.
         issue: Where the failure is discussed.
         when: Values of the cells in which the test fails; without any, it fails in every cell.
     """

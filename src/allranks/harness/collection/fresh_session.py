@@ -20,9 +20,6 @@ class FreshSession(ServerPlugin):
     """Collects as the fork server has, but only the gang's files, and runs as a rank.
 
     Args:
-        rank: The rank.
-        request: The request for its gang.
-        failures: Takes what goes wrong.
         outputs: Descriptors that become its standard output and error when it has collected.
     """
 

@@ -18,11 +18,7 @@ _LONGEST = 10**8
 
 
 class MarkerError(Exception):
-    """A marker has wrong arguments.
-
-    Attributes:
-        nodeid: The test with the marker.
-    """
+    """A marker has wrong arguments."""
 
     def __init__(self, nodeid: str, message: str) -> None:
         super().__init__(message)

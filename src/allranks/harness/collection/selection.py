@@ -54,7 +54,6 @@ class Unit:
     Attributes:
         members: Their indices in the collection.
         name: The smallest of their names, which breaks ties between units of equal length.
-        seconds: Their expected duration.
     """
 
     members: tuple[int, ...]

@@ -34,7 +34,6 @@ class _DriverReports:
 
     Attributes:
         world_size: The number of ranks that got the test; None if none did.
-        ends: Their outcomes.
         own: The launching process's own phases, and its errors that pytest hides.
         shares_outcome: The ranks are threads of the launching process, which has one outcome for all.
         expected: The launching process's own phase, if the test is marked to fail.

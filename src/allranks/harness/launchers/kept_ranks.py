@@ -34,11 +34,7 @@ class RankLife:
 
 
 class KeptRanks:
-    """The live ranks of a class, in its launching process.
-
-    Attributes:
-        file: The file at which they meet.
-    """
+    """The live ranks of a class, in its launching process."""
 
     def __init__(self, case: unittest.TestCase, surroundings: LaunchContext, world_size: int, life: RankLife) -> None:
         self._surroundings = surroundings

@@ -47,7 +47,6 @@ class LaunchTerms:
     """How one launcher test is run.
 
     Attributes:
-        nodeid: Its name in the report.
         limit: Its time limit for the ranks, in seconds.
         may_disagree: Some ranks may skip while others run.
     """
@@ -81,8 +80,6 @@ class Launch:
     """The ranks of a launcher test, or of a class of such tests, from their fork to their end.
 
     Args:
-        workplace: Where they are launched from.
-        world_size: The number of ranks.
         work: Runs in each rank, from its start; returns the exit status.
         first: The test that they are started for.
     """
@@ -243,13 +240,11 @@ class _LaunchedRanks(LocalRanks):
     """Ranks of a launcher test: their parent may have other children, and the test may expect certain exits.
 
     Args:
-        processes: The forked ranks.
         results: Folder of their files.
         mark: A variable, as ``NAME=value``, that only these ranks and their children have.
         stacks: Their stack files, created before the fork.
 
     Attributes:
-        nodeid: The test that they run.
         excuse: Decides which exits the test expects.
         excused: The exit status of each rank that ended so.
     """

@@ -29,12 +29,7 @@ from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, SkipKind, shorten
 
 @dataclass(frozen=True, kw_only=True)
 class RankTerms:
-    """What ranks need to know about one test.
-
-    Attributes:
-        nodeid: Its name in the report.
-        seed: The seed of every rank.
-    """
+    """What ranks need to know about one test."""
 
     nodeid: str
     seed: int
@@ -45,7 +40,6 @@ class Place:
     """One rank's place among the ranks that are started together.
 
     Attributes:
-        results: Folder of its files.
         connection: Descriptor of its end of the connection to the launching process.
         board: Descriptor of its call board.
         parent: Process id of the launching process.

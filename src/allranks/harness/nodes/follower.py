@@ -29,7 +29,6 @@ class Follower:
     """This agent in its relation to the leader.
 
     Args:
-        connection: The authenticated connection to the leader.
         silence: Seconds that the leader may take to read a message.
     """
 
@@ -76,10 +75,7 @@ class _Service:
     """Serves the leader from the collection to the end of the job.
 
     Args:
-        connection: The connection to the leader.
-        node: Starts ranks on this node.
         silence: Seconds that the leader may take to read a message.
-        end: Signals the end of the job.
     """
 
     def __init__(self, connection: NodeConnection, node: Node, silence: float, end: JobEnd) -> None:

@@ -32,8 +32,6 @@ class FollowerLink:
     """The leader's connection to the agent of one other node.
 
     Args:
-        node: The node.
-        connection: The authenticated connection to its agent.
         silence: Seconds that the agent may take to answer.
 
     Attributes:

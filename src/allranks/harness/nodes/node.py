@@ -30,7 +30,6 @@ class CollectionDigest:
 
     Attributes:
         tests: Node ids, in the order of execution.
-        failures: What could not be collected.
         torch: Version; empty if it could not be imported.
         python: Version.
         lacks: What its node lacks for the cell, in words; empty for nothing.
@@ -108,11 +107,7 @@ class NodeLostError(Exception):
     """The agent of a node no longer answers, and cannot come back.
 
     Args:
-        node: The node.
         how: Why the agent is lost, as in "is gone".
-
-    Attributes:
-        node: The node.
     """
 
     def __init__(self, node: int, how: str) -> None:

@@ -54,7 +54,6 @@ class Surroundings:
     """What is known of a rank whose children are looked at.
 
     Attributes:
-        number: The rank.
         names: Names of its child processes that it has reported, by process id.
         stacks: Its stack file, to which its forks write, too.
         printed: Returns what has been printed on its standard error so far.
@@ -75,7 +74,6 @@ class ChildHang:
     Attributes:
         name: Who it is, in words, as in "RANK 1".
         about: Its process id, state and command, in one line.
-        stacks: Its stacks; empty if there are none.
     """
 
     pid: int

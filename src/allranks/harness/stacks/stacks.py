@@ -44,7 +44,6 @@ class View:
 
     Attributes:
         stacks: Its threads as text, in the form of Python's own dumps; empty on an error.
-        trouble: The error, in one line.
     """
 
     stacks: str = ""

@@ -35,7 +35,6 @@ class RankHandle:
 
     Args:
         process: The process whose work the rank does; never started.
-        number: Its rank.
     """
 
     def __init__(self, process: BaseProcess, number: int) -> None:

@@ -40,7 +40,6 @@ class Overview:
 
     Attributes:
         begins: The oldest run whose outcomes are still in the file.
-        newest: What the newest run changed.
     """
 
     runs: Sequence[RecordedRun]

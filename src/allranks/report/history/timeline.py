@@ -42,7 +42,6 @@ class RecordedRun:
 
     Attributes:
         number: Its place among the runs by the time of their start, from 1.
-        started: Seconds since the epoch.
         jobs: The numbers of its jobs, as bits.
     """
 

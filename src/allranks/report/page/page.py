@@ -104,7 +104,6 @@ class Sample:
 
     Attributes:
         place: ``<cell> / <suite>``.
-        order: Its place among others, from 0.
         ranks: Whose failure it is, in words, in all of them.
     """
 

@@ -23,12 +23,7 @@ MINUTES_PER_ENTRY: Final = 20
 
 @dataclass(frozen=True, kw_only=True)
 class PackOptions:
-    """How to divide jobs.
-
-    Attributes:
-        most: The most packs.
-        minutes: The intended duration of a pack.
-    """
+    """How to divide jobs."""
 
     most: int = MOST_ENTRIES
     minutes: int = MINUTES_PER_ENTRY
@@ -176,7 +171,6 @@ class Pack:
 
     Attributes:
         slug: Its name, valid for files and artifacts: ``cuda-g4-03of12``.
-        jobs: Numbers of its jobs among all that are planned, in order.
         gpus: The most GPUs that one of them needs.
         seconds: How long it is expected to run.
     """

@@ -28,7 +28,6 @@ class Work:
         seconds: The duration of all of it on one host.
         longest: Seconds of its longest task.
         tasks: How many there are, and so the most hosts that have something to do.
-        least: The fewest hosts.
     """
 
     seconds: float

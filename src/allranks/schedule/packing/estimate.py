@@ -41,12 +41,7 @@ class Capacity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A job as the scheduler sees it.
-
-    Attributes:
-        room: Its demand while it runs.
-        seconds: How long it is expected to run.
-    """
+    """A job as the scheduler sees it."""
 
     number: int
     room: Capacity
