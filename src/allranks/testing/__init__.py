@@ -6,195 +6,118 @@ can rewrite :mod:`allranks.testing.fixtures` before any module imports it.
 
 import ast
 import importlib
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from allranks.harness.environment_skips import EnvironmentSkip
-    from allranks.skip_codes import SkipCode, kind, kind_of_exit, multi_gpu, reason, reason_of_exit, sandcastle_reason
-    from allranks.testing.environment import RankEnvironment, rank_to_gpus
-    from allranks.testing.fixtures import SubgroupMaker
-    from allranks.testing.forward_inputs import SaveForwardInputsModel, SaveForwardInputsModule, saved_dtypes
-    from allranks.testing.gloo_devices import gloo_device
-    from allranks.testing.observed import captured_output, get_function_event, verify_ddp_error_logged
-    from allranks.testing.process_cases import MultiProcContinuousTest, MultiProcessTestCase
+    from allranks.harness.environment_skips import EnvironmentSkip as EnvironmentSkip
+    from allranks.skip_codes import SkipCode as SkipCode
+    from allranks.skip_codes import kind as kind
+    from allranks.skip_codes import kind_of_exit as kind_of_exit
+    from allranks.skip_codes import multi_gpu as multi_gpu
+    from allranks.skip_codes import reason as reason
+    from allranks.skip_codes import reason_of_exit as reason_of_exit
+    from allranks.skip_codes import sandcastle_reason as sandcastle_reason
+    from allranks.testing.environment import RankEnvironment as RankEnvironment
+    from allranks.testing.environment import rank_to_gpus as rank_to_gpus
+    from allranks.testing.fixtures import SubgroupMaker as SubgroupMaker
+    from allranks.testing.forward_inputs import SaveForwardInputsModel as SaveForwardInputsModel
+    from allranks.testing.forward_inputs import SaveForwardInputsModule as SaveForwardInputsModule
+    from allranks.testing.forward_inputs import saved_dtypes as saved_dtypes
+    from allranks.testing.gloo_devices import gloo_device as gloo_device
+    from allranks.testing.observed import captured_output as captured_output
+    from allranks.testing.observed import get_function_event as get_function_event
+    from allranks.testing.observed import verify_ddp_error_logged as verify_ddp_error_logged
+    from allranks.testing.process_cases import MultiProcContinuousTest as MultiProcContinuousTest
+    from allranks.testing.process_cases import MultiProcessTestCase as MultiProcessTestCase
+    from allranks.testing.processes.device_cases import DistributedTestBase as DistributedTestBase
     from allranks.testing.processes.device_cases import (
-        DistributedTestBase,
-        DynamoDistributedMultiProcTestCase,
-        DynamoDistributedSingleProcTestCase,
+        DynamoDistributedMultiProcTestCase as DynamoDistributedMultiProcTestCase,
     )
-    from allranks.testing.rpc.kept_world import RpcWorld, rpc_world
-    from allranks.testing.rpc.rpc_agents import (
-        FaultyRpcAgentTestFixture,
-        FaultyTensorPipe,
-        RpcAgent,
-        TensorPipe,
-        TensorPipeRpcAgentTestFixture,
-        get_shutdown_error_regex,
-        get_timeout_error_regex,
-        has_efa,
-        tensorpipe_transports,
+    from allranks.testing.processes.device_cases import (
+        DynamoDistributedSingleProcTestCase as DynamoDistributedSingleProcTestCase,
     )
-    from allranks.testing.rpc.rpc_world import NoMeetingPointError, initialize_pg, with_rpc, worker_name
+    from allranks.testing.rpc.kept_world import RpcWorld as RpcWorld
+    from allranks.testing.rpc.kept_world import rpc_world as rpc_world
+    from allranks.testing.rpc.rpc_agents import FaultyRpcAgentTestFixture as FaultyRpcAgentTestFixture
+    from allranks.testing.rpc.rpc_agents import FaultyTensorPipe as FaultyTensorPipe
+    from allranks.testing.rpc.rpc_agents import RpcAgent as RpcAgent
+    from allranks.testing.rpc.rpc_agents import TensorPipe as TensorPipe
+    from allranks.testing.rpc.rpc_agents import TensorPipeRpcAgentTestFixture as TensorPipeRpcAgentTestFixture
+    from allranks.testing.rpc.rpc_agents import get_shutdown_error_regex as get_shutdown_error_regex
+    from allranks.testing.rpc.rpc_agents import get_timeout_error_regex as get_timeout_error_regex
+    from allranks.testing.rpc.rpc_agents import has_efa as has_efa
+    from allranks.testing.rpc.rpc_agents import tensorpipe_transports as tensorpipe_transports
+    from allranks.testing.rpc.rpc_world import NoMeetingPointError as NoMeetingPointError
+    from allranks.testing.rpc.rpc_world import initialize_pg as initialize_pg
+    from allranks.testing.rpc.rpc_world import with_rpc as with_rpc
+    from allranks.testing.rpc.rpc_world import worker_name as worker_name
+    from allranks.testing.rpc.waits import OwnersAndForks as OwnersAndForks
+    from allranks.testing.rpc.waits import get_num_owners_and_forks as get_num_owners_and_forks
+    from allranks.testing.rpc.waits import wait_until_node_failure as wait_until_node_failure
+    from allranks.testing.rpc.waits import wait_until_owners_and_forks_on_rank as wait_until_owners_and_forks_on_rank
     from allranks.testing.rpc.waits import (
-        OwnersAndForks,
-        get_num_owners_and_forks,
-        wait_until_node_failure,
-        wait_until_owners_and_forks_on_rank,
-        wait_until_pending_futures_and_users_flushed,
+        wait_until_pending_futures_and_users_flushed as wait_until_pending_futures_and_users_flushed,
     )
-    from allranks.testing.settings import (
-        changed_variables,
-        dist_debug_level,
-        fresh_dynamo,
-        with_dist_debug_levels,
-        with_nccl_blocking_wait,
-    )
-    from allranks.testing.shared_files import FileBarrier, PeerTimeoutError
-    from allranks.testing.skips.backend_gaps import register_unsupported, unsupported_operations
-    from allranks.testing.skips.hardware import (
-        require_accelerator,
-        require_accelerators,
-        require_compute_capability,
-        require_exact_world_size,
-        require_gpu,
-        require_gpu_per_rank,
-        require_gpus,
-        require_gpus_or_none,
-        require_peer_access,
-        require_world_size,
-        skip_if_odd_world_size,
-        skip_if_rocm,
-        skip_if_rocm_arch,
-        skip_if_rocm_older,
-        skip_if_small_world_size,
-    )
-    from allranks.testing.skips.requirement import Requirement, skip
-    from allranks.testing.skips.software import (
-        require_backend_available,
-        require_backend_in,
-        require_gloo,
-        require_imports,
-        require_mpi,
-        require_nccl,
-        require_nccl_version,
-        require_ucc,
-        skip_because,
-        skip_if_windows,
-        skip_nccl_versions,
-        skip_unsupported,
-        skip_when,
-    )
-    from allranks.testing.stores import create_tcp_store, reserved_port
-    from allranks.testing.subtests import run_subtests
-    from allranks.testing.tensors import SparseReduction, TensorEquality, sparse_reduction_cases
-    from allranks.testing.threads.report import RankThreadError
-    from allranks.testing.threads.thread_cases import MultiThreadedTestCase, spawn_threads_and_init_comms
-    from allranks.testing.threads.thread_world import ThreadedWorldError
-
-__all__ = [
-    "DistributedTestBase",
-    "DynamoDistributedMultiProcTestCase",
-    "DynamoDistributedSingleProcTestCase",
-    "EnvironmentSkip",
-    "FaultyRpcAgentTestFixture",
-    "FaultyTensorPipe",
-    "FileBarrier",
-    "MultiProcContinuousTest",
-    "MultiProcessTestCase",
-    "MultiThreadedTestCase",
-    "NoMeetingPointError",
-    "OwnersAndForks",
-    "PeerTimeoutError",
-    "RankEnvironment",
-    "RankThreadError",
-    "Requirement",
-    "RpcAgent",
-    "RpcWorld",
-    "SaveForwardInputsModel",
-    "SaveForwardInputsModule",
-    "SkipCode",
-    "SparseReduction",
-    "SubgroupMaker",
-    "TensorEquality",
-    "TensorPipe",
-    "TensorPipeRpcAgentTestFixture",
-    "ThreadedWorldError",
-    "captured_output",
-    "changed_variables",
-    "create_tcp_store",
-    "dist_debug_level",
-    "fresh_dynamo",
-    "get_function_event",
-    "get_num_owners_and_forks",
-    "get_shutdown_error_regex",
-    "get_timeout_error_regex",
-    "gloo_device",
-    "has_efa",
-    "initialize_pg",
-    "kind",
-    "kind_of_exit",
-    "multi_gpu",
-    "rank_to_gpus",
-    "reason",
-    "reason_of_exit",
-    "register_unsupported",
-    "require_accelerator",
-    "require_accelerators",
-    "require_backend_available",
-    "require_backend_in",
-    "require_compute_capability",
-    "require_exact_world_size",
-    "require_gloo",
-    "require_gpu",
-    "require_gpu_per_rank",
-    "require_gpus",
-    "require_gpus_or_none",
-    "require_imports",
-    "require_mpi",
-    "require_nccl",
-    "require_nccl_version",
-    "require_peer_access",
-    "require_ucc",
-    "require_world_size",
-    "reserved_port",
-    "rpc_world",
-    "run_subtests",
-    "sandcastle_reason",
-    "saved_dtypes",
-    "skip",
-    "skip_because",
-    "skip_if_odd_world_size",
-    "skip_if_rocm",
-    "skip_if_rocm_arch",
-    "skip_if_rocm_older",
-    "skip_if_small_world_size",
-    "skip_if_windows",
-    "skip_nccl_versions",
-    "skip_unsupported",
-    "skip_when",
-    "sparse_reduction_cases",
-    "spawn_threads_and_init_comms",
-    "tensorpipe_transports",
-    "unsupported_operations",
-    "verify_ddp_error_logged",
-    "wait_until_node_failure",
-    "wait_until_owners_and_forks_on_rank",
-    "wait_until_pending_futures_and_users_flushed",
-    "with_dist_debug_levels",
-    "with_nccl_blocking_wait",
-    "with_rpc",
-    "worker_name",
-]
+    from allranks.testing.settings import changed_variables as changed_variables
+    from allranks.testing.settings import dist_debug_level as dist_debug_level
+    from allranks.testing.settings import fresh_dynamo as fresh_dynamo
+    from allranks.testing.settings import with_dist_debug_levels as with_dist_debug_levels
+    from allranks.testing.settings import with_nccl_blocking_wait as with_nccl_blocking_wait
+    from allranks.testing.shared_files import FileBarrier as FileBarrier
+    from allranks.testing.shared_files import PeerTimeoutError as PeerTimeoutError
+    from allranks.testing.skips.backend_gaps import register_unsupported as register_unsupported
+    from allranks.testing.skips.backend_gaps import unsupported_operations as unsupported_operations
+    from allranks.testing.skips.hardware import require_accelerator as require_accelerator
+    from allranks.testing.skips.hardware import require_accelerators as require_accelerators
+    from allranks.testing.skips.hardware import require_compute_capability as require_compute_capability
+    from allranks.testing.skips.hardware import require_exact_world_size as require_exact_world_size
+    from allranks.testing.skips.hardware import require_gpu as require_gpu
+    from allranks.testing.skips.hardware import require_gpu_per_rank as require_gpu_per_rank
+    from allranks.testing.skips.hardware import require_gpus as require_gpus
+    from allranks.testing.skips.hardware import require_gpus_or_none as require_gpus_or_none
+    from allranks.testing.skips.hardware import require_peer_access as require_peer_access
+    from allranks.testing.skips.hardware import require_world_size as require_world_size
+    from allranks.testing.skips.hardware import skip_if_odd_world_size as skip_if_odd_world_size
+    from allranks.testing.skips.hardware import skip_if_rocm as skip_if_rocm
+    from allranks.testing.skips.hardware import skip_if_rocm_arch as skip_if_rocm_arch
+    from allranks.testing.skips.hardware import skip_if_rocm_older as skip_if_rocm_older
+    from allranks.testing.skips.hardware import skip_if_small_world_size as skip_if_small_world_size
+    from allranks.testing.skips.requirement import Requirement as Requirement
+    from allranks.testing.skips.requirement import skip as skip
+    from allranks.testing.skips.software import require_backend_available as require_backend_available
+    from allranks.testing.skips.software import require_backend_in as require_backend_in
+    from allranks.testing.skips.software import require_gloo as require_gloo
+    from allranks.testing.skips.software import require_imports as require_imports
+    from allranks.testing.skips.software import require_mpi as require_mpi
+    from allranks.testing.skips.software import require_nccl as require_nccl
+    from allranks.testing.skips.software import require_nccl_version as require_nccl_version
+    from allranks.testing.skips.software import require_ucc as require_ucc
+    from allranks.testing.skips.software import skip_because as skip_because
+    from allranks.testing.skips.software import skip_if_windows as skip_if_windows
+    from allranks.testing.skips.software import skip_nccl_versions as skip_nccl_versions
+    from allranks.testing.skips.software import skip_unsupported as skip_unsupported
+    from allranks.testing.skips.software import skip_when as skip_when
+    from allranks.testing.stores import create_tcp_store as create_tcp_store
+    from allranks.testing.stores import reserved_port as reserved_port
+    from allranks.testing.subtests import run_subtests as run_subtests
+    from allranks.testing.tensors import SparseReduction as SparseReduction
+    from allranks.testing.tensors import TensorEquality as TensorEquality
+    from allranks.testing.tensors import sparse_reduction_cases as sparse_reduction_cases
+    from allranks.testing.threads.report import RankThreadError as RankThreadError
+    from allranks.testing.threads.thread_cases import MultiThreadedTestCase as MultiThreadedTestCase
+    from allranks.testing.threads.thread_cases import spawn_threads_and_init_comms as spawn_threads_and_init_comms
+    from allranks.testing.threads.thread_world import ThreadedWorldError as ThreadedWorldError
 
 
-@cache
 def _homes() -> dict[str, str]:
-    """The module of each name: the imports above say it to type checkers, and here."""
-    nodes = ast.walk(ast.parse(Path(__file__).read_bytes()))
-    imports = (node for node in nodes if isinstance(node, ast.ImportFrom) and node.module)
-    return {alias.name: str(node.module) for node in imports for alias in node.names}
+    """The module of each public name: the imports above tell it to type checkers, and here."""
+    imports = (node for node in ast.walk(ast.parse(Path(__file__).read_bytes())) if isinstance(node, ast.ImportFrom))
+    return {alias.name: str(node.module) for node in imports for alias in node.names if alias.asname}
+
+
+_HOMES = _homes()
+__all__ = sorted(_HOMES)  # noqa: PLE0605 - type checkers take the names from the imports
 
 
 def __dir__() -> list[str]:
@@ -203,8 +126,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
+    if name not in _HOMES:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
-    value: object = getattr(importlib.import_module(_homes()[name]), name)
+    value: object = getattr(importlib.import_module(_HOMES[name]), name)
     return value
