@@ -43,19 +43,12 @@ print(json.dumps({"folders": folders, "content": content, "versions": versions})
 
 @dataclass(frozen=True, kw_only=True)
 class Interpreter:
-    """An interpreter of the user's, with its packages.
+    """An interpreter of the user's, with its packages."""
 
-    Attributes:
-        python: Its path, or its name on the PATH.
-        folders: The folders that it imports from.
-        content: Its version and its place.
-        versions: Its packages: versions by name, in lower case and with hyphens.
-    """
-
-    python: str
-    folders: tuple[str, ...]
-    content: tuple[str, ...]
-    versions: Mapping[str, str]
+    python: str  # its path, or its name on the PATH
+    folders: tuple[str, ...]  # the folders that it imports from
+    content: tuple[str, ...]  # its version and its place
+    versions: Mapping[str, str]  # its packages: versions by name, in lower case and with hyphens
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -82,24 +75,15 @@ def probe(python: str) -> Interpreter:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentRecipe:
-    """The content of an environment.
+    """The content of an environment."""
 
-    Attributes:
-        name: Its purpose; part of its folder's name.
-        file: The text of a further requirements file; `content` must have what is in it.
-        content: Everything else that decides whether an existing environment can be reused.
-        folder: The folder that pip works in; relative paths start there.
-        below: The interpreter whose packages it sees; None for this one, without its packages.
-        remedy: What to do if pip fails.
-    """
-
-    name: str
+    name: str  # its purpose; part of its folder's name
     arguments: tuple[str, ...] = ()
-    file: str = ""
-    content: tuple[str, ...] = ()
-    folder: Path = field(default_factory=Path.cwd)
-    below: Interpreter | None = None
-    remedy: str = _REMEDY
+    file: str = ""  # the text of a further requirements file; `content` must have what is in it
+    content: tuple[str, ...] = ()  # everything else that decides whether an existing environment can be reused
+    folder: Path = field(default_factory=Path.cwd)  # the folder that pip works in; relative paths start there
+    below: Interpreter | None = None  # the interpreter whose packages it sees; None for this one, without its packages
+    remedy: str = _REMEDY  # what to do if pip fails
 
     @property
     def key(self) -> str:

@@ -11,21 +11,14 @@ IN_A_JOB: Final = "ALLRANKS_GPU_COUNT"
 
 @dataclass(frozen=True)
 class LauncherVariables:
-    """The names of one launcher's variables.
-
-    Attributes:
-        rank: The number of the process.
-        world_size: The number of processes.
-        local_rank: The number of the process on its node.
-        local_world_size: The number of processes on its node.
-        launch: Those that have one value in all processes of a launch, and another in most other launches.
-    """
+    """The names of one launcher's variables."""
 
     launcher: str
-    rank: str
-    world_size: str
-    local_rank: str
-    local_world_size: str
+    rank: str  # the number of the process
+    world_size: str  # the number of processes
+    local_rank: str  # the number of the process on its node
+    local_world_size: str  # the number of processes on its node
+    # Those that have one value in all processes of a launch, and another in most other launches.
     launch: tuple[str, ...] = ()
 
 
@@ -72,18 +65,13 @@ def variables_for(environ: Mapping[str, str]) -> LauncherVariables:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchedProcess:
-    """This process among those of its launcher.
-
-    Attributes:
-        local_rank: Its number on its node; None if the launcher does not say it.
-        launch: A name that all processes of the launch share, for a file.
-    """
+    """This process among those of its launcher."""
 
     launcher: str
     rank: int
     world_size: int
-    local_rank: int | None
-    launch: str
+    local_rank: int | None  # its number on its node; None if the launcher does not say it
+    launch: str  # a name that all processes of the launch share, for a file
 
 
 def launched_process(environ: Mapping[str, str]) -> LaunchedProcess | None:

@@ -46,19 +46,13 @@ def is_of_tools(file: str) -> bool:
 
 @dataclass(frozen=True)
 class TextFrame:
-    """One frame of a traceback or of a stack.
-
-    Attributes:
-        name: The function; empty if the text does not name it.
-        lines: Its lines in the text.
-        is_of_dump: The frames below this one called it; in a traceback, the frames above it did.
-    """
+    """One frame of a traceback or of a stack."""
 
     file: str
     line: int
-    name: str
-    lines: Sequence[str]
-    is_of_dump: bool = False
+    name: str  # the function; empty if the text does not name it
+    lines: Sequence[str]  # its lines in the text
+    is_of_dump: bool = False  # the frames below this one called it; in a traceback, the frames above it did
 
     @property
     def source(self) -> str:
@@ -154,13 +148,9 @@ _LONGEST: Final = 500
 
 @dataclass
 class _Traceback:
-    """One exception, or one thread.
+    """One exception, or one thread."""
 
-    Attributes:
-        head: How it is related to the exception before it.
-    """
-
-    head: str = ""
+    head: str = ""  # how it is related to the exception before it
     is_thread: bool = False
     is_current: bool = False
     frames: list[TextFrame] = field(default_factory=list)

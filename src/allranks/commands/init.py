@@ -62,30 +62,19 @@ _COMMENT_COLUMN = 36
 
 @dataclass(frozen=True, kw_only=True)
 class Repository:
-    """What `init` finds in a repository and on its host.
+    """What `init` finds in a repository and on its host."""
 
-    Attributes:
-        folder: The new folder of tests, relative to the repository.
-        others: Existing tests that use torch.distributed.
-        requirements: A requirements file; empty for none.
-        has_project: True if the repository is a package that pip can build.
-        uses_xdist: True if its pytest configuration asks for pytest-xdist's workers.
-        torch: The version of the installed torch, without a local part; empty if none is installed.
-        is_cpu_only: True if that torch was built without CUDA and ROCm.
-        python: This interpreter as the matrix file names it; empty if it lacks torch or pytest, or has no stable name.
-        engine: Where runs take place: ``docker`` or ``process``, and why.
-    """
-
-    folder: str
-    others: tuple[str, ...] = ()
-    requirements: str = ""
-    has_project: bool = False
-    uses_xdist: bool = False
-    torch: str = ""
-    is_cpu_only: bool = False
+    folder: str  # the new folder of tests, relative to the repository
+    others: tuple[str, ...] = ()  # existing tests that use torch.distributed
+    requirements: str = ""  # a requirements file; empty for none
+    has_project: bool = False  # True if the repository is a package that pip can build
+    uses_xdist: bool = False  # True if its pytest configuration asks for pytest-xdist's workers
+    torch: str = ""  # the version of the installed torch, without a local part; empty if none is installed
+    is_cpu_only: bool = False  # True if that torch was built without CUDA and ROCm
+    # This interpreter as the matrix file names it; empty if it lacks torch or pytest, or has no stable name.
     python: str = ""
     gpus: int = 0
-    engine: tuple[str, str] = ("process", "")
+    engine: tuple[str, str] = ("process", "")  # where runs take place: ``docker`` or ``process``, and why
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -286,16 +286,12 @@ def _go_on(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
 
 @dataclass(frozen=True, kw_only=True)
 class PartOf:
-    """The run that some jobs belong to, and what it has already decided for them.
-
-    Attributes:
-        going_on: For a resumed run, the policy that judges results, and the rest of each job.
-        own: The part of this machine in a plan for several.
-    """
+    """The run that some jobs belong to, and what it has already decided for them."""
 
     run_id: str
+    # For a resumed run, the policy that judges results, and the rest of each job.
     going_on: "tuple[VerdictPolicy, Mapping[str, Again]] | None" = None
-    own: "OwnPart | None" = None
+    own: "OwnPart | None" = None  # the part of this machine in a plan for several
 
 
 def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namespace, of: PartOf) -> ExitCode:

@@ -52,13 +52,9 @@ _END: Final = re.compile(b"[\n" + SEPARATOR + b"]")
 
 @dataclass(frozen=True)
 class Damage:
-    """Bytes of a stream that begin like a record but are none.
+    """Bytes of a stream that begin like a record but are none."""
 
-    Attributes:
-        what: Where they are and why, as in "record 3, from byte 512 on, is not JSON".
-    """
-
-    what: str
+    what: str  # where they are and why, as in "record 3, from byte 512 on, is not JSON"
 
 
 class RecordReader:

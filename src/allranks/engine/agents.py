@@ -29,13 +29,9 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class Meeting:
-    """The rendezvous of the agents of one job on this host, and their shared secret.
+    """The rendezvous of the agents of one job on this host, and their shared secret."""
 
-    Attributes:
-        held: The port, reserved as long as this is open: bound with SO_REUSEADDR, and not listening.
-    """
-
-    held: socket.socket
+    held: socket.socket  # the port, reserved as long as this is open: bound with SO_REUSEADDR, and not listening
     token: str
 
     def config_of(self, agent: AgentConfig, node: int) -> AgentConfig:
@@ -186,13 +182,9 @@ _LATE = 4.0
 
 
 class Agent(Protocol):
-    """The agent of one node.
+    """The agent of one node."""
 
-    Attributes:
-        has_ended: It will report nothing more.
-    """
-
-    has_ended: bool
+    has_ended: bool  # it will report nothing more
 
     @property
     def descriptors(self) -> Collection[int]:

@@ -61,38 +61,24 @@ class Queue(Protocol):
 
 @dataclass(eq=False)
 class Allocation:
-    """A submitted job, as its agents share it.
-
-    Attributes:
-        number: The queue's name for it, for people, as in "SLURM job 12"; empty for none.
-        told: What was last said of its place in the queue.
-        is_to_go: It is to get its turn, and its files do not say so yet.
-        is_ours: This process has asked for its end.
-        placed: When its first node began, in seconds since the epoch; None while it is queued.
-        given: When the queue was first seen to have given it nodes that had not begun, on the monotonic clock.
-        gone: When the queue was first seen to have lost or ended it, on the monotonic clock.
-        lives: When a file of its leading node was last seen to change, on the monotonic clock.
-        deserted: When all nodes but the leading one had ended, on the monotonic clock; infinity before.
-        owned: A file whose time of change says that its orchestrator lives; None for none.
-        calls: Makes all calls on its files.
-        asked: Since when one of them has had no answer, on the monotonic clock; None for an answer.
-    """
+    """A submitted job, as its agents share it."""
 
     queue: Queue
     folder: Path
-    number: str = ""
-    told: str = ""
-    is_to_go: bool = False
-    is_ours: bool = False
-    placed: float | None = None
+    number: str = ""  # the queue's name for it, for people, as in "SLURM job 12"; empty for none
+    told: str = ""  # what was last said of its place in the queue
+    is_to_go: bool = False  # it is to get its turn, and its files do not say so yet
+    is_ours: bool = False  # this process has asked for its end
+    placed: float | None = None  # when its first node began, in seconds since the epoch; None while it is queued
+    # When the queue was first seen to have given it nodes that had not begun, on the monotonic clock.
     given: float | None = None
-    gone: float | None = None
-    lives: float = -math.inf
-    deserted: float = math.inf
-    owned: Path | None = None
+    gone: float | None = None  # when the queue was first seen to have lost or ended it, on the monotonic clock
+    lives: float = -math.inf  # when a file of its leading node was last seen to change, on the monotonic clock
+    deserted: float = math.inf  # when all nodes but the leading one had ended, on the monotonic clock; infinity before
+    owned: Path | None = None  # a file whose time of change says that its orchestrator lives; None for none
     _owned_at: float = -math.inf
-    calls: FileCalls = field(default_factory=FileCalls)
-    asked: float | None = None
+    calls: FileCalls = field(default_factory=FileCalls)  # makes all calls on its files
+    asked: float | None = None  # since when one of them has had no answer, on the monotonic clock; None for an answer
     on_placed: Callable[[], None] = field(default=lambda: None)
 
     def news(self) -> Placement | None:

@@ -34,14 +34,10 @@ _SKIPPED_NAMES = frozenset({"__pycache__", ".git", ".pytest_cache", ".mypy_cache
 
 @dataclass(frozen=True, kw_only=True)
 class Archive:
-    """A finished archive.
-
-    Attributes:
-        pages: How many pages its files and folders take when they are unpacked.
-    """
+    """A finished archive."""
 
     data: bytes
-    pages: int
+    pages: int  # how many pages its files and folders take when they are unpacked
 
 
 class ArchiveBuilder:

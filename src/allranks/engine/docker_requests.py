@@ -39,16 +39,11 @@ _SHARES_OF_RANK = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Daemon:
-    """The abilities of a daemon's host.
-
-    Attributes:
-        limits_cpus: Its kernel can limit how much of them containers use.
-        has_seccomp: Its kernel can filter system calls.
-    """
+    """The abilities of a daemon's host."""
 
     cpus: int
-    limits_cpus: bool
-    has_seccomp: bool
+    limits_cpus: bool  # its kernel can limit how much of them containers use
+    has_seccomp: bool  # its kernel can filter system calls
 
     @classmethod
     def of_info(cls, said: Mapping[str, Any]) -> "Daemon":

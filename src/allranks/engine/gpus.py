@@ -37,21 +37,13 @@ _MIG_ENABLED: Final = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """A GPU, or an instance of a partitioned one (MIG).
+    """A GPU, or an instance of a partitioned one (MIG)."""
 
-    Attributes:
-        uuid: Its id for CUDA and NVIDIA's toolkit.
-        name: The product; empty if NVML does not report it.
-        memory_mib: 0 if NVML does not report it.
-        trouble: Why the driver itself takes it for sick; empty if it does not.
-        driver: The driver's version; empty if NVML does not report it.
-    """
-
-    uuid: str
-    name: str = ""
-    memory_mib: int = 0
-    trouble: str = ""
-    driver: str = ""
+    uuid: str  # its id for CUDA and NVIDIA's toolkit
+    name: str = ""  # the product; empty if NVML does not report it
+    memory_mib: int = 0  # 0 if NVML does not report it
+    trouble: str = ""  # why the driver itself takes it for sick; empty if it does not
+    driver: str = ""  # the driver's version; empty if NVML does not report it
 
     @property
     def description(self) -> str:
@@ -208,27 +200,16 @@ _TOPOLOGY: Final = Path("sys/class/kfd/kfd/topology/nodes")
 
 @dataclass(frozen=True, kw_only=True)
 class Inventory:
-    """The GPUs that jobs may lease.
+    """The GPUs that jobs may lease."""
 
-    Attributes:
-        driver: How containers are given them.
-        gpus: Their ids, in the driver's order: UUIDs if they have any.
-        nodes: For AMD's, the device node of each, by id.
-        everything: All GPUs of the host, if `gpus` are only some of them.
-        root: Where ``/dev`` is.
-        descriptions: Descriptions of some of them, for people, by id.
-        troubles: Why the driver takes some of them for sick, by id.
-        version: The driver's version; empty if it is unknown.
-    """
-
-    driver: GpuDriver = "nvidia"
-    gpus: tuple[str, ...] = ()
-    nodes: Mapping[str, Path] | None = None
-    everything: tuple[str, ...] = ()
-    root: Path = _ROOT
-    descriptions: Mapping[str, str] = field(default_factory=dict)
-    troubles: Mapping[str, str] = field(default_factory=dict)
-    version: str = ""
+    driver: GpuDriver = "nvidia"  # how containers are given them
+    gpus: tuple[str, ...] = ()  # their ids, in the driver's order: UUIDs if they have any
+    nodes: Mapping[str, Path] | None = None  # for AMD's, the device node of each, by id
+    everything: tuple[str, ...] = ()  # all GPUs of the host, if `gpus` are only some of them
+    root: Path = _ROOT  # where ``/dev`` is
+    descriptions: Mapping[str, str] = field(default_factory=dict)  # descriptions of some of them, for people, by id
+    troubles: Mapping[str, str] = field(default_factory=dict)  # why the driver takes some of them for sick, by id
+    version: str = ""  # the driver's version; empty if it is unknown
 
     def name_of(self, gpu: str) -> str:
         """The name of a GPU for people: its number among all of the host's, its description and its id."""

@@ -18,17 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class JobEnvironment:
-    """Where a job's Python comes from.
+    """Where a job's Python comes from."""
 
-    Attributes:
-        image: Reference of the image, on an engine that runs containers.
-        python: Interpreter, on an engine that runs processes.
-        python_path: Folders on Python's path beside those of the image or interpreter.
-    """
-
-    image: str | None = None
-    python: str | None = None
-    python_path: tuple[Path, ...] = ()
+    image: str | None = None  # reference of the image, on an engine that runs containers
+    python: str | None = None  # interpreter, on an engine that runs processes
+    python_path: tuple[Path, ...] = ()  # folders on Python's path beside those of the image or interpreter
 
 
 MakeEnvironment = Callable[[Image], JobEnvironment]
@@ -39,17 +33,11 @@ Progress = Callable[[str], None]
 
 
 class Finding(NamedTuple):
-    """The result of one check of this host.
+    """The result of one check of this host."""
 
-    Attributes:
-        subject: What was checked, in a word or two.
-        text: Its state.
-        remedy: The one thing to do; empty if there is no problem.
-    """
-
-    subject: str
-    text: str
-    remedy: str = ""
+    subject: str  # what was checked, in a word or two
+    text: str  # its state
+    remedy: str = ""  # the one thing to do; empty if there is no problem
 
     @property
     def line(self) -> str:

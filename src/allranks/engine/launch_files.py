@@ -39,24 +39,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """A process of the launcher.
-
-    Attributes:
-        nonce: Sets it apart from the process of this rank in another launch.
-        local_rank: Its number on its node; None if the launcher does not say it.
-        host: The name of its node, for people.
-        place: The node and its name spaces: two processes on one node have one.
-        beat: Grows while it lives.
-        has_left: It takes part no longer.
-    """
+    """A process of the launcher."""
 
     rank: int
-    nonce: str
-    local_rank: int | None = None
-    host: str
-    place: str
-    beat: int = 0
-    has_left: bool = False
+    nonce: str  # sets it apart from the process of this rank in another launch
+    local_rank: int | None = None  # its number on its node; None if the launcher does not say it
+    host: str  # the name of its node, for people
+    place: str  # the node and its name spaces: two processes on one node have one
+    beat: int = 0  # grows while it lives
+    has_left: bool = False  # it takes part no longer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,21 +60,13 @@ class PlacedJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """What process 0 says to all others.
+    """What process 0 says to all others."""
 
-    Attributes:
-        nonces: The processes that it has seen, by rank.
-        nodes: The ranks of those that were elected, one for each node.
-        beat: Grows while process 0 lives.
-        jobs: The jobs that have nodes. One that is no longer here is to end.
-        exit_code: How the run has ended; None until then.
-    """
-
-    nonces: tuple[str, ...]
-    nodes: tuple[int, ...]
-    beat: int = 0
-    jobs: tuple[PlacedJob, ...] = ()
-    exit_code: int | None = None
+    nonces: tuple[str, ...]  # the processes that it has seen, by rank
+    nodes: tuple[int, ...]  # the ranks of those that were elected, one for each node
+    beat: int = 0  # grows while process 0 lives
+    jobs: tuple[PlacedJob, ...] = ()  # the jobs that have nodes. One that is no longer here is to end.
+    exit_code: int | None = None  # how the run has ended; None until then
 
 
 def path_of(folder: Path, rank: int) -> Path:

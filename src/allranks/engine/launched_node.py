@@ -35,20 +35,13 @@ class Variable:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOrder:
-    """What a node of a job needs to know to start its supervisor.
-
-    Attributes:
-        package: A folder that all nodes share: it holds the package ``allranks`` and nothing else.
-        variables: Those of the job; its ``PYTHONPATH`` comes before the node's own.
-        gpus: The ids of its GPUs, if they were leased for it.
-        gpu_count: How many it takes of its own if none was leased; none of them if it has fewer.
-    """
+    """What a node of a job needs to know to start its supervisor."""
 
     python: str
-    package: str
-    variables: tuple[Variable, ...] = ()
-    gpus: tuple[str, ...] = ()
-    gpu_count: int = 0
+    package: str  # a folder that all nodes share: it holds the package ``allranks`` and nothing else
+    variables: tuple[Variable, ...] = ()  # those of the job; its ``PYTHONPATH`` comes before the node's own
+    gpus: tuple[str, ...] = ()  # the ids of its GPUs, if they were leased for it
+    gpu_count: int = 0  # how many it takes of its own if none was leased; none of them if it has fewer
 
 
 class LaunchedNode:

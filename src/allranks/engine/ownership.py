@@ -148,14 +148,10 @@ _JOB_LOCK = struct.Struct("hhqqi0q")
 
 @dataclass(frozen=True)
 class OwnedRun:
-    """A run that this process owns, perhaps with others.
-
-    Attributes:
-        descriptor: Its file, which is not removed while the run is owned, so all owners lock bytes of the same one.
-    """
+    """A run that this process owns, perhaps with others."""
 
     run_id: str
-    descriptor: int
+    descriptor: int  # its file, which is not removed while the run is owned, so all owners lock bytes of the same one
 
     def try_own(self, job_id: str) -> bool:
         """Own a job as long as the run; False if another process owns it."""
@@ -286,14 +282,10 @@ def image_lock(reference: str) -> Path:
 
 @dataclass(frozen=True)
 class Owner:
-    """The owner of a process or a folder, as it is written on it.
-
-    Attributes:
-        host: The owner's :func:`host_id`; empty if it is unknown.
-    """
+    """The owner of a process or a folder, as it is written on it."""
 
     run_id: str
-    host: str
+    host: str  # the owner's :func:`host_id`; empty if it is unknown
 
     @property
     def is_here(self) -> bool:

@@ -37,19 +37,12 @@ _WAITING: Final = frozenset(["PENDING", "REQUEUED", "REQUEUE_HOLD", "RESV_DEL_HO
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedJob:
-    """A job as one answer of SLURM shows it.
+    """A job as one answer of SLURM shows it."""
 
-    Attributes:
-        number: SLURM's number for it, for people: after a crash of its controller another job may get it.
-        state: The name of its state, in full (``squeue -o %T``).
-        reason: Why it waits, or has failed; empty for none.
-        nodes: Its nodes, as SLURM writes them; empty before it has any.
-    """
-
-    number: str
-    state: str
-    reason: str = ""
-    nodes: str = ""
+    number: str  # SLURM's number for it, for people: after a crash of its controller another job may get it
+    state: str  # the name of its state, in full (``squeue -o %T``)
+    reason: str = ""  # why it waits, or has failed; empty for none
+    nodes: str = ""  # its nodes, as SLURM writes them; empty before it has any
 
     @property
     def has_ended(self) -> bool:
@@ -78,21 +71,13 @@ class QueuedJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Sighting:
-    """What is known of a job.
+    """What is known of a job."""
 
-    Attributes:
-        job: The job in the newest answer; None if that does not have it, or there was none yet.
-        last: The job when it was last seen; None if it never was.
-        absences: How many answers in a row have not had it.
-        answered: When the newest answer was asked for, on the monotonic clock; minus infinity for none.
-        watched: Since when answers have been asked for, on the monotonic clock; infinity if nobody asks.
-    """
-
-    job: QueuedJob | None = None
-    last: QueuedJob | None = None
-    absences: int = 0
-    answered: float = -math.inf
-    watched: float = math.inf
+    job: QueuedJob | None = None  # the job in the newest answer; None if that does not have it, or there was none yet
+    last: QueuedJob | None = None  # the job when it was last seen; None if it never was
+    absences: int = 0  # how many answers in a row have not had it
+    answered: float = -math.inf  # when the newest answer was asked for, on the monotonic clock; minus infinity for none
+    watched: float = math.inf  # since when answers have been asked for, on the monotonic clock; infinity if nobody asks
 
     @property
     def known(self) -> QueuedJob | None:

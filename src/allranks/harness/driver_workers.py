@@ -38,17 +38,12 @@ def lane_folder(results: Path, lane: int) -> Path:
 
 @dataclass(kw_only=True)
 class DriverWorkers:
-    """Workers that run side by side, from their start to their end.
+    """Workers that run side by side, from their start to their end."""
 
-    Attributes:
-        count: How many tests may run at a time.
-        make_worker: Makes a worker from the folder for its ranks' files.
-        next_work: The next tests for a free worker, from one assembly; None if there are no more.
-    """
-
-    count: int
+    count: int  # how many tests may run at a time
     results: Path
-    make_worker: Callable[[Path], Worker]
+    make_worker: Callable[[Path], Worker]  # makes a worker from the folder for its ranks' files
+    # The next tests for a free worker, from one assembly; None if there are no more.
     next_work: Callable[[], Sequence[int] | None]
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _errors: list[Exception] = field(default_factory=list)

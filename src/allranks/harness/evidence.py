@@ -79,15 +79,10 @@ _OWN: Final = 8 * RESULTS_BYTES
 
 @dataclass(frozen=True, kw_only=True)
 class Overrun:
-    """Disk space that has been used up.
+    """Disk space that has been used up."""
 
-    Attributes:
-        message: Which space, by which rank if known, and the remedy.
-        is_own: Whether the bytes that this rank has written show that it did so.
-    """
-
-    message: str
-    is_own: bool
+    message: str  # which space, by which rank if known, and the remedy
+    is_own: bool  # whether the bytes that this rank has written show that it did so
 
 
 class DiskUse:

@@ -319,22 +319,16 @@ class Family:
 
 @dataclass(eq=False, repr=False)
 class LocalNode:
-    """Starts the ranks of gangs through this node's fork server.
-
-    Attributes:
-        family: The supervisor's children.
-        echo: Gets each line that ranks print; None for no echo.
-        records_flights: Ranks use torch's flight recorder.
-    """
+    """Starts the ranks of gangs through this node's fork server."""
 
     server: ForkServer
     config: AgentConfig
     folders: Folders
     _: KW_ONLY
-    family: Family
+    family: Family  # the supervisor's children
     end: JobEnd
-    echo: Echo | None
-    records_flights: bool
+    echo: Echo | None  # gets each line that ranks print; None for no echo
+    records_flights: bool  # ranks use torch's flight recorder
     _shared: Path | None = field(default=None, init=False)
 
     def of_lane(self, results: Path) -> "LocalNode":

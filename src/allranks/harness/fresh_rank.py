@@ -30,24 +30,15 @@ _LOG = "agent.log"
 
 @dataclass(frozen=True, kw_only=True)
 class FreshRank:
-    """What the new Python has to know.
+    """What the new Python has to know."""
 
-    Attributes:
-        config: The job, as JSON.
-        folders: Its folders, by name.
-        request: The line of the request for its gang.
-        connection: Descriptor of its connection.
-        board: Descriptor of its call board.
-        supervisor: Process id of the supervisor.
-    """
-
-    config: str
-    folders: dict[str, str]
-    request: str
+    config: str  # the job, as JSON
+    folders: dict[str, str]  # its folders, by name
+    request: str  # the line of the request for its gang
     rank: int
-    connection: int
-    board: int
-    supervisor: int
+    connection: int  # descriptor of its connection
+    board: int  # descriptor of its call board
+    supervisor: int  # process id of the supervisor
 
 
 def become_fresh(rank: FreshRank) -> NoReturn:

@@ -108,15 +108,11 @@ def troubles_of(gpus: Sequence[GpuToCheck], work: Callable[[], None], limit: flo
 
 @dataclass(frozen=True)
 class _Check:
-    """A process that tries one GPU.
-
-    Attributes:
-        answer: The reading end of the pipe that carries its result.
-    """
+    """A process that tries one GPU."""
 
     gpu: str
     pid: int
-    answer: int
+    answer: int  # the reading end of the pipe that carries its result
 
     def end(self, deadline: float, limit: float) -> str:
         """Wait for the result: the error, empty if the GPU computes."""

@@ -233,15 +233,10 @@ def state_of(pid: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class LivingProcess:
-    """A living process.
+    """A living process."""
 
-    Attributes:
-        session: Process id of its session's leader.
-        command: Its command line, or its name in brackets if it has none.
-    """
-
-    session: int
-    command: str
+    session: int  # process id of its session's leader
+    command: str  # its command line, or its name in brackets if it has none
 
 
 _EXITING = 0x4  # PF_EXITING of the kernel

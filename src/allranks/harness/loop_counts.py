@@ -12,19 +12,13 @@ NAMES = 20
 
 @dataclass(kw_only=True)
 class LoopCounts:
-    """These counts need no lock, for each step is atomic in Python.
+    """These counts need no lock, for each step is atomic in Python."""
 
-    Attributes:
-        gangs: Numbers of gangs.
-        settled: For each test that has run, whether it went wrong.
-        changed: The tests that left some state changed, by the name of that state.
-        running: The test of each worker.
-    """
-
-    gangs: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-    settled: dict[str, bool] = field(default_factory=dict)
+    gangs: Iterator[int] = field(default_factory=lambda: itertools.count(1))  # numbers of gangs
+    settled: dict[str, bool] = field(default_factory=dict)  # for each test that has run, whether it went wrong
+    # The tests that left some state changed, by the name of that state.
     changed: dict[str, dict[str, None]] = field(default_factory=dict)
-    running: dict[int, str] = field(default_factory=dict)
+    running: dict[int, str] = field(default_factory=dict)  # the test of each worker
 
     @property
     def bad_tests(self) -> int:

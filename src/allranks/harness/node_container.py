@@ -15,30 +15,20 @@ from allranks.harness.container_init import ISOLATED
 
 @dataclass(frozen=True, kw_only=True)
 class AgentFolders:
-    """The folders that an agent needs.
+    """The folders that an agent needs."""
 
-    Attributes:
-        job: The job's folder.
-        code: The folder that the suite's paths are relative to.
-        package: A folder with the package ``allranks``.
-    """
-
-    job: Path
-    code: Path
-    package: Path
+    job: Path  # the job's folder
+    code: Path  # the folder that the suite's paths are relative to
+    package: Path  # a folder with the package ``allranks``
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentLaunch:
-    """How an agent is started.
-
-    Attributes:
-        container: The name of the container that it is in, if that does not end with this command; else empty.
-    """
+    """How an agent is started."""
 
     command: tuple[str, ...]
     variables: Mapping[str, str]
-    container: str = ""
+    container: str = ""  # the name of the container that it is in, if that does not end with this command; else empty
 
 
 TMP: Final = Path("/tmp")  # noqa: S108 - the container's own

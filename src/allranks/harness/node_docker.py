@@ -48,18 +48,12 @@ _OF_THE_NODE: Final = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class NodeContainer:
-    """A container of Docker 20.10 or later, with the user and the network of the node.
-
-    Attributes:
-        image: What runs; the daemon pulls it if it is missing.
-        options: The job's own options for ``docker run``, such as its limits.
-        variables: The agent's environment on the node. GPUs are wanted if it names any.
-    """
+    """A container of Docker 20.10 or later, with the user and the network of the node."""
 
     name: str
-    image: str
-    options: Sequence[str]
-    variables: Mapping[str, str]
+    image: str  # what runs; the daemon pulls it if it is missing
+    options: Sequence[str]  # the job's own options for ``docker run``, such as its limits
+    variables: Mapping[str, str]  # the agent's environment on the node. GPUs are wanted if it names any.
 
     def launch(self, agent: tuple[str, ...], outside: AgentFolders, scratch: Path) -> AgentLaunch:
         """The agent in this container, which belongs to this process.

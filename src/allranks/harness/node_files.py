@@ -37,49 +37,32 @@ _ROOM: Final = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class NodeOrder:
-    """What every node of a job runs.
-
-    Attributes:
-        code: The folder that the suite's paths are relative to.
-        container: What the agent runs in, as ``RUNTIME:IMAGE``; empty for nothing, or if this process is in it as well.
-        options: Of this job, for the command that starts a container of Docker.
-    """
+    """What every node of a job runs."""
 
     python: str
-    code: str
+    code: str  # the folder that the suite's paths are relative to
+    # What the agent runs in, as ``RUNTIME:IMAGE``; empty for nothing, or if this process is in it as well.
     container: str = ""
-    options: Sequence[str] = ()
+    options: Sequence[str] = ()  # of this job, for the command that starts a container of Docker
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placed:
-    """A node's supervisor has begun.
+    """A node's supervisor has begun."""
 
-    Attributes:
-        at: When, in seconds since the epoch.
-    """
-
-    at: float
+    at: float  # when, in seconds since the epoch
     host: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentExit:
-    """How the agent of a node ended.
+    """How the agent of a node ended."""
 
-    Attributes:
-        status: Its exit status, negative for a signal; None if it was never started.
-        signals: The signals by which the cluster told this node to end, in their order.
-        memory_kills: How many processes the kernel killed for want of memory, in this job's time.
-        output: Why the agent was not started.
-        trouble: What was wrong with the shared file system, as in "No space left on device, for 3 s".
-    """
-
-    status: int | None
-    signals: tuple[str, ...] = ()
-    memory_kills: int = 0
-    output: str = ""
-    trouble: str = ""
+    status: int | None  # its exit status, negative for a signal; None if it was never started
+    signals: tuple[str, ...] = ()  # the signals by which the cluster told this node to end, in their order
+    memory_kills: int = 0  # how many processes the kernel killed for want of memory, in this job's time
+    output: str = ""  # why the agent was not started
+    trouble: str = ""  # what was wrong with the shared file system, as in "No space left on device, for 3 s"
 
 
 def write_whole(path: Path, text: str) -> None:

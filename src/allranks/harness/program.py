@@ -14,30 +14,18 @@ LINE_LIMIT: Final = 256 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class ItemOptions:
-    """How one test is run.
+    """How one test is run."""
 
-    Attributes:
-        gang: Neighbouring tests with the same value share a gang.
-        has_process_group: Whether the gang joins the cell's process group first.
-        limit: Seconds from its release to the report of its last rank.
-        launches: The test starts its ranks itself, from a driver.
-        is_skipped: The test is declared to be skipped, and will not begin.
-        reruns: How many times the test is rerun at most while it goes wrong.
-        delay: Seconds before each rerun.
-        is_fresh: Its ranks are no forks: they import its file again.
-        is_script: ``python FILE Class.test`` runs it, too: it is a unittest case, and its file has a ``__main__``.
-        test_group: Launcher tests of one group never overlap one another; empty for none.
-    """
-
-    gang: tuple[str, ...]
-    has_process_group: bool
-    limit: float
-    launches: bool = False
-    is_skipped: bool = False
-    reruns: int = 0
-    delay: float = 0.0
-    is_fresh: bool = False
-    test_group: str = ""
+    gang: tuple[str, ...]  # neighbouring tests with the same value share a gang
+    has_process_group: bool  # whether the gang joins the cell's process group first
+    limit: float  # seconds from its release to the report of its last rank
+    launches: bool = False  # the test starts its ranks itself, from a driver
+    is_skipped: bool = False  # the test is declared to be skipped, and will not begin
+    reruns: int = 0  # how many times the test is rerun at most while it goes wrong
+    delay: float = 0.0  # seconds before each rerun
+    is_fresh: bool = False  # its ranks are no forks: they import its file again
+    test_group: str = ""  # launcher tests of one group never overlap one another; empty for none
+    # ``python FILE Class.test`` runs it, too: it is a unittest case, and its file has a ``__main__``.
     is_script: bool = False
 
     @property
@@ -56,82 +44,51 @@ class SkippedModule:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """The tests to run.
-
-    Attributes:
-        skipped: Modules that are skipped as a whole.
-        deselected: The number of tests that the user's selection leaves out.
-        maxfail: The number of bad tests after which the job stops; 0 for none.
-        is_collected_only: None of them is to be run.
-        prints_at_once: The ranks' output is shown as it is printed.
-        lacks: What the host lacks for the cell, in words: every test will be skipped; empty for nothing.
-        goes_on: The collected tests run in spite of errors of collection.
-        measures: Coverage is combined and reported when pytest ends its session, which may take a while.
-    """
+    """The tests to run."""
 
     tests: tuple[str, ...] = ()
     terms: tuple[ItemOptions, ...] = ()
-    skipped: tuple[SkippedModule, ...] = ()
-    deselected: int = 0
-    maxfail: int = 0
-    is_collected_only: bool = False
-    prints_at_once: bool = False
-    lacks: str = ""
+    skipped: tuple[SkippedModule, ...] = ()  # modules that are skipped as a whole
+    deselected: int = 0  # the number of tests that the user's selection leaves out
+    maxfail: int = 0  # the number of bad tests after which the job stops; 0 for none
+    is_collected_only: bool = False  # None of them is to be run
+    prints_at_once: bool = False  # the ranks' output is shown as it is printed
+    lacks: str = ""  # what the host lacks for the cell, in words: every test will be skipped; empty for nothing
     python: str = ""
-    goes_on: bool = False
-    measures: bool = False
+    goes_on: bool = False  # the collected tests run in spite of errors of collection
+    measures: bool = False  # coverage is combined and reported when pytest ends its session, which may take a while
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forked:
-    """Ranks have been forked, or could not be.
+    """Ranks have been forked, or could not be."""
 
-    Attributes:
-        pids: Their process ids, in the requested order.
-        error: Why there are none.
-    """
-
-    pids: tuple[int, ...] = ()
-    error: str = ""
+    pids: tuple[int, ...] = ()  # their process ids, in the requested order
+    error: str = ""  # why there are none
 
 
 @dataclass(frozen=True, kw_only=True)
 class SessionEnded:
-    """pytest's session has ended.
+    """pytest's session has ended."""
 
-    Attributes:
-        status: pytest's exit status.
-        changed: How a hook has changed pytest's own status; empty if none has.
-    """
-
-    status: int
-    changed: str = ""
+    status: int  # pytest's exit status
+    changed: str = ""  # how a hook has changed pytest's own status; empty if none has
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartGang:
-    """A request to fork ranks; their descriptors follow.
-
-    Attributes:
-        gang: Number of the gang in its job, from 1.
-        url: What ``init_process_group`` takes as ``init_method``; None for a gang without a process group.
-        environment: Variables that the ranks need, as ``NAME=value``.
-        launches: The forked process is a driver.
-        preload: Modules that earlier ranks imported late.
-        has_many_forks: Making forks cheaper pays, which takes the better part of a second.
-        results: The folder of the ranks' files.
-        fresh: If the ranks are to be no forks, the tests of the gang, each as "INDEX NODEID".
-    """
+    """A request to fork ranks; their descriptors follow."""
 
     ranks: tuple[int, ...]
-    gang: int
+    gang: int  # number of the gang in its job, from 1
+    # What ``init_process_group`` takes as ``init_method``; None for a gang without a process group.
     url: str | None = None
-    environment: tuple[str, ...] = ()
-    launches: bool = False
-    preload: tuple[str, ...] = ()
-    has_many_forks: bool = False
-    results: str = ""
-    fresh: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()  # variables that the ranks need, as ``NAME=value``
+    launches: bool = False  # the forked process is a driver
+    preload: tuple[str, ...] = ()  # modules that earlier ranks imported late
+    has_many_forks: bool = False  # making forks cheaper pays, which takes the better part of a second
+    results: str = ""  # the folder of the ranks' files
+    fresh: tuple[str, ...] = ()  # if the ranks are to be no forks, the tests of the gang, each as "INDEX NODEID"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,17 +6,11 @@ from typing import Final, NamedTuple
 
 
 class Refusal(NamedTuple):
-    """Why an option is refused.
+    """Why an option is refused."""
 
-    Attributes:
-        option: The name that pytest has for its value.
-        why: The reason, as the rest of a sentence that begins with the flag.
-        remedy: What to do instead.
-    """
-
-    option: str
-    why: str
-    remedy: str
+    option: str  # the name that pytest has for its value
+    why: str  # the reason, as the rest of a sentence that begins with the flag
+    remedy: str  # what to do instead
 
 
 _NO_TERMINAL: Final = (

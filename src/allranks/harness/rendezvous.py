@@ -18,13 +18,9 @@ from allranks.harness.config import PORTS, AgentConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """The rendezvous of one gang.
+    """The rendezvous of one gang."""
 
-    Attributes:
-        url: What ``init_process_group`` takes as ``init_method``.
-    """
-
-    url: str
+    url: str  # what ``init_process_group`` takes as ``init_method``
     environment: dict[str, str] = field(default_factory=dict)
     held: Sequence[socket.socket] = ()
 

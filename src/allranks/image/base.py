@@ -73,19 +73,12 @@ print(json.dumps({
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """A base image that the daemon has.
+    """A base image that the daemon has."""
 
-    Attributes:
-        reference: The name to build from.
-        id: The image's id, which changes with its content.
-        reason: Why it is not the one in the matrix file; empty if it is.
-        digest: Its name with its digest in a registry; empty if it was made here.
-    """
-
-    reference: str
-    id: str
-    reason: str = ""
-    digest: str = ""
+    reference: str  # the name to build from
+    id: str  # the image's id, which changes with its content
+    reason: str = ""  # why it is not the one in the matrix file; empty if it is
+    digest: str = ""  # its name with its digest in a registry; empty if it was made here
 
     @property
     def pinned(self) -> str:
@@ -95,19 +88,12 @@ class Base:
 
 @dataclass(frozen=True, kw_only=True)
 class ImagePython:
-    """The Python of an image, as far as wheels depend on it.
+    """The Python of an image, as far as wheels depend on it."""
 
-    Attributes:
-        version: Major and minor version.
-        abi: The ABI tag of its extension modules, such as ``cp311``.
-        platforms: Platform tags it can load, the best first.
-        markers: Its environment markers (PyPA dependency specifiers).
-    """
-
-    version: tuple[int, int]
-    abi: str
-    platforms: tuple[str, ...]
-    markers: Mapping[str, str]
+    version: tuple[int, int]  # major and minor version
+    abi: str  # the ABI tag of its extension modules, such as ``cp311``
+    platforms: tuple[str, ...]  # platform tags it can load, the best first
+    markers: Mapping[str, str]  # its environment markers (PyPA dependency specifiers)
 
 
 def find_base(client: DockerClient, name: str, *, environ: Mapping[str, str], progress: Progress) -> Base:

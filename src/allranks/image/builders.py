@@ -42,15 +42,10 @@ _BYTECODE = 1.5
 
 @dataclass(frozen=True, kw_only=True)
 class DiskNeeds:
-    """The room that a build takes on the daemon's disk, in bytes.
+    """The room that a build takes on the daemon's disk, in bytes."""
 
-    Attributes:
-        meanwhile: During the build.
-        lasting: After the build.
-    """
-
-    meanwhile: int
-    lasting: int
+    meanwhile: int  # during the build
+    lasting: int  # after the build
 
 
 def room_for(wheels: Iterable[Path], builder: Builder) -> DiskNeeds:
@@ -132,19 +127,12 @@ _FAILED_STEP = re.compile(r"The command '.*' returned a non-zero code: (\d+)", r
 
 @dataclass(frozen=True, kw_only=True)
 class BuildRequest:
-    """One build, as both builders understand it.
+    """One build, as both builders understand it."""
 
-    Attributes:
-        tag: Reference of the image to make.
-        dockerfile: Name of the Dockerfile in the context.
-        arguments: Build arguments.
-        network: The network of steps, as for ``docker build --network``.
-    """
-
-    tag: str
-    dockerfile: str
-    arguments: Mapping[str, str]
-    network: str = "none"
+    tag: str  # reference of the image to make
+    dockerfile: str  # name of the Dockerfile in the context
+    arguments: Mapping[str, str]  # build arguments
+    network: str = "none"  # the network of steps, as for ``docker build --network``
 
 
 def stream(files: Mapping[str, Path]) -> Iterator[bytes]:

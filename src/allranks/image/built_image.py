@@ -24,16 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltImage:
-    """An image that the daemon has.
+    """An image that the daemon has."""
 
-    Attributes:
-        reference: Its name, for display.
-        built: Whether this call made or pulled it.
-    """
-
-    reference: str
+    reference: str  # its name, for display
     id: str
-    built: bool
+    built: bool  # whether this call made or pulled it
 
 
 def ensure_image(

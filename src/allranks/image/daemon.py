@@ -20,17 +20,12 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """Where a build takes place.
-
-    Attributes:
-        root: The folder that relative paths in requirements start from.
-        progress: Receives lines of output.
-        uses: Holds locks that keep other processes from removing the images in use, until its owner closes it.
-    """
+    """Where a build takes place."""
 
     client: DockerClient
-    root: Path
-    progress: Progress
+    root: Path  # the folder that relative paths in requirements start from
+    progress: Progress  # receives lines of output
+    # Holds locks that keep other processes from removing the images in use, until its owner closes it.
     uses: ExitStack = field(default_factory=ExitStack)
 
 

@@ -28,25 +28,15 @@ REPOSITORY = "allranks/layer"
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """What one layer adds.
+    """What one layer adds."""
 
-    Attributes:
-        name: ``debian``, ``torch``, ``packages`` or ``project``.
-        dockerfile: The Dockerfile that applies it.
-        content: What distinguishes it from other layers on the same image below.
-        wheels: The wheels to install; none for Debian packages.
-        tools: The folder with the wheel of pip that installs them; None for Debian packages.
-        arguments: Build arguments of its own.
-        network: The network of the build, as for Docker's ``--network``.
-    """
-
-    name: str
-    dockerfile: Path
-    content: tuple[str, ...]
-    wheels: tuple[Path, ...] = ()
-    tools: Path | None = None
-    arguments: Mapping[str, str] = field(default_factory=dict)
-    network: str = "none"
+    name: str  # ``debian``, ``torch``, ``packages`` or ``project``
+    dockerfile: Path  # the Dockerfile that applies it
+    content: tuple[str, ...]  # what distinguishes it from other layers on the same image below
+    wheels: tuple[Path, ...] = ()  # the wheels to install; none for Debian packages
+    tools: Path | None = None  # the folder with the wheel of pip that installs them; None for Debian packages
+    arguments: Mapping[str, str] = field(default_factory=dict)  # build arguments of its own
+    network: str = "none"  # the network of the build, as for Docker's ``--network``
 
     @property
     def files(self) -> dict[str, Path]:

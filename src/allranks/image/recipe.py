@@ -73,36 +73,21 @@ PYTEST = "pytest>=8"
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What goes into a built image.
-
-    Attributes:
-        base: Base image as the matrix file names it.
-        torch: Exact torch version.
-        index: Address of the package index, in place of all that the host's pip is set to; empty for those.
-        extra_index: Addresses of package indexes beside it.
-        packages: Requirement strings, pytest among them.
-        requirements: The requirements file, or None.
-        requirements_text: The content of that file and of all that it includes, without logins.
-        project: The folder of the user's project, or None.
-        source: A hash of the project's files; empty without a project.
-        tests: The files and folders of all suites.
-        apt: Names of Debian packages, with or without ``=version``.
-        pip: The settings of the host's pip that decide what it installs.
-    """
+    """What goes into a built image."""
 
     name: str
-    base: str
-    torch: str
-    index: str = ""
-    extra_index: tuple[str, ...] = ()
-    packages: tuple[str, ...] = (PYTEST,)
-    requirements: Path | None = None
-    requirements_text: str = ""
-    project: Path | None = None
-    source: str = ""
-    tests: tuple[Path, ...] = ()
-    apt: tuple[str, ...] = ()
-    pip: tuple[str, ...] = ()
+    base: str  # base image as the matrix file names it
+    torch: str  # exact torch version
+    index: str = ""  # address of the package index, in place of all that the host's pip is set to; empty for those
+    extra_index: tuple[str, ...] = ()  # addresses of package indexes beside it
+    packages: tuple[str, ...] = (PYTEST,)  # requirement strings, pytest among them
+    requirements: Path | None = None  # the requirements file, or None
+    requirements_text: str = ""  # the content of that file and of all that it includes, without logins
+    project: Path | None = None  # the folder of the user's project, or None
+    source: str = ""  # a hash of the project's files; empty without a project
+    tests: tuple[Path, ...] = ()  # the files and folders of all suites
+    apt: tuple[str, ...] = ()  # names of Debian packages, with or without ``=version``
+    pip: tuple[str, ...] = ()  # the settings of the host's pip that decide what it installs
 
     def requirements_file(self, further: Iterable[str] = ()) -> str:
         """What pip is to install, as the text of a requirements file.

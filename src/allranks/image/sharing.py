@@ -39,19 +39,12 @@ _NAMES_OF_CONTAINERD: Final = ("io.containerd.image.name", "org.opencontainers.i
 
 @dataclass(frozen=True, kw_only=True)
 class PortableImage:
-    """An image that other machines can get.
+    """An image that other machines can get."""
 
-    Attributes:
-        name: Its name in the matrix file.
-        key: Its name where it was built, with the key of what went in; for a finished image its reference.
-        reference: Its name for runs elsewhere: an id, or its name in a registry.
-        file: Its archive, a file of the folder; empty if the reference is enough.
-    """
-
-    name: str
-    key: str
-    reference: str
-    file: str = ""
+    name: str  # its name in the matrix file
+    key: str  # its name where it was built, with the key of what went in; for a finished image its reference
+    reference: str  # its name for runs elsewhere: an id, or its name in a registry
+    file: str = ""  # its archive, a file of the folder; empty if the reference is enough
 
 
 Put = Callable[[PortableImage, BuiltImage, "Shelf", Site], PortableImage]
@@ -60,16 +53,11 @@ Put = Callable[[PortableImage, BuiltImage, "Shelf", Site], PortableImage]
 
 @dataclass(frozen=True, kw_only=True)
 class Shelf:
-    """Where portable images are put.
+    """Where portable images are put."""
 
-    Attributes:
-        folder: For the list and the archives.
-        put: Puts built images there: :func:`as_archive`, or :func:`allranks.image.sharing.by_push`.
-        known: Looks up a key in a registry; None if that has nothing, or there is no registry.
-    """
-
-    folder: Path
-    put: Put
+    folder: Path  # for the list and the archives
+    put: Put  # puts built images there: :func:`as_archive`, or :func:`allranks.image.sharing.by_push`
+    # Looks up a key in a registry; None if that has nothing, or there is no registry.
     known: Callable[[str, Site], str | None]
 
 

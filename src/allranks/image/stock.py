@@ -29,30 +29,18 @@ OTHERS = "an image that allranks did not build"
 
 @dataclass(frozen=True, kw_only=True)
 class StoredImage:
-    """An image that allranks has built, or a layer of one.
-
-    Attributes:
-        names: Its names, those of images before those of layers.
-        torch: Its torch version; empty if it has none.
-        layer: The topmost layer: ``debian``, ``torch``, ``packages`` or ``project``.
-        size: Bytes, including all images below it.
-        own: Bytes beyond the nearest image below it, which its removal frees.
-        made: When it was built, in seconds since the epoch.
-        used: When a run last wanted it, or an image above it.
-        diffs: Its file system's layers, from the bottom up.
-        users: Users of it, or of an image above it; it must not be removed while there are any.
-    """
+    """An image that allranks has built, or a layer of one."""
 
     id: str
-    names: tuple[str, ...]
-    torch: str
-    layer: str
-    size: int
-    own: int
-    made: float
-    used: float
-    diffs: tuple[str, ...]
-    users: tuple[str, ...] = ()
+    names: tuple[str, ...]  # its names, those of images before those of layers
+    torch: str  # its torch version; empty if it has none
+    layer: str  # the topmost layer: ``debian``, ``torch``, ``packages`` or ``project``
+    size: int  # bytes, including all images below it
+    own: int  # bytes beyond the nearest image below it, which its removal frees
+    made: float  # when it was built, in seconds since the epoch
+    used: float  # when a run last wanted it, or an image above it
+    diffs: tuple[str, ...]  # its file system's layers, from the bottom up
+    users: tuple[str, ...] = ()  # users of it, or of an image above it; it must not be removed while there are any
 
     def lies_on(self, other: StoredImage) -> bool:
         """Whether the other one is a part of this one."""
@@ -174,15 +162,10 @@ def _is_layer(name: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class StockLimits:
-    """The limits for images that stay.
+    """The limits for images that stay."""
 
-    Attributes:
-        unused: Seconds that an image may lie unused; None for any.
-        size: Bytes that all images may take together; None for any.
-    """
-
-    unused: float | None = None
-    size: int | None = None
+    unused: float | None = None  # seconds that an image may lie unused; None for any
+    size: int | None = None  # bytes that all images may take together; None for any
 
 
 def to_remove(stock: Sequence[StoredImage], limits: StockLimits, now: float) -> tuple[StoredImage, ...]:

@@ -86,22 +86,14 @@ _SHOWN = ("Downloading ", "Processing ", "Building wheel for ")
 
 @dataclass(frozen=True, kw_only=True)
 class PipRequest:
-    """One run of pip.
+    """One run of pip."""
 
-    Attributes:
-        arguments: What follows ``pip`` on its command line.
-        what: The error if it fails, as a sentence.
-        remedy: What to do then, as a sentence.
-        folder: The folder that relative paths in requirements start from.
-        markers: Environment markers to resolve for; empty for the running interpreter's.
-        environ: The environment variables, with the host's configuration of pip.
-    """
-
-    arguments: Sequence[str]
-    what: str
-    remedy: str
-    folder: Path
-    environ: Mapping[str, str]
+    arguments: Sequence[str]  # what follows ``pip`` on its command line
+    what: str  # the error if it fails, as a sentence
+    remedy: str  # what to do then, as a sentence
+    folder: Path  # the folder that relative paths in requirements start from
+    environ: Mapping[str, str]  # the environment variables, with the host's configuration of pip
+    # Environment markers to resolve for; empty for the running interpreter's.
     markers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -155,32 +147,21 @@ def without_configuration() -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """The input of a resolution.
-
-    Attributes:
-        further: Requirements of the user's project.
-        root: The folder that relative paths in requirements start from.
-    """
+    """The input of a resolution."""
 
     recipe: Recipe
-    further: tuple[str, ...]
+    further: tuple[str, ...]  # requirements of the user's project
     python: ImagePython
-    root: Path
+    root: Path  # the folder that relative paths in requirements start from
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wheelhouse:
-    """Folders of wheels, in the order of their installation.
+    """Folders of wheels, in the order of their installation."""
 
-    Attributes:
-        tools: The wheel of pip, which is not installed itself.
-        torch: torch and all that it depends on.
-        packages: Everything else but the user's project.
-    """
-
-    tools: Path
-    torch: Path
-    packages: Path
+    tools: Path  # the wheel of pip, which is not installed itself
+    torch: Path  # torch and all that it depends on
+    packages: Path  # everything else but the user's project
 
 
 def resolve(wanted: Wanted, progress: Progress) -> Wheelhouse:

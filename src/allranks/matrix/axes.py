@@ -39,15 +39,10 @@ Values = Mapping[str, Collection[AxisValue]]
 
 @dataclass(frozen=True)
 class Known:
-    """What the conditions of a matrix can name.
+    """What the conditions of a matrix can name."""
 
-    Attributes:
-        values: Every value that one of its cells has.
-        names: Every name that an axis of names could have.
-    """
-
-    values: Values
-    names: Mapping[str, Collection[str]]
+    values: Values  # every value that one of its cells has
+    names: Mapping[str, Collection[str]]  # every name that an axis of names could have
 
     def could_have(self, axis: str, value: AxisValue) -> bool:
         """True if the axis could have this value, although no cell does; any version could be on the axis torch."""

@@ -18,17 +18,12 @@ MOST_POINTS = 200_000
 
 @dataclass(frozen=True)
 class Impossible:
-    """Cells that no host can run, and the rule that excludes them.
-
-    Attributes:
-        unless: A variable that makes them possible if the file sets it to 1; empty for none.
-        remark: How it does so, for the error message.
-    """
+    """Cells that no host can run, and the rule that excludes them."""
 
     when: Condition
     reason: str
-    unless: str = ""
-    remark: str = ""
+    unless: str = ""  # a variable that makes them possible if the file sets it to 1; empty for none
+    remark: str = ""  # how it does so, for the error message
 
 
 SHARED_GPU_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
@@ -48,15 +43,11 @@ IMPOSSIBLE = (
 
 @dataclass(frozen=True)
 class Expansion:
-    """A matrix, expanded.
-
-    Attributes:
-        cells: Every cell, in the order of the axes and of their values; the included ones last.
-        dropped: The other combinations of the axes, each under the first rule that applies to it, in the file's order.
-    """
+    """A matrix, expanded."""
 
     matrix: Matrix
-    cells: tuple[Cell, ...]
+    cells: tuple[Cell, ...]  # every cell, in the order of the axes and of their values; the included ones last
+    # The other combinations of the axes, each under the first rule that applies to it, in the file's order.
     dropped: Mapping[Rule, Sequence[Cell]]
 
     @cached_property

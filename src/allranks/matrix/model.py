@@ -20,23 +20,14 @@ DURATIONS_FILE = Path(".allranks-durations.json")
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One point of the matrix.
+    """One point of the matrix."""
 
-    Attributes:
-        backend: Name of the process-group backend, as torch spells it (``gloo``, ``nccl``).
-        world_size: Number of ranks, over all nodes.
-        gpu_count: Number of GPUs, over all nodes.
-        init_method: Rendezvous: ``env``, ``tcp`` or ``file``.
-        nodes: Number of nodes (containers) the ranks are spread over.
-        torch: Exact torch version; empty if it is not an axis of the matrix.
-    """
-
-    backend: str
-    world_size: int
-    gpu_count: int
-    init_method: str
-    nodes: int = 1
-    torch: str = NO_TORCH
+    backend: str  # name of the process-group backend, as torch spells it (``gloo``, ``nccl``)
+    world_size: int  # number of ranks, over all nodes
+    gpu_count: int  # number of GPUs, over all nodes
+    init_method: str  # rendezvous: ``env``, ``tcp`` or ``file``
+    nodes: int = 1  # number of nodes (containers) the ranks are spread over
+    torch: str = NO_TORCH  # exact torch version; empty if it is not an axis of the matrix
 
     @classmethod
     def at(cls, values: Iterable[Any]) -> "Cell":
@@ -83,40 +74,25 @@ class Include:
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """Folders and files of tests.
-
-    Attributes:
-        paths: Relative to the matrix file's folder, or to ``home``; none is in another.
-        home: The folder of a suite that travels with allranks; None for one of the repository.
-        python_path: Folders that the job has on Python's path beside those of its environment.
-        ignored: Files and folders below these paths whose tests are not the suite's.
-        isolation: The lifetime of a gang of ranks.
-        overlap: How many launcher tests may run at a time.
-        test_groups: By name, patterns of launcher tests that never overlap one another.
-        process_group: True or False if every or no test gets the default process group; None to decide by the test.
-        launches_ranks: The tests start ranks themselves: one process runs each of them.
-        when: The cells that the suite runs in; None for all of them.
-        files: Further files or folders (relative) that the tests read; they are copied too.
-        pytest_args: Arguments that every run of the suite passes to pytest.
-        shards: The number of jobs that its tests are split over in each cell.
-        default: True to run if no suite is named.
-    """
+    """Folders and files of tests."""
 
     name: str
-    paths: tuple[Path, ...]
-    home: Path | None = None
-    python_path: tuple[Path, ...] = ()
-    ignored: tuple[Path, ...] = ()
-    isolation: Isolation = "file"
-    overlap: int = 1
+    paths: tuple[Path, ...]  # relative to the matrix file's folder, or to ``home``; none is in another
+    home: Path | None = None  # the folder of a suite that travels with allranks; None for one of the repository
+    python_path: tuple[Path, ...] = ()  # folders that the job has on Python's path beside those of its environment
+    ignored: tuple[Path, ...] = ()  # files and folders below these paths whose tests are not the suite's
+    isolation: Isolation = "file"  # the lifetime of a gang of ranks
+    overlap: int = 1  # how many launcher tests may run at a time
+    # By name, patterns of launcher tests that never overlap one another.
     test_groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # True or False if every or no test gets the default process group; None to decide by the test.
     process_group: bool | None = None
-    launches_ranks: bool = False
-    when: Condition | None = None
-    files: tuple[Path, ...] = ()
-    pytest_args: tuple[str, ...] = ()
-    shards: int = 1
-    default: bool = True
+    launches_ranks: bool = False  # the tests start ranks themselves: one process runs each of them
+    when: Condition | None = None  # the cells that the suite runs in; None for all of them
+    files: tuple[Path, ...] = ()  # further files or folders (relative) that the tests read; they are copied too
+    pytest_args: tuple[str, ...] = ()  # arguments that every run of the suite passes to pytest
+    shards: int = 1  # the number of jobs that its tests are split over in each cell
+    default: bool = True  # True to run if no suite is named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,37 +113,24 @@ PROJECT_MODES: tuple[ProjectMode, ...] = ("install", "copy")
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """One ``[images.NAME]``: the image that the cells under ``when`` run in.
-
-    Attributes:
-        image: A finished image, used unchanged; None to build one from the rest.
-        base: Base image of the build.
-        torch: Exact torch version, such as ``2.13.0``; None for the cell's.
-        index: Address of the package index, the only one; empty for those of the host's pip configuration.
-        extra_index: Addresses of package indexes beside it, or beside those of the host.
-        packages: Requirement strings for the suites' dependencies.
-        requirements: A requirements file, relative to the matrix file.
-        project: A folder, relative to the matrix file, that is built into a wheel and installed last.
-        apt: Debian packages that are installed first, with or without ``=version``.
-        mode: How the project is added: ``install`` as the last layer of the image, ``copy`` with each job.
-        tests: The paths of all suites, relative to the matrix file; a change of tests alone builds no wheel.
-        line: The line of the matrix file that declares it.
-    """
+    """One ``[images.NAME]``: the image that the cells under ``when`` run in."""
 
     name: str
     when: Condition | None = None
-    image: str | None = None
-    base: str = "python:3.11-slim-bookworm"
-    torch: str | None = None
-    index: str = ""
-    extra_index: tuple[str, ...] = ()
-    packages: tuple[str, ...] = ()
-    requirements: Path | None = None
-    project: Path | None = None
-    apt: tuple[str, ...] = ()
+    image: str | None = None  # a finished image, used unchanged; None to build one from the rest
+    base: str = "python:3.11-slim-bookworm"  # base image of the build
+    torch: str | None = None  # exact torch version, such as ``2.13.0``; None for the cell's
+    index: str = ""  # address of the package index, the only one; empty for those of the host's pip configuration
+    extra_index: tuple[str, ...] = ()  # addresses of package indexes beside it, or beside those of the host
+    packages: tuple[str, ...] = ()  # requirement strings for the suites' dependencies
+    requirements: Path | None = None  # a requirements file, relative to the matrix file
+    project: Path | None = None  # a folder, relative to the matrix file, that is built into a wheel and installed last
+    apt: tuple[str, ...] = ()  # Debian packages that are installed first, with or without ``=version``
+    # How the project is added: ``install`` as the last layer of the image, ``copy`` with each job.
     mode: ProjectMode = "install"
+    # The paths of all suites, relative to the matrix file; a change of tests alone builds no wheel.
     tests: tuple[Path, ...] = ()
-    line: int = 1
+    line: int = 1  # the line of the matrix file that declares it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,53 +143,35 @@ class EnvRule:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """How rank outcomes are interpreted.
+    """How rank outcomes are interpreted."""
 
-    Attributes:
-        skip: ``pass`` turns environment skips into passes (sandcastle's skip-but-pass); None if the file does not
-            set it, so that the sandcastle variables decide when results are merged.
-        mixed_skip: Test ids (``fnmatch`` patterns) whose ranks may disagree on a skip.
-        baseline: The file of tests executed in a good run, relative to the matrix file; None for no baseline.
-    """
-
+    # ``pass`` turns environment skips into passes (sandcastle's skip-but-pass); None if the file does not set it, so
+    # that the sandcastle variables decide when results are merged.
     skip: SkipPolicy | None = None
-    mixed_skip: tuple[str, ...] = ()
+    mixed_skip: tuple[str, ...] = ()  # test ids (``fnmatch`` patterns) whose ranks may disagree on a skip
+    # The file of tests executed in a good run, relative to the matrix file; None for no baseline.
     baseline: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Time limits in seconds, each inside the next, and the memory of one job.
+    """Time limits in seconds, each inside the next, and the memory of one job."""
 
-    Attributes:
-        process_group: Time limit of the process group's own operations.
-        test: From the release of a test to the last rank's report.
-        job: From a job's turn to its agent's end; the agent's work ahead of its turn does not count.
-        peer_grace: Time for the peers of the first bad rank to end by themselves.
-        assembly: Time for the agents of a cell's nodes to meet, and the same again to collect.
-        silence: Time without a sign of life after which the agent of a node counts as lost.
-        memory_mib: Memory of one job in MiB; None for 2 GiB plus 1 GiB for each rank.
-        disk_mib: MiB that the tests of one job may write, if the engine can limit that; it counts as memory.
-    """
-
-    process_group: float = 60.0
-    test: float = 120.0
-    job: float = 1800.0
-    peer_grace: float = 3.0
-    assembly: float = 120.0
-    silence: float = 20.0
-    memory_mib: int | None = None
-    disk_mib: int = 1024
+    process_group: float = 60.0  # time limit of the process group's own operations
+    test: float = 120.0  # from the release of a test to the last rank's report
+    job: float = 1800.0  # from a job's turn to its agent's end; the agent's work ahead of its turn does not count
+    peer_grace: float = 3.0  # time for the peers of the first bad rank to end by themselves
+    assembly: float = 120.0  # time for the agents of a cell's nodes to meet, and the same again to collect
+    silence: float = 20.0  # time without a sign of life after which the agent of a node counts as lost
+    memory_mib: int | None = None  # memory of one job in MiB; None for 2 GiB plus 1 GiB for each rank
+    disk_mib: int = 1024  # MiB that the tests of one job may write, if the engine can limit that; it counts as memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """``[process]``: settings of the process engine.
+    """``[process]``: settings of the process engine."""
 
-    Attributes:
-        python: An interpreter that has torch and the suites' packages; None if allranks should create one.
-    """
-
+    # An interpreter that has torch and the suites' packages; None if allranks should create one.
     python: str | None = None
 
 
@@ -235,34 +180,25 @@ SeccompName = Literal["allranks", "default"]
 
 @dataclass(frozen=True, kw_only=True)
 class Docker:
-    """``[docker]``: settings of the docker engine.
+    """``[docker]``: settings of the docker engine."""
 
-    Attributes:
-        seccomp: The filter for the system calls of a job: allranks' own list, or the daemon's default.
-    """
-
+    # The filter for the system calls of a job: allranks' own list, or the daemon's default.
     seccomp: SeccompName = "allranks"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slurm:
-    """``[slurm]``: settings of the slurm engine.
-
-    Attributes:
-        spool: The folder of its jobs, which all nodes share; None for one in the user's cache.
-        jobs: How many jobs are in SLURM's queue or on its nodes at most.
-        container: What agents run in, as ``RUNTIME:IMAGE``, with its python3 and what is installed there; None for an
-            environment that allranks makes from ``[images]``.
-        extra: Further arguments for sbatch.
-    """
+    """``[slurm]``: settings of the slurm engine."""
 
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
-    spool: str | None = None
-    jobs: int = 100
+    spool: str | None = None  # the folder of its jobs, which all nodes share; None for one in the user's cache
+    jobs: int = 100  # how many jobs are in SLURM's queue or on its nodes at most
+    # What agents run in, as ``RUNTIME:IMAGE``, with its python3 and what is installed there; None for an environment
+    # that allranks makes from ``[images]``.
     container: str | None = None
-    extra: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()  # further arguments for sbatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,21 +233,10 @@ class RunnerRule:
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """One matrix file, checked.
-
-    Attributes:
-        axes: The values on each axis, in the order of :data:`AXES`.
-        engines: ``[engines.NAME]``: settings of engines that other packages add, as they are in the file.
-        runners: Which CI machines run which cells; of two rules for one cell the earlier wins.
-        durations: The file of test durations, for even shards, relative to the matrix file; it may not exist yet.
-        history: The file in which runs are recorded, relative to the matrix file; None for none.
-        finished: Images that another machine has built, by the name of the image they replace; not from the file.
-        line: The line on which ``[matrix]`` begins.
-        warnings: What is likely a mistake, and no error.
-    """
+    """One matrix file, checked."""
 
     path: Path
-    axes: Mapping[str, tuple[AxisValue, ...]]
+    axes: Mapping[str, tuple[AxisValue, ...]]  # the values on each axis, in the order of :data:`AXES`
     excludes: tuple[Rule, ...] = ()
     includes: tuple[Include, ...] = ()
     suites: Mapping[str, Suite] = field(default_factory=dict)
@@ -322,13 +247,17 @@ class Matrix:
     process: Process = Process()
     docker: Docker = Docker()
     slurm: Slurm = Slurm()
+    # ``[engines.NAME]``: settings of engines that other packages add, as they are in the file.
     engines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    # Which CI machines run which cells; of two rules for one cell the earlier wins.
     runners: tuple[RunnerRule, ...] = ()
+    # The file of test durations, for even shards, relative to the matrix file; it may not exist yet.
     durations: Path = DURATIONS_FILE
-    history: Path | None = None
+    history: Path | None = None  # the file in which runs are recorded, relative to the matrix file; None for none
+    # Images that another machine has built, by the name of the image they replace; not from the file.
     finished: Mapping[str, str] = field(default_factory=dict)
-    line: int = 1
-    warnings: tuple[str, ...] = ()
+    line: int = 1  # the line on which ``[matrix]`` begins
+    warnings: tuple[str, ...] = ()  # what is likely a mistake, and no error
 
     @property
     def root(self) -> Path:
@@ -346,17 +275,13 @@ class Matrix:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One suite in one cell, or one shard of it, with everything that the matrix declares for it.
-
-    Attributes:
-        shard: None if the suite is not split.
-    """
+    """One suite in one cell, or one shard of it, with everything that the matrix declares for it."""
 
     cell: Cell
     suite: Suite
     image: Image
     environment: Mapping[str, str]
-    shard: Shard | None = None
+    shard: Shard | None = None  # None if the suite is not split
 
     @property
     def name(self) -> str:

@@ -34,13 +34,9 @@ SIGNATURE_FORM = f"""Write {SESSION}(backend='gloo', world_size=2)."""
 
 @dataclass(frozen=True)
 class Prefix:
-    """The cells that agree on the first few axes.
+    """The cells that agree on the first few axes."""
 
-    Attributes:
-        signature: As nox would write it: ``dist(backend='gloo', world_size=2)``.
-    """
-
-    signature: str
+    signature: str  # as nox would write it: ``dist(backend='gloo', world_size=2)``
     values: Mapping[str, AxisValue]
     cells: tuple[Cell, ...]
 

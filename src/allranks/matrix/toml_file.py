@@ -47,17 +47,13 @@ class Table:
 
     Every reader returns the default if the key is absent, and raises :class:`MatrixError` if its
     value is not of the requested type.
-
-    Attributes:
-        key: The path of the table from the root of allranks' own tables.
-        lines: The line of each key below that root, counted from 1.
-        warnings: What the readers of this file's tables found that is no error, in their order.
     """
 
     path: Path
     values: Mapping[str, object]
-    key: KeyPath = ()
-    lines: Mapping[KeyPath, int] = field(repr=False)
+    key: KeyPath = ()  # the path of the table from the root of allranks' own tables
+    lines: Mapping[KeyPath, int] = field(repr=False)  # the line of each key below that root, counted from 1
+    # What the readers of this file's tables found that is no error, in their order.
     warnings: list[str] = field(default_factory=list, repr=False)
 
     def __contains__(self, name: str) -> bool:

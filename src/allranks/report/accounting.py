@@ -37,17 +37,13 @@ _PART: Final = "attempt {} ran a part of the job again; the rest is from {}"
 
 @dataclass(frozen=True, kw_only=True)
 class _Known:
-    """Facts that are known before the results of any job are read.
-
-    Attributes:
-        torn: The error of jobs that share a suite but split it differently, by cell and name.
-        run_id: The run that the results should belong to; empty if unknown.
-    """
+    """Facts that are known before the results of any job are read."""
 
     planned: Mapping[tuple[str, str], PlannedJob]
     cells: Mapping[str, Mapping[str, str | int]]
+    # The error of jobs that share a suite but split it differently, by cell and name.
     torn: Mapping[tuple[str, str], str]
-    run_id: str
+    run_id: str  # the run that the results should belong to; empty if unknown
     setting: VerdictPolicy
 
 

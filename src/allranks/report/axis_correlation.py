@@ -38,19 +38,13 @@ MOST_CHANCE: Final = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Blame:
-    """A predicate with its evidence.
-
-    Attributes:
-        predicate: As written after ``when`` in a matrix file: ``world_size >= 4``.
-        fails: The number of cells in which it holds; the test fails in each of them.
-        passes: The number of cells in which it does not hold; the test passes in each of them.
-        also: Predicates on other axes that hold in the same cells: these results cannot distinguish them.
-    """
+    """A predicate with its evidence."""
 
     axis: str
-    predicate: str
-    fails: int
-    passes: int
+    predicate: str  # as written after ``when`` in a matrix file: ``world_size >= 4``
+    fails: int  # the number of cells in which it holds; the test fails in each of them
+    passes: int  # the number of cells in which it does not hold; the test passes in each of them
+    # Predicates on other axes that hold in the same cells: these results cannot distinguish them.
     also: tuple[str, ...] = ()
 
 
@@ -108,13 +102,9 @@ def _on_words(values: Sequence[str | int]) -> Iterator[tuple[str, frozenset[str 
 
 
 class CaseKey(NamedTuple):
-    """A test, regardless of cell and shard.
+    """A test, regardless of cell and shard."""
 
-    Attributes:
-        suite: The suite's name, without the shard.
-    """
-
-    suite: str
+    suite: str  # the suite's name, without the shard
     nodeid: str
 
 

@@ -80,12 +80,9 @@ class BadTest:
 
 @dataclass(kw_only=True)
 class CapabilityCell:
-    """What the tests of a cell have shown.
+    """What the tests of a cell have shown."""
 
-    Attributes:
-        counts: The number of tests in each state, over all world sizes.
-    """
-
+    # The number of tests in each state, over all world sizes.
     counts: dict[Capability, int] = field(default_factory=dict)
     bad: list[BadTest] = field(default_factory=list)
 

@@ -33,28 +33,20 @@ class ComparedOutcome(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedJob:
-    """The outcomes of a suite in a cell, by node id.
-
-    Attributes:
-        axes: Empty if unknown.
-    """
+    """The outcomes of a suite in a cell, by node id."""
 
     cell: str
     suite: str
-    axes: Mapping[str, str] = field(default_factory=dict)
+    axes: Mapping[str, str] = field(default_factory=dict)  # empty if unknown
     tests: Mapping[str, ComparedOutcome]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DifferentTest:
-    """A test that differs.
-
-    Attributes:
-        cells: Its cell in A and in B; None where there is none.
-    """
+    """A test that differs."""
 
     kind: Difference
-    cells: tuple[str | None, str | None]
+    cells: tuple[str | None, str | None]  # its cell in A and in B; None where there is none
     suite: str
     nodeid: str
     before: ComparedOutcome

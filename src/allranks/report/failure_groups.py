@@ -59,43 +59,25 @@ def signature(message: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A bad verdict, and how many others are alike.
+    """A bad verdict, and how many others are alike."""
 
-    Attributes:
-        place: ``<cell> / <suite>``.
-        message: First line of the verdict's message, cut.
-        is_of_job: True if this is an error of the job, and not of one of its tests.
-        code: The run's exit code if there were only this verdict.
-        alike: The number of further tests in its group.
-        key: The group; None for one of its own.
-        cells: The cells that have tests of the group.
-        packs: The packs of a plan whose jobs went wrong so, and not only their tests.
-        ranks: The ranks that went wrong by themselves in any of these.
-        world: The largest number of ranks that any of these had.
-        blame: The predicate that holds exactly where the group's tests fail; empty if none is known.
-        traceback: Lines of the leading rank's traceback or stack.
-        file: The test's own file.
-        line: The line of that which the traceback leads through last.
-        again: The command that runs the test again in this cell; empty if there is none.
-    """
-
-    place: str
+    place: str  # ``<cell> / <suite>``
     nodeid: str
     kind: VerdictKind
-    message: str
-    is_of_job: bool = False
-    code: ExitCode = ExitCode.TESTS_FAILED
-    alike: int = 0
-    key: GroupKey | None = None
-    cells: tuple[str, ...] = ()
-    packs: tuple[str, ...] = ()
-    ranks: frozenset[int] = frozenset()
-    world: int = 0
-    blame: str = ""
-    traceback: tuple[str, ...] = ()
-    file: str = ""
-    line: int | None = None
-    again: str = ""
+    message: str  # first line of the verdict's message, cut
+    is_of_job: bool = False  # True if this is an error of the job, and not of one of its tests
+    code: ExitCode = ExitCode.TESTS_FAILED  # the run's exit code if there were only this verdict
+    alike: int = 0  # the number of further tests in its group
+    key: GroupKey | None = None  # the group; None for one of its own
+    cells: tuple[str, ...] = ()  # the cells that have tests of the group
+    packs: tuple[str, ...] = ()  # the packs of a plan whose jobs went wrong so, and not only their tests
+    ranks: frozenset[int] = frozenset()  # the ranks that went wrong by themselves in any of these
+    world: int = 0  # the largest number of ranks that any of these had
+    blame: str = ""  # the predicate that holds exactly where the group's tests fail; empty if none is known
+    traceback: tuple[str, ...] = ()  # lines of the leading rank's traceback or stack
+    file: str = ""  # the test's own file
+    line: int | None = None  # the line of that which the traceback leads through last
+    again: str = ""  # the command that runs the test again in this cell; empty if there is none
 
     @property
     def extent(self) -> str:

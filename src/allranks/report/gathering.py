@@ -101,20 +101,13 @@ def _digest(files: Sequence[RankFile]) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Gathered:
-    """The input to judge.
+    """The input to judge."""
 
-    Attributes:
-        run_id: The run that the results should belong to.
-        manifest: The combined plan of the parts; None if none of them has one.
-        problems: Why a plan cannot be read, or contradicts the others; a sentence or a few for each.
-        attempts: The newest attempt of each job, by cell and suite.
-    """
-
-    run_id: str
-    manifest: Manifest | None
+    run_id: str  # the run that the results should belong to
+    manifest: Manifest | None  # the combined plan of the parts; None if none of them has one
     plans: tuple[frozenset[tuple[str, str]], ...]
-    problems: tuple[str, ...]
-    attempts: tuple[Attempt, ...]
+    problems: tuple[str, ...]  # why a plan cannot be read, or contradicts the others; a sentence or a few for each
+    attempts: tuple[Attempt, ...]  # the newest attempt of each job, by cell and suite
 
     @property
     def is_own(self) -> bool:
@@ -157,13 +150,9 @@ def _located(place: Path, problem: str) -> str:
 
 
 class _Plan(NamedTuple):
-    """The plan of a part.
+    """The plan of a part."""
 
-    Attributes:
-        file: Its ``run.json``, relative to the merged folder.
-    """
-
-    file: str
+    file: str  # its ``run.json``, relative to the merged folder
     manifest: Manifest
 
 

@@ -75,18 +75,12 @@ class JournalWriter:
 
 @dataclass(slots=True)
 class _RankColumn:
-    """The results of one rank, by the index of the test.
+    """The results of one rank, by the index of the test."""
 
-    Attributes:
-        seconds: NaN if the rank has no result.
-        ends: The records with more than *passed*.
-        reruns: The earlier tries of tests that ran again.
-    """
-
-    seconds: "array[float]" = field(default_factory=lambda: array("d"))
+    seconds: "array[float]" = field(default_factory=lambda: array("d"))  # NaN if the rank has no result
     at: "array[float]" = field(default_factory=lambda: array("d"))
-    ends: dict[int, RankEnded] = field(default_factory=dict)
-    reruns: dict[int, list[RankResult]] = field(default_factory=dict)
+    ends: dict[int, RankEnded] = field(default_factory=dict)  # the records with more than *passed*
+    reruns: dict[int, list[RankResult]] = field(default_factory=dict)  # the earlier tries of tests that ran again
 
     def reach(self, count: int) -> None:
         """Extend the columns to this many tests."""
@@ -142,16 +136,12 @@ def _weight(ended: RankEnded) -> int:
 
 @dataclass(slots=True)
 class _Tests:
-    """The tests of a journal, in the order of their first record.
-
-    Attributes:
-        further_tries: The number of times that tests ran again.
-    """
+    """The tests of a journal, in the order of their first record."""
 
     places: dict[str, int] = field(default_factory=dict)
     world_sizes: dict[int, int] = field(default_factory=dict)
     started: set[int] = field(default_factory=set)
-    further_tries: dict[int, int] = field(default_factory=dict)
+    further_tries: dict[int, int] = field(default_factory=dict)  # the number of times that tests ran again
 
     def place_of(self, nodeid: str) -> int:
         return self.places.setdefault(nodeid, len(self.places))

@@ -47,16 +47,12 @@ FILE_LIMIT: Final = 30_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class JUnitForm:
-    """The form of the merged report.
-
-    Attributes:
-        classname: The narrow schema has one suite for all jobs, so its class names always include the cell.
-        file_limit: Bytes below which each file stays, unless a single testcase is as large.
-    """
+    """The form of the merged report."""
 
     schema: Schema = "wide"
+    # The narrow schema has one suite for all jobs, so its class names always include the cell.
     classname: ClassNames = "pytest"
-    file_limit: int = FILE_LIMIT
+    file_limit: int = FILE_LIMIT  # bytes below which each file stays, unless a single testcase is as large
 
     @property
     def says_cell(self) -> bool:

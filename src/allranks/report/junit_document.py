@@ -75,14 +75,10 @@ class Tally:
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteHead:
-    """The start of a suite.
-
-    Attributes:
-        facts: Its properties besides name and counts.
-    """
+    """The start of a suite."""
 
     name: str
-    facts: tuple[Fact, ...]
+    facts: tuple[Fact, ...]  # its properties besides name and counts
     started: float | None = None
 
     @property

@@ -71,19 +71,13 @@ class Collective:
 
 @dataclass(kw_only=True, slots=True)
 class RankCourse:
-    """What is known of one test beside its outcomes.
+    """What is known of one test beside its outcomes."""
 
-    Attributes:
-        began: Seconds since the epoch, on the clock of the outcomes.
-        phases: The phases that each rank has reported; none for a rank that passed.
-        collectives: In the order in which the first rank called them.
-        passed: A rank that passed, whose output follows.
-    """
-
-    began: float
+    began: float  # seconds since the epoch, on the clock of the outcomes
+    # The phases that each rank has reported; none for a rank that passed.
     phases: dict[int, tuple[PhaseEnd, ...]] = field(default_factory=dict)
-    collectives: tuple[Collective, ...] = ()
-    passed: int | None = None
+    collectives: tuple[Collective, ...] = ()  # in the order in which the first rank called them
+    passed: int | None = None  # a rank that passed, whose output follows
     stdout: str = ""
     stderr: str = ""
 

@@ -30,38 +30,28 @@ XPASS: Final = "xpass"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankResult:
-    """The result of one test on one rank.
+    """The result of one test on one rank."""
 
-    Attributes:
-        nodeid: pytest's node id; ``classname::name`` for XML without it.
-        at: Seconds on the clock of the leading agent when the outcome arrived there: for order only. None if the
-            XML does not state it.
-        consequence: True if this bad outcome came within the grace after the leading one.
-        caused_by: For an aborted rank, the rank that failed first.
-        skip_code: Exit code of torch's skip table.
-        duration: Seconds.
-        world_size: Ranks that took part in this test, if it differs from the job's.
-        reruns: The tries before the one with this outcome, oldest first, without output.
-    """
-
-    nodeid: str
+    nodeid: str  # pytest's node id; ``classname::name`` for XML without it
     classname: str
     name: str
     rank: int
     outcome: Outcome
+    # Seconds on the clock of the leading agent when the outcome arrived there: for order only. None if the XML does not
+    # state it.
     at: float | None = None
-    consequence: bool = False
-    caused_by: int | None = None
+    consequence: bool = False  # True if this bad outcome came within the grace after the leading one
+    caused_by: int | None = None  # for an aborted rank, the rank that failed first
     skip_kind: SkipKind | None = None
-    skip_code: int | None = None
+    skip_code: int | None = None  # exit code of torch's skip table
     phase: str = ""
     message: str = ""
     text: str = ""
-    duration: float = 0.0
+    duration: float = 0.0  # seconds
     stdout: str = ""
     stderr: str = ""
-    world_size: int | None = None
-    reruns: tuple["RankResult", ...] = ()
+    world_size: int | None = None  # ranks that took part in this test, if it differs from the job's
+    reruns: tuple["RankResult", ...] = ()  # the tries before the one with this outcome, oldest first, without output
 
 
 class VerdictKind(StrEnum):
@@ -86,22 +76,16 @@ class VerdictRule(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """The verdict on the rank outcomes of one test in one cell.
-
-    Attributes:
-        reason: One or two words for the ``type`` attribute: ``failed``, ``timed_out``, ``pytest.skip``.
-        exit_code: The run's exit code if there were only this verdict.
-        executed: True if any rank ran the test.
-    """
+    """The verdict on the rank outcomes of one test in one cell."""
 
     kind: VerdictKind
     rule: VerdictRule
-    reason: str = ""
-    exit_code: ExitCode = ExitCode.OK
+    reason: str = ""  # one or two words for the ``type`` attribute: ``failed``, ``timed_out``, ``pytest.skip``
+    exit_code: ExitCode = ExitCode.OK  # the run's exit code if there were only this verdict
     leading: int | None = None
     message: str = ""
     text: str = ""
-    executed: bool = True
+    executed: bool = True  # True if any rank ran the test
     skip_kind: SkipKind | None = None
     skip_code: int | None = None
 
@@ -127,15 +111,7 @@ class EarlierAttempt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TestVerdict:
-    """One testcase of the report: a test in a cell, or an error of its job that belongs to no test.
-
-    Attributes:
-        ranks: The rank results behind the verdict, by rank, including missing ones.
-        earlier: Earlier attempts in which the test went wrong, oldest first.
-        slowest: Seconds of the slowest rank, if known without checking each.
-        file: The source file that its ranks' XML states; empty if they state none.
-        line: The line in that; 0 if they state none.
-    """
+    """One testcase of the report: a test in a cell, or an error of its job that belongs to no test."""
 
     __test__ = False  # not a test class, despite its name
 
@@ -143,11 +119,11 @@ class TestVerdict:
     classname: str
     name: str
     verdict: Verdict
-    ranks: Sequence[RankResult] = ()
-    earlier: tuple[EarlierAttempt, ...] = ()
-    slowest: float | None = None
-    file: str = ""
-    line: int = 0
+    ranks: Sequence[RankResult] = ()  # the rank results behind the verdict, by rank, including missing ones
+    earlier: tuple[EarlierAttempt, ...] = ()  # earlier attempts in which the test went wrong, oldest first
+    slowest: float | None = None  # seconds of the slowest rank, if known without checking each
+    file: str = ""  # the source file that its ranks' XML states; empty if they state none
+    line: int = 0  # the line in that; 0 if they state none
 
     @property
     def source(self) -> tuple[str, int | None]:
@@ -177,19 +153,13 @@ ABSENT: Final = -math.inf
 
 
 class Key(NamedTuple):
-    """A test's name in a file.
-
-    Attributes:
-        said: The node id that the file states; empty if it states none.
-        file: The source file that it states; empty if it states none.
-        line: The line in that; 0 if it states none.
-    """
+    """A test's name in a file."""
 
     classname: str
     name: str
-    said: str = ""
-    file: str = ""
-    line: int = 0
+    said: str = ""  # the node id that the file states; empty if it states none
+    file: str = ""  # the source file that it states; empty if it states none
+    line: int = 0  # the line in that; 0 if it states none
 
     @property
     def nodeid(self) -> str:
@@ -199,31 +169,23 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RankFile:
-    """The results of one rank, as far as its file could be read.
-
-    Attributes:
-        rank: None if neither the file nor its name states it.
-        keys: Its tests, each once, in order. Ranks that ran the same tests share one tuple.
-        at: When the outcome of each test arrived; :data:`ABSENT` if unknown. Empty if all are.
-        world_sizes: The number of ranks that took part in each; 0 if unknown. Empty if all are.
-        details: The results with more than *passed* and these three.
-        problem: Why the file could not be read to its end, or is implausible, in one sentence; empty for none.
-        note: An oddity that may be harmless; empty for none.
-        is_unfinished: True if its journal does not record that the job did all its work.
-        courses: Of its journal's tests that went wrong, by node id; as its tags, the same for all ranks.
-    """
+    """The results of one rank, as far as its file could be read."""
 
     path: Path
-    rank: int | None
+    rank: int | None  # None if neither the file nor its name states it
     properties: Mapping[str, str] = field(default_factory=dict)
-    keys: tuple[Key, ...] = ()
+    keys: tuple[Key, ...] = ()  # its tests, each once, in order. Ranks that ran the same tests share one tuple.
     seconds: "array[float]" = field(default_factory=lambda: array("d"))
+    # When the outcome of each test arrived; :data:`ABSENT` if unknown. Empty if all are.
     at: "array[float]" = field(default_factory=lambda: array("d"))
+    # The number of ranks that took part in each; 0 if unknown. Empty if all are.
     world_sizes: "array[int]" = field(default_factory=lambda: array("H"))
+    # The results with more than *passed* and these three.
     details: Mapping[int, RankResult] = field(default_factory=dict)
-    problem: str = ""
-    note: str = ""
-    is_unfinished: bool = False
+    problem: str = ""  # why the file could not be read to its end, or is implausible, in one sentence; empty for none
+    note: str = ""  # an oddity that may be harmless; empty for none
+    is_unfinished: bool = False  # True if its journal does not record that the job did all its work
+    # Of its journal's tests that went wrong, by node id; as its tags, the same for all ranks.
     courses: Mapping[str, "RankCourse"] = field(default_factory=dict)
     tags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 

@@ -106,28 +106,19 @@ _GPUS_ASKED_FOR: Final = MappingProxyType({77: 2, 79: 2, 80: 3, 81: 4, 82: 5, 83
 
 @dataclass(frozen=True, kw_only=True)
 class VerdictPolicy:
-    """The input of the rules besides the rank results.
-
-    Attributes:
-        mixed_skip: Node ids (``fnmatch`` patterns) whose ranks may disagree on a skip.
-        gpus: Number of GPUs that the cell was given.
-    """
+    """The input of the rules besides the rank results."""
 
     skip: SkipPolicy = "skip"
-    mixed_skip: tuple[str, ...] = ()
-    gpus: int = 0
+    mixed_skip: tuple[str, ...] = ()  # Node ids (``fnmatch`` patterns) whose ranks may disagree on a skip
+    gpus: int = 0  # number of GPUs that the cell was given
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lead:
-    """The leading outcome, and how it was found.
-
-    Attributes:
-        caveat: A sentence if it was found without times of arrival; else empty.
-    """
+    """The leading outcome, and how it was found."""
 
     result: RankResult
-    caveat: str = ""
+    caveat: str = ""  # a sentence if it was found without times of arrival; else empty
 
 
 def verdict(results: Iterable[RankResult], setting: VerdictPolicy) -> Verdict:

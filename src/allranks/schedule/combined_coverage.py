@@ -30,19 +30,13 @@ _FIND: Final = "import importlib.util, sys; sys.exit(importlib.util.find_spec('c
 
 @dataclass(frozen=True, kw_only=True)
 class CoverageOptions:
-    """The reports that the arguments for pytest-cov request.
+    """The reports that the arguments for pytest-cov request."""
 
-    Attributes:
-        config: Coverage's configuration file; empty for the one that it finds.
-        reports: The kinds of reports, each with the path that the user names; an empty path for none.
-        show_missing: The table has the lines that did not run.
-        skip_covered: The table omits files that ran completely.
-    """
-
-    config: str = ""
+    config: str = ""  # coverage's configuration file; empty for the one that it finds
+    # The kinds of reports, each with the path that the user names; an empty path for none.
     reports: tuple[tuple[str, str], ...] = ()
-    show_missing: bool = False
-    skip_covered: bool = False
+    show_missing: bool = False  # the table has the lines that did not run
+    skip_covered: bool = False  # the table omits files that ran completely
 
 
 def wishes_of(arguments: Iterable[str]) -> CoverageOptions:

@@ -187,17 +187,12 @@ def _copy(cache: Path, copy: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierRun:
-    """A run that has ended, well or not.
-
-    Attributes:
-        arguments: The pytest arguments of each of its jobs, by cell and suite.
-        setting: How its results are judged: as when it began, even if the matrix file has changed.
-    """
+    """A run that has ended, well or not."""
 
     run_id: str
     folder: Path
-    arguments: Mapping[tuple[str, str], tuple[str, ...]]
-    setting: VerdictPolicy
+    arguments: Mapping[tuple[str, str], tuple[str, ...]]  # the pytest arguments of each of its jobs, by cell and suite
+    setting: VerdictPolicy  # how its results are judged: as when it began, even if the matrix file has changed
 
     @property
     def suites(self) -> tuple[str, ...]:

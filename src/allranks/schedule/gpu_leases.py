@@ -32,13 +32,9 @@ PATIENCE: Final = 5.0
 
 @dataclass(frozen=True, eq=False)
 class QueueEntry:
-    """A place in the queue, for as long as the process lives, or until it leaves.
+    """A place in the queue, for as long as the process lives, or until it leaves."""
 
-    Attributes:
-        path: The entry's file; names sort in the order of the queue.
-    """
-
-    path: Path
+    path: Path  # the entry's file; names sort in the order of the queue
     descriptor: int
 
     def touch(self) -> None:
@@ -121,17 +117,11 @@ _LEASE_PREFIX = "gpu-"
 
 @dataclass(frozen=True, kw_only=True)
 class Lease(AbstractContextManager["Lease"]):
-    """A job's exclusive hold on some GPUs.
+    """A job's exclusive hold on some GPUs."""
 
-    Attributes:
-        gpus: Their UUIDs.
-        descriptors: The locks; a process that inherits one keeps that GPU.
-        end: Ends what another process holds for this one.
-    """
-
-    gpus: tuple[str, ...] = ()
-    descriptors: tuple[int, ...] = ()
-    end: Callable[[], object] | None = None
+    gpus: tuple[str, ...] = ()  # their UUIDs
+    descriptors: tuple[int, ...] = ()  # the locks; a process that inherits one keeps that GPU
+    end: Callable[[], object] | None = None  # ends what another process holds for this one
 
     def __exit__(self, *_: object) -> None:
         """Give the GPUs back, as far as this process holds them."""
@@ -143,16 +133,12 @@ class Lease(AbstractContextManager["Lease"]):
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """The holder of a lease.
-
-    Attributes:
-        since: Seconds since the epoch.
-    """
+    """The holder of a lease."""
 
     run_id: str = ""
     job_id: str = ""
     pid: int = 0
-    since: float = 0.0
+    since: float = 0.0  # seconds since the epoch
 
 
 def try_lease(

@@ -26,26 +26,18 @@ _NO_GPUS = Inventory()
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """Where the jobs of a run execute.
-
-    Attributes:
-        cores: CPU cores that ranks share.
-        memory: MiB.
-        environment_of: Where each job's Python comes from, made on first use.
-        other_engines: Further engines whose runs may have used the GPUs.
-        most_jobs: The most jobs at a time on an engine that queues them and leases GPUs itself; None on others.
-        nodes: How many nodes of its own the engine has for jobs on several.
-    """
+    """Where the jobs of a run execute."""
 
     engine: Engine
     gpus: tuple[str, ...]
-    cores: int
-    memory: int
-    environment_of: Callable[[Job], JobEnvironment]
+    cores: int  # CPU cores that ranks share
+    memory: int  # MiB
+    environment_of: Callable[[Job], JobEnvironment]  # where each job's Python comes from, made on first use
     inventory: Inventory = _NO_GPUS
-    other_engines: tuple[Engine, ...] = ()
+    other_engines: tuple[Engine, ...] = ()  # further engines whose runs may have used the GPUs
+    # The most jobs at a time on an engine that queues them and leases GPUs itself; None on others.
     most_jobs: int | None = None
-    nodes: int = 1
+    nodes: int = 1  # how many nodes of its own the engine has for jobs on several
 
     def vacate(self, gpus: Sequence[str]) -> None:
         """Remove everything else that uses GPUs that have just been leased.

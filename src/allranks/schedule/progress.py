@@ -104,26 +104,18 @@ def words(counts: Counter[Word]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The progress of one job.
-
-    Attributes:
-        state: Its state, or its place in the queue of its engine.
-        collected: Tests that it has to run; None until some are reported.
-        trouble: The error of the job as a whole.
-        gpus: The indexes of its GPUs among the host's.
-        seconds: Since it began to run; for a job that is done, its duration.
-    """
+    """The progress of one job."""
 
     job_id: str
-    state: str = "waiting"
-    collected: int | None = None
+    state: str = "waiting"  # its state, or its place in the queue of its engine
+    collected: int | None = None  # tests that it has to run; None until some are reported
     passed: int = 0
     skipped: int = 0
     bad: int = 0
     first_bad: str = ""
-    trouble: str = ""
-    gpus: tuple[int, ...] = ()
-    seconds: int | None = None
+    trouble: str = ""  # the error of the job as a whole
+    gpus: tuple[int, ...] = ()  # the indexes of its GPUs among the host's
+    seconds: int | None = None  # since it began to run; for a job that is done, its duration
 
     @property
     def done(self) -> int:
@@ -138,22 +130,14 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A run at one moment.
+    """A run at one moment."""
 
-    Attributes:
-        rows: Some of its jobs, or all, in the order of the plan.
-        states: How many of all jobs are in each state.
-        tests: The number of tests of all jobs for each word.
-        bad_jobs: How many of all jobs a person should look at.
-        seconds: Since the run began.
-    """
-
-    rows: tuple[Row, ...]
-    states: Counter[State]
-    tests: Counter[Word]
-    bad_jobs: int
+    rows: tuple[Row, ...]  # some of its jobs, or all, in the order of the plan
+    states: Counter[State]  # how many of all jobs are in each state
+    tests: Counter[Word]  # the number of tests of all jobs for each word
+    bad_jobs: int  # how many of all jobs a person should look at
     first_failure: str
-    seconds: int
+    seconds: int  # since the run began
 
 
 @dataclass(eq=False)

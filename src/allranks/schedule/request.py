@@ -30,15 +30,7 @@ class Pdb:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptOptions:
-    """The additions of one attempt to a job.
-
-    Attributes:
-        carried: Files of an earlier job of the same cell and suite for this one.
-        seconds: Earlier durations of the suite's tests, by node id; for a shard.
-        only: Node ids of the tests that it runs again; None for all.
-        shuffle: The seed for the order of its tests; None for the order of their collection.
-        unchecked: Names of those of its GPUs that have not been seen to compute, by id.
-    """
+    """The additions of one attempt to a job."""
 
     run_id: str
     number: int
@@ -46,10 +38,12 @@ class AttemptOptions:
     gpus: tuple[str, ...] = ()
     passthrough: Passthrough = field(default_factory=Passthrough)
     pytest_args: tuple[str, ...] = ()
-    carried: tuple[FileCopy, ...] = ()
+    carried: tuple[FileCopy, ...] = ()  # files of an earlier job of the same cell and suite for this one
+    # Earlier durations of the suite's tests, by node id; for a shard.
     seconds: Mapping[str, float] = field(default_factory=dict)
-    only: tuple[str, ...] | None = None
-    shuffle: int | None = None
+    only: tuple[str, ...] | None = None  # Node ids of the tests that it runs again; None for all
+    shuffle: int | None = None  # the seed for the order of its tests; None for the order of their collection
+    # Names of those of its GPUs that have not been seen to compute, by id.
     unchecked: Mapping[str, str] = field(default_factory=dict)
     pdb: Pdb | None = None
     stress: Stress | None = None

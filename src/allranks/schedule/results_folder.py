@@ -111,17 +111,12 @@ def new_run_id() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFolder:
-    """The folder of one run.
+    """The folder of one run."""
 
-    Attributes:
-        path: ``results/<run id>``.
-        durations: Durations of tests when the run began, for its shards.
-    """
-
-    path: Path
+    path: Path  # ``results/<run id>``
     run_id: str
     seed: int
-    durations: "Durations" = field(default_factory=dict)
+    durations: "Durations" = field(default_factory=dict)  # durations of tests when the run began, for its shards
 
     def cache_of(self, job: Job) -> Path:
         """The folder beside the runs with pytest's cache of a cell and suite, all shards included, for the next run."""

@@ -24,15 +24,10 @@ _ENDED_IN_TIME: Final = frozenset({"timeout", "interrupted", "stopped"})
 
 @dataclass(frozen=True, kw_only=True)
 class Again:
-    """Which part of a job runs again.
+    """Which part of a job runs again."""
 
-    Attributes:
-        tests: Node ids; None for the whole job.
-        base: The number of the attempt that has the other tests; 0 where the whole job runs.
-    """
-
-    tests: tuple[str, ...] | None = None
-    base: int = 0
+    tests: tuple[str, ...] | None = None  # Node ids; None for the whole job
+    base: int = 0  # the number of the attempt that has the other tests; 0 where the whole job runs
 
 
 WHOLE: Final = Again()
@@ -80,23 +75,17 @@ _NEVER_RETRIED: Final = frozenset({"collection", "usage"})
 
 @dataclass(frozen=True, kw_only=True)
 class RunPolicy:
-    """How the jobs of a run are ordered, limited and retried.
+    """How the jobs of a run are ordered, limited and retried."""
 
-    Attributes:
-        most: Jobs that may run at a time; None for as many as fit.
-        retries: How often a job may be tried again for tests that went wrong, and as often for the infrastructure.
-        fail_fast: Whether the run ends with the first job that is not good.
-        shuffle: The seed for the order of jobs, and of the tests of each; None for the order that ends soonest.
-        judges: How the results of a job are judged, for `retries` and `fail_fast`.
-        seconds: How long the run may take; None for no limit.
-    """
-
-    most: int | None = None
+    most: int | None = None  # jobs that may run at a time; None for as many as fit
+    # How often a job may be tried again for tests that went wrong, and as often for the infrastructure.
     retries: int = 0
-    fail_fast: bool = False
+    fail_fast: bool = False  # whether the run ends with the first job that is not good
+    # The seed for the order of jobs, and of the tests of each; None for the order that ends soonest.
     shuffle: int | None = None
+    # How the results of a job are judged, for `retries` and `fail_fast`.
     judges: VerdictPolicy = field(default_factory=lambda: VerdictPolicy(skip="skip"))
-    seconds: float | None = None
+    seconds: float | None = None  # how long the run may take; None for no limit
     pdb: Pdb | None = None
     stress: Stress | None = None
 

@@ -45,39 +45,25 @@ def make_room_for_descriptors(enough: int = ENOUGH) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The command line's options for a run.
-
-    Attributes:
-        engine: The engine, or the name of the requested one, or ``auto``.
-        nodes: How many nodes of its own the engine has for jobs on several.
-        seed: The requested seed; None for a random one.
-        nothing_ran_allowed: Whether a run in which no test executed is good.
-        durations: The file of durations; None for the one that the matrix names.
-        history: The file in which the run is recorded; None for none.
-        known: Durations for its shards; None for those in the file of durations.
-        left: The remaining parts of the jobs of a resumed run, by id; None for a new run.
-        gpus: The GPUs that jobs may use, by number or by id; None for all of the host's.
-        gpu_mode: Whose GPUs, and how containers are given them.
-        planned_gpus: How many GPUs this machine must have, since a plan has chosen it for jobs that need them.
-        annotate: Reports failures to a CI service.
-    """
+    """The command line's options for a run."""
 
     run_id: str
     results: Path
-    engine: str | ConnectedEngine
-    seed: int | None
+    engine: str | ConnectedEngine  # the engine, or the name of the requested one, or ``auto``
+    seed: int | None  # the requested seed; None for a random one
     pytest_args: tuple[str, ...]
-    nothing_ran_allowed: bool
-    durations: Path | None = None
-    history: Path | None = None
-    known: Durations | None = None
+    nothing_ran_allowed: bool  # whether a run in which no test executed is good
+    durations: Path | None = None  # the file of durations; None for the one that the matrix names
+    history: Path | None = None  # the file in which the run is recorded; None for none
+    known: Durations | None = None  # durations for its shards; None for those in the file of durations
     policy: RunPolicy = field(default_factory=RunPolicy)
+    # The remaining parts of the jobs of a resumed run, by id; None for a new run.
     left: Mapping[str, Again] | None = None
-    gpus: str | None = None
-    gpu_mode: GpuMode = "auto"
-    planned_gpus: int = 0
-    nodes: int = 1
-    annotate: Annotate = annotate_all
+    gpus: str | None = None  # the GPUs that jobs may use, by number or by id; None for all of the host's
+    gpu_mode: GpuMode = "auto"  # whose GPUs, and how containers are given them
+    planned_gpus: int = 0  # how many GPUs this machine must have, since a plan has chosen it for jobs that need them
+    nodes: int = 1  # how many nodes of its own the engine has for jobs on several
+    annotate: Annotate = annotate_all  # reports failures to a CI service
     detail: Detail = "usual"
 
 

@@ -34,16 +34,12 @@ _STYLES: Final = {"running": "bold", "preparing": "", "waiting": "dim", "done": 
 
 @dataclass(frozen=True, kw_only=True)
 class _Column:
-    """A column of the table.
-
-    Attributes:
-        takes_rest: Whether it gets the remaining width, and never more than that.
-    """
+    """A column of the table."""
 
     title: str
     cell: Callable[[Row], str]
     justify: Literal["left", "right"] = "left"
-    takes_rest: bool = False
+    takes_rest: bool = False  # whether it gets the remaining width, and never more than that
 
 
 def render(picture: Picture, width: int, height: int) -> Group:

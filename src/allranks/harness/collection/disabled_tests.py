@@ -36,16 +36,11 @@ class DisabledTestsError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class DisabledTest:
-    """An entry of a list.
+    """An entry of a list."""
 
-    Attributes:
-        test: The part of a node id after the file, or all of it from the file's name on.
-        allows_suffix: The class may have more at its end, as those that are made for each device do.
-    """
-
-    test: str
+    test: str  # the part of a node id after the file, or all of it from the file's name on
     reason: str
-    allows_suffix: bool = False
+    allows_suffix: bool = False  # the class may have more at its end, as those that are made for each device do
 
     def names(self, nodeid: str) -> bool:
         """Whether this is the test, or one of its parameters."""

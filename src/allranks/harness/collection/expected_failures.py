@@ -24,19 +24,13 @@ class ExpectedFailuresError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedFailure:
-    """An entry of the file.
+    """An entry of the file."""
 
-    Attributes:
-        test: The part of a node id after the file, ``Class::test``; the file's name goes before it if ambiguous.
-        torch: The affected versions of torch, matched as prefixes: ``2.13`` includes ``2.13.1``.
-        issue: Where the failure is discussed.
-        when: Values of the cells in which the test fails; without any, it fails in every cell.
-    """
-
-    test: str
-    torch: tuple[str, ...]
+    test: str  # the part of a node id after the file, ``Class::test``; the file's name goes before it if ambiguous
+    torch: tuple[str, ...]  # the affected versions of torch, matched as prefixes: ``2.13`` includes ``2.13.1``
     reason: str
-    issue: str
+    issue: str  # where the failure is discussed
+    # Values of the cells in which the test fails; without any, it fails in every cell.
     when: Mapping[str, str | int] = field(default_factory=dict)
 
     def applies_to(self, config: AgentConfig, version: str) -> bool:

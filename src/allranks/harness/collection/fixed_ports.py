@@ -27,15 +27,10 @@ _OF_TESTS: Final = "/torch/testing/"
 
 @dataclass(frozen=True)
 class _Ports:
-    """The literal ports of a file.
+    """The literal ports of a file."""
 
-    Attributes:
-        of_functions: By the first line of a function, counted with its decorators.
-        of_file: One outside all functions; empty for none.
-    """
-
-    of_functions: Mapping[int, str]
-    of_file: str = ""
+    of_functions: Mapping[int, str]  # by the first line of a function, counted with its decorators
+    of_file: str = ""  # one outside all functions; empty for none
 
 
 _NONE: Final = _Ports({})

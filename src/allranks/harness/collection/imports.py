@@ -26,15 +26,10 @@ _TASKS = Path("/proc/self/task")
 
 @dataclass(frozen=True, kw_only=True)
 class NewThreads:
-    """Threads that started since the last look.
+    """Threads that started since the last look."""
 
-    Attributes:
-        python: Names of threads that Python started.
-        native: Names of all others, as the kernel reports them.
-    """
-
-    python: tuple[str, ...]
-    native: tuple[str, ...]
+    python: tuple[str, ...]  # names of threads that Python started
+    native: tuple[str, ...]  # names of all others, as the kernel reports them
 
 
 class ThreadWatch:

@@ -49,33 +49,21 @@ UNKNOWN_SECONDS = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """Tests that stay together.
+    """Tests that stay together."""
 
-    Attributes:
-        members: Their indices in the collection.
-        name: The smallest of their names, which breaks ties between units of equal length.
-    """
-
-    members: tuple[int, ...]
-    name: str
+    members: tuple[int, ...]  # their indices in the collection
+    name: str  # the smallest of their names, which breaks ties between units of equal length
     seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnShare:
-    """This job's part of the suite.
+    """This job's part of the suite."""
 
-    Attributes:
-        items: Its tests, in collection order.
-        skipped: Its modules that skipped themselves.
-        split: A digest of all shares, equal in all jobs that computed the same split.
-        elsewhere: The number of collected tests and skipped modules that belong to other jobs.
-    """
-
-    items: "tuple[pytest.Item, ...]"
-    skipped: tuple[str, ...]
-    split: str
-    elsewhere: int
+    items: "tuple[pytest.Item, ...]"  # its tests, in collection order
+    skipped: tuple[str, ...]  # its modules that skipped themselves
+    split: str  # a digest of all shares, equal in all jobs that computed the same split
+    elsewhere: int  # the number of collected tests and skipped modules that belong to other jobs
 
 
 def take_share(

@@ -33,15 +33,10 @@ _LINE = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Launching:
-    """What a driver needs besides its assignment.
+    """What a driver needs besides its assignment."""
 
-    Attributes:
-        results: Folder of its ranks' files.
-        prints_at_once: Whether its ranks' output is shown as they print it.
-    """
-
-    results: Path
-    prints_at_once: bool
+    results: Path  # folder of its ranks' files
+    prints_at_once: bool  # whether its ranks' output is shown as they print it
 
 
 def run_driver(session: pytest.Session, assignment: Assignment, launching: Launching) -> NoReturn:

@@ -30,20 +30,13 @@ def driver_folder(results: Path) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class _DriverReports:
-    """What the driver has reported on one test in one step.
+    """What the driver has reported on one test in one step."""
 
-    Attributes:
-        world_size: The number of ranks that got the test; None if none did.
-        own: The launching process's own phases, and its errors that pytest hides.
-        shares_outcome: The ranks are threads of the launching process, which has one outcome for all.
-        expected: The launching process's own phase, if the test is marked to fail.
-    """
-
-    world_size: int | None
+    world_size: int | None  # the number of ranks that got the test; None if none did
     ends: tuple[Passed | RankEnded, ...]
-    own: tuple[Phase, ...]
-    shares_outcome: bool
-    expected: Phase | None
+    own: tuple[Phase, ...]  # the launching process's own phases, and its errors that pytest hides
+    shares_outcome: bool  # the ranks are threads of the launching process, which has one outcome for all
+    expected: Phase | None  # the launching process's own phase, if the test is marked to fail
 
     @classmethod
     def of(cls, step: Step, nodeid: str) -> "_DriverReports":

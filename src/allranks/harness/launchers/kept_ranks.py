@@ -20,17 +20,12 @@ RANKS_ATTRIBUTE = "allranks_ranks"
 
 @dataclass(frozen=True, kw_only=True)
 class RankLife:
-    """What each rank does.
+    """What each rank does."""
 
-    Attributes:
-        join: Creates the process group; its second argument is the file at which the ranks meet.
-        run: Runs one test, on a fresh test case.
-        leave: Destroys the process group.
-    """
-
+    # Creates the process group; its second argument is the file at which the ranks meet.
     join: Callable[[LaunchedRank, str], None]
-    run: Callable[[Any, LaunchedRank], None]
-    leave: Callable[[], None]
+    run: Callable[[Any, LaunchedRank], None]  # runs one test, on a fresh test case
+    leave: Callable[[], None]  # destroys the process group
 
 
 class KeptRanks:

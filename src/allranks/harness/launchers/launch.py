@@ -44,36 +44,24 @@ def _ignore_release(_world_size: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchTerms:
-    """How one launcher test is run.
-
-    Attributes:
-        limit: Its time limit for the ranks, in seconds.
-        may_disagree: Some ranks may skip while others run.
-    """
+    """How one launcher test is run."""
 
     nodeid: str
-    limit: float
-    may_disagree: bool = False
+    limit: float  # its time limit for the ranks, in seconds
+    may_disagree: bool = False  # some ranks may skip while others run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workplace:
-    """Where ranks are launched from.
+    """Where ranks are launched from."""
 
-    Attributes:
-        results: Folder of the ranks' files.
-        journal: Receives their outcomes.
-        show: Receives each rank's output after a step.
-        tell_release: Called with the number of ranks when they get a test: its time limit starts then.
-        echo: Receives each line that a rank prints, at once; None for no echo.
-    """
-
-    results: Path
-    journal: Journal
+    results: Path  # folder of the ranks' files
+    journal: Journal  # receives their outcomes
     limits: TimeLimits
-    show: Callable[[Mapping[int, Output]], None]
+    show: Callable[[Mapping[int, Output]], None]  # receives each rank's output after a step
+    # Called with the number of ranks when they get a test: its time limit starts then.
     tell_release: Callable[[int], None] = _ignore_release
-    echo: Echo | None = None
+    echo: Echo | None = None  # receives each line that a rank prints, at once; None for no echo
 
 
 class Launch:

@@ -37,20 +37,14 @@ class RankTerms:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """One rank's place among the ranks that are started together.
-
-    Attributes:
-        connection: Descriptor of its end of the connection to the launching process.
-        board: Descriptor of its call board.
-        parent: Process id of the launching process.
-    """
+    """One rank's place among the ranks that are started together."""
 
     rank: int
     world_size: int
     results: Path
-    connection: int
-    board: int
-    parent: int
+    connection: int  # descriptor of its end of the connection to the launching process
+    board: int  # descriptor of its call board
+    parent: int  # process id of the launching process
 
 
 _now = partial(time.clock_gettime, time.CLOCK_MONOTONIC)

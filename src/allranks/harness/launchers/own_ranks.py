@@ -106,15 +106,10 @@ def _disagreement(outcomes: Sequence[StepOutcome]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedEnds:
-    """How ranks may exit in mid-test.
+    """How ranks may exit in mid-test."""
 
-    Attributes:
-        excuse: Decides whether the exit of a rank is expected.
-        of_rank_0: The exit status that rank 0 must end with; 0 for none.
-    """
-
-    excuse: Excuse = excuse_nothing
-    of_rank_0: int = 0
+    excuse: Excuse = excuse_nothing  # decides whether the exit of a rank is expected
+    of_rank_0: int = 0  # the exit status that rank 0 must end with; 0 for none
 
 
 def expected_ends(case: unittest.TestCase, test: Callable[[], object]) -> ExpectedEnds:

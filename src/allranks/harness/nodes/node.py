@@ -14,32 +14,21 @@ _MOST_FAILURES = 50
 
 @dataclass(frozen=True, kw_only=True)
 class CollectionFailure:
-    """A collection failure of an agent.
+    """A collection failure of an agent."""
 
-    Attributes:
-        nodeid: What could not be collected; empty for the suite as a whole.
-    """
-
-    nodeid: str
+    nodeid: str  # what could not be collected; empty for the suite as a whole
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class CollectionDigest:
-    """What one agent has collected.
+    """What one agent has collected."""
 
-    Attributes:
-        tests: Node ids, in the order of execution.
-        torch: Version; empty if it could not be imported.
-        python: Version.
-        lacks: What its node lacks for the cell, in words; empty for nothing.
-    """
-
-    tests: tuple[str, ...] = ()
+    tests: tuple[str, ...] = ()  # Node ids, in the order of execution
     failures: tuple[CollectionFailure, ...] = ()
-    torch: str = ""
-    python: str = ""
-    lacks: str = ""
+    torch: str = ""  # version; empty if it could not be imported
+    python: str = ""  # version
+    lacks: str = ""  # what its node lacks for the cell, in words; empty for nothing
 
     def as_message(self) -> Message:
         """Convert to the JSON of :func:`~allranks.typed_json.build`, with long texts and lists of failures cut."""
@@ -82,25 +71,16 @@ def _named(tests: Sequence[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Orders:
-    """How to start the ranks of one gang, the same on every node; contains only JSON's types.
+    """How to start the ranks of one gang, the same on every node; contains only JSON's types."""
 
-    Attributes:
-        gang: Number of the gang in its job, from 1.
-        url: What ``init_process_group`` takes as ``init_method``; None for a gang without a process group.
-        environment: Variables that the ranks need for their rendezvous.
-        launches: The gang is a driver, which starts the ranks of its tests itself.
-        has_many_forks: Many more forks will follow.
-        preload: Modules that earlier ranks imported late; importing them once before the fork saves each rank the cost.
-        fresh: If the ranks are to be no forks, the tests of the gang, each as "INDEX NODEID".
-    """
-
-    gang: int
-    url: str | None
-    environment: dict[str, str] = field(default_factory=dict)
-    launches: bool = False
-    has_many_forks: bool = False
+    gang: int  # number of the gang in its job, from 1
+    url: str | None  # what ``init_process_group`` takes as ``init_method``; None for a gang without a process group
+    environment: dict[str, str] = field(default_factory=dict)  # variables that the ranks need for their rendezvous
+    launches: bool = False  # the gang is a driver, which starts the ranks of its tests itself
+    has_many_forks: bool = False  # many more forks will follow
+    # Modules that earlier ranks imported late; importing them once before the fork saves each rank the cost.
     preload: Sequence[str] = ()
-    fresh: Sequence[str] = ()
+    fresh: Sequence[str] = ()  # if the ranks are to be no forks, the tests of the gang, each as "INDEX NODEID"
 
 
 class NodeLostError(Exception):

@@ -51,34 +51,22 @@ _COMMAND = 120
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What is known of a rank whose children are looked at.
-
-    Attributes:
-        names: Names of its child processes that it has reported, by process id.
-        stacks: Its stack file, to which its forks write, too.
-        printed: Returns what has been printed on its standard error so far.
-        pipes: The inodes of its standard output and error.
-    """
+    """What is known of a rank whose children are looked at."""
 
     number: int
-    names: Mapping[int, str]
-    stacks: StackFile
-    printed: Callable[[], str]
-    pipes: frozenset[int]
+    names: Mapping[int, str]  # names of its child processes that it has reported, by process id
+    stacks: StackFile  # its stack file, to which its forks write, too
+    printed: Callable[[], str]  # returns what has been printed on its standard error so far
+    pipes: frozenset[int]  # the inodes of its standard output and error
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChildHang:
-    """One process that a rank has started.
-
-    Attributes:
-        name: Who it is, in words, as in "RANK 1".
-        about: Its process id, state and command, in one line.
-    """
+    """One process that a rank has started."""
 
     pid: int
-    name: str
-    about: str
+    name: str  # who it is, in words, as in "RANK 1"
+    about: str  # its process id, state and command, in one line
     stacks: str
 
     @property

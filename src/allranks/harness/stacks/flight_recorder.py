@@ -31,17 +31,11 @@ _ON_BY_DEFAULT = (2, 11)
 
 @dataclass(frozen=True, kw_only=True)
 class FlightRecorder:
-    """The flight recorder of one gang.
+    """The flight recorder of one gang."""
 
-    Attributes:
-        results: The folder of the recordings, which are copied with the job's results.
-        shared: The folder of the pipes: results are copied, and a pipe cannot be.
-        gang: Number of the gang in its job; no gang overwrites another one's recordings.
-    """
-
-    results: Path
-    shared: Path
-    gang: int
+    results: Path  # the folder of the recordings, which are copied with the job's results
+    shared: Path  # the folder of the pipes: results are copied, and a pipe cannot be
+    gang: int  # number of the gang in its job; no gang overwrites another one's recordings
 
     def environment(self, torch_version: str, present: Mapping[str, str]) -> dict[str, str]:
         """The variables that a rank on NCCL needs, without those that the user has set.

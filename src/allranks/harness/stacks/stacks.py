@@ -40,13 +40,9 @@ _OPTIONS = ("dump", "--json", "--full-filenames")
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """py-spy's view of one process.
+    """py-spy's view of one process."""
 
-    Attributes:
-        stacks: Its threads as text, in the form of Python's own dumps; empty on an error.
-    """
-
-    stacks: str = ""
+    stacks: str = ""  # its threads as text, in the form of Python's own dumps; empty on an error
     trouble: str = ""
 
 

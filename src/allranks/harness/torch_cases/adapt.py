@@ -13,16 +13,12 @@ _Form = tuple[Sequence[str], Callable[[Any], None]]
 
 @dataclass(frozen=True, kw_only=True)
 class _Kind:
-    """One of torch's base classes.
-
-    Attributes:
-        forms: What it has in some versions of torch, and what replaces some of that; the newest form first.
-        marks: Attributes that tell an agent how to run the tests.
-    """
+    """One of torch's base classes."""
 
     name: str
+    # What it has in some versions of torch, and what replaces some of that; the newest form first.
     forms: Sequence[_Form]
-    marks: Sequence[str]
+    marks: Sequence[str]  # attributes that tell an agent how to run the tests
 
 
 def _kinds() -> tuple[_Kind, ...]:

@@ -10,14 +10,10 @@ if TYPE_CHECKING:
 
 
 class Code(NamedTuple):
-    """An outcome: ``P`` passed, ``S`` skipped, ``F`` failed, ``E`` error, ``f`` passed after a failure, ``-`` none.
-
-    Attributes:
-        ranks: Those that went wrong by themselves, if not all of them did.
-    """
+    """An outcome: ``P`` passed, ``S`` skipped, ``F`` failed, ``E`` error, ``f`` passed after a failure, ``-`` none."""
 
     letter: str
-    ranks: str = ""
+    ranks: str = ""  # those that went wrong by themselves, if not all of them did
 
     @property
     def is_bad(self) -> bool:

@@ -52,17 +52,11 @@ def _ranks(test: TestVerdict | EarlierAttempt) -> str:
 
 @dataclass
 class HistoryRecorder:
-    """Takes the jobs of a run one by one, and records them at its end.
+    """Takes the jobs of a run one by one, and records them at its end."""
 
-    Attributes:
-        path: The file, which is made if there is none.
-        is_foreign: True for results that state no run: they are recognized by their content.
-        patience: Seconds to wait for another process that writes.
-    """
-
-    path: Path
-    is_foreign: bool = False
-    patience: float = PATIENCE
+    path: Path  # the file, which is made if there is none
+    is_foreign: bool = False  # True for results that state no run: they are recognized by their content
+    patience: float = PATIENCE  # seconds to wait for another process that writes
     _names: dict[str, dict[str, int]] = field(default_factory=dict)
     _last: dict[str, "array[int]"] = field(default_factory=dict)
     _codes: dict[Code, int] = field(default_factory=lambda: {code: at for at, code in enumerate(FIRST_CODES)})

@@ -18,32 +18,23 @@ _MOST_TESTS: Final = 20
 
 @dataclass(frozen=True, kw_only=True)
 class TestLine:
-    """The outcomes of a test in a cell.
-
-    Attributes:
-        codes: In each run, oldest first; None where the run did not have the job.
-        past: Its trend in the newest runs; None if it is of no interest.
-    """
+    """The outcomes of a test in a cell."""
 
     __test__ = False  # not a test class, despite its name
 
     cell: str
     suite: str
     nodeid: str
-    codes: Sequence[Code | None]
-    past: PastOfTest | None
+    codes: Sequence[Code | None]  # in each run, oldest first; None where the run did not have the job
+    past: PastOfTest | None  # its trend in the newest runs; None if it is of no interest
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """A history without a question.
-
-    Attributes:
-        begins: The oldest run whose outcomes are still in the file.
-    """
+    """A history without a question."""
 
     runs: Sequence[RecordedRun]
-    begins: RecordedRun
+    begins: RecordedRun  # the oldest run whose outcomes are still in the file
     tests: int
     cells: int
     newest: RunHistory

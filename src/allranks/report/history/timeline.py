@@ -38,17 +38,12 @@ LARGEST_FILE: Final = 48_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedRun:
-    """A run in a history.
+    """A run in a history."""
 
-    Attributes:
-        number: Its place among the runs by the time of their start, from 1.
-        jobs: The numbers of its jobs, as bits.
-    """
-
-    number: int
+    number: int  # its place among the runs by the time of their start, from 1
     id: str
     started: float
-    jobs: int
+    jobs: int  # the numbers of its jobs, as bits
 
 
 class Change(NamedTuple):

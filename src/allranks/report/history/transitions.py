@@ -31,23 +31,18 @@ class Trend(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class PastOfTest:
-    """A test in a cell, with its past.
-
-    Attributes:
-        bad: The runs among ``of`` in which it failed, or failed before it passed.
-        of: The runs of the window that have an outcome of it.
-        since: The first run of an unbroken row of failures; of a fixed test, of the row that has ended. None for none.
-        ranks: The ranks that went wrong by themselves, with the number of these runs, most frequent first; without
-            those in which all did.
-    """
+    """A test in a cell, with its past."""
 
     cell: str
     suite: str
     nodeid: str
     trend: Trend
-    bad: int
-    of: int
+    bad: int  # the runs among ``of`` in which it failed, or failed before it passed
+    of: int  # the runs of the window that have an outcome of it
+    # The first run of an unbroken row of failures; of a fixed test, of the row that has ended. None for none.
     since: RecordedRun | None = None
+    # The ranks that went wrong by themselves, with the number of these runs, most frequent first; without those in
+    # which all did.
     ranks: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -86,18 +81,12 @@ def day(run: RecordedRun) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RunHistory:
-    """What a history tells of one run.
-
-    Attributes:
-        tests: Those whose past is of interest.
-        runs: The runs in the file.
-        problem: One sentence if the run could not be recorded; empty if it was.
-    """
+    """What a history tells of one run."""
 
     path: Path
-    tests: tuple[PastOfTest, ...] = ()
-    runs: int = 0
-    problem: str = ""
+    tests: tuple[PastOfTest, ...] = ()  # those whose past is of interest
+    runs: int = 0  # the runs in the file
+    problem: str = ""  # one sentence if the run could not be recorded; empty if it was
 
     def past_of(self, trend: Trend) -> list[PastOfTest]:
         """The tests with one trend."""

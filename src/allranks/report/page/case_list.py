@@ -76,14 +76,10 @@ _BLOCK: Final = 1000
 
 @dataclass(frozen=True)
 class _Stem:
-    """The likely prefix of the next name: file and class of the one before.
-
-    Attributes:
-        units: Its length in UTF-16 units, as JavaScript counts it.
-    """
+    """The likely prefix of the next name: file and class of the one before."""
 
     text: str = ""
-    units: int = 0
+    units: int = 0  # its length in UTF-16 units, as JavaScript counts it
 
     @classmethod
     def of(cls, nodeid: str) -> Self:
@@ -204,19 +200,12 @@ _MOST_SHORT: Final = 64
 
 @dataclass(frozen=True, kw_only=True)
 class _Room:
-    """The limits on one testcase's details.
+    """The limits on one testcase's details."""
 
-    Attributes:
-        until: The limits apply while earlier testcases have used fewer characters than this.
-        text: Characters of one rank's traceback.
-        output: Characters of one stream of one rank.
-        groups: Groups of ranks, by message and output, that are shown in full.
-    """
-
-    until: int
-    text: int
-    output: int
-    groups: int
+    until: int  # the limits apply while earlier testcases have used fewer characters than this
+    text: int  # characters of one rank's traceback
+    output: int  # characters of one stream of one rank
+    groups: int  # groups of ranks, by message and output, that are shown in full
 
 
 _ROOMS: Final = (

@@ -35,19 +35,13 @@ _KEY_OF_OTHERS: Final = GroupKey("", "", "")
 
 @dataclass(kw_only=True)
 class FailureGroup:
-    """Failures that are the same but for numbers, ranks and the like.
+    """Failures that are the same but for numbers, ranks and the like."""
 
-    Attributes:
-        message: The message of the first of them.
-        ranks: The ranks that went wrong by themselves in any of them.
-        world: The largest number of ranks that any of them had.
-    """
-
-    message: str
+    message: str  # the message of the first of them
     kind: VerdictKind
     reason: str
-    ranks: set[int] = field(default_factory=set)
-    world: int = 0
+    ranks: set[int] = field(default_factory=set)  # the ranks that went wrong by themselves in any of them
+    world: int = 0  # the largest number of ranks that any of them had
 
 
 class Groups:
@@ -100,38 +94,27 @@ _UNRULY: Final = {code: f"\\u{code:04x}" for code in (*range(0x2028, 0x202F), *r
 
 @dataclass(kw_only=True)
 class Sample:
-    """A group of failures, represented by the first of them.
+    """A group of failures, represented by the first of them."""
 
-    Attributes:
-        place: ``<cell> / <suite>``.
-        ranks: Whose failure it is, in words, in all of them.
-    """
-
-    place: str
+    place: str  # ``<cell> / <suite>``
     nodeid: str
     kind: VerdictKind
     message: str
     text: str
     order: int = 0
-    ranks: str = ""
+    ranks: str = ""  # whose failure it is, in words, in all of them
     count: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Static:
-    """The static part of the page.
-
-    Attributes:
-        reasons: Of skips, each with the number of skips and of skips that count as passes.
-        listed: A sentence for what the page leaves out; empty for nothing.
-        capabilities: What tagged tests show of each backend.
-    """
+    """The static part of the page."""
 
     merged: MergedRun
     samples: Sequence[Sample]
-    reasons: Sequence[tuple[str, int, int]]
-    listed: str = ""
-    capabilities: Mapping[str, CapabilityTable] = field(default_factory=dict)
+    reasons: Sequence[tuple[str, int, int]]  # of skips, each with the number of skips and of skips that count as passes
+    listed: str = ""  # a sentence for what the page leaves out; empty for nothing
+    capabilities: Mapping[str, CapabilityTable] = field(default_factory=dict)  # what tagged tests show of each backend
 
     @property
     def title(self) -> str:

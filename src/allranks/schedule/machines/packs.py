@@ -45,17 +45,11 @@ GUESSED_SLACK: Final = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class PackLimits:
-    """The limits of a pack.
+    """The limits of a pack."""
 
-    Attributes:
-        run: Seconds until allranks itself ends the run, in an orderly way.
-        step_minutes: Until the CI ends the step.
-        job_minutes: Until the CI ends the job.
-    """
-
-    run: float
-    step_minutes: int
-    job_minutes: int
+    run: float  # seconds until allranks itself ends the run, in an orderly way
+    step_minutes: int  # until the CI ends the step
+    job_minutes: int  # until the CI ends the job
 
 
 def limit_of(job: Job, limits: Limits) -> float:
@@ -85,20 +79,14 @@ def pack_limits(tasks: Sequence[Task], total: Capacity, own_limit: float) -> Pac
 
 @dataclass(frozen=True, kw_only=True)
 class PackGroup:
-    """Jobs that may share a machine.
-
-    Attributes:
-        tasks: The jobs, by their numbers among all that are planned, with their expected durations.
-        allowed: Seconds that are set aside for each, by its number.
-        own_limit: The longest limit that one of them has, in seconds.
-    """
+    """Jobs that may share a machine."""
 
     rule: RunnerRule
     image: str
     total: Capacity
-    tasks: tuple[Task, ...]
-    allowed: dict[int, float]
-    own_limit: float
+    tasks: tuple[Task, ...]  # the jobs, by their numbers among all that are planned, with their expected durations
+    allowed: dict[int, float]  # seconds that are set aside for each, by its number
+    own_limit: float  # the longest limit that one of them has, in seconds
 
     @cached_property
     def work(self) -> Work:
@@ -167,20 +155,14 @@ LONGEST_IMAGE: Final = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Pack:
-    """The jobs of one machine.
+    """The jobs of one machine."""
 
-    Attributes:
-        slug: Its name, valid for files and artifacts: ``cuda-g4-03of12``.
-        gpus: The most GPUs that one of them needs.
-        seconds: How long it is expected to run.
-    """
-
-    slug: str
+    slug: str  # its name, valid for files and artifacts: ``cuda-g4-03of12``
     rule: RunnerRule
     image: str
     jobs: tuple[int, ...]
-    gpus: int
-    seconds: float
+    gpus: int  # the most GPUs that one of them needs
+    seconds: float  # how long it is expected to run
     limits: PackLimits
 
     @property
@@ -196,16 +178,11 @@ class Pack:
 
 @dataclass(frozen=True, kw_only=True)
 class Division:
-    """All packs.
+    """All packs."""
 
-    Attributes:
-        packs: Group by group, in the order of the jobs.
-        guessed: How many of them have never been measured.
-    """
-
-    packs: tuple[Pack, ...]
+    packs: tuple[Pack, ...]  # group by group, in the order of the jobs
     jobs: int
-    guessed: int
+    guessed: int  # how many of them have never been measured
 
 
 def divide_jobs(matrix: Matrix, jobs: Sequence[Job], durations: Durations, wishes: PackOptions) -> Division:

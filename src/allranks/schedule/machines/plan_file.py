@@ -84,46 +84,29 @@ _PACK: Final = re.compile(r"(?P<slug>[^@]+)(@(?P<digest>[0-9a-f]+))?")
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedPack:
-    """A pack, as a machine reads it from the file.
-
-    Attributes:
-        jobs: Ids of its jobs, in order.
-        cells: The cells of these jobs, each with its value on each axis.
-        engine: Their engine; None if unspecified.
-        limit: Seconds until allranks itself ends the run.
-    """
+    """A pack, as a machine reads it from the file."""
 
     slug: str
-    jobs: tuple[str, ...]
-    cells: Mapping[str, Mapping[str, Any]]
-    engine: str | None
-    limit: float
+    jobs: tuple[str, ...]  # ids of its jobs, in order
+    cells: Mapping[str, Mapping[str, Any]]  # the cells of these jobs, each with its value on each axis
+    engine: str | None  # their engine; None if unspecified
+    limit: float  # seconds until allranks itself ends the run
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanFile:
-    """A plan, as read from its file.
-
-    Attributes:
-        run_id: The run that all packs are parts of.
-        seed: The seed of every rank of every test on all machines.
-        durations: What tests had taken when the plan was made, for the suites that are split.
-        declaration: Digests of the parts of the matrix file.
-        made: Which version of allranks made it, and when.
-        packs: By slug.
-        manifest: The jobs of all packs, as merges read them.
-    """
+    """A plan, as read from its file."""
 
     path: Path
-    run_id: str
-    seed: int
+    run_id: str  # the run that all packs are parts of
+    seed: int  # the seed of every rank of every test on all machines
     pytest_args: tuple[str, ...]
-    durations: Durations
+    durations: Durations  # what tests had taken when the plan was made, for the suites that are split
     digest: str
-    declaration: Mapping[str, str]
-    made: tuple[str, str]
-    packs: Mapping[str, PlannedPack]
-    manifest: Manifest
+    declaration: Mapping[str, str]  # digests of the parts of the matrix file
+    made: tuple[str, str]  # which version of allranks made it, and when
+    packs: Mapping[str, PlannedPack]  # by slug
+    manifest: Manifest  # the jobs of all packs, as merges read them
 
 
 def plan_document(  # noqa: PLR0913 - all of them go into one file

@@ -95,17 +95,13 @@ def _minutes(seconds: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """The command line's options for a plan of machines.
-
-    Attributes:
-        plan_file: Where the plan is written; None for nowhere.
-    """
+    """The command line's options for a plan of machines."""
 
     run_id: str
     pytest_args: tuple[str, ...]
     durations: Durations
     wishes: PackOptions
-    plan_file: Path | None
+    plan_file: Path | None  # where the plan is written; None for nowhere
 
 
 def plan_machines(expansion: Expansion, jobs: Sequence[Job], options: PlanOptions) -> tuple[str, list[str]]:

@@ -22,17 +22,11 @@ EVEN_KINDS: Final = 0.06
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """The total work of the hosts of one kind.
+    """The total work of the hosts of one kind."""
 
-    Attributes:
-        seconds: The duration of all of it on one host.
-        longest: Seconds of its longest task.
-        tasks: How many there are, and so the most hosts that have something to do.
-    """
-
-    seconds: float
-    longest: float
-    tasks: int
+    seconds: float  # the duration of all of it on one host
+    longest: float  # seconds of its longest task
+    tasks: int  # how many there are, and so the most hosts that have something to do
     least: int = 1
 
     def hosts(self, seconds: float) -> int:

@@ -12,15 +12,11 @@ if TYPE_CHECKING:
 
 
 class Capacity(NamedTuple):
-    """An amount of each resource that jobs share.
-
-    Attributes:
-        memory: MiB.
-    """
+    """An amount of each resource that jobs share."""
 
     gpus: int = 0
     cores: int = 0
-    memory: int = 0
+    memory: int = 0  # MiB
 
     def holds(self, other: Self) -> bool:
         """Whether the other amount fits in, for each resource."""
@@ -49,14 +45,10 @@ class Task:
 
 
 class Running(NamedTuple):
-    """A task that has begun.
-
-    Attributes:
-        began: Seconds, on the caller's clock.
-    """
+    """A task that has begun."""
 
     task: Task
-    began: float
+    began: float  # seconds, on the caller's clock
 
 
 def lower_bound(tasks: Sequence[Task], total: Capacity) -> float:
@@ -74,14 +66,10 @@ GUESS: Final = 60.0
 
 
 class Expected(NamedTuple):
-    """The expected duration of a job.
-
-    Attributes:
-        is_measured: Whether its tests have been measured, under its backend.
-    """
+    """The expected duration of a job."""
 
     seconds: float
-    is_measured: bool
+    is_measured: bool  # whether its tests have been measured, under its backend
 
 
 def seconds_of_tests(durations: "Durations", job: Job) -> float | None:
