@@ -66,24 +66,17 @@ MESSAGE_LIMIT = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """One phase of one test on one rank.
+    """One phase of one test on one rank."""
 
-    Attributes:
-        when: ``setup``, ``call`` or ``teardown``.
-        message: One line; empty for a phase that passed.
-        text: The traceback or the reason.
-        skip_code: torch's exit code, for a skip that has one.
-    """
-
-    when: str
+    when: str  # ``setup``, ``call`` or ``teardown``
     outcome: Outcome
     duration: float
-    message: str = ""
-    text: str = ""
+    message: str = ""  # one line; empty for a phase that passed
+    text: str = ""  # the traceback or the reason
     stdout: str = ""
     stderr: str = ""
     skip_kind: SkipKind | None = None
-    skip_code: int | None = None
+    skip_code: int | None = None  # torch's exit code, for a skip that has one
 
     @property
     def is_plain(self) -> bool:

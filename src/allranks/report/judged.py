@@ -62,19 +62,13 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """The part of a suite's tests that a job had, if several jobs share the suite.
-
-    Attributes:
-        number: From 1.
-        split: A digest of which job has which test; empty if the collection never ended.
-        elsewhere: The number of collected tests that belong to other jobs.
-    """
+    """The part of a suite's tests that a job had, if several jobs share the suite."""
 
     suite: Annotated[str, xml_id]
-    number: Annotated[int, _SHARES]
+    number: Annotated[int, _SHARES]  # from 1
     count: Annotated[int, _SHARES]
-    split: str = ""
-    elsewhere: int = 0
+    split: str = ""  # a digest of which job has which test; empty if the collection never ended
+    elsewhere: int = 0  # the number of collected tests that belong to other jobs
 
     @property
     def all_names(self) -> tuple[str, ...]:
@@ -84,37 +78,24 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class JobSummary:
-    """The data of one suite in one cell, or of one shard of it, besides its tests.
-
-    Attributes:
-        share: None for a whole suite.
-        axes: The cell's value on each axis; empty if unknown.
-        pack: The pack of a plan for several machines that it is in; empty for none.
-        attempt: Number of the attempt that counts; None where there are no attempts.
-        folder: The folder of its files, relative to the report's folder; empty if there are no attempts.
-        deselected: Tests that pytest's own selection (``-k``, ``-m``) left out.
-        notes: Sentences about the job, without their full stops.
-        started: Seconds since the epoch.
-        elapsed: Seconds from the job's start to its end.
-        seed: The number that the seeds of its tests derive from.
-        repeated: How tests have fared that were repeated, by node id.
-    """
+    """The data of one suite in one cell, or of one shard of it, besides its tests."""
 
     cell: str
     suite: str
-    axes: Mapping[str, str | int] = field(default_factory=dict)
-    pack: str = ""
+    axes: Mapping[str, str | int] = field(default_factory=dict)  # the cell's value on each axis; empty if unknown
+    pack: str = ""  # the pack of a plan for several machines that it is in; empty for none
     engine: str = ""
     image: str = ""
-    attempt: int | None = None
-    folder: str = ""
+    attempt: int | None = None  # number of the attempt that counts; None where there are no attempts
+    folder: str = ""  # the folder of its files, relative to the report's folder; empty if there are no attempts
     gpus: tuple[str, ...] = ()
-    deselected: int = 0
-    notes: tuple[str, ...] = ()
-    started: float | None = None
-    elapsed: float | None = None
-    share: Share | None = None
-    seed: int | None = None
+    deselected: int = 0  # tests that pytest's own selection (``-k``, ``-m``) left out
+    notes: tuple[str, ...] = ()  # sentences about the job, without their full stops
+    started: float | None = None  # seconds since the epoch
+    elapsed: float | None = None  # seconds from the job's start to its end
+    share: Share | None = None  # none for a whole suite
+    seed: int | None = None  # the number that the seeds of its tests derive from
+    # How tests have fared that were repeated, by node id.
     repeated: Mapping[str, RepetitionTally] = field(default_factory=dict)
 
     @property
@@ -146,23 +127,17 @@ class JobSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteRow(JobSummary):
-    """A row of the table: the data of a job that remains after its tests are written.
-
-    Attributes:
-        executed: Tests that any rank ran, however skips are read.
-        exit_codes: The contributions of its verdicts to the run's exit code.
-        failures: Its failures, equal ones grouped, those of the job itself first; at most :data:`KEPT_FAILURES`.
-        more_failures: The number of bad testcases that are in no entry of ``failures``.
-        xpassed: Node ids of tests that were expected to fail but passed; at most :data:`KEPT_FAILURES`.
-        flaky: Node ids of tests that went wrong in an earlier attempt alone; at most :data:`KEPT_FAILURES`.
-    """
+    """A row of the table: the data of a job that remains after its tests are written."""
 
     counts: Counts
-    executed: int
-    exit_codes: frozenset[ExitCode]
+    executed: int  # tests that any rank ran, however skips are read
+    exit_codes: frozenset[ExitCode]  # the contributions of its verdicts to the run's exit code
+    # Its failures, equal ones grouped, those of the job itself first; at most :data:`KEPT_FAILURES`.
     failures: tuple[Failure, ...] = ()
-    more_failures: int = 0
+    more_failures: int = 0  # the number of bad testcases that are in no entry of ``failures``
+    # Node ids of tests that were expected to fail but passed; at most :data:`KEPT_FAILURES`.
     xpassed: tuple[str, ...] = ()
+    # Node ids of tests that went wrong in an earlier attempt alone; at most :data:`KEPT_FAILURES`.
     flaky: tuple[str, ...] = ()
 
     @property
@@ -198,16 +173,12 @@ class SuiteRow(JobSummary):
 
 @dataclass(frozen=True, kw_only=True)
 class CellSuite(JobSummary):
-    """One suite in one cell, or one shard of it, with its tests: a ``testsuite`` of the JUnit report.
-
-    Attributes:
-        courses: How tests that went wrong took their course, by node id, as far as that is known.
-        tags: What tests show of a backend, by node id.
-    """
+    """One suite in one cell, or one shard of it, with its tests: a ``testsuite`` of the JUnit report."""
 
     tests: tuple[TestVerdict, ...]
+    # How tests that went wrong took their course, by node id, as far as that is known.
     courses: Mapping[str, RankCourse] = field(default_factory=dict)
-    tags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    tags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # what tests show of a backend, by node id
 
     def course_of(self, test: TestVerdict) -> RankCourse | None:
         """How a test took its course; None if that is unknown."""
@@ -281,29 +252,20 @@ class CellSuite(JobSummary):
 
 @dataclass(frozen=True, kw_only=True)
 class MergedRun:
-    """A run folder, read and judged.
-
-    Attributes:
-        junit: The merged JUnit file; the first of them if the report is split.
-        page: The report for people, in HTML.
-        policy: How environment skips were read.
-        planned: The job ids of the manifest; None if there is no manifest.
-        matrix_folder: The folder in the repository that paths of tests are relative to; empty for its root.
-        blames: The predicate that holds exactly where a group of failures is.
-        history: What earlier runs tell of this one; None if there is no history.
-    """
+    """A run folder, read and judged."""
 
     folder: Path
-    junit: Path
-    page: Path
+    junit: Path  # the merged JUnit file; the first of them if the report is split
+    page: Path  # the report for people, in HTML
     summary: Path
     run_id: str
     suites: tuple[SuiteRow, ...]
-    policy: SkipPolicy = "skip"
-    planned: frozenset[str] | None = None
-    matrix_folder: str = ""
+    policy: SkipPolicy = "skip"  # how environment skips were read
+    planned: frozenset[str] | None = None  # the job ids of the manifest; None if there is no manifest
+    matrix_folder: str = ""  # the folder in the repository that paths of tests are relative to; empty for its root
     junit_files: tuple[Path, ...] = ()
-    history: RunHistory | None = None
+    history: RunHistory | None = None  # what earlier runs tell of this one; None if there is no history
+    # The predicate that holds exactly where a group of failures is.
     blames: Mapping[GroupKey, str] = field(default_factory=dict)
 
     @property
