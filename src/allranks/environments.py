@@ -227,7 +227,6 @@ def _unpack(python: Path, wheels: Path, what: str) -> None:
 
 
 def _pip_of(python: Path) -> list[str]:
-    """The command ``pip install`` of an environment; by another pip if it has none."""
     own = next(python.parents[1].glob("lib/python*/site-packages"), None)
     lacks_pip = own is not None and not (own / "pip").exists()
     pip = [python_that_builds() or sys.executable, "-m", "pip", "--python"] if lacks_pip else []

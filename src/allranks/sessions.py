@@ -165,6 +165,5 @@ def _is_installed() -> bool:
 
 
 def _dependencies() -> tuple[str, ...]:
-    """The dependencies that this checkout's pyproject.toml declares."""
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
     return tuple(project["project"]["dependencies"])

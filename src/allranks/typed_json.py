@@ -136,8 +136,6 @@ def _reader(hint: Any) -> _Read:  # noqa: ANN401 - any annotation
 
 
 def _reader_of(kind: type) -> _Read:
-    """A reader of values that JSON decodes to this type."""
-
     def read(value: object) -> object:
         if not isinstance(value, kind):
             raise TypeError

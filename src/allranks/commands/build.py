@@ -36,7 +36,6 @@ def add(parser: CommandParser) -> None:
 
 
 def _add_destination(group: OptionGroup) -> None:
-    """Declare the options for the destination of the images; other options select them."""
     meaning = "also put them into this folder, for `allranks run --images DIR`"
     group.add_argument("--export", type=Path, metavar="DIR", help=meaning)
     meaning = "with --export: images that this registry (ghcr.io/owner/repository) has are taken from it, not built"

@@ -86,7 +86,6 @@ def _object(image: "StoredImage") -> Mapping[str, object]:
 
 
 def _age(text: str) -> float:
-    """Parse an age into seconds."""
     return _measured(text, _SECONDS_IN, "age", "14d, 12h or 30m")
 
 

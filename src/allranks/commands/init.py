@@ -192,7 +192,6 @@ def _has_tests(folder: Path) -> bool:
 
 
 def _distributed_tests(root: Path) -> Iterator[str]:
-    """Test files that use torch.distributed, relative to the repository."""
     found = (path for name in _TEST_FOLDERS for path in sorted((root / name).glob("**/test_*.py")))
     for path in islice(found, _MOST_FILES_READ):
         if path.name != "test_all_reduce.py" and _DISTRIBUTED.search(_text(path)):

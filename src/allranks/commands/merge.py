@@ -57,7 +57,6 @@ _LAYOUTS = ("pytorch",)
 
 
 def _add_judgement(group: OptionGroup) -> None:
-    """Declare how results are read."""
     meaning = "read environment skips as skips or as passes"
     group.add_argument("--policy", type=one_of(_POLICIES), choices=_POLICIES, help=meaning)
     meaning = "fail where fewer tests executed than this file records"

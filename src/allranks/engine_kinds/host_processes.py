@@ -174,7 +174,6 @@ def _environment(recipe: Recipe, needs: Sequence[str], below: Interpreter | None
 
 
 def _installed(wheel: Path, python: Path, progress: Progress) -> Path:
-    """A folder with the contents of the project's wheel."""
     target = wheel.parent / "site"
     with in_cache(wheel.parent):
         if not target.exists():

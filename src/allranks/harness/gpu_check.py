@@ -159,7 +159,6 @@ def _start(gpu: GpuToCheck, work: Callable[[], None]) -> _Check:
 
 
 def _try(gpu: GpuToCheck, work: Callable[[], None], answer: int) -> NoReturn:
-    """Run the check in the fork."""
     status = 1
     with suppress(BaseException):
         linux.die_with_parent()

@@ -189,7 +189,6 @@ class TestLoop:
             self._journal.write(NotRun(tests=nodeids, reason=f"-x or --maxfail, {self._count.bad_tests} bad"))
 
     def _launchers_ahead(self, remaining: Sequence[int]) -> list[list[int]]:
-        """The next assemblies of launcher tests."""
         terms = self._program.terms
         return list(assemblies(terms, itertools.takewhile(lambda index: terms[index].launches, remaining)))
 
@@ -349,7 +348,6 @@ class TestLoop:
         self._record(gang, replace(step, outcomes=bad))
 
     def _record(self, gang: Gang, step: Step) -> None:
-        """Report one step of the current test."""
         nodeid = self._current
         if self._driver is not None:
             is_bad = self._driver.settle(gang, nodeid, step)

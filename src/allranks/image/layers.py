@@ -126,7 +126,6 @@ def _project_wheels(recipe: Recipe, progress: Progress) -> tuple[Path, ...]:
 
 
 def _ensure_layer(layer: Layer, below: Base, site: Site) -> Base:
-    """The image of one layer on the image below it."""
     dockerfile = layer.dockerfile.read_text(encoding="utf-8")
     key = layer_key(parent_id=below.id, content=layer.content, dockerfile=dockerfile)
     reference = f"{REPOSITORY}:{key}"

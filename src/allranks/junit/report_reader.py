@@ -65,7 +65,6 @@ def _parts(path: Path) -> Iterator[Path]:
 
 
 def _append(report: DownloadedReport, root: Any) -> None:  # noqa: ANN401 - an element
-    """Add the suites of a further file, and its counts."""
     total = report._elem  # noqa: SLF001 - junitparser offers no other way
     for name in ("tests", "failures", "errors", "skipped", "time"):
         both = [number(each.get(name)) or 0.0 for each in (total, root)]
@@ -117,8 +116,6 @@ def _fed(builder: "_Builder", path: Path) -> Iterator[None]:
 
 
 class _Builder:
-    """Builds the tree of one document."""
-
     def __init__(self) -> None:
         self.root: Any = None
         self._make = junitparser.JUnitXml()._elem.makeelement  # noqa: SLF001 - of the library that junitparser uses

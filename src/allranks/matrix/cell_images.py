@@ -71,7 +71,6 @@ def _image(name: str, table: Table, known: Known) -> Image:
 
 
 def _reference(table: Table, key: str, default: T) -> str | T:
-    """The name of an image in a registry or on this host."""
     text = table.text(key, default, "name:tag")
     if isinstance(text, str) and any(map(str.isspace, text)):
         raise table.error(key, f"{shown(text)} cannot be the name of an image", f'Write {key} = "name:tag".')

@@ -59,7 +59,6 @@ def shards_of(suite: Suite) -> tuple[Shard | None, ...]:
 
 
 def _suite_called(matrix: Matrix, name: str) -> str:
-    """The suite with this name, or with a shard of this name."""
     suite = matrix.suites.get(name.partition("@")[0])
     if suite is None:
         raise UsageError(what=f"There is no suite {name!r}.", remedy=did_you_mean(name, matrix.suites))

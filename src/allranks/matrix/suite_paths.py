@@ -51,7 +51,6 @@ def _check_inside(table: Table, name: str, text: str) -> None:
 
 
 def _texts(table: Table) -> tuple[str, ...]:
-    """The one path, or the list of paths."""
     if not isinstance(table.values["path"], list):
         return (table.text("path", "", "tests"),)
     if not (texts := table.texts("path")):

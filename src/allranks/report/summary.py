@@ -262,7 +262,6 @@ def _failure(failure: Failure, start: str) -> Iterator[str]:
 
 
 def _flaky_list(merged: MergedRun) -> Iterator[str]:
-    """The flaky tests by name."""
     if not (count := merged.counts.flaky):
         return
     yield f"<details><summary>{count} flaky test(s): bad in an earlier attempt, but not in the last</summary>"

@@ -368,7 +368,6 @@ def sections(ranks: Sequence[RankResult], first: RankResult | None) -> Iterator[
 
 
 def _alike(ranks: Sequence[RankResult]) -> Iterable[Sequence[RankResult]]:
-    """The ranks, grouped by outcome, message and text."""
     groups: dict[tuple[str, ...], list[RankResult]] = {}
     for rank in ranks:
         groups.setdefault((rank.outcome.value, rank.message, rank.text), []).append(rank)

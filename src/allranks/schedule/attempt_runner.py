@@ -309,7 +309,6 @@ def _not_believed(why: str) -> JobError:
 
 
 def _place(spec: JobSpec) -> str:
-    """Where a job runs, in words."""
     where = spec.image or f"processes of {spec.python}"
     return where if spec.agent.nodes == 1 else f"{spec.agent.nodes} nodes of {where}"
 

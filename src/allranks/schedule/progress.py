@@ -55,7 +55,6 @@ class Tests:
             self.first_bad = self.first_bad or nodeid
 
     def _begin_again(self, nodeid: str) -> None:
-        """Forget the outcomes of a test that runs again."""
         if before := self._outcomes.pop(nodeid, None):
             self.counts[word_of(before, may_disagree=nodeid in self._may_disagree)] -= 1
         if self.first_bad == nodeid:

@@ -282,7 +282,6 @@ def _take_or_find_busy(path: Path, owned: OwnedRun, jobs: Sequence[Job], party: 
 
 
 def _owners(path: Path) -> dict[str, str]:
-    """The party of each job of a run, by id."""
     if not path.exists():
         return {}
     owners = json.loads(path.read_text(encoding="utf-8"))

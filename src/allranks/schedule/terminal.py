@@ -114,7 +114,6 @@ def _summary(picture: Picture) -> str:
 
 
 def _clock(seconds: int | None) -> str:
-    """Hours, minutes and seconds as a watch shows them."""
     if seconds is None:
         return ""
     minutes, rest = divmod(seconds, 60)
@@ -286,7 +285,6 @@ class _Table:
             self._is_over.wait(_BETWEEN)
 
     def _show(self) -> None:
-        """Redraw the table if it has changed."""
         width, height = self._console.size
         picture = self._board.picture(rows_that_fit(height, jobs=self._jobs))
         if (picture, (width, height)) != self._shown:

@@ -100,7 +100,6 @@ def _terms(item: pytest.Item, index: int, config: AgentConfig) -> ItemOptions:
 
 
 def _has_process_group(item: pytest.Item, config: AgentConfig) -> bool:
-    """Whether the cell's process group is made for a test."""
     if config.launches_ranks or item.get_closest_marker("no_process_group") is not None:
         return False
     is_for_ranks = not getattr(item, FOREIGN_ATTRIBUTE, False)

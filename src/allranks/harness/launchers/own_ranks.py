@@ -82,7 +82,6 @@ def _headline(outcome: StepOutcome) -> str:
 
 
 def _text(outcome: StepOutcome, step: Step) -> str:
-    """A rank's traceback, or its stacks."""
     if outcome.observed:
         return "\n".join(_above_the_fork(outcome.text))
     phases = step.phases.get(outcome.rank, ())

@@ -56,7 +56,6 @@ def _entry(document: Mapping[str, Any], pack: Pack, jobs: Sequence[Job]) -> dict
 
 
 def _runs_on(rule: RunnerRule) -> list[str] | dict[str, str | list[str]]:
-    """The value of ``runs-on``."""
     labels = list(rule.labels)
     if not rule.group:
         return labels
