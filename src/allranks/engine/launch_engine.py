@@ -23,25 +23,23 @@ _OF_A_NODE: Final = ("TMPDIR", RUN_VARIABLE, HOST_VARIABLE, "CUDA_VISIBLE_DEVICE
 """Variables that each node sets for itself; the process that started a supervisor owns it."""
 
 
-class LaunchEngine:
-    """Runs jobs on the nodes of a launch.
+class LaunchEngine(ProcessEngine):
+    """Runs the jobs of one node here, and spreads the others over the nodes of a launch.
 
     Args:
-        own: Runs the jobs of this node, and cleans up.
-        package: A folder that all nodes share: it holds the package ``allranks`` and nothing else.
+        own_package: A folder that holds the package ``allranks`` and nothing else, for jobs here.
+        package: Another one, which all nodes share.
     """
 
-    name = "process"
-
-    def __init__(self, own: ProcessEngine, leader: LaunchLeader, package: Path) -> None:
-        self._own = own
+    def __init__(self, own_package: Path, leader: LaunchLeader, package: Path) -> None:
+        super().__init__(own_package)
         self._leader = leader
         self._package = package
 
     @contextmanager
     def start(self, spec: JobSpec, held: Sequence[int] = ()) -> Iterator[RunningJob]:
         """See :meth:`allranks.engine.protocol.Engine.start`."""
-        started = self._spread(spec) if spec.agent.nodes > 1 else self._own.start(spec, held)
+        started = self._spread(spec) if spec.agent.nodes > 1 else super().start(spec, held)
         with started as job:
             yield job
 
@@ -83,22 +81,3 @@ class LaunchEngine:
             gpus=() if node else spec.gpus,
             gpu_count=count if node else 0,
         )
-
-    def adopt(self, _spec: JobSpec) -> None:
-        """See :meth:`allranks.engine.protocol.Engine.adopt`: a job ends with its orchestrator."""
-
-    def remains(self) -> list[str]:
-        """See :meth:`allranks.engine.protocol.Engine.remains`."""
-        return self._own.remains()
-
-    def unjudged(self) -> list[str]:
-        """See :meth:`allranks.engine.protocol.Engine.unjudged`."""
-        return self._own.unjudged()
-
-    def vacate(self, gpus: Sequence[str]) -> None:
-        """See :meth:`allranks.engine.protocol.Engine.vacate`."""
-        self._own.vacate(gpus)
-
-    def reap(self) -> list[str]:
-        """See :meth:`allranks.engine.protocol.Engine.reap`."""
-        return self._own.reap()

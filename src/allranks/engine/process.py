@@ -23,7 +23,7 @@ from allranks.engine.ownership import (
     host_id,
     process_namespace,
 )
-from allranks.engine.protocol import JobSpec, NodeExit
+from allranks.engine.protocol import JobSpec, NodeExit, RunningJob
 from allranks.errors import EngineError
 from allranks.harness.container_init import COMMAND, ISOLATED
 from allranks.harness.evidence import read
@@ -53,7 +53,7 @@ class ProcessEngine:
         self._package_path = package_path
 
     @contextmanager
-    def start(self, spec: JobSpec, held: Sequence[int] = ()) -> Iterator["ProcessJob"]:
+    def start(self, spec: JobSpec, held: Sequence[int] = ()) -> Iterator[RunningJob]:
         """See :meth:`allranks.engine.protocol.Engine.start`."""
         scratch = _make_scratch(spec)
         try:

@@ -6,11 +6,12 @@ from allranks.engine.kind import MakeEnvironment, Progress
 from allranks.engine.launch_engine import LaunchEngine
 from allranks.engine.launch_files import PACKAGE
 from allranks.engine.launch_leader import LaunchLeader
-from allranks.engine.package import copied_package
+from allranks.engine.package import copied_package, package_path
 from allranks.engine.protocol import Engine
 from allranks.engine_kinds.host_processes import ConnectedProcesses
 from allranks.errors import counted
 from allranks.matrix.model import Matrix
+from allranks.user_cache import cache_folder
 
 
 class ConnectedLaunch(ConnectedProcesses):
@@ -29,5 +30,6 @@ class ConnectedLaunch(ConnectedProcesses):
         """See :meth:`allranks.engine.kind.ConnectedEngine.engine_for`."""
         engine, make = super().engine_for(matrix, progress, uses)
         if self._leader is not None and self.nodes > 1:
-            engine = LaunchEngine(self.cleaner(), self._leader, copied_package(self._leader.folder / PACKAGE))
+            shared = copied_package(self._leader.folder / PACKAGE)
+            engine = LaunchEngine(package_path(cache_folder() / "package"), self._leader, shared)
         return engine, make
