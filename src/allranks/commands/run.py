@@ -144,7 +144,6 @@ def _add_report(group: OptionGroup) -> None:
 
 
 def _add_repetition(group: OptionGroup) -> None:
-    """Declare the options for repeating tests and for their order."""
     group.add_argument("--fail-fast", action="store_true", help="end the run at the first job that is not good")
     group.add_argument(
         "--retries",
@@ -331,6 +330,9 @@ def run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namesp
         pdb=None if options.pdb_rank is None else Pdb(rank=options.pdb_rank, terminal=_terminal()),
         stress=options.stress,
     )
+    matrix = expansion.matrix
+    # A part of a run is recorded where all parts are merged.
+    own_history = matrix.root / matrix.history if matrix.history and of.own is None else None
     run_options = RunOptions(
         run_id=of.run_id,
         results=_results(expansion, options),
@@ -340,7 +342,7 @@ def run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namesp
         pytest_args=options.pytest_args,
         nothing_ran_allowed=options.allow_nothing_ran,
         durations=options.durations,
-        history=options.history or _own_history(expansion.matrix, of),
+        history=options.history or own_history,
         known=of.own.plan.durations if of.own else None,
         policy=policy,
         left=left,
@@ -354,11 +356,6 @@ def run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namesp
     if (age := os.environ.get(PRUNE_VARIABLE)) and options.engine != "process":
         prune_after_run(age, remark)
     return code
-
-
-def _own_history(matrix: Matrix, of: PartOf) -> Path | None:
-    """The history that the matrix file names; None for a part of a run, recorded where all are merged."""
-    return matrix.root / matrix.history if matrix.history and of.own is None else None
 
 
 def _results(expansion: Expansion, options: argparse.Namespace) -> Path:

@@ -39,14 +39,7 @@ def without_project(image: Image, root: Path, progress: Progress) -> Image:
 def project_files(image: Image, root: Path, progress: Progress) -> Path:
     """A folder with the project as it would be installed; made again at the first call after a change of its source.
 
-    Args:
-        image: One whose project is copied.
-        root: The folder that the matrix file's relative paths start from.
-        progress: Receives lines while a wheel is built.
-
-    Raises:
-        EnvironmentBuildError: The cache cannot be used.
-        ImageError: The project does not build, or has more than Python in it.
+    Arguments and errors are those of :func:`without_project`.
     """
     wheel = _wheel(image, root, progress)
     target = wheel.parent / "files"

@@ -1,6 +1,6 @@
 """How much a run prints: ``-q`` leaves out all but problems, ``-v`` adds requests and evidence."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final, Literal
 
 from allranks.engine.protocol import JobSpec
@@ -23,14 +23,10 @@ def request_lines(spec: JobSpec) -> Iterator[str]:
     if spec.gpus:
         yield f"    GPUs: {', '.join(spec.gpus)} ({spec.passthrough.driver})"
     if spec.environment:
-        yield f"    environment: {_assignments(spec.environment)}"
+        yield f"    environment: {' '.join(f'{name}={value}' for name, value in sorted(spec.environment.items()))}"
     limits = agent.limits
     yield f"    limits: {limits.test:g} s a test, {limits.job:g} s the job, {limits.process_group:g} s a process group"
     yield f"    room: {room.cpus} CPUs, {room.memory_bytes // _MIB} MiB, {room.shm_bytes // _MIB} MiB in /dev/shm"
-
-
-def _assignments(variables: Mapping[str, str]) -> str:
-    return " ".join(f"{name}={value}" for name, value in sorted(variables.items()))
 
 
 def evidence_lines(ended: RankEnded) -> Iterator[str]:

@@ -111,13 +111,11 @@ def _settle(item: pytest.Item, function: Any, seed: int) -> None:  # noqa: ANN40
         case: Any = getattr(item, "cls", None)
         case.settings = in_lockstep(case.settings)
     seeded = function if machine is None else machine
-    if getattr(seeded, "_hypothesis_internal_use_seed", None) is None and not _has_seed(item.config):
+    if (
+        getattr(seeded, "_hypothesis_internal_use_seed", None) is None
+        and item.config.getoption("--hypothesis-seed", None) is None
+    ):
         seeded._hypothesis_internal_use_seed = seed  # noqa: SLF001 - as `hypothesis.seed` does
-
-
-def _has_seed(config: pytest.Config) -> bool:
-    """Whether the user set a seed for all tests."""
-    return config.getoption("--hypothesis-seed", None) is not None
 
 
 def in_lockstep(settings: "Settings") -> "Settings":

@@ -94,13 +94,9 @@ class DriverSurroundings:
             journal=self._telling,
             limits=self._config.limits,
             show=_discard_output,
-            tell_release=self._tell_release,
+            tell_release=lambda world_size: self._telling.say(DriverSays(released=world_size)),
             echo=self._telling.echo if self._launching.prints_at_once else None,
         )
-
-    def _tell_release(self, world_size: int) -> None:
-        """Report to the supervisor that set-up is over."""
-        self._telling.say(DriverSays(released=world_size))
 
     def launch_terms(self, case: unittest.TestCase) -> LaunchTerms:
         """See :class:`allranks.harness.launchers.launch.LaunchContext`."""
