@@ -19,9 +19,6 @@ class CommandParser(argparse.ArgumentParser):
 
     Args:
         codes: The exit codes of the command, for its help.
-
-    Attributes:
-        takes_pytest: Whether the command has arguments for pytest, after ``--``.
     """
 
     def __init__(self, *, codes: Iterable[ExitCode] = (), **given: Any) -> None:  # noqa: ANN401
@@ -29,7 +26,7 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(
             add_help=False, allow_abbrev=False, formatter_class=_formatter, epilog=_told(sorted(codes)), **given
         )
-        self.takes_pytest = False
+        self.takes_pytest = False  # whether the command has arguments for pytest, after ``--``
 
     def add_general(self, *, top: bool = False) -> None:
         """Declare the options of every command; the last group of its help."""

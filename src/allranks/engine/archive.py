@@ -189,14 +189,10 @@ def _number(digits: bytes) -> int:
 
 
 class _Source:
-    """A stream of bytes over pieces of any size, read in one pass.
-
-    Attributes:
-        position: How many bytes have been read.
-    """
+    """A stream of bytes over pieces of any size, read in one pass."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
-        self.position = 0
+        self.position = 0  # how many bytes have been read
         self._pieces = iter(pieces)
         self._rest = memoryview(b"")
 

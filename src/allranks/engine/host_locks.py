@@ -86,13 +86,10 @@ def sees_daemon() -> bool:
 
 
 class HostLocks:
-    """A connection to a keeper of locks on a daemon's host, which is started on first use.
-
-    Attributes:
-        place: The :func:`allranks.engine.ownership.locks_place` of the host's folder; empty before the start.
-    """
+    """A connection to a keeper of locks on a daemon's host, which is started on first use."""
 
     def __init__(self, client: docker.APIClient) -> None:
+        # The :func:`allranks.engine.ownership.locks_place` of the host's folder; empty before the start.
         self.place = ""
         self._client = client
         self._container = ""

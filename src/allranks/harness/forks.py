@@ -55,13 +55,10 @@ class ForkServer:
 
     Args:
         log: Descriptor for its output.
-
-    Attributes:
-        torch: torch's version, once reported; empty before.
     """
 
     def __init__(self, config: AgentConfig, folders: Folders, environment: Mapping[str, str], log: int) -> None:
-        self.torch = ""
+        self.torch = ""  # torch's version, once reported; empty before
         self._folders = folders
         self._stacks = StackFile(folders.results / STACKS)
         self._control, control = socket.socketpair()

@@ -32,9 +32,6 @@ class VerdictReporter(LiveView):
 
     A test is judged by the rules of the report. When the job has ended, its journal is judged as a whole: what was
     reported as good before, and is not, is reported once more.
-
-    Attributes:
-        has_bad: Whether any report was bad.
     """
 
     def __init__(self, session: pytest.Session, world_size: int) -> None:
@@ -47,7 +44,7 @@ class VerdictReporter(LiveView):
         self._records: dict[str, list[Record]] = {}
         self._good: dict[str, bool] = {}
         self._reports: Sequence[pytest.TestReport] = ()
-        self.has_bad = False
+        self.has_bad = False  # whether any report was bad
 
     def _say(self, line: str) -> None:
         if self._prints and self._terminal is not None:

@@ -103,14 +103,10 @@ CapabilityTable = dict[CapabilityKey, CapabilityCell]
 
 
 class CapabilityReader:
-    """Takes a run job by job, and keeps the table of each backend.
-
-    Attributes:
-        tables: By the name of the backend; empty for a run without tagged tests.
-    """
+    """Takes a run job by job, and keeps the table of each backend."""
 
     def __init__(self) -> None:
-        self.tables: dict[str, CapabilityTable] = {}
+        self.tables: dict[str, CapabilityTable] = {}  # by the name of the backend; empty for a run without tagged tests
 
     def add(self, suite: CellSuite) -> None:
         """Take a job."""

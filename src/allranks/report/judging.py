@@ -295,15 +295,11 @@ def _still_bad(test: TestVerdict, then: str) -> TestVerdict:
 
 
 class _Past:
-    """The failures in earlier attempts, in order; an end by Ctrl-C is not a failure.
-
-    Attributes:
-        bad: The attempts in which a test went wrong, by node id.
-        unsettled: The last bad verdicts of tests that have not run and ended well since.
-    """
+    """The failures in earlier attempts, in order; an end by Ctrl-C is not a failure."""
 
     def __init__(self, attempts: Sequence[Attempt], setting: VerdictPolicy) -> None:
-        self.bad: dict[str, tuple[EarlierAttempt, ...]] = {}
+        self.bad: dict[str, tuple[EarlierAttempt, ...]] = {}  # the attempts in which a test went wrong, by node id
+        # The last bad verdicts of tests that have not run and ended well since.
         self.unsettled: dict[str, TestVerdict] = {}
         for attempt in attempts:
             error = attempt.record.error if attempt.record else None

@@ -94,16 +94,11 @@ class SuiteHead:
 
 
 class JUnitDocument(ABC):
-    """A file that is being written, suite by suite.
-
-    Attributes:
-        has_cases: True if it has a testcase.
-        size: Bytes that the file would have if it ended here, at most.
-    """
+    """A file that is being written, suite by suite."""
 
     def __init__(self, path: Path) -> None:
-        self.has_cases = False
-        self.size = 0
+        self.has_cases = False  # True if it has a testcase
+        self.size = 0  # bytes that the file would have if it ended here, at most
         self._file = fresh(path).open("w+b")
         self._all, self._suite = Tally(), Tally()
 

@@ -94,16 +94,11 @@ class RankCourse:
 
 
 class CourseReader:
-    """Collects the courses of the tests in a journal that went wrong, and the tags of all that have some.
-
-    Attributes:
-        found: By the node id of reports.
-        tags: Likewise.
-    """
+    """Collects the courses of the tests in a journal that went wrong, and the tags of all that have some."""
 
     def __init__(self) -> None:
-        self.found: dict[str, RankCourse] = {}
-        self.tags: dict[str, Mapping[str, str]] = {}
+        self.found: dict[str, RankCourse] = {}  # by the node id of reports
+        self.tags: dict[str, Mapping[str, str]] = {}  # likewise
         self._room = MOST_BYTES
         self._began: dict[str, float] = {}
 

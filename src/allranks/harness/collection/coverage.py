@@ -52,17 +52,13 @@ _DEFAULTS: Final[Mapping[str, str]] = {
 
 
 class Measurement:
-    """Runs pytest-cov in a job, if the user asked for it.
-
-    Attributes:
-        is_asked_for: Whether the user asked for coverage.
-    """
+    """Runs pytest-cov in a job, if the user asked for it."""
 
     def __init__(self, config: AgentConfig, folders: Folders) -> None:
         self._config = config
         self._folder = folders.results / COVERAGE
         self._earlier = folders.results / EARLIER_COVERAGE
-        self.is_asked_for = False
+        self.is_asked_for = False  # whether the user asked for coverage
 
     def begin(self, early_config: pytest.Config) -> None:
         """Set the path of the data file before anything is measured."""

@@ -115,9 +115,6 @@ class DriverAccount:
     Ranks that ended the test keep their outcomes, and errors of the launching process itself go to rank 0. Ranks that
     did not end it, because the launching process did not get that far, get its outcome; if it started none, the ranks
     of the cell do.
-
-    Attributes:
-        found_port_in_use: Whether the last step failed because of that.
     """
 
     def __init__(self, journal: Journal, config: AgentConfig) -> None:
@@ -126,7 +123,7 @@ class DriverAccount:
         self._mixed_skip = config.mixed_skip
         self._open: dict[str, set[int]] = {}
         self._sizes: dict[str, int] = {}
-        self.found_port_in_use = False
+        self.found_port_in_use = False  # whether the last step failed because of that
 
     def settle(self, gang: Gang, nodeid: str, step: Step) -> bool:
         """Report one step of the driver under a test, empty if it only tore down; returns whether the test is bad."""

@@ -231,10 +231,6 @@ class _LaunchedRanks(LocalRanks):
         results: Folder of their files.
         mark: A variable, as ``NAME=value``, that only these ranks and their children have.
         stacks: Their stack files, created before the fork.
-
-    Attributes:
-        excuse: Decides which exits the test expects.
-        excused: The exit status of each rank that ended so.
     """
 
     def __init__(
@@ -243,8 +239,8 @@ class _LaunchedRanks(LocalRanks):
         super().__init__(processes, results, self._left_by, stacks=stacks)
         self._mark = mark
         self.nodeid = ""
-        self.excuse: Excuse = excuse_nothing
-        self.excused: dict[int, int] = {}
+        self.excuse: Excuse = excuse_nothing  # decides which exits the test expects
+        self.excused: dict[int, int] = {}  # the exit status of each rank that ended so
 
     def exit_status(self, rank: int) -> int | None:
         """See :meth:`Launch.exit_status`; the gang still has to reap the process."""

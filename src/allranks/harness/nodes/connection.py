@@ -36,11 +36,7 @@ class ConnectionLostError(Exception):
 
 
 class NodeConnection:
-    """One end of a connection; it owns the connected socket.
-
-    Attributes:
-        ended: Why no more messages can arrive, as in "is gone"; empty while they can.
-    """
+    """One end of a connection; it owns the connected socket."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -49,7 +45,7 @@ class NodeConnection:
         self._socket = connection
         self._limit = GREETING_LIMIT
         self._rest = bytearray()
-        self.ended = ""
+        self.ended = ""  # why no more messages can arrive, as in "is gone"; empty while they can
 
     def trust(self) -> None:
         """Accept longer messages: the other side has proven itself."""

@@ -33,14 +33,11 @@ class FollowerLink:
 
     Args:
         silence: Seconds that the agent may take to answer.
-
-    Attributes:
-        lost: Why the agent is lost, as in "is gone"; empty as long as it answers.
     """
 
     def __init__(self, node: int, connection: NodeConnection, silence: float) -> None:
         self.node = node
-        self.lost = ""
+        self.lost = ""  # why the agent is lost, as in "is gone"; empty as long as it answers
         self._connection = connection
         self._silence = silence
         self._timer = Timer(silence / _BEATS)

@@ -27,15 +27,11 @@ _FIRST_RETRY, _LAST_RETRY = 0.05, 1.0
 
 
 class NodesError(Exception):
-    """The agents of a job cannot work together.
-
-    Attributes:
-        text: Further details; may be empty.
-    """
+    """The agents of a job cannot work together."""
 
     def __init__(self, message: str, text: str = "") -> None:
         super().__init__(message)
-        self.text = text
+        self.text = text  # further details; may be empty
 
 
 @dataclass(frozen=True, eq=False)
