@@ -30,19 +30,13 @@ _CREDENTIALS: Final = struct.Struct("3i")
 
 @dataclass(frozen=True, kw_only=True)
 class RunTest:
-    """Run the test at `index`; `following` is the gang's next test, None when this is its last.
-
-    Attributes:
-        nodeid: Its node id; a rank refuses if its own test at that index has another one.
-        seed: The seed of every rank.
-        skew: How ranks are delayed.
-    """
+    """Run the test at `index`; `following` is the gang's next test, None when this is its last."""
 
     index: int
-    nodeid: str
+    nodeid: str  # its node id; a rank refuses if its own test at that index has another one
     following: int | None
-    seed: int = 0
-    skew: str = OFF
+    seed: int = 0  # the seed of every rank
+    skew: str = OFF  # how ranks are delayed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,115 +45,75 @@ class End:
 
     A rank that is not condemned reports after tear-down and exits at the second command of this kind: until then its
     peers may need what it holds, such as the server of a store.
-
-    Attributes:
-        is_condemned: A bad outcome has ended this gang: any later failure is its consequence.
     """
 
-    is_condemned: bool
+    is_condemned: bool  # a bad outcome has ended this gang: any later failure is its consequence
 
 
 @dataclass(frozen=True, kw_only=True)
 class Leaving:
-    """A rank's main thread is about to end its process.
+    """A rank's main thread is about to end its process."""
 
-    Attributes:
-        status: The exit status.
-        reason: The reason of the skip that it stands for, in the words of the installed torch; empty if it is none.
-    """
-
-    status: int
+    status: int  # the exit status
+    # The reason of the skip that it stands for, in the words of the installed torch; empty if it is none.
     reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChildStarted:
-    """A rank has started a process.
+    """A rank has started a process."""
 
-    Attributes:
-        pid: Its process id.
-        name: What the report calls it.
-    """
-
-    pid: int
-    name: str
+    pid: int  # its process id
+    name: str  # what the report calls it
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchedEnd:
-    """A driver's report on a rank that its test has started.
+    """A driver's report on a rank that its test has started."""
 
-    Attributes:
-        record: The line of a :class:`~allranks.records.Passed` or :class:`~allranks.records.RankEnded`.
-    """
-
-    record: str
+    record: str  # the line of a :class:`~allranks.records.Passed` or :class:`~allranks.records.RankEnded`
 
 
 @dataclass(frozen=True, kw_only=True)
 class DriverSays:
-    """A driver's report on its test, apart from the ranks' ends.
+    """A driver's report on its test, apart from the ranks' ends."""
 
-    Attributes:
-        released: The number of ranks that start the test now.
-        repeats: The phase of this name only repeats what ranks have reported.
-        shares_outcome: Its ranks are threads, which share one outcome.
-        hidden: An error that pytest does not show.
-        printed: A line that rank `rank` has just printed.
-    """
-
-    released: int | None = None
-    repeats: str = ""
-    shares_outcome: bool = False
-    hidden: Phase | None = None
-    printed: str | None = None
+    released: int | None = None  # the number of ranks that start the test now
+    repeats: str = ""  # the phase of this name only repeats what ranks have reported
+    shares_outcome: bool = False  # its ranks are threads, which share one outcome
+    hidden: Phase | None = None  # an error that pytest does not show
+    printed: str | None = None  # a line that rank `rank` has just printed
     rank: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A rank's report: it is ready for tests, has run one, has torn down, or has news within a step.
+    """A rank's report: it is ready for tests, has run one, has torn down, or has news within a step."""
 
-    Attributes:
-        nodeid: The test; empty for a start and an end.
-        outcome: The step's outcome on this rank; passed for a start or an end without trouble.
-        message: One line on a bad outcome.
-        phases: Those that have ended since the last report; plain passes travel with the next report.
-        goes_on: The step has not ended yet.
-        early_skip: The test was skipped where no peer can wait in it: before its call, or by the only rank. The only
-            rank also sets it after an expected failure, which no peer was in.
-        changed: Names of the state that the test left changed, and that has been restored.
-        is_spoilt: Not all of it could be restored: the rank has left the gang's process group, or made one.
-        imported: With the last report: modules to import once for all later ranks.
-        is_symptom: The failure here is that a peer did not arrive, or was gone: see
-            :mod:`allranks.harness.ranks.reports`.
-        launched: From a driver: the end of a rank of its test.
-        driver: From a driver: anything else about its test.
-        leaving: The process is about to end.
-        started: A process that the rank has started.
-        is_debugging: A debugger has just taken the rank, or let go of it; None for no change.
-        calls: With the end of a test, what the rank called in its process groups, in JSON: see
-            :mod:`allranks.harness.gangs.unmatched_calls`.
-        skipped_subtests: With the end of a test that passed: which of its subtests were skipped, in words that are
-            equal on all ranks up to the first colon, and the reason of the first; empty for none.
-    """
-
-    outcome: Outcome = Outcome.PASSED
-    nodeid: str = ""
-    message: str = ""
+    outcome: Outcome = Outcome.PASSED  # the step's outcome on this rank; passed for a start or an end without trouble
+    nodeid: str = ""  # the test; empty for a start and an end
+    message: str = ""  # one line on a bad outcome
+    # Those that have ended since the last report; plain passes travel with the next report.
     phases: tuple[Phase, ...] = ()
-    goes_on: bool = False
+    goes_on: bool = False  # the step has not ended yet
+    # The test was skipped where no peer can wait in it: before its call, or by the only rank. The only rank also sets
+    # it after an expected failure, which no peer was in.
     early_skip: bool = False
-    changed: tuple[str, ...] = ()
-    is_spoilt: bool = False
+    changed: tuple[str, ...] = ()  # names of the state that the test left changed, and that has been restored
+    is_spoilt: bool = False  # not all of it could be restored: the rank has left the gang's process group, or made one
+    # The failure here is that a peer did not arrive, or was gone: see :mod:`allranks.harness.ranks.reports`.
     is_symptom: bool = False
-    imported: tuple[str, ...] = ()
-    launched: LaunchedEnd | None = None
-    driver: DriverSays | None = None
-    leaving: Leaving | None = None
-    started: ChildStarted | None = None
-    is_debugging: bool | None = None
+    imported: tuple[str, ...] = ()  # with the last report: modules to import once for all later ranks
+    launched: LaunchedEnd | None = None  # from a driver: the end of a rank of its test
+    driver: DriverSays | None = None  # from a driver: anything else about its test
+    leaving: Leaving | None = None  # the process is about to end
+    started: ChildStarted | None = None  # a process that the rank has started
+    is_debugging: bool | None = None  # a debugger has just taken the rank, or let go of it; None for no change
+    # With the end of a test, what the rank called in its process groups, in JSON: see
+    # :mod:`allranks.harness.gangs.unmatched_calls`.
     calls: str = ""
+    # With the end of a test that passed: which of its subtests were skipped, in words that are equal on all ranks up to
+    # the first colon, and the reason of the first; empty for none.
     skipped_subtests: str = ""
 
     @property

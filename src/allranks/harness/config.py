@@ -30,158 +30,100 @@ EARLIER_COVERAGE = "coverage-before"
 
 @dataclass(frozen=True, kw_only=True)
 class TimeLimits:
-    """Seconds, each limit inside the next.
+    """Seconds, each limit inside the next."""
 
-    Attributes:
-        process_group: Time limit of the operations of the cell's process group.
-        test: From the release of a test to the report of its last rank.
-        job: From the job's turn (the agent has imported and collected, maybe long before) to the agent's end.
-        peer_grace: For the peers of the first bad rank to end by themselves.
-        assembly: With several nodes, from the leading agent's start to the last other agent's arrival, and again from
-            the leader's collection to the last other agent's.
-        silence: With several nodes, for an agent's answer before the agent counts as lost.
-        gpu_check: For all GPUs of a job together to compute something; a first context takes a second or two.
-    """
-
-    process_group: float
-    test: float
-    job: float
-    peer_grace: float
+    process_group: float  # time limit of the operations of the cell's process group
+    test: float  # from the release of a test to the report of its last rank
+    job: float  # from the job's turn (the agent has imported and collected, maybe long before) to the agent's end
+    peer_grace: float  # for the peers of the first bad rank to end by themselves
+    # With several nodes, from the leading agent's start to the last other agent's arrival, and again from the leader's
+    # collection to the last other agent's.
     assembly: float = 120.0
-    silence: float = 20.0
+    silence: float = 20.0  # with several nodes, for an agent's answer before the agent counts as lost
+    # For all GPUs of a job together to compute something; a first context takes a second or two.
     gpu_check: float = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeConfig:
-    """The place of one agent among those of a job on several nodes.
+    """The place of one agent among those of a job on several nodes."""
 
-    Attributes:
-        node: Its node, from 0; node 0 leads.
-        leader: Where the leading agent listens: a host's name or address.
-        port: Its port there.
-        token: The secret by which the agents of this job recognise each other; only the config files contain it.
-    """
-
-    node: int
-    leader: str
-    port: int
+    node: int  # its node, from 0; node 0 leads
+    leader: str  # where the leading agent listens: a host's name or address
+    port: int  # its port there
+    # The secret by which the agents of this job recognise each other; only the config files contain it.
     token: str = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobShard:
-    """This job's part of the suite's tests, where several jobs share the suite.
+    """This job's part of the suite's tests, where several jobs share the suite."""
 
-    Attributes:
-        number: From 1.
-        count: The number of jobs.
-        seconds: Earlier durations of tests, by node id: the same for all of these jobs.
-    """
-
-    number: int
-    count: int
+    number: int  # from 1
+    count: int  # the number of jobs
+    # Earlier durations of tests, by node id: the same for all of these jobs.
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuToCheck:
-    """A GPU to test with a small computation before the job runs.
+    """A GPU to test with a small computation before the job runs."""
 
-    Attributes:
-        gpu: Its id.
-        visible: The value of CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES that shows this GPU alone.
-        name: Its name in messages.
-    """
-
-    gpu: str
-    visible: str
-    name: str
+    gpu: str  # its id
+    visible: str  # the value of CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES that shows this GPU alone
+    name: str  # its name in messages
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stress:
-    """How a job repeats its tests.
+    """How a job repeats its tests."""
 
-    Attributes:
-        count: Repetitions of each test; None for no limit.
-        seconds: How long repetitions may begin, from the first on; None for no limit.
-        replay: The seed of every repetition; None to derive them from the job's.
-        skew: How ranks are delayed.
-        network: How connections between nodes are disturbed.
-        beside: Tests that start their ranks are also repeated under torch's own runner.
-    """
-
-    count: int | None = None
-    seconds: float | None = None
-    replay: int | None = None
-    skew: str = OFF
-    network: str = OFF
-    beside: bool = False
+    count: int | None = None  # repetitions of each test; None for no limit
+    seconds: float | None = None  # how long repetitions may begin, from the first on; None for no limit
+    replay: int | None = None  # the seed of every repetition; None to derive them from the job's
+    skew: str = OFF  # how ranks are delayed
+    network: str = OFF  # how connections between nodes are disturbed
+    beside: bool = False  # tests that start their ranks are also repeated under torch's own runner
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig:
-    """One job as its agent sees it.
+    """One job as its agent sees it."""
 
-    Attributes:
-        cell: The cell's id, for the report.
-        suite: The suite's name, for the report; with the shard's number where the suite is shared.
-        paths: The suite's files and folders, relative to the code folder.
-        ignored: Files and folders below these paths that are not collected.
-        gpu_count: GPUs that the cell asks for, over all nodes.
-        isolation: How long a gang lives.
-        limits: Time limits.
-        seed: The seeds of all tests derive from it.
-        pytest_args: Arguments for pytest, after the suite's paths.
-        master_addr: The address of the ranks' rendezvous.
-        mixed_skip: Node ids (``fnmatch`` patterns) of tests that some ranks may skip alone.
-        nodes: How many nodes the ranks are spread over, in blocks.
-        overlap: How many launcher tests may run at a time; under `stress`, how many gangs.
-        test_groups: By name, the node ids (``fnmatch`` patterns) of launcher tests that never overlap one another.
-        process_group: Whether the cell's process group is made for every test; None to decide by the test.
-        launches_ranks: Tests start ranks themselves, as many as the cell has: one process runs each test.
-        post: This agent's place among those of the nodes, set by the engine; None for a single node.
-        share: None where this job runs the whole suite.
-        only: Node ids of the tests that an attempt runs again; None to run all collected tests.
-        shuffle: The seed of the tests' random order; None for the order of collection.
-        torch: The torch version that the cell asks for; empty for any.
-        check_gpus: The GPUs that this agent checks first; empty if that was done, or another agent does it.
-        gpu_device: torch's name of the type of these devices.
-        pdb_rank: The rank to debug; None for none.
-        pdb_terminal: The path of the debugger's terminal.
-        stress: How tests are repeated; None to run each once.
-    """
-
-    cell: str
-    suite: str
-    paths: tuple[str, ...]
+    cell: str  # the cell's id, for the report
+    suite: str  # the suite's name, for the report; with the shard's number where the suite is shared
+    paths: tuple[str, ...]  # the suite's files and folders, relative to the code folder
     backend: str
     world_size: int
-    gpu_count: int
+    gpu_count: int  # GPUs that the cell asks for, over all nodes
     init_method: str
-    isolation: Isolation
-    limits: TimeLimits
-    seed: int
-    ignored: tuple[str, ...] = ()
-    pytest_args: tuple[str, ...] = ()
-    master_addr: str = "127.0.0.1"
-    mixed_skip: tuple[str, ...] = ()
-    nodes: int = 1
-    overlap: int = 1
+    isolation: Isolation  # how long a gang lives
+    limits: TimeLimits  # time limits
+    seed: int  # the seeds of all tests derive from it
+    ignored: tuple[str, ...] = ()  # files and folders below these paths that are not collected
+    pytest_args: tuple[str, ...] = ()  # arguments for pytest, after the suite's paths
+    master_addr: str = "127.0.0.1"  # the address of the ranks' rendezvous
+    mixed_skip: tuple[str, ...] = ()  # Node ids (``fnmatch`` patterns) of tests that some ranks may skip alone
+    nodes: int = 1  # how many nodes the ranks are spread over, in blocks
+    overlap: int = 1  # how many launcher tests may run at a time; under `stress`, how many gangs
+    # By name, the node ids (``fnmatch`` patterns) of launcher tests that never overlap one another.
     test_groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    # Whether the cell's process group is made for every test; None to decide by the test.
     process_group: bool | None = None
-    launches_ranks: bool = False
+    launches_ranks: bool = False  # tests start ranks themselves, as many as the cell has: one process runs each test
+    # This agent's place among those of the nodes, set by the engine; None for a single node.
     post: NodeConfig | None = None
-    share: JobShard | None = None
+    share: JobShard | None = None  # None where this job runs the whole suite
+    # Node ids of the tests that an attempt runs again; None to run all collected tests.
     only: tuple[str, ...] | None = None
-    shuffle: int | None = None
-    torch: str = ""
+    shuffle: int | None = None  # the seed of the tests' random order; None for the order of collection
+    torch: str = ""  # the torch version that the cell asks for; empty for any
+    # The GPUs that this agent checks first; empty if that was done, or another agent does it.
     check_gpus: tuple[GpuToCheck, ...] = ()
-    gpu_device: str = "cuda"
-    pdb_rank: int | None = None
-    pdb_terminal: str = ""
-    stress: Stress | None = None
+    gpu_device: str = "cuda"  # torch's name of the type of these devices
+    pdb_rank: int | None = None  # the rank to debug; None for none
+    pdb_terminal: str = ""  # the path of the debugger's terminal
+    stress: Stress | None = None  # how tests are repeated; None to run each once
 
     @property
     def node(self) -> int:
@@ -269,14 +211,8 @@ def seed_of_repetition(own: int, number: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Folders:
-    """The folders of a job.
+    """The folders of a job."""
 
-    Attributes:
-        code: The base of the suite's paths.
-        results: Files that outlive the job.
-        shared: Scratch space that all ranks see.
-    """
-
-    code: Path
-    results: Path
-    shared: Path
+    code: Path  # the base of the suite's paths
+    results: Path  # files that outlive the job
+    shared: Path  # scratch space that all ranks see

@@ -40,34 +40,24 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """The files of one attempt at a job, or a folder of rank XML from elsewhere.
-
-    Attributes:
-        folder: The folder of the files, relative to the merged folder; empty if there are no attempts.
-        number: None for a folder that has no attempts.
-        problem: Why job.json cannot be read; empty if it can, or if there is none.
-        strays: Files named like rank files that are not read: not regular, outside the results folder, or renamed.
-        changed: A journal or rank XML that differs from what allranks wrote.
-        earlier: The attempts at the same job before this one, oldest first.
-        mixed: Ids of other runs that left results of the same job.
-        world_size: From the cell's id or the manifest, without reading the files; None if neither states it.
-        notes: Sentences on how it was found, without their full stops.
-        base: The attempt that this one continues: this one reran a part of the job, and that one has the other tests.
-    """
+    """The files of one attempt at a job, or a folder of rank XML from elsewhere."""
 
     cell: str
     suite: str
     files: tuple[Path, ...]
-    folder: str = ""
-    number: int | None = None
+    folder: str = ""  # the folder of the files, relative to the merged folder; empty if there are no attempts
+    number: int | None = None  # None for a folder that has no attempts
     record: JobRecord | None = None
-    problem: str = ""
+    problem: str = ""  # why job.json cannot be read; empty if it can, or if there is none
+    # Files named like rank files that are not read: not regular, outside the results folder, or renamed.
     strays: tuple[Path, ...] = ()
-    changed: tuple[Path, ...] = ()
-    earlier: tuple["Attempt", ...] = ()
-    mixed: tuple[str, ...] = ()
+    changed: tuple[Path, ...] = ()  # a journal or rank XML that differs from what allranks wrote
+    earlier: tuple["Attempt", ...] = ()  # the attempts at the same job before this one, oldest first
+    mixed: tuple[str, ...] = ()  # ids of other runs that left results of the same job
+    # From the cell's id or the manifest, without reading the files; None if neither states it.
     world_size: int | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # sentences on how it was found, without their full stops
+    # The attempt that this one continues: this one reran a part of the job, and that one has the other tests.
     base: "Attempt | None" = None
 
 

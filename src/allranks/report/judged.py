@@ -93,7 +93,7 @@ class JobSummary:
     notes: tuple[str, ...] = ()  # sentences about the job, without their full stops
     started: float | None = None  # seconds since the epoch
     elapsed: float | None = None  # seconds from the job's start to its end
-    share: Share | None = None  # none for a whole suite
+    share: Share | None = None  # None for a whole suite
     seed: int | None = None  # the number that the seeds of its tests derive from
     # How tests have fared that were repeated, by node id.
     repeated: Mapping[str, RepetitionTally] = field(default_factory=dict)

@@ -25,19 +25,14 @@ _NodeIds = tuple[_NodeId, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedJob:
-    """A job that a manifest announces.
-
-    Attributes:
-        pytest_args: The run's arguments to pytest, which follow those of the suite.
-        pack: The pack of a plan for several machines that it is in; empty for none.
-    """
+    """A job that a manifest announces."""
 
     id: str = ""
     cell: _Id
     suite: _Id
     image: str = ""
-    pytest_args: tuple[str, ...] = ()
-    pack: str = ""
+    pytest_args: tuple[str, ...] = ()  # the run's arguments to pytest, which follow those of the suite
+    pack: str = ""  # the pack of a plan for several machines that it is in; empty for none
 
     @property
     def place(self) -> tuple[str, str]:
@@ -47,16 +42,11 @@ class PlannedJob:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgingPolicy:
-    """How the results of a run are judged.
+    """How the results of a run are judged."""
 
-    Attributes:
-        skip: The policy of the matrix file; None if the user has set none.
-        mixed_skip: Patterns of tests that some ranks may skip while others run them.
-        baseline: The number of tests executed in a good run, by cell and suite.
-    """
-
-    skip: SkipPolicy | None = None
-    mixed_skip: tuple[str, ...] = ()
+    skip: SkipPolicy | None = None  # the policy of the matrix file; None if the user has set none
+    mixed_skip: tuple[str, ...] = ()  # patterns of tests that some ranks may skip while others run them
+    # The number of tests executed in a good run, by cell and suite.
     baseline: Mapping[_Id, Mapping[_Id, int]] = field(default_factory=dict)
 
 
@@ -71,40 +61,30 @@ class DroppedCells:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """run.json: the plan of a run.
-
-    Attributes:
-        allranks: The version that began the run.
-        started: When it began, in ISO 8601.
-        matrix: The name of the matrix file.
-        folder: Its folder in the repository, which paths of tests are relative to; empty for the repository's root, or
-            if there is none.
-        cells: For each cell id its value on each axis.
-    """
+    """run.json: the plan of a run."""
 
     run_id: str
-    allranks: str = ""
+    allranks: str = ""  # the version that began the run
     python: str = ""
-    started: str = ""
+    started: str = ""  # when it began, in ISO 8601
     seed: Annotated[int, range(-(2**63), 2**63)] = 0
     command: str = ""
-    matrix: str = ""
+    matrix: str = ""  # the name of the matrix file
+    # Its folder in the repository, which paths of tests are relative to; empty for the repository's root, or if there
+    # is none.
     folder: str = ""
     policy: JudgingPolicy = field(default_factory=JudgingPolicy)
     dropped: tuple[DroppedCells, ...] = ()
+    # For each cell id its value on each axis.
     cells: Mapping[_Id, Mapping[Annotated[str, str], str | int]] = field(default_factory=dict)
     jobs: tuple[PlannedJob, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobError:
-    """Why a job did not do all its work.
+    """Why a job did not do all its work."""
 
-    Attributes:
-        kind: ``infrastructure``, ``timeout``, ``interrupted``, ``stopped``, ``collection``, ``usage`` or ``agent``.
-    """
-
-    kind: str
+    kind: str  # ``infrastructure``, ``timeout``, ``interrupted``, ``stopped``, ``collection``, ``usage`` or ``agent``
     what: str
     why: str = ""
     remedy: str = ""
@@ -123,46 +103,33 @@ class JobError:
 
 @dataclass(frozen=True, kw_only=True)
 class JobRecord:
-    """job.json: the course of one attempt at a job.
-
-    Attributes:
-        run_id: The run that it belongs to; empty if the file does not state it.
-        continues: The number of the attempt that this one continues, if it reran a part of the job; else 0.
-        image: The image of its containers; empty if there were none.
-        spec: The request to the engine, for people; None if it could not be built.
-        exit_status: The leading agent's; None if unknown.
-        started: Seconds since the epoch.
-        collected: Node ids; None if the collection never ended.
-        not_run: Node ids that did not run because the job was stopped, for ``stop_reason``.
-        notes: Sentences about the job, without their full stops.
-        repeated: How its tests have fared that it repeated.
-        share: None if the job had the whole suite.
-        rank_files: Digests of the journal and of the rank XML that was generated from it, by file name.
-    """
+    """job.json: the course of one attempt at a job."""
 
     id: str = ""
-    run_id: str = ""
+    run_id: str = ""  # the run that it belongs to; empty if the file does not state it
     cell: _Id = ""
     suite: _Id = ""
     attempt: int = 1
-    continues: int = 0
+    continues: int = 0  # the number of the attempt that this one continues, if it reran a part of the job; else 0
     engine: str = ""
-    image: str = ""
-    spec: Mapping[str, Any] | None = None
+    image: str = ""  # the image of its containers; empty if there were none
+    spec: Mapping[str, Any] | None = None  # the request to the engine, for people; None if it could not be built
     gpus: tuple[str, ...] = ()
     world_size: Annotated[int, range(1, MOST_RANKS + 1)]
     nodes: int = 1
-    exit_status: Annotated[int, range(-(2**31), 2**31)] | None = None
+    exit_status: Annotated[int, range(-(2**31), 2**31)] | None = None  # the leading agent's; None if unknown
     error: JobError | None = None
-    started: float | None = None
+    started: float | None = None  # seconds since the epoch
     finished: float | None = None
-    collected: _NodeIds | None = None
+    collected: _NodeIds | None = None  # Node ids; None if the collection never ended
     deselected: int = 0
-    not_run: _NodeIds = ()
+    not_run: _NodeIds = ()  # Node ids that did not run because the job was stopped, for ``stop_reason``
     stop_reason: str = ""
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # sentences about the job, without their full stops
+    # How its tests have fared that it repeated.
     repeated: Mapping[_NodeId, RepetitionTally] = field(default_factory=dict)
-    share: Share | None = None
+    share: Share | None = None  # None if the job had the whole suite
+    # Digests of the journal and of the rank XML that was generated from it, by file name.
     rank_files: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -29,18 +29,6 @@ class JobAttempt:
             cores free          agent ended
 
     On standby its agent imports torch and collects; while it closes, its results are copied and recorded.
-
-    Attributes:
-        lease: Its GPUs, until it is closed.
-        spec: The request to the engine; None if it could not be made, for the reason in `error`.
-        adopted: The job, if an earlier orchestrator has started it.
-        running: None if the job has not been started, or could not be.
-        fault: Why its further reports are ignored.
-        cancelled: The reason for its cancellation; None without one.
-        began: When it left standby, on the monotonic clock.
-        started: When it left standby, in seconds since the epoch.
-        rank_files: Digests of its journal and its rank XML.
-        left: What would have to run again, known when it is closed; None if all is well.
     """
 
     run_id: str
@@ -48,21 +36,21 @@ class JobAttempt:
     task: Task
     number: int
     folder: Path
-    lease: Lease
+    lease: Lease  # its GPUs, until it is closed
     again: Again = WHOLE
-    spec: JobSpec | None = None
+    spec: JobSpec | None = None  # the request to the engine; None if it could not be made, for the reason in `error`
     error: JobError | None = None
-    adopted: AbstractContextManager[RunningJob] | None = None
-    running: RunningJob | None = None
+    adopted: AbstractContextManager[RunningJob] | None = None  # the job, if an earlier orchestrator has started it
+    running: RunningJob | None = None  # None if the job has not been started, or could not be
     ending: JobExit = _UNKNOWN_EXIT
     facts: JobFacts = field(default_factory=JobFacts)
-    fault: JobError | None = None
-    cancelled: JobError | None = None
+    fault: JobError | None = None  # why its further reports are ignored
+    cancelled: JobError | None = None  # the reason for its cancellation; None without one
     state: Literal["standby", "running", "closing"] = "standby"
-    began: float = 0.0
-    started: float = field(default_factory=time.time)
-    left: Again | None = None
-    rank_files: Mapping[str, str] = field(default_factory=dict)
+    began: float = 0.0  # when it left standby, on the monotonic clock
+    started: float = field(default_factory=time.time)  # when it left standby, in seconds since the epoch
+    left: Again | None = None  # what would have to run again, known when it is closed; None if all is well
+    rank_files: Mapping[str, str] = field(default_factory=dict)  # digests of its journal and its rank XML
     thread: threading.Thread = field(init=False)
     _may_run: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
