@@ -54,6 +54,7 @@ IN_CONTAINERS = (
     "skip_while_peer_passes",
     "skip_while_peer_waits",
     "time_limit_of_the_job",
+    "xfail_while_peer_waits",
 )
 """The third that is run in containers each time; the soak runs all of them."""
 
