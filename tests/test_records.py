@@ -95,6 +95,8 @@ def spoiled(value):
         return [str(value), True, [value], {}, 1e13, -1e13]
     if isinstance(value, str):
         return [0, 1.5, True, [value], {value: value}]
+    if isinstance(value, dict):  # fields may have defaults, so {} may stand for it
+        return [0, "", True, [], [value], {"unknown": 1}]
     return [0, "", "text", True, {}, [[]], [None], [{"unknown": 1}]]
 
 
