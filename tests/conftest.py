@@ -30,7 +30,7 @@ from allranks.harness.config import AgentConfig
 pytest.register_assert_rewrite("allranks.engine_contract")
 
 # A busy machine is not a failing test: nothing here is judged by its time.
-settings.register_profile("allranks", deadline=None)
+settings.register_profile("allranks", deadline=None, max_examples=50)
 settings.load_profile("allranks")
 
 # A shell that starts the tests in the background ignores SIGINT for them, and for all that they start.

@@ -21,6 +21,8 @@ LIMIT = os.environ.get("ALLRANKS_CONFORMANCE_LIMIT", "30")
 
 ENGINES = os.environ.get("ALLRANKS_CONFORMANCE_ENGINES", "process").split()
 
+WORLD_SIZES = "2,4" if WANTED == ["all"] else "2"
+
 CASES = {
     "wrong_sum": ("test_all_reduce and test_sum", {"all_reduce, int32": Capability.WRONG}),
     "lost_dtype": ("test_broadcast and test_every", {"broadcast, float64": Capability.WRONG}),
@@ -48,7 +50,7 @@ def states_of(tmp_path, monkeypatch, module, tests, engine):
     backend, imports = ("planted", ["--import", f"planted.{module}"]) if module else ("gloo", [])
     limit = "10" if module == "hanging_barrier" else LIMIT
     where = ["--engine", engine, "--time-limit", limit, "--results", str(tmp_path)]
-    code = main(["conformance", "--backend", backend, *imports, "--world-size", "2,4", *where, "-k", tests])
+    code = main(["conformance", "--backend", backend, *imports, "--world-size", WORLD_SIZES, *where, "-k", tests])
     table = from_document(json.loads((tmp_path / "latest" / "conformance.json").read_text()))[backend]
     return code, {key.name: cell.state for key, cell in table.items()}
 
