@@ -3,7 +3,7 @@
 import argparse
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 
 from allranks.commands.command_parser import CommandParser, OptionGroup, one_of
@@ -54,7 +54,8 @@ def _add_end(group: OptionGroup) -> None:
     add_gangs(group)
     add_skew(group)
     meaning = "disturb connections between nodes in containers: light or heavy, as drawn; or 0-1:late:20ms,0-1:cut,..."
-    group.add_argument("--network", type=_network, default=OFF, metavar="HOW", help=meaning)
+    named = _level_or(NETWORK_LEVELS, lambda text: network_of(named_disturbances(text)))
+    group.add_argument("--network", type=named, default=OFF, metavar="HOW", help=meaning)
     add_seed(group)
     meaning = "also repeat tests that start their ranks with torch's own runner, and compare the rates"
     group.add_argument("--beside", type=one_of(["torch"]), metavar="torch", help=meaning)
@@ -71,7 +72,8 @@ def add_gangs(group: OptionGroup) -> None:
 def add_skew(group: OptionGroup) -> None:
     """Declare the option for delays of ranks."""
     meaning = "delay calls of ranks: light (up to 20 ms) or heavy (0.5 s), as drawn; or RANK:before:CALL:40ms,..."
-    group.add_argument("--skew", type=_skew, default=OFF, metavar="HOW", help=meaning)
+    named = _level_or(LEVELS, lambda text: skew_of(delays_of(text)))
+    group.add_argument("--skew", type=named, default=OFF, metavar="HOW", help=meaning)
 
 
 def _stress(options: argparse.Namespace) -> ExitCode:
@@ -157,17 +159,17 @@ def _seed(text: str) -> int:
     return found
 
 
-def _skew(text: str) -> str:
-    """Parse a level, or delays that are named one by one.
+def _level_or(levels: Container[str], named: Callable[[str], str]) -> Callable[[str], str]:
+    """A parser of a level, or of what is named one by one, which ends in a ValueError for a text that is neither."""
 
-    Raises:
-        argparse.ArgumentTypeError: The text is neither.
-    """
-    try:
-        return text if text in LEVELS else skew_of(delays_of(text))
-    except ValueError as error:
-        msg = f"{error}; or off, light or heavy"
-        raise argparse.ArgumentTypeError(msg) from error
+    def parse(text: str) -> str:
+        try:
+            return text if text in levels else named(text)
+        except ValueError as error:
+            msg = f"{error}; or off, light or heavy"
+            raise argparse.ArgumentTypeError(msg) from error
+
+    return parse
 
 
 def _see_to_network(options: argparse.Namespace, jobs: Sequence[Job]) -> None:
@@ -189,19 +191,6 @@ def _see_to_network(options: argparse.Namespace, jobs: Sequence[Job]) -> None:
     if lacking := [job.cell for job in jobs if job.cell.nodes < needed]:
         msg = f"--network disturbs connections between nodes, and the cell {lacking[0].id} has {lacking[0].nodes}."
         raise UsageError(msg, remedy=f"Select cells with {needed} nodes: --where 'nodes >= {needed}'.")
-
-
-def _network(text: str) -> str:
-    """Parse a level, or disturbances that are named one by one.
-
-    Raises:
-        argparse.ArgumentTypeError: The text is neither.
-    """
-    try:
-        return text if text in NETWORK_LEVELS else network_of(named_disturbances(text))
-    except ValueError as error:
-        msg = f"{error}; or off, light or heavy"
-        raise argparse.ArgumentTypeError(msg) from error
 
 
 def _duration(text: str) -> float:
