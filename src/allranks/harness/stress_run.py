@@ -307,8 +307,7 @@ def _all_in_all(nodeid: str, test: _Test) -> Sequence[Record]:
     ends = [each for each in test.first_bad if not isinstance(each, FailureCourse)]
     if not ends:
         return test.last
-    bad = [each for each in ends if isinstance(each, RankEnded) and each.outcome.is_bad]
-    lead = next((each for each in bad if not each.consequence), next(iter(bad), None))
+    lead = _lead(ends)
     leader, size = 0 if lead is None else lead.rank, ends[0].world_size
     told = RankEnded(
         nodeid=nodeid,
@@ -336,10 +335,15 @@ def _under(end: End, skew: str, disturbed: Sequence[Disturbance]) -> End:
     return replace(end, message=": ".join([*filter(None, [", ".join(causes)]), end.message]))
 
 
+def _lead(ends: Sequence[End]) -> RankEnded | None:
+    """The rank that went wrong first: one that is no consequence, if there is any; None if none went wrong."""
+    bad = [each for each in ends if isinstance(each, RankEnded) and each.outcome.is_bad]
+    return next((each for each in bad if not each.consequence), next(iter(bad), None))
+
+
 def _kind_of(ends: Sequence[End]) -> tuple[Outcome, str]:
     """What bad repetitions that are alike have in common."""
-    bad = [each for each in ends if isinstance(each, RankEnded) and each.outcome.is_bad]
-    lead = next((each for each in bad if not each.consequence), next(iter(bad), None))
+    lead = _lead(ends)
     return (Outcome.MISSING, "") if lead is None else (lead.outcome, re.sub(r"[\d.]+", "", lead.message)[:200])
 
 
