@@ -7,6 +7,7 @@ the search goes on: an axis may decide within another one.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from allranks.matrix.axes import AxisValue
@@ -68,7 +69,7 @@ def _best_split(rates: Sequence[CellRate], looks: int) -> DecidingAxis | None:
     axes = [dict(each.axes) for each in rates]
     told = [(axis, text, holds) for axis in (axes[0] if axes else ()) for text, holds in predicates(axis, axes)]
     splits = {holds for _, _, holds in told if 0 < len(holds) < len(rates)}
-    worse = [holds for holds in splits if _rate(rates, holds) > _rate(rates, set(range(len(rates))) - holds)]
+    worse = [holds for holds in splits if _rate(rates, holds) > _rate(rates, _rest(rates, holds))]
     if not worse:
         return None
     chances = {holds: _log_chance(rates, holds) for holds in worse}
@@ -76,7 +77,7 @@ def _best_split(rates: Sequence[CellRate], looks: int) -> DecidingAxis | None:
     # In the order of the axes, and of the simplest predicate: of several splits alike the first is named.
     axis, text, inside = next(each for each in told if each[2] in chances and chances[each[2]] <= likeliest + 1e-9)
     others = {other: None for other, _, holds in told if holds == inside and other != axis}
-    distinct = len({min(tuple(sorted(holds)), tuple(sorted(set(range(len(rates))) - holds))) for holds in splits})
+    distinct = len({min(tuple(sorted(holds)), tuple(sorted(_rest(rates, holds)))) for holds in splits})
     return DecidingAxis(
         axis=axis,
         predicate=text,
@@ -93,6 +94,10 @@ def counts_of(rates: Iterable[CellRate]) -> tuple[int, int]:
     return sum(each.bad for each in listed), sum(each.runs for each in listed)
 
 
+def _rest(rates: Sequence[CellRate], places: AbstractSet[int]) -> set[int]:
+    return set(range(len(rates))) - places
+
+
 def _picked(rates: Sequence[CellRate], places: Iterable[int]) -> tuple[int, int]:
     return counts_of(rates[place] for place in places)
 
@@ -103,7 +108,7 @@ def _rate(rates: Sequence[CellRate], places: Iterable[int]) -> float:
 
 
 def _log_chance(rates: Sequence[CellRate], inside: frozenset[int]) -> float:
-    return log_chance(*_picked(rates, inside), *_picked(rates, set(range(len(rates))) - inside))
+    return log_chance(*_picked(rates, inside), *_picked(rates, _rest(rates, inside)))
 
 
 def in_words(found: Sequence[DecidingAxis], rates: Sequence[CellRate]) -> str:
