@@ -15,8 +15,6 @@ import socket
 import sys
 import tempfile
 import threading
-
-# Unlike signal.getsignal, it creates no enumeration members, which take nine tenths of the time.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
