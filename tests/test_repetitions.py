@@ -9,6 +9,7 @@ from allranks.repetitions import (
     difference_in_words,
     interval,
     name_of_repetition,
+    options_of,
     rate_in_short,
     rate_in_words,
     repeated_test,
@@ -58,6 +59,13 @@ def test_the_command_of_a_repetition_draws_the_same_again(skew):
 def test_the_command_of_a_test_runs_it_once():
     assert command_to_repeat("-a.py::test", ["cell"]) == ["allranks", "run", "cell", "--", "./-a.py::test"]
     assert command_to_repeat("", ["cell"]) == ["allranks", "run", "cell"]
+
+
+def test_the_command_of_a_test_that_was_repeated_repeats_it_as_often_and_under_the_same():
+    told = RepetitionTally(runs=40, how=" ".join(options_of("heavy", None)))
+    command = ["allranks", "stress", "cell", "--skew", "heavy", "--count", "40"]
+    assert command_to_repeat("a.py::test", ["cell"], told) == [*command, "--", "a.py::test"]
+    assert command_to_repeat("", ["cell"], RepetitionTally()) == ["allranks", "stress", "cell", "--count", "1"]
 
 
 def test_a_summary_says_what_is_known_and_no_more():

@@ -86,7 +86,7 @@ def test_what_the_supervisor_does_is_drawn_from_the_seed_and_can_be_named():
     drawn = [drawn_outside("heavy", seed, 2) for seed in range(400)]
     assert drawn == [drawn_outside("heavy", seed, 2) for seed in range(400)]
     kinds = Counter(each.place for some in drawn for each in some)
-    assert kinds.keys() == {"joining", "stopped", "crowded", "busy"}
+    assert kinds.keys() == {"joining", "stopped", "throttled", "crowded", "busy"}
     assert sum(not some for some in drawn) > 100, "most repetitions are left alone"
     for some in drawn:
         named = drawn_outside(skew_of(some), 8, 2)

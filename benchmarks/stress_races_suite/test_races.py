@@ -21,9 +21,9 @@ def work(times: float = 1.0) -> None:
     time.sleep(times * WORK)
 
 
-def isend(tensor: torch.Tensor, to: int) -> dist.Work:
+def isend(tensor: torch.Tensor, to: int, group: dist.ProcessGroup | None = None) -> dist.Work:
     """Begin to send, as a member of the group: torch returns nothing to others."""
-    work = dist.isend(tensor, to)
+    work = dist.isend(tensor, to, group=group)
     assert work is not None
     return work
 
@@ -77,11 +77,13 @@ def test_store_key_read_before_it_is_set(rank: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:You are using a Backend")  # torch's own, of init_rpc
-def test_rpc_after_a_shutdown_has_begun(rank: int, shared_tmp_path: Path) -> None:
+def test_rpc_after_a_shutdown_has_begun(rank: int) -> None:
     if rank == 2:
         return
-    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{shared_tmp_path}/rpc", rpc_timeout=2)
+    port = 10_000 + int(os.environ["ALLRANKS_SEED"]) % 10_000
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://127.0.0.1:{port}", rpc_timeout=2)
     name = f"worker{rank}"
+    work(rank)  # rank 0 listens by then: torch's client sleeps for half a second otherwise
     rpc.init_rpc(name, rank=rank, world_size=2, rpc_backend_options=options)  # type: ignore[no-untyped-call]
     if rank == 0:
         assert rpc.rpc_sync("worker1", torch.add, args=(torch.ones(1), 1)).item() == 2
@@ -93,9 +95,10 @@ def test_rpc_after_a_shutdown_has_begun(rank: int, shared_tmp_path: Path) -> Non
 def test_group_destroyed_while_a_peer_uses_it(rank: int) -> None:
     group = dist.new_group([0, 1])
     if rank == 0:
-        dist.isend(torch.ones(1), 1, group=group)
+        sent = isend(torch.ones(1), 1, group)
         work(4)
         dist.destroy_process_group(group)
+        assert sent is not None
     if rank == 1:
         dist.recv(torch.zeros(1), 0, group=group)
 
@@ -119,17 +122,17 @@ def test_order_of_isends(rank: int) -> None:
 def test_shared_temporary_file(rank: int, shared_tmp_path: Path) -> None:
     if rank == 2:
         return
-    work(3 * rank)
+    work(4 * rank)
     file = shared_tmp_path / "scratch"
     file.write_text(str(rank))
-    work()
+    work(3)
     assert file.read_text() == str(rank)
 
 
 def test_port_taken_twice(rank: int) -> None:
     if rank == 2:
         return
-    work(3 * rank)
+    work(4 * rank)
     with socket.socket() as server:
         server.bind(("127.0.0.1", 20_000 + int(os.environ["ALLRANKS_SEED"]) % 10_000))
-        work()
+        work(3)

@@ -40,7 +40,8 @@ class RepetitionTally:
         slowest: Seconds of the slowest.
         slowest_at: Its number.
         left: Processes that outlived the ranks that had started them, and were killed.
-        shrunk: Which of the delays the first of them needs, in words; empty if that was not searched.
+        shrunk: Which delays the most frequent of them need, in words; empty if that was not searched.
+        how: The options that drew what disturbed them: ``--skew heavy``.
         beside_runs: Repetitions under torch's own runner.
         beside_bad: Those of them that went wrong.
         beside: The command of one of them, or why there is none; empty if it was not asked for.
@@ -56,6 +57,7 @@ class RepetitionTally:
     slowest_at: int = 0
     left: int = 0
     shrunk: str = ""
+    how: str = ""
     beside_runs: int = 0
     beside_bad: int = 0
     beside: str = ""
@@ -73,7 +75,13 @@ def repeated_test(name: str) -> str:
     return found["test"] if found else name
 
 
-def command_to_repeat(name: str, selection: Sequence[str]) -> list[str]:
+def options_of(skew: str | None, network: str | None) -> list[str]:
+    """The options for what disturbs repetitions, word by word."""
+    how = {"--skew": skew or OFF, "--network": network or OFF}
+    return [word for option, value in how.items() if value != OFF for word in (option, value)]
+
+
+def command_to_repeat(name: str, selection: Sequence[str], told: RepetitionTally | None = None) -> list[str]:
     """The command that repeats a result, word by word.
 
     A repetition that went wrong is repeated alone: what it drew from its seed, each of these draws again.
@@ -81,14 +89,17 @@ def command_to_repeat(name: str, selection: Sequence[str]) -> list[str]:
     Args:
         name: The test, or a repetition; empty for all tests.
         selection: The options for cell, suite and seed.
+        told: How the repetitions of the test have fared, or of one of all tests; None if none was repeated.
     """
     found = _NAME.fullmatch(name)
     nodeid = found["test"] if found else name
     test = ["--", f"./{nodeid}" if nodeid.startswith("-") else nodeid] if nodeid else []
-    if found is None:
-        return ["allranks", "run", *selection, *test]
-    how = [word for name in ("skew", "network") if found[name] for word in (f"--{name}", found[name])]
-    return ["allranks", "stress", *selection, *how, "--replay", found["seed"], *test]
+    if found is not None:
+        how = options_of(found["skew"], found["network"])
+        return ["allranks", "stress", *selection, *how, "--replay", found["seed"], *test]
+    if told is not None:
+        return ["allranks", "stress", *selection, *told.how.split(), "--count", str(max(1, told.runs)), *test]
+    return ["allranks", "run", *selection, *test]
 
 
 def interval(bad: int, runs: int) -> tuple[float, float]:

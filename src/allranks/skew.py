@@ -14,10 +14,10 @@ from typing import Final, Literal, cast
 
 OFF: Final = "off"
 
-Place = Literal["before", "after", "joining", "stopped", "crowded", "busy"]
+Place = Literal["before", "after", "joining", "stopped", "throttled", "crowded", "busy"]
 
 JOINING: Final = "joining"
-OUTSIDE: Final = ("stopped", "crowded", "busy")
+OUTSIDE: Final = ("stopped", "throttled", "crowded", "busy")
 """Where the supervisor acts during a test."""
 
 MOST_BUSY: Final = 64
@@ -41,7 +41,7 @@ _SHARES: Final = (1.0, 0.5, 0.125)
 _SCALES: Final = (1.0, 0.2, 0.02)
 """Of the longest delay of a level, the longest of a repetition."""
 
-_OUTSIDE_ODDS: Final = {JOINING: 0.25, "stopped": 0.125, "crowded": 0.06, "busy": 0.06}
+_OUTSIDE_ODDS: Final = {JOINING: 0.25, "stopped": 0.125, "throttled": 0.06, "crowded": 0.06, "busy": 0.06}
 """How often the supervisor acts; ``busy`` once for all ranks."""
 
 _LAST: Final = 500
@@ -71,7 +71,8 @@ class Delay:
     Attributes:
         rank: Whose; where it is ``busy``, how many busy processes there are.
         place: Beside a call: ``before`` or ``after``. Of the supervisor: ``joining``, stopped before it joins its
-            gang; ``stopped`` in the test; ``crowded``, with busy processes on its core; ``busy``, with some anywhere.
+            gang; ``stopped`` in the test; ``throttled``, with a fifth of a core; ``crowded``, with busy processes on
+            its core; ``busy``, with some anywhere.
         call: The number of the call, 0 for the beginning of the test; of the supervisor's, milliseconds from there.
     """
 
@@ -79,6 +80,11 @@ class Delay:
     place: Place
     call: int
     seconds: float
+
+    @property
+    def is_of_a_call(self) -> bool:
+        """Whether the rank delays itself, beside a call."""
+        return self.place in {"before", "after"}
 
     def __str__(self) -> str:
         """``1:before:2:40ms``, as ``--skew`` takes it."""
@@ -158,7 +164,7 @@ def drawn_delays(skew: str, seed: int, ranks: int) -> tuple[Delay, ...]:
 def drawn_outside(skew: str, seed: int, ranks: int) -> tuple[Delay, ...]:
     """What the supervisor does in the repetition with this seed."""
     if skew not in LEVELS:
-        return tuple(each for each in delays_of(skew) if each.place not in {"before", "after"})
+        return tuple(each for each in delays_of(skew) if not each.is_of_a_call)
     longest = LEVELS[skew].longest
     found = []
     for place, odds in _OUTSIDE_ODDS.items():

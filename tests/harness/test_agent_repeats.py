@@ -155,10 +155,10 @@ SKEWED = {
 
 def test_ranks_are_late_as_the_seed_has_it_and_their_output_says_where(run_agent):
     agent = run_agent(SKEWED, stress=Stress(count=12, skew="heavy"))
-    assert (tally(agent).runs, tally(agent).bad) == (12, 0)
+    assert (tally(agent).runs, tally(agent).bad, tally(agent).how) == (12, 0, "--skew heavy")
     own = seed_of_test(agent.config.seed, "suite/test_s.py::test_sum")
     seeds = [seed_of_repetition(own, number) for number in range(1, 13)]
-    found = {"before the test (call 0": 0, "allreduce (call 1 at test_s.py:6)": 0}
+    found = {"before the test (call 0 at test_s.py:5)": 0, "allreduce (call 1 at test_s.py:6)": 0}
     for rank in range(2):
         late = [each for seed in seeds if (each := late_rank(LEVELS["heavy"], seed, rank))]
         told = (agent.results / f"rank-{rank}.log").read_text()
@@ -166,3 +166,27 @@ def test_ranks_are_late_as_the_seed_has_it_and_their_output_says_where(run_agent
             found[words] += told.count(words)
             assert told.count(words) == sum(max(each.delay(call)[: call + 1]) >= 0.001 for each in late)
     assert all(found.values())
+
+
+THREADS = {
+    "test_s.py": """
+        import threading
+        import torch
+        import torch.distributed as dist
+
+        def test_sends(rank):
+            if rank == 0:
+                sender = threading.Thread(target=dist.send, args=(torch.ones(1), 1))
+                sender.start()
+                sender.join()
+            else:
+                dist.recv(torch.zeros(1), 0)
+    """
+}
+
+
+def test_a_late_thread_that_runs_torch_alone_is_named_by_the_line_that_started_it(run_agent):
+    agent = run_agent(THREADS, stress=Stress(count=1, skew="0:before:1:5ms"))
+    assert (
+        "--skew: 5 ms before send (call 1 in a thread of test_s.py:9)\n" in (agent.results / "rank-0.log").read_text()
+    )

@@ -74,3 +74,11 @@ def test_a_file_is_read_from_a_place_on_and_of_much_the_end(tmp_path, monkeypatc
     assert (evidence.size_of(path), evidence.read(path, 8)) == (11, "89\ufffd")
     monkeypatch.setattr(evidence, "MOST_READ", 4)
     assert evidence.read(path) == "789\ufffd"
+
+
+def test_the_end_of_a_file_is_read_and_nothing_else_waits(tmp_path):
+    file, fifo = tmp_path / "log", tmp_path / "fifo"
+    file.write_text("0123456789")
+    os.mkfifo(fifo)
+    read = [evidence.read_end(path, size) for path, size in ((file, 3), (file, 99), (fifo, 3), (tmp_path / "no", 3))]
+    assert read == ["789", "0123456789", "", ""]

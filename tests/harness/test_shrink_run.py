@@ -14,7 +14,7 @@ from allranks.harness.shrink_run import shrink_failures
 from allranks.harness.stress_run import Repetitions
 from allranks.outcomes import Outcome
 from allranks.records import Passed, RankEnded, Repeated, TestStarted
-from allranks.skew import drawn_delays, milliseconds
+from allranks.skew import delays_of, drawn_delays, milliseconds
 
 SEED = 2
 LATE = max((each for each in drawn_delays("heavy", SEED, 2) if each.place == "before"), key=lambda each: each.seconds)
@@ -32,9 +32,10 @@ class Played:
     records: list = field(default_factory=list)
     orders: list = field(default_factory=list)
     gangs: int = 0
+    limits: dict = field(default_factory=dict)
 
     def __post_init__(self):
-        terms = ItemOptions(gang=(self.gang,), has_process_group=True, limit=1, launches=self.launches)
+        terms = ItemOptions(gang=(self.gang,), has_process_group=True, limit=20, launches=self.launches)
         self.program = Program(tests=("t0",), terms=(terms,))
         self.repetitions = Repetitions(Stress(count=5, skew=self.skew), self.program, self)
         self.config = SimpleNamespace(stress=Stress(skew=self.skew), world_size=2, launches_ranks=False)
@@ -56,7 +57,10 @@ class Played:
         journal.conclude()
 
     def try_again(self, trials, index):
+        before = len(self.orders)
+        [terms] = trials.limited(self.program).terms
         self.run(trials, index, self.ordered)
+        self.limits.setdefault(terms.limit, self.orders[before].skew)
 
     def ordered(self, _, command):
         self.orders.append(command)
@@ -82,7 +86,7 @@ def ended():
 @pytest.mark.parametrize("gang", ["test", "module"])
 def test_the_delay_that_matters_is_named_with_rank_and_line_and_both_rates(tmp_path, gang):
     job = Played(tmp_path, gang=gang)
-    ms = milliseconds(LATE.seconds / 2**6)
+    ms = milliseconds(LATE.seconds / 2**5)
     assert job.shrink() == (
         f"fails 10 of 10 times if rank {LATE.rank} is {ms} ms late "
         f"{LATE.place} allreduce (call {LATE.call} at test_x.py:41), 0 of 200 without"
@@ -94,12 +98,23 @@ def test_the_delay_that_matters_is_named_with_rank_and_line_and_both_rates(tmp_p
 def test_a_repetition_with_this_delay_alone_is_reported_by_a_name_that_replays_it(tmp_path):
     job = Played(tmp_path)
     why = job.shrink()
-    skew = f"{LATE.rank}:{LATE.place}:{LATE.call}:{milliseconds(LATE.seconds / 2**6)}ms"
+    skew = f"{LATE.rank}:{LATE.place}:{LATE.call}:{milliseconds(LATE.seconds / 2**5)}ms"
     shown = [each for each in job.records if getattr(each, "nodeid", "") == f"{NAME} {skew})"]
     assert [type(each) for each in shown] == [TestStarted, RankEnded]
     assert shown[1].message == f"{why}: assert 1 == 2"
     [lead] = [each for each in job.records if isinstance(each, RankEnded) and each.nodeid == "t0" and each.text]
     assert lead.message.endswith(f"; {why}")
+
+
+def test_a_hang_is_known_by_the_time_of_good_repetitions_and_the_delays(tmp_path):
+    job = Played(tmp_path)
+    job.shrink()
+    late = [each for each in job.limits if LATE.place in job.limits[each]]
+    assert list(job.limits)[:2] == [20, 1.5], "first without delays, until one was good"
+    assert job.limits[1.5] == "off"
+    assert late
+    for limit in late:
+        assert limit == round(1.5 + sum(each.seconds for each in delays_of(job.limits[limit])), 1)
 
 
 @pytest.mark.parametrize("change", [{"skew": "off"}, {"skew": "0:before:1:5ms"}, {"launches": 2}], ids=str)

@@ -167,6 +167,23 @@ def test_the_bad_repetitions_of_a_job_have_a_limit():
     assert sum(each.kept for each in job.tallies.values()) == MOST_KEPT
 
 
+def test_each_tally_comes_with_the_counts_of_all_tests():
+    job = Job("mm", Stress(count=10))
+    for index, bad in ((0, ""), (1, "assert 1 == {}"), (0, ""), (1, "")):
+        job.repeat(index, bad=bad, seconds=2)
+    job.journal.conclude()
+    told = [(each.nodeid, each.tally.runs, each.runs, each.bad) for each in job.all(Repeated)]
+    assert told == [("t0", 1, 1, 0), ("t1", 1, 2, 1), ("t0", 2, 3, 1), ("t1", 2, 4, 1)]
+
+
+def test_the_failure_to_search_is_the_first_of_the_most_frequent_kind():
+    job = Job("m", Stress(count=10))
+    for bad in ("", "rare", "", "assert {} == 0", "assert {} == 0", "", "other"):
+        job.repeat(0, bad=bad)
+    job.journal.conclude()
+    assert [each.number for each in job.repetitions.typical_failures()] == [4]
+
+
 def test_a_test_with_a_bad_repetition_fails_with_its_rate():
     job = Job("a", Stress(count=4))
     for number in range(4):

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from allranks.harness import evidence
 from allranks.harness.config import AgentConfig, Folders
 from allranks.harness.job_end import JobEnd
 from allranks.harness.program import ItemOptions, Program
@@ -139,9 +140,7 @@ def _repeat(each: _Beside, folders: Folders, variables: Mapping[str, str], end: 
     end.check()
     output = folders.results / f"{LOG}.new"
     status = _run([sys.executable, *each.command], folders.code, variables, output, each.limit, end)
-    with output.open("rb") as file:
-        file.seek(max(0, output.stat().st_size - _TAIL))
-        text = file.read().decode(errors="replace")
+    text = evidence.read_end(output, _TAIL)
     if each.take(status, text):
         with (folders.results / LOG).open("a", encoding="utf-8") as log:
             log.write(f"$ {shlex.join(['python', *each.command])}\n{text}\n")

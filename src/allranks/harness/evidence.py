@@ -67,6 +67,11 @@ def read(path: Path, start: int = 0) -> str:
     return ""
 
 
+def read_end(path: Path, size: int) -> str:
+    """The last bytes of a file, at most so many."""
+    return read(path, max(0, size_of(path) - size))
+
+
 FULL: Final = 1 << 20
 """Bytes: a file system with less free space than this counts as full."""
 

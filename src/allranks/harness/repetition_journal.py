@@ -92,3 +92,9 @@ def was_bad(started: TestStarted, ends: Sequence[End]) -> bool | None:
 def outcomes_of(ends: Sequence[End]) -> set[Outcome]:
     """The outcomes of a repetition's ranks."""
     return {each.outcome for each in ends if not isinstance(each, FailureCourse)}
+
+
+def seconds_of(ends: Sequence[End]) -> float:
+    """The duration of a repetition in the rank that took longest; 0 if no rank has told."""
+    told = [each for each in ends if not isinstance(each, FailureCourse)]
+    return max((each.seconds if isinstance(each, RankEnded) else max(each.seconds) for each in told), default=0.0)

@@ -3,25 +3,31 @@
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from allranks.harness import evidence
 from allranks.harness.channel import RunTest
 from allranks.harness.config import AgentConfig
 from allranks.harness.program import Program
-from allranks.harness.repetition_journal import End, was_bad
+from allranks.harness.repetition_journal import End, seconds_of, was_bad
 from allranks.harness.shrinking import sentence, shrink
 from allranks.harness.stress_run import Repetitions
 from allranks.records import GangReady, GangStarted, LeftBehind, Notice, TestStarted
-from allranks.skew import LEVELS, OFF, Delay, delays_of, drawn_delays, milliseconds, skew_of
+from allranks.skew import LEVELS, OFF, Delay, delays_of, drawn_delays, milliseconds, skew_of, stretch
 
-SEARCH: Final = 90.0
+SEARCH: Final = 180.0
 """Seconds for all searches of a job."""
 
 CONFIRM: Final = 30.0
 """Seconds for the repetitions of one result."""
+
+_LEARNED: Final = 3
+"""Repetitions without delays that tell how long a good one takes."""
+
+_LATER, _TIMES = 1.0, 5.0
+"""What takes so many seconds, so many times as long as a good repetition, and its delays, hangs in all likelihood."""
 
 _TAIL: Final = 1 << 18
 """Bytes at the end of a rank's log in which the delays of its last repetition are."""
@@ -61,7 +67,20 @@ class Trials:
         self._last_bad: Sequence[End] = ()
         self._skew = ""
         self._begun = self._runs = self._bad = self._tries = self._enough = 0
-        self._until = 0.0
+        self._until = self._slowest = 0.0
+
+    def limited(self, program: Program) -> Program:
+        """The program with a limit for its test by which a hang is known early, once a good repetition is known."""
+        if not self._slowest:
+            return program
+        terms = list(program.terms)
+        limit = _LATER + _TIMES * self._slowest + stretch(self._skew, 1)
+        terms[self._index] = replace(terms[self._index], limit=min(round(limit, 1), terms[self._index].limit))
+        return replace(program, terms=tuple(terms))
+
+    def learn(self, until: float) -> None:
+        """Find out how long a good repetition takes."""
+        self.count_until(until)(OFF, _LEARNED, 1)
 
     def count_until(self, until: float) -> Callable[[str, int, int], tuple[int, int]]:
         """A count for a search (see :mod:`allranks.harness.shrinking`) that has time until then."""
@@ -85,7 +104,7 @@ class Trials:
     def made(self, delays: Sequence[Delay]) -> Sequence[Delay]:
         """Those that ranks have told of at the end of their output, and what was done from outside."""
         told = _places(delays, self._results)
-        return [each for each in delays if str(each) in told or each.place not in {"before", "after"}]
+        return [each for each in delays if str(each) in told or not each.is_of_a_call]
 
     @property
     def _goes_on(self) -> bool:
@@ -112,6 +131,8 @@ class Trials:
             self._runs, self._bad = self._runs + 1, self._bad + bad
         if bad:
             self._last_bad = ends
+        elif bad is not None and self._skew == OFF:
+            self._slowest = max(self._slowest, seconds_of(ends))
 
     def note(self, record: GangStarted | GangReady | LeftBehind | Notice) -> None:
         """Ignore what the repetitions themselves have told already."""
@@ -124,7 +145,7 @@ def shrink_failures(
     results: Path,
     run_gang: Callable[[Trials, int], None],
 ) -> None:
-    """Find the delays that each test's first failure needs, as far as there is time, and have them reported.
+    """Find the delays that each test's most frequent failure needs, as far as there is time, and have them reported.
 
     Args:
         repetitions: They have ended.
@@ -135,12 +156,13 @@ def shrink_failures(
     """
     skew = config.stress.skew if config.stress else OFF
     until = time.monotonic() + SEARCH
-    for failed in repetitions.first_failures() if skew in LEVELS else ():
+    for failed in repetitions.typical_failures() if skew in LEVELS else ():
         index = program.tests.index(failed.nodeid)
         terms, delays = program.terms[index], drawn_delays(skew, failed.seed, config.world_size)
         if terms.launches or config.launches_ranks or not delays or time.monotonic() >= until:
             continue
         trials = Trials(failed, index, shares_ranks=terms.shares_ranks, run_gang=run_gang, results=results)
+        trials.learn(until)
         shrunk = shrink(delays, trials.count_until(until), trials.confirm, trials.made)
         shown = trials.shown if shrunk.delays else ()
         repetitions.explain(failed, sentence(shrunk, trials.places), skew_of(shrunk.delays), shown)
@@ -149,18 +171,11 @@ def shrink_failures(
 def _places(delays: Sequence[Delay], results: Path) -> dict[str, str]:
     """Where delays are, by their text: ``before allreduce (call 2 at test_x.py:41)``."""
     found = {}
+    logs = {rank: evidence.read_end(results / f"rank-{rank}.log", _TAIL) for rank in {each.rank for each in delays}}
     for delay in delays:
         told = re.escape(f"--skew: {milliseconds(delay.seconds)} ms {delay.place} ")
-        line = re.compile(rf"{told}(?P<what>\S.*) \(call {delay.call}(?P<where> at .*)?\)$", re.MULTILINE)
-        if matches := list(line.finditer(_tail(results / f"rank-{delay.rank}.log"))):
-            number = f" (call {delay.call}{matches[-1]['where'] or ''})" if delay.call else ""
-            found[str(delay)] = f"{delay.place} {matches[-1]['what']}{number}"
+        line = re.compile(rf"{told}(?P<what>\S.*) \(call {delay.call}(?P<where> .*)?\)$", re.MULTILINE)
+        if matches := list(line.finditer(logs[delay.rank])):
+            where = f"{f'call {delay.call}' if delay.call else ''}{matches[-1]['where'] or ''}".strip()
+            found[str(delay)] = f"{delay.place} {matches[-1]['what']}{where and f' ({where})'}"
     return found
-
-
-def _tail(log: Path) -> str:
-    """The end of a log; empty if it is on another node."""
-    with suppress(OSError), log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - _TAIL))
-        return file.read().decode(errors="replace")
-    return ""

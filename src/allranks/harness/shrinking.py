@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 from allranks.rates import log_chance
 from allranks.repetitions import interval
-from allranks.skew import OFF, Delay, milliseconds, skew_of
+from allranks.skew import OFF, Delay, Place, milliseconds, skew_of
 
 T = TypeVar("T")
 
@@ -20,6 +20,9 @@ Count = Callable[[str, int, int], tuple[int, int]]
 
 _FIRST: Final = 10
 """Repetitions that measure a rate."""
+
+_CLEAR: Final = 4
+"""Of these, failures after which it is known well enough: one that hangs takes seconds."""
 
 _MORE: Final = 50
 """Further ones if none of these failed."""
@@ -38,6 +41,17 @@ _HALVINGS: Final = 6
 
 _DOUBLINGS: Final = 3
 """The shortest delays that fail are at the edge: longer ones may show it each time."""
+
+_CLEARLY_MORE: Final = 3
+"""Further failures of :data:`_FIRST` repetitions that are worth a longer delay."""
+
+_CALLS: Final[Sequence[tuple[int, Place]]] = [
+    (0, "before"),
+    *((call, place) for call in range(1, 8) for place in ("before", "after")),
+]
+"""Where a rank is late instead of being disturbed from outside: at the beginning of the test, and its first calls."""
+
+_OF_A_RANK: Final = ("stopped", "throttled", "crowded")
 
 _NAMED: Final = 3
 
@@ -75,9 +89,9 @@ def shrink(
         confirm: Counts those of the result.
         made: Those of some delays that ranks seem to have made; most are of calls that a test never does.
     """
-    bad, runs = search(skew_of(drawn), _FIRST, _FIRST)
+    bad, runs = search(skew_of(drawn), _FIRST, _CLEAR)
     if not bad:
-        more_bad, more = search(skew_of(drawn), _MORE, _FIRST // 2)
+        more_bad, more = search(skew_of(drawn), _MORE, _CLEAR)
         bad, runs = more_bad, runs + more
     if not bad:
         return Shrunk(runs=runs)
@@ -90,16 +104,15 @@ def shrink(
     if fails(()):
         bad_without, runs_without = confirm(OFF, _MOST, _MOST)
         return Shrunk(bad=bad, runs=runs, bad_without=bad_without, runs_without=runs_without)
-    likely = made(drawn)
-    found = list(smallest(likely if len(likely) < len(drawn) and fails(likely) else drawn, fails))
+    found = list(smallest(_likely(drawn, made(drawn), fails), fails))
     for place in range(len(found)):
         for _ in range(_HALVINGS):
             shorter = replace(found[place], seconds=found[place].seconds / 2)
             if not fails([*found[:place], shorter, *found[place + 1 :]]):
                 break
             found[place] = shorter
-    found = _made_reliable(found, search)
-    found_bad, found_runs = confirm(skew_of(found), _FIRST, _FIRST)
+    found = _made_reliable(_at_calls(found, fails), search)
+    found_bad, found_runs = confirm(skew_of(found), max(_FIRST, tries), _MOST)
     bad_without, runs_without = confirm(OFF, _WITHOUT, _WITHOUT)
     if math.exp(log_chance(found_bad, found_runs, bad_without, runs_without)) > _MISSED:
         return Shrunk(bad=bad, runs=runs, bad_without=bad_without, runs_without=runs_without)
@@ -107,14 +120,36 @@ def shrink(
     return Shrunk(delays=tuple(found), **counts)
 
 
+def _likely(drawn: Sequence[Delay], made: Sequence[Delay], fails: Callable[[Sequence[Delay]], bool]) -> Sequence[Delay]:
+    """Of the delays drawn, those to search: of calls alone if these are enough, because a call has a line."""
+    calls = [each for each in made if each.is_of_a_call]
+    parts = (calls, made) if len(calls) < len(made) else (made,)
+    return next((some for some in parts if 0 < len(some) < len(drawn) and fails(some)), drawn)
+
+
+def _at_calls(found: list[Delay], fails: Callable[[Sequence[Delay]], bool]) -> list[Delay]:
+    """The same delays, but those from outside at one of the rank's first calls, if that fails, too: it has a line."""
+    for index, outside in enumerate(found):
+        places = _CALLS if outside.place in _OF_A_RANK else ()
+        lengths = (outside.seconds * times for times in (1.0, 0.5, 2.0))
+        beside = (replace(outside, place=p, call=c, seconds=s) for s in lengths for c, p in places)
+        tried = ([*found[:index], each, *found[index + 1 :]] for each in beside)
+        found = next(filter(fails, tried), found)
+    return found
+
+
 def _made_reliable(found: list[Delay], search: Count) -> list[Delay]:
-    """The same delays, longer if they then fail clearly more often."""
+    """The same delays, twice as long if that fails as often (off the edge), and more if it fails clearly more often."""
     bad, runs = search(skew_of(found), _FIRST, _FIRST)
-    for _ in range(_DOUBLINGS):
-        longer = [replace(each, seconds=2 * each.seconds) for each in found]
-        if bad >= 0.9 * runs or (counted := search(skew_of(longer), _FIRST, _FIRST))[0] < bad + 3:
+    for doubling in range(_DOUBLINGS if bad else 0):
+        is_sure = bad >= 0.9 * runs
+        if doubling and is_sure:
             break
-        found, (bad, runs) = longer, counted
+        longer = [replace(each, seconds=2 * each.seconds) for each in found]
+        longer_bad, longer_runs = search(skew_of(longer), _FIRST, _FIRST)
+        if longer_bad < (bad if is_sure else bad + _CLEARLY_MORE):
+            break
+        found, bad, runs = longer, longer_bad, longer_runs
     return found
 
 
@@ -156,10 +191,10 @@ def sentence(shrunk: Shrunk, places: Mapping[str, str]) -> str:
         places: Where delays are, by their text; of others the number of the call is named.
     """
     if not shrunk.bad:
-        return f"the delays of its first failure did not show it again in {shrunk.runs} repetitions"
+        return f"the delays of its most frequent failure did not show it again in {shrunk.runs} repetitions"
     without = f"{shrunk.bad_without} of {shrunk.runs_without} without"
     if not shrunk.delays:
-        return f"fails {shrunk.bad} of {shrunk.runs} times with the delays of its first failure, {without}"
+        return f"fails {shrunk.bad} of {shrunk.runs} times with the delays of its most frequent failure, {without}"
     named = [_late(each, places) for each in shrunk.delays[:_NAMED]]
     more = [f"{len(shrunk.delays) - _NAMED} more delays"] if len(shrunk.delays) > _NAMED else []
     return f"fails {shrunk.bad} of {shrunk.runs} times if {' and '.join([*named, *more])}, {without}"
@@ -172,6 +207,8 @@ def _late(delay: Delay, places: Mapping[str, str]) -> str:
             return f"{rank} joins its gang {for_ms} late"
         case "stopped":
             return f"{rank} is stopped for {for_ms}, {after}"
+        case "throttled":
+            return f"{rank} has a fifth of a core for {for_ms}, {after}"
         case "crowded":
             return f"{rank} shares its core with busy processes for {for_ms}, {after}"
         case "busy":

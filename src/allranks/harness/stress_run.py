@@ -18,7 +18,7 @@ from allranks.harness.channel import RunTest
 from allranks.harness.config import Stress, seed_of_repetition
 from allranks.harness.gangs.ends import Journal
 from allranks.harness.program import Program
-from allranks.harness.repetition_journal import End, outcomes_of, was_bad
+from allranks.harness.repetition_journal import End, outcomes_of, seconds_of, was_bad
 from allranks.network_skew import Disturbance, disturbances
 from allranks.outcomes import Outcome
 from allranks.records import (
@@ -34,7 +34,7 @@ from allranks.records import (
     Repeated,
     TestStarted,
 )
-from allranks.repetitions import RepetitionTally, name_of_repetition, rate_in_words
+from allranks.repetitions import RepetitionTally, name_of_repetition, options_of, rate_in_words
 from allranks.skew import OFF
 
 TURN = 1.0
@@ -71,10 +71,9 @@ class _Test:
         is_settled: It was skipped, and would be again.
         is_lost: One of them has no outcome.
         last: The records of the last one that did not go wrong.
-        first_started: How the first that did began.
         first_bad: Its records.
         durations: How many took so many steps of 5 %.
-        alike: How many that went wrong were kept, by what they have in common.
+        alike: How many went wrong, and how the first of them began, by what they have in common.
     """
 
     promised: int = 0
@@ -82,11 +81,10 @@ class _Test:
     is_settled: bool = False
     is_lost: bool = False
     last: Sequence[End] = ()
-    first_started: TestStarted | None = None
     first_bad: Sequence[End] = ()
     tally: RepetitionTally = field(default_factory=RepetitionTally)
     durations: Counter[int] = field(default_factory=Counter)
-    alike: Counter[tuple[Outcome, str]] = field(default_factory=Counter)
+    alike: dict[tuple[Outcome, str], tuple[int, TestStarted]] = field(default_factory=dict)
 
     @property
     def told(self) -> RepetitionTally:
@@ -119,10 +117,11 @@ class Repetitions:
         self._nodes = nodes
         self._clock = clock
         self._assemblies = list(assemblies(program.terms, range(len(program.tests))))
-        self._tests = {nodeid: _Test() for nodeid in program.tests}
+        how = RepetitionTally(how=" ".join(options_of(stress.skew, stress.network)))
+        self._tests = {nodeid: _Test(tally=how) for nodeid in program.tests}
         self._notes: Counter[type[Record]] = Counter()
         self._has_stopped = False
-        self._disturbed = 0
+        self._runs = self._bad = self._disturbed = 0
         self._began: float | None = None
         self._told_at = 0.0
         self._lock = threading.Lock()
@@ -184,7 +183,7 @@ class Repetitions:
                 test.last, test.is_settled = ends, outcomes == {Outcome.SKIPPED}
             if now - self._told_at >= max(_INTERVAL, _SHARE * now):
                 self._told_at = now
-                self._journal.write(Repeated(nodeid=started.nodeid, tally=test.told))
+                self._tell(started.nodeid)
 
     def note(self, record: GangStarted | GangReady | LeftBehind | Notice) -> None:
         """Write a record that every repetition may bring, unless there are enough of its kind."""
@@ -196,12 +195,13 @@ class Repetitions:
             if self._notes[type(record)] <= MOST_NOTES:
                 self._journal.write(record)
 
-    def first_failures(self) -> Sequence[TestStarted]:
-        """The first repetition of each test that went wrong."""
-        return [each.first_started for each in self._tests.values() if each.first_started is not None]
+    def typical_failures(self) -> Sequence[TestStarted]:
+        """For each test that went wrong, the first repetition that went wrong in the most frequent way."""
+        kinds = [each.alike.values() for each in self._tests.values() if each.alike]
+        return [max(each, key=lambda kind: kind[0])[1] for each in kinds]
 
     def explain(self, failed: TestStarted, why: str, skew: str, shown: Sequence[End]) -> None:
-        """Report what is known of a test's first failure.
+        """Report what is known of a test's most frequent failure.
 
         Args:
             failed: The repetition.
@@ -237,17 +237,19 @@ class Repetitions:
         with self._lock:
             for nodeid, test in self._tests.items():
                 if test.begun:
-                    self._journal.write(Repeated(nodeid=nodeid, tally=test.told))
+                    self._tell(nodeid)
                 for record in () if test.is_lost else _all_in_all(nodeid, test):
                     self._journal.write(record)
             if (network := self._stress.network) != OFF:
-                runs = sum(each.tally.runs for each in self._tests.values())
-                self._journal.write(
-                    Notice(text=f"--network {network} disturbed {self._disturbed:,} of {runs:,} repetitions")
-                )
+                text = f"--network {network} disturbed {self._disturbed:,} of {self._runs:,} repetitions"
+                self._journal.write(Notice(text=text))
             if self._is_over and (left := tuple(nodeid for nodeid, test in self._tests.items() if not test.begun)):
                 why = "-x or --maxfail" if self._has_stopped else "the end of the time for repetitions"
                 self._journal.write(NotRun(tests=left, reason=why))
+
+    def _tell(self, nodeid: str) -> None:
+        told = self._tests[nodeid].told
+        self._journal.write(Repeated(nodeid=nodeid, tally=told, runs=self._runs, bad=self._bad))
 
     @property
     def _is_over(self) -> bool:
@@ -276,23 +278,27 @@ class Repetitions:
 
     def _count(self, test: _Test, started: TestStarted, ends: Sequence[End]) -> None:
         self._disturbed += bool(disturbances(self._stress.network, started.seed, self._nodes))
-        seconds = max(map(_seconds, ends))
+        self._runs += 1
+        seconds = seconds_of(ends)
         test.durations[_step_of(seconds)] += 1
         test.tally = replace(test.tally, runs=test.tally.runs + 1)
         if seconds >= test.tally.slowest:
             test.tally = replace(test.tally, slowest=round(seconds, 6), slowest_at=started.number)
 
     def _count_bad(self, test: _Test, started: TestStarted, ends: Sequence[End], now: float) -> None:
+        self._bad += 1
         test.tally = replace(test.tally, bad=test.tally.bad + 1)
         skew, network = self._stress.skew, self._stress.network
         found = disturbances(network, started.seed, self._nodes)
         told = [_under(each, skew, found) for each in ends]
         if test.tally.bad == 1:
-            test.first_started, test.first_bad = started, told
+            test.first_bad = told
             test.tally = replace(test.tally, first_bad=started.number, first_bad_after=round(now, 3))
         kind = _kind_of(ends)
-        if test.alike[kind] < MOST_ALIKE and sum(each.tally.kept for each in self._tests.values()) < MOST_KEPT:
-            test.alike[kind] += 1
+        count, first = test.alike.get(kind, (0, started))
+        if count or len(test.alike) < MOST_KEPT:
+            test.alike[kind] = count + 1, first
+        if count < MOST_ALIKE and sum(each.tally.kept for each in self._tests.values()) < MOST_KEPT:
             test.tally = replace(test.tally, kept=test.tally.kept + 1)
             name = name_of_repetition(started.nodeid, started.number, started.seed, skew, network)
             self._journal.write(replace(started, nodeid=name, number=1))
@@ -345,12 +351,6 @@ def _kind_of(ends: Sequence[End]) -> tuple[Outcome, str]:
     """What bad repetitions that are alike have in common."""
     lead = _lead(ends)
     return (Outcome.MISSING, "") if lead is None else (lead.outcome, re.sub(r"[\d.]+", "", lead.message)[:200])
-
-
-def _seconds(end: End) -> float:
-    if isinstance(end, FailureCourse):
-        return 0.0
-    return end.seconds if isinstance(end, RankEnded) else max(end.seconds)
 
 
 def _step_of(seconds: float) -> int:

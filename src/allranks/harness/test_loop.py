@@ -3,7 +3,6 @@
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,13 +16,12 @@ from allranks.harness.forks import LocalNode
 from allranks.harness.gangs.ends import Journal, WithCommands, ends_of, failed_start
 from allranks.harness.gangs.failure_course import course_of
 from allranks.harness.gangs.gang import ROUNDED_UP, SKIP_GRACES, Deadlines, Gang
-from allranks.harness.gangs.outside_skew import disturbing
 from allranks.harness.gangs.step_outcome import Step
 from allranks.harness.job_end import HangupError, JobEnd, JobLimitError
 from allranks.harness.launchers.driver_account import DriverAccount
 from allranks.harness.loop_counts import NAMES, LoopCounts
 from allranks.harness.nodes.node import Node, Orders, start_gang
-from allranks.harness.program import ItemOptions, Program
+from allranks.harness.program import ItemOptions, Program, parts_of
 from allranks.harness.rendezvous import OWN_GROUPS, Rendezvous, make_rendezvous
 from allranks.harness.repetition_journal import Plan, RepetitionJournal
 from allranks.harness.shrink_run import Trials, shrink_failures
@@ -31,7 +29,7 @@ from allranks.harness.stress_run import Repetitions
 from allranks.network_skew import network_stretch
 from allranks.outcomes import Outcome, disagree, may_disagree
 from allranks.records import GangReady, GangStarted, LeftBehind, Notice, NotRun, TestStarted
-from allranks.skew import JOINING, drawn_outside, stretch
+from allranks.skew import JOINING, Delay, drawn_outside, stretch
 
 DRIVER_MARGIN = 5.0
 """Seconds that a driver gets beyond its ranks' limit, to read their stacks, to stop them and to tear down."""
@@ -91,7 +89,6 @@ class TestLoop:
         self._runs_again = False
         self._preload: dict[str, None] = {}
         self._driver: DriverAccount | None = None
-        self._pids: dict[int, int] = {}
 
     @property
     def settled(self) -> dict[str, bool]:
@@ -102,6 +99,11 @@ class TestLoop:
     def _current(self) -> str:
         """The node id of the test that runs, or is about to."""
         return self._program.tests[self._index]
+
+    @property
+    def _has_ranks(self) -> bool:
+        """Whether the gang's processes are ranks, and not a driver or a test that starts some."""
+        return self._driver is None and not self._config.launches_ranks
 
     def run_all(self, of_lane: OfLane | None) -> None:
         """Run the tests to the end, or until ``-x`` or ``--maxfail`` stops the job.
@@ -121,15 +123,15 @@ class TestLoop:
             return
         self._has_many_forks = self._forks_ahead() >= MANY_FORKS
         remaining = list(range(len(self._program.tests)))
+        if of_lane:  # Launcher tests come first: each other test between them would wait for all that overlap.
+            remaining.sort(key=lambda index: not self._program.terms[index].launches)
         while remaining and not self._is_over():
             launchers = self._launchers_ahead(remaining) if of_lane else []
             if of_lane and len(launchers) > 1:
                 remaining[: sum(map(len, launchers))] = self._run_in_lanes(of_lane, launchers)
             else:
                 del remaining[: self._run(first_assembly(self._program.terms, remaining))]
-        if remaining:
-            nodeids = tuple(self._program.tests[index] for index in remaining)
-            self._journal.write(NotRun(tests=nodeids, reason=f"-x or --maxfail, {self._count.bad_tests} bad"))
+        self._leave_out(remaining)
         self._tell_changes()
 
     def _repeat(self, stress: Stress, of_lane: OfLane | None) -> None:
@@ -140,12 +142,12 @@ class TestLoop:
         program = replace(self._program, terms=terms)
         repetitions = Repetitions(stress, program, self._job.journal, nodes=self._config.nodes)
 
-        def make_worker(results: Path, plan: Plan = repetitions) -> TestLoop:
+        def make_worker(results: Path, plan: Plan = repetitions, own: Program = program) -> TestLoop:
             job = replace(self._job, folders=replace(self._folders, results=results))
-            return TestLoop(program, [of_lane(results)] if of_lane else self._nodes, job, self._count, plan)
+            return TestLoop(own, [of_lane(results)] if of_lane else self._nodes, job, self._count, plan)
 
         def run_gang(trials: Trials, index: int) -> None:
-            make_worker(self._folders.results, trials).run_some([index])
+            make_worker(self._folders.results, trials, trials.limited(program)).run_some([index])
 
         try:
             next_turn, results, most = repetitions.next_turn, self._folders.results, self._config.overlap
@@ -184,9 +186,11 @@ class TestLoop:
         remaining = list(indices)
         while remaining and not self._is_over():
             del remaining[: self._run(first_assembly(self._program.terms, remaining))]
-        if remaining:
-            nodeids = tuple(self._program.tests[index] for index in remaining)
-            self._journal.write(NotRun(tests=nodeids, reason=f"-x or --maxfail, {self._count.bad_tests} bad"))
+        self._leave_out(remaining)
+
+    def _leave_out(self, remaining: Sequence[int]) -> None:
+        for part in parts_of([self._program.tests[index] for index in remaining]):
+            self._journal.write(NotRun(tests=part, reason=f"-x or --maxfail, {self._count.bad_tests} bad"))
 
     def _launchers_ahead(self, remaining: Sequence[int]) -> list[list[int]]:
         terms = self._program.terms
@@ -232,10 +236,9 @@ class TestLoop:
         self._index = indices[0]
         terms = self._program.terms[indices[0]]
         # Without a process group, too: a fixture of the suite may make one.
-        has_ranks = not (terms.launches or self._config.launches_ranks)
-        groups = 1 if terms.has_process_group else OWN_GROUPS
-        rendezvous = make_rendezvous(self._config, self._folders.shared, groups=groups) if has_ranks else None
         self._driver = DriverAccount(self._journal, self._config) if terms.launches else None
+        groups = 1 if terms.has_process_group else OWN_GROUPS
+        rendezvous = make_rendezvous(self._config, self._folders.shared, groups=groups) if self._has_ranks else None
         try:
             gang = self._start(rendezvous, indices)
             try:
@@ -266,14 +269,10 @@ class TestLoop:
         )
         self._has_many_forks = False
         # What starts ranks starts them on its own node.
-        is_alone = orders.launches or self._config.launches_ranks
-        ranks = start_gang(self._nodes[:1] if is_alone else self._nodes, orders)
+        ranks = start_gang(self._nodes if self._has_ranks else self._nodes[:1], orders)
         self._journal.write(
             GangStarted(gang=number, pids=tuple(pid for node_ranks in ranks for pid in node_ranks.pids))
         )
-        # Only of this host, and of ranks that run tests themselves.
-        pairs = () if is_alone or len(ranks) > 1 else zip(ranks[0].ranks, ranks[0].pids, strict=True)
-        self._pids = dict(pairs)
         may_be_held = self._config.pdb_rank is not None
         start_up = FRESH_START if terms.is_fresh else 0.0
         return Gang(ranks, limits=self._config.limits, end=self._job.end, may_be_held=may_be_held, start_up=start_up)
@@ -288,7 +287,7 @@ class TestLoop:
         once = zip(indices, [*indices[1:], None], strict=True)
         steps = iter(once if self._repetitions is None else self._repetitions.steps(indices))
         first = self._begin(*next(steps))
-        with self._disturbed(first[0], is_joining=True):
+        with gang.disturbed(self._drawn_outside(first[0], is_joining=True)):
             start = gang.start()
         if rendezvous is not None:
             rendezvous.joined()
@@ -303,7 +302,7 @@ class TestLoop:
             may = may_disagree(self._current, self._config.mixed_skip)
             self._journal.write(TestStarted(nodeid=self._current, seed=command.seed, may_disagree=may, number=number))
             self._count.running[id(self)] = self._current
-            with self._disturbed(command, is_joining=False):
+            with gang.disturbed(self._drawn_outside(command, is_joining=False)):
                 step = gang.run(command, self._deadlines(command.index))
             mismatch = step.compare_calls() if self._program.terms[command.index].shares_ranks else None
             self._record(gang, step)
@@ -325,9 +324,12 @@ class TestLoop:
             command = self._repetitions.drawn(command, self._number)
         return command, self._number
 
-    def _disturbed(self, command: RunTest, *, is_joining: bool) -> AbstractContextManager[None]:
+    def _drawn_outside(self, command: RunTest, *, is_joining: bool) -> Sequence[Delay]:
+        """What disturbs the ranks that run a test themselves."""
+        if not self._has_ranks:
+            return ()
         drawn = drawn_outside(command.skew, command.seed, self._config.world_size)
-        return disturbing(self._pids, [each for each in drawn if (each.place == JOINING) == is_joining])
+        return [each for each in drawn if (each.place == JOINING) == is_joining]
 
     def _deadlines(self, index: int) -> Deadlines:
         terms = self._program.terms[index]

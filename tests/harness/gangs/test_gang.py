@@ -183,6 +183,16 @@ def test_a_death_between_two_tests_is_an_outcome_of_the_second(start_gang):
     assert outcomes(gang.run(RUN, DEADLINES)) == {0: Outcome.CRASHED}
 
 
+def test_a_death_after_its_own_part_counts_while_a_peer_is_in_the_test(start_gang):
+    def report_and_leave(end):
+        end.report(PASSED)
+        os._exit(1)
+
+    step = start_gang([wait], [report_and_leave]).run(RUN, DEADLINES)
+    assert (step.leader.rank, outcomes(step)) == (1, {0: Outcome.ABORTED, 1: Outcome.CRASHED})
+    assert step.leader.message == "rank 1 left with exit code 1 in mid-test, when it had ended its own part of the test"
+
+
 def test_a_report_of_another_test_is_none_of_this_one(start_gang):
     stale = Report(nodeid="t::before")
     step = start_gang([report(stale, FAILED, PASSED)]).run(RUN, DEADLINES)

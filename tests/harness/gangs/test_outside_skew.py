@@ -62,6 +62,16 @@ def test_a_stopped_rank_goes_on_when_its_time_is_up(rank):
         wait_for(lambda: not is_stopped(rank))
 
 
+def test_a_throttled_rank_runs_now_and_then_until_its_time_is_up(rank):
+    with disturbing({1: rank.pid}, [delay("throttled", seconds=0.45)]):
+        for _ in range(3):
+            wait_for(lambda: is_stopped(rank))
+            wait_for(lambda: not is_stopped(rank))
+    with disturbing({1: rank.pid}, [delay("throttled")]):
+        wait_for(lambda: is_stopped(rank))
+    assert not is_stopped(rank)
+
+
 def test_a_rank_goes_on_though_the_test_is_broken_off(rank):
     def break_off():
         with disturbing({1: rank.pid}, [delay("stopped")]):

@@ -13,6 +13,7 @@ import pytest
 from nodes_run import NodesRun
 
 from allranks.engine.agents import arrange_meeting
+from allranks.harness.config import Stress
 from allranks.harness.job_end import HANGUP_STATUS
 from allranks.records import (
     Begun,
@@ -25,6 +26,7 @@ from allranks.records import (
     NodesAgreed,
     NodesFailed,
     NodesMet,
+    Repeated,
 )
 
 WORDS = """
@@ -108,6 +110,26 @@ def failed_nodes(job):
 
 
 # What goes well
+
+
+def test_ranks_of_other_nodes_are_disturbed_from_outside(run_nodes):
+    job = run_nodes(
+        """
+import time
+import torch.distributed as dist
+
+def test_stops(rank):
+    longest, last, end = 0, time.monotonic(), time.monotonic() + 20
+    while rank == 3 and longest < 0.5 and time.monotonic() < end:
+        time.sleep(0.005)
+        longest, last = max(longest, time.monotonic() - last), time.monotonic()
+    dist.barrier()
+    assert rank != 3 or longest >= 0.5
+""",
+        stress=Stress(count=1, skew="3:stopped:300:1500ms"),
+    )
+    told = job.all(Repeated)[-1]
+    assert (told.tally.runs, told.tally.bad) == (1, 0)
 
 
 @pytest.mark.parametrize("init_method", ["env", "tcp", "file"])

@@ -3,7 +3,8 @@
 import selectors
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from allranks.harness.channel import End, RunTest
@@ -17,6 +18,7 @@ from allranks.harness.gangs.output import Output
 from allranks.harness.gangs.step_outcome import Step, StepOutcome, ended, reported
 from allranks.harness.job_end import JobEnd
 from allranks.outcomes import Outcome
+from allranks.skew import Delay
 
 TERM_GRACE = 1.0
 """Seconds between TERM and KILL: enough for an exit handler, and too short to matter."""
@@ -60,6 +62,7 @@ class Gang:
 
     Attributes:
         imported: Modules that its ranks imported late, for the next gang to import before its forks; in order.
+        ranks_may_leave: A rank whose test is over may exit before its peers' are.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Gang:
         start_up: float = 0.0,
     ) -> None:
         self._ranks = ranks
+        self.ranks_may_leave = False
         self._may_be_held = may_be_held
         self._start_up = start_up
         self._limits = limits
@@ -99,6 +103,20 @@ class Gang:
         step = Step(nodeid=command.nodeid)  # begins before any rank does
         self._send(command)
         return self._supervise(deadlines, step)
+
+    @contextmanager
+    def disturbed(self, delays: Collection[Delay]) -> Iterator[None]:
+        """Have its ranks disturbed from outside for the length of a block."""
+        if not delays:
+            yield
+            return
+        for node_ranks in self._ranks:
+            node_ranks.disturb(delays)
+        try:
+            yield
+        finally:
+            for node_ranks in self._ranks:
+                node_ranks.disturb(())
 
     def end(self) -> Step:
         """Let the ranks tear down and exit; late ones are stopped."""
@@ -257,7 +275,8 @@ class Gang:
                 self._restart_clock()
             if not report.is_final and not report.tells_of_trouble:
                 return
-        if rank not in self._pending:
+        # In a test a peer may still need a rank whose own part is over, as the callee of an RPC.
+        if rank not in self._pending and (self.ranks_may_leave or not (self._pending and step.nodeid)):
             return
         if isinstance(event, RankExit):
             self._noted_exits.add(rank)

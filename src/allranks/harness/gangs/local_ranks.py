@@ -15,10 +15,12 @@ from allranks.harness.channel import End, Report, RunTest
 from allranks.harness.gangs.call_board import LastCall, read_board, read_phase, read_wait
 from allranks.harness.gangs.orphans import REAP_TIMEOUT, KilledOrphan, Orphans, kill_orphans
 from allranks.harness.gangs.output import Output, OutputLog
+from allranks.harness.gangs.outside_skew import disturbing
 from allranks.harness.gangs.rank_process import Echo, RankProcess
 from allranks.harness.stacks.child_stacks import PATIENCE, ChildHang, Surroundings, find_children, text_of, words_for
 from allranks.harness.stacks.flight_recorder import FlightRecorder
 from allranks.harness.stacks.stacks import STACKS_SIGNAL, StackFile, dump_stacks
+from allranks.skew import Delay
 
 CLOSED_TIMEOUT = 1.0
 """Seconds for a rank to die after the end of its pipe; if it still lives then, it has closed the pipe itself."""
@@ -114,6 +116,9 @@ class Ranks(Protocol):
     def send(self, command: RunTest | End) -> None:
         """Send a command to each."""
 
+    def disturb(self, delays: Collection[Delay]) -> None:
+        """End what disturbs these ranks from outside, and begin with this."""
+
     def signal(self, ranks: Collection[int], number: int) -> None:
         """Send a signal to these ranks alone."""
 
@@ -178,6 +183,7 @@ class LocalRanks:
         self._selector: selectors.BaseSelector | None = None
         self._stopped: set[int] = set()
         self._names: dict[int, dict[int, str]] = {}
+        self._disturbance = contextlib.ExitStack()
 
     @property
     def ranks(self) -> Sequence[int]:
@@ -268,6 +274,12 @@ class LocalRanks:
         for rank in self._processes.values():
             rank.link.send(command)
 
+    def disturb(self, delays: Collection[Delay]) -> None:
+        """See :meth:`Ranks.disturb`."""
+        self._disturbance.close()
+        pids = {number: rank.pid for number, rank in self._processes.items() if rank.exit_status is None}
+        self._disturbance.enter_context(disturbing(pids, delays))
+
     def signal(self, ranks: Collection[int], number: int) -> None:
         """See :meth:`Ranks.signal`."""
         for rank in ranks:
@@ -344,6 +356,7 @@ class LocalRanks:
 
     def close(self) -> Sequence[KilledOrphan]:
         """See :meth:`Ranks.close`."""
+        self._disturbance.close()
         ranks = {rank.pid: number for number, rank in self._processes.items()}
         left = kill_orphans(self._orphans, ranks, self._stopped)
         for rank in self._processes.values():

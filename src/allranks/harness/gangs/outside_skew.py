@@ -1,4 +1,4 @@
-"""Disturbs ranks from outside as ``--skew`` decides: stops whole processes, and keeps cores busy.
+"""Disturbs ranks from outside as ``--skew`` decides: stops and slows processes, and keeps cores busy.
 
 Threads of C++ make no call that a rank could delay: a stopped process has none that goes on.
 """
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +18,9 @@ from allranks.skew import Delay
 
 _CROWD: Final = 4
 """Busy processes beside a rank on its core: it gets a fifth of it."""
+
+_PERIOD, _SHARE = 0.1, 0.2
+"""A throttled rank runs for this share of each period, in seconds, as under a quota of its control group (cpu.max)."""
 
 _SPIN: Final = "import sys, time; end = time.monotonic() + float(sys.argv[1])\nwhile time.monotonic() < end: pass"
 """Ends by itself: nothing spins on if the supervisor is killed."""
@@ -54,21 +58,26 @@ def _act(pids: Mapping[int, int], delay: Delay, over: threading.Event) -> None:
             return
         elif delay.place == "crowded":
             _keep_busy(_CROWD, delay, over, lambda: _core_of(pid))
+        elif delay.place == "throttled":
+            _stop(pid, delay, over, _PERIOD * (1 - _SHARE), _PERIOD * _SHARE)
         else:
-            _stop(pid, delay, over)
+            _stop(pid, delay, over, delay.seconds)
 
 
-def _stop(pid: int, delay: Delay, over: threading.Event) -> None:
-    """Stop a process, all of its threads, for a while."""
+def _stop(pid: int, delay: Delay, over: threading.Event, stopped: float, goes_on: float = 0.0) -> None:
+    """Stop a process, all of its threads, for so many seconds, and again after some until the delay is over."""
     pidfd = os.pidfd_open(pid)  # another process may get the number of one that ends meanwhile
     try:
         if over.wait(delay.call / 1000):
             return
-        signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
-        try:
-            over.wait(delay.seconds)
-        finally:
-            signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+        end = time.monotonic() + delay.seconds
+        while (left := end - time.monotonic()) > 0 and not over.is_set():
+            signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
+            try:
+                over.wait(min(stopped, left))
+            finally:
+                signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+            over.wait(goes_on)
     finally:
         os.close(pidfd)
 

@@ -19,6 +19,7 @@ from allranks.harness.job_end import HangupError, JobEnd
 from allranks.harness.nodes.connection import ConnectionLostError, Message, NodeConnection
 from allranks.harness.nodes.node import CollectionDigest, Node, Orders
 from allranks.outcomes import shorten
+from allranks.skew import delays_of
 from allranks.typed_json import build_named, told
 
 _SENT = 16_000
@@ -159,6 +160,8 @@ class _Service:
         match command:
             case "send":
                 ranks.send(build_named(message["command"], COMMANDS))
+            case "disturb":
+                ranks.disturb(delays_of(message["delays"]))
             case "signal":
                 ranks.signal(message["ranks"], message["number"])
             case "freeze":

@@ -22,6 +22,7 @@ from allranks.harness.linux import Timer
 from allranks.harness.nodes.connection import ConnectionLostError, Message, NodeConnection
 from allranks.harness.nodes.node import CollectionDigest, CollectionFailure, NodeLostError, Orders, difference
 from allranks.harness.nodes.node_rendezvous import NodesError
+from allranks.skew import Delay, skew_of
 from allranks.typed_json import build, told
 
 _BEATS = 4
@@ -193,6 +194,10 @@ class RemoteRanks:
     def send(self, command: RunTest | End) -> None:
         """See :meth:`allranks.harness.gangs.local_ranks.Ranks.send`."""
         self._link.send({"do": "send", "command": [type(command).__name__, told(command)]})
+
+    def disturb(self, delays: Collection[Delay]) -> None:
+        """See :meth:`allranks.harness.gangs.local_ranks.Ranks.disturb`."""
+        self._link.send({"do": "disturb", "delays": skew_of(delays)})
 
     def signal(self, ranks: Collection[int], number: int) -> None:
         """See :meth:`allranks.harness.gangs.local_ranks.Ranks.signal`."""

@@ -8,6 +8,7 @@ import functools
 import itertools
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,8 @@ import pytest
 import torch
 from torch import distributed
 
-from allranks.harness.ranks.call_counter import COLLECTIVES, MESSAGES, wrap
+from allranks.harness.ranks.call_counter import COLLECTIVES, wrap
+from allranks.harness.ranks.counted_group import MESSAGES
 from allranks.skew import OFF, LateRank, NamedDelays, lateness, milliseconds
 
 DELAYS = "allranks-skew"
@@ -48,6 +50,9 @@ _NOT_USERS = (
 )
 """Parts of the paths of frames that are no user's."""
 
+_STARTED = "_allranks_started"
+"""The attribute of a thread that has the place of its start."""
+
 _sleep = time.sleep
 
 
@@ -66,7 +71,7 @@ class SkewedCalls:
         self._has_wrapped = False
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self) -> Generator[None, object, object]:
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Delay the beginning of a test, and the calls in it."""
         rank, seed = os.environ.get("RANK", ""), os.environ.get("ALLRANKS_SEED", "")
         if rank.isdecimal() and seed.isdecimal():
@@ -74,7 +79,8 @@ class SkewedCalls:
             self._late, self._calls = lateness(self.skew, int(seed), int(rank)), itertools.count(1)
             if self._late is not None:
                 self._left = self._late.most
-                self._wait(self._late.delay(0)[0], "before the test", 0)
+                file, line, _ = item.location
+                self._wait(self._late.delay(0)[0], "before the test", 0, f" at {Path(file).name}:{(line or 0) + 1}")
         try:
             return (yield)
         finally:
@@ -86,6 +92,7 @@ class SkewedCalls:
         self._has_wrapped = True
         for method in (*COLLECTIVES, *MESSAGES):
             wrap(distributed.ProcessGroup, method, functools.partial(self._delayed_method, name=method))
+        wrap(threading.Thread, "start", _noted_start)
         wrap(distributed.Work, "wait", functools.partial(self._delayed_method, name="wait"))
         store = torch._C._distributed_c10d.Store  # noqa: SLF001
         for method in _STORE:
@@ -130,22 +137,33 @@ class SkewedCalls:
         yield
         self._wait(after, f"after {name}", number)
 
-    def _wait(self, seconds: float, what: str, number: int) -> None:
+    def _wait(self, seconds: float, what: str, number: int, where: str = "") -> None:
         seconds = min(seconds, self._left)
         if seconds <= 0:
             return
         self._left -= seconds
         if seconds >= _TOLD:
-            where = _place(sys._getframe(1))  # noqa: SLF001 - inspect.stack() reads source files
+            where = where or _place(sys._getframe(1))  # noqa: SLF001 - inspect.stack() reads source files
             sys.stderr.write(f"--skew: {milliseconds(seconds)} ms {what} (call {number}{where})\n")
         _sleep(seconds)
 
 
+def _noted_start(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Start a thread, and note where: torch's functions may be all that it runs."""
+
+    def start(thread: threading.Thread) -> None:
+        if found := _place(sys._getframe(1)):  # noqa: SLF001 - inspect.stack() reads source files
+            vars(thread)[_STARTED] = f" in a thread of{found.removeprefix(' at')}"
+        original(thread)
+
+    return start
+
+
 def _place(frame: FrameType | None) -> str:
-    """The innermost line that is neither torch's nor ours, in words; empty for none."""
+    """The innermost line that is neither torch's nor ours, or that started this thread, in words; empty for none."""
     while frame is not None:
         file = frame.f_code.co_filename
         if not any(part in file for part in _NOT_USERS) and not file.startswith("<"):
             return f" at {Path(file).name}:{frame.f_lineno}"
         frame = frame.f_back
-    return ""
+    return str(vars(threading.current_thread()).get(_STARTED, ""))
