@@ -76,6 +76,7 @@ def test_a_report_is_as_good_as_the_folder_of_a_run(allranks, runs, tmp_path, fo
     [
         '<testcase name="a"><failure/></testcase><testcase name="a"/>',  # a failed call, a good tear-down
         '<testcase name="a"><skipped/><error/></testcase>',
+        '<testcase name="a"><skipped/><flakyError/></testcase>',
         '<testcase name="a" status="failed"/>',
         '<testcase name="a"><error/></testcase></testsuite><testsuite name="s"><testcase name="a"/>',
         '</testsuite><testcase name="a"><error/></testcase><testsuite name="s">',
@@ -83,12 +84,34 @@ def test_a_report_is_as_good_as_the_folder_of_a_run(allranks, runs, tmp_path, fo
         '<testcase name="a"><result><failure/></result></testcase>',
         '<group><testcase name="a"><error/></testcase></group>',
         '<testcase name="a"/><error message="of the suite"/>',
+        '</testsuite><testsuite name="s" failures="1"><testcase name="a"/>',
+        '</testsuite><testsuite name="s" tests="2"><testcase name="a"/>',
+        '</testsuite><testsuite name="s" status="failed"><testcase name="a"/>',
     ],
 )
 def test_no_failure_of_a_foreign_report_is_lost(allranks, tmp_path, cases):
     for name, content in (("a.xml", '<testcase name="a"/>'), ("b.xml", cases)):
         (tmp_path / name).write_text(f'<testsuites><testsuite name="s">{content}</testsuite></testsuites>')
     assert allranks("compare", str(tmp_path / "a.xml"), str(tmp_path / "b.xml"))[0] == 1
+
+
+def test_results_outside_any_job_are_worse(allranks, runs):
+    (runs[1] / "TEST-t.xml").write_text("<testsuite><testcase name='a'><failure/></testcase></testsuite>")
+    code, out, _ = allranks("compare", str(runs[0]), str(runs[1]))
+    assert code == 1
+    assert "allranks::manifest (run / manifest)\n      TEST-t.xml: results outside any job's folder" in out
+
+
+def test_an_error_of_a_job_or_of_a_report_that_is_over_is_not_worse(allranks, runs, tmp_path):
+    lost = tmp_path / "lost"
+    shutil.copytree(runs[0], lost)
+    shutil.rmtree(lost / "cells")
+    (tmp_path / "a.xml").write_text("<testsuite failures='1'><testcase name='a'/></testsuite>")
+    (tmp_path / "b.xml").write_text("<testsuite><testcase name='a'/></testsuite>")
+    for name, one, other in (("job", lost, runs[1]), ("report", tmp_path / "a.xml", tmp_path / "b.xml")):
+        _, out, _ = allranks("compare", str(one), str(other), "--json")
+        assert (f"allranks::{name}", "fixed") in differences(out)
+    assert allranks("compare", str(tmp_path / "b.xml"), str(tmp_path / "a.xml"))[0] == 1
 
 
 def test_the_parts_of_a_report_are_one(allranks, tmp_path):
@@ -123,6 +146,7 @@ def test_two_versions_of_torch_and_two_cells_are_parts_of_one_run(allranks, tmp_
         (["old", "torch=1"], "There is no run torch=1"),
         (["old", "empty"], "empty cannot be compared.\n  There is no result in it."),
         (["old", "broken.xml"], "broken.xml cannot be compared.\n  It is damaged"),
+        (["none.xml", "old"], "none.xml cannot be compared.\n  There is no result in it."),
         (["page.xml", "page.xml"], "its root element is <html>"),
     ],
 )
@@ -131,6 +155,7 @@ def test_what_cannot_be_compared_is_one_error(allranks, tmp_path, monkeypatch, a
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken.xml").write_text("<testsuites><testsuite>")
+    (tmp_path / "none.xml").write_text("<testsuites/>")
     (tmp_path / "page.xml").write_text("<html/>")
     code, out, err = allranks("compare", *arguments)
     assert (code, out) == (2, "")

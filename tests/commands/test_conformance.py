@@ -137,6 +137,16 @@ def test_a_named_table_is_compared_with(kit, capsys, repository):
     assert "gloo: reduce: wrong -> works" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("backends", "words"),
+    [('{"nccl": []}', "old.json has no table of gloo"), ('{"gloo": 5}', "old.json cannot be read")],
+)
+def test_a_named_table_without_this_backend_is_refused(kit, capsys, repository, backends, words):
+    (repository / "old.json").write_text(f'{{"generator": "allranks", "schema": 1, "backends": {backends}}}')
+    assert kit("--backend", "gloo", "--compare", "old.json") == 2
+    assert words in capsys.readouterr().err
+
+
 def test_an_unreadable_table_of_another_run_is_passed_over(kit, capsys, repository):
     (repository / "results" / "broken").mkdir(parents=True)
     (repository / "results" / "broken" / "conformance.json").write_text("{")

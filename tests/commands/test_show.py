@@ -50,6 +50,13 @@ def test_failed_ones_alone(allranks, report):
     assert out.endswith("1 test: 1 failed\n")
 
 
+def test_a_report_that_contradicts_itself_is_said(allranks, tmp_path):
+    (tmp_path / "r.xml").write_text('<testsuite failures="1"><testcase name="a"/></testsuite>')
+    said = "r.xml contradicts itself: a suite declares failures=1, and has failures=0."
+    assert allranks("show", str(tmp_path / "r.xml"))[1].endswith(f"{said}\n1 test: 1 passed\n")
+    assert json.loads(allranks("show", str(tmp_path / "r.xml"), "--json")[1])["problem"] == said
+
+
 def test_one_rank_has_its_own_outcome_and_time(allranks, report):
     _, out, _ = allranks("show", str(report), "--rank", "0")
     assert out.splitlines()[0] == "rank 0 aborted     3.00 s  c / s: t.py::bad (t.py:3)"

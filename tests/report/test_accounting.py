@@ -243,6 +243,18 @@ def test_a_job_in_which_every_test_skipped_is_said_even_when_another_ran(run_fol
     assert merged.only({JOB}).notes == ()
 
 
+def test_a_report_without_a_test_is_said_even_when_another_has_some(write_ranks):
+    write_ranks("a.xml", ['<testcase name="a"/>'])
+    assert merge(write_ranks("b.xml", []), environ={}).notes == ("No test executed in 1 of 2 jobs: foreign / b.",)
+
+
+def test_an_attempt_that_left_nothing_is_missed_without_a_plan_too(run_folder):
+    run_folder.both(JOB, {A: "passed"})
+    run_folder.attempt("gloo-w2-g0-tcp/collectives")
+    merged = judged(run_folder)
+    assert code(merged) is ExitCode.UNACCOUNTED
+
+
 def test_tests_that_a_stop_kept_from_running_are_skipped_and_did_not_execute(run_folder):
     run_folder.manifest(JOB)
     run_folder.both(JOB, {A: "failed"}, collected=[A, B], not_run=[B], stop_reason="-x")
@@ -255,10 +267,10 @@ def test_tests_that_a_stop_kept_from_running_are_skipped_and_did_not_execute(run
 def test_the_newest_attempt_counts(run_folder):
     run_folder.manifest(JOB)
     run_folder.both(JOB, {A: "failed"})
-    for number, outcome in ((2, "failed"), (10, "passed")):
+    for number in range(2, 11):
         run_folder.job(JOB, number=number, collected=[A])
         for rank in range(2):
-            run_folder.rank(JOB, rank, {A: outcome}, number=number)
+            run_folder.rank(JOB, rank, {A: "passed" if number == 10 else "failed"}, number=number)
     merged = judged(run_folder)
     assert (only_suite(merged).attempt, code(merged)) == (10, ExitCode.OK)
 

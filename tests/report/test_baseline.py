@@ -105,6 +105,13 @@ def test_the_command_makes_the_baseline_and_holds_a_run_against_it(run_folder, t
     assert read_baseline(file) == {CELL: {"collectives": 1}}
 
 
+def test_a_suite_of_the_baseline_that_is_not_there_is_missed_without_a_plan(write_ranks):
+    root = write_ranks("cell/a.xml", ['<testcase name="a"/>'])
+    merged = merge(root, environ={}, baseline={"cell": {"a": 1}, "other": {"b": 1}})
+    assert [failure.message for failure in merged.failures] == ["The baseline has this suite, and the results do not."]
+    assert exit_code(merged, nothing_ran_allowed=False) is ExitCode.TESTS_FAILED
+
+
 def test_only_suites_in_which_all_is_well_renew_the_baseline():
     known = {CELL: {"collectives": 5, "other": 7}}
     failed = Verdict(kind=VerdictKind.FAILURE, rule=VerdictRule.LEADING_OUTCOME)

@@ -106,6 +106,16 @@ def tables_of(*suites):
 REDUCE = {"operation": "all_reduce", "dtype": "int32"}
 
 
+def test_a_bad_cell_is_in_a_table_that_is_full(monkeypatch):
+    monkeypatch.setattr("allranks.report.capabilities.MOST_CELLS", 1)
+    tests = {
+        name: ({"operation": name}, verdict(outcome, nodeid=name)) for name, outcome in (("a", P), ("b", P), ("c", F))
+    }
+    tables = tables_of(suite(tests))
+    assert [key.operation for key in tables["mine"]] == ["a", "c"]
+    assert is_bad(tables)
+
+
 @pytest.fixture
 def tables():
     return tables_of(

@@ -66,6 +66,19 @@ def test_rank_xml_of_the_attempt_before_that_somebody_has_written_is_found(attem
     assert {"allranks::rank-0.xml", "allranks::rank-1.xml"} <= kinds.keys()
 
 
+def test_an_earlier_attempt_that_somebody_has_written_or_removed_is_missed(attempt, merged):
+    folder = attempt(1, {A: "passed", B: "failed"})
+    digests = {path.name: digest(path) for path in folder.glob("rank-*.xml")}
+    attempt(1, {A: "passed", B: "passed"}, rank_files=digests)
+    attempt(2, {A: "passed", B: "skipped"})
+    code, kinds = merged()
+    assert code == 3
+    assert {"allranks::rank-0.xml", "allranks::rank-1.xml"} <= kinds.keys()
+    shutil.rmtree(folder)
+    code, kinds = merged()
+    assert (code, kinds["allranks::job"]) == (3, ("error", []))
+
+
 def test_a_test_that_neither_attempt_has_run_is_missed(attempt, merged):
     attempt(1, {A: "passed", B: None, C: None}, error={"kind": "interrupted", "what": "Ctrl-C"})
     attempt(2, {B: "passed"}, continues=1)

@@ -56,6 +56,13 @@ def test_a_job_that_was_gathered_twice_is_said(run_folder):
     )
 
 
+def test_a_rank_whose_times_are_those_of_another_is_said(write_ranks):
+    cases = [f'<testcase name="{name}" time="{seconds}"/>' for name, seconds in (("a", 0.1), ("b", 0.2), ("c", 0.3))]
+    for rank in (0, 1):
+        root = write_ranks(f"unit/rank-{rank}.xml", cases)
+    assert judged(root)[1].notes == ("foreign / unit: rank-1.xml has the times of rank-0.xml, as if it were a copy.",)
+
+
 def test_results_in_the_folder_of_another_job_are_an_error_that_names_that_job(run_folder):
     for cell in (CELL, "gloo-w2-g0-tcp"):
         run_folder.both(f"{cell}/collectives", TIMED)

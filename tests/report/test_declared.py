@@ -43,6 +43,7 @@ SIZE = '<property name="allranks.world_size" value="{}"/>'
     [
         (f"{GOOD}<failed/>", "<failed> is in no testcase"),
         (f"{GOOD}<test name='b'><crash/></test>", "<crash> is in no testcase"),
+        ("<testcase name='a'><skipped><x result='fail'/></skipped></testcase>", "<x> is nested in <skipped>"),
         (f"<properties>{SIZE.format(2)}{SIZE.format(1)}</properties>{GOOD}", "allranks.world_size is 2 and 1"),
     ],
 )
@@ -70,6 +71,15 @@ def outcomes(file):
         ("<testcase name='a' timed_out='true'/>", True),
         ("<testcase name='a' exitCode='137'/>", True),
         ("<testcase name='a' exception='ValueError'/>", True),
+        ("<testcase name='a'><exitCode>137</exitCode></testcase>", True),
+        ("<testcase name='a'><success>false</success></testcase>", True),
+        ("<testcase name='a'><passed><step status='failed'/></passed></testcase>", True),
+        ("<testcase name='a'><properties><property name='x' status='failed'/></properties></testcase>", True),
+        ("<testcase name='a'><test-outcome>fail</test-outcome></testcase>", True),
+        ("<testcase name='a'><hang/></testcase>", True),
+        ("<testcase name='a' failure-message='1 is not 2'/>", True),
+        ("<testcase name='a' killed='true'/>", True),
+        ("<testcase name='a' errorMessage=''><exitCode>0</exitCode><success/><passed>1</passed></testcase>", False),
         ("<testcase name='a'><status>PASSED</status><step status='odd'/></testcase>", False),
         ("<testcase name='a' hasFailed='no' exit-code='0' errorCount='0' timeout='60'/>", False),
         ("<testcase name='a'><system-out><failure/></system-out></testcase>", False),
@@ -111,6 +121,13 @@ def test_all_readers_find_what_a_testcase_states(tmp_path, case, is_bad):
         ('Failures="1"', GOOD, "failures=1, and has failures=0"),
         ('failed="1"', GOOD, 'reports failed="yes", but no test in it went wrong'),
         ('success="false"', GOOD, 'reports success="false", but no test in it went wrong'),
+        ('crashes="1"', GOOD, 'reports crashes="yes", but no test in it went wrong'),
+        ('timeouts="2"', GOOD, 'reports timeouts="yes"'),
+        ('numFailedTests="1"', GOOD, 'reports failed="yes"'),
+        ('tests-failed="1"', GOOD, 'reports failed="yes"'),
+        ('numberOfFailures="1"', GOOD, "failures=1, and has failures=0"),
+        ('errors="1" failures="-1"', GOOD, "errors=1, failures=-1, and has errors=0"),
+        ('interrupted="true"', GOOD, 'reports interrupted="true"'),
     ],
 )  # fmt: skip
 def test_what_a_suite_declares_and_does_not_have_is_a_contradiction(read, attributes, inside, says):
@@ -134,7 +151,7 @@ def test_the_counts_of_the_root_are_compared_too(read, root):
     "document",
     [
         suite('tests="" errors=" "', GOOD),
-        suite('failed="0" error="0" success="true" crashed="false"', GOOD),
+        suite('failed="0" error="0" success="true" crashed="false" crashes="0" timeouts="0" timeout="60"', GOOD),
         suite('tests="1" errors="0" failures="0" skipped="0"', GOOD),
         suite('tests="1,000"', *(f'<testcase name="{number}"/>' for number in range(1000))),
         # GoogleTest: an element for each assertion that fails, and disabled tests that are not among the skipped.

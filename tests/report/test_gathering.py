@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import zipfile
 
 import pytest
 
@@ -216,7 +217,7 @@ def test_results_that_lie_in_no_jobs_folder_are_missed_by_name(merged, gathered)
 RED = '<testsuites><testsuite><testcase name="t"><failure/></testcase></testsuite></testsuites>'
 
 
-@pytest.mark.parametrize("name", ["results.xml", "TEST-t.xml", "rank_1.xml", "rank-1.xml.gz", "journal.jsonl"])
+@pytest.mark.parametrize("name", ["results.xml", "TEST-t.junit", "rank_1.xml", "rank-1.xml.gz", "journal.jsonl"])
 def test_results_of_any_form_beside_a_run_are_missed_by_name(merged, gathered, name):
     (gathered / "elsewhere").mkdir()
     (gathered / "elsewhere" / name).write_text(RED)
@@ -230,6 +231,51 @@ def test_other_xml_and_reports_of_allranks_beside_a_run_are_none_of_its_results(
     (gathered / "machine-1/junit.xml").write_text('<testsuites name="allranks" tests="0"/>')
     _, suites = merged()
     assert "run/manifest" not in suites
+
+
+@pytest.fixture
+def red(tmp_path):
+    """A folder elsewhere with a failure."""
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "TEST-t.xml").write_text(RED)
+    return folder
+
+
+def packed(folder, archive):
+    with zipfile.ZipFile(archive, "w") as target:
+        target.write(folder / "TEST-t.xml", "junit.xml")
+
+
+MAKERS = {
+    "machine-3": lambda red, path: path.symlink_to(red),
+    "machine-3.zip": packed,
+    "cut.zip": lambda red, path: (packed(red, path), path.write_bytes(path.read_bytes()[:-9])),
+    "TEST-b.xml": lambda _, path: path.write_text(f'<testsuites name="allranks">{RED[12:]}'),
+    "report/junit.xml": lambda _, path: path.write_text(f'<testsuites name="allranks">{RED[12:]}'),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_results_in_a_form_that_is_not_read_are_missed_by_name(gathered, tmp_path, red, name):
+    (tmp_path / "loose").mkdir()
+    (tmp_path / "loose/TEST-a.xml").write_text(RED.replace("<failure/>", ""))
+    for folder in (gathered, tmp_path / "loose"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        MAKERS[name](red, folder / name)
+        found = []
+        merge(folder, environ={}, observers=[found.append])
+        assert found[0].tests[0].verdict.message.startswith(f"{name} has results, and is a link")
+
+
+def test_what_is_unpacked_or_read_elsewhere_is_not_missed(merged, gathered, red):
+    packed(red, gathered / "machine-1.zip")
+    (gathered / "machine-1/junit.xml").write_text('<testsuites name="allranks"/>')
+    (gathered / "none.zip").write_text("none")
+    with zipfile.ZipFile(gathered / "source.zip", "w") as source:
+        source.writestr("coverage.xml", "<coverage/>")
+    (gathered / "data").symlink_to("/usr/lib/locale")
+    assert "run/manifest" not in merged()[1]
 
 
 def test_results_without_a_plan_are_noted(merged, gathered):

@@ -107,6 +107,13 @@ def test_a_second_merge_reads_none_of_it_and_writes_the_same(write_ranks):
     assert {place: ET.tostring(root) for place, root in lay_out(folder).items()} == once
 
 
+def test_what_an_earlier_merge_has_laid_out_is_removed(write_ranks):
+    root = write_ranks("unit/rank-0.xml", ['<testcase classname="test_x.T" name="test_a" file="test_x.py"/>'])
+    assert len(lay_out(root)) == 1
+    (root / "unit/rank-0.xml").write_text('<testsuite><testcase name="a" file="test_y.py"/></testsuite>')
+    assert ["test_y" in place for place in lay_out(root)] == [True]
+
+
 def test_a_link_out_of_the_results_is_refused(results, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

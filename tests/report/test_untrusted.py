@@ -113,6 +113,56 @@ def test_results_under_another_name_than_a_ranks_are_missed_by_that_name(good, w
         assert code is ExitCode.UNACCOUNTED
 
 
+@pytest.mark.parametrize("name", ["rank-1.zip", "rank-1.tar.gz", "rank-1.txt", "rank-1.json", "rank-1"])
+def test_what_has_a_ranks_results_by_another_name_is_an_error(write_ranks, name):
+    root = write_ranks("unit/rank-0.xml", ['<testcase name="a"/>'])
+    (root / "unit" / name).write_text('<testsuite name="s"><testcase name="a"><failure/></testcase></testsuite>')
+    tests, code = judged(root)
+    assert f"{name} is not read: rank-1" in tests["allranks::rank 1"].message
+    assert code is ExitCode.UNACCOUNTED
+
+
+@pytest.mark.parametrize("name", ["rank-1.log", "rank-1.log.gz", "trace_rank_1.json.gz", "logs.zip", ".rank-1.zip"])
+def test_logs_and_traces_beside_a_ranks_file_are_of_no_concern(write_ranks, name):
+    root = write_ranks("unit/rank-0.xml", ['<testcase name="a"/>'])
+    (root / "unit" / name).write_text("[rank 1] a line: <testsuite/>")
+    assert judged(root)[1] is ExitCode.OK
+
+
+@pytest.mark.parametrize("name", ["TEST-b.junit", "TEST-b.xml.bak", "results"])
+def test_results_that_are_not_named_as_xml_are_missed(write_ranks, name):
+    root = write_ranks("unit/TEST-a.xml", ['<testcase name="a"/>'])
+    (root / "unit" / name).write_text('<testsuite name="s"><testcase name="a"><failure/></testcase></testsuite>')
+    tests, code = judged(root)
+    assert f"{name} is not read: " in tests[f"allranks::{name}"].message
+    assert code is ExitCode.UNACCOUNTED
+
+
+def test_a_copy_of_a_file_of_no_rank_is_noted(write_ranks):
+    root = write_ranks("TEST-a.xml", ['<testcase name="a"/>'])
+    (root / "TEST-a.xml.bak").write_text("<testsuite/>")
+    assert merge(root, environ={}).notes == ("foreign / TEST-a: TEST-a.xml.bak was not read, TEST-a.xml was.",)
+
+
+def test_folders_of_ranks_are_ranks(write_ranks):
+    for rank, case in ((0, "<testcase name='a'/>"), (1, "<testcase name='a'><skipped/></testcase>"), (3, "")):
+        root = write_ranks(f"unit/rank-{rank}/r.xml", [case])
+    tests, code = judged(root)
+    assert tests["a"].message == "ranks 2, 3 are missing: nothing came back."
+    assert code is ExitCode.UNACCOUNTED
+    write_ranks("unit/rank-3/r.xml", ["<testcase name='a'/>"])
+    write_ranks("unit/rank-2/r.xml", ["<testcase name='a'/>"])
+    assert judged(root)[0]["a"].message.startswith("ranks disagree: 0, 2, 3 passed; 1 skipped")
+
+
+def test_a_number_of_ranks_in_the_names_of_files_counts(write_ranks):
+    for rank in (0, 1):
+        root = write_ranks(f"rank-{rank}-of-4.xml", ['<testcase name="a"/>'])
+    tests, code = judged(root)
+    assert tests["a"].message == "ranks 2, 3 are missing: nothing came back."
+    assert code is ExitCode.UNACCOUNTED
+
+
 def test_a_copy_beside_a_ranks_file_is_noted(good, write_ranks):
     (good.attempt(JOB) / "rank-1.xml.bak").write_text("old")
     root = write_ranks("unit/rank-0.xml", ['<testcase name="a"/>'])

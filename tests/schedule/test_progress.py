@@ -1,4 +1,5 @@
 import time
+from dataclasses import replace
 
 import pytest
 from scripted_engine import failed
@@ -6,7 +7,7 @@ from scripted_engine import failed
 from allranks.outcomes import Outcome
 from allranks.records import Collected, Passed, Repeated, TestStarted
 from allranks.repetitions import RepetitionTally
-from allranks.schedule.progress import Board, Rate
+from allranks.schedule.progress import Board, Pace, rate_so_far
 
 
 def ended(nodeid, outcome, rank=0):
@@ -91,19 +92,17 @@ def test_a_job_that_is_over_keeps_counts_and_no_names(board):
 
 
 def test_the_rate_of_a_job_is_that_of_all_its_tests():
-    rate = Rate()
-    rate.note(Repeated(nodeid="t", tally=RepetitionTally(runs=500, bad=1)))
-    rate.note(Repeated(nodeid="u", tally=RepetitionTally(runs=10)))
-    assert rate.note(Repeated(nodeid="t", tally=RepetitionTally(runs=1490, bad=3))) == "1,500 runs, 3 bad (0.2 %)"
-    assert rate.note(Repeated(nodeid="t", tally=RepetitionTally(runs=1490, bad=1480))).endswith("(98.7 %)")
+    told = Repeated(nodeid="t", tally=RepetitionTally(runs=10), runs=1500, bad=3)
+    assert rate_so_far(told) == "1,500 runs, 3 bad (0.2 %)"
+    assert rate_so_far(replace(told, bad=1480)).endswith("(98.7 %)")
 
 
 def test_a_log_has_a_line_after_ten_seconds_and_then_less_often(monkeypatch):
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    rate, lines = Rate(_began=0.0), []
+    pace, lines = Pace(_began=0.0), []
     for now in map(float, range(1, 200)):
-        lines += [now] if rate.is_due() else []
+        lines += [now] if pace.is_due() else []
     assert lines[:5] == [10, 20, 30, 40, 50]
     assert lines[-1] - lines[-2] > 30
 

@@ -100,7 +100,10 @@ def add(parser: CommandParser) -> None:
 def _conformance(options: argparse.Namespace) -> ExitCode:
     _check_names(options)
     if options.compare:
-        _read(options.compare)  # a mistake shows before the run
+        known = _read(options.compare)  # a mistake shows before the run
+        if not known.get(options.backend):
+            msg = f"{options.compare} has no table of {options.backend}, and would show no change."
+            raise UsageError(msg, why=f"It has {', '.join(known) or 'none'}.", remedy="Name one of this backend.")
     own = [argument for arguments in options.own_pytest_args for argument in arguments]
     options.pytest_args = (*own, *options.pytest_args)
     if options.engine == AUTO and (options.python or installed_torch()[0]) and not options.image:
@@ -225,7 +228,7 @@ def _read(path: Path) -> Tables:
 
     try:
         return from_document(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         msg = f"{path} cannot be read."
         raise UsageError(
             msg, why=f"{error}.", remedy="Name a conformance.json that this version has written."

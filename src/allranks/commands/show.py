@@ -44,6 +44,8 @@ def _show(options: argparse.Namespace) -> ExitCode:
         counts[_WORDS[case.verdict]] += 1
         for line in _lines(case, options.rank):
             say(for_terminal(line))
+    if problem := _problem(options.file):
+        say(for_terminal(problem))
     told = [f"{number} {word}" for word, number in counts.items()]
     say(f"{counted(counts.total(), 'test')}: {', '.join(told)}" if told else "no such test")
     return ExitCode.OK
@@ -59,6 +61,13 @@ def _cases(options: argparse.Namespace) -> Iterator["ReportedCase"]:
         own = None if options.rank is None else case.rank(options.rank)
         if not options.failed or (case.is_bad if own is None else own.outcome.is_bad):
             yield case
+
+
+def _problem(file: Path) -> str:
+    """Why the report cannot be trusted; empty if it can."""
+    from allranks.report.compared_runs import problem_of  # noqa: PLC0415 - no plan needs it
+
+    return problem_of(file / "junit.xml" if file.is_dir() else file)
 
 
 def _lines(case: "ReportedCase", wanted: int | None) -> Iterator[str]:
@@ -96,7 +105,8 @@ def _print_json(options: argparse.Namespace, cases: Iterator["ReportedCase"], co
         say(f'{{"schema": 1, "file": {json.dumps(str(options.file))}, "tests": [')
         for line in spool:
             say(line.rstrip("\n"))
-    say(f'], "counts": {json.dumps(dict(tests=counts.total(), **counts))}}}')
+    told = {"counts": dict(tests=counts.total(), **counts), "problem": _problem(options.file) or None}
+    say(f"], {json.dumps(told)[1:]}")
 
 
 def _object(case: "ReportedCase", wanted: int | None) -> dict[str, object]:

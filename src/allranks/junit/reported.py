@@ -21,7 +21,6 @@ from allranks.report.junit_document import facts_in
 from allranks.report.outcome_words import outcome_of
 from allranks.report.results import VerdictKind
 from allranks.report.untrusted import number, whole_number
-from allranks.report.verdict import severity
 
 _OURS: Final = "allranks."
 _RUN: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
@@ -159,8 +158,7 @@ class ReportedCase(junitparser.TestCase):
     @property
     def _result(self) -> tuple[VerdictKind, Any]:
         """The worst result and its element, of lxml or of the standard library, as where ranks' XML is merged."""
-        told = details_of(self._elem).outcomes
-        outcome, why, _ = max(told, key=lambda each: severity(each[0]), default=(Outcome.PASSED, "", ""))
+        outcome, why, _ = details_of(self._elem).worst
         kind = _VERDICTS[count_of(outcome)]
         if kind is VerdictKind.PASSED:
             return kind, self._elem.makeelement("passed", {})

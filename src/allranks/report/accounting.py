@@ -74,6 +74,8 @@ def account(gathered: Gathered, setting: VerdictPolicy, baseline: Baseline | Non
             yield watch.checked(_of_attempt(found[place], next(read), known, copies))
         else:
             yield _of_absent_job(planned[place], known.cells)
+    if manifest is None:
+        yield from watch.absent()
 
 
 def _planned_elsewhere(
@@ -174,11 +176,11 @@ def _troubles(attempt: Attempt, files: Sequence[RankFile], known: _Known) -> Ite
         )
     yield from _troubles_of_files(files)
     yield from _ranks_outside(attempt, files)
-    yield from _troubles_of_changes(attempt)
+    for each in (attempt, *attempt.earlier):  # a failure that is removed from an earlier one would count as settled
+        yield from _troubles_of_changes(each)
     base = attempt.base
     while base:
         yield from _troubles_of_files(files_of(base))
-        yield from _troubles_of_changes(base)
         base = base.base
 
 
@@ -260,6 +262,7 @@ def _troubles_of_record(attempt: Attempt, known: _Known) -> Iterator[TestVerdict
     record = attempt.record
     # If allranks itself ran the job, job.json reports errors apart from tests, such as a coverage gate.
     is_own = (attempt.cell, attempt.suite) in known.planned or any(path.name == JOURNAL for path in attempt.files)
+    is_own = is_own or not (attempt.files or attempt.strays)
     if attempt.problem:
         yield trouble("job", attempt.problem, ExitCode.UNACCOUNTED)
     elif record is None and is_own:

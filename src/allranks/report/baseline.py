@@ -7,7 +7,7 @@ errors, a shard without its siblings.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final
@@ -57,6 +57,13 @@ class BaselineWatch:
             "Find out why; if it is intended, update the baseline: allranks merge FOLDER --update-baseline FILE"
         )
         return replace(job, tests=(trouble("baseline", text, ExitCode.TESTS_FAILED), *job.tests))
+
+    def absent(self) -> Iterator[CellSuite]:
+        """An error for each suite of the baseline that none of the jobs was of; for results without a plan."""
+        for cell, suite in ((cell, suite) for cell, suites in self._baseline.items() for suite in suites):
+            if (cell, suite) not in self._executed:
+                text = "The baseline has this suite, and the results do not.\nIf it is gone for good, remove it there."
+                yield CellSuite(cell=cell, suite=suite, tests=(trouble("baseline", text),))
 
 
 def read_baseline(path: Path) -> Baseline:

@@ -17,7 +17,7 @@ from allranks.unsupported import is_lack
 from allranks.xml_text import cut, first_line
 
 MOST_CELLS: Final = 5_000
-"""Cells of a backend's table; a suite may tag its tests with whatever it likes."""
+"""Cells of a backend's table, besides bad ones; a suite may tag its tests with whatever it likes."""
 
 _MOST_EXAMPLES: Final = 5
 _MESSAGE: Final = 300
@@ -118,7 +118,7 @@ class CapabilityReader:
             tags = suite.tags.get(test.nodeid, {})
             if (key := _key(tags)) is None or (state := state_of(test, tags, backend)) is None:
                 continue
-            if key in table or len(table) < MOST_CELLS:
+            if key in table or len(table) < MOST_CELLS or state.is_bad:
                 message = cut(first_line(test.verdict.message), _MESSAGE)
                 cell = table.setdefault(key, CapabilityCell())
                 cell.add(state, BadTest(nodeid=test.nodeid, cell=suite.cell, message=message))

@@ -9,19 +9,20 @@ from xml.etree import ElementTree as ET
 
 from allranks.errors import ResultsError, UsageError
 from allranks.outcomes import Outcome
-from allranks.report.accounting import account
+from allranks.report.accounting import account, damaged_manifest
 from allranks.report.comparison import ComparedJob, ComparedOutcome, together
 from allranks.report.declared import details_of
-from allranks.report.folder import NARROW_NAME, ROOTS, report_parts
+from allranks.report.folder import NARROW_NAME, ROOTS, is_merged_report, report_parts
 from allranks.report.gathering import gather
 from allranks.report.history.history_recorder import code_of
 from allranks.report.judged import CellSuite
 from allranks.report.junit_document import facts_in
 from allranks.report.outcome_words import element_said, is_bad
+from allranks.report.rank_xml import RankReader
 from allranks.report.report_json import is_report_json
 from allranks.report.run_files import JudgingPolicy
 from allranks.report.untrusted import open_regular
-from allranks.report.verdict import VerdictPolicy, severity
+from allranks.report.verdict import VerdictPolicy
 from allranks.xml_text import cut, first_line
 
 _MESSAGE = 300
@@ -39,22 +40,28 @@ def read_jobs_of(path: Path) -> list[ComparedJob]:
         UsageError: There is no result, or it cannot be read.
     """
     try:
-        if not path.is_dir():
-            return list(_from_file(path))
-        folder = path.resolve()
-        gathered = gather(folder)
-        if gathered.attempts or gathered.manifest:
-            told = gathered.manifest.policy if gathered.manifest else JudgingPolicy()
-            setting = VerdictPolicy(skip=told.skip or "skip", mixed_skip=told.mixed_skip)
-            return [_from_suite(suite) for suite in account(gathered, setting)]
-        reports = (folder / name for name in ("report.json", "junit.xml"))
-        if found := next((report for report in reports if report.is_file()), None):
-            return list(_from_file(found))
+        jobs = list(_from_folder(path.resolve()) if path.is_dir() else _from_file(path))
     except (OSError, ResultsError) as error:
         raise _unreadable(path, getattr(error, "strerror", None) or str(error)) from error
     except (ValueError, LookupError, TypeError, AttributeError, ET.ParseError, RecursionError) as error:
         raise _unreadable(path, f"it is damaged ({type(error).__name__}: {error})") from error
+    if any(job.tests for job in jobs):
+        return jobs
     raise _unreadable(path, "there is no result in it")
+
+
+def _from_folder(folder: Path) -> Iterator[ComparedJob]:
+    gathered = gather(folder)
+    if gathered.attempts or gathered.manifest:
+        told = gathered.manifest.policy if gathered.manifest else JudgingPolicy()
+        setting = VerdictPolicy(skip=told.skip or "skip", mixed_skip=told.mixed_skip)
+        yield from map(_from_suite, account(gathered, setting))
+        if gathered.problems:
+            yield _from_suite(damaged_manifest(gathered.problems))
+    else:
+        reports = (folder / name for name in ("report.json", "junit.xml"))
+        if found := next((report for report in reports if report.is_file()), None):
+            yield from _from_file(found)
 
 
 def _unreadable(path: Path, why: str) -> UsageError:
@@ -98,8 +105,15 @@ def _from_json(suite: Mapping[str, Any]) -> ComparedJob:
     return ComparedJob(cell=str(suite["cell"]), suite=name, axes=_axes(suite.get("axes", {})), tests=_reached(tests))
 
 
+def problem_of(report: Path) -> str:
+    """Why the XML of another writer cannot be trusted, as where ranks' XML is merged; empty if it can."""
+    return "" if is_merged_report(report) else RankReader().read(report).problem
+
+
 def _from_xml(path: Path) -> Iterator[ComparedJob]:
     for part in report_parts(path):
+        if problem := problem_of(part):
+            yield ComparedJob(cell="", suite="report", tests={"allranks::report": ComparedOutcome("E", problem)})
         with open_regular(part) as file:
             for _, element in ET.iterparse(file):  # noqa: S314 - expat limits entities by itself
                 element.tag = element.tag.rpartition("}")[2]
@@ -147,7 +161,7 @@ def _case(case: ET.Element, facts: Mapping[str, str]) -> tuple[str, ComparedOutc
     """A testcase, judged as where ranks' XML is merged."""
     details = details_of(case)
     nodeid = facts.get("nodeid") or "::".join(filter(None, (case.get("classname"), case.get("name"))))
-    outcome, message, _ = max(details.outcomes, key=lambda said: severity(said[0]), default=(Outcome.PASSED, "", ""))
+    outcome, message, _ = details.worst
     if outcome.is_bad:
         letter = "F" if outcome is Outcome.FAILED else "E"
     elif outcome in {Outcome.SKIPPED, Outcome.XFAILED}:

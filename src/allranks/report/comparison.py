@@ -57,13 +57,14 @@ class DifferentTest:
         """Cells and suite, as reports name them."""
         one, other = self.cells
         cells = f"{one} → {other}" if one and other and one != other else other or one
-        return f"{cells} / {self.suite}"
+        return f"{cells} / {self.suite}" if cells else self.suite
 
 
 _WORST: Final = "EFSfP-"
 """Letters of outcomes, the worst first."""
 
 _NONE: Final = ComparedOutcome("-")
+_OF_ALL: Final = frozenset({"allranks::manifest", "allranks::report"})  # errors that are of no job
 
 
 def compare(before: Iterable[ComparedJob], after: Iterable[ComparedJob]) -> Iterator[DifferentTest]:
@@ -110,10 +111,16 @@ def _compare_jobs(one: ComparedJob | None, other: ComparedJob | None) -> Iterato
     there, here = one.tests if one else {}, other.tests if other else {}
     job = other or one
     for nodeid in dict.fromkeys((*there, *here)):
-        before, after = there.get(nodeid, _NONE), here.get(nodeid, _NONE)
+        before, after = there.get(nodeid) or _absent(nodeid, one), here.get(nodeid) or _absent(nodeid, other)
         if job and (kind := difference(before.letter, after.letter)):
             cells = (one.cell if one else None, other.cell if other else None)
             yield DifferentTest(kind=kind, cells=cells, suite=job.suite, nodeid=nodeid, before=before, after=after)
+
+
+def _absent(nodeid: str, job: ComparedJob | None) -> ComparedOutcome:
+    """The outcome of what a side lacks: an error that is of no test is over where it is absent."""
+    is_error = nodeid.startswith("allranks::") and (job is not None or nodeid in _OF_ALL)
+    return ComparedOutcome("P") if is_error else _NONE
 
 
 def difference(before: str, after: str) -> Difference | None:

@@ -15,8 +15,8 @@ from allranks.report.outcome_words import (
     RERUN_TAGS,
     SHOWN,
     SUITE_ATTRIBUTES,
-    WORD_ATTRIBUTES,
     element_said,
+    has_value,
     is_of_interest,
     outcome_of,
     outcomes_said,
@@ -45,7 +45,7 @@ def details_of(case: Any) -> "CaseDetails":  # noqa: ANN401 - an element, of lxm
         for each in left.pop().iterfind("*"):
             if is_of_interest(each.tag, each.attrib):
                 details.add(each.tag, each.attrib, "".join(each.itertext()))
-            if each.tag.lower() in WORD_ATTRIBUTES or not is_of_interest(each.tag, each.attrib):
+            if has_value(each.tag) or not is_of_interest(each.tag, each.attrib):
                 left.append(each)
     details.end([said for said in outcomes_said(case.attrib) if said[0] is not Outcome.PASSED])
     return details
@@ -77,6 +77,11 @@ class CaseDetails:
         passed = not self.outcomes and said.get("allranks.outcome", "passed") == "passed"
         return passed and not self.output and not self.reruns and said.keys() <= _PLAIN
 
+    @property
+    def worst(self) -> tuple[Outcome, str, str]:
+        """The outcome that counts, with its message and its text; a pass if there is none."""
+        return max(self.outcomes, key=lambda told: severity(told[0]), default=(Outcome.PASSED, "", ""))
+
     def add(self, tag: str, attributes: Mapping[str, str], text: str) -> None:
         """Add an element that :func:`is_of_interest`."""
         message, text = without_colours(cut(attributes.get("message", ""))), without_colours(text)
@@ -103,6 +108,10 @@ class CaseDetails:
             said = [*said, (Outcome.ERRORED, f'allranks.outcome="{word[:SHOWN]}" is unknown')]
         elements = [outcome for outcome, _, _ in self.outcomes]
         worst = max(map(severity, elements), default=0)
+        if self.reruns and worst == severity(Outcome.SKIPPED):
+            failed, why, _ = self.reruns[-1]
+            skip = next((words for _, words, _ in self.outcomes if words), "a skip")
+            said = [*said, (failed, f"{why.rstrip('.')}; then {skip}")]
         if any(outcome.is_bad for outcome in elements):
             said = ()
         said = [*said, *((Outcome.SKIPPED, why) for why in self._sandcastle_skip() if not elements)]
@@ -129,9 +138,7 @@ class CaseDetails:
 
     def result(self, key: Key, rank: int, seconds: float, texts: dict[str, str]) -> RankResult:
         """The result that the details add up to; equal texts become one object, kept in ``texts``."""
-        outcome, message, text = max(
-            self.outcomes, key=lambda told: severity(told[0]), default=(Outcome.PASSED, "", "")
-        )
+        outcome, message, text = self.worst
         said = self.properties.get
         skip_kind, skip_code = self._kind_of_skip(outcome, message)
         size = whole_number(said("allranks.world_size"))
@@ -299,7 +306,7 @@ def count_of(outcome: Outcome) -> str:
 
 
 def _declared(suite: _Suite, *names: str) -> float:
-    return sum(_number(suite.attributes.get(name) or "0") for name in names)
+    return sum(abs(_number(suite.attributes.get(name) or "0")) for name in names)
 
 
 def _may_be(count: float, kind: str, found: Counter[str]) -> bool:

@@ -5,13 +5,16 @@ Only files are needed. A damaged file becomes a sentence in ``problem`` and neve
 
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
-from itertools import count, takewhile
+from itertools import count, islice, takewhile
 from pathlib import Path
 from typing import Final, TypeVar
+from zipfile import BadZipFile, ZipFile
 
 from allranks.records import JOURNAL, MOST_RANKS
 from allranks.report.run_files import SCHEMA, JobRecord, Manifest, read_record
@@ -32,8 +35,14 @@ _ATTEMPT: Final = re.compile(r"attempt-([0-9]+)")
 _RANK_TOKEN: Final = re.compile(r"(?:rank|(?<![a-z])R(?:ank|ANK))[-_.]?([0-9]++)(?![A-Z])")  # not PageRank2, Rank2Test
 _CELL_ID: Final = re.compile(r"\w+-w([0-9]{1,5})-g[0-9]+-[a-z]+(-n[0-9]+)?(-t[\w.+]+)?")
 _XML: Final = re.compile(r".*\.xml(\.(gz|bz2|xz|zst|zip))?", re.IGNORECASE | re.DOTALL)  # a compressed one is an error
-_RENAMED: Final = re.compile(r"(?!\.)(.*rank[-_.]?[0-9].*\.xml)[.~].*", re.IGNORECASE)
-"""A copy, a draft or a packed file of a rank's results, such as ``rank-1.xml.part``, and their own name."""
+_RANK_FOLDER: Final = re.compile(r"^rank[-_.]?([0-9]+)(?:[-_.]?of[-_.]?[0-9]+)?$", re.IGNORECASE)
+_OF_RANKS: Final = re.compile(r".*rank[-_.]?[0-9]+[-_.]?of[-_.]?([0-9]{1,5})(?![0-9]).*", re.IGNORECASE)
+_RENAMED: Final = re.compile(r"(?!\.)(.*\.xml)[.~].*", re.IGNORECASE)
+_PACKED: Final = re.compile(r"(?!\.)(.*rank[-_.]?[0-9][^.]*)\.(zip|7z|tgz|gz|bz2|xz|zst|tar(\.\w+)?)", re.IGNORECASE)
+_OF_A_RANK: Final = re.compile(r"(?!\.).*rank[-_.]?[0-9].*", re.IGNORECASE)
+_MOST_LINKED: Final = 100
+"""Folders that are searched for results below a link: it may lead anywhere."""
+
 _LEADS_OUT: Final = "{} points out of the results folder: it is not read."
 _T = TypeVar("_T")
 
@@ -108,8 +117,8 @@ def is_attempt(root: Path, folder: Path) -> bool:
 
 
 def rank_of(path: Path) -> int | None:
-    """The rank by a file's name alone."""
-    tokens = _RANK_TOKEN.findall(path.stem)
+    """The rank by a file's name alone, or by that of its folder."""
+    tokens = _RANK_TOKEN.findall(path.stem) or _RANK_FOLDER.findall(path.parent.name)
     return int(tokens[-1]) if tokens else None
 
 
@@ -120,9 +129,50 @@ def is_named_like_a_rank(name: str) -> bool:
 
 def may_be_result(path: Path) -> bool:
     """True if a file outside of any attempt's folder has results, or is named so."""
-    name, start = path.name, head(path, 1024) if _XML.fullmatch(path.name) else b""
-    is_report = b"<testsuite" in start and not is_merged_report(path)
-    return is_report or is_named_like_a_rank(name) or name == JOURNAL or _RENAMED.fullmatch(name) is not None
+    is_report = bool(_XML.fullmatch(path.name)) and _is_junit(path) and not is_merged_report(path)
+    return is_report or is_named_like_a_rank(path.name) or path.name == JOURNAL or bool(original_of(path))
+
+
+def is_unread(root: Path, path: Path) -> bool:
+    """True if a path has results that are not read: a link out of ``root``, an archive, a report of allranks."""
+    if path.is_symlink() and path.is_dir() and "cells" not in path.relative_to(root).parts:  # those are strays
+        below = (folder / name for folder, _, names in islice(walk(path), _MOST_LINKED) for name in names)
+        with suppress(OSError):  # of a folder there that cannot be read
+            return leads_out(root, path) and any(map(may_be_result, below))
+    if path.suffix.lower() == ".zip" and not special(path):
+        return _is_packed(path)
+    return bool(_XML.fullmatch(path.name)) and is_merged_report(path)
+
+
+def _is_packed(archive: Path) -> bool:
+    """True if an archive has results that are not unpacked beside it."""
+    try:
+        with ZipFile(archive) as packed:
+            xml = (name for name in packed.namelist() if _XML.fullmatch(name) or name.endswith(JOURNAL))
+            names = [name for name in xml if name.endswith(JOURNAL) or b"<testsuite" in packed.open(name).read(1024)]
+    except (OSError, ValueError, RuntimeError, BadZipFile, zlib.error):
+        return head(archive, 4) == b"PK\3\4"  # the end of it is missing, or it is encrypted
+    folders = [archive.parent, *(each for each in archive.parent.iterdir() if each.is_dir())]
+    return bool(names) and not any(all((each / name).exists() for name in names) for each in folders)
+
+
+def original_of(path: Path) -> str:
+    """The name of the results that a file is a copy, a draft or a packed form of; empty for none."""
+    if match := _PACKED.fullmatch(path.name):
+        return f"{match[1]}.xml"
+    renamed = _RENAMED.fullmatch(path.name)
+    if renamed and _OF_A_RANK.fullmatch(path.name):
+        return renamed[1]
+    is_odd = not _XML.fullmatch(path.name) and not path.name.startswith(".")
+    if not is_odd or not _is_junit(path, b"<") or is_merged_report(path):
+        return ""
+    return renamed[1] if renamed else f"{path.stem}.xml"
+
+
+def _is_junit(path: Path, begins: bytes = b"") -> bool:
+    """Whether a file looks like JUnit XML; a log, which may have some in a line, begins with something else."""
+    start = head(path, 1024)
+    return b"<testsuite" in start and start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(begins)
 
 
 def _attempts_at(root: Path, job: Path, planned: int | None) -> list[Attempt]:
@@ -130,6 +180,10 @@ def _attempts_at(root: Path, job: Path, planned: int | None) -> list[Attempt]:
     attempts: list[Attempt] = []
     for number, path in found:
         attempts.append(_on_its_base(_attempt(root, path, number, planned), attempts))
+    lost = next((place for place, (number, _) in enumerate(found, 1) if number > place), 0)
+    if lost and not attempts[-1].problem:
+        said = f"attempt-{lost} is gone: the tests that failed in it are not known."
+        attempts[-1] = replace(attempts[-1], problem=said)
     return attempts
 
 
@@ -164,7 +218,7 @@ def read_foreign(folder: Path) -> tuple[Attempt, ...]:
 
 def _foreign_files(folder: Path) -> Iterator[Path]:
     for path, folders, others in walk(folder):
-        renamed = {name: path / name for name in others if _RENAMED.fullmatch(name)}
+        renamed = {name: path / name for name in others if original_of(path / name)}
         found = (path / name for name in (*folders, *others) if _XML.fullmatch(name) and name not in renamed)
         yield from (file for file in found if is_named_like_a_rank(file.name) or not is_merged_report(file))
         yield from renamed.values()
@@ -173,7 +227,7 @@ def _foreign_files(folder: Path) -> Iterator[Path]:
 def _renamed(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[str, ...]]:
     """The renamed results of ranks of which the originals are absent, and a note on each other one."""
     there = {path.name for path in paths}
-    named = [(path, match[1]) for path in paths if (match := _RENAMED.fullmatch(path.name))]
+    named = [(path, original) for path in paths if (original := original_of(path))]
     notes = (f"{path.name} was not read, {original} was" for path, original in named if original in there)
     return tuple(path for path, original in named if original not in there), tuple(notes)
 
@@ -181,7 +235,7 @@ def _renamed(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[str, ...]]:
 def _foreign_attempt(root: Path, cell: str, suite: str, number: int, paths: Sequence[Path]) -> Attempt:
     sizes = map(_world_size_of, reversed(paths[0].parts))
     renamed, notes = _renamed(paths)
-    named = [path for path in paths if not _RENAMED.fullmatch(path.name)]
+    named = [path for path in paths if not original_of(path)]
     return Attempt(
         cell=cell,
         suite=suite,
@@ -252,8 +306,8 @@ def _record_of(root: Path, folder: Path) -> tuple[JobRecord | None, str]:
 
 
 def _world_size_of(name: str) -> int | None:
-    """The world size in a name, if it is the id of a cell."""
-    match = _CELL_ID.fullmatch(name)
+    """The world size in a name, if it is the id of a cell, or as in ``rank-0-of-4.xml``."""
+    match = _CELL_ID.fullmatch(name) or _OF_RANKS.fullmatch(name)
     size = int(match[1]) if match else 0
     return size if 0 < size <= MOST_RANKS else None
 
@@ -267,19 +321,23 @@ def stray_text(path: Path) -> str:
     """Why the results of a rank are not read."""
     if kind := special(path):
         return f"{path.name} is {kind}, not a regular file: it is not read."
-    if match := _RENAMED.fullmatch(path.name):
-        return f"{path.name} is not read: {match[1]}, of which it is a copy or a part, is absent.\nRestore that file."
+    if original := original_of(path):
+        why = f"{original}, of which it is a copy or a part, is absent."
+        return f"{path.name} is not read: {why}\nRestore that file, or its name."
     return _LEADS_OUT.format(path.name)
 
 
 def _foreign_place(folder: Path, path: Path) -> tuple[str, str, int]:
     """Cell, suite and attempt (0 for none) of an XML file, from its path."""
     parts = list(path.relative_to(folder).parent.parts)
+    is_named = bool(_RANK_TOKEN.search(path.stem))
+    if parts and _RANK_FOLDER.search(parts[-1]) and not is_named:
+        parts.pop()
     match = _ATTEMPT.fullmatch(parts[-1]) if parts else None
     if match:
         parts.pop()
-    if rank_of(path) is None:
-        parts.append(path.stem)
+    if not is_named:
+        parts.append(Path(original_of(path) or path.name).stem)
     cell, suite = parts[:-1], parts[-1:]
     number = int(match[1]) if match else 0
     return xml_id("/".join(cell) or folder.name), xml_id("".join(suite) or "tests"), number

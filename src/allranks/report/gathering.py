@@ -4,6 +4,7 @@ A part is a folder with a ``run.json`` or with ``cells/``, at any depth. Parts o
 combined, and of the attempts at one job, from any part, the newest counts.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,8 @@ from allranks.report.folder import (
     Attempt,
     is_attempt,
     is_manifest,
+    is_merged_report,
+    is_unread,
     may_be_result,
     newest,
     read_attempts,
@@ -29,6 +32,9 @@ from allranks.report.run_files import Manifest, PlannedJob
 from allranks.report.untrusted import walk
 
 T = TypeVar("T")
+
+_REPORT: Final = re.compile(r"junit(-[0-9]+)?\.xml")
+"""The names of a merged report's own files."""
 
 _NO_PLAN: Final = "no run.json came with these results, so a job that left none is not missed"
 
@@ -79,7 +85,7 @@ def contradictions(files: Sequence[RankFile]) -> Iterator[tuple[int, str]]:
 
 
 class CopyWatch:
-    """Detects jobs whose results were already seen under another name."""
+    """Detects jobs, and XML of ranks, whose results were already seen under another name."""
 
     def __init__(self) -> None:
         self._seen: dict[bytes, str] = {}
@@ -87,9 +93,16 @@ class CopyWatch:
     def notes_on(self, attempt: Attempt, files: Sequence[RankFile]) -> tuple[str, ...]:
         """The notes on a job: none, unless it is a duplicate."""
         place = f"{attempt.cell} / {attempt.suite}"
-        is_telling = len({seconds for file in files[:1] for seconds in file.seconds}) >= TELLING
-        first = self._seen.setdefault(_digest(files), place) if is_telling else place
-        return () if first == place else (f"has the same results as {first}, as if these had been gathered twice",)
+        telling = [file for file in files if len({*file.seconds}) >= TELLING]
+        first = self._seen.setdefault(_digest(files), place) if files[:1] == telling[:1] else place
+        twice = () if first == place else (f"has the same results as {first}, as if these had been gathered twice",)
+        named = [(file.path, file.seconds.tobytes()) for file in telling if "allranks.rank" not in file.properties]
+        by_times = {times: path for path, times in reversed(named)}
+        pairs = ((path, by_times[times]) for path, times in named)
+        copies = (
+            f"{path.name} has the times of {same.name}, as if it were a copy" for path, same in pairs if path != same
+        )
+        return (*twice, *copies)
 
 
 def _digest(files: Sequence[RankFile]) -> bytes:
@@ -117,7 +130,7 @@ class Gathered:
 
 def gather(root: Path) -> Gathered:
     """The results below a folder, given as a resolved path."""
-    parts, loose = _parts(root)
+    parts, loose, unread = _parts(root)
     said = [(part.relative_to(root) / "run.json", *read_manifest(root, part)) for part in parts]
     plans = [_Plan(place.as_posix(), manifest) for place, manifest, _ in said if manifest]
     problems = [_located(place, problem) for place, _, problem in said if problem]
@@ -133,7 +146,12 @@ def gather(root: Path) -> Gathered:
         run_id=run_id,
         manifest=_together([plan.manifest for plan in plans], run_id) if plans else None,
         plans=tuple(frozenset(job.place for job in plan.manifest.jobs) for plan in plans),
-        problems=(*problems, *_disagreements(plans), *(_nobodys(root, loose) if attempts or plans else ())),
+        problems=(
+            *problems,
+            *_disagreements(plans),
+            *(_nobodys(root, loose) if attempts or plans else ()),
+            *_not_read(root, unread, [*parts, *(path for each in counted for path in each.files)]),
+        ),
         attempts=counted,
     )
 
@@ -163,21 +181,39 @@ class _Found(NamedTuple):
     attempt: Attempt
 
 
-def _parts(root: Path) -> tuple[list[Path], list[Path]]:
-    """The folders of runs, parents first, and the results that are in no attempt; links are not followed.
+def _parts(root: Path) -> tuple[list[Path], list[Path], list[Path]]:
+    """The folders of runs, parents first, the results that are in no attempt, and those in a form that is not read.
 
     Raises:
         OSError: A folder cannot be read: its content could go missing unnoticed.
     """
     parts: list[Path] = []
     loose: list[Path] = []
+    unread: list[Path] = []
     for path, folders, others in walk(root):
         has_plan = "run.json" in (*folders, *others) and (path == root or is_manifest(path / "run.json"))
         if has_plan or (path / "cells").is_dir():
             parts.append(path)
         loose.extend(path / name for name in sorted((*folders, *others)) if may_be_result(path / name))
+        unread.extend(path / name for name in others if name[0] != "." and is_unread(root, path / name))
         folders[:] = [name for name in folders if not name.startswith(".") and not is_attempt(root, path / name)]
-    return parts, loose
+    return parts, loose, unread
+
+
+def _not_read(root: Path, unread: Sequence[Path], read: Sequence[Path]) -> Iterator[str]:
+    """A problem with each result in a form that is not read, unless what it was made from is beside or below it."""
+    all_read = frozenset(read)
+    above = {root, *read, *(folder for path in read for folder in path.parents)}
+    for path in unread:
+        if path in all_read:  # the file of a rank, whatever its root element says
+            continue
+        place = path.relative_to(root)
+        is_usual = _REPORT.fullmatch(path.name) and (path.parent in above or not all_read.isdisjoint(path.parents))
+        if not (is_merged_report(path) and (is_usual or "test-reports" in place.parts)):
+            yield (
+                f"{place.as_posix()} has results, and is a link, an archive or a report of allranks: "
+                "it was not read.\nPut the results themselves there: unpacked, and with cells/ of each machine whole."
+            )
 
 
 def _nobodys(root: Path, loose: Sequence[Path]) -> Iterator[str]:

@@ -122,7 +122,9 @@ class JobSummary:
         if not (self.engine or self.axes):
             return []
         seed = [] if self.seed is None else ["--seed", str(self.seed)]
-        return command_to_repeat(nodeid, [self.cell, "--suite", self.whole_suite if nodeid else self.suite, *seed])
+        told = self.repeated.get(nodeid) or next(iter(self.repeated.values()), None)
+        selection = [self.cell, "--suite", self.whole_suite if nodeid else self.suite, *seed]
+        return command_to_repeat(nodeid, selection, told)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,7 +287,7 @@ class MergedRun:
                 yield f"{suite.name}: the selection left out all {suite.deselected} tests."
             if suite.is_empty_share and suite.share:
                 yield f"{suite.name}: nothing to run: every test ({suite.share.elsewhere}) is in another shard."
-            if self.planned is not None and suite.id not in self.planned:
+            if self.planned is not None and suite.id not in self.planned and not suite.is_about_manifest:
                 yield f"{suite.name}: has results, but is not in the plan."
             yield from (f"{suite.name}: {note}." for note in suite.notes)
             if suite.xpassed:
@@ -302,7 +304,7 @@ class MergedRun:
 
     def _note_on_what_never_ran(self) -> Iterator[str]:
         """A run is green if some of it ran: the jobs that ran nothing must be reported, or they go unnoticed."""
-        idle = [suite.name for suite in self.suites if not suite.is_empty and not suite.has_executed]
+        idle = [row.name for row in self.suites if not (row.has_executed or row.all_deselected or row.is_empty_share)]
         if idle:
             yield f"No test executed in {len(idle)} of {len(self.suites)} jobs: {_listed(idle)}."
 

@@ -29,16 +29,20 @@ _WORDS: Final[Mapping[str, Outcome]] = MappingProxyType(
             Outcome.FAILED: "fail failed failure failures notok nok ko regression unexpectedsuccess rerunfailure",
             Outcome.ERRORED: "error errored errors abort aborted broken cancel canceled cancelled interrupted invalid "
             "notrunnable disconnected passedbutrunaborted missing undefined hookerror cleanuperror exception "
-            "rerunerror",
-            Outcome.CRASHED: "crash crashed killed",
-            Outcome.TIMED_OUT: "timeout timedout",
+            "rerunerror aborts exceptions",
+            Outcome.CRASHED: "crash crashed crashes killed died panic panicked segfault",
+            Outcome.TIMED_OUT: "timeout timedout timeouts hang hung",
         }.items()
         for word in words.split()
     }
 )
 """Words of GoogleTest, CTest, TRX, NUnit, xUnit.net, TestNG, Jenkins, Behave, TAP and of allranks itself."""
 
-_WRONG: Final = ("failed", "failure", "fail", "error", "exception", "crashed", "aborted", "timedout")
+_WRONG: Final = (
+    *("failed", "failure", "fail", "error", "exception", "exceptions", "crashed", "crashes", "aborted", "aborts"),
+    *("timedout", "timeouts", "broken", "cancelled", "canceled", "interrupted", "killed", "died"),
+)
+"""Without ``timeout``, which may be a limit."""
 _STATUS: Final = ("exitcode", "exitstatus", "returncode", "retcode")
 _YES_AND_NO: Final[Mapping[str, tuple[Outcome, Outcome]]] = MappingProxyType(
     {
@@ -55,7 +59,13 @@ _YES: Final = frozenset({"true", "1", "yes"})
 _NO: Final = frozenset({"false", "0", "no"})
 WORD_ATTRIBUTES: Final = frozenset({"status", "result", "outcome", "state", "conclusion", "verdict"})
 _CASE_ATTRIBUTES: Final = WORD_ATTRIBUTES | _YES_AND_NO.keys()
-_BEFORE_A_NAME: Final = re.compile(rf"(?:test|is|has|was)(?=(?:{'|'.join(_CASE_ATTRIBUTES)})$)")
+_BEFORE_A_NAME: Final = re.compile(
+    rf"(?:num(?:ber)?(?:of)?|total|tests?|is|has|was)(?=(?:{'|'.join(_CASE_ATTRIBUTES)})$)"
+)
+_BESIDE_A_NAME: Final = re.compile(
+    r".*[:}]|(?:(?<=failure)|(?<=error)|(?<=exception))[\W_]*message$|[\W_]+|(?<=.)(?:count|tests?|cases?)$"
+)
+_VALUE_ELEMENTS: Final = WORD_ATTRIBUTES | {*_STATUS, "success", "successful", "passed", "ok"}
 SUITE_ATTRIBUTES: Final = frozenset({*WORD_ATTRIBUTES, "success", "successful", *_WRONG, *_STATUS})
 """The other names of a suite are compared as counts."""
 
@@ -83,14 +93,20 @@ def outcomes_said(case: Mapping[str, str]) -> Iterator[tuple[Outcome, str]]:
 def element_said(tag: str, attributes: Mapping[str, str], text: str) -> Iterator[tuple[Outcome, str]]:
     """What went wrong as an element states it by its attributes or text: ``<result>fail</result>``."""
     if outcome_of(tag) in {None, Outcome.PASSED} and tag not in RERUN_TAGS and tag not in OUTPUT_TAGS:
-        word = (attributes.get("value") or text).strip() if tag.lower() in WORD_ATTRIBUTES else ""
-        told = [*said_in(attributes, _CASE_ATTRIBUTES, None), (outcome_of(word), f"{tag}={word[:SHOWN]}")]
-        yield from ((outcome, words) for outcome, words in told if outcome and outcome.is_bad)
+        word = (attributes.get("value") or text).strip() if has_value(tag) else ""
+        told = [*said_in(attributes, _CASE_ATTRIBUTES, None), *said_in({tag: word}, _VALUE_ELEMENTS, None)]
+        yield from (each for each in told if each[0].is_bad)
 
 
+@lru_cache(maxsize=1024)
 def plain_name(name: str) -> str:
-    """An attribute's plain name: ``isPassed``, ``test-result`` and ``x:failureCount`` are passed, result, failure."""
-    return _BEFORE_A_NAME.sub("", re.sub(r".*[:}]|[\W_]+|count$", "", name.lower()), 1)
+    """The core of a name: that of ``isPassed`` is passed, of ``numFailedTests`` failed, of ``x:errorCount`` error."""
+    return _BEFORE_A_NAME.sub("", _BESIDE_A_NAME.sub("", name.lower()), 1)
+
+
+def has_value(tag: str) -> bool:
+    """True if an element of this name may have an outcome as its text: ``<exitCode>137</exitCode>``."""
+    return plain_name(tag) in _VALUE_ELEMENTS
 
 
 def said_in(
@@ -122,4 +138,4 @@ def is_bad(tag: str) -> bool:
 def is_of_interest(tag: str, attributes: Mapping[str, str]) -> bool:
     """True if an element in a testcase states the test's outcome or its output."""
     is_by_name = tag in RERUN_TAGS or tag in OUTPUT_TAGS or outcome_of(tag) not in {None, Outcome.PASSED}
-    return is_by_name or tag.lower() in WORD_ATTRIBUTES or any(element_said(tag, attributes, ""))
+    return is_by_name or has_value(tag) or any(element_said(tag, attributes, ""))

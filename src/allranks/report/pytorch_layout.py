@@ -45,6 +45,9 @@ class PyTorchLayout:
     def __init__(self, root: Path) -> None:
         self._root = root
         self.folder = root / LAYOUT_FOLDER
+        for path in self.folder.glob(f"{_SOURCE}/*/*.xml"):  # of an earlier merge, which may have had other jobs
+            if is_merged_report(path) and not leads_out(root, path):
+                path.unlink()
 
     def add(self, suite: CellSuite) -> None:
         """Write a file for each file of the job.

@@ -20,8 +20,8 @@ from allranks.report.folder import ROOTS, rank_of, stray_text
 from allranks.report.outcome_words import (
     OUTPUT_TAGS,
     SILENT,
-    WORD_ATTRIBUTES,
     element_said,
+    has_value,
     is_bad,
     is_of_interest,
     outcomes_said,
@@ -37,6 +37,7 @@ _Number = TypeVar("_Number", int, float)
 _CHUNK: Final = 1 << 18
 _FIRST_CHUNK: Final = 1 << 10  # the chunk with the declaration and the root goes to expat whole
 _OUTCOME_TAGS: Final = ("failure", "error", "skipped")
+_OF_PROPERTY: Final = frozenset({"name", "value"})
 _STRUCTURE: Final = frozenset({*ROOTS, "testcase"})
 _END_OF_CASE: Final = b"</testcase>"
 _OF_ONE_RANK: Final = b"allranks.at"  # not worth caching
@@ -202,7 +203,7 @@ class _Reader:
             self._more = CaseDetails()
         if tag == "property":
             self._add_property(self._more.properties, attributes)
-        elif is_of_interest(tag, attributes):
+        if (tag != "property" or attributes.keys() - _OF_PROPERTY) and is_of_interest(tag, attributes):
             self._tell(tag, attributes, self._more.add)
 
     def _tell(
@@ -212,9 +213,10 @@ class _Reader:
         text: list[str] = []
 
         def start(nested: str, said: Mapping[str, str]) -> None:
-            if tag.lower() in WORD_ATTRIBUTES and is_bad(nested):
+            went_wrong = is_bad(nested) or any(element_said(nested, said, ""))
+            if has_value(tag) and went_wrong:
                 add(nested, said, "")
-            elif tag not in OUTPUT_TAGS and is_bad(nested) and not is_bad(tag):
+            elif tag not in OUTPUT_TAGS and went_wrong and not is_bad(tag):
                 self.declared.contradiction(f"<{nested[:40]}> is nested in <{tag}>")
 
         def end(ended: str) -> None:

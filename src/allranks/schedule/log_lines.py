@@ -14,7 +14,7 @@ from allranks.engine.protocol import JobSpec, Placement
 from allranks.records import Printed, RankEnded, Record, Repeated
 from allranks.report.failure_groups import Failure
 from allranks.report.run_files import JobError
-from allranks.schedule.progress import Rate, State, Tests
+from allranks.schedule.progress import Pace, State, Tests, rate_so_far
 from allranks.schedule.run_detail import Detail, evidence_lines, request_lines
 from allranks.tracebacks import excerpt
 from allranks.workflow_commands import Commands, error_command, escaped
@@ -32,7 +32,7 @@ class LiveView:
     detail: Detail = "usual"
     _running: set[str] = field(default_factory=set)
     _has_failed: set[str] = field(default_factory=set)
-    _rates: dict[str, Rate] = field(default_factory=dict)
+    _paces: dict[str, Pace] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def job_is(self, job_id: str, state: State, gpus: Sequence[int] = ()) -> None:
@@ -72,7 +72,7 @@ class LiveView:
                     whose = f"{job_id}: " if len(self._running) > 1 else ""
                     self.say(f"{whose}[rank {record.rank}] {_last_version(record.line)}")
                 case Repeated():
-                    self._show_rate(job_id, self._rates.setdefault(job_id, Rate()), record)
+                    self._show_rate(job_id, record)
                 case RankEnded() if record.outcome.is_bad and job_id not in self._has_failed:
                     self._has_failed.add(job_id)
                     self.say(f"{job_id}: first failure: {failure_of(record)}")
@@ -81,11 +81,10 @@ class LiveView:
                     self.say(f"{job_id}: {failure_of(record)}")
                     self._show_evidence(record)
 
-    def _show_rate(self, job_id: str, rate: Rate, record: Repeated) -> None:
+    def _show_rate(self, job_id: str, record: Repeated) -> None:
         """Print now and then how the repetitions of a job's tests fare."""
-        told = rate.note(record)
-        if self.detail != "quiet" and rate.is_due():
-            self.say(f"{job_id}: {told}")
+        if self.detail != "quiet" and self._paces.setdefault(job_id, Pace()).is_due():
+            self.say(f"{job_id}: {rate_so_far(record)}")
 
     def _show_evidence(self, record: RankEnded) -> None:
         if self.detail == "verbose":

@@ -71,18 +71,11 @@ class Tests:
 
 
 @dataclass(eq=False)
-class Rate:
-    """How the repetitions of a job's tests fare."""
+class Pace:
+    """When the next line about the repetitions of a job is due."""
 
-    _runs: dict[str, tuple[int, int]] = field(default_factory=dict)
     _began: float = field(default_factory=time.monotonic)
     _told_at: float = 0.0
-
-    def note(self, record: Repeated) -> str:
-        """Take in how a test fares, and return how all of them do, in words."""
-        self._runs[record.nodeid] = record.tally.runs, record.tally.bad
-        runs, bad = (sum(each) for each in zip(*self._runs.values(), strict=True))
-        return f"{runs:,} runs, {bad:,} bad ({percentage(bad / max(1, runs))} %)"
 
     def is_due(self) -> bool:
         """Whether a log should have another line: after ten seconds, and then after a quarter of the time so far."""
@@ -94,6 +87,11 @@ class Rate:
 
 
 _FIRST_LINE: Final = 10.0
+
+
+def rate_so_far(record: Repeated) -> str:
+    """How all repetitions of a job fare."""
+    return f"{record.runs:,} runs, {record.bad:,} bad ({percentage(record.bad / max(1, record.runs))} %)"
 
 
 def words(counts: Counter[Word]) -> str:

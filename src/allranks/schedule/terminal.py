@@ -20,7 +20,7 @@ from allranks.records import RankEnded, Record, Repeated
 from allranks.report.judged import MergedRun
 from allranks.report.run_files import JobError
 from allranks.schedule.log_lines import LiveView, failure_of
-from allranks.schedule.progress import STATES, Board, Picture, Rate, Row, State, Tests, words
+from allranks.schedule.progress import STATES, Board, Picture, Row, State, Tests, rate_so_far, words
 from allranks.schedule.run_detail import Detail
 from allranks.xml_text import for_terminal, printable
 
@@ -190,8 +190,8 @@ class TableView(LiveView):
             self.board.fail(f"{job_id}: {failure_of(record)}")
         super().take(job_id, record)
 
-    def _show_rate(self, job_id: str, rate: Rate, record: Repeated) -> None:
-        self.board.show(job_id, rate.note(record))
+    def _show_rate(self, job_id: str, record: Repeated) -> None:
+        self.board.show(job_id, rate_so_far(record))
 
     def job_ended(self, job_id: str, tests: Tests, seconds: float, error: JobError | None) -> None:
         """See :meth:`LiveView.job_ended <allranks.schedule.log_lines.LiveView.job_ended>`."""

@@ -30,6 +30,12 @@ def test_a_test_is_new_then_failing_since_then_fixed(merged):
     assert past(merged(5, {A: "passed", B: "passed"})) is None
 
 
+def test_a_skip_after_a_failure_fixes_nothing_and_is_no_good_run_between(merged):
+    outcomes = ["failed", "skipped", "failed", "skipped", "passed"]
+    told = [past(merged(number, {A: outcome, B: "passed"})) for number, outcome in enumerate(outcomes, 1)]
+    assert told == [None, None, "new", None, "fixed"]
+
+
 def test_a_test_that_comes_and_goes_is_flaky_on_its_rank(merged):
     for number, outcome in enumerate(["passed", RANK_1, "passed", RANK_1, "passed"], 1):
         last = merged(number, {A: outcome})

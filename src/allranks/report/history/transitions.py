@@ -153,18 +153,19 @@ def _told(past: Sequence[Code], runs: Sequence[RecordedRun], since: RecordedRun 
     known = [(code, run) for code, run in zip(past, runs, strict=True) if code.letter != "-"]
     if not known or known[-1][1] is not runs[-1]:
         return None
-    bad = [code.is_bad for code, _ in known]
+    now, ran = known[-1][0], [each for each in known if each[0].letter != "S"]  # a skip settles no failure
+    bad = [code.is_bad for code, _ in ran]
     falls = sum(one > other for other, one in pairwise([False, *bad]))
-    if bad[-1] and since and since.number < runs[-1].number:
+    if now.is_bad and since and since.number < runs[-1].number:
         return {"trend": Trend.FAILING, "since": since}
     if falls > 1 or any(code.letter == "f" for code, _ in known):
         return {"trend": Trend.FLAKY}
-    if bad[-1]:
+    if now.is_bad:
         return {"trend": Trend.NEW}
-    if bad[-2:-1] == [True]:
+    if bad[-2:-1] == [True] and now.letter != "S":
         first = bad.index(True)
         # A row that fills the runs that are looked at has begun before them.
-        return {"trend": Trend.FIXED, "since": known[first][1] if first else None}
+        return {"trend": Trend.FIXED, "since": ran[first][1] if first else None}
     return None
 
 
