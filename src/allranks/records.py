@@ -229,6 +229,7 @@ class RankEnded(Record):
     Attributes:
         arrived: When the end arrived at the leading agent.
         phases: The phases that the rank reported.
+        observed: Seconds from the start of the test to an end that the agent observed itself; 0 for any other.
         phase: The deciding phase; empty if the agent observed the end itself.
         message: One line.
         text: A traceback, stacks, or the reason of a skip.
@@ -244,6 +245,7 @@ class RankEnded(Record):
     world_size: int
     arrived: float
     phases: tuple[PhaseEnd, ...] = ()
+    observed: float = 0.0
     phase: str = ""
     message: str = ""
     text: str = ""
@@ -257,8 +259,8 @@ class RankEnded(Record):
 
     @property
     def seconds(self) -> float:
-        """The duration of all phases."""
-        return sum(phase.seconds for phase in self.phases)
+        """The duration of all phases, and of one that the rank did not end."""
+        return max(self.observed, sum(phase.seconds for phase in self.phases))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -314,6 +316,8 @@ class Repeated(Record):
 
     nodeid: str
     tally: RepetitionTally
+    runs: int = 0  # repetitions of all tests of the job until now
+    bad: int = 0  # those of them that went wrong
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -90,6 +90,11 @@ def test_environment_has_nothing_of_a_rank_that_allranks_itself_may_run_in(make_
     assert (made["RANKS"], made["MASTER_PORT"]) == ("mine", "1")
 
 
+def test_environment_has_where_a_users_etcd_is(make_spec):
+    host = {"TORCHELASTIC_ETCD_BINARY_PATH": "/opt/etcd"}
+    assert environment(make_spec(), SCRATCH, PACKAGE, host).items() >= host.items()
+
+
 def test_environment_finds_the_harness_before_the_project_and_the_users_own_path(make_spec):
     made = environment(make_spec(python_path=(Path("/project"),)), SCRATCH, PACKAGE, {"PYTHONPATH": "/host"})
     assert made["PYTHONPATH"] == "/package:/project:/host"

@@ -74,6 +74,27 @@ def test_a_module_that_exits_as_a_script_costs_no_other_its_tests(run_agent):
     assert agent.outcomes("test_passes") == ("passed",)
 
 
+def test_a_file_whose_tests_are_for_devices_that_are_not_here_is_skipped(run_agent):
+    of_devices = """
+from torch.testing._internal.common_device_type import instantiate_device_type_tests
+from torch.testing._internal.common_utils import TestCase
+class Test(TestCase):
+    def test_it(self, device): pass
+instantiate_device_type_tests(Test, globals(), only_for=DEVICES)
+"""
+    files = {
+        "test_absent.py": of_devices.replace("DEVICES", "('cuda', 'hpu')"),
+        "test_present.py": of_devices.replace("DEVICES", "'cpu'"),
+        "test_empty.py": "",
+    }
+    agent = run_agent(files, world_size=1)
+    assert not agent.all(CollectionFailed)
+    assert agent.outcomes("test_it_cpu") == ("passed",)
+    skipped = agent.cases(0)["suite.test_absent"]
+    assert skipped.outcome == "skipped"
+    assert skipped.message == "its tests are for devices that this host lacks (instantiate_device_type_tests made none)"
+
+
 FOLDERS = {
     "a/test_it.py": "from beside import NAME\ndef test_one(): assert NAME == 'a'\n",
     "a/beside.py": "NAME = 'a'",

@@ -16,6 +16,7 @@ from allranks.harness.program import (
     line_of,
     parse_reply,
     parse_request,
+    parts_of,
 )
 from allranks.records import Imported, Notice, Record
 from allranks.typed_json import RecordError
@@ -145,3 +146,15 @@ def test_the_error_says_why_a_line_is_no_reply(line, why):
 def test_what_is_no_request_is_refused(line):
     with pytest.raises(RecordError):
         parse_request(line)
+
+
+@pytest.mark.parametrize(("length", "most"), [(20, 2000), (3_000, 87), (200_000, 1), (900_000, 1)])
+def test_tests_with_long_names_are_split_into_more_records(length, most):
+    names = [f"{number:04}{'n' * length}" for number in range(2 * most + 1)]
+    parts = list(parts_of(names))
+    assert list(map(len, parts)) == [most, most, 1]
+    assert [name for part in parts for name in part] == names
+
+
+def test_no_tests_have_no_parts():
+    assert list(parts_of([])) == []

@@ -150,6 +150,12 @@ ZOO = {
         def test_asks_pytest_to_fail(request):
             request.session.shouldfail = "too much"
 
+        def test_a_child_fails():
+            child = os.fork() if RANK == 1 else os.getpid()
+            if child == 0:
+                assert RANK is None, "the child is wrong"
+            assert RANK == 0 or os.waitpid(child, 0)[1] == 0, "as the child"
+
         def test_orphan():
             if os.fork() == 0:
                 os.setsid()
@@ -218,6 +224,9 @@ ZOO = {
             def test_skipped_in_case(self):
                 pass
 
+            async def test_is_never_awaited(self):
+                self.fail("not run")
+
             def test_subtests(self):
                 for number in range(3):
                     with self.subTest(number=number):
@@ -254,6 +263,15 @@ ZOO = {
 @pytest.fixture(scope="session")
 def zoo(run_once):
     return run_once("zoo", ZOO, environment={"SANDCASTLE": "1", "TW_JOB_USER": "sandcastle"})
+
+
+def test_a_forked_child_that_fails_ends_so_and_says_why(zoo):
+    assert zoo.outcomes("test_a_child_fails") == ("passed", "failed")
+    assert "the child is wrong" in zoo.cases(1)["test_a_child_fails"].stderr
+
+
+def test_a_coroutine_that_its_class_only_calls_is_an_error(zoo):
+    assert zoo.outcomes("test_is_never_awaited") == ("errored", "errored")
 
 
 def line_of(mark, suite):

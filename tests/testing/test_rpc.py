@@ -1,3 +1,5 @@
+import os
+
 import pytest
 import torch.distributed.rpc
 from torch.distributed import rpc
@@ -12,11 +14,13 @@ from allranks.testing import (
     with_rpc,
     worker_name,
 )
+from allranks.testing.rpc.rpc_world import is_up
 from allranks.testing.rpc.waits import (
     wait_until_node_failure,
     wait_until_owners_and_forks_on_rank,
     wait_until_pending_futures_and_users_flushed,
 )
+from allranks.testing.shared_files import wait_until
 
 WORLD = {
     "test_world.py": """
@@ -453,6 +457,22 @@ def test_a_world_of_one_needs_nothing(no_cell):  # noqa: ARG001 - surroundings
         return rpc.rpc_sync(worker_name(0), abs, args=(-3,))
 
     assert body() == 3
+
+
+def test_a_failure_does_not_wait_for_the_calls_that_its_worker_runs(no_cell):  # noqa: ARG001 - surroundings
+    waits, go_on = os.pipe()
+
+    @with_rpc
+    def fails_while_it_is_called():
+        rpc.rpc_async(worker_name(0), os.read, args=(waits, 1))
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        fails_while_it_is_called()
+    os.write(go_on, b"!")
+    wait_until(lambda: not is_up(), 60.0)
+    for end in (waits, go_on):
+        os.close(end)
 
 
 def test_ranks_without_a_place_to_meet_are_one_clear_error(cell):

@@ -31,7 +31,7 @@ from allranks.harness.linux import is_readable, processes, variables_of
 from allranks.records import Record
 
 _OF_A_RANK = re.compile(
-    "((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*)", re.DOTALL
+    "((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_(?!ETCD_).*)", re.DOTALL
 )
 
 _SCRATCH_PREFIX = "allranks-job-"
@@ -303,6 +303,7 @@ def of_no_rank(host: Mapping[str, str]) -> dict[str, str]:
     """The host's variables without those that a launcher of ranks sets: allranks itself may run in such a rank.
 
     With ``TORCHELASTIC_USE_AGENT_STORE``, for one, torch's rank 0 would wait for a store that another process hosts.
+    ``TORCHELASTIC_ETCD_BINARY_PATH`` is set by a user.
     """
     return {name: value for name, value in host.items() if not _OF_A_RANK.fullmatch(name)}
 

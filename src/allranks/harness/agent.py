@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -34,13 +34,12 @@ from allranks.harness.nodes.follower import Follower
 from allranks.harness.nodes.leader import Leader
 from allranks.harness.nodes.node import CollectionDigest, CollectionFailure, NodeLostError
 from allranks.harness.nodes.node_rendezvous import NodesError, meet
-from allranks.harness.program import Finish, Program, SessionEnded, Settled
+from allranks.harness.program import Finish, Program, SessionEnded, Settled, parts_of
 from allranks.harness.record_stream import RecordWriter
 from allranks.harness.test_loop import SupervisedJob, TestLoop
 from allranks.outcomes import Outcome, SkipKind, shorten
 from allranks.records import (
     SCHEMA,
-    TESTS_IN_ONE,
     AgentFailed,
     Begun,
     Collected,
@@ -250,13 +249,12 @@ class Supervision:
     def _report(self, program: Program) -> None:
         """Report the collected tests, and the outcomes that are already settled."""
         tests = [*(module.nodeid for module in program.skipped), *program.tests]
-        for part in _parts(tests):
-            is_last = part is None or part.stop >= len(tests)
-            names = tuple(tests[part]) if part is not None else ()
-            self._stream.write(Collected(tests=names, deselected=program.deselected, is_last=is_last))
+        parts = list(parts_of(tests)) or [()]
+        for part in parts:
+            self._stream.write(Collected(tests=part, deselected=program.deselected, is_last=part is parts[-1]))
         if program.is_collected_only:
-            for part in filter(None, _parts(tests)):
-                self._stream.write(NotRun(tests=tuple(tests[part]), reason="--collect-only"))
+            for part in filter(None, parts):
+                self._stream.write(NotRun(tests=part, reason="--collect-only"))
             return
         if self._config.node == 0:
             for module in program.skipped:
@@ -386,11 +384,3 @@ def _skipped(nodeid: str, reason: str, rank: int, world_size: int) -> RankEnded:
         text=reason,
         skip_kind=SkipKind.PLAIN,
     )
-
-
-def _parts(tests: Sequence[str]) -> Iterator[slice | None]:
-    """Pieces of a long list, each short enough for one record; None for an empty one."""
-    if not tests:
-        yield None
-    for start in range(0, len(tests), TESTS_IN_ONE):
-        yield slice(start, start + TESTS_IN_ONE)

@@ -11,7 +11,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -118,3 +118,35 @@ def _marking(decorator: Callable[..., Any]) -> Callable[..., Any]:
 
     marking.allranks_marks_reasons = True  # type: ignore[attr-defined]
     return marking
+
+
+_FOR_DEVICES = "instantiate_device_type_tests"
+
+
+class FilesForDevices:
+    """A plugin that skips a file of which torch has made no test, as they are for other devices than this host's.
+
+    torch's ``instantiate_device_type_tests`` deletes a class, and makes one of it for each device that is here.
+
+    Args:
+        skipped: Where it notes such files, by node id, and why they are skipped.
+    """
+
+    def __init__(self, skipped: dict[str, str]) -> None:
+        self._skipped = skipped
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """Note a file that has its tests made so."""
+        report = yield
+        if report.passed and isinstance(collector, pytest.Module) and hasattr(collector.obj, _FOR_DEVICES):
+            text = f"its tests are for devices that this host lacks ({_FOR_DEVICES} made none)"
+            self._skipped[collector.nodeid] = text
+        return report
+
+    def pytest_itemcollected(self, item: pytest.Item) -> None:
+        """Forget a file that has a test."""
+        for parent in item.listchain():
+            self._skipped.pop(parent.nodeid, None)

@@ -1,10 +1,10 @@
 """A fork server's reports to its supervisor, besides records: the tests, and its end."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from allranks.records import KINDS, Record
+from allranks.records import KINDS, TESTS_IN_ONE, Record
 from allranks.records import LINE_LIMIT as RECORD_LIMIT
 from allranks.typed_json import check_length, decode_line, encode_line
 
@@ -113,6 +113,13 @@ _REPLIES: Final[Mapping[str, type[Reply]]] = {
     **{kind.__name__: kind for kind in (Program, Forked, SessionEnded)},
 }
 _REQUESTS: Final[Mapping[str, type[Request]]] = {kind.__name__: kind for kind in (StartGang, Finish)}
+
+
+def parts_of(tests: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Split a list of tests into parts that are short enough for one record each, also where names are long."""
+    # JSON takes up to 12 bytes for a character.
+    most = max(1, min(TESTS_IN_ONE, RECORD_LIMIT // 16 // max(map(len, tests), default=1)))
+    return (tuple(tests[start : start + most]) for start in range(0, len(tests), most))
 
 
 def line_of(message: Reply | Request) -> bytes:

@@ -65,6 +65,12 @@ def test_what_the_supervisor_saw_decides_over_phases_that_went_well():
     )
 
 
+def test_an_end_that_the_supervisor_saw_took_all_the_time_since_the_test_began():
+    hung, own = step_outcome(0, "timed_out", observed=True), step_outcome(1, "failed")
+    step = Step(nodeid=TEST, outcomes=[hung, own], phases={0: [phase("setup")], 1: [phase("setup")]}, since=7.0)
+    assert [(each.seconds, each.observed) for each in ends_of(step, TEST, 4, {})] == [(3.0, 3.0), (0.5, 0.0)]
+
+
 def test_a_skip_by_exit_has_its_code():
     seen = step_outcome(0, "skipped", message="no CUDA", observed=True, skip_kind=SkipKind.HARDWARE, skip_code=74)
     [end] = ends(seen, r0=[phase("setup")])

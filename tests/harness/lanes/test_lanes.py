@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from allranks.records import AgentFailed, CollectionFailed, Interrupted, JobTimedOut, Notice, NotRun, TestStarted
+from allranks.records import (
+    AgentFailed,
+    CollectionFailed,
+    Interrupted,
+    JobTimedOut,
+    Notice,
+    NotRun,
+    Passed,
+    RankEnded,
+    TestStarted,
+)
 
 BASE = """
     import ctypes, os, sys, time, unittest
@@ -199,12 +209,33 @@ def test_a_port_in_use_names_the_tests_beside_it(run_agent):
     assert "test_groups" in notice
 
 
-def test_tests_of_the_cells_ranks_overlap_with_nothing(zoo):
+def test_tests_of_the_cells_ranks_run_after_all_that_overlap(zoo):
     begun = {event.nodeid.rpartition("::")[2]: event.at for event in zoo.all(TestStarted)}
-    ended = {event.nodeid.rpartition("::")[2]: event.at for event in zoo.ends}
-    before = {test for test in OUTCOMES if test not in ("test_of_the_cells_ranks", "test_a_after")}
-    assert max(ended[test] for test in before) <= begun["test_of_the_cells_ranks"]
-    assert ended["test_of_the_cells_ranks"] <= min(ended["test_a_after"], ended["test_b_after"])
+    ended = {event.nodeid.rpartition("::")[2]: event.at for event in zoo.all(Passed | RankEnded)}
+    last = "test_of_the_cells_ranks"
+    assert max(at for test, at in ended.items() if test != last) <= begun[last]
+
+
+BETWEEN = {
+    "test_between.py": BASE
+    + """
+    class TestOne(Case):
+        def test_one(self):
+            meet("one", "two")
+
+    def test_plain():
+        pass
+
+    class TestTwo(Case):
+        def test_two(self):
+            meet("two", "one")
+"""
+}
+
+
+def test_launcher_tests_overlap_across_other_tests(run_agent):
+    agent = run_agent(BETWEEN, overlap=2)
+    assert {agent.outcomes(test) for test in ("test_one", "test_plain", "test_two")} == {("passed", "passed")}
 
 
 MANY = {

@@ -49,8 +49,9 @@ def helper(monkeypatch):
     def talk(connection):
         with connection:
             while data := connection.recv(1000):
-                connection.sendall(json.dumps({} if not asked else {"0": [5, 3]}).encode())
-                asked.append(json.loads(data))
+                counts: dict[str, list[int]] = {"0": [5, 3]} if asked else {}
+                asked.append(json.loads(data))  # before the answer, after which the test looks
+                connection.sendall(json.dumps(counts).encode())
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setattr(disturbed_network, "ADDRESS", server.getsockname())

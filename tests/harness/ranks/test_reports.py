@@ -4,11 +4,13 @@ import sys
 import unittest
 
 import pytest
+from _pytest._code.code import ReprFileLocation
+from _pytest.doctest import ReprFailDoctest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.harness.environment_skips import EnvironmentSkip
-from allranks.harness.ranks.reports import Subtests, phase_of
+from allranks.harness.ranks.reports import Subtests, broken_off, phase_of
 from allranks.outcomes import MESSAGE_LIMIT, TEXT_LIMIT, Outcome, Phase, SkipKind
 from allranks.skip_codes import SkipCode
 
@@ -137,6 +139,28 @@ def test_what_was_expected_to_fail_says_why(outcome, mark):
 
 def test_the_message_is_the_first_line_that_says_something():
     assert of(report("failed", longrepr="\n  \nfirst\nsecond"), ValueError()).message == "first"
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("Expected:\n    4\nGot:\n    3", "Expected: 4 Got: 3 f.py:2: DocTestFailure"),
+        ("Expected nothing\nGot:\n    3", "Expected nothing Got: 3 f.py:2: DocTestFailure"),
+        ("UNEXPECTED EXCEPTION: ValueError('no')\n", "UNEXPECTED EXCEPTION: ValueError('no') f.py:2: DocTestFailure"),
+    ],
+)
+def test_the_message_of_a_doctest_says_what_it_got(said, message):
+    place = ReprFileLocation("f.py", 2, "DocTestFailure")
+    failed = ReprFailDoctest([(place, ["001 ", "002 >>> add(1, 2)", *said.split("\n")])])
+    assert of(report("failed", longrepr=failed)).message == message
+
+
+def test_an_end_of_the_session_whose_exception_cannot_be_told_is_told_all_the_same():
+    class Untold(KeyboardInterrupt):
+        def __repr__(self):
+            raise ValueError
+
+    assert "Untold" in broken_off(Untold()).message
 
 
 def test_texts_are_bounded():

@@ -1,7 +1,9 @@
 """What one test leaves other than it was is put back; what a wider fixture set stays until it puts it back itself."""
 
 import builtins
+import contextlib
 import faulthandler
+import functools
 import gc
 import io
 import logging
@@ -14,6 +16,8 @@ import sys
 import tempfile
 import threading
 import time
+import unittest
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +25,7 @@ import pytest
 import torch
 from torch import distributed
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed import rpc
 
 from allranks.harness.ranks.surroundings import InitialState
 
@@ -76,6 +81,9 @@ CHANGES = {
     "os.environ": lambda: setattr(os, "environ", {}),
     "imported modules": lambda: sys.modules.pop("socket"),
     "builtins": lambda: setattr(builtins, "input", None),
+    "names of pytest": lambda: setattr(pytest, "raises", contextlib.suppress),
+    "names of torch.testing": lambda: setattr(torch.testing, "assert_close", print_nothing),
+    "names of unittest.TestCase": lambda: delattr(unittest.TestCase, "assertEqual"),
     "sys.argv": sys.argv.clear,
     "the processors": lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
     "the folder of temporary files": lambda: setattr(tempfile, "tempdir", "/nowhere"),
@@ -136,9 +144,17 @@ def leave_another_descriptor():
     return lambda: os.dup2(kept, 0)
 
 
+def leave_an_agent():
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{Path.cwd()}/store")
+    with warnings.catch_warnings(action="ignore"):  # torch warns about itself
+        rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=options)
+    return functools.partial(rpc.shutdown, graceful=False)
+
+
 @pytest.mark.parametrize(
     ("name", "leave"),
     [
+        ("torch's RPC agent", leave_an_agent),
         ("torch's modes", leave_a_dispatch_mode),
         ("threads of its own", leave_a_thread),
         ("the standard descriptors", leave_another_descriptor),
@@ -157,6 +173,12 @@ def test_a_closed_stream_replaces_the_gang(monkeypatch):
     surroundings = InitialState()
     sys.stdout.close()
     assert surroundings.put_back() == (["the standard streams"], False)
+
+
+def test_a_module_that_a_test_replaces_is_put_back(surroundings):
+    own, sys.modules["socket"] = socket, object()
+    assert surroundings.put_back() == (["imported modules"], True)
+    assert sys.modules["socket"] is own
 
 
 def test_modules_and_finders_that_a_test_adds_stay(surroundings, monkeypatch):

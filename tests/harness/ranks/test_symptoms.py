@@ -152,6 +152,21 @@ def test_what_torch_says_of_a_call_itself_is_none():
     assert not is_symptom(of_torch("NCCL error: invalid usage", dist.DistBackendError))
 
 
+CALLEE = "RuntimeError: On WorkerInfo(id=1, name=worker1):\nRuntimeError('the cache timed out')\nTraceback …"
+
+
+def test_what_a_function_raises_on_another_worker_is_no_symptom_and_is_named():
+    error = of_torch(CALLEE)
+    assert not is_symptom(error)
+    message = with_cause(CALLEE.splitlines()[0], error)
+    assert message == "RuntimeError: On WorkerInfo(id=1, name=worker1): RuntimeError('the cache timed out')"
+
+
+def test_the_end_of_a_connection_between_workers_is_a_symptom():
+    place = "this error originated at tensorpipe/transport/shm/connection_impl.cc:259"
+    assert is_symptom(of_torch(f"eof ({place})"))
+
+
 def test_an_exception_may_say_itself_that_it_is_one():
     class Waited(Exception):  # noqa: N818 - what a suite might call it
         allranks_symptom = True

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import vain_waits
 
-IN_VAIN = {"swallows", "expects_something_else", "polls_a_store"}
+IN_VAIN = {"swallows", "expects_something_else", "polls_a_store", "polls_a_number"}
 
 
 @pytest.fixture(scope="module")

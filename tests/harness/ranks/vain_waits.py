@@ -90,6 +90,30 @@ def polls_a_store_until_it_is_ready():
     assert store.check(["ready"])
 
 
+def added_by_a_peer(store, number):
+    distributed.HashStore.add.__wrapped__(store, "arrived", number)
+
+
+@act
+def polls_a_number():
+    store = distributed.HashStore()
+    assert [store.add("arrived", each) for each in (1, 0, 0, 0, 0)] == [1] * 5
+
+
+@act
+def polls_a_number_until_it_grows():
+    store = distributed.HashStore()
+    assert [store.add("arrived", 0) for _ in range(4)] == [0] * 4
+    added_by_a_peer(store, 1)
+    assert store.add("arrived", 0) == 1
+
+
+@act
+def adds_again_and_again():
+    store = distributed.HashStore()
+    assert [store.add("arrived", 1) for _ in range(4)] == [1, 2, 3, 4]
+
+
 def main():
     """Print the names of those after which the counter says so."""
     seen, own = open_board()

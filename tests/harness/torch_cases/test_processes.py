@@ -36,7 +36,25 @@ BASE = """
             dist.init_process_group("gloo", init_method=self.init_method, rank=self.rank, world_size=self.world_size)
 """
 
+SHARED = """
+    from torch.testing._internal.common_distributed import MultiProcessTestCase
+
+    class TestShared(MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        def test_of_two_files(self): ...
+
+        def test_is_wrong_in_two_files(self):
+            assert self.rank == 0, "wrong on rank 1"
+"""
+
 ZOO = {
+    "test_shared.py": SHARED,
+    "test_shares.py": "from test_shared import TestShared",
     "test_zoo.py": BASE
     + """
     class TestRanks(Case):
@@ -64,6 +82,24 @@ ZOO = {
         def test_hangs_after_the_peer_passed(self):
             if self.rank == 1:
                 time.sleep(1000)  # rank 1 hangs here
+
+        def test_a_child_fails(self):
+            child = os.fork() if self.rank == 1 else os.getpid()
+            if child == 0:
+                assert False, "the child is wrong"
+            assert self.rank == 0 or os.waitpid(child, 0)[1] == 0
+
+        @pytest.mark.xfail(raises=AssertionError)
+        def test_fails_by_what_is_not_expected(self):
+            raise ValueError("another")
+
+        @pytest.mark.xfail(raises=(KeyError, ArithmeticError))
+        def test_fails_by_what_is_expected(self):
+            1 / 0
+
+        @pytest.mark.xfail(raises=AssertionError)
+        def test_fails_as_expected_by_an_assertion(self):
+            assert self.rank == 7
 
         def test_all_skip(self):
             self.skipTest("nothing to do")
@@ -195,7 +231,7 @@ ZOO = {
 
     def test_of_ranks(rank):
         assert dist.get_world_size() == 2
-"""
+""",
 }
 
 
@@ -213,6 +249,10 @@ def zoo(run_once):
         ("test_segfaults_while_rank_0_passes", ("passed", "crashed")),
         ("test_rank_1_skips_while_rank_0_passes", ("passed", "skipped")),
         ("test_hangs_after_the_peer_passed", ("passed", "timed_out")),
+        ("test_a_child_fails", ("passed", "failed")),
+        ("test_fails_by_what_is_not_expected", ("failed", "failed")),
+        ("test_fails_by_what_is_expected", ("xfailed", "xfailed")),
+        ("test_fails_as_expected_by_an_assertion", ("xfailed", "xfailed")),
         ("test_all_skip", ("skipped", "skipped")),
         ("test_all_skip_with_code_77", ("skipped", "skipped")),
         ("test_is_done_early", ("passed", "passed")),
@@ -239,6 +279,14 @@ def zoo(run_once):
 )
 def test_each_rank_has_its_own_outcome(zoo, test, outcomes):
     assert zoo.outcomes(test) == outcomes
+
+
+def test_a_class_that_two_files_import_runs_in_both(zoo):
+    ends = [(end.nodeid.split("/")[-1], end.rank, end.outcome) for end in zoo.ends if "TestShared" in end.nodeid]
+    names = [f"test_share{each}.py::TestShared::test_" for each in ("d", "s")]
+    good = [(f"{name}of_two_files", rank, "passed") for name in names for rank in (0, 1)]
+    bad = [(f"{name}is_wrong_in_two_files", rank, ("passed", "failed")[rank]) for name in names for rank in (0, 1)]
+    assert sorted(ends) == sorted([*good, *bad])
 
 
 @pytest.mark.parametrize(

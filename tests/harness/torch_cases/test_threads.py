@@ -60,6 +60,17 @@ FILES = {
             def test_skips_by_pytest(self):
                 pytest.skip("by pytest")
 
+            async def test_is_never_awaited(self):
+                raise ValueError("not run")
+
+            def test_one_skips(self):
+                if self.rank == 1:
+                    self.skipTest("one thread alone")
+
+            def test_one_xfails(self):
+                if self.rank == 1:
+                    pytest.xfail("one thread alone")
+
             def test_dies(self):
                 os._exit(3)
 
@@ -77,7 +88,7 @@ FILES = {
             world_size = 0
             test_passes = test_fails = test_skips = test_set_up_fails = test_dies = test_is_expected_to_fail = None
             test_thread_set_up_fails = test_fails_by_pytest = test_exits = test_skips_by_pytest = None
-            test_xfails_by_pytest = None
+            test_xfails_by_pytest = test_one_skips = test_one_xfails = test_is_never_awaited = None
 
             def test_has_no_device(self): ...
 
@@ -90,7 +101,7 @@ FILES = {
         class TestKept(TestThreads):
             test_passes = test_fails = test_skips = test_set_up_fails = test_dies = test_is_expected_to_fail = None
             test_thread_set_up_fails = test_fails_by_pytest = test_exits = test_skips_by_pytest = None
-            test_xfails_by_pytest = None
+            test_xfails_by_pytest = test_one_skips = test_one_xfails = test_is_never_awaited = None
             noted = []
 
             def test_a_notes_its_process(self):
@@ -126,6 +137,9 @@ def threads(run_once):
         ("test_exits", "failed"),
         ("test_skips_by_pytest", "skipped"),
         ("test_xfails_by_pytest", "xfailed"),
+        ("test_one_skips", "failed"),
+        ("test_is_never_awaited", "errored"),
+        ("test_one_xfails", "failed"),
         ("test_starts_none", "failed"),
         ("test_has_a_negative_world", "failed"),
         ("test_has_no_device", "skipped"),
@@ -147,4 +161,5 @@ def test_a_test_runs_once(threads):
 def test_a_failure_says_what_broke(threads):
     assert "its thread left the test: SystemExit: 3" in threads.cases(1)["test_exits"].text
     assert "setUp did not call self._spawn_threads()" in threads.cases(1)["test_starts_none"].text
+    assert "ranks disagree: 1 of 3 left" in threads.cases(1)["test_one_skips"].message
     assert "ValueError: thread 1 broke" in threads.cases(1)["test_fails"].text

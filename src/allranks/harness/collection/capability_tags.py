@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from allranks.harness.collection import CONFORMANCE
-from allranks.records import TESTS_IN_ONE, Tagged
+from allranks.harness.program import parts_of
+from allranks.records import Tagged
 
 _LONGEST = 60
 """Characters of a value: it is the label of a row or a column."""
@@ -18,8 +19,8 @@ def tagged(items: Iterable[pytest.Item]) -> Iterator[Tagged]:
         if tags := tags_of(item):
             groups.setdefault(tags, []).append(item.nodeid)
     for tags, tests in groups.items():
-        for start in range(0, len(tests), TESTS_IN_ONE):
-            yield Tagged(tests=tuple(tests[start : start + TESTS_IN_ONE]), tags=tags)
+        for part in parts_of(tests):
+            yield Tagged(tests=part, tags=tags)
 
 
 def tags_of(item: pytest.Item) -> tuple[str, ...]:

@@ -1,9 +1,11 @@
 """How a test's markers have it run: isolation, time limit, process group."""
 
+import inspect
+import unittest
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -15,6 +17,9 @@ from allranks.harness.torch_cases.adapt import torchs_limit
 
 _LONGEST = 10**8
 """Seconds of a time limit: three years."""
+
+_OF_UNITTEST = ("__call__", "run", "_callTestMethod")
+"""Methods that a class overrides if it awaits its tests."""
 
 
 class MarkerError(Exception):
@@ -37,6 +42,18 @@ def read_terms(items: Sequence[pytest.Item], config: AgentConfig) -> list[ItemOp
 def is_launcher(item: pytest.Item) -> bool:
     """Whether a test starts its ranks itself: its class sets the attribute ``allranks_launcher``."""
     return bool(getattr(getattr(item, "cls", None), "allranks_launcher", False))
+
+
+def never_runs(item: pytest.Item) -> bool:
+    """Whether a test is a coroutine or a generator that its class calls and drops, so that nothing of it runs."""
+    case: Any = getattr(item, "cls", None)
+    if case is None or not issubclass(case, unittest.TestCase):
+        return False
+    test = getattr(case, _method_of(item), None)
+    only_calls = all(getattr(case, name) is getattr(unittest.TestCase, name) for name in _OF_UNITTEST)
+    return (only_calls or is_launcher(item)) and (
+        inspect.iscoroutinefunction(test) or inspect.isgeneratorfunction(test)
+    )
 
 
 def has_thread_ranks(item: pytest.Item) -> bool:
@@ -78,10 +95,15 @@ def _launcher_terms(item: pytest.Item, index: int, config: AgentConfig) -> ItemO
     )
 
 
+def _method_of(item: pytest.Item) -> str:
+    """A test's name without its parameters."""
+    return getattr(item, "originalname", None) or item.name
+
+
 def _is_skipped(item: pytest.Item) -> bool:
     """Whether a test is declared as skipped: unittest's decorator on it or its class, or a ``skip`` marker."""
     test_class = getattr(item, "cls", None)
-    test = getattr(test_class, getattr(item, "originalname", None) or item.name, None)
+    test = getattr(test_class, _method_of(item), None)
     by_decorator = any(getattr(place, "__unittest_skip__", False) for place in (test_class, test))
     return by_decorator or item.get_closest_marker("skip") is not None
 
@@ -120,8 +142,7 @@ def _test_group(item: pytest.Item, config: AgentConfig) -> str:
 
 def _port_group(item: pytest.Item, config: AgentConfig) -> str:
     test_class = getattr(item, "cls", None)
-    name = getattr(item, "originalname", None) or item.name
-    port = fixed_port(test_class, name) if config.overlap > 1 and test_class is not None else ""
+    port = fixed_port(test_class, _method_of(item)) if config.overlap > 1 and test_class is not None else ""
     return f"port-{port}" if port else ""
 
 

@@ -38,6 +38,7 @@ from allranks.harness.collection.pytest_options import (
 from allranks.harness.collection.script_folders import FOLDERS, ScriptFolders, exit_report, has_main
 from allranks.harness.collection.selection import shuffled, take_share
 from allranks.harness.config import AgentConfig, Folders, seed_of_test
+from allranks.harness.environment_skips import FilesForDevices
 from allranks.harness.fork_server import Supervisor
 from allranks.harness.fresh_rank import FreshRank, become_fresh
 from allranks.harness.gpu_check import missing_hardware
@@ -111,6 +112,7 @@ class ServerPlugin:
             raise
         share_seed(config, self._config.seed)
         register_skew(config, self._config)
+        config.pluginmanager.register(FilesForDevices(self._skipped))
         config.stash[FOLDERS] = self._script_folders
         for text in take_over_reports(config):
             self._supervisor.write(Notice(text=text))

@@ -54,7 +54,7 @@ def ends_of(step: Step, nodeid: str, world_size: int, outputs: Mapping[int, Outp
     final = {each.rank: each for each in outcomes}.values()
     passed = [each for each in final if each.outcome is Outcome.PASSED]
     others = [
-        _ended(each, step.phases.get(each.rank, ()), nodeid, world_size, outputs.get(each.rank, Output()))
+        _ended(each, step, nodeid, world_size, outputs.get(each.rank, Output()))
         for each in final
         if each.outcome is not Outcome.PASSED
     ]
@@ -75,8 +75,9 @@ def _seconds(phases: Iterable[Phase]) -> float:
     return sum(phase.duration for phase in phases)
 
 
-def _ended(outcome: StepOutcome, phases: Sequence[Phase], nodeid: str, world_size: int, output: Output) -> RankEnded:
+def _ended(outcome: StepOutcome, step: Step, nodeid: str, world_size: int, output: Output) -> RankEnded:
     """One rank's record: its phases decide, unless the supervisor observed the outcome and no phase was bad."""
+    phases = step.phases.get(outcome.rank, ())
     deciding = overall(phases) if phases else None
     if deciding is None or (outcome.observed and not deciding.outcome.is_bad) or outcome.outcome != deciding.outcome:
         deciding = Phase(
@@ -97,6 +98,7 @@ def _ended(outcome: StepOutcome, phases: Sequence[Phase], nodeid: str, world_siz
         phases=tuple(
             PhaseEnd(when=phase.when, outcome=phase.outcome, seconds=round(phase.duration, 6)) for phase in phases
         ),
+        observed=round(max(0.0, outcome.at - step.since), 6) if outcome.observed else 0.0,
         phase=deciding.when,
         message=outcome.addition + deciding.message,
         text=shorten(deciding.text),

@@ -6,6 +6,7 @@ A rank that pytest-timeout ends looks like any exit in mid-test; only its output
 import json
 import re
 import signal
+import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -107,6 +108,7 @@ class Step:
         driver: From a driver: its other reports and its own phases, in order.
         strangers: Ranks in whose place other processes have sent data.
         began: When it began, on the clock of the call boards.
+        since: The same in seconds since the epoch.
         collectives: Of a step that went wrong, those that its ranks entered last.
     """
 
@@ -118,6 +120,7 @@ class Step:
     driver: list[DriverSays | Phase] = field(default_factory=list)
     strangers: set[int] = field(default_factory=set)
     began: int = field(default_factory=now, compare=False)
+    since: float = field(default_factory=time.time, compare=False)
     collectives: tuple[EnteredCollective, ...] = ()
 
     def take(self, event: RankReport) -> None:
@@ -329,12 +332,14 @@ def ended(rank_exit: RankExit, step: Step) -> StepOutcome:
             skip_kind=skip_codes.kind_of_exit(status),
             skip_code=status,
         )
+    is_late = any(each.rank == rank_exit.rank and each.is_final for each in step.outcomes)
     timed_out = is_pytest_timeout(rank_exit.output.stdout + rank_exit.output.stderr) if status == 1 else None
     return StepOutcome(
         rank=rank_exit.rank,
         outcome=Outcome.CRASHED if timed_out is None else Outcome.TIMED_OUT,
         at=rank_exit.at,
-        message=f"rank {rank_exit.rank} {timed_out or describe_end(rank_exit) + was_in(rank_exit.stacks)}",
+        message=f"rank {rank_exit.rank} {timed_out or describe_end(rank_exit) + was_in(rank_exit.stacks)}"
+        f"{', when it had ended its own part of the test' if is_late else ''}",
         text=rank_exit.stacks,
         is_symptom=_ended_for_a_peer(rank_exit),
         consequence=is_consequence,

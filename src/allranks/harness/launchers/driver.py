@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from _pytest.skipping import xfailed_key
 
 from allranks.harness import linux
 from allranks.harness.channel import DriverSays, LaunchedEnd, RankEnd, Report
@@ -23,7 +24,7 @@ from allranks.harness.gangs.output import Output
 from allranks.harness.launchers.driver_account import driver_folder
 from allranks.harness.launchers.launch import LaunchTerms, Workplace
 from allranks.harness.launchers.launched_rank import RankTerms, forget_rank
-from allranks.harness.launchers.own_ranks import OF_RANKS_ATTRIBUTE
+from allranks.harness.launchers.own_ranks import OF_RANKS_ATTRIBUTE, RankFailureError
 from allranks.harness.ranks.rank import Assignment, run_rank
 from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, may_disagree, shorten
 from allranks.records import Record, encode
@@ -80,7 +81,8 @@ class DriverSurroundings:
     def __init__(
         self, session: pytest.Session, assignment: Assignment, launching: Launching, telling: _Telling
     ) -> None:
-        self._items = {(item.cls, item.name): item for item in filter(is_launcher, session.items)}  # type: ignore[attr-defined]
+        launchers = filter(is_launcher, session.items)
+        self._items = {(_file_of(item.nodeid), item.cls, item.name): item for item in launchers}  # type: ignore[attr-defined]
         self._config = assignment.config
         self._launching = launching
         self._telling = telling
@@ -114,7 +116,13 @@ class DriverSurroundings:
         return RankTerms(nodeid=item.nodeid, seed=seed)
 
     def _item(self, case: unittest.TestCase) -> pytest.Item:
-        return self._items[type(case), case._testMethodName]  # noqa: SLF001 - unittest gives the name nowhere else
+        # Another file may have imported the class; ranks that a class keeps were forked in a test of the same file.
+        file = _file_of(self._telling.nodeid)
+        return self._items[file, type(case), case._testMethodName]  # noqa: SLF001 - unittest gives the name nowhere else
+
+
+def _file_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
 
 
 def _discard_output(_outputs: Mapping[int, Output]) -> None:
@@ -138,6 +146,10 @@ class _RepeatWatch:
         self, item: pytest.Item, call: pytest.CallInfo[Any]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Report whether a phase repeats a rank's error, and which errors pytest hides."""
+        # pytest takes the exception of a unittest from here.
+        info = next(iter(getattr(item, "_excinfo", None) or ()), call.excinfo)
+        if info is not None:
+            _compare_what_ranks_raise(item, info.value)
         report = yield
         if has_thread_ranks(item):
             self._telling.say(DriverSays(shares_outcome=True))
@@ -149,6 +161,20 @@ class _RepeatWatch:
             if not getattr(error, OF_RANKS_ATTRIBUTE, False):
                 self._telling.say(DriverSays(hidden=_hidden(error)))
         return report
+
+
+def _compare_what_ranks_raise(item: pytest.Item, error: BaseException) -> None:
+    """Have ``xfail(raises=...)`` mean what a rank raised: here each failure of a rank is one class of error."""
+    expected = item.stash.get(xfailed_key, None)
+    if expected is not None and isinstance(error, RankFailureError) and isinstance(expected.raises, type | tuple):
+        kinds = expected.raises if isinstance(expected.raises, tuple) else (expected.raises,)
+        is_meant = any(error.kind in _names(kind) for kind in kinds)
+        item.stash[xfailed_key] = replace(expected, raises=None if is_meant else ())
+
+
+def _names(kind: type) -> set[str]:
+    """The names of a class and all that derive from it."""
+    return {kind.__name__}.union(*map(_names, type.__subclasses__(kind)))
 
 
 def _hidden(error: BaseException) -> Phase:

@@ -287,6 +287,7 @@ class _LaunchedGang(Gang):
 
     def watch(self, deadlines: Deadlines, nodeid: str) -> Step:
         """Wait for one report of each rank on a test."""
+        self.ranks_may_leave = True
         return self._supervise(deadlines, Step(nodeid=nodeid))
 
 

@@ -7,7 +7,6 @@ import unittest
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from os import getpid
 from pathlib import Path
 from typing import NoReturn
 
@@ -58,7 +57,6 @@ class LaunchedRank:
         self.number = place.rank
         self.world_size = place.world_size
         self._connection = RankEnd(place.connection)
-        self._pid = getpid()
         self._running: RankTerms | None = None
         self._began = 0.0
         self._reported: Exception | None = None
@@ -121,9 +119,7 @@ class LaunchedRank:
         flush_output()
         self._calls.take()
         self._connection.report(Report(nodeid=nodeid, outcome=phase.outcome, imported=self._imports.take()))
-        if getpid() != self._pid:
-            # A process that the test forked returned from the test: the rank itself goes on, this one must not.
-            os._exit(0)
+        rank_setup.end_fork(is_bad=phase.outcome.is_bad, text=lambda: phase.text)
 
 
 def forget_rank() -> None:

@@ -26,9 +26,17 @@ class RankFailureError(AssertionError):
     """One or more ranks of a launcher test were bad, or ranks disagree on a skip.
 
     The message begins with the first bad rank and its traceback; then it has one line for each peer.
+
+    Args:
+        message: That.
+        kind: The name of the class of what that rank raised; empty if it ended otherwise.
     """
 
     allranks_of_ranks = True
+
+    def __init__(self, message: str, kind: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class RankSkip(unittest.SkipTest):
@@ -51,7 +59,7 @@ def raise_for(step: Step, *, may_disagree: bool) -> None:
     """
     __tracebackhide__ = True
     if step.leader is not None:
-        raise RankFailureError("\n".join(_account(step, step.leader)))
+        raise RankFailureError("\n".join(_account(step, step.leader)), _kind(step.leader))
     outcomes = {each.outcome for each in step.outcomes}
     if outcomes == {Outcome.XFAILED}:
         pytest.xfail(step.outcomes[0].message)
@@ -60,6 +68,12 @@ def raise_for(step: Step, *, may_disagree: bool) -> None:
         raise RankSkip(skipped[0].message)
     if skipped and not may_disagree:
         raise RankFailureError(_disagreement(step.outcomes))
+
+
+def _kind(leader: StepOutcome) -> str:
+    """The name of the class at the beginning of a message; an assertion that pytest explains has none there."""
+    name = leader.message.partition(":")[0].rpartition(".")[2]
+    return "" if leader.observed else name if name.isidentifier() else "AssertionError"
 
 
 def _account(step: Step, leader: StepOutcome) -> Iterator[str]:

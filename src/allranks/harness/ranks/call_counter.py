@@ -30,7 +30,7 @@ from torch.distributed import distributed_c10d
 
 from allranks.harness.gangs.call_board import CallBoard, LastCall, now
 from allranks.harness.gangs.unmatched_calls import DEFAULT_GROUP, NEW_GROUP, Calls, GroupCalls, words_for_ranks
-from allranks.harness.ranks.counted_group import ANY, UNEVEN, CountedGroup, describe, sequence_of
+from allranks.harness.ranks.counted_group import ANY, MESSAGES, UNEVEN, CountedGroup, describe, message_of, sequence_of
 
 COLLECTIVES: Mapping[str, tuple[str, int]] = {
     method: (kind, place)
@@ -56,15 +56,6 @@ is equal on all ranks. Variants of a collective count as one kind: a backend may
 _ROOTED = frozenset({"broadcast", "gather", "reduce", "scatter"})
 """Collectives with a root, which is equal on all ranks; it is in the last argument, their options."""
 
-_ANY_SOURCE = ("arg0", "arg1")
-
-MESSAGES: Mapping[str, tuple[str, Sequence[str]]] = {
-    "send": ("send", ("tensors", "dstRank", "tag")),
-    "recv": ("recv", ("tensors", "srcRank", "tag")),
-    "recv_anysource": ("recv", _ANY_SOURCE),
-}
-"""Methods, the kind that each counts as, and the names of its parameters."""
-
 _WAITS = (
     (distributed.Work, "wait"),
     (distributed.Work, "synchronize"),
@@ -76,9 +67,12 @@ _WAITS = (
 # Messages of gloo, NCCL, the stores and TensorPipe about a peer that is late or gone (torch 2.13).
 _PEER = re.compile(
     r"timed?[ -]?out|wait timeout|closed by peer|reset by peer|connection (was )?(closed|reset|refused)|broken pipe"
-    r"|remote process (exited|has exited)|socket (was )?closed|failed to recv|failed to pass|eof: end of file",
+    r"|remote process (exited|has exited)|socket (was )?closed|failed to recv|failed to pass"
+    r"|eof(: end of file| \(this error)",
     re.IGNORECASE,
 )
+OF_A_CALLEE = re.compile(r"(\w+: )?On WorkerInfo\(.*\):\n(?P<error>.+)")
+"""What a function raised on another worker of RPC, which speaks of that worker's own affairs (torch 2.13)."""
 _STORE_WAITS = ("get", "wait", "multi_get", "queue_pop", "barrier")
 """Methods of a store that wait for other ranks; wrapped so that the stack of a waiting rank shows them."""
 
@@ -122,6 +116,7 @@ class CallCounter:
         self._order = itertools.count(1)
         self._made_groups = itertools.count(1)
         self._refusals = 0
+        self._added: tuple[Any, object] = None, None
         self._has_missed_a_peer = False
         for method, (kind, place) in COLLECTIVES.items():
             wrap(distributed.ProcessGroup, method, functools.partial(self._counted, kind=kind, place=place))
@@ -135,6 +130,7 @@ class CallCounter:
         polled = functools.partial(self._asked, refusals=1)
         wrap(distributed.Work, "is_completed", polled)
         wrap(torch._C._distributed_c10d.Store, "check", polled)  # noqa: SLF001
+        wrap(torch._C._distributed_c10d.Store, "add", functools.partial(polled, has_news=self._has_grown))  # noqa: SLF001
         for expectation in _EXPECTATIONS:
             wrap(expectation, "__exit__", functools.partial(self._asked, refusals=0))
         for method in _STORE_WAITS:
@@ -237,7 +233,7 @@ class CallCounter:
                 known = self._find(group)
             if known is None:
                 return original(group, *arguments, **options)
-            peer, tag = _peer_and_tag(names, arguments, options) if names else (None, 0)
+            peer, tag = message_of(names, arguments, options) if names else (None, 0)
             known.begun += peer is None
             dtype, shape = describe(kind, arguments, place)
             if self._board:
@@ -310,26 +306,35 @@ class CallCounter:
 
         return call
 
-    def _asked(self, original: _Method, *, refusals: int) -> _Method:
+    def _asked(
+        self, original: _Method, *, refusals: int, has_news: _Method = lambda _, answer: bool(answer)
+    ) -> _Method:
         """Wrap a method so that a true answer clears earlier waits in vain.
 
         Args:
             original: The method.
             refusals: How many refusals a false answer counts as.
+            has_news: Whether an answer to some arguments counts as true; None if it says nothing.
         """
 
         def call(asked: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
             __tracebackhide__ = True
             answer = original(asked, *arguments, **options)
-            if answer:
+            is_yes = has_news(arguments, answer)
+            if is_yes:
                 self._settle_wait()
-            else:
+            elif is_yes is not None:
                 self._refusals += refusals
                 if self._refusals == _IN_VAIN:
                     self._note_wait()
             return answer
 
         return call
+
+    def _has_grown(self, arguments: Any, number: object) -> bool | None:  # noqa: ANN401 - torch's
+        """Whether a number to which the rank adds 0 again and again has changed; None if it does something else."""
+        before, self._added = self._added, (arguments, number)
+        return None if before[0] != arguments or arguments[1:] != (0,) else before[1] != number
 
     def _note_failure(self, error: BaseException) -> None:
         """Note that a call, or a wait for one, has failed."""
@@ -367,7 +372,8 @@ class CallCounter:
 
 def speaks_of_a_peer(error: BaseException) -> bool:
     """Whether an exception has a type that torch.distributed raises, and its message reports a late or lost peer."""
-    return isinstance(error, RuntimeError | TimeoutError) and _PEER.search(str(error)) is not None
+    text = str(error) if isinstance(error, RuntimeError | TimeoutError) else ""
+    return _PEER.search(text) is not None and OF_A_CALLEE.match(text) is None
 
 
 def _passed_on(original: _Method) -> _Method:
@@ -391,9 +397,3 @@ def wrap(owner: object, name: str, wrapper: Callable[[_Method], _Method]) -> Non
     # name of the method and the same first argument.
     method.__code__ = method.__code__.replace(co_name=name)
     setattr(owner, name, method)
-
-
-def _peer_and_tag(names: Sequence[str], arguments: Sequence[Any], options: Mapping[str, Any]) -> tuple[int, int]:
-    values = {**dict(zip(names, arguments, strict=False)), **options}
-    peer = ANY if names is _ANY_SOURCE else values.get(names[1], ANY)
-    return peer, values.get(names[-1], 0)

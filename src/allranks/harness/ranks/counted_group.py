@@ -24,6 +24,15 @@ _OF = " of "
 ANY = -1
 """The peer of a receive from any source."""
 
+_ANY_SOURCE = ("arg0", "arg1")
+
+MESSAGES: Mapping[str, tuple[str, Sequence[str]]] = {
+    "send": ("send", ("tensors", "dstRank", "tag")),
+    "recv": ("recv", ("tensors", "srcRank", "tag")),
+    "recv_anysource": ("recv", _ANY_SOURCE),
+}
+"""Methods, the kind that each counts as, and the names of its parameters."""
+
 _Counters = defaultdict[tuple[str, int | None, int], "itertools.count[int]"]
 """By kind, peer in the group (None for a collective), and tag."""
 
@@ -130,3 +139,10 @@ def describe(kind: str, arguments: Sequence[Any], place: int) -> tuple[str, str]
     if first.layout is not torch.strided:
         words = f" {str(first.layout).removeprefix('torch.')}{words}"
     return f"{str(first.dtype).removeprefix('torch.')}{words}", "x".join(map(str, first.shape))
+
+
+def message_of(names: Sequence[str], arguments: Sequence[Any], options: Mapping[str, Any]) -> tuple[int, int]:
+    """The peer and the tag of a message, by the names of its method's parameters."""
+    values = {**dict(zip(names, arguments, strict=False)), **options}
+    peer = ANY if names is _ANY_SOURCE else values.get(names[1], ANY)
+    return peer, values.get(names[-1], 0)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from json import dumps
-from os import getpid
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -21,7 +20,7 @@ from torch import distributed
 from allranks.harness.channel import End, RankEnd, Report, RunTest
 from allranks.harness.collection.coverage import save_coverage
 from allranks.harness.collection.imports import ImportWatch
-from allranks.harness.collection.marker_options import has_thread_ranks
+from allranks.harness.collection.marker_options import has_thread_ranks, never_runs
 from allranks.harness.collection.script_folders import FOLDERS
 from allranks.harness.config import AgentConfig
 from allranks.harness.environment_skips import EnvironmentSkip
@@ -138,7 +137,6 @@ class _Rank:
         self._items: Mapping[int, pytest.Item] = dict(enumerate(session.items)) if items is None else items
         self._assignment = assignment
         self._connection = RankEnd(assignment.connection)
-        self._pid = getpid()
         self._nodeid = ""
         self._phases: list[Phase] = []
         self._unreported: list[Phase] = []
@@ -173,9 +171,7 @@ class _Rank:
 
     def _report(self, report: Report) -> None:
         self._connection.report(report)
-        if getpid() != self._pid:
-            # A process that the test forked returned from the test: the rank itself goes on, this one must not.
-            os._exit(0)
+        rank_setup.end_fork(is_bad=report.outcome.is_bad, text=lambda: overall(self._phases).text)
 
     def _join(self) -> Report:
         """Join the process group of the cell; failing to is an error of the gang's first test."""
@@ -336,11 +332,13 @@ class _Rank:
             self._surroundings.narrow()
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self) -> None:
-        """Skip every test if this host lacks the hardware of the cell."""
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Skip every test if this host lacks the hardware of the cell; refuse one that would pass without running."""
         if self._assignment.hardware_skip is not None:
             code, detail = self._assignment.hardware_skip
             raise EnvironmentSkip(code, detail)
+        if never_runs(item):
+            pytest.fail("its class calls this coroutine or generator, and runs nothing of it", pytrace=False)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(

@@ -133,6 +133,17 @@ def tell(report: Report) -> None:
         _rank.connection.report(report)
 
 
+def end_fork(*, is_bad: bool, text: Callable[[], str]) -> None:
+    """End this process if a test forked it and it has returned from the test: the rank goes on, this one must not.
+
+    It ends as its test did, and says why: the rank may wait for its exit status.
+    """
+    if getpid() != _rank.pid:
+        if is_bad:
+            print(text(), file=sys.stderr)
+        os._exit(is_bad)
+
+
 def exit_announced(status: int) -> NoReturn:
     """End this process, as ``os._exit`` does."""
     is_own = _rank.pid == getpid() and threading.current_thread() is threading.main_thread()

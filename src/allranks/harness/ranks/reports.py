@@ -5,6 +5,7 @@ verdict if the peer's own failure is known.
 """
 
 import dis
+import re
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,6 +15,8 @@ from typing import Final
 
 import pytest
 import torch
+from _pytest._io.saferepr import saferepr
+from _pytest.doctest import ReprFailDoctest
 
 from allranks import skip_codes
 from allranks.harness.environment_skips import EnvironmentSkip, SandcastleReason
@@ -160,6 +163,10 @@ def _outcome(report: pytest.TestReport, error: BaseException | None) -> Outcome:
     return Outcome.FAILED if report.when == "call" else Outcome.ERRORED
 
 
+_OF_DOCTEST: Final = re.compile(r"^(Expected( nothing)?|UNEXPECTED EXCEPTION)[:\n].*", re.MULTILINE | re.DOTALL)
+"""What a doctest has expected and got, and its line; or what it raised."""
+
+
 def _message(report: pytest.TestReport, outcome: Outcome, error: BaseException | None) -> str:
     if outcome in (Outcome.XFAILED, Outcome.XPASSED):
         return str(getattr(report, "wasxfail", ""))
@@ -168,6 +175,9 @@ def _message(report: pytest.TestReport, outcome: Outcome, error: BaseException |
     crash = getattr(report.longrepr, "reprcrash", None)
     # A fixture that does not exist has no exception of a test: pytest's text begins with where it was asked for.
     lookup = getattr(report.longrepr, "errorstring", "")
+    # Nor has a doctest: its text begins with the lines of the example.
+    if isinstance(report.longrepr, ReprFailDoctest) and (told := _OF_DOCTEST.search(report.longreprtext)):
+        lookup = " ".join(told[0].split())
     text = str(crash.message if crash is not None else lookup or report.longreprtext)
     line = next((line for line in text.splitlines() if line.strip()), "")
     return with_cause(line, error)
@@ -178,6 +188,8 @@ def with_cause(message: str, error: BaseException | None) -> str:
 
     An exception in a finalizer or a thread is the cause of a warning of pytest's, which a suite may make an error.
     """
+    if message.endswith("):") and (remote := call_counter.OF_A_CALLEE.match(str(error))):
+        return f"{message} {remote['error']}"
     first = error.__cause__ if isinstance(error, Warning) and error.__cause__ else error
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]
@@ -259,7 +271,7 @@ def changed(nodeid: str, item: pytest.Item | None) -> Phase:
 def broken_off(error: BaseException) -> Phase:
     """The phase of a test that ended pytest's session, so that pytest reported nothing."""
     text = "".join(traceback.format_exception(error))
-    message = f"the test broke off the whole session: {error!r}"
+    message = f"the test broke off the whole session: {saferepr(error)}"
     return Phase(when="call", outcome=Outcome.CRASHED, duration=0.0, message=message, text=shorten(text))
 
 

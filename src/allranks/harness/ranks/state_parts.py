@@ -15,10 +15,12 @@ import socket
 import sys
 import tempfile
 import threading
+import unittest
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import pytest
 import torch
 from torch import distributed
 from torch.utils import _device as _device_module
@@ -178,9 +180,11 @@ def note_imports() -> None:
 
 
 def _imports() -> tuple[int, bool, bool]:
-    """Whether known modules and what found them are still there: an import may add some."""
+    """Whether known modules and what found them are still there, under their names: an import may add some."""
+    # Their order first, at a fifth of the cost.
+    are_own = list(_MODULES.values())[: len(_KNOWN)] == list(_KNOWN.values()) or _KNOWN.items() <= _MODULES.items()
     is_whole = all(each in finders for finders, known in _FINDERS for each in known)
-    return id(sys.modules), len(_MODULES) >= len(_KNOWN), is_whole
+    return id(sys.modules), are_own, is_whole
 
 
 def _set_imports(_: object) -> None:
@@ -191,12 +195,16 @@ def _set_imports(_: object) -> None:
     sys.path_importer_cache.clear()
 
 
-_BUILTINS: Final = tuple(vars(builtins))
-"""Their names; modules may add some when they are imported."""
+def _names_of(place: Any) -> tuple[Callable[[], Any], Callable[[Any], object]]:  # noqa: ANN401 - a module or a class
+    """The reader and the writer of its names; an import may add some."""
+    names = tuple(vars(place))
 
+    def write(values: list[Any]) -> None:
+        for name, value in zip(names, values, strict=True):
+            if vars(place).get(name) is not value:
+                setattr(place, name, value)
 
-def _set_builtins(values: list[Any]) -> None:
-    vars(builtins).update(zip(_BUILTINS, values, strict=True))
+    return lambda: [*map(vars(place).get, names)], write
 
 
 def _streams() -> tuple[tuple[Any, ...], tuple[bool, ...]]:
@@ -269,6 +277,11 @@ def _modes() -> tuple[object, ...]:
     return functions, torch._C._len_torch_dispatch_stack(), _top_hooks(False)  # noqa: SLF001
 
 
+def _has_agent() -> bool:
+    """Whether this process is a worker of RPC: it cannot become one again, nor leave in place of the test."""
+    return bool(getattr(sys.modules.get("torch.distributed.rpc"), "_is_current_rpc_agent_set", bool)())
+
+
 def _set_start_method(name: str) -> None:
     multiprocessing.set_start_method(name, force=True)
 
@@ -313,7 +326,11 @@ PARTS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]]] = 
     "the time-out of sockets": (socket.getdefaulttimeout, socket.setdefaulttimeout),
     "levels of logging": (_logging, _set_logging),
     "imported modules": (_imports, _set_imports),
-    "builtins": (lambda: [*map(vars(builtins).get, _BUILTINS)], _set_builtins),
+    "builtins": _names_of(builtins),
+    # Without these, a test would check nothing.
+    "names of pytest": _names_of(pytest),
+    "names of torch.testing": _names_of(torch.testing),
+    "names of unittest.TestCase": _names_of(unittest.TestCase),
     "sys.argv": (lambda: sys.argv and list(sys.argv), lambda arguments: setattr(sys, "argv", [*arguments])),
     "threads of its own": (_threads, _refuse),
     "the processors": (lambda: os.sched_getaffinity(0), lambda processors: os.sched_setaffinity(0, processors)),
@@ -331,6 +348,7 @@ PARTS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]]] = 
     "the standard streams": (_streams, _set_streams),
     "the standard descriptors": (_descriptors, _refuse),
     "os.environ": (lambda: os.environ, _set_environ),
+    "torch's RPC agent": (_has_agent, _refuse),
     GROUP: (lambda: distributed.group.WORLD, lambda _: None),
 }
 """The reader and the writer of each part."""

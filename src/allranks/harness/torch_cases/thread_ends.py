@@ -1,7 +1,8 @@
 """torch's ``MultiThreadedTestCase``: its ranks stay threads, and the end of each counts.
 
 torch notes what a test raises in a thread, and judges by ``Exception`` and torch's exit codes. A thread that ended
-before or after its test, by another exit or by ``pytest.fail``, or that was never started, would count as a pass.
+before or after its test, by another exit or by ``pytest.fail``, or that was never started, would count as a pass. A
+skip of one thread would be that of all.
 """
 
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 from allranks.harness.launchers.own_ranks import no_ranks_error
 from allranks.harness.ranks.reports import skip_with_code
-from allranks.harness.torch_cases.processes import check_world
+from allranks.harness.torch_cases.processes import check_world, surroundings_of
 from allranks.skip_codes import is_success
 
 HOOKS = ("_run", "_spawn_threads", "_join_threads", "_check_return_codes")
@@ -48,12 +49,21 @@ def adapt_threads(base: Any) -> None:  # noqa: ANN401 - torch's class has no typ
     def join_threads(cls: Any, /, threads: Sequence[object], fn: Callable[[], object]) -> None:  # noqa: ANN401
         if not threads:
             raise no_ranks_error(fn.__qualname__, "_spawn_threads")
-        join(cls, threads, fn)
+        try:
+            join(cls, threads, fn)
+        except (unittest.SkipTest, pytest.xfail.Exception) as skip:
+            case: Any = getattr(fn, "__self__", None)
+            if cls.allranks_left < len(threads) and not surroundings_of(case).launch_terms(case).may_disagree:
+                msg = f"ranks disagree: {cls.allranks_left} of {len(threads)} left the test, the others passed: {skip}"
+                raise AssertionError(msg) from skip
+            raise
 
     def check_all(cls: Any, /, failed: Sequence[tuple[int, _Info]], *args: object, **kwargs: object) -> None:  # noqa: ANN401
+        judged = list(_judged(failed))
+        cls.allranks_left = len(judged)
         if failed and all(isinstance(error, pytest.xfail.Exception) for _, (_, error, _) in failed):
             raise failed[0][1][1]
-        check(cls, list(_judged(failed)), *args, **kwargs)
+        check(cls, judged, *args, **kwargs)
 
     base._run, base._spawn_threads = classmethod(run_to_its_end), spawn_threads  # noqa: SLF001
     base._join_threads, base._check_return_codes = classmethod(join_threads), classmethod(check_all)  # noqa: SLF001

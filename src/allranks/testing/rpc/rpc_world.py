@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -107,6 +108,7 @@ R = TypeVar("R")
 
 _CALL_TIMEOUT = 60.0
 _SHUTDOWN_TIMEOUT = 60.0
+_LEAVING_TIMEOUT = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,7 +310,10 @@ def leave_at_once() -> None:
     """Shut RPC down after a failure, without waiting for the peers."""
     forgive_references()
     if is_up():
-        rpc.shutdown(graceful=False)
+        # It waits for calls that this worker runs, however long they last; the failure must not.
+        leaving = threading.Thread(target=rpc.shutdown, kwargs={"graceful": False}, daemon=True)
+        leaving.start()
+        leaving.join(_LEAVING_TIMEOUT)
 
 
 def forgive_references() -> None:
