@@ -13,7 +13,9 @@ A run of a file is kept in FOLDER, so that a benchmark that was broken off goes 
 run it again. With ``--runs``, each side runs as often. A test is the *same* if both sides have the same outcome in all
 runs, *flaky* if one side has several of which the other has one, else it *differs*; it is *lost* if only torch's way
 has it. *No rank* are tests with a rank for each device on a host without any: torch lets them pass, allranks skips
-them. The smallest files run first. Of a run that the limit ends, what it has printed counts. Exit status 1 where a test
+them. The smallest files run first. Below the table
+stand the sums of the files that have torch's classes with a process for each rank, and each other file that is slower
+here by more than a fifth and 2 s. Of a run that the limit ends, what it has printed counts. Exit status 1 where a test
 differs or is lost.
 """
 
@@ -28,7 +30,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -75,6 +77,10 @@ overlap = {overlap}
 set = {{ TEMP_DIR = "/tmp" }}
 """
 
+_LAUNCHES = re.compile(
+    "MultiProcessTestCase|MultiProcContin|DistributedTestBase|DynamoDistributedMultiProc|FSDPTest|DTensorTestBase|"
+    "ShardedTensorTestBase|generate_tests"
+)
 _IS_SCRIPT = re.compile(r"^if __name__ == ['\"]__main__['\"]", re.MULTILINE)
 CLEAN: Mapping[str, str] = {}
 _SEVERITY = ("passed", "skipped", "failed")
@@ -172,13 +178,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"{source / TREE} has no {', '.join(absent)}")
     options.results.mkdir(parents=True, exist_ok=True)
     files = []
-    with _matrix_file(source, options):
+    with nullcontext() if options.report else _matrix_file(source, options):
         for path in paths:
             file = _read(options.results, path)
             if not options.report:
                 _complete(file, source, options)
             files.append(file)
     print(table(files))
+    print(speed(files, source))
     return int(any(relation in {"differs", "lost"} for file in files for relation in file.relations().values()))
 
 
@@ -332,8 +339,25 @@ def table(files: Sequence[File]) -> str:
         lines += [
             f"  no outcome: {file.path}: exit status {[ran.status for ran in runs]} {side}"
             for side, runs in (("torch's way", file.torch), ("under allranks", file.allranks))
-            if not any(ran.outcomes for ran in runs)
+            if runs and not any(ran.outcomes for ran in runs)
         ]
+    return "\n".join(lines)
+
+
+def speed(files: Sequence[File], source: Path) -> str:
+    """The sums of the files with a process for each rank, and the others that are slower here."""
+    ran = [file for file in files if file.allranks and any(run.outcomes for run in file.torch)]
+    kept = {file.path for file in ran if _LAUNCHES.search((source / TREE / file.path).read_text(encoding="utf-8"))}
+    launching = [file for file in ran if file.path in kept]
+    lines = ["files with a process for each rank:", _sum(launching)]
+    for name in ("seconds", "in_tests"):
+        theirs = sum(_mean(file.torch, name) for file in launching)
+        if ours := sum(_mean(file.allranks, name) for file in launching):
+            lines.append(f"  {name}: {theirs:.0f} s and {ours:.0f} s, {theirs / ours:.1f} times as fast")
+    for file in ran:
+        theirs, ours = _mean(file.torch, "seconds"), _mean(file.allranks, "seconds")
+        if file.path not in kept and ours > max(1.2 * theirs, theirs + 2):
+            lines.append(f"slower: {file.path}: {theirs:.1f} s, here {ours:.1f} s")
     return "\n".join(lines)
 
 

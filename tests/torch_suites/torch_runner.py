@@ -15,8 +15,10 @@ import tempfile
 import time
 import unittest
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 
+Error = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
+"""An exception in hand, as unittest passes it."""
 CELL = {"BACKEND": "gloo", "WORLD_SIZE": "2", "INIT_METHOD": "file", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -25,40 +27,40 @@ class Recorder(unittest.TextTestResult):
 
     out: Path
 
-    def startTest(self, test):  # noqa: N802 - unittest's name
+    def startTest(self, test: unittest.TestCase) -> None:  # noqa: N802 - unittest's name
         super().startTest(test)
         self._began = time.monotonic()
 
-    def addSuccess(self, test):  # noqa: N802 - unittest's name
+    def addSuccess(self, test: unittest.TestCase) -> None:  # noqa: N802 - unittest's name
         super().addSuccess(test)
         self._note(test, "passed")
 
-    def addSkip(self, test, reason):  # noqa: N802 - unittest's name
+    def addSkip(self, test: unittest.TestCase, reason: str) -> None:  # noqa: N802 - unittest's name
         super().addSkip(test, reason)
         self._note(test, "skipped", reason)
 
-    def addExpectedFailure(self, test, err):  # noqa: N802 - unittest's name
+    def addExpectedFailure(self, test: unittest.TestCase, err: Error) -> None:  # noqa: N802 - unittest's name
         super().addExpectedFailure(test, err)
         self._note(test, "xfailed")
 
-    def addFailure(self, test, err):  # noqa: N802 - unittest's name
+    def addFailure(self, test: unittest.TestCase, err: Error) -> None:  # noqa: N802 - unittest's name
         super().addFailure(test, err)
         self._note(test, "failed", str(err[1])[-2000:])
 
-    def addError(self, test, err):  # noqa: N802 - unittest's name
+    def addError(self, test: unittest.TestCase, err: Error) -> None:  # noqa: N802 - unittest's name
         super().addError(test, err)
         self._note(test, "failed", str(err[1])[-2000:])
 
-    def addUnexpectedSuccess(self, test):  # noqa: N802 - unittest's name
+    def addUnexpectedSuccess(self, test: unittest.TestCase) -> None:  # noqa: N802 - unittest's name
         super().addUnexpectedSuccess(test)
         self._note(test, "failed", "Unexpected success")
 
-    def addSubTest(self, test, subtest, err):  # noqa: N802 - unittest's name
+    def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: Error | None) -> None:  # noqa: N802 - unittest's name
         super().addSubTest(test, subtest, err)
         if err is not None:
             self._note(test, "failed", str(err[1])[-2000:])
 
-    def _note(self, test, outcome, reason=""):
+    def _note(self, test: unittest.TestCase, outcome: str, reason: str = "") -> None:
         line = {
             "test": name_of(test),
             "outcome": outcome,
@@ -70,7 +72,7 @@ class Recorder(unittest.TextTestResult):
             file.write(json.dumps(line) + "\n")
 
 
-def name_of(test):
+def name_of(test: unittest.TestCase) -> str:
     return f"{type(test).__name__}::{test._testMethodName}"
 
 
@@ -86,14 +88,14 @@ def load(path: Path) -> ModuleType:
     return importlib.import_module(name)
 
 
-def tests_of(module: ModuleType):
-    loader = unittest.TestLoader()
+def tests_of(module: ModuleType) -> list[unittest.TestCase]:
+    names = unittest.TestLoader().getTestCaseNames
     classes = [
         each
         for each in vars(module).values()
         if isinstance(each, type) and issubclass(each, unittest.TestCase) and each.__module__ == module.__name__
     ]
-    return [test for each in classes for test in loader.loadTestsFromTestCase(each)]
+    return [each(name) for each in classes for name in names(each)]
 
 
 def known(out: Path) -> set[str]:
@@ -109,7 +111,7 @@ def main(paths: str, out: str, *names: str) -> int:
         for test in tests_of(load(Path(path)))
         if name_of(test) not in done and (not names or name_of(test) in names)
     ]
-    runner = unittest.TextTestRunner(resultclass=Recorder, verbosity=0)
+    runner = unittest.TextTestRunner(resultclass=Recorder, verbosity=0)  # type: ignore[arg-type] # generic for mypy alone
     return 0 if runner.run(unittest.TestSuite(tests)).wasSuccessful() else 1
 
 
