@@ -339,6 +339,35 @@ def test_what_a_stopped_rank_had_started_ends_with_it_and_is_no_news(tmp_path, j
     assert linux.children() == known
 
 
+@pytest.mark.parametrize("closes", [True, False], ids=["after its connection", "after all"])
+def test_a_rank_that_is_slow_to_end_after_its_test_hides_nothing_that_it_leaves_behind(tmp_path, job_end, closes):
+    """On a busy host it takes seconds, and it is killed; as when a fork bomb was left."""
+
+    def leave_another_and_linger(end):
+        os.setsid()
+        if os.fork() == 0:
+            end._commands.close()
+            end._socket.close()
+            time.sleep(60)
+        end.report(PASSED)
+        end.command()
+        end.report(STARTED)
+        if closes:
+            end._commands.close()
+            end._socket.close()
+        time.sleep(60)
+
+    known = linux.children()
+    ranks = LocalRanks(fork_ranks([0], obeying([[leave_another_and_linger]])), tmp_path, left_by(known))
+    gang = Gang([ranks], limits=LIMITS, end=job_end)
+    with linux.adopting_orphans():
+        gang.start()
+        assert gang.run(RUN, DEADLINES).is_clean
+        assert gang.end().leader is None
+        assert [left.rank for left in gang.close()] == [0]
+    assert linux.children() == known
+
+
 @pytest.mark.parametrize(
     ("fields_by_rank", "is_clean"),
     [

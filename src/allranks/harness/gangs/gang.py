@@ -1,5 +1,6 @@
 """A gang: the ranks that run together. Started together, supervised from outside, and ended together."""
 
+import functools
 import selectors
 import signal
 import time
@@ -119,13 +120,13 @@ class Gang:
                 node_ranks.disturb(())
 
     def end(self) -> Step:
-        """Let the ranks tear down and exit; late ones are stopped."""
+        """Let the ranks tear down and exit; late ones are made to."""
         self._send(End(is_condemned=False))
         during = "while fixtures and process group were torn down"
         step = self._supervise(Deadlines(limit=self._limits.process_group, during=during), Step())
         self._send(End(is_condemned=False))
         self._wait_for_ends(TERM_GRACE, self._alive)
-        self._stop(self._alive)
+        self._end_alone()
         return step
 
     def condemn(self) -> None:
@@ -171,12 +172,14 @@ class Gang:
         }
 
     def close(self) -> Sequence[KilledOrphan]:
-        """Stop all live ranks and descendants that outlived their rank, and close all descriptors.
+        """End all live ranks and descendants that outlived their rank, and close all descriptors.
 
         Returns:
-            Those descendants.
+            Those descendants; none of ranks that were stopped in a step that went wrong.
         """
-        self._stop(self._alive)
+        if self._step.has_gone_wrong:
+            self._stop(self._alive)
+        self._end_alone()
         self._selector.close()
         return [process for node_ranks in self._ranks for process in node_ranks.close()]
 
@@ -311,8 +314,14 @@ class Gang:
             for rank, hang in node_ranks.find([rank for rank in node_ranks.ranks if rank in ranks]).items()
         }
 
+    def _end_alone(self) -> None:
+        """TERM, then KILL the ranks whose part is over: what they leave behind outlives them, and is reported."""
+        for number, grace in ((signal.SIGTERM, TERM_GRACE), (signal.SIGKILL, KILL_GRACE)):
+            self._each(functools.partial(_signal, number=number), self._alive)
+            self._wait_for_ends(grace, self._alive)
+
     def _stop(self, ranks: Collection[int]) -> None:
-        """TERM, then KILL, and wait until they are gone."""
+        """TERM, then KILL with all that they have started, and wait until they are gone."""
         if not set(ranks) & self._alive:
             return
         self._each(lambda node_ranks, own: node_ranks.freeze(own), ranks)
@@ -331,6 +340,11 @@ class Gang:
         deadline = time.monotonic() + timeout
         while wanted & self._alive and (remaining := deadline - time.monotonic()) > 0:
             self._look(remaining)
+
+
+def _signal(node_ranks: Ranks, ranks: Collection[int], *, number: int) -> None:
+    if ranks:
+        node_ranks.signal(ranks, number)
 
 
 _HELD = 1000.0

@@ -369,6 +369,7 @@ def _cut_off(rank: RankProcess) -> str:
     is_garbled = rank.link.is_garbled
     if not is_garbled and linux.is_readable(rank.pidfd, CLOSED_TIMEOUT):
         return ""
-    rank.kill_group()
+    # It alone: it may only be slow to end, and what it leaves behind has to be found.
+    rank.signal(signal.SIGKILL)
     linux.is_readable(rank.pidfd, REAP_TIMEOUT)
     return "wrote into its connection to the supervisor" if is_garbled else "closed its connection to the supervisor"
