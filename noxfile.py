@@ -101,17 +101,30 @@ def _install_for_tests(session: nox.Session) -> dict[str, str]:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests: many side by side, in real containers too where a daemon answers; then those that run alone."""
+    """Run the tests: many side by side, in real containers too where a daemon answers; then those that run alone.
+
+    `-- ARGUMENT ...` is for pytest instead, and leaves out nothing.
+    """
     env = _install_for_tests(session)
     if session.posargs:
         session.run("pytest", *session.posargs, env=env)
         return
     workers = str(3 * (os.cpu_count() or 2) // 2)  # many tests wait
     side_by_side = ("-n", workers, "--dist", "loadfile", "--no-loadscope-reorder")
-    session.run("pytest", "-m", "not alone", *side_by_side, "--durations", "12", env=env)
-    # These files by name: to collect all tests once more takes as long as many of them.
-    alone = sorted(str(path) for path in Path("tests").rglob("test_*.py") if "pytest.mark.alone" in path.read_text())
-    session.run("pytest", *alone, "-m", "alone", "--durations", "12", env=env)
+    session.run("pytest", "-m", "not alone and not thorough", *side_by_side, "--durations", "12", env=env)
+    session.run("pytest", *_marked("alone"), "-m", "alone and not thorough", "--durations", "12", env=env)
+
+
+def _marked(name: str) -> list[str]:
+    """The files with a marker, by name: to collect all tests once more takes as long as many of them."""
+    return sorted(str(path) for path in Path("tests").rglob("test_*.py") if f"mark.{name}" in path.read_text())
+
+
+@nox.session(default=False)
+def thorough(session: nox.Session) -> None:
+    """Run what `nox -s tests` leaves out: more of its lists, and second engines."""
+    env = _install_for_tests(session)
+    session.run("pytest", *_marked("thorough"), "-m", "thorough", "--durations", "12", *session.posargs, env=env)
 
 
 @nox.session(python=["3.11", "3.12", "3.13", "3.14"], venv_backend="uv|virtualenv", default=False)

@@ -1,6 +1,7 @@
 """The blocks of docs/testing-cases.md: each is run, with the names around it that a reader brings along."""
 
 import ast
+import re
 
 import pytest
 from blocks import Block, blocks
@@ -85,10 +86,11 @@ def as_tests(block: Block) -> str:
     return "\n\n\n".join([IMPORTS, *around, *kept]) + "\n"
 
 
-@pytest.mark.parametrize("block", FRAGMENTS, ids=str)
-def test_fragment(block, shell):
-    (shell.folder / "test_fragment.py").write_text(as_tests(block))
-    ranks = 1 if "start_peers" in block.text else 2
-    told = shell(f"pytest --ranks {ranks} --ranks-timeout 60 -p no:cacheprovider test_fragment.py")
-    assert " passed" in told
-    assert " skipped" not in told
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_fragments_of_so_many_ranks(ranks, shell):
+    blocks_ = [each for each in FRAGMENTS if ("start_peers" in each.text) == (ranks == 1)]
+    for block in blocks_:
+        (shell.folder / f"test_of_line_{block.line}.py").write_text(as_tests(block))
+    told = shell(f"pytest -v --ranks {ranks} --ranks-timeout 60 -p no:cacheprovider")
+    assert all(re.search(rf"^test_of_line_{block.line}\.py::\w+.* PASSED", told, re.MULTILINE) for block in blocks_)
+    assert re.search(r"^=+ \d+ passed in [^,]+=+$", told, re.MULTILINE), told

@@ -77,6 +77,11 @@ def measured_lines(data):
     return {8 * place + bit for place, byte in enumerate(rows[0][0]) for bit in range(8) if byte >> bit & 1}
 
 
+@pytest.mark.parametrize(
+    "engine",
+    ["process", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.thorough])],
+    indirect=True,
+)
 def test_all_jobs_and_ranks_are_one_figure_on_both_engines(repository, launch, engine):
     folder = repository(**{"world_size = [2]": "world_size = [1, 2]"})
     args = ("--cov=measured", "--cov-report=xml:out/coverage.xml", "--cov-report=term-missing")

@@ -18,6 +18,13 @@ from allranks.skip_codes import SkipCode
 
 ROOT = Path(__file__).parents[2]
 
+ON_ONE_ENGINE = pytest.mark.parametrize(
+    "engine",
+    [pytest.param("docker", marks=pytest.mark.docker), pytest.param("process", marks=pytest.mark.thorough)],
+    indirect=True,
+)
+"""For what an engine has little to do with."""
+
 EVERY_END = """
 import os
 import signal
@@ -133,6 +140,7 @@ def test_a_cell_whose_gpus_are_not_here_is_skipped_test_by_test_with_torchs_code
         assert "GPU" in case.result[0].message
 
 
+@ON_ONE_ENGINE
 def test_a_suite_with_a_syntax_error_is_told_by_its_line(launch, scratch, engine):
     done = launch(scratch("def test_x(:\n"), "--engine", engine)
     assert done.code == 1
@@ -197,6 +205,7 @@ def test_red_on_one_rank(rank):
 """
 
 
+@ON_ONE_ENGINE
 def test_what_failed_last_can_be_run_alone_whatever_ran_in_between(launch, scratch, engine):
     repository = scratch(TWO_ENDS)
     assert set(launch(repository, "--engine", engine).cases) == {"test_green", "test_red_on_one_rank"}
@@ -223,6 +232,7 @@ def test_red_on_one_rank(rank):
 """
 
 
+@ON_ONE_ENGINE
 def test_shards_run_a_suite_together_and_what_failed_in_it_alone_afterwards(launch, scratch, engine):
     folder = scratch(SHARED)
     matrix = folder / "matrix.toml"
@@ -334,6 +344,7 @@ def test_what_a_killed_run_left_is_cleaned_up(launch, scratch, engine, left_of):
     assert cases["test_failing"].result[0].message.startswith("rank 1 failed")
 
 
+@ON_ONE_ENGINE
 def test_a_run_that_was_killed_is_gone_on_with_and_what_failed_in_it_is_run_again(launch, scratch, engine):
     folder = scratch(ENDLESS)
     with launch.start(folder, "--engine", engine) as process:
@@ -377,6 +388,7 @@ def test_what_passes_when_tried_again_is_good_and_flaky(launch, scratch, tmp_pat
     assert "1 flaky test(s)" in done.output
 
 
+@ON_ONE_ENGINE
 def test_what_cannot_be_collected_is_red_beside_tests_that_run(scratch, launch, engine):
     folder = scratch("def test_fine(): pass\n")
     (folder / "suite" / "test_broken.py").write_text("import there_is_no_such_module\n")
@@ -386,6 +398,7 @@ def test_what_cannot_be_collected_is_red_beside_tests_that_run(scratch, launch, 
     assert "there_is_no_such_module" in done.cases["collection"].result[0].text
 
 
+@ON_ONE_ENGINE
 def test_a_suite_is_what_its_patterns_match_but_for_what_it_excludes(scratch, launch, engine):
     folder = scratch("def test_in_the_folder(): pass\n")
     for name in ("more/test_one", "more/test_two", "suite/test_slow"):

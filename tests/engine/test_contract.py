@@ -160,7 +160,7 @@ def test_who_fills_the_results_folder_is_blamed_and_nobody_else(bench, tmp_path)
 
 
 @IN_DOCKER
-@pytest.mark.parametrize("init_method", ["env", "file"])
+@pytest.mark.parametrize("init_method", ["env", pytest.param("file", marks=pytest.mark.thorough)])
 def test_who_fills_the_folder_of_its_tests_is_blamed_and_the_next_gang_has_room(bench, init_method):
     """A store in a file needs some."""
     (bench.spec.code / "suite" / "test_tiny.py").write_text(FILLER.replace("FOLDER", "$ALLRANKS_SHARED"))
@@ -247,7 +247,7 @@ def disturbed(bench, docker_client, tmp_path):
 
 
 @IN_DOCKER
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_a_container_that_is_removed_by_hand_leaves_no_volume_and_is_told(disturbed, nodes):
     """As `docker rm --force` does it, without its volumes; what is left is looked at when the test has ended."""
     errors = disturbed(lambda api, found: api.remove_container(found[0]["Id"], force=True), nodes)
@@ -268,7 +268,9 @@ def test_a_container_that_is_paused_until_its_limit_is_told_as_paused(disturbed,
 
 
 @IN_DOCKER
-@pytest.mark.parametrize("is_removed", [True, False], ids=["removed", "joined"])
+@pytest.mark.parametrize(
+    "is_removed", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["removed", "joined"]
+)
 def test_a_network_that_somebody_meddles_with_leaves_nothing(disturbed, docker_client, is_removed):
     def meddle(api, found):
         [network] = found[0]["NetworkSettings"]["Networks"].values()

@@ -56,14 +56,17 @@ IN_CONTAINERS = (
     "time_limit_of_the_job",
     "xfail_while_peer_waits",
 )
-"""The third that is run in containers each time; the soak runs all of them."""
+"""The third that is run in containers each time, and on the host by thorough tests; the soak runs all of both."""
 
 
-def of(engine: str) -> list[Fault]:
-    return [fault for fault in FAULTS.values() if engine in fault.engines]
+ON_THE_HOST = [
+    pytest.param(fault, id=fault.name, marks=pytest.mark.thorough if fault.name in IN_CONTAINERS else ())
+    for fault in FAULTS.values()
+    if "process" in fault.engines
+]
 
 
-@pytest.mark.parametrize("fault", of("process"), ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", ON_THE_HOST)
 def test_on_the_process_engine(fault: Fault, ended: Callable[[Fault, str], Outcome]):
     if reason := why_not_here(fault, "process"):
         pytest.skip(f"this host has no way to express it: {reason}")

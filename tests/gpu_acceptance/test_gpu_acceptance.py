@@ -123,6 +123,7 @@ def processes_with(text):
 
 
 @pytest.mark.alone
+@pytest.mark.thorough
 def test_all_parts_are_proved_on_stand_ins_and_say_that_they_pretend(tmp_path):
     locks = set(lock_folder().glob("gpu-*"))
     code, said, errors = run(tmp_path / "out", "--pretend")

@@ -114,7 +114,7 @@ def test_a_suite_without_rank_tests_is_reported_as_ever(start, tmp_path):
     assert list(tmp_path.glob("*.ranks")) == []
 
 
-@pytest.mark.parametrize("absent", [0, 1])
+@pytest.mark.parametrize("absent", [pytest.param(0, marks=pytest.mark.thorough), 1])
 def test_without_a_rank_there_is_no_report_and_an_error(start, tmp_path, absent):
     (tmp_path / "report.xml").write_text("of an earlier run")
     files = [None if rank == absent else "report.xml" for rank in (0, 1)]

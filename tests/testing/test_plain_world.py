@@ -94,7 +94,10 @@ VARIABLES = {
 }
 
 
-@pytest.mark.parametrize("launcher", VARIABLES)
+@pytest.mark.parametrize(
+    "launcher",
+    ["Open MPI's", *(pytest.param(each, marks=pytest.mark.thorough) for each in ("torchrun's", "SLURM's", "PMI's"))],
+)
 def test_ranks_of_a_launcher_meet_on_one_node(start, launcher):
     for output, status in ends(*(start(**VARIABLES[launcher](rank)) for rank in "01")):
         assert status == 0, output

@@ -1,6 +1,5 @@
 """A gang: the ranks that run together. Started together, supervised from outside, and ended together."""
 
-import functools
 import selectors
 import signal
 import time
@@ -317,18 +316,19 @@ class Gang:
     def _end_alone(self) -> None:
         """TERM, then KILL the ranks whose part is over: what they leave behind outlives them, and is reported."""
         for number, grace in ((signal.SIGTERM, TERM_GRACE), (signal.SIGKILL, KILL_GRACE)):
-            self._each(functools.partial(_signal, number=number), self._alive)
+            self._signal(self._alive, number)
             self._wait_for_ends(grace, self._alive)
 
     def _stop(self, ranks: Collection[int]) -> None:
         """TERM, then KILL with all that they have started, and wait until they are gone."""
-        if not set(ranks) & self._alive:
-            return
         self._each(lambda node_ranks, own: node_ranks.freeze(own), ranks)
-        self._each(lambda node_ranks, own: node_ranks.signal(own, signal.SIGTERM), ranks)
+        self._signal(ranks, signal.SIGTERM)
         self._wait_for_ends(TERM_GRACE, ranks)
         self._each(lambda node_ranks, own: node_ranks.kill(own), ranks)
         self._wait_for_ends(KILL_GRACE, ranks)
+
+    def _signal(self, ranks: Collection[int], number: int) -> None:
+        self._each(lambda node_ranks, own: node_ranks.signal(own, number), ranks)
 
     def _each(self, act: Callable[[Ranks, list[int]], None], ranks: Collection[int]) -> None:
         for node_ranks in self._ranks:
@@ -340,11 +340,6 @@ class Gang:
         deadline = time.monotonic() + timeout
         while wanted & self._alive and (remaining := deadline - time.monotonic()) > 0:
             self._look(remaining)
-
-
-def _signal(node_ranks: Ranks, ranks: Collection[int], *, number: int) -> None:
-    if ranks:
-        node_ranks.signal(ranks, number)
 
 
 _HELD = 1000.0
