@@ -304,6 +304,26 @@ def test_an_option_changes_no_outcome(run_agent, arguments):
     assert agent.outcomes("test_one") == ("passed",)
 
 
+CYCLE = """
+    class Cycle:
+        def __init__(self):
+            self.me = self
+
+        def __del__(self):
+            raise ValueError("in a finalizer")
+
+    def test_cycle(rank):
+        if rank == 1:
+            Cycle()
+"""
+
+
+@pytest.mark.parametrize(("arguments", "outcome"), [((), "passed"), (("-W", "error"), "errored")], ids=str)
+def test_a_finalizer_that_fails_after_the_last_test_counts_where_warnings_are_errors(run_agent, arguments, outcome):
+    agent = run_agent({"test_cycle.py": CYCLE}, pytest_args=arguments)
+    assert agent.outcomes("test_cycle") == ("passed", outcome)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -38,6 +38,7 @@ from allranks.harness.ranks.reports import (
     changed,
     is_symptom,
     phase_of,
+    raise_unraisable,
     unreported,
     with_remedy,
 )
@@ -286,14 +287,18 @@ class _Rank:
 
     def _tear_down_fixtures(self) -> None:
         """Tear down fixtures of wider scope: they remain if the last test was not known to be the gang's last."""
-        state = self._session._setupstate  # noqa: SLF001 - pytest has no public way to end a session early
-        if self._last is None or not state.stack:
+        if self._last is None:
             return
-        call = pytest.CallInfo.from_call(lambda: state.teardown_exact(None), when="teardown")
+        call = pytest.CallInfo.from_call(self._finish_session, when="teardown")
         report = pytest.TestReport.from_item_and_call(self._last, call)
         if call.excinfo is not None:
             self._errors["teardown"] = call.excinfo.value
             self.pytest_runtest_logreport(report)
+
+    def _finish_session(self) -> None:
+        # pytest has no public way to end a session early.
+        self._session._setupstate.teardown_exact(None)  # noqa: SLF001
+        raise_unraisable(self._session.config)
 
     def _add_phase(self, phase: Phase, error: BaseException | None, *, may_be_peers: bool = False) -> None:
         """Report a phase at once, because peers may be waiting; a plain pass can wait for the next report."""

@@ -5,8 +5,10 @@ verdict if the peer's own failure is known.
 """
 
 import dis
+import gc
 import re
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -297,3 +299,16 @@ def broken_by_a_hook(error: BaseException) -> Phase:
     text = "".join(traceback.format_exception(error))
     message = shorten(f"a hook has broken off the test: {type(error).__name__}: {error}", 1000)
     return Phase(when="call", outcome=Outcome.ERRORED, duration=0.0, message=message, text=shorten(text))
+
+
+def raise_unraisable(config: pytest.Config) -> None:
+    """Raise what finalizers and threads have raised since the last test, if such warnings are errors.
+
+    pytest does so when it ends its session (8.4 and newer), which a rank never does.
+    """
+    if all(action != "error" for action, *_ in warnings.filters):
+        return
+    gc.collect()
+    for name in ("unraisable", "thread_exception"):
+        plugin = config.pluginmanager.get_plugin(f"{name.removesuffix('_exception')}exception")
+        getattr(plugin, f"collect_{name}", lambda _: None)(config)
