@@ -5,6 +5,7 @@ import contextlib
 import faulthandler
 import functools
 import gc
+import importlib
 import io
 import logging
 import multiprocessing
@@ -33,6 +34,7 @@ from allranks.harness.ranks.surroundings import InitialState
 @pytest.fixture
 def surroundings(monkeypatch, tmp_path):
     """The surroundings as they are, in a process whose own are put back whatever a test does."""
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     outer = InitialState()
     monkeypatch.chdir(tmp_path)
     yield InitialState()
@@ -185,6 +187,17 @@ def test_modules_and_finders_that_a_test_adds_stay(surroundings, monkeypatch):
     monkeypatch.setitem(sys.modules, "of_a_test", threading)
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, object()])
     assert surroundings.put_back() == ([], True)
+
+
+def test_what_a_module_sets_when_a_test_imports_it_stays(surroundings, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "late.py").write_text("import os, later\nos.environ['OF_MODULE'] = '1'\nos.umask(0o7)\n")
+    (tmp_path / "later.py").write_text("import sys\nsys.setrecursionlimit(4321)\n")
+    surroundings = InitialState()
+    os.environ["OF_TEST"] = "1"
+    importlib.import_module("late")
+    assert surroundings.put_back() == (["variable OF_TEST"], True)
+    assert (os.environ["OF_MODULE"], os.umask(0o7), sys.getrecursionlimit()) == ("1", 0o7, 4321)
 
 
 def test_a_timer_that_was_there_may_stay():

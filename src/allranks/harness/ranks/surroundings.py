@@ -4,12 +4,15 @@ import locale
 import os
 import signal
 import sys
+import threading
 import time
 
 # Unlike signal.getsignal, it creates no enumeration members, which take nine tenths of the time.
 from _signal import getsignal as _handler_of  # type: ignore[import-not-found]
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from importlib.abc import FileLoader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from random import seed as _seed_python
 from typing import Any, Final
 
@@ -39,11 +42,16 @@ _NAMED: Final = frozenset(signal.Signals)
 _SIGNALS: Final = tuple(sorted(set(map(int, signal.valid_signals())) - {signal.SIGKILL, signal.SIGSTOP}))
 
 
-class InitialState:
-    """The process state that each of a gang's tests starts with."""
+class InitialState(MetaPathFinder):
+    """The process state that each of a gang's tests starts with.
+
+    As a finder, it keeps what a module changes when a test imports it: no later test runs the module again.
+    """
 
     def __init__(self) -> None:
         watch_the_watchdog()
+        self._is_importing = False
+        sys.meta_path.insert(0, self)
         note_imports()
         self._base = _read()
         # A glance at the base state; None if the base has changed since.
@@ -51,14 +59,45 @@ class InitialState:
         # Values that wider fixtures have replaced, and may restore.
         self._before: dict[str, list[Any]] = {}
 
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:  # noqa: ANN401 - importlib's
+        """Find what the other finders do; nothing within another import, or in a thread, which has its own state."""
+        if self._is_importing or threading.current_thread() is not threading.main_thread():
+            return None
+        self._is_importing = True
+        try:
+            finders = (each for each in sys.meta_path if hasattr(each, "find_spec"))
+            others = (each for each in finders if not isinstance(each, InitialState))
+            spec = next(filter(None, (each.find_spec(fullname, path, target) for each in others)), None)
+        finally:
+            self._is_importing = False
+        if spec is not None and isinstance(spec.loader, FileLoader):  # pytest's own has several modules
+            spec.loader.exec_module = self._importing()(spec.loader.exec_module)  # type: ignore[method-assign]
+        return spec
+
+    @contextmanager
+    def _importing(self) -> Generator[None, None, None]:
+        self._is_importing = True
+        try:
+            with self._keeping():
+                yield
+        finally:
+            self._is_importing = False
+
     @contextmanager
     def widening(self) -> Generator[None, None, None]:
         """Set up a fixture of wider scope than a test: its changes become part of the base."""
+        with self._keeping():
+            try:
+                yield
+            finally:
+                note_imports()
+
+    @contextmanager
+    def _keeping(self) -> Generator[None, None, None]:
         before = _read()
         try:
             yield
         finally:
-            note_imports()
             now = _read()
             for name in _differences(before, now):
                 self._before.setdefault(name, []).append(self._base.get(name))
