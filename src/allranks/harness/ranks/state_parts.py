@@ -329,6 +329,7 @@ PARTS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]]] = 
     "builtins": _names_of(builtins),
     # Without these, a test would check nothing.
     "names of pytest": _names_of(pytest),
+    "names of torch.distributed": _names_of(distributed),
     "names of torch.testing": _names_of(torch.testing),
     "names of unittest.TestCase": _names_of(unittest.TestCase),
     "sys.argv": (lambda: sys.argv and list(sys.argv), lambda arguments: setattr(sys, "argv", [*arguments])),
