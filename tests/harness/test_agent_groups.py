@@ -195,6 +195,36 @@ def own_leader(agent):
     return next(end.rank for end in agent.arrived("test_parts") if end.outcome.is_bad)
 
 
+OF_TESTS = """
+    import threading
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    @pytest.fixture
+    def group():
+        dist.init_process_group("gloo")
+        yield
+        dist.destroy_process_group()
+
+    def test_before(group):
+        dist.all_reduce(torch.ones(1))
+
+    def test_fails(group, rank):
+        if rank == 0:
+            threading.Event().wait()
+        assert rank != 1
+        dist.barrier()
+"""
+
+
+def test_calls_in_the_group_of_an_earlier_test_make_no_rank_lead(run_agent):
+    limits = {"test": 10.0, "peer_grace": 0.5}
+    agent = run_agent({"test_of.py": OF_TESTS}, process_group=False, world_size=3, limits=limits)
+    leader = next(end for end in agent.arrived("test_fails") if end.outcome.is_bad and not end.consequence)
+    assert (leader.rank, leader.message) == (1, "assert 1 != 1")
+
+
 OF_CLASSES = """
     import os
     import unittest

@@ -104,7 +104,8 @@ class CallCounter:
     def __init__(self, board: CallBoard | None = None, own_world: int | None = None) -> None:
         self._board = board
         self._own_world = own_world
-        self._world: distributed.ProcessGroup | None = None
+        # Weak: calls in a world that is gone, and in its groups, say nothing of those in the next one.
+        self._world: Callable[[], distributed.ProcessGroup | None] = lambda: None
         # Keyed by the identity of torch's object; None for a group that does not count.
         self._groups: dict[int, CountedGroup | None] = {}
         # Alive until the gang's next test has ended: a thread of a group that drops the last reference to it, say in a
@@ -151,7 +152,7 @@ class CallCounter:
         Args:
             world: The gang's default group; only groups in its world count. None if the gang has none.
         """
-        self._world = world
+        self._world = weakref.ref(world) if world else lambda: None
         self._groups.clear()
         self.take()
 
@@ -163,13 +164,13 @@ class CallCounter:
         world = distributed_c10d._world  # noqa: SLF001 - torch has no public list of groups
         if self._own_world is None:
             self._kept = (list(world.pg_map), self._kept[0])
-        if self._world is None or world.default_pg is not self._world:
-            return Calls(failures=failures)
-        for group in list(world.pg_map):
-            self._find(group)
         for identity, known in list(self._groups.items()):
             if known is not None and known.reference() not in world.pg_map:
                 self._close(identity)
+        if world.default_pg is not (self._world() or _UNMET):
+            return Calls(failures=failures)
+        for group in list(world.pg_map):
+            self._find(group)
         calls = [known.take() for known in self._groups.values() if known is not None]
         closed, self._closed = self._closed, []
         groups = [group for group in calls if group != GroupCalls(name=group.name, members=group.members)]
@@ -193,10 +194,10 @@ class CallCounter:
         world = distributed_c10d._world  # noqa: SLF001 - see above
         own = world.default_pg if self._own_world is not None else None
         if own is not None and len(world.pg_group_ranks.get(own, ())) == self._own_world:
-            self._world = own
-        if self._world is None or world.default_pg is not self._world or group not in world.pg_group_ranks:
+            self._world = weakref.ref(own)
+        if world.default_pg is not (self._world() or _UNMET) or group not in world.pg_group_ranks:
             return None
-        name = DEFAULT_GROUP if group is self._world else world.pg_names[group]
+        name = DEFAULT_GROUP if group is world.default_pg else world.pg_names[group]
         ranks = world.pg_group_ranks[group]
         slot = self._board.open() if self._board else None
         return CountedGroup(name, tuple(sorted(ranks, key=ranks.__getitem__)), group, slot)
