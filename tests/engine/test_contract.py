@@ -263,7 +263,7 @@ def test_a_container_that_is_killed_by_hand_is_told_with_the_signal(disturbed):
 @IN_DOCKER
 def test_a_container_that_is_paused_until_its_limit_is_told_as_paused(disturbed, monkeypatch):
     monkeypatch.setattr(agents, "STOP_GRACE", 1.0)
-    [error] = disturbed(lambda api, found: api.pause(found[0]["Id"]), seconds=6.0)
+    [error] = disturbed(lambda api, found: api.pause(found[0]["Id"]), seconds=15.0)
     assert "was paused (docker pause) until its time was up" in error
 
 

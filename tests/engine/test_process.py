@@ -296,6 +296,7 @@ def reap(engine, monkeypatch):
     return reap_one
 
 
+@pytest.mark.alone  # each run that starts beside it reaps, too; and so of those below
 def test_reaping_kills_processes_of_a_dead_owner(reap, sleeper, run_id):
     left = sleeper(run_id)
     assert reap(run_id) == [f"process {left.pid}"]
@@ -358,7 +359,7 @@ def elsewhere(scratch_root, run_id):
     return clean
 
 
-@pytest.mark.parametrize("owner", [own_run, nullcontext], ids=["alive", "dead"])
+@pytest.mark.parametrize("owner", [own_run, pytest.param(nullcontext, marks=pytest.mark.alone)], ids=["alive", "dead"])
 @pytest.mark.parametrize(
     "options",
     ["--mount", "--mount --pid --fork --mount-proc", "--pid --fork --mount-proc", "--pid --fork"],
@@ -375,6 +376,7 @@ def test_nothing_of_a_run_is_touched_from_another_name_space(elsewhere, sleeper,
     assert said == f"[] [] {[*named, f'folder {folder}']}\n"
 
 
+@pytest.mark.alone
 def test_what_a_dead_run_left_is_removed_from_a_name_space_that_shares_all_that_tells(elsewhere, sleeper, run_id):
     process = sleeper(run_id)
     assert f"['process {process.pid}'] ['process {process.pid}'] []" in elsewhere("--uts")
@@ -394,6 +396,7 @@ def test_reaping_removes_scratch_folders_of_dead_owners_alone(engine, reap, scra
     assert {*scratch_root.iterdir()} == {alive, scratch_root / "somebody-elses", *nobody_knows}
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("scratch_root")
 def test_remains_are_named_and_stay(engine, sleeper, run_id):
     process = sleeper(run_id)
