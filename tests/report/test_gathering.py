@@ -209,7 +209,7 @@ def test_results_that_lie_in_no_jobs_folder_are_missed_by_name(merged, gathered)
     shutil.copytree(lost / "attempt-1", lost / "again")
     _, suites = merged()
     [test] = suites["run/manifest"].tests
-    said = "machine-3/rank-7.xml, machine-3/again/rank-0.xml, machine-3/again/rank-1.xml and 2 more"
+    said = "machine-3/rank-7.xml, machine-3/again/job.json, machine-3/again/rank-0.xml and 4 more"
     assert said in test.verdict.message
     assert test.verdict.is_bad
 
@@ -224,6 +224,17 @@ def test_results_of_any_form_beside_a_run_are_missed_by_name(merged, gathered, n
     _, suites = merged()
     [test] = suites["run/manifest"].tests
     assert test.verdict.message.startswith(f"elsewhere/{name}: results outside any job's folder")
+
+
+@pytest.mark.parametrize("name", ["job.json", "journal.jsonl"])
+def test_jobs_of_a_run_without_their_folder_cells_are_missed_by_name(part, tmp_path, name):
+    run = part("machine-1")
+    run.rank(A, 0, {"t.py::test_x": "passed"})
+    run.job(A, error={"kind": "infrastructure", "what": "The container is gone."})
+    (run.attempt(A) / "job.json").rename(run.attempt(A) / name)
+    found = []
+    merge(tmp_path / "gathered/machine-1/cells", environ={}, observers=[found.append])
+    assert f"{A}/attempt-1/{name}: results outside any job's folder" in found[0].tests[0].verdict.message
 
 
 def test_other_xml_and_reports_of_allranks_beside_a_run_are_none_of_its_results(merged, gathered):

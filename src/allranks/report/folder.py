@@ -127,10 +127,15 @@ def is_named_like_a_rank(name: str) -> bool:
     return fnmatchcase(name, "rank-*.xml")
 
 
+def is_record(path: Path) -> bool:
+    """True if a file is the record of an attempt, or its journal: both count in the attempt's folder alone."""
+    return path.name == JOURNAL or (path.name == "job.json" and b'"suite"' in head(path, 1024))
+
+
 def may_be_result(path: Path) -> bool:
     """True if a file outside of any attempt's folder has results, or is named so."""
     is_report = bool(_XML.fullmatch(path.name)) and _is_junit(path) and not is_merged_report(path)
-    return is_report or is_named_like_a_rank(path.name) or path.name == JOURNAL or bool(original_of(path))
+    return is_report or is_named_like_a_rank(path.name) or is_record(path) or bool(original_of(path))
 
 
 def is_unread(root: Path, path: Path) -> bool:

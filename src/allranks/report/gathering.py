@@ -20,6 +20,7 @@ from allranks.report.folder import (
     is_attempt,
     is_manifest,
     is_merged_report,
+    is_record,
     is_unread,
     may_be_result,
     newest,
@@ -149,7 +150,7 @@ def gather(root: Path) -> Gathered:
         problems=(
             *problems,
             *_disagreements(plans),
-            *(_nobodys(root, loose) if attempts or plans else ()),
+            *_nobodys(root, loose if attempts or plans else list(filter(is_record, loose))),
             *_not_read(root, unread, [*parts, *(path for each in counted for path in each.files)]),
         ),
         attempts=counted,
