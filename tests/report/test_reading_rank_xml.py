@@ -160,6 +160,7 @@ def test_our_properties_are_read(run_folder):
     ("name", "rank"),
     [
         *(("rank-3.xml", 3), ("junit.rank12.xml", 12), ("rank0_rank_7.xml", 7), ("Rank.4.xml", 4), ("RANK_5.XML", 5)),
+        *(("node1_rank3_localrank1.xml", 3), ("rank-2.local_rank-0.xml", 2), ("local_rank1.xml", 1)),
         *(("rank1of2.xml", 1), ("junit.xml", None), ("TEST-PageRank2.xml", None), ("TEST-Rank12Test.xml", None)),
     ],
 )

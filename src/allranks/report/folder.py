@@ -33,6 +33,7 @@ _MERGED: Final = re.compile(
 )
 _ATTEMPT: Final = re.compile(r"attempt-([0-9]+)")
 _RANK_TOKEN: Final = re.compile(r"(?:rank|(?<![a-z])R(?:ank|ANK))[-_.]?([0-9]++)(?![A-Z])")  # not PageRank2, Rank2Test
+_OTHER_RANK: Final = re.compile(r"(?:local|node|group|role)[-_.]?rank[-_.]?[0-9]+", re.IGNORECASE)  # torchrun's
 _CELL_ID: Final = re.compile(r"\w+-w([0-9]{1,5})-g[0-9]+-[a-z]+(-n[0-9]+)?(-t[\w.+]+)?")
 _XML: Final = re.compile(r".*\.xml(\.(gz|bz2|xz|zst|zip))?", re.IGNORECASE | re.DOTALL)  # a compressed one is an error
 _RANK_FOLDER: Final = re.compile(r"^rank[-_.]?([0-9]+)(?:[-_.]?of[-_.]?[0-9]+)?$", re.IGNORECASE)
@@ -118,7 +119,8 @@ def is_attempt(root: Path, folder: Path) -> bool:
 
 def rank_of(path: Path) -> int | None:
     """The rank by a file's name alone, or by that of its folder."""
-    tokens = _RANK_TOKEN.findall(path.stem) or _RANK_FOLDER.findall(path.parent.name)
+    in_name = _RANK_TOKEN.findall(_OTHER_RANK.sub("", path.stem)) or _RANK_TOKEN.findall(path.stem)
+    tokens = in_name or _RANK_FOLDER.findall(path.parent.name)
     return int(tokens[-1]) if tokens else None
 
 
