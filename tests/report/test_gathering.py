@@ -300,3 +300,18 @@ def test_a_report_that_names_one_of_allranks_in_a_comment_is_read(tmp_path):
     (tmp_path / "TEST-t.xml").write_text(f'<!-- <testsuites name="allranks" -->{RED}')
     (tmp_path / "rank-0.xml").write_text(RED.replace("<failure/>", ""))
     assert merge(tmp_path, environ={}).counts.failed == 1
+
+
+@pytest.mark.parametrize("lost", ["rank-1/TEST-b.xml", "rank-0/sub/TEST-c.xml", "rank-1/sub/TEST-c.xml"])
+def test_a_file_that_a_folder_of_a_rank_lacks_is_missing_on_that_rank(write_ranks, lost):
+    for place in ("rank-0/TEST-b.xml", "rank-1/TEST-b.xml", "rank-0/sub/TEST-c.xml", "rank-1/sub/TEST-c.xml"):
+        root = write_ranks(f"gloo/{place}", ['<testcase name="x"/>'])
+    assert merge(root, environ={}).counts.passed == merge(root, environ={}).counts.tests == 2
+    (root / "gloo" / lost).unlink()
+    [failure] = merge(root, environ={}).failures
+    assert f"rank {lost[5]} is missing" in failure.message
+
+
+def test_folders_of_ranks_that_have_no_file_in_common_lack_none(write_ranks):
+    write_ranks("rank-0/TEST-1a2b.xml", ['<testcase name="x"/>'])
+    assert not merge(write_ranks("rank-1/TEST-3c4d.xml", ['<testcase name="x"/>']), environ={}).failures

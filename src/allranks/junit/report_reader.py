@@ -15,7 +15,8 @@ import junitparser
 
 from allranks.errors import UsageError
 from allranks.junit.reported import DownloadedReport, ReportedCase, ReportedSuite, selected
-from allranks.report.folder import ROOTS, report_parts
+from allranks.report.folder import ROOTS
+from allranks.report.junit_document import report_parts
 from allranks.report.outcome_words import is_bad
 from allranks.report.untrusted import number, open_regular
 

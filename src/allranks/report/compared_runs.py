@@ -12,11 +12,11 @@ from allranks.outcomes import Outcome
 from allranks.report.accounting import account, damaged_manifest
 from allranks.report.comparison import ComparedJob, ComparedOutcome, together
 from allranks.report.declared import details_of
-from allranks.report.folder import NARROW_NAME, ROOTS, is_merged_report, report_parts
+from allranks.report.folder import NARROW_NAME, ROOTS, is_merged_report
 from allranks.report.gathering import gather
 from allranks.report.history.history_recorder import code_of
 from allranks.report.judged import CellSuite
-from allranks.report.junit_document import facts_in
+from allranks.report.junit_document import facts_in, report_parts
 from allranks.report.outcome_words import element_said, is_bad
 from allranks.report.rank_xml import RankReader
 from allranks.report.report_json import is_report_json

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
-from itertools import count, islice, takewhile
+from itertools import islice
 from pathlib import Path
 from typing import Final, TypeVar
 from zipfile import BadZipFile, ZipFile
@@ -120,8 +120,16 @@ def is_attempt(root: Path, folder: Path) -> bool:
 def rank_of(path: Path) -> int | None:
     """The rank by a file's name alone, or by that of its folder."""
     in_name = _RANK_TOKEN.findall(_OTHER_RANK.sub("", path.stem)) or _RANK_TOKEN.findall(path.stem)
-    tokens = in_name or _RANK_FOLDER.findall(path.parent.name)
+    above = None if in_name else _rank_folder(path)
+    tokens = _RANK_FOLDER.findall(above.name) if above else in_name
     return int(tokens[-1]) if tokens else None
+
+
+def _rank_folder(path: Path) -> Path | None:
+    """The folder of a rank that has a file, or has its folder or the folder above that; None for none."""
+    if _RANK_TOKEN.search(path.stem):
+        return None
+    return next((each for each in islice(path.parents, 3) if _RANK_FOLDER.match(each.name)), None)
 
 
 def is_named_like_a_rank(name: str) -> bool:
@@ -214,13 +222,27 @@ def read_foreign(folder: Path) -> tuple[Attempt, ...]:
     several ranks, and forms its own group.
     """
     groups: dict[tuple[str, str], dict[int, list[Path]]] = {}
-    for path in sorted(_foreign_files(folder)):
+    paths = sorted(_foreign_files(folder))
+    for path in paths:
         cell, suite, number = _foreign_place(folder, path)
         groups.setdefault((cell, suite), {}).setdefault(number, []).append(path)
+    worlds = dict(_worlds(paths))
     return tuple(
-        newest([_foreign_attempt(folder, cell, suite, number, attempts[number]) for number in sorted(attempts)])
-        for (cell, suite), attempts in groups.items()
+        newest([_foreign_attempt(folder, (*place, number), attempts[number], worlds) for number in sorted(attempts)])
+        for place, attempts in groups.items()
     )
+
+
+def _worlds(paths: Sequence[Path]) -> Iterator[tuple[Path, int]]:
+    """Each folder with folders of ranks that left files of one name, and the size of their world."""
+    found: dict[Path, dict[Path, set[int]]] = {}
+    for path in paths:
+        if (above := _rank_folder(path)) and (rank := rank_of(path)) is not None and rank < MOST_RANKS:
+            found.setdefault(above.parent, {}).setdefault(path.relative_to(above), set()).add(rank)
+    for folder, names in found.items():
+        ranks = set().union(*names.values())
+        if any(len(own) > 1 for own in names.values()):
+            yield folder, max(ranks) + (0 in ranks)
 
 
 def _foreign_files(folder: Path) -> Iterator[Path]:
@@ -239,8 +261,12 @@ def _renamed(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[str, ...]]:
     return tuple(path for path, original in named if original not in there), tuple(notes)
 
 
-def _foreign_attempt(root: Path, cell: str, suite: str, number: int, paths: Sequence[Path]) -> Attempt:
-    sizes = map(_world_size_of, reversed(paths[0].parts))
+def _foreign_attempt(
+    root: Path, place: tuple[str, str, int], paths: Sequence[Path], worlds: Mapping[Path, int]
+) -> Attempt:
+    cell, suite, number = place
+    above = _rank_folder(paths[0])
+    sizes = (*map(_world_size_of, reversed(paths[0].parts)), worlds.get(above.parent) if above else None)
     renamed, notes = _renamed(paths)
     named = [path for path in paths if not original_of(path)]
     return Attempt(
@@ -262,14 +288,6 @@ def newest(attempts: Sequence[Attempt]) -> Attempt:
 def is_merged_report(path: Path) -> bool:
     """True if allranks wrote this report: it may be overwritten, and must not be read as results."""
     return _MERGED.match(head(path, 256)) is not None
-
-
-def report_parts(first: Path) -> Iterator[Path]:
-    """The files of a JUnit report: of allranks' own, also those that continue it (``junit-2.xml`` and so on)."""
-    yield first
-    if is_merged_report(first):
-        numbered = (first.with_name(f"{first.stem}-{number}{first.suffix}") for number in count(2))
-        yield from takewhile(is_merged_report, numbered)
 
 
 def _attempt(root: Path, folder: Path, number: int, planned: int | None) -> Attempt:
@@ -338,8 +356,9 @@ def _foreign_place(folder: Path, path: Path) -> tuple[str, str, int]:
     """Cell, suite and attempt (0 for none) of an XML file, from its path."""
     parts = list(path.relative_to(folder).parent.parts)
     is_named = bool(_RANK_TOKEN.search(path.stem))
-    if parts and _RANK_FOLDER.search(parts[-1]) and not is_named:
-        parts.pop()
+    above = _rank_folder(path)
+    if above and folder in above.parents:
+        del parts[len(above.relative_to(folder).parts) - 1]
     match = _ATTEMPT.fullmatch(parts[-1]) if parts else None
     if match:
         parts.pop()

@@ -7,12 +7,14 @@ for them, or the content that follows them is held in a second file.
 import re
 import shutil
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Final, Self
 
-from allranks.report.folder import NARROW_NAME, WIDE_NAME
+from allranks.report.folder import NARROW_NAME, WIDE_NAME, is_merged_report
 from allranks.report.junit_case import Fact, is_told, properties, property_line
 from allranks.report.results import VerdictKind
 from allranks.report.untrusted import fresh
@@ -228,3 +230,11 @@ def facts_in(text: str) -> dict[str, str]:
         else:
             break
     return facts
+
+
+def report_parts(first: Path) -> Iterator[Path]:
+    """The files of a JUnit report: of allranks' own, also those that continue it (``junit-2.xml`` and so on)."""
+    yield first
+    if is_merged_report(first):
+        numbered = (first.with_name(f"{first.stem}-{number}{first.suffix}") for number in count(2))
+        yield from takewhile(is_merged_report, numbered)
