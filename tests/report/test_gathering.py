@@ -1,7 +1,9 @@
 """Results of several machines below one folder: what belongs together is one run, what does not is told apart."""
 
+import gzip
 import json
 import shutil
+import tarfile
 import zipfile
 
 import pytest
@@ -226,6 +228,13 @@ def test_results_of_any_form_beside_a_run_are_missed_by_name(merged, gathered, n
     assert test.verdict.message.startswith(f"elsewhere/{name}: results outside any job's folder")
 
 
+@pytest.mark.parametrize("content", [gzip.compress(RED.encode()), RED.encode("utf-16")], ids=["gz", "utf-16"])
+def test_results_that_are_compressed_or_in_utf_16_are_missed_too(merged, gathered, content):
+    (gathered / "results.xml.gz").write_bytes(content)
+    _, suites = merged()
+    assert "results.xml.gz: results outside any job's folder" in suites["run/manifest"].tests[0].verdict.message
+
+
 @pytest.mark.parametrize("name", ["job.json", "journal.jsonl"])
 def test_jobs_of_a_run_without_their_folder_cells_are_missed_by_name(part, tmp_path, name):
     run = part("machine-1")
@@ -258,7 +267,15 @@ def packed(folder, archive):
         target.write(folder / "TEST-t.xml", "junit.xml")
 
 
+def rolled(folder, archive):
+    with tarfile.open(archive, "w:gz") as target:
+        target.add(folder / "TEST-t.xml", "results/junit.xml")
+
+
 MAKERS = {
+    "machine-3.tar.gz": rolled,
+    "cut.tar": lambda red, path: (rolled(red, path), path.write_bytes(gzip.decompress(path.read_bytes())[:2100])),
+    "cut.tgz": lambda red, path: (rolled(red, path), path.write_bytes(path.read_bytes()[:-40])),
     "machine-3": lambda red, path: path.symlink_to(red),
     "machine-3.zip": packed,
     "cut.zip": lambda red, path: (packed(red, path), path.write_bytes(path.read_bytes()[:-9])),
@@ -281,8 +298,11 @@ def test_results_in_a_form_that_is_not_read_are_missed_by_name(gathered, tmp_pat
 
 def test_what_is_unpacked_or_read_elsewhere_is_not_missed(merged, gathered, red):
     packed(red, gathered / "machine-1.zip")
-    (gathered / "machine-1/junit.xml").write_text('<testsuites name="allranks"/>')
+    rolled(red, gathered / "machine-2.tgz")
+    for place in ("machine-1", "machine-2/results"):
+        (gathered / place / "junit.xml").write_text('<testsuites name="allranks"/>')
     (gathered / "none.zip").write_text("none")
+    (gathered / "none.tar.gz").write_text("none")
     with zipfile.ZipFile(gathered / "source.zip", "w") as source:
         source.writestr("coverage.xml", "<coverage/>")
     (gathered / "data").symlink_to("/usr/lib/locale")

@@ -5,7 +5,6 @@ Only files are needed. A damaged file becomes a sentence in ``problem`` and neve
 
 import json
 import re
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,9 +13,9 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Final, TypeVar
-from zipfile import BadZipFile, ZipFile
 
 from allranks.records import JOURNAL, MOST_RANKS
+from allranks.report.archives import has_results, is_archive, plain_head
 from allranks.report.run_files import SCHEMA, JobRecord, Manifest, read_record
 from allranks.report.untrusted import digest, head, leads_out, listing, open_regular, parsed, special, walk
 from allranks.xml_text import legal, xml_id
@@ -154,21 +153,9 @@ def is_unread(root: Path, path: Path) -> bool:
         below = (folder / name for folder, _, names in islice(walk(path), _MOST_LINKED) for name in names)
         with suppress(OSError):  # of a folder there that cannot be read
             return leads_out(root, path) and any(map(may_be_result, below))
-    if path.suffix.lower() == ".zip" and not special(path):
-        return _is_packed(path)
+    if is_archive(path):
+        return has_results(path)
     return bool(_XML.fullmatch(path.name)) and is_merged_report(path)
-
-
-def _is_packed(archive: Path) -> bool:
-    """True if an archive has results that are not unpacked beside it."""
-    try:
-        with ZipFile(archive) as packed:
-            xml = (name for name in packed.namelist() if _XML.fullmatch(name) or name.endswith(JOURNAL))
-            names = [name for name in xml if name.endswith(JOURNAL) or b"<testsuite" in packed.open(name).read(1024)]
-    except (OSError, ValueError, RuntimeError, BadZipFile, zlib.error):
-        return head(archive, 4) == b"PK\3\4"  # the end of it is missing, or it is encrypted
-    folders = [archive.parent, *(each for each in archive.parent.iterdir() if each.is_dir())]
-    return bool(names) and not any(all((each / name).exists() for name in names) for each in folders)
 
 
 def original_of(path: Path) -> str:
@@ -186,8 +173,8 @@ def original_of(path: Path) -> str:
 
 def _is_junit(path: Path, begins: bytes = b"") -> bool:
     """Whether a file looks like JUnit XML; a log, which may have some in a line, begins with something else."""
-    start = head(path, 1024)
-    return b"<testsuite" in start and start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(begins)
+    start = plain_head(path, 2048)
+    return b"<testsuite" in start and start.lstrip(b"\xef\xbb\xbf\xff\xfe \t\r\n").startswith(begins)
 
 
 def _attempts_at(root: Path, job: Path, planned: int | None) -> list[Attempt]:
