@@ -77,6 +77,16 @@ def test_an_earlier_attempt_that_somebody_has_written_or_removed_is_missed(attem
     shutil.rmtree(folder)
     code, kinds = merged()
     assert (code, kinds["allranks::job"]) == (3, ("error", []))
+    (folder.parent / "attempt-2").rename(folder)
+    code, kinds = merged()
+    assert (code, kinds["allranks::job"]) == (3, ("error", []))
+
+
+def test_a_damaged_record_of_an_earlier_attempt_is_an_error(attempt, merged):
+    (attempt(1, {A: "failed"}) / "job.json").write_text("{")
+    attempt(2, {A: "passed"})
+    code, kinds = merged()
+    assert (code, kinds["allranks::job"][0]) == (3, "error")
 
 
 def test_a_test_that_neither_attempt_has_run_is_missed(attempt, merged):

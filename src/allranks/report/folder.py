@@ -182,10 +182,11 @@ def _attempts_at(root: Path, job: Path, planned: int | None) -> list[Attempt]:
     attempts: list[Attempt] = []
     for number, path in found:
         attempts.append(_on_its_base(_attempt(root, path, number, planned), attempts))
-    lost = next((place for place, (number, _) in enumerate(found, 1) if number > place), 0)
+    said = [max(each.number or 0, each.record.attempt if each.record else 0) for each in attempts]
+    lost = next((place for place, number in enumerate(said, 1) if number > place), 0)
     if lost and not attempts[-1].problem:
-        said = f"attempt-{lost} is gone: the tests that failed in it are not known."
-        attempts[-1] = replace(attempts[-1], problem=said)
+        problem = f"attempt-{lost} is gone: the tests that failed in it are not known."
+        attempts[-1] = replace(attempts[-1], problem=problem)
     return attempts
 
 

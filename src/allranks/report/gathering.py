@@ -291,7 +291,9 @@ def _newest(attempts: Sequence[_Found], run_id: str) -> Attempt:
     own, copies = _without_copies(own)
     ordered = [found.attempt for found in own] if len({found.part for found in own}) == 1 else _in_time(own)
     counts = newest(ordered)
-    return replace(counts, mixed=tuple(sorted(others)), notes=(*counts.notes, *copies))
+    before = (f"In {each.folder}: {each.problem}" for each in reversed(counts.earlier) if each.problem)
+    problem = counts.problem or next(before, "")  # what failed in an earlier one may not be known
+    return replace(counts, mixed=tuple(sorted(others)), notes=(*counts.notes, *copies), problem=problem)
 
 
 def _is_of(attempt: Attempt, run_id: str) -> bool:
