@@ -30,6 +30,8 @@ ROOTS: Final = frozenset({"testsuites", "testsuite"})
 _MERGED: Final = re.compile(
     rf'(<\?xml[^>]*>\s*)?<(testsuites name="{WIDE_NAME}"|testsuite name="{NARROW_NAME}")'.encode()
 )
+_BEFORE_ROOT: Final = rb"(?:\s|\xef\xbb\xbf|<\?.*?\?>|<!--.*?-->|<!DOCTYPE[^>\[]*>)*+"
+_NO_RESULTS: Final = re.compile(_BEFORE_ROOT + rb"<(?:coverage|checkstyle)[\s>]", re.DOTALL)  # Cobertura, Clover
 _ATTEMPT: Final = re.compile(r"attempt-([0-9]+)")
 _RANK_TOKEN: Final = re.compile(r"(?:rank|(?<![a-z])R(?:ank|ANK))[-_.]?([0-9]++)(?![A-Z])")  # not PageRank2, Rank2Test
 _OTHER_RANK: Final = re.compile(r"(?:local|node|group|role)[-_.]?rank[-_.]?[0-9]+", re.IGNORECASE)  # torchrun's
@@ -237,8 +239,13 @@ def _foreign_files(folder: Path) -> Iterator[Path]:
     for path, folders, others in walk(folder):
         renamed = {name: path / name for name in others if original_of(path / name)}
         found = (path / name for name in (*folders, *others) if _XML.fullmatch(name) and name not in renamed)
-        yield from (file for file in found if is_named_like_a_rank(file.name) or not is_merged_report(file))
+        yield from (file for file in found if is_named_like_a_rank(file.name) or not _is_of_other_kind(file))
         yield from renamed.values()
+
+
+def _is_of_other_kind(path: Path) -> bool:
+    """True if an XML file is no result of a test: a report of allranks, or what pytest-cov and linters write beside."""
+    return is_merged_report(path) or _NO_RESULTS.match(head(path, 1024)) is not None
 
 
 def _renamed(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[str, ...]]:
