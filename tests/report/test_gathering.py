@@ -332,6 +332,15 @@ def test_a_file_that_a_folder_of_a_rank_lacks_is_missing_on_that_rank(write_rank
     assert f"rank {lost[5]} is missing" in failure.message
 
 
+@pytest.mark.parametrize(
+    ("names", "missing"), [(["logs-rank-0", "logs-rank-1"], 1), (["lora-rank-4", "lora-rank-8"], 0)]
+)
+def test_a_folder_named_after_a_rank_is_of_it_beside_that_of_rank_0(write_ranks, names, missing):
+    write_ranks(f"{names[0]}/junit.xml", ['<testcase name="x"/>', '<testcase name="y"/>'])
+    run = merge(write_ranks(f"{names[1]}/junit.xml", ['<testcase name="x"/>']), environ={})
+    assert len(run.failures) == missing
+
+
 def test_folders_of_ranks_that_have_no_file_in_common_lack_none(write_ranks):
     write_ranks("rank-0/TEST-1a2b.xml", ['<testcase name="x"/>'])
     assert not merge(write_ranks("rank-1/TEST-3c4d.xml", ['<testcase name="x"/>']), environ={}).failures

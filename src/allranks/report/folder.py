@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 
 from allranks.records import JOURNAL, MOST_RANKS
 from allranks.report.archives import has_results, is_archive, plain_head
+from allranks.report.rank_names import around, names_a_rank, rank_folder, rank_of, world_size_of
 from allranks.report.run_files import SCHEMA, JobRecord, Manifest, read_record
 from allranks.report.untrusted import digest, head, leads_out, listing, open_regular, parsed, special, walk
 from allranks.xml_text import legal, xml_id
@@ -33,12 +34,7 @@ _MERGED: Final = re.compile(
 _BEFORE_ROOT: Final = rb"(?:\s|\xef\xbb\xbf|<\?.*?\?>|<!--.*?-->|<!DOCTYPE[^>\[]*>)*+"
 _NO_RESULTS: Final = re.compile(_BEFORE_ROOT + rb"<(?:coverage|checkstyle)[\s>]", re.DOTALL)  # Cobertura, Clover
 _ATTEMPT: Final = re.compile(r"attempt-([0-9]+)")
-_RANK_TOKEN: Final = re.compile(r"(?:rank|(?<![a-z])R(?:ank|ANK))[-_.]?([0-9]++)(?![A-Z])")  # not PageRank2, Rank2Test
-_OTHER_RANK: Final = re.compile(r"(?:local|node|group|role)[-_.]?rank[-_.]?[0-9]+", re.IGNORECASE)  # torchrun's
-_CELL_ID: Final = re.compile(r"\w+-w([0-9]{1,5})-g[0-9]+-[a-z]+(-n[0-9]+)?(-t[\w.+]+)?")
 _XML: Final = re.compile(r".*\.xml(\.(gz|bz2|xz|zst|zip))?", re.IGNORECASE | re.DOTALL)  # a compressed one is an error
-_RANK_FOLDER: Final = re.compile(r"^rank[-_.]?([0-9]+)(?:[-_.]?of[-_.]?[0-9]+)?$", re.IGNORECASE)
-_OF_RANKS: Final = re.compile(r".*rank[-_.]?[0-9]+[-_.]?of[-_.]?([0-9]{1,5})(?![0-9]).*", re.IGNORECASE)
 _RENAMED: Final = re.compile(r"(?!\.)(.*\.xml)[.~].*", re.IGNORECASE)
 _PACKED: Final = re.compile(r"(?!\.)(.*rank[-_.]?[0-9][^.]*)\.(zip|7z|tgz|gz|bz2|xz|zst|tar(\.\w+)?)", re.IGNORECASE)
 _OF_A_RANK: Final = re.compile(r"(?!\.).*rank[-_.]?[0-9].*", re.IGNORECASE)
@@ -116,21 +112,6 @@ def is_attempt(root: Path, folder: Path) -> bool:
     """True if a folder has the location of an attempt at a job."""
     place = folder.relative_to(root).parts[-4:]
     return len(place) == 4 and place[0] == "cells" and _ATTEMPT.fullmatch(place[3]) is not None
-
-
-def rank_of(path: Path) -> int | None:
-    """The rank by a file's name alone, or by that of its folder."""
-    in_name = _RANK_TOKEN.findall(_OTHER_RANK.sub("", path.stem)) or _RANK_TOKEN.findall(path.stem)
-    above = None if in_name else _rank_folder(path)
-    tokens = _RANK_FOLDER.findall(above.name) if above else in_name
-    return int(tokens[-1]) if tokens else None
-
-
-def _rank_folder(path: Path) -> Path | None:
-    """The folder of a rank that has a file, or has its folder or the folder above that; None for none."""
-    if _RANK_TOKEN.search(path.stem):
-        return None
-    return next((each for each in islice(path.parents, 3) if _RANK_FOLDER.match(each.name)), None)
 
 
 def is_named_like_a_rank(name: str) -> bool:
@@ -227,8 +208,8 @@ def _worlds(paths: Sequence[Path]) -> Iterator[tuple[Path, int]]:
     """Each folder with folders of ranks that left files of one name, and the size of their world."""
     found: dict[Path, dict[Path, set[int]]] = {}
     for path in paths:
-        if (above := _rank_folder(path)) and (rank := rank_of(path)) is not None and rank < MOST_RANKS:
-            found.setdefault(above.parent, {}).setdefault(path.relative_to(above), set()).add(rank)
+        if (above := rank_folder(path)) and (rank := rank_of(path)) is not None and rank < MOST_RANKS:
+            found.setdefault(around(above), {}).setdefault(path.relative_to(above), set()).add(rank)
     for folder, names in found.items():
         ranks = set().union(*names.values())
         if any(len(own) > 1 for own in names.values()):
@@ -260,8 +241,8 @@ def _foreign_attempt(
     root: Path, place: tuple[str, str, int], paths: Sequence[Path], worlds: Mapping[Path, int]
 ) -> Attempt:
     cell, suite, number = place
-    above = _rank_folder(paths[0])
-    sizes = (*map(_world_size_of, reversed(paths[0].parts)), worlds.get(above.parent) if above else None)
+    above = rank_folder(paths[0])
+    sizes = (*map(world_size_of, reversed(paths[0].parts)), worlds.get(around(above)) if above else None)
     renamed, notes = _renamed(paths)
     named = [path for path in paths if not original_of(path)]
     return Attempt(
@@ -305,7 +286,7 @@ def _attempt(root: Path, folder: Path, number: int, planned: int | None) -> Atte
         strays=(*(path for path in (*journals, *ranks) if _is_stray(root, path)), *renamed),
         notes=notes,
         changed=tuple(path for path in (*journals, *ranks) if record and _is_changed(record, path)),
-        world_size=_world_size_of(job.parent.name) or planned,
+        world_size=world_size_of(job.parent.name) or planned,
     )
 
 
@@ -323,13 +304,6 @@ def _record_of(root: Path, folder: Path) -> tuple[JobRecord | None, str]:
     if not folder.is_dir():
         return None, f"{folder.name} is {special(folder) or 'a file'}, not the folder of an attempt."
     return _read_json(said, read_record)
-
-
-def _world_size_of(name: str) -> int | None:
-    """The world size in a name, if it is the id of a cell, or as in ``rank-0-of-4.xml``."""
-    match = _CELL_ID.fullmatch(name) or _OF_RANKS.fullmatch(name)
-    size = int(match[1]) if match else 0
-    return size if 0 < size <= MOST_RANKS else None
 
 
 def _is_stray(root: Path, path: Path) -> bool:
@@ -350,10 +324,10 @@ def stray_text(path: Path) -> str:
 def _foreign_place(folder: Path, path: Path) -> tuple[str, str, int]:
     """Cell, suite and attempt (0 for none) of an XML file, from its path."""
     parts = list(path.relative_to(folder).parent.parts)
-    is_named = bool(_RANK_TOKEN.search(path.stem))
-    above = _rank_folder(path)
+    is_named = names_a_rank(path)
+    above = rank_folder(path)
     if above and folder in above.parents:
-        del parts[len(above.relative_to(folder).parts) - 1]
+        parts = [*around(above).relative_to(folder).parts, *path.parent.relative_to(above).parts]
     match = _ATTEMPT.fullmatch(parts[-1]) if parts else None
     if match:
         parts.pop()

@@ -9,8 +9,9 @@ from typing import Final, Self
 from allranks.errors import ExitCode
 from allranks.outcomes import Outcome
 from allranks.records import JOURNAL
-from allranks.report.folder import Attempt, is_named_like_a_rank, rank_of
+from allranks.report.folder import Attempt, is_named_like_a_rank
 from allranks.report.journal import read_journal
+from allranks.report.rank_names import rank_of
 from allranks.report.rank_xml import RankReader
 from allranks.report.results import (
     EarlierAttempt,

@@ -16,7 +16,7 @@ from xml.parsers import expat
 from allranks.outcomes import Outcome
 from allranks.records import MOST_RANKS
 from allranks.report.declared import CaseDetails, Declarations
-from allranks.report.folder import ROOTS, rank_of, stray_text
+from allranks.report.folder import ROOTS, stray_text
 from allranks.report.outcome_words import (
     OUTPUT_TAGS,
     SILENT,
@@ -27,6 +27,7 @@ from allranks.report.outcome_words import (
     outcomes_said,
 )
 from allranks.report.plain_cases import KnownPieces, PlainCases, Run
+from allranks.report.rank_names import rank_of
 from allranks.report.results import ABSENT, Key, RankFile, RankResult
 from allranks.report.untrusted import durations, number, open_regular, whole_number
 from allranks.report.verdict import fold
@@ -232,8 +233,7 @@ class _Reader:
         """Handle the end of a testcase that has a new name, content, or unusual attributes."""
         nodeid = more.properties.get("allranks.nodeid", "") if more else ""
         line = whole_number(case.get("line")) or 0
-        # pytest counts lines from 0.
-        line += self._suite == "pytest" and "line" in case
+        line += self._suite == "pytest" and "line" in case  # pytest counts lines from 0
         self._name(place, Key(case.get("classname", ""), case.get("name", ""), nodeid, case.get("file", ""), line))
         said = [told for told in outcomes_said(case) if told[0] is not Outcome.PASSED]
         if more or said:
