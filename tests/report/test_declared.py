@@ -352,9 +352,10 @@ def test_a_testcase_in_another_one_hides_no_failure(read):
     assert "a testcase is nested in a testcase" in read(suite("", case)).problem
 
 
-def test_catch2_counts_assertions(read):
-    assert not read(suite('tests="3" failures="0" hostname="tbd"', GOOD)).problem
-    assert read(suite('tests="3" failures="1" hostname="tbd"', GOOD)).problem
+@pytest.mark.parametrize("mark", ['hostname="tbd"', 'doctest_version="2.4.11"'], ids=["Catch2", "doctest"])
+def test_some_writers_count_assertions(read, mark):
+    assert not read(suite(f'tests="3" failures="0" {mark}', GOOD)).problem
+    assert read(suite(f'tests="3" failures="1" {mark}', GOOD)).problem
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,8 @@ _COUNTS: Final = MappingProxyType(
 _PYTEST: Final = "pytest tests"
 _CATCH2: Final = "tbd"
 """The host in every report of Catch2 (JunitReporter), which counts assertions as tests."""
+_DOCTEST: Final = plain_name("doctest_version")
+"""An attribute in reports of doctest (C++), which does so, too."""
 
 
 def counted(elements: Collection[Outcome], said: Collection[Outcome], reruns: int) -> Counter[str]:
@@ -222,7 +224,7 @@ class Declarations:
     No two writers count alike, so each count has a tolerance. A suite may or may not count the content of suites
     within it. A testcase with several elements may count once or once per element (GoogleTest, pytest). pytest counts
     a test whose tear-down fails after its call twice, or once although it has two testcases; Surefire counts each try;
-    Catch2 counts assertions, Mocha and ESLint failures as errors, and Ginkgo some skips as disabled.
+    Catch2 and doctest count assertions, Mocha and ESLint failures as errors, and Ginkgo some skips as disabled.
 
     Attributes:
         problem: The first contradiction; empty for none.
@@ -264,7 +266,7 @@ class Declarations:
             name: said
             for name, kind in _COUNTS.items()
             if (said := suite.attributes.get(name, "").strip())
-            and not (kind == "tests" and suite.attributes.get("hostname") == _CATCH2)
+            and not (kind == "tests" and (suite.attributes.get("hostname") == _CATCH2 or _DOCTEST in suite.attributes))
             and not any(_may_be(_number(said), kind, counted) for counted in (found, own))
         }
         if _declared(suite, "errors", "failures") == found["errors"] + found["failures"]:
