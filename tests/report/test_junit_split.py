@@ -6,10 +6,12 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from allranks.errors import ResultsError
+from allranks.errors import ResultsError, UsageError
+from allranks.junit import stream
 from allranks.report.folder import is_merged_report
 from allranks.report.judged import MergedRun
 from allranks.report.junit_case import FILE_LIMIT, JUnitForm, Schema
+from allranks.report.junit_document import report_parts
 from allranks.report.merging import merge
 
 JOB, OTHER = "gloo-w2-g0-env/s", "gloo-w2-g0-tcp/s"
@@ -62,6 +64,16 @@ def test_what_does_not_fit_goes_on_in_files_with_numbers(run_folder, schema: Sch
     assert len(names) >= 3
     assert all(path.is_file() for path in merged.junit_files)
     assert merged.junit == merged.junit_files[0]
+
+
+@SCHEMAS
+def test_a_part_that_is_absent_is_missed(run_folder, schema: Schema):
+    parts = many(run_folder, schema).junit_files
+    assert list(report_parts(parts[0])) == list(parts)
+    parts[-1].unlink()
+    assert list(report_parts(parts[0])) == list(parts)
+    with pytest.raises(UsageError, match=parts[-1].name):
+        list(stream(parts[0]))
 
 
 @SCHEMAS

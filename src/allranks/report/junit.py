@@ -16,7 +16,7 @@ from allranks.errors import ResultsError
 from allranks.report.folder import is_merged_report
 from allranks.report.judged import CellSuite, JobSummary
 from allranks.report.junit_case import Fact, JUnitForm, Schema, render_case, shown, unique_names
-from allranks.report.junit_document import JUnitDocument, NarrowDocument, SuiteHead, WideDocument
+from allranks.report.junit_document import CONTINUED, JUnitDocument, NarrowDocument, SuiteHead, WideDocument
 from allranks.report.junit_ranks import ALIKE
 from allranks.report.results import TestVerdict
 from allranks.xml_text import attribute
@@ -86,11 +86,13 @@ class JUnitWriter:
         return self._parts[-1]
 
     def _has_room(self, size: int) -> bool:
-        return not self._open.has_cases or self._open.size + size < self._form.file_limit
+        return not self._open.has_cases or self._open.size + size + len(CONTINUED) < self._form.file_limit
 
     def _next_part(self) -> None:
         if self._parts:
             self._open.finish()
+            with _unfinished(self.files[-1]).open("ab") as file:
+                file.write(CONTINUED)
         path = _unfinished(_place(self._path, len(self._parts) + 1))
         self._parts.append(_DOCUMENTS[self._form.schema](path))
 

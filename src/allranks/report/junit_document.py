@@ -4,20 +4,22 @@ Testcases are written to disk at once. The counts at the beginning are known onl
 for them, or the content that follows them is held in a second file.
 """
 
+import os
 import re
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import count, takewhile
+from itertools import count
 from pathlib import Path
 from typing import Final, Self
 
 from allranks.report.folder import NARROW_NAME, WIDE_NAME, is_merged_report
 from allranks.report.junit_case import Fact, is_told, properties, property_line
 from allranks.report.results import VerdictKind
-from allranks.report.untrusted import fresh
+from allranks.report.untrusted import fresh, open_regular
 from allranks.xml_text import attribute
 
 _HEADER: Final = b'<?xml version="1.0" encoding="UTF-8"?>\n'
@@ -29,6 +31,9 @@ _LONGEST: Final = 1e12
 
 _END_OF_SUITE: Final = b"</testsuite>\n"
 _END: Final = b"</testsuites>\n"
+
+CONTINUED: Final = b"<!-- continues in the next file -->\n"
+"""The end of a file that is not the last one of its report."""
 
 
 @dataclass
@@ -233,8 +238,22 @@ def facts_in(text: str) -> dict[str, str]:
 
 
 def report_parts(first: Path) -> Iterator[Path]:
-    """The files of a JUnit report: of allranks' own, also those that continue it (``junit-2.xml`` and so on)."""
+    """The files of a JUnit report: of allranks' own, also those that continue it (``junit-2.xml`` and so on).
+
+    A file that the one before names is among them if it is absent, too: reading it is an error.
+    """
     yield first
-    if is_merged_report(first):
-        numbered = (first.with_name(f"{first.stem}-{number}{first.suffix}") for number in count(2))
-        yield from takewhile(is_merged_report, numbered)
+    part = first
+    for number in count(2):
+        is_expected = is_merged_report(part) and _is_continued(part)
+        part = first.with_name(f"{first.stem}-{number}{first.suffix}")
+        if not (is_expected or (is_merged_report(first) and is_merged_report(part))):
+            return
+        yield part
+
+
+def _is_continued(part: Path) -> bool:
+    with suppress(OSError), open_regular(part) as file:
+        file.seek(-min(2 * len(CONTINUED), part.stat().st_size), os.SEEK_END)
+        return CONTINUED.strip() in file.read()
+    return False
