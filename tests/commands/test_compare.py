@@ -114,6 +114,17 @@ def test_an_error_of_a_job_or_of_a_report_that_is_over_is_not_worse(allranks, ru
     assert allranks("compare", str(tmp_path / "b.xml"), str(tmp_path / "a.xml"))[0] == 1
 
 
+def test_names_of_folders_and_times_in_names_of_suites_make_no_difference(allranks, tmp_path):
+    for number, name in enumerate(("before", "after")):
+        (tmp_path / name / "sub").mkdir(parents=True)
+        suite = f"TEST-T-2026112612000{number}"
+        for place in (f"{suite}.xml", f"sub/{suite}.xml"):
+            (tmp_path / name / place).write_text(f'<testsuite name="{suite}"><testcase name="a"/></testsuite>')
+        assert allranks("compare", str(tmp_path / "before"), str(tmp_path / name))[:2] == SAME
+    one, other = (next((tmp_path / name).glob("*.xml")) for name in ("before", "after"))
+    assert allranks("compare", str(one), str(other))[:2] == SAME
+
+
 def test_the_parts_of_a_report_are_one(allranks, tmp_path):
     for name, result in (("a", ""), ("b", "<failure/>")):
         (tmp_path / name).mkdir()
@@ -123,6 +134,9 @@ def test_the_parts_of_a_report_are_one(allranks, tmp_path):
             (tmp_path / name / f"{part}.xml").write_text(suite)
     code, out, _ = allranks("compare", str(tmp_path / "a/junit.xml"), str(tmp_path / "b/junit.xml"), "--json")
     assert (code, differences(out)) == (1, {("junit-2", "fails")})
+
+
+SAME = (0, "no test differs\nexit code 0: B is not worse than A\n")
 
 
 def test_the_same_run_differs_in_nothing(allranks, runs):

@@ -341,6 +341,14 @@ def test_a_folder_named_after_a_rank_is_of_it_beside_that_of_rank_0(write_ranks,
     assert len(run.failures) == missing
 
 
+def test_ranks_that_began_in_two_seconds_are_of_one_job(write_ranks):
+    write_ranks("rank-0/TEST-T-20261126120000.xml", ['<testcase name="x"/>'])
+    run = merge(
+        write_ranks("rank-1/TEST-T-20261126120001.xml", ['<testcase name="x"><skipped/></testcase>']), environ={}
+    )
+    assert ([suite.suite for suite in run.suites], run.counts.errors) == (["TEST-T"], 1)
+
+
 def test_folders_of_ranks_that_have_no_file_in_common_lack_none(write_ranks):
     write_ranks("rank-0/TEST-1a2b.xml", ['<testcase name="x"/>'])
     assert not merge(write_ranks("rank-1/TEST-3c4d.xml", ['<testcase name="x"/>']), environ={}).failures

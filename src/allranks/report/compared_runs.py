@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -18,6 +19,7 @@ from allranks.report.history.history_recorder import code_of
 from allranks.report.judged import CellSuite
 from allranks.report.junit_document import facts_in, report_parts
 from allranks.report.outcome_words import element_said, is_bad
+from allranks.report.rank_names import timeless
 from allranks.report.rank_xml import RankReader
 from allranks.report.report_json import is_report_json
 from allranks.report.run_files import JudgingPolicy
@@ -55,7 +57,9 @@ def _from_folder(folder: Path) -> Iterator[ComparedJob]:
     if gathered.attempts or gathered.manifest:
         told = gathered.manifest.policy if gathered.manifest else JudgingPolicy()
         setting = VerdictPolicy(skip=told.skip or "skip", mixed_skip=told.mixed_skip)
-        yield from map(_from_suite, account(gathered, setting))
+        for job in map(_from_suite, account(gathered, setting)):
+            # XML from elsewhere has the folder's own name for a cell, which is another one in each run.
+            yield job if gathered.is_own or job.cell != folder.name else replace(job, cell="")
         if gathered.problems:
             yield _from_suite(damaged_manifest(gathered.problems))
     else:
@@ -74,7 +78,9 @@ def _from_suite(suite: CellSuite) -> ComparedJob:
         test.nodeid: ComparedOutcome(code_of(test).letter, cut(first_line(test.verdict.message), _MESSAGE))
         for test in suite.tests
     }
-    return ComparedJob(cell=suite.cell, suite=suite.whole_suite, axes=_axes(suite.axes), tests=_reached(tests))
+    return ComparedJob(
+        cell=suite.cell, suite=timeless(suite.whole_suite), axes=_axes(suite.axes), tests=_reached(tests)
+    )
 
 
 def _axes(axes: Mapping[str, Any]) -> dict[str, str]:
@@ -101,7 +107,7 @@ def _from_json(suite: Mapping[str, Any]) -> ComparedJob:
         letter = "f" if test.get("flaky") else "S" if is_skip else _LETTERS[test["verdict"]]
         message = cut(first_line(test.get("message", "")), _MESSAGE)
         tests[test["nodeid"]] = ComparedOutcome(letter if is_reached else "-", message)
-    name = str((suite.get("share") or {}).get("suite") or suite["suite"])
+    name = timeless(str((suite.get("share") or {}).get("suite") or suite["suite"]))
     return ComparedJob(cell=str(suite["cell"]), suite=name, axes=_axes(suite.get("axes", {})), tests=_reached(tests))
 
 
@@ -149,7 +155,7 @@ def _from_suite_element(element: ET.Element, name: str) -> Iterator[ComparedJob]
         start = f"{job[0]} / {job[1]}.axis." if is_narrow else "axis."
         axes = {name.removeprefix(start): value for name, value in facts.items() if name.startswith(start)}
         tests = _reached(together(outcomes))
-        yield ComparedJob(cell=job[0], suite=_SHARD.sub("", job[1]), axes=axes, tests=tests)
+        yield ComparedJob(cell=job[0], suite=timeless(_SHARD.sub("", job[1])), axes=axes, tests=tests)
 
 
 def _facts(element: ET.Element) -> dict[str, str]:

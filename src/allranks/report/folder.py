@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 from allranks.records import JOURNAL, MOST_RANKS
 from allranks.report.archives import has_results, is_archive, plain_head
-from allranks.report.rank_names import around, names_a_rank, rank_folder, rank_of, world_size_of
+from allranks.report.rank_names import around, names_a_rank, rank_folder, rank_of, timeless, world_size_of
 from allranks.report.run_files import SCHEMA, JobRecord, Manifest, read_record
 from allranks.report.untrusted import digest, head, leads_out, listing, open_regular, parsed, special, walk
 from allranks.xml_text import legal, xml_id
@@ -209,7 +209,8 @@ def _worlds(paths: Sequence[Path]) -> Iterator[tuple[Path, int]]:
     found: dict[Path, dict[Path, set[int]]] = {}
     for path in paths:
         if (above := rank_folder(path)) and (rank := rank_of(path)) is not None and rank < MOST_RANKS:
-            found.setdefault(around(above), {}).setdefault(path.relative_to(above), set()).add(rank)
+            place = path.with_name(timeless(path.stem)).relative_to(above)
+            found.setdefault(around(above), {}).setdefault(place, set()).add(rank)
     for folder, names in found.items():
         ranks = set().union(*names.values())
         if any(len(own) > 1 for own in names.values()):
@@ -332,7 +333,8 @@ def _foreign_place(folder: Path, path: Path) -> tuple[str, str, int]:
     if match:
         parts.pop()
     if not is_named:
-        parts.append(Path(original_of(path) or path.name).stem)
+        name = Path(original_of(path) or path.name).stem
+        parts.append(timeless(name) if above else name)
     cell, suite = parts[:-1], parts[-1:]
     number = int(match[1]) if match else 0
     return xml_id("/".join(cell) or folder.name), xml_id("".join(suite) or "tests"), number

@@ -12,6 +12,7 @@ _OTHER_RANK: Final = re.compile(r"(?:local|node|group|role)[-_.]?rank[-_.]?[0-9]
 _CELL_ID: Final = re.compile(r"\w+-w([0-9]{1,5})-g[0-9]+-[a-z]+(-n[0-9]+)?(-t[\w.+]+)?")
 _RANK_FOLDER: Final = re.compile(r"(?:^|[-_.])rank[-_.]?([0-9]+)(?:[-_.]?of[-_.]?[0-9]+)?$", re.IGNORECASE)
 _OF_RANKS: Final = re.compile(r".*rank[-_.]?[0-9]+[-_.]?of[-_.]?([0-9]{1,5})(?![0-9]).*", re.IGNORECASE)
+_TIME: Final = re.compile(r"-[0-9]{14}$")
 
 
 def names_a_rank(path: Path) -> bool:
@@ -53,3 +54,8 @@ def world_size_of(name: str) -> int | None:
     match = _CELL_ID.fullmatch(name) or _OF_RANKS.fullmatch(name)
     size = int(match[1]) if match else 0
     return size if 0 < size <= MOST_RANKS else None
+
+
+def timeless(name: str) -> str:
+    """A name without the time that xmlrunner puts to its end, which is another one in each run, and on each rank."""
+    return _TIME.sub("", name)
