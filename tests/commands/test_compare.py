@@ -102,6 +102,15 @@ def test_results_outside_any_job_are_worse(allranks, runs):
     assert "allranks::manifest (run / manifest)\n      TEST-t.xml: results outside any job's folder" in out
 
 
+def test_a_damaged_plan_beside_a_report_is_worse(allranks, runs, tmp_path):
+    (tmp_path / "lost").mkdir()
+    (tmp_path / "lost/run.json").write_text("{")
+    allranks("merge", str(runs[0]))
+    shutil.copy(runs[0] / "report.json", tmp_path / "lost")
+    code, out, _ = allranks("compare", str(runs[0]), str(tmp_path / "lost"))
+    assert (code, "run.json is damaged" in out) == (1, True)
+
+
 def test_an_error_of_a_job_or_of_a_report_that_is_over_is_not_worse(allranks, runs, tmp_path):
     lost = tmp_path / "lost"
     shutil.copytree(runs[0], lost)

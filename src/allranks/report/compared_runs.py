@@ -60,12 +60,14 @@ def _from_folder(folder: Path) -> Iterator[ComparedJob]:
         for job in map(_from_suite, account(gathered, setting)):
             # XML from elsewhere has the folder's own name for a cell, which is another one in each run.
             yield job if gathered.is_own or job.cell != folder.name else replace(job, cell="")
-        if gathered.problems:
-            yield _from_suite(damaged_manifest(gathered.problems))
     else:
         reports = (folder / name for name in ("report.json", "junit.xml"))
-        if found := next((report for report in reports if report.is_file()), None):
-            yield from _from_file(found)
+        found = next((report for report in reports if report.is_file()), None)
+        if found is None:
+            return
+        yield from _from_file(found)
+    if gathered.problems:
+        yield _from_suite(damaged_manifest(gathered.problems))
 
 
 def _unreadable(path: Path, why: str) -> UsageError:
