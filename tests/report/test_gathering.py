@@ -341,6 +341,22 @@ def test_a_folder_named_after_a_rank_is_of_it_beside_that_of_rank_0(write_ranks,
     assert len(run.failures) == missing
 
 
+@pytest.mark.parametrize(
+    ("places", "suites", "bad"),
+    [
+        ([(0, 0), (0, 1), (1, 2), (1, 3)], ["tests"], 0),
+        ([(0, 0), (0, 1), (1, 3)], ["tests"], 1),
+        ([(0, 0), (0, 1), (1, 0), (1, 1)], ["node-0", "node-1"], 0),
+    ],
+    ids=["one job", "a rank is lost", "a job on each"],
+)
+def test_the_ranks_in_folders_of_nodes_are_of_one_job_unless_they_are_the_same(write_ranks, places, suites, bad):
+    for node, rank in places:
+        root = write_ranks(f"node-{node}/rank-{rank}.xml", ['<testcase name="x"/>'])
+    run = merge(root, environ={})
+    assert ([suite.suite for suite in run.suites], run.counts.bad) == (suites, bad)
+
+
 def test_ranks_that_began_in_two_seconds_are_of_one_job(write_ranks):
     write_ranks("rank-0/TEST-T-20261126120000.xml", ['<testcase name="x"/>'])
     run = merge(

@@ -5,7 +5,7 @@ Only files are needed. A damaged file becomes a sentence in ``problem`` and neve
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -33,6 +33,7 @@ _MERGED: Final = re.compile(
 )
 _BEFORE_ROOT: Final = rb"(?:\s|\xef\xbb\xbf|<\?.*?\?>|<!--.*?-->|<!DOCTYPE[^>\[]*>)*+"
 _NO_RESULTS: Final = re.compile(_BEFORE_ROOT + rb"<(?:coverage|checkstyle)[\s>]", re.DOTALL)  # Cobertura, Clover
+_NODE: Final = re.compile(r"(?:node|host|machine)[-_.]?[0-9]+", re.IGNORECASE)
 _ATTEMPT: Final = re.compile(r"attempt-([0-9]+)")
 _XML: Final = re.compile(r".*\.xml(\.(gz|bz2|xz|zst|zip))?", re.IGNORECASE | re.DOTALL)  # a compressed one is an error
 _RENAMED: Final = re.compile(r"(?!\.)(.*\.xml)[.~].*", re.IGNORECASE)
@@ -194,14 +195,28 @@ def read_foreign(folder: Path) -> tuple[Attempt, ...]:
     """
     groups: dict[tuple[str, str], dict[int, list[Path]]] = {}
     paths = sorted(_foreign_files(folder))
+    nodes = frozenset(_nodes(folder, paths))
     for path in paths:
-        cell, suite, number = _foreign_place(folder, path)
+        cell, suite, number = _foreign_place(folder, path, nodes)
         groups.setdefault((cell, suite), {}).setdefault(number, []).append(path)
     worlds = dict(_worlds(paths))
     return tuple(
         newest([_foreign_attempt(folder, (*place, number), attempts[number], worlds) for number in sorted(attempts)])
         for place, attempts in groups.items()
     )
+
+
+def _nodes(root: Path, paths: Sequence[Path]) -> Iterator[Path]:
+    """The folders of nodes (``node-1``) with the ranks of one job: no two of them have the same rank."""
+    found: dict[Path, dict[Path, list[Path]]] = {}
+    for path in paths:
+        node = next((each for each in path.parents if root in each.parents and _NODE.fullmatch(each.name)), None)
+        if node and names_a_rank(path):
+            found.setdefault(node.parent, {}).setdefault(node, []).append(path.relative_to(node))
+    for nodes in found.values():
+        files = [path.with_name(str(rank_of(path))) for own in nodes.values() for path in own]
+        if len(files) == len(set(files)):
+            yield from nodes
 
 
 def _worlds(paths: Sequence[Path]) -> Iterator[tuple[Path, int]]:
@@ -322,9 +337,11 @@ def stray_text(path: Path) -> str:
     return _LEADS_OUT.format(path.name)
 
 
-def _foreign_place(folder: Path, path: Path) -> tuple[str, str, int]:
-    """Cell, suite and attempt (0 for none) of an XML file, from its path."""
-    parts = list(path.relative_to(folder).parent.parts)
+def _foreign_place(folder: Path, path: Path, nodes: Collection[Path]) -> tuple[str, str, int]:
+    """Cell, suite and attempt (0 for none) of an XML file, from its path; the ranks of nodes are of one job."""
+    node = next((each for each in path.parents if each in nodes), None)
+    whole = node.parent / path.relative_to(node) if node else path
+    parts = list(whole.relative_to(folder).parent.parts)
     is_named = names_a_rank(path)
     above = rank_folder(path)
     if above and folder in above.parents:
