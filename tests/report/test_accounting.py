@@ -255,6 +255,13 @@ def test_an_attempt_that_left_nothing_is_missed_without_a_plan_too(run_folder):
     assert code(merged) is ExitCode.UNACCOUNTED
 
 
+@pytest.mark.parametrize("deselected", [0, 5])
+def test_a_record_without_results_that_does_not_tell_why_is_an_error(run_folder, deselected):
+    run_folder.both(JOB, {A: "passed"})
+    run_folder.job("gloo-w2-g0-tcp/collectives", collected=None, deselected=deselected)
+    assert code(judged(run_folder)) is ExitCode.UNACCOUNTED
+
+
 def test_tests_that_a_stop_kept_from_running_are_skipped_and_did_not_execute(run_folder):
     run_folder.manifest(JOB)
     run_folder.both(JOB, {A: "failed"}, collected=[A, B], not_run=[B], stop_reason="-x")

@@ -274,6 +274,8 @@ def _troubles_of_record(attempt: Attempt, known: _Known) -> Iterator[TestVerdict
     if record and record.error:
         name = "collection" if record.error.kind == "collection" else "job"
         yield trouble(name, record.error.text, _EXIT_CODES.get(record.error.kind, ExitCode.UNACCOUNTED))
+    elif record and record.collected is None and not (attempt.files or attempt.strays):
+        yield trouble("job", "The job left no results, and job.json does not tell why.", ExitCode.UNACCOUNTED)
     elif has_collected_nothing(attempt):
         yield trouble("collection", "No test was collected: the suite has none that pytest can find.")
 
