@@ -120,6 +120,12 @@ def verdicts(read, path):
     return {case.nodeid: case.verdict.value for case in read(path)}
 
 
+def test_a_report_that_contradicts_itself_has_a_problem(write):
+    bad, good = (write(f'<testsuite failures="{n}"><testcase name="a"/></testsuite>', f"{n}.xml") for n in (1, 0))
+    assert "a suite declares failures=1, and has failures=0" in junit.problem(bad)
+    assert not junit.problem(good)
+
+
 ODD = """<testsuites xmlns:n="urn:n"><error message="no suite"/>
 <testcase classname="c" name="loose"><failure/></testcase>
 <testsuite name="s"><testcase name="a" status="notrun"/><testcase name="b" n:status="failed"/>

@@ -3,7 +3,7 @@
 Reports of other writers are read, too. This is the only package that needs junitparser, and no other one imports it.
 """
 
-from allranks.junit.report_reader import load, stream
+from allranks.junit.report_reader import load, problem, stream
 from allranks.junit.reported import (
     DownloadedReport,
     ReportedAttempt,
@@ -19,5 +19,6 @@ __all__ = [
     "ReportedRank",
     "ReportedSuite",
     "load",
+    "problem",
     "stream",
 ]

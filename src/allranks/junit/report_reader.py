@@ -61,6 +61,19 @@ def stream(path: str | PathLike[str], **wanted: Any) -> Iterator[ReportedCase]: 
     return selected((case for part in _parts(Path(path)) for case in _cases(part)), **wanted)
 
 
+def problem(path: str | PathLike[str]) -> str:
+    """Why a report cannot be trusted, although each of its testcases can be read: empty if it can.
+
+    Counts of a suite that contradict its testcases, say: ``failures="1"``, and no testcase that failed.
+
+    Args:
+        path: As for :func:`load`.
+    """
+    from allranks.report.compared_runs import problem_of  # noqa: PLC0415 - it imports all that merging needs
+
+    return next(filter(None, map(problem_of, _parts(Path(path)))), "")
+
+
 def _parts(path: Path) -> Iterator[Path]:
     return report_parts(path / "junit.xml" if path.is_dir() else path)
 
