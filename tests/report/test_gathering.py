@@ -301,6 +301,10 @@ def test_what_is_unpacked_or_read_elsewhere_is_not_missed(merged, gathered, red)
     rolled(red, gathered / "machine-2.tgz")
     for place in ("machine-1", "machine-2/results"):
         (gathered / place / "junit.xml").write_text('<testsuites name="allranks"/>')
+    with tarfile.open(gathered / "links.tar", "w") as target:
+        (gathered / "link.xml").symlink_to("link.xml")
+        target.add(gathered / "link.xml", "link.xml")
+    (gathered / "link.xml").unlink()
     (gathered / "none.zip").write_text("none")
     (gathered / "none.tar.gz").write_text("none")
     with zipfile.ZipFile(gathered / "source.zip", "w") as source:

@@ -76,5 +76,5 @@ def _in_tar(archive: Path) -> Iterator[tuple[str, bytes]]:
         content = file.read(_MOST)
     with suppress(tarfile.TarError), tarfile.open(fileobj=BytesIO(content)) as packed:  # it may be cut
         for member in packed:
-            if _may_be(member.name) and (file := packed.extractfile(member)):
+            if member.isreg() and _may_be(member.name) and (file := packed.extractfile(member)):
                 yield member.name, file.read(1024)
