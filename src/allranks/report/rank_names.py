@@ -22,9 +22,10 @@ def names_a_rank(path: Path) -> bool:
 
 def rank_of(path: Path) -> int | None:
     """The rank by a file's name alone, or by that of its folder."""
-    in_name = _RANK_TOKEN.findall(_OTHER_RANK.sub("", path.stem)) or _RANK_TOKEN.findall(path.stem)
-    above = None if in_name else rank_folder(path)
-    tokens = _RANK_FOLDER.findall(above.name) if above else in_name
+    if above := rank_folder(path):
+        tokens = _RANK_FOLDER.findall(above.name)
+    else:
+        tokens = _RANK_TOKEN.findall(_OTHER_RANK.sub("", path.stem)) or _RANK_TOKEN.findall(path.stem)
     return int(tokens[-1]) if tokens else None
 
 
