@@ -133,8 +133,8 @@ def test_the_loaded_driver_is_read_where_nvml_was_not_asked(tmp_path):
     "image",
     [
         Image(name="i", torch="2.9.0+cu126"),
-        Image(name="i", torch="2.9.0", index="https://download.pytorch.org/whl/cu126"),
-        Image(name="i", torch="2.9.0", extra_index=("https://pypi.org/simple", "https://x/whl/cu126/")),
+        Image(name="i", torch="2.9.0", index="https://download.example.org/whl/cu126"),
+        Image(name="i", torch="2.9.0", extra_index=("https://example.org/simple", "https://x/whl/cu126/")),
     ],
 )
 def test_the_version_or_the_index_of_torch_says_its_cuda(image, matrix):
