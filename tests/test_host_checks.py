@@ -155,7 +155,6 @@ def test_a_daemon_that_was_asked_for_and_does_not_answer_is_a_problem(tmp_path, 
 
 
 @pytest.mark.docker
-@pytest.mark.usefixtures("docker_client")
 def test_this_machines_engine_is_well(tmp_path):
     found = list(examine("docker", "none", tmp_path))
     assert {"Docker", "cgroups", "clock", "remains"} <= {finding.subject for finding in found}

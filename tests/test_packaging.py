@@ -13,7 +13,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 @pytest.fixture
 def hook(monkeypatch):
-    pytest.importorskip("hatchling")
     monkeypatch.syspath_prepend(ROOT)
     import hatch_build
 

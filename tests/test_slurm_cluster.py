@@ -1,6 +1,5 @@
 """scripts/slurm-cluster: its nodes are apart as machines are, come and go alone, and leave nothing."""
 
-import os
 import re
 import subprocess
 from contextlib import suppress
@@ -104,7 +103,7 @@ def test_a_job_of_the_low_partition_gives_way_and_is_queued_again(slurm_cluster)
 
 
 @needs_slurm
-@pytest.mark.skipif(not os.environ.get("ALLRANKS_SLURM"), reason="half a minute: nox -s slurm, or ALLRANKS_SLURM=1")
+@pytest.mark.thorough
 def test_a_killed_node_goes_down_while_the_others_work_and_comes_back(slurm_cluster):
     lost = submit(slurm_cluster, "touch there; sleep 4321", "--no-requeue", "--nodelist", "n3")
     slurm_cluster.wait_until("there", "find", "-name", "there", "-printf", "%f")

@@ -1,6 +1,5 @@
 """Pushes to repositories that call dist.yml, on act."""
 
-import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator
@@ -10,28 +9,20 @@ import pytest
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "workflows")]
 
-from act_runner import NoActError, Runner, runner_here  # noqa: E402 - beside this file
+from act_runner import Runner, runner_here  # noqa: E402 - beside this file
 from callers import CALL, RECIPE, command, lay  # noqa: E402
 from on_act import LABEL, ActRun, Line, run_on_act, see_nothing  # noqa: E402
-
-REQUIRE_ACT = "ALLRANKS_REQUIRE_ACT"
 
 Push = Callable[..., ActRun]
 
 
 @pytest.fixture(scope="session")
 def runner(docker_client, tmp_path_factory) -> Runner:
-    """Without act, its image or its actions these tests are skipped, or fail where act is required."""
-    try:
-        return runner_here(docker_client, tmp_path_factory.mktemp("act"))
-    except NoActError as error:
-        if os.environ.get(REQUIRE_ACT):
-            pytest.fail(str(error))
-        pytest.skip(str(error))
+    return runner_here(docker_client, tmp_path_factory.mktemp("act"))
 
 
 @pytest.fixture(scope="session")
-def image(runner, tmp_path_factory) -> str:  # noqa: ARG001 - is skipped without one
+def image(tmp_path_factory) -> str:
     """The image that other tests' cells run in, too."""
     folder = tmp_path_factory.mktemp("image")
     (folder / "matrix.toml").write_text(RECIPE)

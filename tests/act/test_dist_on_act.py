@@ -17,7 +17,7 @@ from callers import ROOT, SUITE, command, lay
 from on_act import LABEL, ActRun, Line, run_on_act
 from two_packs import GOOD, MATRIX, OTHER
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.act]
 
 ONE = "--where init_method=env"
 LOST = "The job left no results: it was planned, but did not start or was lost"

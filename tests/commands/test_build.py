@@ -70,7 +70,6 @@ def test_a_failed_build_is_the_result_of_each_job_of_the_plan(capsys):
 
 
 @pytest.mark.docker
-@pytest.mark.usefixtures("docker_client")
 def test_a_plan_s_images_are_those_of_its_jobs_and_may_leave_out_what_needs_gpus(repository, capsys):
     assert main(["plan", "--format", "github", "--plan-file", "plan.json"]) == 0
     capsys.readouterr()

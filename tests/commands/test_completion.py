@@ -3,7 +3,6 @@
 import os
 import pty
 import select
-import shutil
 import subprocess
 import sys
 import time
@@ -16,7 +15,6 @@ from allranks.commands.completion import _SHELLS
 @pytest.fixture
 def shell(tmp_path, monkeypatch):
     """Runs lines in a shell whose path has the command."""
-    pytest.importorskip("shtab")
     command = tmp_path / "bin" / "allranks"
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m allranks "$@"\n')
@@ -89,7 +87,7 @@ class Terminal:
         os.close(self._own)
 
 
-@pytest.mark.skipif(not shutil.which("zsh"), reason="there is no zsh")
+@pytest.mark.zsh
 def test_zsh_completes_commands_options_and_cells(shell, tmp_path):
     assert shell("sh", "allranks completion zsh")
     (tmp_path / "matrix.toml").write_text(
@@ -106,7 +104,6 @@ def test_zsh_completes_commands_options_and_cells(shell, tmp_path):
 
 
 def test_each_shell_has_a_script_of_its_own(allranks):
-    pytest.importorskip("shtab")
     scripts = [allranks("completion", name)[1] for name in _SHELLS]
     assert "complete -" in scripts[0]
     assert scripts[1].startswith("#compdef allranks\n")

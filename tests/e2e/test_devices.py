@@ -14,8 +14,7 @@ from itertools import chain, combinations
 from pathlib import Path
 
 import pytest
-from docker.errors import APIError, NotFound
-from docker.types import DeviceRequest
+from docker.errors import NotFound
 
 from allranks.engine import docker as docker_engine
 from allranks.engine.docker import DockerEngine
@@ -34,7 +33,6 @@ from allranks.schedule.results_folder import open_run
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("leases")]
 
 RECORD = Path("/run/allranks-gpu-hook.jsonl")
-REQUIRE_HOOK = "ALLRANKS_REQUIRE_GPU_HOOK"
 
 MATRIX = """\
 [matrix]
@@ -153,19 +151,8 @@ def at_once(lives):
 
 
 @pytest.fixture
-def hook(docker_client):
+def hook():
     """What the stand-in for NVIDIA's hook wrote down, by container."""
-    request = DeviceRequest(driver="nvidia", device_ids=["GPU-x"], capabilities=[["gpu"]])
-    config = docker_client.api.create_host_config(device_requests=[request], network_mode="none")
-    container = docker_client.api.create_container("allranks/base:bookworm", ["true"], host_config=config)
-    try:
-        docker_client.api.start(container)
-    except APIError as error:
-        if os.environ.get(REQUIRE_HOOK):
-            pytest.fail(str(error))
-        pytest.skip("the engine was started without the stand-in for NVIDIA's hook")
-    finally:
-        docker_client.api.remove_container(container, force=True)
 
     def read():
         lines = [json.loads(line) for line in RECORD.read_text().splitlines()]
@@ -174,6 +161,7 @@ def hook(docker_client):
     return read
 
 
+@pytest.mark.nvidia_hook
 def test_each_container_is_given_exactly_its_leased_gpus_while_eight_overlap(run_jobs, hook):
     gpus = tuple(f"GPU-{number:02}" for number in range(13))
     found, containers = run_jobs(Inventory(gpus=gpus), [1, 2], 5)
@@ -191,6 +179,7 @@ def test_each_container_is_given_exactly_its_leased_gpus_while_eight_overlap(run
         assert not overlap or not set(given[one]) & set(given[other])
 
 
+@pytest.mark.nvidia_hook
 def test_each_node_is_given_its_own_share_of_the_leased_gpus(run_jobs, hook):
     found, containers = run_jobs(Inventory(gpus=("GPU-a", "GPU-b", "GPU-c", "GPU-d")), [4], 1, nodes=2)
     given = {life["node"]: hook()[identifier] for identifier, life in containers.items()}
@@ -203,8 +192,6 @@ def test_each_node_is_given_its_own_share_of_the_leased_gpus(run_jobs, hook):
 @pytest.fixture
 def render_nodes():
     """Device nodes like AMD's, which only their group may use; they lead where /dev/null does."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can make device nodes")
     Path("/dev/dri").mkdir(exist_ok=True)
     made = [Path(f"/dev/dri/renderD{number}") for number in range(240, 244)]
     made += [kfd for kfd in (Path("/dev/kfd"),) if not kfd.exists()]
@@ -217,6 +204,7 @@ def render_nodes():
         node.unlink()
 
 
+@pytest.mark.root
 def test_each_container_has_the_device_nodes_of_its_own_gpus_and_may_use_them(run_jobs, render_nodes):
     found, containers = run_jobs(Inventory(driver="rocm", gpus=tuple(render_nodes)), [0, 2], 2)
     assert at_once(containers) >= 2

@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("docker_client")]
+pytestmark = pytest.mark.docker
 
 MATRIX = """\
 [matrix]
@@ -37,6 +37,7 @@ def test_reduces(rank):
 """
 
 
+@pytest.mark.thorough
 def test_a_partition_between_nodes_fails_a_test_and_the_report_says_so(launch, scratch):
     """That nothing of the helpers is left is what the fixture of every run asserts."""
     repository = scratch(SUITE)

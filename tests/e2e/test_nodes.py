@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("docker_client")]
+pytestmark = pytest.mark.docker
 
 MATRIX = """\
 [matrix]

@@ -8,15 +8,13 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slurm, pytest.mark.skipif(find_spec("torch") is None, reason="no torch here")]
+pytestmark = pytest.mark.slurm
 
-ALL = "ALLRANKS_SLURM"
-acceptance = pytest.mark.skipif(not os.environ.get(ALL), reason=f"minutes: nox -s slurm, or {ALL}=1")
+acceptance = pytest.mark.thorough
 
 MATRIX = """
 [matrix]
@@ -277,11 +275,11 @@ def test_a_crash_of_slurmd_costs_no_job(repository):
 
 
 @acceptance
+@pytest.mark.root
 def test_a_spool_that_is_full_is_named(start_slurm_cluster, tmp_path):
     (tmp_path / "spool").mkdir()
     mount = ("mount", "-t", "tmpfs", "-o", "size=16m", "none", str(tmp_path / "spool"))
-    if os.geteuid() != 0 or subprocess.run(mount, check=False).returncode:
-        pytest.skip("only root can mount a small disk")
+    subprocess.run(mount, check=True)
     try:
         with start_slurm_cluster() as cluster:  # its nodes see the disks that are mounted before it
             repository = Repository(cluster, tmp_path)

@@ -1,8 +1,6 @@
 """The contract of engines, on a real SLURM cluster of isolated nodes; `nox -s slurm` does all of it."""
 
-import os
 import sys
-from importlib.util import find_spec
 
 import pytest
 
@@ -12,13 +10,7 @@ from allranks.engine.slurm import SlurmEngine
 from allranks.engine_contract import EngineContract
 from allranks.matrix.model import Slurm
 
-ALL = "ALLRANKS_SLURM"
-
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.skipif(find_spec("torch") is None, reason="no torch here"),
-    pytest.mark.skipif(not os.environ.get(ALL), reason=f"a minute: nox -s slurm, or {ALL}=1"),
-]
+pytestmark = [pytest.mark.slurm, pytest.mark.thorough]
 
 
 class TestOnACluster(EngineContract):

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -111,8 +110,6 @@ def bench(request, packages, make_spec, tmp_path):
             spec=replace(spec, image=reference),
             package=spec.code,
         )
-    if find_spec("torch") is None:
-        pytest.skip("the Python of the tests has no torch")
     return Bench(
         name="process",
         make=lambda *beside: ProcessEngine(packages(*beside)),

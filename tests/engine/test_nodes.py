@@ -7,7 +7,6 @@ import signal
 import socket
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -257,9 +256,6 @@ def test_names_that_the_host_writes_itself_never_come_from_a_job(folders, name):
     assert content(home) == {"job.json": "own", "sub/job.json": "kept"}
 
 
-needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="the Python of the tests has no torch")
-
-
 @pytest.fixture
 def run_job(make_spec, tmp_path):
     """Run a job of two nodes with real agents to its end: its exit, its agents' records, and its results."""
@@ -288,7 +284,6 @@ def ends(records):
     return passed | {(each.rank, each.outcome) for each in records if isinstance(each, RankEnded)}
 
 
-@needs_torch
 def test_a_job_of_two_nodes_runs_from_start_to_results(run_job, left_of, run_id):
     ending, records, results = run_job()
     assert ending == JobExit(status=0, followers=(NodeExit(status=0),))
@@ -297,7 +292,6 @@ def test_a_job_of_two_nodes_runs_from_start_to_results(run_job, left_of, run_id)
     assert not [each for each in left_of(run_id) if each.startswith("process")]
 
 
-@needs_torch
 def test_an_agent_that_is_killed_is_told_and_nothing_is_left(run_job, left_of, run_id):
     ending, records, _ = run_job(str(int(signal.SIGKILL)))
     assert ending.status == 1

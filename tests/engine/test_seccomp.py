@@ -3,9 +3,9 @@
 import json
 import re
 from itertools import chain
-from pathlib import Path
 
 import pytest
+from services import KERNEL_HEADER
 
 from allranks.engine.docker_requests import _SECCOMP
 
@@ -14,7 +14,6 @@ RULES = PROFILE["syscalls"]
 ALLOWED = set(chain.from_iterable(rule["names"] for rule in RULES if rule["action"] == "SCMP_ACT_ALLOW"))
 REFUSED = set(chain.from_iterable(rule["names"] for rule in RULES if rule["action"] == "SCMP_ACT_ERRNO"))
 
-HEADER = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
 RETIRED = {
     *("afs_syscall", "epoll_ctl_old", "epoll_wait_old", "getpmsg", "putpmsg", "security", "tuxcall", "vserver"),
 }
@@ -51,9 +50,10 @@ def test_a_process_can_be_made_in_its_parents_namespaces_alone():
     assert rule["args"] == [{"index": 0, "value": new_namespaces, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}]
 
 
-@pytest.mark.skipif(not HEADER.exists(), reason="needs the kernel's headers (linux-libc-dev)")
+@pytest.mark.compiler
 def test_each_call_of_the_kernel_is_allowed_or_refused_by_name():
-    known = set(re.findall(r"#define __NR_(\w+)\s", HEADER.read_text(encoding="ascii")))
+    header = KERNEL_HEADER.read_text(encoding="ascii")
+    known = set(re.findall(r"#define __NR_(\w+)\s", header))
     assert len(known) > 300
-    newer = {name for name in known if int(re.search(rf"__NR_{name}\s+(\d+)", HEADER.read_text()).group(1)) > 450}
+    newer = {name for name in known if int(re.search(rf"__NR_{name}\s+(\d+)", header).group(1)) > 450}
     assert known - newer - RETIRED <= ALLOWED | REFUSED

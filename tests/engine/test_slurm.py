@@ -9,7 +9,6 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -34,8 +33,6 @@ FAKE = Path(__file__).with_name("fake_slurm.py")
 @pytest.fixture(autouse=True)
 def cluster(tmp_path, monkeypatch):
     """The folder of a stand-in for SLURM."""
-    if find_spec("torch") is None:
-        pytest.skip("the Python of the tests has no torch")
     folder, commands = tmp_path / "cluster", tmp_path / "bin"
     folder.mkdir()
     commands.mkdir()

@@ -1,4 +1,4 @@
-"""Begins every selected fault at once, side by side, so that each test only waits for its own."""
+"""Starts the selected faults of an engine at once, side by side, so that each test only waits for its own."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -10,44 +10,55 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers, which pytest's importlib mode does not find
 
 from declaration import CLUSTER, Fault
-from fault_run import why_not_here
+from services import services_of, why_missing
 from side_by_side import Outcome, SideBySide
 from trial_cluster import use_cluster
 
 collect_ignore = ["suites"]
 
 
+Ended = Callable[[Fault], Outcome]
+"""Waits for the run of a fault."""
+
+
 @pytest.fixture(scope="session")
-def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Outcome]]:
-    """Wait for the run of a fault on an engine."""
-    wanted = [each for each in _wanted(request.session) if each[1] != CLUSTER]
+def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
+    """The runs on the process engine, all of which begin with the first test that wants one."""
     with SideBySide(tmp_path_factory.mktemp("faults")) as side_by_side:
-        yield _waiting(side_by_side, wanted)
+        yield _start(side_by_side, request.session, "process")
+
+
+@pytest.fixture(scope="session")
+def ended_in_containers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
+    """The runs in containers."""
+    with SideBySide(tmp_path_factory.mktemp("faults")) as side_by_side:
+        yield _start(side_by_side, request.session, "docker")
 
 
 @pytest.fixture(scope="session")
 def ended_on_a_cluster(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[Fault], Outcome]]:
-    """Wait for the run of a fault on a SLURM cluster; none begins before the first test that wants one."""
-    cluster = request.getfixturevalue("slurm_cluster")
-    wanted = [each for each in _wanted(request.session) if each[1] == CLUSTER]
-    with use_cluster(cluster.folder), SideBySide(tmp_path_factory.mktemp("faults")) as side_by_side:
-        ended = _waiting(side_by_side, wanted)
-        yield lambda fault: ended(fault, CLUSTER)
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, slurm_cluster
+) -> Iterator[Ended]:
+    """The runs on a SLURM cluster."""
+    with use_cluster(slurm_cluster.folder), SideBySide(tmp_path_factory.mktemp("faults")) as side_by_side:
+        yield _start(side_by_side, request.session, CLUSTER)
 
 
-def _waiting(side_by_side: SideBySide, wanted: list[tuple[Fault, str]]) -> Callable[[Fault, str], Outcome]:
-    runs: dict[tuple[str, str], Future[Outcome]] = {
-        (fault.name, engine): run for (fault, engine), run in zip(wanted, side_by_side.start(wanted), strict=True)
-    }
-    return lambda fault, engine: runs[fault.name, engine].result()
+def _start(side_by_side: SideBySide, session: pytest.Session, engine: str) -> Ended:
+    wanted = list(_wanted(session, engine))
+    runs = side_by_side.start((fault, engine) for fault in wanted)
+    by_name: dict[str, Future[Outcome]] = {fault.name: run for fault, run in zip(wanted, runs, strict=True)}
+    return lambda fault: by_name[fault.name].result()
 
 
-def _wanted(session: pytest.Session) -> Iterator[tuple[Fault, str]]:
+def _wanted(session: pytest.Session, engine: str) -> Iterator[Fault]:
+    """The faults of the selected tests of an engine, without those that will be skipped."""
     for item in session.items:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
-        if isinstance(fault := parameters.get("fault"), Fault):
-            engine = next((name for name in ("docker", CLUSTER) if item.get_closest_marker(name)), "process")
-            if not why_not_here(fault, engine):
-                yield fault, engine
+        fault = parameters.get("fault")
+        if isinstance(fault, Fault) and _engine_of(item) == engine and not any(map(why_missing, services_of(item))):
+            yield fault
+
+
+def _engine_of(item: pytest.Item) -> str:
+    return next((name for name in ("docker", CLUSTER) if item.get_closest_marker(name)), "process")

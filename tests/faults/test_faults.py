@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import pytest
 from declaration import Fault, read_all
-from fault_run import why_not_here
 from side_by_side import Outcome
 
 FAULTS = read_all()
@@ -59,26 +58,29 @@ IN_CONTAINERS = (
 """The third that is run in containers each time, and on the host by thorough tests; the soak runs all of both."""
 
 
+def marks_on_the_host(fault: Fault) -> list[pytest.MarkDecorator]:
+    """A real limit on disk or memory takes root."""
+    thorough = [pytest.mark.thorough] if fault.name in IN_CONTAINERS else []
+    return [*thorough, *([pytest.mark.root] if fault.disk_mib or fault.memory_mib else [])]
+
+
 ON_THE_HOST = [
-    pytest.param(fault, id=fault.name, marks=pytest.mark.thorough if fault.name in IN_CONTAINERS else ())
+    pytest.param(fault, id=fault.name, marks=marks_on_the_host(fault))
     for fault in FAULTS.values()
     if "process" in fault.engines
 ]
 
 
 @pytest.mark.parametrize("fault", ON_THE_HOST)
-def test_on_the_process_engine(fault: Fault, ended: Callable[[Fault, str], Outcome]):
-    if reason := why_not_here(fault, "process"):
-        pytest.skip(f"this host has no way to express it: {reason}")
-    outcome = ended(fault, "process")
+def test_on_the_process_engine(fault: Fault, ended: Callable[[Fault], Outcome]):
+    outcome = ended(fault)
     assert not outcome.wrong, outcome.story
 
 
 @pytest.mark.docker
 @pytest.mark.parametrize("fault", [FAULTS[name] for name in IN_CONTAINERS], ids=lambda fault: fault.name)
-@pytest.mark.usefixtures("docker_client")
-def test_in_containers(fault: Fault, ended: Callable[[Fault, str], Outcome]):
-    outcome = ended(fault, "docker")
+def test_in_containers(fault: Fault, ended_in_containers: Callable[[Fault], Outcome]):
+    outcome = ended_in_containers(fault)
     assert not outcome.wrong, outcome.story
 
 

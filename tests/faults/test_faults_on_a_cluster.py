@@ -1,6 +1,5 @@
 """Every planted fault comes to what it declares on a SLURM cluster, too; `nox -s slurm` runs all of them."""
 
-import os
 import subprocess
 from collections.abc import Callable, Iterator
 
@@ -10,19 +9,19 @@ from declaration import CLUSTER, Fault, read_all
 from side_by_side import Outcome
 from trial_cluster import inits_of_nodes, left_on_cluster, use_cluster
 
-ALL = "ALLRANKS_SLURM"
-
 SAMPLE = ("daemon_outlives_it", "sigkill_to_the_agent", "two_nodes_rank_killed")
 """What each CI run has time for."""
 
 FAULTS = [
-    fault for fault in read_all().values() if CLUSTER in fault.engines and (os.environ.get(ALL) or fault.name in SAMPLE)
+    pytest.param(fault, id=fault.name, marks=() if fault.name in SAMPLE else pytest.mark.thorough)
+    for fault in read_all().values()
+    if CLUSTER in fault.engines
 ]
 
 pytestmark = [pytest.mark.alone, pytest.mark.slurm]
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_on_a_cluster(fault: Fault, ended_on_a_cluster: Callable[[Fault], Outcome]):
     outcome = ended_on_a_cluster(fault)
     assert not outcome.wrong, outcome.story

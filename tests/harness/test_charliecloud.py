@@ -1,4 +1,4 @@
-"""A node's supervisor and its agent in a real container of Charliecloud, where there is one.
+"""A node's supervisor and its agent in a real container of Charliecloud.
 
 The image is a folder of mount points: this system's own folders are bound into it by a ch-run before the real one.
 """
@@ -20,19 +20,11 @@ from allranks.harness import node_files as files
 from allranks.harness import node_supervisor
 from allranks.harness.node_files import NodeOrder, write_whole
 
-CH_RUN = shutil.which("ch-run")
 SYSTEM = ("bin", "lib", "lib64", "sbin")
 VENV = "/venv"
 
 
-def has_user_namespaces():
-    command = ["unshare", "--user", "--mount", "true"]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
-
-
-pytestmark = pytest.mark.skipif(
-    CH_RUN is None or not has_user_namespaces(), reason="takes ch-run, and user name spaces (Debian: charliecloud)"
-)
+pytestmark = pytest.mark.charliecloud
 
 
 @pytest.fixture
@@ -55,7 +47,7 @@ def image(tmp_path):
         binds.append(f"--bind={sys.base_prefix}")
     (image / "ch" / "environment").write_text(f"PATH={VENV}/bin:/usr/bin:/bin\nOF_THE_IMAGE=yes\n")
     commands.mkdir()
-    (commands / "ch-run").write_text(f'#!/bin/sh\nexec {CH_RUN} {" ".join(binds)} "$@"\n')
+    (commands / "ch-run").write_text(f'#!/bin/sh\nexec {shutil.which("ch-run")} {" ".join(binds)} "$@"\n')
     (commands / "ch-run").chmod(0o755)
     return image
 

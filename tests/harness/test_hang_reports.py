@@ -2,8 +2,6 @@
 
 import pytest
 
-from allranks.harness.stacks import stacks
-
 HANGS = """
 import os, signal, threading
 import torch.distributed as dist
@@ -30,11 +28,8 @@ def test_waits():
 def test_after(): pass
 """
 
-pytestmark = [
-    pytest.mark.skipif(stacks.find_py_spy() is None, reason="py-spy is not installed"),
-    # An agent waits for py-spy for two and a half seconds, and py-spy takes most of them on a host with nothing to do.
-    pytest.mark.alone,
-]
+# An agent waits for py-spy for two and a half seconds, and py-spy takes most of them on a host with nothing to do.
+pytestmark = pytest.mark.alone
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,6 @@ def test_on_the_process_engine(case: Hostile, ended: Callable[[Hostile, str], Ou
 
 @pytest.mark.docker
 @pytest.mark.parametrize("case", of("docker"), ids=lambda case: f"{case.kind}-{case.name}")
-@pytest.mark.usefixtures("docker_client")
 def test_in_containers(case: Hostile, ended: Callable[[Hostile, str], Outcome]):
     outcome = ended(case, "docker")
     assert not outcome.wrong, outcome.story

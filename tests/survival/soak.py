@@ -52,8 +52,6 @@ def main(arguments: Sequence[str]) -> int:
         return _inside(options)
     if reason := why_no_world():
         sys.exit(f"There is no world to do this in: {reason}.")
-    if options.can:
-        return 0
     images = []
     if "docker" in options.engine:
         try:
@@ -80,7 +78,6 @@ def _read(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", default="")
     parser.add_argument("--host-daemon", action="store_true", help="disturb no daemon, and start none")
     parser.add_argument("--at-most", type=float, default=math.inf, help="seconds after which no further moment begins")
-    parser.add_argument("--can", action="store_true", help="only see whether this host can do it")
     parser.add_argument("--images", nargs="*", default=[])
     options = parser.parse_args(arguments)
     options.count = int(options.what.pop(0)) if options.what and options.what[0].isdecimal() else COUNT

@@ -11,14 +11,7 @@ import pytest
 
 SOAK = Path(__file__).with_name("soak.py")
 
-pytestmark = pytest.mark.alone
-
-
-@pytest.fixture(scope="module", autouse=True)
-def world():
-    done = subprocess.run([sys.executable, str(SOAK), "--can"], capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(done.stderr.strip())
+pytestmark = [pytest.mark.alone, pytest.mark.root]
 
 
 def befall(*arguments):
@@ -34,6 +27,5 @@ def test_on_the_host_a_full_disk_loses_nothing_that_was_written():
 
 
 @pytest.mark.docker
-@pytest.mark.usefixtures("docker_client")
 def test_in_containers_a_killed_run_keeps_what_it_had_found_and_leaves_nothing():
     befall("sigkill@failure", "--engine", "docker", "--host-daemon")

@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 
-from allranks.harness.stacks import stacks
 from allranks.harness.stacks.stacks import NATIVE, View, find_py_spy, look
 
 
@@ -86,7 +85,6 @@ def test_a_program_that_cannot_be_started_is_said_too(tmp_path):
     assert view.trouble.startswith("py-spy could not be started")
 
 
-@pytest.mark.skipif(stacks.find_py_spy() is None, reason="py-spy is not installed")
 def test_a_process_that_has_ended_has_no_stacks():
     [view] = look(find_py_spy(), {0: 2**22 + 1}, NATIVE).values()
     assert view.trouble.startswith("py-spy failed: ")

@@ -16,8 +16,6 @@ from allranks.harness.stacks.stacks import (
     waits_in_distributed,
 )
 
-needs_py_spy = pytest.mark.skipif(stacks.find_py_spy() is None, reason="py-spy is not installed")
-
 
 def dump(*frames, thread="Current thread 0x00007f (most recent call first):"):
     return "\n".join([thread, *(f'  File "{file}", line {line} in {name}' for file, line, name in frames), ""])
@@ -155,7 +153,6 @@ def test_the_main_thread_answers_a_process_that_was_stopped_too(tmp_path):
             assert innermost(wait_for_stacks({0: file}, {0: pid})[0]).endswith(" in waits_for_ever")
 
 
-@needs_py_spy
 def test_a_rank_has_its_python_stacks_and_its_native_ones(stacks_of):
     stacks, _ = stacks_of()
     own, outside = stacks.split("Seen from outside by py-spy")
@@ -164,14 +161,12 @@ def test_a_rank_has_its_python_stacks_and_its_native_ones(stacks_of):
     assert "(libc.so.6)" in outside
 
 
-@needs_py_spy
 @pytest.mark.parametrize("manner", ["blocks", "is stopped"])
 def test_a_rank_that_does_not_answer_is_seen_from_outside(stacks_of, manner):
     stacks, _ = stacks_of(manner)
     assert innermost(stacks).endswith(" in waits_for_ever")
 
 
-@needs_py_spy
 def test_what_is_returned_is_in_the_file_too(stacks_of):
     stacks, file = stacks_of()
     assert file == stacks

@@ -39,6 +39,10 @@ class Clients:
         assert done.returncode == 0, said.read_text()
         return said.read_text()
 
+    def action(self, name: str) -> Path:
+        """The folder of an action of GitHub."""
+        return self.folder / "actions" / name.replace("/", "+")
+
     def node(self, name: str, *arguments: object) -> str:
         """What a client from npm prints."""
         return self.run(self.folder / "npm" / "node_modules" / ".bin" / name, *arguments)

@@ -1,6 +1,5 @@
 """The clients, and one run that has every kind of verdict in it."""
 
-import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -11,14 +10,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers, which pytest's importlib mode does not find
 
 from client_counts import Clients
+from services import CLIENTS
 
 from allranks.report.judged import MergedRun
 from allranks.report.junit_case import JUnitForm
 from allranks.report.merging import merge
-from allranks.user_cache import cache_folder
-
-REQUIRE_CLIENTS = "ALLRANKS_REQUIRE_CLIENTS"
-CLIENTS = "ALLRANKS_CLIENTS"
 
 ENV, TCP, FILE, BROKEN, EMPTY = (
     "gloo-w2-g0-env/s", "gloo-w2-g0-tcp/s", "gloo-w2-g0-file/s", "gloo-w2-g0-env/broken", "gloo-w2-g0-env/empty",
@@ -28,16 +24,10 @@ HOSTILE = ("]]>", "<b>&amp;\"'", "\x1b[31mred", "nul\x00 \ud800", "line\nbreak\t
 
 @pytest.fixture
 def clients(tmp_path: Path) -> Clients:
-    """The installed clients; without them their tests are skipped, or fail where they are required."""
-    folder = Path(os.environ.get(CLIENTS) or cache_folder() / "report-clients")
-    if not (folder / "installed").exists():
-        reason = f"the clients are not installed in {folder}: run scripts/report-clients"
-        if os.environ.get(REQUIRE_CLIENTS):
-            pytest.fail(reason)
-        pytest.skip(reason)
+    """The installed clients, for tests with the marker `node`."""
     scratch = tmp_path / "clients"
     scratch.mkdir()
-    return Clients(folder, scratch)
+    return Clients(CLIENTS, scratch)
 
 
 Report = Callable[[JUnitForm], tuple[MergedRun, Path]]

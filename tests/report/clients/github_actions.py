@@ -14,13 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from client_counts import Clients, Counts
+from services import ACTIONS as NAMES
 
-ENRICOMI, MIKEPENZ, DORNY = (
-    "EnricoMi/publish-unit-test-result-action", "mikepenz/action-junit-report", "dorny/test-reporter",
-)  # fmt: skip
+ENRICOMI, MIKEPENZ, DORNY = NAMES
 _ENRICOMI: Final = Path(__file__).with_name("enricomi_counts.py")
-
-REQUIRE_ACTIONS: Final = "ALLRANKS_REQUIRE_ACTIONS"
 
 Place = tuple[str, int]
 

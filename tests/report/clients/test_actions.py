@@ -1,16 +1,16 @@
 """The three actions that annotate from JUnit XML: they count what we counted, and point at the line that went wrong."""
 
-import os
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 from client_counts import as_seen_by
-from github_actions import ACTIONS, DORNY, ENRICOMI, MIKEPENZ, REQUIRE_ACTIONS
+from github_actions import ACTIONS, DORNY, ENRICOMI, MIKEPENZ
 
 from allranks.report.junit_case import JUnitForm
 from allranks.report.merging import merge
+
+pytestmark = [pytest.mark.node, pytest.mark.github]
 
 WITH_CELL = JUnitForm(classname="cell")
 TEST = "tests/test_sums.py::test_sum"
@@ -28,22 +28,6 @@ def ours(counts):
 
 
 @pytest.fixture
-def action_of(clients):
-    """The folder of an action; a test is skipped where it could not be fetched, or fails where it is required."""
-
-    def find(name) -> Path:
-        action = clients.folder / "actions" / name.replace("/", "+")
-        if not (action / "fetched").exists():
-            reason = f"{name} is not in {action}: scripts/report-clients needs {name} from a Git server"
-            if os.environ.get(REQUIRE_ACTIONS):
-                pytest.fail(reason)
-            pytest.skip(reason)
-        return action
-
-    return find
-
-
-@pytest.fixture
 def repository(tmp_path):
     """The user's repository, in which an action looks for the files of annotations."""
     root = tmp_path / "repository"
@@ -56,11 +40,11 @@ def repository(tmp_path):
 
 
 @pytest.fixture
-def seen_by(clients, action_of, repository):
+def seen_by(clients, repository):
     """What an action makes of the report in a folder."""
 
     def look(name, folder, **options):
-        return ACTIONS[name](clients, action_of(name), folder, repository, **options)
+        return ACTIONS[name](clients, clients.action(name), folder, repository, **options)
 
     return look
 

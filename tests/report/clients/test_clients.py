@@ -9,6 +9,8 @@ from client_counts import COUNTING, allure, allure_stats, as_seen_by, ctrf_repor
 from allranks.report.judged import Counts
 from allranks.report.junit_case import JUnitForm
 
+pytestmark = pytest.mark.node
+
 USUAL = JUnitForm()
 WITH_CELL = JUnitForm(classname="cell")
 NARROW = JUnitForm(schema="narrow")

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from client_counts import COUNTING, allure_stats, datadog
 
+pytestmark = pytest.mark.node
+
 Counted = Callable[[str, str], dict[str, int]]
 
 FAILURE = '<failure message="m" type="t">text</failure>'

@@ -1,6 +1,5 @@
 """The page by axe-core, in light and wide, dark and narrow: it finds nothing."""
 
-import os
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -8,13 +7,13 @@ from urllib.parse import quote
 import pytest
 from chromium import Page
 from runs import TRACE, case, failed, job, passed, rank, skipped, write_page
+from services import CLIENTS
 
 from allranks.outcomes import Outcome
 from allranks.records import PhaseEnd
 from allranks.report.rank_course import Collective, RankCourse
-from allranks.user_cache import cache_folder
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.node]
 
 SUM, KILLED = "t/test_sums.py::TestSums::test_sum[float32]", "t/test_ends.py::test_killed"
 RUN = (
@@ -25,15 +24,8 @@ RUN = (
 
 @pytest.fixture(scope="session")
 def axe() -> str:
-    """axe-core's script; without it these tests are skipped, or fail where the clients are required."""
-    folder = Path(os.environ.get("ALLRANKS_CLIENTS") or cache_folder() / "report-clients")
-    script = folder / "npm" / "node_modules" / "axe-core" / "axe.min.js"
-    if not script.exists():
-        reason = f"axe-core is not installed in {folder}: run scripts/report-clients, which needs Node.js"
-        if os.environ.get("ALLRANKS_REQUIRE_CLIENTS"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return script.read_text(encoding="utf-8")
+    """axe-core's script, which is one of the clients of the report."""
+    return (CLIENTS / "npm" / "node_modules" / "axe-core" / "axe.min.js").read_text(encoding="utf-8")
 
 
 def every_kind(size: int) -> list[Any]:
