@@ -307,6 +307,7 @@ def test_uv_unpacks_what_pip_has_chosen_and_asks_nobody(hello, uv, tmp_path, mon
     assert "UV_INDEX_URL" not in (tmp_path / "environ").read_text()
 
 
+@pytest.mark.thorough
 def test_pip_does_it_where_uv_fails(hello, uv):
     uv("exit 2")
     assert answer(ensure_environment(hello, ignore)) == "1\n"
@@ -318,6 +319,7 @@ def test_uv_changes_no_key(uv):
     assert RECIPE.key == before
 
 
+@pytest.mark.thorough
 def test_a_section_of_pip_install_is_left_to_pip_install(hello, uv, tmp_path, monkeypatch):
     (tmp_path / "pip.conf").write_text("[install]\nno-index = 1\n")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))

@@ -183,6 +183,7 @@ def test_cells_of_more_nodes_than_the_launcher_has_are_refused(launch, tmp_path)
     assert "need more nodes than the launcher has, which is 2" in out
 
 
+@pytest.mark.thorough
 def test_a_node_whose_process_was_killed_is_infrastructure(launch, tmp_path):
     processes = launch("--where", "nodes=2", nap=60)
     wait_until_ranks_run(tmp_path, processes)

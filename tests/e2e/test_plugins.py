@@ -100,6 +100,7 @@ def test_a_figure_that_is_too_low_is_red(repository, launch):
     assert "allranks::job" in done.output
 
 
+@pytest.mark.thorough
 def test_an_attempt_has_the_figure_of_the_one_that_it_goes_on_with(repository, launch):
     folder = repository(SUITE + AGAIN)
     args = ("--cov=measured", "--cov-fail-under=88")
@@ -109,6 +110,7 @@ def test_an_attempt_has_the_figure_of_the_one_that_it_goes_on_with(repository, l
     assert {4, 5, 10, 11} <= measured_lines(folder / ".coverage")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("changes", "why"),
     [

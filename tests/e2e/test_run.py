@@ -280,7 +280,7 @@ def wait_for(process, text):
     pytest.fail("".join(heard))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
 def test_an_interrupt_ends_a_run_with_a_partial_report(launch, scratch, engine, number):
     with launch.start(scratch(ENDLESS), "--engine", engine) as process:
         wait_for(process, "first failure")
@@ -417,7 +417,7 @@ def test_a_suite_is_what_its_patterns_match_but_for_what_it_excludes(scratch, la
     [
         ("", ("-k", "nosuch"), 5),
         ("def pytest_sessionfinish(session): session.exitstatus = 1\n", (), 1),
-        ("", (), 0),
+        pytest.param("", (), 0, marks=pytest.mark.thorough),
     ],
 )
 def test_the_exit_code_that_pytest_would_have(scratch, launch, conftest, arguments, code):

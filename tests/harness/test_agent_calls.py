@@ -1,5 +1,7 @@
 """What a test leaves behind in a kept gang's process groups is its own error, and reaches no other test."""
 
+import pytest
+
 LEAVES_A_MESSAGE = """
 import torch, torch.distributed as dist
 
@@ -93,6 +95,7 @@ def test_matching_calls_keep_the_gang(run_agent):
     assert len(agent.gangs()) == 1
 
 
+@pytest.mark.thorough
 def test_ranks_of_one_test_alone_may_leave_what_they_like(run_agent):
     agent = run_agent({"test_left.py": LEAVES_A_MESSAGE}, limits={"test": 3}, isolation="test")
     assert agent.outcomes("test_leaves_a_message") == ("passed", "passed")

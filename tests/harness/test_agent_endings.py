@@ -91,6 +91,7 @@ def test_a_job_whose_time_is_up_times_its_ranks_out(start_agent):
     assert "the job's time limit of 2 s was reached" in agent.cases(1)["test_hangs"].message
 
 
+@pytest.mark.thorough
 def test_the_time_before_a_job_gets_its_turn_is_not_its_own(start_agent):
     agent = start_agent({"test_ok.py": PASSING}, limits={"job": 2.5})
     agent.wait_for(Collected)

@@ -465,6 +465,7 @@ def test_ranks_that_disagreed_on_a_skip_are_what_failed_last(run_again):
     assert names(run_again(DISAGREEING, "--lf")) == ["test_skips_on_one_rank"]
 
 
+@pytest.mark.thorough
 def test_a_narrower_run_forgets_only_what_it_has_seen_pass(run_again):
     run_again(FICKLE)
     mended = {**FICKLE, "test_b.py": FICKLE["test_b.py"].replace("assert 0", "pass")}
@@ -596,11 +597,13 @@ def examples(run_once):
     return run
 
 
+@pytest.mark.thorough
 def test_another_seed_gives_other_examples(examples):
     assert examples(1) == examples(1)
     assert examples(1) != examples(2)
 
 
+@pytest.mark.thorough
 def test_a_seed_for_hypothesis_alone_is_kept(examples):
     assert examples(1, "--hypothesis-seed=5") == examples(2, "--hypothesis-seed=5")
 

@@ -55,6 +55,7 @@ def versions(made, *names):
     ).stdout.split()
 
 
+@pytest.mark.thorough
 def test_what_the_interpreter_lacks_is_installed_above_it(environment, given):
     made = environment("six>=2")
     assert made.python == str(given)
@@ -69,6 +70,7 @@ def test_a_package_that_wants_another_torch_is_refused(environment):
         environment("wants_old")
 
 
+@pytest.mark.thorough
 def test_it_is_made_once_and_again_when_the_interpreter_has_other_packages(environment, given, progress):
     first = environment("six>=1")  # and pytest, which it lacks
     assert environment("six>=1") == first
@@ -100,6 +102,7 @@ def test_the_project_and_its_requirements_are_installed(environment, tmp_path):
     assert versions(environment(project=Path("hello")), "hello", "six", "torch") == ["1", "2.0", "3.0"]
 
 
+@pytest.mark.thorough
 def test_a_requirements_file_is_installed(environment, tmp_path):
     (tmp_path / "requirements.txt").write_text("six==2.0\n")
     assert versions(environment(requirements=Path("requirements.txt")), "six") == ["2.0"]

@@ -53,6 +53,7 @@ def names(folder):
     return sorted("-".join(path.name.split("-")[:2]) for path in folder.iterdir())
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("links")
 def test_the_wheels_of_torch_are_apart_from_the_others(wanted, progress):
     house = resolve(wanted, progress)
@@ -67,6 +68,7 @@ def test_wheels_are_those_of_the_images_python(wanted, progress):
     assert next(house.torch.glob("torch*")).name == "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("links")
 def test_a_package_may_bound_what_torch_depends_on(wanted, progress):
     recipe = replace(wanted.recipe, packages=("pytest", "sympy<2"))
@@ -80,6 +82,7 @@ def test_a_wheelhouse_is_resolved_once(wanted, progress, links):
     assert resolve(wanted, progress) == first
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("links")
 def test_a_requirement_of_the_project_is_resolved_too(wanted, progress, links, make_wheel):
     make_wheel(links, "six", "1.0")
@@ -184,11 +187,13 @@ def test_the_index_of_an_image_is_the_only_one(wanted, indexes, progress):
     assert "sympy-1.0" in names(resolve(replace(wanted, recipe=recipe), progress).torch)
 
 
+@pytest.mark.thorough
 def test_a_further_index_is_asked_too(wanted, indexes, progress):
     recipe = replace(wanted.recipe, index=indexes[0], extra_index=(indexes[1],))
     assert "sympy-99.0" in names(resolve(replace(wanted, recipe=recipe), progress).torch)
 
 
+@pytest.mark.thorough
 def test_a_further_index_alone_joins_those_of_the_host(wanted, indexes, progress):
     recipe = replace(wanted.recipe, extra_index=(indexes[0],))
     assert "sympy-99.0" in names(resolve(replace(wanted, recipe=recipe), progress).torch)
@@ -202,6 +207,7 @@ def test_what_the_only_index_lacks_is_an_error_that_names_the_key_for_another(wa
     assert "extra_index" in error.value.remedy
 
 
+@pytest.mark.thorough
 def test_other_links_of_pip_are_other_wheels(wanted, links, progress, monkeypatch, make_wheel):
     first, others = resolve(wanted, progress), links.parent / "others"
     shutil.copytree(links, others)

@@ -50,6 +50,7 @@ def test_the_figure_over_all_ranks_is_whole_and_decides(measure, tmp_path):
     assert of_one["missing_lines"] == [5]
 
 
+@pytest.mark.thorough
 def test_the_figure_is_that_of_torchrun(measure, tmp_path):
     status, output, of_ranks = measure("pytest", "--ranks=2", *COV)
     assert status == 0, output

@@ -85,6 +85,7 @@ def test_ranks_that_name_the_same_file_have_one_report(start, tmp_path):
     assert outcomes(tmp_path / "report.ranks" / "rank-0.xml")["test_fails_on_rank_1"] == []
 
 
+@pytest.mark.thorough
 def test_torchrun_ends_no_rank_before_the_report_is_there(tmp_path, environment_without_ranks):
     (tmp_path / "test_it.py").write_text(SUITE)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *PYTEST[1:]]
@@ -100,6 +101,7 @@ def test_torchrun_ends_no_rank_before_the_report_is_there(tmp_path, environment_
     assert outcomes(tmp_path / "report.xml")["test_fails_on_rank_1"] == ["failure"]
 
 
+@pytest.mark.thorough
 def test_ranks_that_name_files_of_their_own_keep_them(start, tmp_path):
     (first, code), _ = start("report-0.xml", "report-1.xml")
     assert code == 0

@@ -26,7 +26,9 @@ def test_sum(process_group, rank):
 """
 
 
-@pytest.mark.parametrize(("total", "ending"), [(1, "1 passed"), (5, "1 failed")])
+@pytest.mark.parametrize(
+    ("total", "ending"), [pytest.param(1, "1 passed", marks=pytest.mark.thorough), (5, "1 failed")]
+)
 def test_a_rank_stops_on_the_terminal_of_the_session(tmp_path, environment_without_ranks, total, ending):
     (tmp_path / "test_it.py").write_text(SUITE.format(sum=total))
     environment = {**environment_without_ranks, "TMPDIR": str(tmp_path), "TERM": "dumb"}
@@ -109,7 +111,11 @@ def connect(port):
     raise TimeoutError
 
 
-@pytest.mark.parametrize(("arguments", "stops"), [((), 1), (("--ranks=2", "--ranks-timeout=1"), 2)], ids=str)
+@pytest.mark.parametrize(
+    ("arguments", "stops"),
+    [pytest.param((), 1, marks=pytest.mark.thorough), (("--ranks=2", "--ranks-timeout=1"), 2)],
+    ids=str,
+)
 def test_breakpoints_of_an_editor_stop_every_rank(tmp_path, environment_without_ranks, plugins, arguments, stops):
     file = tmp_path / "test_it.py"
     file.write_text("import time\n\ndef test_it(rank):\n    at = time.time()\n    assert at\n    time.sleep(2)\n")

@@ -175,6 +175,7 @@ def pytest_runtest_protocol(item):
 """
 
 
+@pytest.mark.thorough
 def test_on_a_ci_service_the_summary_has_one_line_for_a_failure(session):
     """Plain texts stand there as a whole (pytest with the variable CI)."""
     test = "def test_it(process_group, rank):\n    assert rank == 0, 'of rank 1'\n    process_group.barrier().wait()\n"

@@ -125,7 +125,9 @@ def damaged(data, place, change):
             return data[:place]
 
 
-@pytest.mark.parametrize("change", ["flip", "lose", "add", "cut"])
+@pytest.mark.parametrize(
+    "change", ["flip", "cut", *(pytest.param(each, marks=pytest.mark.thorough) for each in ("lose", "add"))]
+)
 def test_one_damaged_byte_betters_nothing_and_is_no_other_jobs_business(green, change):
     streams = [damaged(FAILING, place, change) for place in range(len(FAILING))]
     *greens, whole, failing = green([*streams, WHOLE, FAILING])
@@ -170,6 +172,7 @@ edits = st.one_of(
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
+@pytest.mark.thorough
 def test_no_damage_at_all_betters_anything(green, data):
     streams = []
     for _ in range(20):

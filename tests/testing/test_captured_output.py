@@ -46,6 +46,7 @@ assert out.getvalue() == "early\\nlate\\n", out.getvalue()
     assert done.stdout == "outside\n"
 
 
+@pytest.mark.thorough
 def test_what_torchs_cpp_prints_is_caught_outside_of_pytest_too():
     code = """
 import torch

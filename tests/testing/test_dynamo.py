@@ -172,6 +172,7 @@ SUITE = """
 """
 
 
+@pytest.mark.thorough
 def test_under_a_plain_pytest_ranks_forget_what_the_launching_process_compiled(tmp_path, environment_without_ranks):
     test = tmp_path / "test_compiled.py"
     check = """

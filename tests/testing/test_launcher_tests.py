@@ -329,6 +329,7 @@ def test_it_works_under_unittest(tmp_path):
     assert "rank 1 was killed by SIGSEGV" in done.stderr
 
 
+@pytest.mark.thorough
 def test_the_default_time_limit_is_that_of_torchs_variable(tmp_path):
     (tmp_path / "test_suite.py").write_text(textwrap.dedent(SUITE).replace("time_limit(1)", "other"))
     done = subprocess.run(
@@ -343,6 +344,7 @@ def test_the_default_time_limit_is_that_of_torchs_variable(tmp_path):
     assert "rank 1 timed out: no end after 1 s" in done.stderr
 
 
+@pytest.mark.thorough
 def test_nothing_of_the_ranks_stays_in_the_temporary_folder(tmp_path):
     folder = tmp_path / "temporary"
     folder.mkdir()

@@ -67,6 +67,7 @@ def ends(*processes):
     return [(process.communicate(timeout=100)[0], process.returncode) for process in processes]
 
 
+@pytest.mark.thorough
 def test_alone_a_suite_is_a_world_of_one(start):
     [(output, status)] = ends(start())
     assert status == 0, output
@@ -119,6 +120,7 @@ def test_ranks_of_torchrun_meet_in_its_store(start, tmp_path, environment_withou
     assert done.stdout.count("4 passed") == 2
 
 
+@pytest.mark.thorough
 def test_a_rank_whose_peer_does_not_come_says_so(start):
     variables = {**VARIABLES["torchrun's"]("1"), "ALLRANKS_RENDEZVOUS_TIMEOUT": "1"}
     [(output, status)] = ends(start("-k", "sum", **variables))

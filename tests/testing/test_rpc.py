@@ -126,7 +126,7 @@ WORLD = {
 }
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.thorough)])
 def world(request, tmp_path_factory, nursery):
     """One run of all of ``WORLD`` for several tests to look at."""
     import functools

@@ -61,6 +61,7 @@ def threaded(run_once):
     return run_once("threaded", {"test_threaded.py": THREADED, "test_forked.py": FORKED})
 
 
+@pytest.mark.thorough
 def test_a_notice_names_module_and_thread(threaded):
     [notice] = threaded.all(Notice)
     assert notice.nodeid == "suite/test_threaded.py"

@@ -112,6 +112,7 @@ def failed_nodes(job):
 # What goes well
 
 
+@pytest.mark.thorough
 def test_ranks_of_other_nodes_are_disturbed_from_outside(run_nodes):
     job = run_nodes(
         """
@@ -387,6 +388,7 @@ def test_an_agent_that_is_killed_while_it_collects_is_noticed_at_once(start_node
     assert failed_nodes(job) == "The agent of node 1 is gone: it ended before it had collected its tests."
 
 
+@pytest.mark.thorough
 def test_an_agent_that_hangs_at_import_has_not_collected_within_the_limit(start_nodes):
     job = start_nodes(f"{WORDS}\nif NODE == '1': time.sleep(600)\n{PASSING}", limits={"assembly": 1}).go()
     assert job.wait() == 1
@@ -404,6 +406,7 @@ def test_an_agent_that_never_comes_is_told_after_the_limit(start_nodes):
     )
 
 
+@pytest.mark.thorough
 def test_an_agent_with_the_wrong_token_is_turned_away(start_nodes):
     wrong = arrange_meeting()
     wrong.held.close()
@@ -511,6 +514,7 @@ def test_an_agent_that_is_stopped_is_given_up(hanging_job):
     assert told[2] == ("crashed", "rank 2 is lost: the agent of node 1 does not answer")
 
 
+@pytest.mark.thorough
 def test_an_agent_that_was_stopped_and_goes_on_too_late_ends_its_ranks(hanging_job):
     hanging_job.follower.signal(signal.SIGSTOP)
     assert hanging_job.wait() == 1
@@ -519,6 +523,7 @@ def test_an_agent_that_was_stopped_and_goes_on_too_late_ends_its_ranks(hanging_j
     hanging_job.assert_nothing_left()
 
 
+@pytest.mark.thorough
 def test_an_agent_that_is_slow_for_a_moment_is_not_given_up(start_nodes):
     job = start_nodes(f"{WORDS}\ndef test_it(rank):\n    say('x')\n    signal.sigtimedwait([], 0.5)\n").go()
     job.word()
@@ -529,6 +534,7 @@ def test_an_agent_that_is_slow_for_a_moment_is_not_given_up(start_nodes):
     assert job.come_home().outcomes("test_it") == ("passed",) * 4
 
 
+@pytest.mark.thorough
 def test_no_test_is_run_after_the_one_in_which_an_agent_died(start_nodes):
     job = start_nodes(
         f"""{WORDS}
@@ -552,6 +558,7 @@ def test_never_runs(): pass
     assert job.arrived("test_never_runs") == []
 
 
+@pytest.mark.thorough
 def test_an_agent_that_dies_when_its_ranks_are_done_is_an_error_too(start_nodes):
     """What it had still to write is not there, and nobody knows what that was."""
     job = start_nodes(
@@ -602,12 +609,14 @@ def test_a_leader_that_is_killed_takes_all_agents_and_ranks_with_it(hanging_job)
     hanging_job.assert_nothing_left()
 
 
+@pytest.mark.thorough
 def test_the_end_of_its_input_ends_a_follower(hanging_job):
     hanging_job.follower.close_stdin()
     assert hanging_job.finish() == (1, HANGUP_STATUS)
     hanging_job.assert_nothing_left()
 
 
+@pytest.mark.thorough
 def test_a_results_folder_of_node_1_that_is_deleted_costs_evidence_and_no_outcome(hanging_job):
     shutil.rmtree(hanging_job.follower.results)
     for pid in hanging_job.ranks_of_node(1):

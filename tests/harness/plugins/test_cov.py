@@ -42,6 +42,7 @@ def lines(agent):
     return next(file["executed_lines"] for name, file in report["files"].items() if name.endswith("measured.py"))
 
 
+@pytest.mark.thorough
 def test_lines_that_one_rank_alone_runs_are_counted(run_with):
     agent = run_with(COV, {**CODE, "test_a.py": ON_EACH_RANK}, *JSON)
     assert agent.outcomes("test_each") == ("passed", "passed")
@@ -54,12 +55,14 @@ def test_data_of_all_ranks_is_one_file(run_with):
     assert sorted(path.name for path in (agent.results / "coverage").glob("data*")) == ["data"]
 
 
+@pytest.mark.thorough
 def test_lines_of_a_suites_own_tests_are_counted(run_with):
     agent = run_with(COV, {**CODE, "test_a.py": ON_EACH_RANK}, "--cov=suite", "--cov-report=json")
     report = json.loads((agent.results / "coverage" / "coverage.json").read_text())
     assert 6 in report["files"]["suite/test_a.py"]["executed_lines"]
 
 
+@pytest.mark.thorough
 def test_each_gang_brings_its_own(run_with):
     tests = """
         import measured
@@ -74,6 +77,7 @@ def test_each_gang_brings_its_own(run_with):
     assert {4, 5} <= set(lines(agent))
 
 
+@pytest.mark.thorough
 def test_a_failure_loses_nothing_that_ran(run_with):
     tests = ON_EACH_RANK + "        assert not measured.never()\n"
     agent = run_with(COV, {**CODE, "test_a.py": tests}, *JSON)
@@ -81,6 +85,7 @@ def test_a_failure_loses_nothing_that_ran(run_with):
     assert {4, 5, 8} <= set(lines(agent))
 
 
+@pytest.mark.thorough
 def test_a_test_that_leaves_by_os_exit_is_counted(run_with):
     tests = ON_EACH_RANK + "        os._exit(77)\n"
     agent = run_with(COV, {**CODE, "test_a.py": tests}, *JSON)
@@ -108,6 +113,7 @@ def test_ranks_that_a_launcher_test_starts_are_counted(run_with):
     assert {4, 5} <= set(lines(agent))
 
 
+@pytest.mark.thorough
 def test_the_configuration_of_the_code_is_read(run_with):
     code = {**CODE, "test_a.py": ON_EACH_RANK, "../.coveragerc": "[report]\nexclude_also =\n    def never\n"}
     agent = run_with(COV, code, *JSON)
@@ -122,6 +128,7 @@ def test_the_figure_over_all_ranks_decides(start_with, wanted, status):
     assert [failed.kind for failed in agent.all(AgentFailed)] == [FailureKind.GATE] * status
 
 
+@pytest.mark.thorough
 def test_a_figure_that_is_too_low_is_told_beside_a_failure(start_with):
     tests = ON_EACH_RANK + "        assert 0\n"
     agent = start_with(COV, {**CODE, "test_a.py": tests}, "--cov=measured", "--cov-fail-under=100").go()
@@ -130,6 +137,7 @@ def test_a_figure_that_is_too_low_is_told_beside_a_failure(start_with):
     assert "83.33 %" in agent.all(AgentFailed)[0].message
 
 
+@pytest.mark.thorough
 def test_what_another_plugin_counts_as_a_failure_is_not_taken_for_a_figure(start_with):
     conftest = """
         import pytest
@@ -146,6 +154,7 @@ def test_what_another_plugin_counts_as_a_failure_is_not_taken_for_a_figure(start
     assert failed.message == "pytest ended its session with exit status 1, though no test says why: see agent.log."
 
 
+@pytest.mark.thorough
 def test_the_report_for_the_terminal_is_kept(run_with):
     agent = run_with(COV, {**CODE, "test_a.py": ON_EACH_RANK}, "--cov=measured", "--cov-report=term-missing")
     table = (agent.results / "coverage" / "report.txt").read_text()
@@ -164,17 +173,20 @@ def test_reports_are_in_the_results_and_not_in_the_code(run_with):
     assert not (agent.folder / "code" / "deep").exists()
 
 
+@pytest.mark.thorough
 def test_contexts_name_tests(run_with):
     agent = run_with(COV, {**CODE, "test_a.py": ON_EACH_RANK}, "--cov=measured", "--cov-context=test")
     assert b"test_each|run" in (agent.results / "coverage" / "data").read_bytes()
 
 
+@pytest.mark.thorough
 def test_branches_are_counted(run_with):
     agent = run_with(COV, {**CODE, "test_a.py": ON_EACH_RANK}, *JSON, "--cov-branch")
     report = json.loads((agent.results / "coverage" / "coverage.json").read_text())
     assert (report["totals"]["covered_branches"], report["totals"]["num_branches"]) == (2, 2)
 
 
+@pytest.mark.thorough
 def test_coverage_is_switched_off_as_ever(run_with):
     agent = run_with(COV, {**CODE, "test_a.py": ON_EACH_RANK}, *JSON, "--no-cov")
     assert agent.outcomes("test_each") == ("passed", "passed")

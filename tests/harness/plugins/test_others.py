@@ -1,5 +1,7 @@
 """Plugins that need nothing of ours: each promise of the table in docs/pytest.md about them."""
 
+import pytest
+
 from allranks.records import AgentFailed, Collected, FailureKind, Notice
 
 ALL = ["asyncio", "pytest_mock", "pytest-subprocess", "repeat", "socket", "randomly", "rerunfailures", "pytest_cov"]
@@ -31,6 +33,7 @@ def order_of(agent):
     return agent.all(Collected)[0].tests
 
 
+@pytest.mark.thorough
 def test_all_that_is_installed_may_be_loaded(run_with):
     agent = run_with(ALL, FIVE, "-p", "no:randomly")
     for number in range(5):
@@ -44,24 +47,28 @@ def test_randomly_gives_all_ranks_one_order_and_one_seed(run_with):
         assert agent.outcomes(f"test_each[{number}]") == ("passed", "passed")
 
 
+@pytest.mark.thorough
 def test_randomly_draws_by_the_seed_of_the_run(run_with):
     agent = run_with(["randomly"], FIVE, seed=4)
     assert "--randomly-seed=4" in agent.log
     assert sorted(order_of(agent)) != list(order_of(agent))
 
 
+@pytest.mark.thorough
 def test_randomly_is_switched_off_as_ever(run_with):
     agent = run_with(["randomly"], FIVE, "--randomly-dont-reorganize", "--randomly-dont-reset-seed")
     assert sorted(order_of(agent)) == list(order_of(agent))
     assert agent.outcomes("test_each[0]") == ("passed", "passed")
 
 
+@pytest.mark.thorough
 def test_an_order_of_our_own_wins(run_with):
     agent = run_with(["randomly"], FIVE, "--randomly-seed=4", shuffle=1)
     assert any("--shuffle 1" in notice.text for notice in agent.all(Notice))
     assert agent.outcomes("test_each[0]") == ("passed", "passed")
 
 
+@pytest.mark.thorough
 def test_a_repeated_test_is_one_test_for_each_time(run_with):
     tests = """
         import pytest
@@ -179,6 +186,7 @@ def test_sockets_are_blocked_for_tests_and_not_for_their_process_group(run_with)
     assert agent.outcomes("test_blocked") == agent.outcomes("test_enabled") == ("passed", "passed")
 
 
+@pytest.mark.thorough
 def test_a_launcher_test_needs_no_more_than_unix_sockets(run_with):
     tests = """
         from torch.testing._internal.common_distributed import MultiProcessTestCase
@@ -197,6 +205,7 @@ def test_a_launcher_test_needs_no_more_than_unix_sockets(run_with):
     assert agent.outcomes("test_each") == ("passed", "passed")
 
 
+@pytest.mark.thorough
 def test_commands_are_faked_on_each_rank(run_with):
     tests = """
         import subprocess

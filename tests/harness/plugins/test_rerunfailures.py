@@ -53,6 +53,7 @@ def test_a_test_that_stays_bad_is_bad(run_with):
     assert agent.outcomes("test_bad") == ("failed", "failed")
 
 
+@pytest.mark.thorough
 def test_a_crash_and_a_broken_fixture_are_tried_again_too(run_with):
     tests = (
         ONCE
@@ -74,6 +75,7 @@ def test_a_crash_and_a_broken_fixture_are_tried_again_too(run_with):
     assert last(agent, "test_crash") == last(agent, "test_fixture") == ["passed", "passed"]
 
 
+@pytest.mark.thorough
 def test_markers_say_how_often(run_with):
     tests = """
         import pytest
@@ -108,6 +110,7 @@ def test_options_and_markers_add_up_as_the_plugin_says(run_with, arguments, expe
     assert times(run_with(RERUN, {"test_a.py": tests}, *arguments), "test_bad") == expected
 
 
+@pytest.mark.thorough
 def test_launcher_tests_run_again(run_with):
     tests = """
         import pathlib
@@ -131,6 +134,7 @@ def test_launcher_tests_run_again(run_with):
     assert last(agent, "test_flaky") == ["passed", "passed"]
 
 
+@pytest.mark.thorough
 def test_a_try_that_fails_stops_no_launcher_test_beside_it(run_with):
     tests = """
         import pathlib
@@ -196,6 +200,7 @@ PLAIN = """
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("tests", [PLAIN, LAUNCHER])
 def test_a_skip_settles_no_try_that_failed(run_with, tests):
     head = "    import pathlib\n    import pytest\n"
@@ -205,6 +210,7 @@ def test_a_skip_settles_no_try_that_failed(run_with, tests):
     assert [each.tests for each in agent.all(NotRun)] == [("suite/test_b.py::test_after",)]
 
 
+@pytest.mark.thorough
 def test_what_passes_in_the_end_does_not_stop_a_job(run_with):
     tests = (
         ONCE
@@ -228,10 +234,10 @@ def test_what_passes_in_the_end_does_not_stop_a_job(run_with):
     ("arguments", "flag"),
     [
         (("--reruns=1", "--only-rerun=ValueError"), "--only-rerun"),
-        (("--rerun-except=ValueError",), "--rerun-except"),
-        (("--fail-on-flaky",), "--fail-on-flaky"),
-        (("-o", "only_rerun=ValueError"), "--only-rerun"),
-        (("--reruns=1", "--max-suite-reruns=3"), "--max-suite-reruns"),
+        pytest.param(("--rerun-except=ValueError",), "--rerun-except", marks=pytest.mark.thorough),
+        pytest.param(("--fail-on-flaky",), "--fail-on-flaky", marks=pytest.mark.thorough),
+        pytest.param(("-o", "only_rerun=ValueError"), "--only-rerun", marks=pytest.mark.thorough),
+        pytest.param(("--reruns=1", "--max-suite-reruns=3"), "--max-suite-reruns", marks=pytest.mark.thorough),
     ],
 )
 def test_what_one_rank_would_decide_alone_is_refused(start_with, arguments, flag):
@@ -242,6 +248,7 @@ def test_what_one_rank_would_decide_alone_is_refused(start_with, arguments, flag
     assert failed.message.startswith(f"{flag} cannot be used")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("marker", ["condition='error'", "only_rerun=['x']", "reruns='many'", "reruns_delay='x'"])
 def test_a_marker_that_cannot_be_had_names_its_test(run_with, marker):
     tests = f"import pytest\n@pytest.mark.flaky({marker})\ndef test_a(): assert 0\n"

@@ -21,7 +21,9 @@ RPC_SAMPLE = (
 )
 
 
-@pytest.fixture(scope="module", params=["env", "tcp", "file"])
+@pytest.fixture(
+    scope="module", params=["env", *(pytest.param(each, marks=pytest.mark.thorough) for each in ("tcp", "file"))]
+)
 def sample(request, run_once):
     nodeids = [f"suite/test_distributed.py::TestDistributed::{name}" for name in SAMPLE]
     files = {"test_distributed.py": SUITE.read_text(encoding="utf-8")}
