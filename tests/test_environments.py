@@ -1,5 +1,6 @@
 import fcntl
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -232,7 +233,8 @@ def test_an_interrupted_pip_does_not_go_on_writing(pip, tmp_path):
     def interrupt(line):
         raise KeyboardInterrupt(line)
 
-    script = f"echo $$ > {tmp_path}/pid; echo Downloading x; exec {sys.executable} -c 'import signal; signal.pause()'"
+    python = shlex.quote(sys.executable)
+    script = f"echo $$ > {tmp_path}/pid; echo Downloading x; exec {python} -c 'import signal; signal.pause()'"
     with pytest.raises(KeyboardInterrupt):
         run_pip_of(pip(script), [], "It", interrupt)
     with pytest.raises(ProcessLookupError):

@@ -1,6 +1,7 @@
 """What commands print, whoever reads it."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -69,7 +70,7 @@ def test_a_terminal_shows_colours_unless_it_cannot(monkeypatch, term):
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_stream_that_is_closed_breaks_nothing(closed):
-    shell = ["sh", "-c", f"exec {sys.executable} -m allranks plan {closed}"]
+    shell = ["sh", "-c", f"exec {shlex.quote(sys.executable)} -m allranks plan {closed}"]
     done = subprocess.run(shell, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert bool(done.stdout) == (">&-" not in closed.split() or closed == "2>&-")

@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -261,7 +262,7 @@ def test_a_python_without_torch_is_told_and_never_green(launch, scratch):
     folder = scratch(EVERY_END)
     (folder / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
     wrapper = folder / "python"
-    wrapper.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{folder}" exec {sys.executable} "$@"\n')
+    wrapper.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{folder}" exec {shlex.quote(sys.executable)} "$@"\n')
     wrapper.chmod(0o755)
     matrix = (folder / "matrix.toml").read_text()
     (folder / "matrix.toml").write_text(matrix.replace(repr(sys.executable), "'./python'"))

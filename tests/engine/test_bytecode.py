@@ -2,6 +2,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -36,10 +37,10 @@ def run_job(tmp_path, package):
     job = tmp_path / "job"
 
     def run():
-        copies = (FileCopy(source=package, target=job / "package"),)
+        copies = (FileCopy(source=package, target=Path("package")),)
         shutil.rmtree(job, ignore_errors=True)
         for copy in (*copies, *bytecode_of(copies, tmp_path / "cache")):
-            shutil.copytree(copy.source, copy.target, copy_function=shutil.copyfile, dirs_exist_ok=True)
+            shutil.copytree(copy.source, job / copy.target, copy_function=shutil.copyfile, dirs_exist_ok=True)
         return look()
 
     def look():

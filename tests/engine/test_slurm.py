@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from programs import write_python_program
 
 from allranks.engine import slurm, slurm_queue
 from allranks.engine.agent_output import Damage
@@ -37,8 +38,7 @@ def cluster(tmp_path, monkeypatch):
     folder.mkdir()
     commands.mkdir()
     for name in ("sbatch", "srun", "squeue", "scancel"):
-        (commands / name).write_text(f"#!{sys.executable}\n{FAKE.read_text()}")
-        (commands / name).chmod(0o755)
+        write_python_program(commands / name, FAKE.read_text())
     monkeypatch.setenv("FAKE_SLURM", str(folder))
     monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
     monkeypatch.setattr(slurm_queue, "POLL", 0.3)

@@ -1,3 +1,4 @@
+import shlex
 import sys
 
 import pytest
@@ -59,7 +60,7 @@ def test_an_environment_without_pip_uses_the_python_of_the_path(monkeypatch, tmp
     (tmp_path / "python3").symlink_to(sys.executable)
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "python3").unlink()
-    (tmp_path / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tmp_path / "python3").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
     (tmp_path / "python3").chmod(0o755)
     assert wheels._python_with_pip() == str(tmp_path / "python3")
 

@@ -1,6 +1,7 @@
 """What the scripts say when they cannot do their work; that they do it is for tests/e2e and .ci/run."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -44,7 +45,9 @@ def test_nox_without_a_new_enough_python_says_what_it_needs(checkout, tmp_path):
 
 
 def test_nox_without_the_venv_module_says_what_to_install(checkout, tmp_path):
-    bare = interpreter(tmp_path / "bare", f'case "$2" in *ensurepip*) exit 1 ;; esac\nexec {sys.executable} "$@"')
+    bare = interpreter(
+        tmp_path / "bare", f'case "$2" in *ensurepip*) exit 1 ;; esac\nexec {shlex.quote(sys.executable)} "$@"'
+    )
     result = run(checkout / "scripts/nox", PYTHON=bare)
     assert result.returncode == 2
     assert "apt install python3-venv" in result.stderr

@@ -2,6 +2,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from programs import write_python_program
 
 from allranks.harness.stacks.stacks import NATIVE, View, find_py_spy, look
 
@@ -12,8 +13,7 @@ def program(tmp_path):
 
     def make(body):
         path = tmp_path / "py-spy"
-        path.write_text(f"#!{sys.executable}\nimport sys, time\n{body}\n")
-        path.chmod(0o755)
+        write_python_program(path, f"import sys, time\n{body}\n")
         return str(path)
 
     return make
