@@ -408,6 +408,17 @@ def test_remains_are_named_and_stay(engine, sleeper, run_id):
     assert folder.exists()
 
 
+def test_a_folder_that_a_test_has_closed_to_everyone_is_removed(tmp_path):
+    """A user who is not root may not even list it."""
+    closed = tmp_path / "job" / "results" / "closed"
+    closed.mkdir(parents=True)
+    (closed / "file").touch()
+    closed.chmod(0)
+    closed.parent.chmod(0)
+    engine_process.remove_tree(tmp_path / "job")
+    assert not (tmp_path / "job").exists()
+
+
 def test_reaping_survives_a_folder_that_goes_at_that_moment(reap, scratch_root, run_id, monkeypatch):
     gone = scratch_root / f"allranks-job-{run_id}.x1"
     monkeypatch.setattr(engine_process.Path, "glob", lambda *_: iter([gone]))
