@@ -13,7 +13,9 @@ import nox
 
 sys.path.insert(0, str(Path(__file__).parent / "src"))
 
-from allranks.sessions import register  # in this repository allranks is not installed
+from allranks.errors import AllranksError  # in this repository allranks is not installed
+from allranks.sessions import register
+from allranks.user_cache import made_cache_folder
 
 nox.needs_version = ">=2025.2.9"
 nox.options.reuse_venv = "yes"
@@ -130,6 +132,10 @@ def package(session: nox.Session) -> None:
 
 def _install_for_tests(session: nox.Session) -> dict[str, str]:
     """Install what the tests need; return the variables that they need."""
+    try:
+        made_cache_folder("environments")  # tests run suites in environments of the user's cache
+    except AllranksError as error:
+        session.error(error.text.rstrip("."))  # nox adds a period
     # Plugins are apart: our own pytest, and every agent that the tests start, would load them.
     _install(session, *_group("test"), apart=_group("plugins"))
     return {"ALLRANKS_TEST_PLUGINS": str(Path(session.virtualenv.location, "plugins"))}

@@ -9,6 +9,8 @@ import functools
 import os
 import shutil
 import subprocess
+import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -123,6 +125,12 @@ def _zsh() -> str:
     return "" if shutil.which("zsh") else "there is no zsh on the PATH (Debian: apt-get install zsh)"
 
 
+def _index() -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        refused = _refused(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, "nox")
+    return f"pip gets no packages from an index: {refused.splitlines()[-1]}" if refused else ""
+
+
 def _compiler() -> str:
     if shutil.which("c++") and shutil.which("cc") and KERNEL_HEADER.exists():
         return ""
@@ -146,6 +154,7 @@ SERVICES = {
     "github": Service(what="actions that were fetched from GitHub", why_missing=_github),
     "act": Service(what="act", why_missing=_act),
     "zsh": Service(what="zsh", why_missing=_zsh),
+    "index": Service(what="a package index that pip reaches", why_missing=_index),
     "compiler": Service(what="a C++ compiler, with the headers of the kernel", why_missing=_compiler),
     "root": Service(what="root, with namespaces", why_missing=_root),
 }

@@ -48,7 +48,9 @@ def machine(tmp_path):
         (clients / "actions" / name).mkdir(parents=True)
         (clients / "actions" / name / "fetched").touch()
     (clients / "installed").touch()
-    return {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}", "ALLRANKS_CLIENTS": str(clients)}
+    no_index = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}  # tests may use an index for their environments
+    path = f"{commands}:{os.environ['PATH']}"
+    return {**os.environ, **no_index, "PATH": path, "ALLRANKS_CLIENTS": str(clients)}
 
 
 def test_nox_s_tests_has_no_service_where_the_machine_has_all(machine, tmp_path):

@@ -116,7 +116,7 @@ def _call(session: nox.Session, *arguments: str) -> None:
     try:
         python, environment = orchestrator()
     except AllranksError as error:
-        session.error(error.text)
+        session.error(error.text.rstrip("."))  # nox adds a period
     # No timeouts: allranks removes its containers and processes by itself, which takes a few seconds.
     session.run(
         python,

@@ -32,8 +32,14 @@ SIGNATURE = "dist(backend='gloo', world_size=2)"
 def wheels(tmp_path_factory):
     """A folder with the wheel of this working tree."""
     folder = tmp_path_factory.mktemp("wheels")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
-    subprocess.run(command, check=True)
+    options = [
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(folder),
+    ]  # what builds it is installed
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(ROOT)], check=True)
     return folder
 
 
@@ -58,6 +64,7 @@ def run_session(nox, repository):
     assert (repository / "results" / "latest" / "junit.xml").exists()
 
 
+@pytest.mark.index
 def test_sessions_run_where_allranks_is_installed_beside_nox(wheels, repository, tmp_path):
     environment = tmp_path / "venv"
     venv.create(environment, with_pip=True)
@@ -69,6 +76,7 @@ def test_sessions_run_where_allranks_is_installed_beside_nox(wheels, repository,
     assert shadows == ["allranks"]
 
 
+@pytest.mark.index
 def test_sessions_run_where_nox_installs_allranks_by_script_metadata(wheels, repository, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     monkeypatch.setenv("NOX_SCRIPT_VENV_BACKEND", "virtualenv")

@@ -201,10 +201,9 @@ def test_fails(): assert False
 
 def test_output_of_a_rank_of_node_1_comes_home(run_nodes):
     job = run_nodes(TALKING)
-    assert (job.cases(3)["test_talks"].stdout.strip(), job.cases(3)["test_talks"].stderr.strip()) == (
-        "out of 3",
-        "err of 3",
-    )
+    case = job.cases(3)["test_talks"]
+    assert case.stdout.strip() == "out of 3"
+    assert case.stderr.splitlines()[-1] == "err of 3"  # where no name server answers, torch's warning stands before it
     assert "out of 2" in (job.home / "rank-2.log").read_text()
 
 
