@@ -244,8 +244,8 @@ def remove_tree(folder: Path) -> None:
     with suppress(RecursionError):  # a thousand nested folders; Python 3.13 has no such limit
         shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():
-        for command in (["chmod", "-R", "u+rwX", "--", folder], ["rm", "-rf", "--", folder]):
-            subprocess.run(command, stderr=subprocess.DEVNULL, check=False)
+        for remedy in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
+            subprocess.run([*remedy, "--", folder], stderr=subprocess.DEVNULL, check=False)
 
 
 def _write_secretly(path: Path, text: str) -> None:
