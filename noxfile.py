@@ -106,7 +106,7 @@ def docs(session: nox.Session) -> None:
     session.run("sphinx-build", "--fail-on-warning", "--keep-going", "--quiet", "--fresh-env", "docs", "build/site")
 
 
-@nox.session(default=False)
+@nox.session(default=False, reuse_venv=False)  # pip keeps an installed wheel of the same version
 def package(session: nox.Session) -> None:
     """Build wheel and source distribution into `-- DIR`, check both, and run the wheel, by pip and as a tool of uv."""
     folder = Path(session.posargs[0] if session.posargs else "dist").resolve()
