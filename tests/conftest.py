@@ -113,7 +113,8 @@ def package_for_children() -> Iterator[None]:
     """Let processes that tests start find the package under test, from whatever folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(package_folder().parent), prepend=os.pathsep)
-        for name in ("GITHUB_ACTIONS", "FORCE_COLOR", "NO_COLOR"):  # where runs say more, or in colours
+        # Where runs say more, or in colours, or where no output is lost.
+        for name in ("GITHUB_ACTIONS", "FORCE_COLOR", "NO_COLOR", "PYTHONUNBUFFERED"):
             patch.delenv(name, raising=False)
         yield
 

@@ -116,6 +116,8 @@ def main(arguments: list[str]) -> NoReturn:
     linux.die_with_parent()
     if os.getppid() != request.get("supervisor"):
         os._exit(1)
+    # Ranks would inherit buffered text and print it as their own, and a killed process would lose it.
+    _streams = rank_setup.print_at_once()
     folders = Folders(**{name: Path(path) for name, path in request["folders"].items()})
     stacks = os.fdopen(evidence.open_end(folders.results / STACKS), "ab")
     faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
