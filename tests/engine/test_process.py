@@ -261,12 +261,20 @@ def test_a_held_descriptor_is_inherited(engine, spec, tmp_path):
 
 
 @pytest.fixture
+def own_host(monkeypatch, run_id):
+    """A host of the test's own: other runs on this machine leave alone what the test starts."""
+    name = f"test.{run_id}.host"
+    monkeypatch.setattr("allranks.engine.ownership.host_id", lambda: name)
+    monkeypatch.setattr(engine_process, "host_id", lambda: name)
+
+
+@pytest.fixture
 def sleeper():
     """Start a process that carries a run's name."""
     with ExitStack() as stack:
 
         def start(run_id: str, host: str | None = None) -> subprocess.Popen[bytes]:
-            of_host = {} if host == "" else {HOST_VARIABLE: host or host_id()}
+            of_host = {} if host == "" else {HOST_VARIABLE: host or engine_process.host_id()}
             process = stack.enter_context(
                 subprocess.Popen(
                     [sys.executable, "-c", SLEEPER],
@@ -296,13 +304,14 @@ def reap(engine, monkeypatch):
     return reap_one
 
 
-@pytest.mark.alone  # each run that starts beside it reaps, too; and so of those below
+@pytest.mark.usefixtures("own_host")
 def test_reaping_kills_processes_of_a_dead_owner(reap, sleeper, run_id):
     left = sleeper(run_id)
     assert reap(run_id) == [f"process {left.pid}"]
     assert left.wait() == -signal.SIGKILL
 
 
+@pytest.mark.usefixtures("own_host")
 def test_reaping_spares_processes_of_a_living_owner(reap, sleeper, run_id):
     process = sleeper(run_id)
     with own_run(run_id):
@@ -358,15 +367,16 @@ def elsewhere(scratch_root, run_id):
 
 
 @pytest.mark.root
+# Each run that starts beside a dead one reaps, too.
 @pytest.mark.parametrize("owner", [own_run, pytest.param(nullcontext, marks=pytest.mark.alone)], ids=["alive", "dead"])
 @pytest.mark.parametrize(
     "options",
     ["--mount", "--mount --pid --fork --mount-proc", "--pid --fork --mount-proc", "--pid --fork"],
 )
 def test_nothing_of_a_run_is_touched_from_another_name_space(elsewhere, sleeper, run_id, options, owner):
-    process, folder = sleeper(run_id), scratch_of(run_id)
     hide = f"mount -t tmpfs none {lock_folder().parent}" if "--mount " in f"{options} " else "true"
     with owner(run_id):
+        process, folder = sleeper(run_id), scratch_of(run_id)
         said = elsewhere(*options.split(), first=hide)
     assert process.poll() is None
     assert folder.is_dir()
@@ -383,6 +393,7 @@ def test_what_a_dead_run_left_is_removed_from_a_name_space_that_shares_all_that_
     assert process.wait() == -signal.SIGKILL
 
 
+@pytest.mark.usefixtures("own_host")
 def test_reaping_removes_scratch_folders_of_dead_owners_alone(engine, reap, scratch_root, run_id):
     dead, alive = (scratch_of(name) for name in (run_id, f"{run_id}-alive"))
     (scratch_root / "somebody-elses").mkdir()
@@ -396,8 +407,7 @@ def test_reaping_removes_scratch_folders_of_dead_owners_alone(engine, reap, scra
     assert {*scratch_root.iterdir()} == {alive, scratch_root / "somebody-elses", *nobody_knows}
 
 
-@pytest.mark.alone
-@pytest.mark.usefixtures("scratch_root")
+@pytest.mark.usefixtures("scratch_root", "own_host")
 def test_remains_are_named_and_stay(engine, sleeper, run_id):
     process = sleeper(run_id)
     folder = scratch_of(run_id)
