@@ -320,6 +320,17 @@ KEPT_FILES = {
         assert not kept
         assert rpc.rpc_sync(worker_name(1 - rank), abs, args=(-3,)) == 3
     """,
+    "test_late.py": """
+    import time
+
+    class TakesTimeToUnpickle:
+        def __reduce__(self):
+            return time.sleep, (0.3,)
+
+    def test_leaves_a_reference_that_its_owner_learns_of_late(rank):
+        if rank == 0:
+            kept.append(rpc.remote(worker_name(1), repr, args=(TakesTimeToUnpickle(),)))
+    """,
     "test_failing.py": """
     def test_fails(rank):
         reference = rpc.remote(worker_name(1 - rank), torch.add, args=(torch.ones(1), 1))
@@ -370,11 +381,11 @@ def test_a_kept_world_lasts_for_the_tests_of_a_file(kept_worlds):
     assert kept_worlds.outcomes("test_the_world_was_one") == ("passed", "passed")
 
 
-def test_a_reference_that_a_test_leaves_is_an_error_of_that_test_on_every_rank(kept_worlds):
-    outcomes = kept_worlds.outcomes("test_leaves_a_reference")
-    assert outcomes == ("errored", "errored"), kept_worlds.cases(0)["test_leaves_a_reference"].text
+@pytest.mark.parametrize("name", ["test_leaves_a_reference", "test_leaves_a_reference_that_its_owner_learns_of_late"])
+def test_a_reference_that_a_test_leaves_is_an_error_of_that_test_on_every_rank(kept_worlds, name):
+    assert kept_worlds.outcomes(name) == ("errored", "errored"), kept_worlds.cases(0)[name].text
     for rank in range(2):
-        text = kept_worlds.cases(rank)["test_leaves_a_reference"].text
+        text = kept_worlds.cases(rank)[name].text
         assert "references to remote objects after 0.5 s: worker1 owns 1 objects with 1 references" in text
         assert "Leaking RRef" not in text
     assert kept_worlds.outcomes("test_next") == ("passed", "passed")

@@ -64,7 +64,10 @@ class RpcWorld:
         # References in a cycle are no leak: the exception that pytest.raises returns is in one with its own frame.
         gc.collect()
         # pytest sets it when a test fails, and deletes it before the next.
-        if any(self._gathered(hasattr(sys, "last_value"), peers_timeout)):
+        has_failed = hasattr(sys, "last_value")
+        if not has_failed:  # once all ranks have done so, each owner counts all references that this test has made
+            wait_until(lambda: pending_references() == (0, 0), timeout)
+        if any(self._gathered(has_failed, peers_timeout + timeout)):
             self.has_failed, self.is_torn = True, False
             return
         wait_until(lambda: not _references(), timeout)
