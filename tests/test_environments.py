@@ -298,6 +298,7 @@ def uv(tmp_path, monkeypatch):
     return write
 
 
+@pytest.mark.thorough
 def test_uv_unpacks_what_pip_has_chosen_and_asks_nobody(hello, uv, tmp_path, monkeypatch):
     monkeypatch.setenv("UV_INDEX_URL", "https://example.org/simple")
     uv("exit 0")

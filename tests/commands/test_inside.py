@@ -162,6 +162,7 @@ def test_a_signal_to_all_processes_ends_all_of_them(launch, tmp_path):
     assert remains(tmp_path) == ([], [])
 
 
+@pytest.mark.thorough
 def test_processes_end_when_process_0_was_killed(launch, tmp_path):
     processes = launch("--where", "nodes=2", nap=60)
     wait_until_ranks_run(tmp_path, processes)

@@ -109,6 +109,7 @@ def test_every_way_to_end_has_its_verdict_and_names_its_rank(launch, scratch, en
         assert message.startswith(start)
 
 
+@pytest.mark.thorough
 def test_another_reader_of_junit_counts_the_same(launch, scratch):
     done = launch(scratch(EVERY_END), "--engine", "process", "--", "-k", "not hanging")
     report = done.folder / "junit.xml"

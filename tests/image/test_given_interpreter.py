@@ -80,6 +80,7 @@ def test_it_is_made_once_and_again_when_the_interpreter_has_other_packages(envir
     assert sum("making the above-python environment" in line for line in progress) == 2
 
 
+@pytest.mark.thorough
 def test_the_project_and_its_requirements_are_installed(environment, tmp_path):
     folder = tmp_path / "hello"
     folder.mkdir()

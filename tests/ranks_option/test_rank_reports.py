@@ -69,6 +69,7 @@ def cases_of(file):
     return list(ET.parse(file).getroot().iter("testcase"))  # noqa: S314 - our own
 
 
+@pytest.mark.thorough
 def test_ranks_that_name_the_same_file_have_one_report(start, tmp_path):
     (tmp_path / "report.ranks").mkdir()
     (tmp_path / "report.ranks" / "rank-7.xml").write_text("<testsuites />")  # of an earlier run

@@ -309,6 +309,7 @@ def test_a_skip_by_exit_code_gives_torchs_reason(report):
     assert report.message("TestRanks.test_all_skip_with_a_code") == "Need at least 2 CUDA devices"
 
 
+@pytest.mark.thorough
 def test_it_works_under_unittest(tmp_path):
     (tmp_path / "test_suite.py").write_text(textwrap.dedent(SUITE))
     tests = [

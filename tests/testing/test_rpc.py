@@ -410,6 +410,7 @@ def test_a_test_that_ends_a_kept_world_is_told_so(kept_worlds):
     assert "shut down the RPC world that it shares" in kept_worlds.cases(0)["test_ends_the_world"].text
 
 
+@pytest.mark.thorough
 def test_a_test_case_with_ranks_of_its_own_says_where_and_over_what(run_gang):
     agent = run_gang(
         {

@@ -174,6 +174,7 @@ def test_a_file_that_cannot_be_imported_again_is_an_error_of_its_tests(run_agent
     assert "test_once.py" in case.text
 
 
+@pytest.mark.thorough
 def test_a_hang_of_the_second_import_ends_with_the_gangs_start(run_agent):
     tests = ONLY_ONCE.replace('raise RuntimeError("no second import")', "threading.Event().wait()")
     agent = run_agent({"test_once.py": tests}, world_size=1, limits={"job": 6})

@@ -626,6 +626,7 @@ def test_a_results_folder_of_node_1_that_is_deleted_costs_evidence_and_no_outcom
     hanging_job.assert_nothing_left()
 
 
+@pytest.mark.thorough
 def test_the_time_limit_of_the_job_ends_both(start_nodes):
     job = start_nodes(HANGING, limits={"job": 5}).go()
     assert job.wait() == 0

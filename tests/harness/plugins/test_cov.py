@@ -93,6 +93,7 @@ def test_a_test_that_leaves_by_os_exit_is_counted(run_with):
     assert {4, 5} <= set(lines(agent))
 
 
+@pytest.mark.thorough
 def test_ranks_that_a_launcher_test_starts_are_counted(run_with):
     tests = """
         import measured
