@@ -16,6 +16,7 @@ from junit2htmlreport.parser import Junit
 from junitparser import JUnitXml, Properties
 
 from allranks.skip_codes import SkipCode
+from allranks.testing.shared_files import wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -334,8 +335,8 @@ def test_what_a_killed_run_left_is_cleaned_up(launch, scratch, engine, left_of):
         assert left_of(launch.run_id) != []
         process.kill()
         process.wait()
-    subprocess.run([sys.executable, "-m", "allranks", "clean"], check=True)  # any run that starts now may be faster
-    assert left_of(launch.run_id) == []
+    subprocess.run([sys.executable, "-m", "allranks", "clean"], check=True)
+    assert wait_until(lambda: left_of(launch.run_id) == [], timeout=30)  # a run that starts now may be at it already
     merge = [sys.executable, "-m", "allranks", "merge", str(launch.results / launch.run_id)]
     merged = subprocess.run(merge, capture_output=True, text=True, env=os.environ, check=False)
     assert merged.returncode == 3, merged.stderr

@@ -85,7 +85,7 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path):
 
 
 def test_an_interrupt_keeps_what_was_found_and_leaves_no_process(tmp_path):
-    only = [f"--only={name}" for name in ("doctor", "fault-job-limit-in-a-kernel", "leases-wait")]
+    only = [f"--only={name}" for name in ("nvml-and-torch", "fault-job-limit-in-a-kernel", "leases-wait")]
     (tmp_path / "tmp").mkdir()
     # Shells have their background jobs ignore SIGINT.
     ignoring = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
@@ -97,13 +97,13 @@ def test_an_interrupt_keeps_what_was_found_and_leaves_no_process(tmp_path):
         start_new_session=True,
     )
     for line in process.stdout:
-        if "doctor" in line:
+        if "nvml-and-torch" in line:
             break
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=60)[0]
     assert process.returncode == 130, said
     lines = lines_of(tmp_path / "out")
-    assert lines[0].startswith("- PRETENDED, proved: doctor")
+    assert lines[0].startswith("- PRETENDED, proved: nvml-and-torch")
     assert "interrupted" in lines[1]
     assert len(lines) == 3
     assert list((tmp_path / "tmp").iterdir()) == []
