@@ -14,6 +14,7 @@ from allranks.engine.kind import Finding, engine_kind
 from allranks.engine.ownership import lock_folder
 from allranks.engine_registry import AUTO, engine_names
 from allranks.errors import DeviceError, EngineError
+from allranks.harness import kernel
 from allranks.schedule.sick_gpus import SICK_REMEDY, sick_gpus
 from allranks.user_cache import cache_folder
 
@@ -31,6 +32,7 @@ def examine(engine: str, mode: GpuMode, results: Path) -> Iterator[Finding]:
         mode: Whose GPUs, as for a run.
         results: The folder of all runs; it need not exist yet.
     """
+    yield examine_kernel()
     try:
         inventory = take_inventory(mode)
         yield from examine_gpus(inventory)
@@ -40,6 +42,12 @@ def examine(engine: str, mode: GpuMode, results: Path) -> Iterator[Finding]:
     yield from examine_folders(results)
     for name in engine_names():
         yield from _examine_engine(name, engine, inventory)
+
+
+def examine_kernel() -> Finding:
+    """Check that the kernel has what runs rely on."""
+    found = kernel.examine()
+    return Finding("kernel", found.summary, kernel.REMEDY if found.refusal else "")
 
 
 def _examine_engine(name: str, wanted: str, inventory: Inventory) -> Iterator[Finding]:

@@ -334,6 +334,7 @@ class FailureKind(Enum):
     BROKEN = "broken"
     CANNOT_IMPORT = "cannot_import"
     OUT_OF_MEMORY = "out_of_memory"
+    KERNEL = "kernel"
     OTHER_TORCH = "other_torch"
     SUITE = "suite"
     GATE = "gate"

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from allranks.harness import evidence, linux
+from allranks.harness import evidence, kernel, linux
 from allranks.harness.config import AgentConfig, Folders
 from allranks.harness.driver_workers import WorkerLostError
 from allranks.harness.forks import (
@@ -90,16 +90,24 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     # It holds the token by which nodes recognise each other, and no test needs it.
     with suppress(OSError):
         options.config.unlink()
-    if options.contained:
-        linux.hide_from_others()
     stream = RecordWriter(os.dup(1))
-    end = JobEnd.of_this_process(config.limits.job)
     stream.write(Begun(schema=SCHEMA, node=config.node, pid=os.getpid(), python=sys.version.split()[0]))
-    folders = Folders(code=options.code.resolve(), results=options.results.resolve(), shared=options.shared.resolve())
-    status = Supervision(config, folders, stream, end, is_contained=options.contained).run()
+    if refusal := kernel.examine().refusal:
+        stream.write(AgentFailed(message=refusal, kind=FailureKind.KERNEL))
+        status = 1
+    else:
+        status = _supervise(config, options, stream)
     stream.write(Finished(status=status))
     stream.close()
     os._exit(status)
+
+
+def _supervise(config: AgentConfig, options: argparse.Namespace, stream: RecordWriter) -> int:
+    if options.contained:
+        linux.hide_from_others()
+    end = JobEnd.of_this_process(config.limits.job)
+    folders = Folders(code=options.code.resolve(), results=options.results.resolve(), shared=options.shared.resolve())
+    return Supervision(config, folders, stream, end, is_contained=options.contained).run()
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_PR_GET_PDEATHSIG = 2
+_PR_GET_DUMPABLE = 3
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
@@ -32,16 +34,26 @@ def signal_thread(pid: int, number: int) -> bool:
     return bool(ctypes.CDLL(None).syscall(_TGKILL, pid, pid, number) == 0)
 
 
-def _prctl(option: int, argument: int) -> None:
+def _prctl(option: int, argument: int = 0) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, ctypes.c_ulong(argument), 0, 0, 0) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
+    return _checked(libc.prctl(option, ctypes.c_ulong(argument), 0, 0, 0))
+
+
+def _prctl_value(option: int) -> int:
+    """The value that prctl(2) writes to where its argument points."""
+    value = ctypes.c_int()
+    _prctl(option, ctypes.addressof(value))
+    return value.value
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
     """Have the kernel send this process a signal when its parent dies (prctl(2), PR_SET_PDEATHSIG)."""
     _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def death_signal() -> int:
+    """The signal of :func:`die_with_parent`; 0 for none."""
+    return _prctl_value(_PR_GET_PDEATHSIG)
 
 
 def allow_tracing(pid: int) -> None:
@@ -67,16 +79,20 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def adopts_orphans() -> bool:
+    """Whether this process adopts orphans: see :func:`adopt_orphans`."""
+    return bool(_prctl_value(_PR_GET_CHILD_SUBREAPER))
+
+
 @contextmanager
 def adopting_orphans() -> Iterator[None]:
     """Adopt orphans within this block; restore the previous setting after it."""
-    adopted = ctypes.c_int()
-    _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.addressof(adopted))
+    adopted = adopts_orphans()
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
         yield
     finally:
-        _prctl(_PR_SET_CHILD_SUBREAPER, adopted.value)
+        _prctl(_PR_SET_CHILD_SUBREAPER, adopted)
 
 
 def gather_into_huge_pages() -> None:
@@ -108,6 +124,11 @@ def hide_from_others() -> None:
     They can then neither trace it nor open files below its ``/proc/pid`` (PR_SET_DUMPABLE).
     """
     _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def is_hidden() -> bool:
+    """Whether this process is hidden: see :func:`hide_from_others`."""
+    return _prctl(_PR_GET_DUMPABLE) == 0
 
 
 def write_all(descriptor: int, data: bytes) -> None:
@@ -178,9 +199,13 @@ def _parent(pid: int) -> int | None:
     return int(stat[1]) if stat else None
 
 
+STARTED = 19
+"""The place of a process's start time in ``/proc/pid/stat``, counted after the name (proc(5): field 22)."""
+
+
 def began(pid: int) -> int:
     """When a process began, in the kernel's ticks since the boot; 0 if it is gone."""
-    return int(stat[19]) if (stat := _stat(pid)) else 0
+    return int(stat[STARTED]) if (stat := _stat(pid)) else 0
 
 
 def _stat(pid: int) -> list[bytes]:

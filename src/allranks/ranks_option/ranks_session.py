@@ -24,7 +24,7 @@ from allranks.report.judging import read_ranks, settled
 from allranks.report.run_files import JobError, Manifest
 from allranks.schedule.attempt_runner import AttemptRunner
 from allranks.schedule.earlier_runs import setting_of
-from allranks.schedule.host import Host
+from allranks.schedule.host import Host, require_kernel
 from allranks.schedule.packing.estimate import Task
 from allranks.schedule.request import Pdb
 from allranks.schedule.results_folder import new_run_id, open_run
@@ -101,6 +101,7 @@ class RanksSession:
             self._kept = None
 
     def _run_job(self, session: pytest.Session, results: Path, reporter: VerdictReporter) -> None:
+        require_kernel()
         matrix, job = self._matrix(), self._job()
         inventory, here = take_inventory(), ConnectedProcesses()
         cores, memory = here.capacity()

@@ -9,6 +9,7 @@ from allranks.engine.gpus import Inventory, take_inventory
 from allranks.engine.kind import ConnectedEngine, JobEnvironment, MakeEnvironment, Progress, choose_engine, cleaners
 from allranks.engine.protocol import Engine
 from allranks.errors import AllranksError, DeviceError, EngineError, MatrixError
+from allranks.harness import kernel
 from allranks.harness.config import share_of
 from allranks.matrix.cell_images import image_for
 from allranks.matrix.model import Cell, Image, Job, Matrix
@@ -22,6 +23,16 @@ if TYPE_CHECKING:
     from allranks.engine.host_locks import HostLocks
 
 _NO_GPUS = Inventory()
+
+
+def require_kernel() -> None:
+    """Check that this host's kernel has what runs rely on: see :mod:`allranks.harness.kernel`.
+
+    Raises:
+        EngineError: It lacks a feature.
+    """
+    if refusal := kernel.examine().refusal:
+        raise EngineError(refusal, remedy=kernel.REMEDY)
 
 
 @dataclass(frozen=True, kw_only=True)

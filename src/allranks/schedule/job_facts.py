@@ -4,9 +4,10 @@ import errno
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from allranks.engine.protocol import JobExit, NodeExit
+from allranks.harness import kernel
 from allranks.records import (
     AgentFailed,
     Collected,
@@ -211,22 +212,26 @@ def _collection_error(failures: Sequence[CollectionFailed], other: JobError | No
     return JobError(kind="collection", what=what, why=why)
 
 
+_REMEDIES: Final = {
+    FailureKind.CANNOT_IMPORT: _BETTER_PYTHON,
+    FailureKind.OUT_OF_MEMORY: "Raise limits.memory_mib in the matrix file.",
+    FailureKind.KERNEL: kernel.REMEDY,
+    FailureKind.OTHER_TORCH: _OTHER_TORCH,
+}
+"""The remedies for failures of the place where an agent runs."""
+
+
 def _agent_failure(failed: AgentFailed) -> JobError:
     what, why = failed.message, failed.text
     match failed.kind:
-        case FailureKind.CANNOT_IMPORT:
-            return JobError(kind="infrastructure", what=what, why=why, remedy=_BETTER_PYTHON)
-        case FailureKind.OUT_OF_MEMORY:
-            remedy = "Raise limits.memory_mib in the matrix file."
-            return JobError(kind="infrastructure", what=what, why=why, remedy=remedy)
-        case FailureKind.OTHER_TORCH:
-            return JobError(kind="infrastructure", what=what, why=why, remedy=_OTHER_TORCH)
         case FailureKind.SUITE:
             return JobError(kind="collection", what=what, why=why, remedy=_SEE_THE_AGENT)
         case FailureKind.GATE | FailureKind.USAGE:
             return JobError(kind=failed.kind.value, what=what, why=why)
         case FailureKind.BROKEN:
             return _breakdown(what, why)
+        case _:
+            return JobError(kind="infrastructure", what=what, why=why, remedy=_REMEDIES[failed.kind])
 
 
 def _breakdown(what: str, why: str) -> JobError:

@@ -25,7 +25,7 @@ from allranks.schedule.combined_coverage import combine
 from allranks.schedule.console import Annotate, Console, annotate_all, console_for
 from allranks.schedule.dispatcher import Dispatcher
 from allranks.schedule.earlier_runs import take_snapshot
-from allranks.schedule.host import choose_host
+from allranks.schedule.host import choose_host, require_kernel
 from allranks.schedule.results_folder import RunFolder, facts_of, open_run, own_party, take_jobs
 from allranks.schedule.retry_policy import Again, RunPolicy
 from allranks.schedule.run_detail import Detail
@@ -84,6 +84,7 @@ def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Cal
 def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console: Console) -> ExitCode:
     # Before there is a run: a refused request is not a failed run.
     say = console.say if options.detail != "quiet" else _say_nothing
+    require_kernel()
     inventory = chosen_inventory(options.gpu_mode, options.gpus)
     _refuse_missing_gpus(inventory, options.planned_gpus)
     _refuse_uneven_gpus(options.engine, jobs)

@@ -247,7 +247,7 @@ class _LaunchedRanks(LocalRanks):
         process = self._processes[rank]
         if process.exit_status is not None:
             return process.exit_status
-        end = os.waitid(os.P_PIDFD, process.pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        end = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         if end is None:
             return None
         return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
