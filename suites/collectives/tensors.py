@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial, reduce
 from typing import TypeVar
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -16,6 +17,10 @@ INTEGRAL = (torch.uint8, torch.int8, torch.int32, torch.int64)
 COMPLEX = (torch.complex64, torch.complex128)
 REAL = (*FLOATING, *INTEGRAL, torch.bool)
 ALL_DTYPES = (*REAL, *COMPLEX)
+
+since_torch_2_13 = pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13), reason="torch 2.13 introduced what it tests"
+)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from allranks.testing import skip_unsupported
 
-from .tensors import ALL_DTYPES, assert_equal, blanks, dtype_name, payload
+from .tensors import ALL_DTYPES, assert_equal, blanks, dtype_name, payload, since_torch_2_13
 
 pytestmark = pytest.mark.conformance(operation="all_gather")
 
@@ -20,6 +20,7 @@ def test_into_a_list(rank: int, world_size: int, device: torch.device, dtype: to
     assert_equal(gathered, [payload(peer, dtype=dtype, device=device) for peer in range(world_size)])
 
 
+@since_torch_2_13
 @pytest.mark.conformance(operation="all_gather_single")
 @pytest.mark.parametrize("dtype", ALL_DTYPES, ids=dtype_name)
 def test_into_one_tensor(rank: int, world_size: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -40,6 +41,7 @@ def test_into_one_tensor_by_the_old_name(rank: int, world_size: int, device: tor
     assert_equal(gathered, torch.cat([payload(peer, device=device) for peer in range(world_size)]))
 
 
+@since_torch_2_13
 @pytest.mark.conformance(operation="all_gather_single", feature="stacked")
 @skip_unsupported("all_gather into a stacked tensor", on=["gloo"])
 def test_into_one_stacked_tensor(rank: int, world_size: int, device: torch.device) -> None:
@@ -59,6 +61,7 @@ def test_tensors_of_unequal_length(rank: int, world_size: int, device: torch.dev
     assert_equal(gathered, [payload(peer, count=peer + 1, device=device) for peer in range(world_size)])
 
 
+@since_torch_2_13
 @pytest.mark.conformance(operation="all_gather_single")
 def test_rows_of_a_matrix(rank: int, world_size: int, device: torch.device) -> None:
     """Tensors of several dimensions are put together along the first."""

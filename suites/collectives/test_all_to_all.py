@@ -7,7 +7,7 @@ from torch import Tensor
 
 from allranks.testing import skip_unsupported
 
-from .tensors import ALL_DTYPES, assert_equal, dtype_name, payload
+from .tensors import ALL_DTYPES, assert_equal, dtype_name, payload, since_torch_2_13
 
 pytestmark = pytest.mark.conformance(operation="all_to_all")
 
@@ -73,6 +73,7 @@ def test_blocks_of_a_matrix_are_transposed(rank: int, world_size: int, device: t
     assert_equal(received, 100.0 * (torch.arange(world_size, device=device) + 1) + rank)
 
 
+@since_torch_2_13
 @pytest.mark.parametrize("dtype", ALL_DTYPES, ids=dtype_name)
 def test_lists_of_tensors(rank: int, world_size: int, device: torch.device, dtype: torch.dtype) -> None:
     """Element s of what rank r receives is element r of what rank s sent."""

@@ -12,7 +12,19 @@ import torch.distributed as dist
 
 from allranks.testing import SubgroupMaker, skip_if_small_world_size, skip_unsupported
 
-from .tensors import COMPLEX, MAX, MIN, PRODUCT, SUM, Reduction, assert_equal, blanks, dtype_name, payload
+from .tensors import (
+    COMPLEX,
+    MAX,
+    MIN,
+    PRODUCT,
+    SUM,
+    Reduction,
+    assert_equal,
+    blanks,
+    dtype_name,
+    payload,
+    since_torch_2_13,
+)
 
 pytestmark = pytest.mark.conformance(operation="process group", feature="argument checks")
 
@@ -126,6 +138,7 @@ def test_all_gather_into_tensors_of_another_dtype(world_size: int, device: torch
         dist.all_gather(outputs, torch.ones(2, device=device))
 
 
+@since_torch_2_13
 @pytest.mark.conformance(operation="all_gather_single")
 def test_all_gather_into_a_tensor_of_another_size(world_size: int, device: torch.device) -> None:
     """The output must hold what all ranks send, and no more."""
@@ -133,6 +146,7 @@ def test_all_gather_into_a_tensor_of_another_size(world_size: int, device: torch
         dist.all_gather_single(torch.zeros(2 * world_size + 1, device=device), torch.ones(2, device=device))
 
 
+@since_torch_2_13
 @pytest.mark.conformance(operation="all_gather_single")
 def test_all_gather_into_a_tensor_of_another_dtype(world_size: int, device: torch.device) -> None:
     """Nothing is converted on the way."""
@@ -158,6 +172,7 @@ def test_reduce_scatter_of_a_list_of_another_dtype(world_size: int, device: torc
         dist.reduce_scatter(torch.ones(2, device=device), inputs)
 
 
+@since_torch_2_13
 @pytest.mark.conformance(operation="reduce_scatter_single")
 def test_reduce_scatter_of_a_tensor_of_another_size(world_size: int, device: torch.device) -> None:
     """The input must be cut into one equal part for each rank."""
@@ -165,6 +180,7 @@ def test_reduce_scatter_of_a_tensor_of_another_size(world_size: int, device: tor
         dist.reduce_scatter_single(torch.zeros(2, device=device), torch.ones(2 * world_size + 1, device=device))
 
 
+@since_torch_2_13
 @pytest.mark.conformance(operation="reduce_scatter_single")
 def test_reduce_scatter_of_a_tensor_of_another_dtype(world_size: int, device: torch.device) -> None:
     """Nothing is converted on the way."""
@@ -173,6 +189,7 @@ def test_reduce_scatter_of_a_tensor_of_another_dtype(world_size: int, device: to
         dist.reduce_scatter_single(torch.zeros(2, device=device), numbers)
 
 
+@since_torch_2_13
 @pytest.mark.conformance(operation="all_to_all")
 @skip_unsupported("check of the output list's length", on=["nccl"])
 def test_all_to_all_with_a_list_that_is_too_long(world_size: int, device: torch.device) -> None:
@@ -285,12 +302,14 @@ def test_scatter_of_objects_without_a_list_on_the_source(rank: int) -> None:
         dist.scatter_object_list([None], None, src=rank)
 
 
+@since_torch_2_13
 def test_group_with_a_rank_that_does_not_exist(world_size: int) -> None:
     """The ranks of the world end at its size less one."""
     with pytest.raises(ValueError, match=f"Rank {world_size} is out of range"):
         dist.new_group([world_size])
 
 
+@since_torch_2_13
 def test_group_with_a_rank_twice() -> None:
     """A rank is one member."""
     with pytest.raises(ValueError, match="duplicate"):

@@ -23,6 +23,7 @@ from .tensors import (
     assert_equal,
     dtype_name,
     payload,
+    since_torch_2_13,
     term,
     terms,
 )
@@ -48,6 +49,7 @@ def test_sum_of_lists(rank: int, world_size: int, device: torch.device, dtype: t
     assert_equal(received, SUM.of(share(rank, world_size, device, dtype)))
 
 
+@since_torch_2_13
 @pytest.mark.conformance(operation="reduce_scatter_single")
 @pytest.mark.parametrize("dtype", REAL, ids=dtype_name)
 def test_sum_of_tensors(rank: int, world_size: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -75,6 +77,7 @@ def test_product_and_extremes_of_lists(rank: int, world_size: int, device: torch
     assert_equal(received, reduction.of(share(rank, world_size, device)))
 
 
+@since_torch_2_13
 @pytest.mark.conformance(operation="reduce_scatter_single", feature="{reduction}")
 @pytest.mark.parametrize("reduction", [PRODUCT, MIN, MAX], ids=str)
 def test_product_and_extremes_of_tensors(
@@ -86,6 +89,7 @@ def test_product_and_extremes_of_tensors(
     assert_equal(received, reduction.of(share(rank, world_size, device)))
 
 
+@since_torch_2_13
 @pytest.mark.conformance(operation="reduce_scatter_single", feature="AVG")
 def test_average(rank: int, world_size: int, device: torch.device) -> None:
     """The average is over the ranks: this is how sharded data parallelism reduces its gradients."""
@@ -121,6 +125,7 @@ def test_sum_of_tensors_by_the_old_name(rank: int, world_size: int, device: torc
     assert_equal(received, SUM.of(share(rank, world_size, device)))
 
 
+@since_torch_2_13
 @pytest.mark.conformance(operation="reduce_scatter_single")
 def test_gathered_again_it_is_an_all_reduce(rank: int, world_size: int, device: torch.device) -> None:
     """A reduce_scatter and an all_gather make an all_reduce: the identity that sharded training rests on."""

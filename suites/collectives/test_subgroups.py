@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from allranks.testing import SubgroupMaker, skip_if_odd_world_size, skip_if_small_world_size
 
-from .tensors import SUM, assert_equal, blanks, payload, term
+from .tensors import SUM, assert_equal, blanks, payload, since_torch_2_13, term
 
 pytestmark = pytest.mark.conformance(operation="all_reduce", group="sub", ranks="some")
 
@@ -135,6 +135,7 @@ def test_overlapping_groups(rank: int, world_size: int, device: torch.device, su
             assert_equal(tensor, SUM.of([payload(member, device=device) for member in pair]))
 
 
+@since_torch_2_13
 @pytest.mark.conformance(operation="several collectives")
 def test_all_collectives_of_a_group_keep_to_it(
     rank: int, world_size: int, device: torch.device, subgroup: SubgroupMaker

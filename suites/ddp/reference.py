@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 
 # DistributedDataParallel imports it when the first one is made: seconds, and here they are spent once for all ranks.
@@ -16,6 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 DTYPE = torch.float64
 """Of models and data: what a wrong sum differs by is far beyond its rounding."""
+
+since_torch_2_13 = pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13), reason="torch 2.13 introduced what it tests"
+)
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
 """What a rank derives from a model and its batch."""

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from allranks.testing import require_gpu, skip_if_small_world_size, skip_when
 
-from .reference import World, assert_close, assert_same, backward, gradients, mean_gradients
+from .reference import World, assert_close, assert_same, backward, gradients, mean_gradients, since_torch_2_13
 
 ROWS = 4
 
@@ -48,6 +48,7 @@ def test_running_statistics_are_those_of_rank_0(world: World) -> None:
     assert_close(statistics(ddp), statistics(alone), rtol=1e-9)
 
 
+@since_torch_2_13
 def test_running_statistics_may_be_the_ranks_own(world: World) -> None:
     """Without the broadcast of buffers, and without another pass after the last one."""
     ddp = world.wrap(normalized(world), forward_sync_buffers=False)
@@ -79,6 +80,7 @@ def test_evaluation_does_not_change_the_statistics(world: World) -> None:
     assert_same(statistics(ddp), before)
 
 
+@since_torch_2_13
 def test_several_forward_passes_before_one_backward_pass(world: World) -> None:
     """The statistics that a pass saved are not lost to the broadcast of the next one."""
 
@@ -155,6 +157,7 @@ def test_synchronized_normalization_of_batches_of_different_sizes(world: World) 
     assert_close(gradients(ddp), expected, rtol=1e-9)
 
 
+@since_torch_2_13
 @require_gpu
 def test_synchronized_statistics_are_the_same_on_all_ranks(world: World) -> None:
     """Without any broadcast of buffers."""

@@ -1,7 +1,6 @@
 """Buckets: how gradients are packed for the reduction, and how large the packs are."""
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,10 +8,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
-from torch.nn.parallel.distributed import _BucketCapacityConfig
+from torch.nn.parallel import distributed as parallel
 
 from .branches import Branches, loss_with
-from .reference import World, assert_close, backward, gradients, mean_gradients, square_loss, values
+from .reference import (
+    World,
+    assert_close,
+    backward,
+    gradients,
+    mean_gradients,
+    since_torch_2_13,
+    square_loss,
+    values,
+)
 
 MIB = 1024 * 1024
 FIRST = dist._DEFAULT_FIRST_BUCKET_BYTES  # type: ignore[attr-defined]
@@ -171,6 +179,7 @@ def test_gradient_replaced_by_the_user_is_taken_into_the_bucket(world: World) ->
     assert_close(gradients(ddp), expected)
 
 
+@since_torch_2_13
 @pytest.mark.parametrize("as_view", [False, True], ids=["copied", "bucket view"])
 def test_gradients_copied_together(world: World, *, as_view: bool) -> None:
     """``batched_grad_copy`` fills a bucket at once, with the same result."""
@@ -182,6 +191,7 @@ def test_gradients_copied_together(world: World, *, as_view: bool) -> None:
         assert_close(gradients(ddp), expected)
 
 
+@since_torch_2_13
 def test_gradients_copied_together_beside_unused_ones(world: World) -> None:
     """The parts of the bucket without a gradient do not disturb the others."""
     ddp = world.wrap(Branches(), batched_grad_copy=True, find_unused_parameters=True)
@@ -214,14 +224,12 @@ def test_without_its_hooks_a_model_is_not_reduced(world: World) -> None:
     assert_close(gradients(ddp), expected)
 
 
-Config = Callable[..., _BucketCapacityConfig]
-
-
-def config(cap: float | None = None, caps: list[float] | None = None) -> _BucketCapacityConfig:
+def config(cap: float | None = None, caps: list[float] | None = None) -> "parallel._BucketCapacityConfig":
     """What DDP makes of its two arguments."""
-    return _BucketCapacityConfig.create(cap, caps, use_python_reducer=False)  # type: ignore[arg-type]
+    return parallel._BucketCapacityConfig.create(cap, caps, use_python_reducer=False)  # type: ignore[arg-type]
 
 
+@since_torch_2_13
 def test_first_bucket_is_smaller_by_default() -> None:
     """So that the reduction begins early; a capacity that was asked for holds for it, too."""
     default, chosen = config(), config(10)
@@ -229,6 +237,7 @@ def test_first_bucket_is_smaller_by_default() -> None:
     assert (chosen.bucket_bytes_cap, chosen.first_bucket_bytes_cap) == (10 * MIB, 10 * MIB)
 
 
+@since_torch_2_13
 def test_list_of_capacities_wins_over_the_one() -> None:
     """The largest counts as the capacity; an empty list is none."""
     both = config(10, [5, 20])
@@ -238,6 +247,7 @@ def test_list_of_capacities_wins_over_the_one() -> None:
     assert config(10, []).bucket_cap_mb == 10
 
 
+@since_torch_2_13
 @pytest.mark.parametrize(
     ("static", "search", "limits"),
     [(False, False, [sys.maxsize]), (True, True, [sys.maxsize]), (False, True, [FIRST, 25 * MIB])],

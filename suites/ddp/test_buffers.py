@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 
-from .reference import World, assert_close, assert_same, backward, gradients, mean_gradients
+from .reference import World, assert_close, assert_same, backward, gradients, mean_gradients, since_torch_2_13
 
 Buffers = Mapping[str, Tensor]
 
@@ -71,6 +71,7 @@ def test_forward_passes_without_gradients_send_buffers_once(world: World) -> Non
     assert_same(ddp.module.seen[1:2], [world.numbers(1, peer=0) + 1 + 10 * world.rank][: world.rank])
 
 
+@since_torch_2_13
 def test_switched_off_each_rank_keeps_its_buffers(world: World) -> None:
     """``forward_sync_buffers=False``: sent at construction only."""
     ddp = world.wrap(Tally(world), init_sync=True, forward_sync_buffers=False)
@@ -86,6 +87,7 @@ def test_switched_off_by_the_old_name_construction_sends_none_either(world: Worl
     assert_same(ddp.module.seen, [world.numbers(1)])
 
 
+@since_torch_2_13
 @pytest.mark.parametrize("enabled", [True, False])
 def test_old_name_is_deprecated(world: World, *, enabled: bool) -> None:
     """And still has its effect, and its attribute."""
@@ -95,6 +97,7 @@ def test_old_name_is_deprecated(world: World, *, enabled: bool) -> None:
     assert ddp.forward_sync_buffers is enabled
 
 
+@since_torch_2_13
 def test_new_name_wins_over_the_old_one(world: World) -> None:
     """Both given, the old one is ignored with a warning."""
     with pytest.warns(FutureWarning, match="Both `broadcast_buffers` and `forward_sync_buffers`"):
@@ -102,6 +105,7 @@ def test_new_name_wins_over_the_old_one(world: World) -> None:
     assert not ddp.will_sync_module_buffers()
 
 
+@since_torch_2_13
 def test_new_name_alone_does_not_warn(world: World, recwarn: pytest.WarningsRecorder) -> None:
     """It is what the warning recommends."""
     world.wrap(Tally(world), init_sync=True, forward_sync_buffers=True)
@@ -130,6 +134,7 @@ def test_buffers_of_several_dtypes_are_sent(world: World) -> None:
         assert bool(getattr(ddp.module, f"buffer{number}").all())
 
 
+@since_torch_2_13
 def test_buffer_sent_during_forward_can_be_differentiated_through(world: World) -> None:
     """What the last pass saved for its backward pass stays valid, though its buffer was written to."""
 
@@ -207,6 +212,7 @@ def test_futures_of_a_hook_are_waited_for_by_the_backward_pass(world: World) -> 
     assert_close(gradients(ddp), expected)
 
 
+@since_torch_2_13
 def test_hook_is_not_called_where_buffers_are_not_synchronized(world: World) -> None:
     """``forward_sync_buffers=False`` is for hooks, too."""
     ddp = world.wrap(Tally(world), init_sync=True, forward_sync_buffers=False)

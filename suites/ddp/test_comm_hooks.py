@@ -15,7 +15,7 @@ from torch.futures import Future
 from allranks.testing import skip_when
 
 from .branches import Branches, loss_with
-from .reference import World, assert_close, assert_same, backward, gradients, mean_gradients
+from .reference import World, assert_close, assert_same, backward, gradients, mean_gradients, since_torch_2_13
 
 BUILTIN = dist.BuiltinCommHookType  # type: ignore[attr-defined]
 
@@ -279,6 +279,7 @@ def test_name_of_the_hook_is_logged(world: World) -> None:
     assert other._get_ddp_logging_data()["comm_hook"] == "BuiltinCommHookType.FP16_COMPRESS"
 
 
+@since_torch_2_13
 @skip_when(torch.cuda.is_available, "the error is that of a torch without CUDA")
 def test_hook_for_bfloat16_needs_cuda(world: World) -> None:
     """It is refused when it is registered."""

@@ -19,6 +19,7 @@ from .reference import (
     gradients,
     mean_gradients,
     set_gradients,
+    since_torch_2_13,
     values,
 )
 
@@ -158,6 +159,7 @@ def test_buffers_come_from_a_rank_that_goes_on(world: World) -> None:
     assert_same([ddp.module.count], [world.numbers(1, peer=steps_of(world.size - 1) - 1)])
 
 
+@since_torch_2_13
 def test_buffers_are_left_alone_if_that_was_asked_for(world: World) -> None:
     """``forward_sync_buffers=False`` holds for the end of the block, too."""
     ddp = world.wrap(Tally(), forward_sync_buffers=False)

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from allranks.testing import dist_debug_level, require_gpu, verify_ddp_error_logged, with_dist_debug_levels
 
 from .branches import Branches, loss_with
-from .reference import World, backward
+from .reference import World, backward, since_torch_2_13
 
 FLOAT_NET_BYTES = 4 * (4 * 5 + 5 + 5 * 2 + 2)
 
@@ -51,6 +51,7 @@ def test_settings_by_default(world: World) -> None:
     assert (data["device_ids"], data["output_device"]) == ("", -1)
 
 
+@since_torch_2_13
 def test_settings_that_were_made(world: World) -> None:
     """Each of them."""
     options: dict[str, Any] = {"bucket_cap_mb": 2, "find_unused_parameters": True, "gradient_as_bucket_view": True}
