@@ -97,12 +97,20 @@ def _text_of(*paths: Path) -> str:
     return socket.gethostname()
 
 
-def lock_folder() -> Path:
-    """The host's one folder of locks, shared by all its users.
+LOCKS_VARIABLE = "ALLRANKS_LOCKS"
+"""Environment variable that names another folder of locks than the host's."""
 
-    Every user and every session must use the same one, or a live run looks dead to the others: it depends neither on
-    TMPDIR nor on what this user may write.
+
+def lock_folder() -> Path:
+    """The host's one folder of locks, shared by all its users; or the one that :data:`LOCKS_VARIABLE` names.
+
+    Users and sessions that share GPUs must use the same one: it depends neither on TMPDIR nor on what this user may
+    write. Runs with different folders leave each other alone (see :func:`host_id`), and may use one GPU at a time.
     """
+    if own := os.environ.get(LOCKS_VARIABLE):
+        folder = Path(own).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
     shared = Path("/run/lock")
     return lock_folder_in(shared if shared.is_dir() and shared.stat().st_mode & stat.S_IWOTH else Path("/tmp"))  # noqa: S108
 
