@@ -165,6 +165,9 @@ def serve(config: AgentConfig, folders: Folders, supervisor: Supervisor) -> int:
 
         if not check_gpus(config.check_gpus, config.gpu_device, config.limits.gpu_check, supervisor):
             return 1
+    from allranks.harness.gpu_questions import answer_without_cuda  # noqa: PLC0415 - needs torch
+
+    answer_without_cuda()
     import pytest  # noqa: PLC0415 - after torch, whose import is measured
 
     if refusal := too_old(pytest.__version__):

@@ -21,6 +21,7 @@ from allranks.harness.channel import DriverSays, LaunchedEnd, RankEnd, Report
 from allranks.harness.collection.marker_options import has_thread_ranks, is_launcher, time_limit
 from allranks.harness.config import seed_of_test
 from allranks.harness.gangs.output import Output
+from allranks.harness.gpu_questions import answer_without_cuda
 from allranks.harness.launchers.driver_account import driver_folder
 from allranks.harness.launchers.launch import LaunchTerms, Workplace
 from allranks.harness.launchers.launched_rank import RankTerms, forget_rank
@@ -43,6 +44,7 @@ class Launching:
 def run_driver(session: pytest.Session, assignment: Assignment, launching: Launching) -> NoReturn:
     """Run as a driver until the supervisor ends it. Never returns."""
     linux.adopt_orphans()
+    answer_without_cuda()
     telling = _Telling(assignment.connection)
     surroundings = DriverSurroundings(session, assignment, launching, telling)
     for item in filter(is_launcher, session.items):
