@@ -11,7 +11,6 @@ import argparse
 import ctypes
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -89,7 +88,7 @@ def end_descendants() -> list[str]:
     """The command lines of the descendants that do not end by themselves at once; ends them."""
     deadline = time.monotonic() + DYING
     while _reap() and time.monotonic() < deadline:
-        _wait_for_an_end(deadline)
+        time.sleep(0.01)
     found = []
     while pids := _reap():
         for pid in pids:
@@ -108,15 +107,6 @@ def _reap() -> list[int]:
         if not dead:
             alive.append(pid)
     return alive
-
-
-def _wait_for_an_end(deadline: float) -> None:
-    descriptors = [os.pidfd_open(pid) for pid in _children()]
-    try:
-        select.select(descriptors, [], [], max(0.0, deadline - time.monotonic()))
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
 
 
 def _children() -> list[int]:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from warden import end_descendants
@@ -29,16 +29,18 @@ class Bench:
     Attributes:
         folder: Its own, empty at first.
         deadline: When its time is up, on the host's monotonic clock.
+        is_alone: True if no other part runs at the same time.
         checks: How many facts have been compared.
-        figures: What was measured.
+        figure: The figure that matters most, with its unit.
     """
 
     machine: Machine
     folder: Path
     deadline: float
     image: str = ""
+    is_alone: bool = True
     checks: int = 0
-    figures: dict[str, str] = field(default_factory=dict)
+    figure: str = ""
 
     def check(self, holds: bool, otherwise: str) -> None:
         """Compare a fact.
@@ -156,6 +158,7 @@ class Bench:
         for cell, size in cells.ids.items():
             passed = sum(_has_passed(case, len(case.ranks)) for case in run.cases if _is_of(case, cell, size))
             self.check(passed >= at_least, f"{cell}: {passed} tests passed, fewer than {at_least}; {run.story}")
+        self.figure = f"{len(run.cases) - len(skipped)} passed, {len(skipped)} skipped"
         return f"{len(run.cases) - len(skipped)} tests passed, {len(skipped)} skipped"
 
     def excuse(self, run: Run) -> None:

@@ -31,7 +31,7 @@ def main(name: str, folder: Path, machine: Path, seconds: float, image: str) -> 
     adopt_orphans()
     part = next(part for part in PARTS if part.name == name)
     there = Machine.from_json(machine.read_text())
-    bench = Bench(machine=there, folder=folder, deadline=began + seconds, image=image)
+    bench = Bench(machine=there, folder=folder, deadline=began + seconds, image=image, is_alone=part.is_alone)
     try:
         outcome, text = "proved", part.load()(bench)
     except ImpossibleError as error:
@@ -43,7 +43,7 @@ def main(name: str, folder: Path, machine: Path, seconds: float, image: str) -> 
     except Exception as error:  # noqa: BLE001 - the part is at fault, and says so
         traceback.print_exc()
         outcome, text = "wrong", f"the part broke down: {type(error).__name__}: {error}"
-    said = {"outcome": outcome, "text": text, "checks": bench.checks, "figures": bench.figures}
+    said = {"outcome": outcome, "text": text, "checks": bench.checks, "figure": bench.figure}
     draft = folder / f".{VERDICT}"
     draft.write_text(json.dumps(said))
     draft.rename(folder / VERDICT)

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from importlib.util import find_spec
 
 from gpu_acceptance.pretence import PRETENDS
@@ -35,7 +36,7 @@ class Machine:
         free: MiB of each GPU, of `gpus`, that nothing uses.
         torch_trouble: Why torch has none.
         nvml_trouble: Why NVML has none.
-        lacking: Those of :data:`MODULES` that are not installed.
+        lacking: Those of :data:`MODULES` that cannot be imported.
         pretended: True if all of this is pretended.
     """
 
@@ -81,7 +82,7 @@ class Machine:
 
 def look() -> Machine:
     """Look at this machine."""
-    lacking = tuple(name for name in MODULES if find_spec(name) is None)
+    lacking = tuple(name for name in MODULES if not _can_import(name))
     python = platform.python_version()
     pretended = PRETENDS in os.environ
     by_nvml, nvml_trouble = _ask_nvml()
@@ -104,6 +105,14 @@ def look() -> Machine:
         lacking=lacking,
         pretended=pretended,
     )
+
+
+def _can_import(name: str) -> bool:
+    try:
+        import_module(name)
+    except ImportError:
+        return False
+    return True
 
 
 def _ask_nvml() -> tuple[tuple[Gpu, ...], str]:

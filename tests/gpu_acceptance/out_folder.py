@@ -30,10 +30,8 @@ body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 75em;
 td, th {{ border-top: 1px solid #ccc; padding: .3em .6em; text-align: left; vertical-align: top; }}
 .proved {{ color: #17692b; }} .wrong {{ color: #b00020; }} .pretended {{ background: #fff3c4; }}
 </style></head><body class="{shade}"><h1>{title}</h1><p>{machine}</p>
-<table><tr><th>outcome<th>part<th>seconds<th>checks<th>what was seen</tr>
+<table><tr><th>part<th>result<th>seconds<th>figure<th>checks<th>what was seen</tr>
 {rows}
-</table><h2>Figures</h2><table>
-{figures}
 </table></body></html>
 """
 
@@ -44,11 +42,13 @@ class OutFolder:
 
     Attributes:
         machine: The machine in a line.
-        verdicts: Of the parts so far.
+        parts: The names of all parts, in their order.
+        verdicts: Of the parts that have ended, in the order of their ends.
     """
 
     path: Path
     machine: str
+    parts: Sequence[str]
     pretended: bool
     verdicts: list[Verdict] = field(default_factory=list)
 
@@ -72,6 +72,8 @@ class OutFolder:
     def title(self) -> str:
         """What came of it in a line, which nobody can take for more than it is."""
         counts = [f"{self._count(outcome)} {outcome}" for outcome in ("proved", "not possible here", "wrong")]
+        if missing := len(self.parts) - len(self.verdicts):
+            counts.append(f"{missing} not finished")
         told = f"GPU acceptance: {', '.join(counts)}"
         return f"{PRETENDED} {told}. Nothing here was run on a GPU" if self.pretended else told
 
@@ -79,16 +81,20 @@ class OutFolder:
         return sum(verdict.outcome == outcome for verdict in self.verdicts)
 
     @property
-    def _figures(self) -> list[tuple[str, str]]:
-        label = f"{PRETENDED}, " if self.pretended else ""
-        return [(f"{label}{name}", value) for verdict in self.verdicts for name, value in verdict.figures.items()]
+    def _rows(self) -> Iterable[tuple[str, Verdict | None]]:
+        """Each part, in their order, with its verdict; None if it has not ended."""
+        by_part = {verdict.part: verdict for verdict in self.verdicts}
+        return ((part, by_part.get(part)) for part in self.parts)
 
     def _summary(self) -> Iterable[str]:
-        yield from (f"# {self.title}", "", self.machine, "")
-        yield from (f"- {verdict.line}" for verdict in self.verdicts)
-        if self._figures:
-            yield from ("", "| figure | |", "|---|--:|")
-            yield from (f"| {name} | {value} |" for name, value in self._figures)
+        yield from (f"# {self.title}", "", "| part | result | seconds | figure |", "|---|---|--:|---|")
+        for part, verdict in self._rows:
+            if verdict is None:
+                yield f"| {part} | not finished | | |"
+            else:
+                yield f"| {part} | {verdict.label} | {verdict.seconds:.1f} | {verdict.figure} |"
+        yield from ("", self.machine, "")
+        yield from (f"- {verdict.line}" for _, verdict in self._rows if verdict is not None)
 
     def _junit(self) -> str:
         name = f"{PRETENDED} gpu-acceptance" if self.pretended else "gpu-acceptance"
@@ -99,7 +105,9 @@ class OutFolder:
             "skipped": str(self._count("not possible here")),
         }
         suite = ET.Element("testsuite", {"name": name, **counts})
-        for verdict in self.verdicts:
+        for _, verdict in self._rows:
+            if verdict is None:
+                continue
             prefix = f"{PRETENDED}." if self.pretended else ""
             seconds = f"{verdict.seconds:.3f}"
             case = ET.SubElement(
@@ -114,17 +122,17 @@ class OutFolder:
 
     def _page(self) -> str:
         rows = (
-            f'<tr><td class="{verdict.outcome}">{verdict.label}<td>{verdict.part}<td>{verdict.seconds:.1f}'
-            f"<td>{verdict.checks}<td>{html.escape(verdict.text)}</tr>"
-            for verdict in self.verdicts
+            f"<tr><td>{part}<td>not finished<td><td><td><td></tr>"
+            if verdict is None
+            else f'<tr><td>{part}<td class="{verdict.outcome}">{verdict.label}<td>{verdict.seconds:.1f}'
+            f"<td>{html.escape(verdict.figure)}<td>{verdict.checks}<td>{html.escape(verdict.text)}</tr>"
+            for part, verdict in self._rows
         )
-        figures = (f"<tr><td>{html.escape(name)}<td>{html.escape(value)}</tr>" for name, value in self._figures)
         return _PAGE.format(
             title=html.escape(self.title),
             machine=html.escape(self.machine),
             shade="pretended" if self.pretended else "",
             rows="\n".join(rows),
-            figures="\n".join(figures),
         )
 
     def _write(self, name: str, text: str) -> None:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from allranks.engine.ownership import LOCKS_VARIABLE
 from gpu_acceptance.child import VERDICT
 from gpu_acceptance.parts import Part
 from gpu_acceptance.verdict import TIME_UP, Outcome, Verdict
@@ -24,7 +25,7 @@ _GRACE = 10.0
 
 @dataclass(kw_only=True)
 class Supervisor:
-    """Runs parts.
+    """Runs parts, each with locks of its own: parts that run at the same time do not wait for each other's GPUs.
 
     Attributes:
         work: Where each part gets a folder.
@@ -67,7 +68,7 @@ class Supervisor:
             process = subprocess.Popen(
                 [*self.command, *arguments],
                 cwd=folder,
-                env=self.environment,
+                env={**self.environment, LOCKS_VARIABLE: str(folder / "locks")},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

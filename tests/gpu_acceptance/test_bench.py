@@ -144,14 +144,17 @@ def test_only_a_suite_with_an_image_runs_in_containers(bench):
 )
 def test_the_exit_code_is_what_the_parts_came_to(tmp_path, machine, outcomes, code):
     there = Machine(**{"python": "3.12", "pretended": False, **machine})
-    out = OutFolder(path=tmp_path, machine="m", pretended=there.pretended)
-    for outcome in outcomes:
-        out.add(Verdict(part="p", outcome=outcome, text="t", checks=1, pretended=there.pretended))
+    parts = [part.name for part in PARTS[1 : len(outcomes) + 1]]
+    out = OutFolder(path=tmp_path, machine="m", parts=["kernel", *parts], pretended=there.pretended)
+    for part, outcome in zip(["kernel", *parts], ["proved", *outcomes], strict=True):
+        out.add(Verdict(part=part, outcome=outcome, text="t", checks=1, pretended=there.pretended))
     assert _exit_code(out, there) == code
 
 
 def test_a_torch_that_is_not_there_or_too_old_is_a_reason():
     [part] = [part for part in PARTS if part.name == "nvml-and-torch"]
+    [kernel] = [part for part in PARTS if not part.needs_gpus]
+    assert _why_not(kernel, Machine(python="3.12", pretended=False)) == ""
     for about, why in (
         ({"by_nvml": (GPU,)}, "no torch"),
         ({}, "no GPU"),

@@ -6,23 +6,18 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from allranks.engine.ownership import lock_folder
+from gpu_acceptance.__main__ import _groups
 from gpu_acceptance.parts import PARTS
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "gpu-acceptance"
 FILES = {"evidence.tar.gz", "junit.xml", "log.txt", "report.html", "summary.md"}
-
-UNIMPORTABLE = """
-import sys
-
-for name in ("docker", "rich", "pynvml"):
-    sys.modules[name] = None
-"""
 
 
 def command(out, *arguments, script=SCRIPT):
@@ -49,10 +44,11 @@ def test_without_a_gpu_each_part_has_its_reason_and_the_exit_code_is_5(tmp_path)
     assert (code, errors) == (5, "")
     assert time.monotonic() - began < 60
     lines = lines_of(tmp_path / "out")
-    assert [line.split()[4] for line in lines] == [part.name for part in PARTS]
-    assert all("no GPU: torch" in line for line in lines)
-    assert "0 proved, 28 not possible here, 0 wrong" in said
-    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES - {"evidence.tar.gz"}
+    assert lines[0].startswith("- proved: kernel ")
+    assert [line.split()[4] for line in lines[1:]] == [part.name for part in PARTS[1:]]
+    assert all("no GPU: torch" in line for line in lines[1:])
+    assert "1 proved, 28 not possible here, 0 wrong" in said
+    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
@@ -66,6 +62,7 @@ def test_without_a_gpu_each_part_has_its_reason_and_the_exit_code_is_5(tmp_path)
         (["--python", "/nowhere/python"], "/nowhere/python cannot be run"),
         (["--out", "/proc/nowhere"], "cannot be made"),
         (["--nonsense"], "unrecognized arguments: --nonsense"),
+        (["--wheels", "/nowhere"], "--wheels /nowhere holds no wheel"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_sentence(tmp_path, arguments, why):
@@ -85,7 +82,7 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path):
 
 
 def test_an_interrupt_keeps_what_was_found_and_leaves_no_process(tmp_path):
-    only = [f"--only={name}" for name in ("nvml-and-torch", "fault-job-limit-in-a-kernel", "leases-wait")]
+    only = [f"--only={name}" for name in ("kernel", "fault-job-limit-in-a-kernel", "check-of-a-sick-gpu")]
     (tmp_path / "tmp").mkdir()
     # Shells have their background jobs ignore SIGINT.
     ignoring = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
@@ -97,15 +94,18 @@ def test_an_interrupt_keeps_what_was_found_and_leaves_no_process(tmp_path):
         start_new_session=True,
     )
     for line in process.stdout:
-        if "nvml-and-torch" in line:
+        if "proved: kernel" in line:
             break
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=60)[0]
     assert process.returncode == 130, said
     lines = lines_of(tmp_path / "out")
-    assert lines[0].startswith("- PRETENDED, proved: nvml-and-torch")
+    assert lines[0].startswith("- PRETENDED, proved: kernel")
     assert "interrupted" in lines[1]
-    assert len(lines) == 3
+    assert len(lines) == 2
+    summary = (tmp_path / "out/summary.md").read_text()
+    assert summary.startswith("# PRETENDED GPU acceptance: 1 proved, 1 not possible here, 0 wrong, 1 not finished.")
+    assert "| check-of-a-sick-gpu | not finished | | |" in summary
     assert list((tmp_path / "tmp").iterdir()) == []
     assert not processes_with(str(tmp_path / "tmp"))
 
@@ -125,7 +125,7 @@ def processes_with(text):
 @pytest.mark.alone
 @pytest.mark.thorough
 def test_all_parts_are_proved_on_stand_ins_and_say_that_they_pretend(tmp_path):
-    locks = set(lock_folder().glob("gpu-*"))
+    locks = set(lock_folder().iterdir())
     code, said, errors = run(tmp_path / "out", "--pretend")
     lines = lines_of(tmp_path / "out")
     assert [line.split()[3] for line in lines] == [part.name for part in PARTS]
@@ -133,7 +133,15 @@ def test_all_parts_are_proved_on_stand_ins_and_say_that_they_pretend(tmp_path):
     assert code == 0, said + errors
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
     assert all(path.stat().st_size < 16 << 20 for path in (tmp_path / "out").iterdir())
-    assert set(lock_folder().glob("gpu-*")) <= locks
+    assert set(lock_folder().iterdir()) <= locks
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A checkout of its own, whose files a test may change."""
+    for folder in ("src/allranks", "tests/gpu_acceptance", "tests/faults", "tests/schedule", "suites", "scripts"):
+        shutil.copytree(ROOT / folder, tmp_path / "checkout" / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path / "checkout"
 
 
 SABOTAGE = {
@@ -157,16 +165,14 @@ SABOTAGE = {
 
 
 @pytest.mark.alone
-def test_a_check_that_is_broken_is_not_proved(tmp_path):
+def test_a_check_that_is_broken_is_not_proved(tmp_path, checkout):
     """All at once: each breaks the part that is named, and no other of these."""
-    for folder in ("src/allranks", "tests/gpu_acceptance", "tests/faults", "tests/schedule", "suites", "scripts"):
-        shutil.copytree(ROOT / folder, tmp_path / "checkout" / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for path, text, other in SABOTAGE.values():
-        file = tmp_path / "checkout/tests/gpu_acceptance" / path
+        file = checkout / "tests/gpu_acceptance" / path
         assert text in file.read_text()
         file.write_text(file.read_text().replace(text, other))
     only = [f"--only={name}" for name in (*SABOTAGE, "containers")]
-    script = tmp_path / "checkout/scripts/gpu-acceptance"
+    script = checkout / "scripts/gpu-acceptance"
     done = subprocess.run(
         command(tmp_path / "out", "--pretend", *only, script=script), capture_output=True, text=True, check=False
     )
@@ -175,13 +181,81 @@ def test_a_check_that_is_broken_is_not_proved(tmp_path):
     assert done.returncode == 1
 
 
-def test_a_host_without_docker_rich_and_nvml_is_proved_all_the_same(tmp_path):
-    (tmp_path / "path").mkdir()
-    (tmp_path / "path" / "sitecustomize.py").write_text(UNIMPORTABLE)
+def test_a_run_that_is_killed_keeps_each_part_that_has_ended(tmp_path):
+    only = ["--only=kernel", "--only=fault-job-limit-in-a-kernel"]
+    process = subprocess.Popen(command(tmp_path / "out", "--pretend", *only), stdout=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if "proved: kernel" in line:
+            break
+    wait_for(tmp_path / "out/summary.md")
+    process.kill()
+    process.communicate()
+    summary = (tmp_path / "out/summary.md").read_text()
+    assert "| kernel | PRETENDED, proved | " in summary
+    assert "| fault-job-limit-in-a-kernel | not finished | | |" in summary
+
+
+def wait_for(path):
+    deadline = time.monotonic() + 10
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def wheels(tmp_path):
+    """A folder with one wheel; its module is called like one that the machine lacks."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "brought-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("brought/__init__.py", "VALUE = 7\n")
+    return folder
+
+
+def test_wheels_are_there_for_the_script_and_the_ranks(tmp_path, wheels, checkout):
+    for path in ("parts/containers.py", "suites/inside/test_inside.py"):
+        file = checkout / "tests/gpu_acceptance" / path
+        file.write_text(f"{file.read_text()}\n\nimport brought\n\nassert brought.VALUE == 7\n")
+    script = checkout / "scripts/gpu-acceptance"
+    for options, code in ((["--wheels", str(wheels)], 0), ([], 1)):
+        out = tmp_path / f"out-{code}"
+        started = command(out, "--pretend", "--only=containers", *options, script=script)
+        done = subprocess.run(started, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("numpy-2-cp312-cp312-manylinux_2_28_x86_64.whl", b"", "is not a pure-Python wheel"),
+        ("broken-1-py3-none-any.whl", b"PK nonsense", "cannot be read: File is not a zip file"),
+    ],
+)
+def test_a_wheel_that_cannot_be_used_is_refused(tmp_path, wheels, name, content, why):
+    (wheels / name).write_bytes(content)
+    code, said, errors = run(tmp_path / "out", "--wheels", str(wheels))
+    assert (code, said) == (2, "")
+    assert errors.startswith(f"gpu-acceptance: --wheels {wheels} holds {name}, which {why}")
+    assert errors.count("\n") == 1
+
+
+def test_parts_that_need_the_gpus_to_themselves_run_alone():
+    groups = [[part.name for part in group] for group in _groups(PARTS)]
+    assert [name for group in groups for name in group] == [part.name for part in PARTS]
+    alone = {part.name for part in PARTS if part.is_alone}
+    assert {name for name in alone if [name] in groups} == alone
+    assert "fault-out-of-memory" in alone
+
+
+def test_a_host_without_docker_rich_and_nvml_is_proved_all_the_same(tmp_path, checkout):
+    for name in ("docker", "rich", "pynvml"):
+        stub = checkout / "tests/gpu_acceptance/pretence/modules" / f"{name}.py"
+        stub.write_text(f"raise ModuleNotFoundError(name={name!r})")
     only = ["--only=nccl-one-gpu", "--only=nvml-and-torch"]
-    code, said, _ = run(tmp_path / "out", "--pretend", *only, PYTHONPATH=str(tmp_path / "path"))
-    nvml, cells = lines_of(tmp_path / "out")
+    started = command(tmp_path / "out", "--pretend", *only, script=checkout / "scripts/gpu-acceptance")
+    done = subprocess.run(started, capture_output=True, text=True, check=False)
+    cells, nvml = lines_of(tmp_path / "out")
     assert "not possible here: nvml-and-torch" in nvml
     assert "nvidia-ml-py is not installed" in nvml
     assert "proved: nccl-one-gpu" in cells
-    assert code == 1, said  # --pretend is green only if all is proved
+    assert done.returncode == 1, done.stdout  # --pretend is green only if all is proved

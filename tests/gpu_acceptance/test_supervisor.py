@@ -9,7 +9,7 @@ import pytest
 from gpu_acceptance.parts import Part
 from gpu_acceptance.supervisor import Supervisor
 
-PROVED = '{"outcome": "proved", "text": "seen", "checks": 2, "figures": {}}'
+PROVED = '{"outcome": "proved", "text": "seen", "checks": 2, "figure": "1 s"}'
 
 
 @pytest.fixture

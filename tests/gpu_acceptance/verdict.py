@@ -1,7 +1,6 @@
 """What a part of the acceptance comes to, and the one way in which it is put into words."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Literal
 
 Outcome = Literal["proved", "not possible here", "wrong"]
@@ -33,7 +32,7 @@ class Verdict:
         text: What was seen, why it was not possible, or what is wrong.
         seconds: How long it took.
         checks: How many facts it compared.
-        figures: What it measured, by name, each with its unit.
+        figure: The figure that matters most, with its unit; empty if there is none.
         pretended: True if stand-ins took the place of GPUs.
     """
 
@@ -42,7 +41,7 @@ class Verdict:
     text: str
     seconds: float = 0.0
     checks: int = 0
-    figures: Mapping[str, str] = field(default_factory=dict)
+    figure: str = ""
     pretended: bool
 
     def __post_init__(self) -> None:

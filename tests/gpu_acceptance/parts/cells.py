@@ -19,6 +19,7 @@ _SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 _OWN = Path(__file__).parents[2] / "own-suites"
 """The suites that come with allranks, where the acceptance has its copy of the checkout."""
 
+_C10D_OF_ONE_RANK = "(all_reduce_sum_cuda or reduce_sum_cuda or broadcast_cuda or barrier_cuda) and not sparse"
 _C10D = "all_reduce_sum or all_reduce_min or broadcast or barrier or all_gather_object or send_recv_any_source"
 
 
@@ -93,6 +94,7 @@ def _basics(bench: Bench, cells: Cells, suite: Suite) -> str:
     leased = {gpu for case in run.cases for gpu in case.gpus}
     used = {gpu for note in left for gpu in note["gpus"]}
     bench.check(used == leased and len(used) >= cells.gpus, f"leased {sorted(leased)}, seen by ranks {sorted(used)}")
+    bench.figure = f"{len(run.cases)} tests in {len(cells.ids)} cells"
     return f"{', '.join(cells.ids)}: {len(run.cases)} tests passed, by {len(left)} ranks on {', '.join(sorted(used))}"
 
 
@@ -116,16 +118,19 @@ def forks(bench: Bench) -> str:
     in_agent, in_ranks = sum(note["in_agent"] for note in left), sum(note["in_rank"] for note in left)
     bench.check(in_agent == 0, f"CUDA was initialised {in_agent} times in the agent")
     bench.check(in_ranks >= 4, f"CUDA was initialised {in_ranks} times in 4 ranks: the counter does not count")
+    bench.figure = f"{in_agent} in the agent, {in_ranks} in ranks"
     return f"CUDA was initialised {in_agent} times in the agent, {in_ranks} times in its 4 forks; one import"
 
 
 def torch_c10d(bench: Bench) -> str:
-    """Tests of torch's own ``distributed_test`` on NCCL."""
+    """Tests of torch's own ``distributed_test`` on NCCL: with one GPU, those that a single rank can run."""
     _need_expecttest(bench)
-    shared = len(bench.machine.gpus) < 2
-    cells = Cells(backend=bench.nccl, world_sizes=(2,), gpus=1 if shared else 2)
-    suite = Suite(source=_OWN / "torch-suites", path="c10d", overlap=2, variables=_SHARED if shared else {})
-    selected = "all_reduce_sum and not cuda" if bench.machine.pretended else _C10D
+    count = min(2, len(bench.machine.gpus))
+    cells = Cells(backend=bench.nccl, world_sizes=(count,), gpus=count)
+    suite = Suite(source=_OWN / "torch-suites", path="c10d", overlap=2)
+    selected = _C10D_OF_ONE_RANK if count == 1 else _C10D
+    if bench.machine.pretended:
+        selected = "all_reduce_sum and not cuda"
     run = bench.run("c10d", cells, suite, "--", "-k", selected)
     return f"{bench.expect_no_failures(run, cells, at_least=1)} (-k '{selected}')"
 
@@ -143,5 +148,5 @@ def torch_rpc_cuda(bench: Bench) -> str:
 
 def _need_expecttest(bench: Bench) -> None:
     if "expecttest" in bench.machine.lacking:
-        msg = "expecttest, which torch's test cases import, is not installed"
+        msg = "expecttest, which torch's test cases import, is not installed (--wheels)"
         raise ImpossibleError(msg)

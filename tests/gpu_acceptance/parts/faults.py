@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 
 from declaration import Expectation, Fault
 
@@ -22,8 +21,8 @@ _TOLERANCE = 128
 _PATIENCE = 10.0
 """Seconds for the driver to take back what killed processes had."""
 
-_HASTE = 0.5
-"""Under ``--pretend`` limits are half as long: no CUDA context has to be made."""
+_HASTE = 0.3
+"""Under ``--pretend`` limits are shorter by this factor: no CUDA context has to be made."""
 
 
 def stuck_in_a_kernel(bench: Bench) -> str:
@@ -53,16 +52,14 @@ def sigkill_in_a_kernel(bench: Bench) -> str:
 
 def job_limit_in_a_kernel(bench: Bench) -> str:
     """The job's limit while a kernel runs."""
-    seen = _judged(bench, "job_limit_in_a_kernel", pause=12)
+    seen = _judged(bench, "job_limit_in_a_kernel", pause=15)
     return f"{seen}; {_next_run(bench)}"
 
 
 def collective_without_its_peer(bench: Bench) -> str:
-    """NCCL's watchdog and flight recorder, where two ranks can be had."""
-    shared = len(bench.machine.gpus) < 2
-    cells = Cells(backend=bench.nccl, world_sizes=(2,), gpus=1 if shared else 2)
-    seen = _judged(bench, "collective_without_its_peer", cells, NCCL_MULTI_RANK_GPU_ENABLE=str(int(shared)))
-    if cells.backend != "nccl":
+    """A rank that waits for a peer in vain; under NCCL its watchdog and flight recorder see that, too."""
+    seen = _judged(bench, "collective_without_its_peer")
+    if _cells(bench).backend != "nccl":
         return seen
     recordings = recordings_of(bench)
     bench.check(bool(recordings), "NCCL's flight recorder has written nothing")
@@ -78,7 +75,7 @@ def ctrl_c_in_a_kernel(bench: Bench) -> str:
     """Ctrl-C while a kernel runs."""
     fault = Fault.read(SUITES / "faults" / "interrupted_in_a_kernel.py")
     cells = _cells(bench)
-    with bench.running("fault", cells, _suite(bench, fault, {})) as command:
+    with bench.running("fault", cells, _suite(bench, fault)) as command:
         command.wait_until(lambda: bool(notes.read(bench.notes, "spinning")), "a rank in its kernel")
         began = time.monotonic()
         command.send(signal.SIGINT)
@@ -91,13 +88,14 @@ def ctrl_c_in_a_kernel(bench: Bench) -> str:
     bench.check(run.case("test_before").verdict == ("passed", ""), f"what had passed is lost: {run.story}")
     bench.check(seconds < 30, f"it took {seconds:.1f} s to end")
     _look_after(bench)
+    bench.figure = f"ended in {seconds:.1f} s"
     return f"exit code 130 after {seconds:.1f} s, test_fault: {' '.join(case.verdict)}; {_next_run(bench)}"
 
 
-def _judged(bench: Bench, name: str, cells: Cells | None = None, pause: float = 0, **variables: str) -> str:
+def _judged(bench: Bench, name: str, pause: float = 0) -> str:
     """Run a fault as it declares itself; verdict, leading rank and time in words."""
     fault = Fault.read(SUITES / "faults" / f"{name}.py")
-    run = bench.run("fault", cells or _cells(bench), _suite(bench, fault, variables, pause))
+    run = bench.run("fault", _cells(bench), _suite(bench, fault, pause))
     bench.excuse(run)
     met = {note["rank"] for note in notes.read(bench.notes, "fault")}
     bench.check(met == set(range(fault.world_size)), f"the fault was met by ranks {sorted(met)}; {run.story}")
@@ -114,6 +112,7 @@ def _judged(bench: Bench, name: str, cells: Cells | None = None, pause: float = 
     bench.check(run.seconds < fault.seconds + 30, f"it took {run.seconds:.1f} s, more than {fault.seconds + 30:g} s")
     _look_after(bench)
     leading = "no rank leads" if case.leading is None else f"rank {case.leading} leads"
+    bench.figure = f"verdict after {case.seconds:.1f} s"
     return f"{case.verdict[1]}, {leading}, after {case.seconds:.1f} s: {case.message[:160]}"
 
 
@@ -136,16 +135,16 @@ def _cells(bench: Bench) -> Cells:
     return Cells(backend="gloo", world_sizes=(2,), gpus=1)
 
 
-def _suite(bench: Bench, fault: Fault, variables: Mapping[str, str], pause: float = 0) -> Suite:
+def _suite(bench: Bench, fault: Fault, pause: float = 0) -> Suite:
     haste = _HASTE if bench.machine.pretended else 1.0
     scaled = {name: round(seconds * haste, 1) for name, seconds in fault.limits.items() if name != "peer_grace"}
     limits = {**scaled, "peer_grace": 2}
-    own = {"FAULT": fault.name, "PAUSE": str(pause * haste), **variables}
+    own = {"FAULT": fault.name, "PAUSE": str(pause * haste)}
     return Suite(source=SUITES / "faults", isolation="job", limits=limits, variables=own)
 
 
 def _look_after(bench: Bench) -> None:
-    """See that the GPUs compute, and that their memory is free."""
+    """See that the GPUs compute, and that their memory is free if no other part uses them."""
     deadline = time.monotonic() + _PATIENCE
     while True:
         try:
@@ -158,9 +157,10 @@ def _look_after(bench: Bench) -> None:
         free = json.loads(done.stdout.splitlines()[-1])
         bench.check(len(free) == len(bench.machine.free), f"{len(free)} GPUs are left")
         lost = [was - now for was, now in zip(bench.machine.free, free, strict=True)]
-        if max(lost) <= _TOLERANCE:
+        if not bench.is_alone or max(lost) <= _TOLERANCE:
             return
-        bench.check(time.monotonic() < deadline, f"memory is not free again, MiB of each GPU: {lost}")
+        waited = "after this fault and those before it"
+        bench.check(time.monotonic() < deadline, f"memory is not free again {waited}, MiB of each GPU: {lost}")
 
 
 def _next_run(bench: Bench) -> str:

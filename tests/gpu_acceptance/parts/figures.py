@@ -12,7 +12,7 @@ from gpu_acceptance.bench import SUITES, Bench
 from gpu_acceptance.matrix_file import Cells, Suite
 from gpu_acceptance.verdict import ImpossibleError
 
-_ROUNDS = 3
+_ROUNDS = 2
 _TESTS = {"kept": 41, "fresh": 5, "torch": 3}
 """Tests of a round in each way; all but the last give a time."""
 
@@ -29,15 +29,14 @@ def memory_of_ranks(bench: Bench) -> str:
     bench.check(sorted(used) == [1, 2, 4], f"figures for {sorted(used)} ranks")
     each = (used[4] - used[1]) / 3
     bench.check(each > 0, f"used MiB by the number of ranks: {used}")
-    bench.figures.update({f"memory in use, {ranks} ranks": f"{mib} MiB" for ranks, mib in sorted(used.items())})
-    bench.figures["memory of a rank more"] = f"{each:.0f} MiB"
+    bench.figure = f"{each:.0f} MiB a rank"
     return f"in use with 1, 2 and 4 ranks: {used[1]}, {used[2]} and {used[4]} MiB; {each:.0f} MiB a rank more"
 
 
 def time_of_a_test(bench: Bench) -> str:
     """A test on kept ranks, in a fresh gang, and under MultiProcessTestCase, turn by turn."""
     if "expecttest" in bench.machine.lacking:
-        msg = "expecttest, which torch's MultiProcessTestCase imports, is not installed"
+        msg = "expecttest, which torch's MultiProcessTestCase imports, is not installed (--wheels)"
         raise ImpossibleError(msg)
     size = 1 if bench.machine.pretended else min(2, len(bench.machine.gpus))
     cells = Cells(backend=bench.nccl, world_sizes=(size,), gpus=size)
@@ -51,13 +50,10 @@ def time_of_a_test(bench: Bench) -> str:
         done, took = done + 1, time.monotonic() - began
     medians = {way: statistics.median(seconds) for way, seconds in samples.items()}
     name = f"{cells.backend} at world size {size}"
-    for way, seconds in medians.items():
-        bench.figures[f"a test of {name}, {way}"] = f"{seconds * 1e3:.1f} ms (median of {len(samples[way])})"
-    for way in ("kept", "fresh"):
-        bench.figures[f"torch / {way}"] = f"{medians['torch'] / medians[way]:.1f}"
-    told = ", ".join(f"{way} {seconds * 1e3:.1f} ms" for way, seconds in medians.items())
-    ratios = ", ".join(f"{ratio} {value}" for ratio, value in bench.figures.items() if " / " in ratio)
-    return f"{name}, medians over {done} rounds: {told}; {ratios}"
+    told = ", ".join(f"{way} {medians[way] * 1e3:.1f} ms (of {len(samples[way])})" for way in tests)
+    ratios = {way: medians["torch"] / medians[way] for way in ("kept", "fresh")}
+    bench.figure = f"torch / kept {ratios['kept']:.0f}, torch / fresh {ratios['fresh']:.0f}"
+    return f"{name}, medians over {done} rounds: {told}; {bench.figure}"
 
 
 def _round(bench: Bench, cells: Cells, kind: str, count: int) -> list[float]:

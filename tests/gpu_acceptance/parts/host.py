@@ -29,6 +29,7 @@ def doctor(bench: Bench) -> str:
     bench.check(f"GPUs: {gpus} (" in run.said, f"it does not name {gpus} GPUs: {run.said}")
     problems = "; ".join(line for line in run.said.splitlines() if line.startswith("PROBLEM"))
     bench.check(run.code == 0, problems or run.said)
+    bench.figure = f"{gpus} GPUs"
     return f"{gpus} GPUs, no problem"
 
 
@@ -49,6 +50,7 @@ def nvml_and_torch(bench: Bench) -> str:
         alone = _look_with(ours.uuid)
         seen = [gpu.uuid for gpu in alone.gpus]
         bench.check(seen == [ours.uuid], f"CUDA_VISIBLE_DEVICES={ours.uuid} shows {seen}: {alone.torch_trouble}")
+    bench.figure = f"{len(machine.gpus)} GPUs"
     return f"both have {', '.join(f'{gpu.uuid} ({gpu.name}, {gpu.memory_mib} MiB)' for gpu in machine.gpus)}"
 
 
@@ -77,5 +79,5 @@ def check_of_a_sick_gpu(bench: Bench) -> str:
     troubles = troubles_of(gpus, wrongly, 60)
     named = all("are wrong" in troubles.get(gpu.gpu, "") for gpu in gpus)
     bench.check(named, f"of GPUs that compute wrongly it says: {troubles}")
-    bench.figures["check of all GPUs"] = f"{statistics.median(seconds):.2f} s"
-    return f"{statistics.median(seconds):.2f} s for {len(gpus)} healthy GPUs; wrong sums are found"
+    bench.figure = f"{statistics.median(seconds):.2f} s"
+    return f"{bench.figure} for {len(gpus)} healthy GPUs; wrong sums are found"

@@ -36,6 +36,7 @@ def wait(bench: Bench) -> str:
     bench.check(later["run"] != began["run"], "one run held the GPU twice")
     bench.check(later["gpus"] == began["gpus"], f"they held {began['gpus']} and {later['gpus']}")
     bench.check(later["at"] > earlier["at"], "both held the GPU at a time")
+    bench.figure = f"next after {later['at'] - earlier['at']:.1f} s"
     return f"the second run began {later['at'] - earlier['at']:.1f} s after the first let go of {later['gpus'][0]}"
 
 
@@ -54,6 +55,7 @@ def of_the_killed(bench: Bench) -> str:
     bench.no_process_is_left()
     began = notes.read(bench.notes, "began")[-1]
     bench.check(began["gpus"] == held["gpus"], f"the killed run held {held['gpus']}, the next one {began['gpus']}")
+    bench.figure = f"next after {began['at'] - at:.1f} s"
     return f"the next run's test began on {began['gpus'][0]} {began['at'] - at:.1f} s after the kill"
 
 

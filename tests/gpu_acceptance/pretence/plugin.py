@@ -1,5 +1,7 @@
 """A pytest plugin for agents on a host without GPUs: torch says that it has them, and ``device`` is the CPU."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -7,6 +9,8 @@ from gpu_acceptance.pretence.stand_in import StandIn
 
 torch.cuda.is_available = lambda: StandIn().count() > 0
 torch.cuda.device_count = StandIn().count
+torch.cuda.current_device = lambda: 0
+torch.cuda.get_device_properties = lambda _device=None: SimpleNamespace(name="H100", major=9, minor=0)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ import time
 FAULT = {
     "world_size": 2,
     "test": "test_fault",
-    "limits": {"process_group": 6, "test": 12, "job": 90},
+    "limits": {"process_group": 12, "test": 20, "job": 90},
     "verdict": ("error", "timed_out"),
     "leading": 1,
     "words": ["rank 1 timed out"],

@@ -3,7 +3,7 @@
 FAULT = {
     "world_size": 2,
     "test": "test_fault",
-    "limits": {"process_group": 18, "test": 20, "job": 24},
+    "limits": {"process_group": 28, "test": 30, "job": 40},
     "verdict": ("error", "timed_out"),
     "leading": 1,
     "words": ["the job's time limit"],
@@ -13,9 +13,6 @@ FAULT = {
     },
     "seconds": 60,
 }
-
-PAUSE = 12
-"""Seconds before the fault, so that the limits of the test and of the peer's collective lie far behind the job's."""
 
 
 def fault(gpu, rank, all_reduce):

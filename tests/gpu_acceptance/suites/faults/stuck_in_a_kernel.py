@@ -3,7 +3,7 @@
 FAULT = {
     "world_size": 2,
     "test": "test_fault",
-    "limits": {"process_group": 6, "test": 8, "job": 90},
+    "limits": {"process_group": 12, "test": 15, "job": 90},
     "verdict": ("error", "timed_out"),
     "leading": 1,
     "words": ["rank 1 timed out"],

@@ -12,6 +12,7 @@ from gpu_acceptance.device import device as make_gpu
 GPU = make_gpu()
 IMPORTED_BY = os.getpid()
 INITIALISATIONS = count_calls(*GPU.initialiser)
+CAPABILITY = torch.cuda.get_device_capability()  # as modules of torch ask when they are imported
 
 
 @pytest.mark.parametrize("gang", range(2))
@@ -21,6 +22,7 @@ def test_a_fresh_rank_initialises_cuda_and_its_agent_has_not(gang, rank, request
     assert torch.ones(1000, device=device).sum().item() == 1000
     assert before == 0
     assert INITIALISATIONS.here > 0
+    assert torch.cuda.get_device_capability() == CAPABILITY
     assert INITIALISATIONS.in_importer == 0
     assert not opens_cuda(IMPORTED_BY)
     counts = {"in_agent": INITIALISATIONS.in_importer, "in_rank": INITIALISATIONS.here}
