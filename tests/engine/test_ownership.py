@@ -25,6 +25,7 @@ from allranks.engine.ownership import (
     own_run,
     shared,
 )
+from allranks.errors import UsageError
 
 OWNER = """
 import sys
@@ -290,6 +291,22 @@ def test_the_lock_folder_is_the_same_whatever_tmpdir_says(monkeypatch, tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     assert lock_folder() == before
+
+
+def test_a_variable_names_another_folder_of_locks(monkeypatch, tmp_path):
+    before = host_id()
+    monkeypatch.setenv("ALLRANKS_LOCKS", str(tmp_path / "a" / "b"))
+    assert lock_folder() == tmp_path / "a" / "b"
+    assert lock_folder().is_dir()
+    assert host_id() != before  # so that runs with different folders leave each other alone
+
+
+def test_a_folder_of_locks_that_cannot_be_used_is_refused(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ALLRANKS_LOCKS", str(tmp_path / "file"))
+    with pytest.raises(UsageError, match=r"(?s)ALLRANKS_LOCKS=.*file.*unset ALLRANKS_LOCKS") as raised:
+        lock_folder()
+    assert "exists" in raised.value.why
 
 
 def test_everybody_may_lock_and_nobody_may_remove_the_locks_of_others():

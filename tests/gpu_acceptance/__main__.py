@@ -13,13 +13,14 @@ import time
 import zipfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Final, NoReturn
 
 from warden import adopt_orphans, end_descendants
 
+from allranks.harness import kernel
 from allranks.schedule.gpu_leases import Holder, try_lease
 from gpu_acceptance.machine import Machine
 from gpu_acceptance.out_folder import OutFolder
@@ -63,7 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # SIGINT, too: shells have their background jobs ignore it, and our runs would inherit that.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
-    adopt_orphans()
+    with suppress(OSError):  # the part about the kernel says what is missing
+        adopt_orphans()
     try:
         with tempfile.TemporaryDirectory(prefix="gpu-acceptance-", ignore_cleanup_errors=True) as folder:
             return _prove(Path(folder).resolve(), options, deadline)
@@ -254,6 +256,8 @@ def _why_not(part: Part, machine: Machine) -> str:
     """Why a machine has nothing for a part; empty where it has."""
     if not part.needs_gpus:
         return ""
+    if refusal := kernel.examine().refusal:
+        return refusal
     if machine.by_nvml and not machine.torch:
         return f"no torch: {machine.torch_trouble}"
     if not machine.gpus and not (machine.by_nvml and part.name == "nvml-and-torch"):

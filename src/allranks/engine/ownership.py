@@ -106,13 +106,28 @@ def lock_folder() -> Path:
 
     Users and sessions that share GPUs must use the same one: it depends neither on TMPDIR nor on what this user may
     write. Runs with different folders leave each other alone (see :func:`host_id`), and may use one GPU at a time.
+
+    Raises:
+        UsageError: The variable's folder cannot be made, or not be written.
     """
     if own := os.environ.get(LOCKS_VARIABLE):
-        folder = Path(own).absolute()
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+        return _own_folder(Path(own).absolute())
     shared = Path("/run/lock")
     return lock_folder_in(shared if shared.is_dir() and shared.stat().st_mode & stat.S_IWOTH else Path("/tmp"))  # noqa: S108
+
+
+def _own_folder(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        trouble = "" if os.access(folder, os.W_OK | os.X_OK) else "it is not writable"
+    except OSError as error:
+        trouble = str(error)
+    if trouble:
+        from allranks.errors import UsageError  # noqa: PLC0415 - see allranks.engine.host_locks._MODULES
+
+        msg = f"The folder of locks cannot be used: {LOCKS_VARIABLE}={folder}."
+        raise UsageError(msg, why=trouble, remedy=f"Name another folder, or unset {LOCKS_VARIABLE}.")
+    return folder
 
 
 def lock_folder_in(base: Path) -> Path:

@@ -1,9 +1,9 @@
-"""Answers torch's questions about GPUs in processes that must not initialise CUDA: the fork server, and drivers.
+"""Answers torch's questions about GPUs in processes that must not initialize CUDA.
 
-A process that has initialised CUDA cannot fork ranks that use it. Yet modules of torch ask about GPUs when they are
-imported: with Triton installed, ``torch.testing._internal.common_device_type`` wants the compute capability, and every
-test case of torch's own classes imports it before it starts its ranks. Here such a question is asked in a fork, once,
-and answered from what the fork reports.
+These are the fork server, and drivers: a process that has initialized CUDA cannot fork ranks that use it. Yet modules
+of torch ask about GPUs when they are imported: with Triton installed, ``torch.testing._internal.common_device_type``
+wants the compute capability, and every test case of torch's own classes imports it before it starts its ranks. Here
+such a question is asked in a fork, once, and answered from what the fork reports.
 """
 
 import functools
@@ -33,10 +33,10 @@ class GpuProperties:
 
 
 class _Questions:
-    """The questions, with torch's own answers to them, and the process in which these would initialise CUDA.
+    """The questions, with torch's own answers to them, and the process in which these would initialize CUDA.
 
     Attributes:
-        process: The process that must not initialise CUDA; its forks may.
+        process: The process that must not initialize CUDA; its forks may.
         answers: The properties of each GPU, once a fork has reported them.
     """
 
@@ -63,7 +63,7 @@ class _Questions:
         return self.answers[index]
 
     def _is_here(self) -> bool:
-        """Whether this process must not initialise CUDA, and has not done so, and there are GPUs to ask about."""
+        """Whether this process must not initialize CUDA, and has not done so, and there are GPUs to ask about."""
         if os.getpid() != self.process or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return False
         return torch.cuda.device_count() > 0
@@ -98,7 +98,7 @@ def _questions() -> _Questions:
 
 
 def answer_without_cuda() -> None:
-    """From now on, have this process answer questions about GPUs without initialising CUDA; its forks may."""
+    """From now on, have this process answer questions about GPUs without initializing CUDA; its forks may."""
     _questions().process = os.getpid()
 
 

@@ -1,4 +1,4 @@
-"""Suites that ask about GPUs where CUDA must not be initialised: at their import, and before they start ranks."""
+"""Suites that ask about GPUs where CUDA must not be initialized: at their import, and before they start ranks."""
 
 GPU = """
     import os
@@ -8,14 +8,14 @@ GPU = """
 
     INITIALISED = set()
 
-    def initialise():
+    def initialize():
         INITIALISED.add(os.getpid())
-        print("CUDA initialised in", os.getpid(), flush=True)
+        print("CUDA initialized in", os.getpid(), flush=True)
 
     # The stand-in of a driver with one GPU.
     torch.cuda.device_count = lambda: 1
     torch.cuda.is_initialized = lambda: os.getpid() in INITIALISED
-    torch.cuda._lazy_init = initialise
+    torch.cuda._lazy_init = initialize
     torch.cuda._get_device_properties = lambda index: SimpleNamespace(name="H100", major=9, minor=0)
 """
 
@@ -28,7 +28,7 @@ SUITE = {
         CAPABILITY = torch.cuda.get_device_capability()
         IMPORTED_BY = os.getpid()
 
-        def test_a_rank_initialises_cuda_and_its_agent_does_not():
+        def test_a_rank_initializes_cuda_and_its_agent_does_not():
             assert CAPABILITY == (9, 0)
             assert not torch.cuda.is_initialized()
             assert torch.cuda.get_device_name(0) == "H100"
@@ -56,5 +56,5 @@ SUITE = {
 
 def test_ranks_are_forks_of_a_process_without_cuda(run_agent):
     agent = run_agent(SUITE)
-    assert agent.outcomes("test_a_rank_initialises_cuda_and_its_agent_does_not") == ("passed", "passed")
+    assert agent.outcomes("test_a_rank_initializes_cuda_and_its_agent_does_not") == ("passed", "passed")
     assert agent.outcomes("test_ranks_are_forks_that_can_use_cuda") == ("passed", "passed")
