@@ -20,6 +20,7 @@ from typing import Final, NoReturn
 
 from warden import adopt_orphans, end_descendants
 
+from allranks.errors import AllranksError, UsageError
 from allranks.harness import kernel
 from allranks.schedule.gpu_leases import Holder, try_lease
 from gpu_acceptance.machine import Machine
@@ -124,9 +125,10 @@ def _prove(work: Path, options: argparse.Namespace, deadline: float) -> int:
     try:
         machine = _look(environment, pretended=options.pretend)
         print(machine.title, flush=True)
-        lease = _lease(machine)
-        if lease is None:
-            print("another run uses a GPU of this machine (see `allranks leases`): wait for its end", flush=True)
+        try:
+            lease = _lease(machine)
+        except (AllranksError, OSError) as error:
+            print(" ".join(str(error).splitlines()), flush=True)
             return _USAGE
         with lease:
             out = _prove_parts(work, machine, environment, options, deadline - _RESERVE)
@@ -136,12 +138,21 @@ def _prove(work: Path, options: argparse.Namespace, deadline: float) -> int:
     return _exit_code(out, machine)
 
 
-def _lease(machine: Machine) -> AbstractContextManager[object] | None:
-    """A hold on all GPUs, for which other runs of this host wait; None if one of them has a GPU."""
+def _lease(machine: Machine) -> AbstractContextManager[object]:
+    """A hold on all GPUs, for which other runs of this host wait.
+
+    Raises:
+        AllranksError: Another run has one of them, or the folder of locks cannot be used.
+        OSError: It cannot be written.
+    """
     if machine.pretended:
         return nullcontext()
     holder = Holder(run_id="gpu-acceptance", pid=os.getpid(), since=time.time())
-    return try_lease([gpu.uuid for gpu in machine.gpus], len(machine.gpus), holder)
+    lease = try_lease([gpu.uuid for gpu in machine.gpus], len(machine.gpus), holder)
+    if lease is None:
+        msg = "Another run uses a GPU of this machine."
+        raise UsageError(msg, remedy="Wait for its end: `allranks leases` names it.")
+    return lease
 
 
 def _prove_parts(

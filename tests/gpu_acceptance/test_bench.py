@@ -5,7 +5,8 @@ import tomllib
 
 import pytest
 
-from gpu_acceptance.__main__ import _exit_code, _why_not
+from allranks.errors import UsageError
+from gpu_acceptance.__main__ import _exit_code, _lease, _why_not
 from gpu_acceptance.bench import SUITES, Bench
 from gpu_acceptance.command import Run
 from gpu_acceptance.junit import Case, read_cases
@@ -163,6 +164,18 @@ def test_a_torch_that_is_not_there_or_too_old_is_a_reason():
     ):
         assert why in _why_not(part, Machine(python="3.12", pretended=False, **about))
     assert _why_not(part, Machine(python="3.12", torch="2.6.0", gpus=(GPU,), pretended=False)) == ""
+
+
+def test_gpus_are_held_while_parts_run_and_those_of_other_runs_are_left_alone(monkeypatch, tmp_path):
+    monkeypatch.setenv("ALLRANKS_LOCKS", str(tmp_path))
+    machine = Machine(python="3.12", gpus=(GPU,), pretended=False)
+    with _lease(machine):
+        with pytest.raises(UsageError, match="Another run uses a GPU"):
+            _lease(machine)
+        with _lease(Machine(python="3.12", gpus=(GPU,), pretended=True)):
+            pass
+    with _lease(machine):
+        pass
 
 
 def test_every_part_has_a_function_and_a_name_of_its_own():
