@@ -9,9 +9,8 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import Final
 
 import torch
 from torch import distributed
@@ -19,7 +18,6 @@ from torch import distributed
 from allranks.harness import linux
 from allranks.harness.config import AgentConfig, GpuToCheck, share_of
 from allranks.harness.gangs.ends import Journal
-from allranks.harness.linux import write_all
 from allranks.records import AgentFailed, FailureKind, GpuFailed, GpusChecked
 from allranks.skip_codes import SkipCode, multi_gpu
 
@@ -149,25 +147,14 @@ def _ending(status: int | None) -> str:
 
 
 def _start(gpu: GpuToCheck, work: Callable[[], None]) -> _Check:
-    answer, own = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(answer)
-        _try(gpu, work, own)
-    os.close(own)
+    pid, answer = linux.fork_to_answer(lambda: _try(gpu, work))
     return _Check(gpu.gpu, pid, answer)
 
 
-def _try(gpu: GpuToCheck, work: Callable[[], None], answer: int) -> NoReturn:
-    status = 1
-    with suppress(BaseException):
-        linux.die_with_parent()
-        # It sees no other GPU, so any failure is this one's.
-        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["HIP_VISIBLE_DEVICES"] = gpu.visible
-        write_all(answer, _outcome(work))
-        status = 0
-    # A regular exit would run the parent's exit handlers, and could hang on a sick device.
-    os._exit(status)
+def _try(gpu: GpuToCheck, work: Callable[[], None]) -> bytes:
+    # It sees no other GPU, so any failure is this one's.
+    os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["HIP_VISIBLE_DEVICES"] = gpu.visible
+    return _outcome(work)
 
 
 def _outcome(work: Callable[[], None]) -> bytes:

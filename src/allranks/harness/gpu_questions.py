@@ -11,13 +11,12 @@ import json
 import os
 import traceback
 from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import torch
 
 from allranks.harness import linux
 
-_SEPARATOR: Final = "\0"
 _PART: Final = 1 << 16
 
 
@@ -108,36 +107,28 @@ def _ask(properties: Callable[[int], object], count: int) -> list[GpuProperties]
     Raises:
         RuntimeError: The fork has failed, for the reason that the message has.
     """
-    answer, own = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(answer)
-        _answer(properties, count, own)
-    os.close(own)
+    pid, answer = linux.fork_to_answer(lambda: _answer(properties, count))
     try:
-        text = b"".join(iter(lambda: os.read(answer, _PART), b"")).decode("utf-8", "replace")
+        text = b"".join(iter(lambda: os.read(answer, _PART), b""))
     finally:
         os.close(answer)
         os.waitpid(pid, 0)
-    found, _, error = text.partition(_SEPARATOR)
-    if not found:
-        raise RuntimeError(error or "the process that asked about the GPUs has crashed")
-    return [GpuProperties(values) for values in json.loads(found)]
+    if not text:
+        msg = "the process that asked about the GPUs has crashed"
+        raise RuntimeError(msg)
+    found, error = json.loads(text)
+    if error:
+        raise RuntimeError(error)
+    return [GpuProperties(values) for values in found]
 
 
-def _answer(properties: Callable[[int], object], count: int, answer: int) -> NoReturn:
-    """Write the properties, or a separator and an error. Never returns."""
+def _answer(properties: Callable[[int], object], count: int) -> bytes:
+    """The properties, and the error that there was instead, as JSON."""
     try:
-        linux.die_with_parent()
-        text = json.dumps([_values(properties(number)) for number in range(count)])
-    except BaseException as error:  # noqa: BLE001 - it is raised where the question was asked
+        return json.dumps([[_values(properties(number)) for number in range(count)], ""]).encode()
+    except Exception as error:  # noqa: BLE001 - it is raised where the question was asked
         traceback.print_exc()
-        text = f"{_SEPARATOR}{error}"
-    try:
-        linux.write_all(answer, text.encode("utf-8", "replace"))
-    finally:
-        # A regular exit would run the parent's exit handlers.
-        os._exit(0)
+        return json.dumps([[], str(error) or type(error).__name__]).encode()
 
 
 def _values(properties: object) -> dict[str, Any]:

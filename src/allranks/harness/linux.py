@@ -5,7 +5,7 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,6 +136,27 @@ def write_all(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
+
+
+def fork_to_answer(work: Callable[[], bytes]) -> tuple[int, int]:
+    """Fork a process that does one piece of work, writes its result to a pipe, and ends.
+
+    Returns:
+        Its process id, and the reading end of the pipe, which has nothing in it if the work has failed.
+    """
+    answer, own = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        with suppress(BaseException):
+            os.close(answer)
+            die_with_parent()
+            write_all(own, work())
+            status = 0
+        # A regular exit would run the parent's exit handlers, and could hang on a sick device.
+        os._exit(status)
+    os.close(own)
+    return pid, answer
 
 
 def reap(pid: int, timeout: float) -> int | None:
