@@ -21,7 +21,6 @@ from typing import Final, NoReturn
 from warden import adopt_orphans, end_descendants
 
 from allranks.errors import AllranksError, UsageError
-from allranks.harness import kernel
 from allranks.schedule.gpu_leases import Holder, try_lease
 from gpu_acceptance.machine import Machine
 from gpu_acceptance.out_folder import OutFolder
@@ -267,8 +266,8 @@ def _why_not(part: Part, machine: Machine) -> str:
     """Why a machine has nothing for a part; empty where it has."""
     if not part.needs_gpus:
         return ""
-    if refusal := kernel.examine().refusal:
-        return refusal
+    if machine.kernel_trouble:
+        return machine.kernel_trouble
     if machine.by_nvml and not machine.torch:
         return f"no torch: {machine.torch_trouble}"
     if not machine.gpus and not (machine.by_nvml and part.name == "nvml-and-torch"):

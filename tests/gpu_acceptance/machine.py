@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from importlib.util import find_spec
 
+from allranks.harness import kernel
 from gpu_acceptance.pretence import PRETENDS
 from gpu_acceptance.verdict import PRETENDED
 
@@ -36,6 +37,7 @@ class Machine:
         free: MiB of each GPU, of `gpus`, that nothing uses.
         torch_trouble: Why torch has none.
         nvml_trouble: Why NVML has none.
+        kernel_trouble: Why allranks cannot run on its kernel.
         lacking: Those of :data:`MODULES` that cannot be imported.
         pretended: True if all of this is pretended.
     """
@@ -49,6 +51,7 @@ class Machine:
     free: tuple[int, ...] = ()
     torch_trouble: str = ""
     nvml_trouble: str = ""
+    kernel_trouble: str = ""
     lacking: tuple[str, ...] = ()
     pretended: bool
 
@@ -88,7 +91,14 @@ def look() -> Machine:
     by_nvml, nvml_trouble = _ask_nvml()
     if find_spec("torch") is None:
         trouble = "torch is not installed"
-        return Machine(python=python, by_nvml=by_nvml, lacking=lacking, torch_trouble=trouble, pretended=pretended)
+        return Machine(
+            python=python,
+            by_nvml=by_nvml,
+            kernel_trouble=kernel.examine().refusal,
+            lacking=lacking,
+            torch_trouble=trouble,
+            pretended=pretended,
+        )
     import torch
 
     gpus, free, trouble = _ask_torch()
@@ -102,6 +112,7 @@ def look() -> Machine:
         free=free,
         torch_trouble=trouble,
         nvml_trouble=nvml_trouble,
+        kernel_trouble=kernel.examine().refusal,
         lacking=lacking,
         pretended=pretended,
     )

@@ -160,6 +160,7 @@ def test_a_torch_that_is_not_there_or_too_old_is_a_reason():
         ({"by_nvml": (GPU,)}, "no torch"),
         ({}, "no GPU"),
         ({"torch": "2.5.1", "gpus": (GPU,)}, "older than 2.6"),
+        ({"torch": "2.11.0", "gpus": (GPU,), "kernel_trouble": "This kernel lacks pidfd."}, "lacks pidfd"),
         ({"torch": "2.11.0+cu130", "gpus": (GPU,), "lacking": ("pytest",)}, "pytest"),
     ):
         assert why in _why_not(part, Machine(python="3.12", pretended=False, **about))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from allranks.engine.ownership import lock_folder
+from allranks.testing.shared_files import wait_until
 from gpu_acceptance.__main__ import _groups
 from gpu_acceptance.parts import PARTS
 
@@ -187,19 +188,12 @@ def test_a_run_that_is_killed_keeps_each_part_that_has_ended(tmp_path):
     for line in process.stdout:
         if "proved: kernel" in line:
             break
-    wait_for(tmp_path / "out/summary.md")
+    assert wait_until((tmp_path / "out/summary.md").exists, timeout=10)
     process.kill()
     process.communicate()
     summary = (tmp_path / "out/summary.md").read_text()
     assert "| kernel | PRETENDED, proved | " in summary
     assert "| fault-job-limit-in-a-kernel | not finished | | |" in summary
-
-
-def wait_for(path):
-    deadline = time.monotonic() + 10
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture

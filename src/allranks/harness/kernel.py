@@ -19,7 +19,7 @@ from allranks.harness import channel, linux
 
 REMEDY: Final = "Use Linux 5.4 or newer, or gVisor of May 2026 or newer; a sandbox may also forbid a system call."
 
-PROC: Final = Path("/proc")
+_PROC: Final = Path("/proc")
 
 _LOCK: Final = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
 """A lock on the first byte of a file: ``struct flock`` of 64-bit Linux (type, whence, start, length, pid)."""
@@ -72,7 +72,7 @@ class Kernel:
         return f"{has}; {lacks}" if lacks else has
 
 
-def examine(proc: Path = PROC) -> Kernel:
+def examine(proc: Path = _PROC) -> Kernel:
     """Check this kernel, which takes about a millisecond.
 
     Args:

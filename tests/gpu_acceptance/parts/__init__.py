@@ -1,4 +1,4 @@
-"""The parts of the acceptance, in their order: what tells most comes first."""
+"""The parts of the acceptance, in their order: the most valuable ones come first."""
 
 import importlib
 from collections.abc import Callable

@@ -3,6 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
+from allranks.errors import counted
 from gpu_acceptance import notes
 from gpu_acceptance.bench import SUITES, Bench
 from gpu_acceptance.matrix_file import Cells, Suite
@@ -94,7 +95,7 @@ def _basics(bench: Bench, cells: Cells, suite: Suite) -> str:
     leased = {gpu for case in run.cases for gpu in case.gpus}
     used = {gpu for note in left for gpu in note["gpus"]}
     bench.check(used == leased and len(used) >= cells.gpus, f"leased {sorted(leased)}, seen by ranks {sorted(used)}")
-    bench.figure = f"{len(run.cases)} tests in {len(cells.ids)} cells"
+    bench.figure = f"{len(run.cases)} tests in {counted(len(cells.ids), 'cell')}"
     return f"{', '.join(cells.ids)}: {len(run.cases)} tests passed, by {len(left)} ranks on {', '.join(sorted(used))}"
 
 

@@ -8,6 +8,7 @@ import time
 
 import torch
 
+from allranks.errors import counted
 from allranks.harness.config import GpuToCheck
 from allranks.harness.gpu_check import compute, troubles_of
 from gpu_acceptance.bench import Bench
@@ -29,8 +30,8 @@ def doctor(bench: Bench) -> str:
     bench.check(f"GPUs: {gpus} (" in run.said, f"it does not name {gpus} GPUs: {run.said}")
     problems = "; ".join(line for line in run.said.splitlines() if line.startswith("PROBLEM"))
     bench.check(run.code == 0, problems or run.said)
-    bench.figure = f"{gpus} GPUs"
-    return f"{gpus} GPUs, no problem"
+    bench.figure = counted(gpus, "GPU")
+    return f"{bench.figure}, no problem"
 
 
 def nvml_and_torch(bench: Bench) -> str:
@@ -50,7 +51,7 @@ def nvml_and_torch(bench: Bench) -> str:
         alone = _look_with(ours.uuid)
         seen = [gpu.uuid for gpu in alone.gpus]
         bench.check(seen == [ours.uuid], f"CUDA_VISIBLE_DEVICES={ours.uuid} shows {seen}: {alone.torch_trouble}")
-    bench.figure = f"{len(machine.gpus)} GPUs"
+    bench.figure = counted(len(machine.gpus), "GPU")
     return f"both have {', '.join(f'{gpu.uuid} ({gpu.name}, {gpu.memory_mib} MiB)' for gpu in machine.gpus)}"
 
 
@@ -80,4 +81,4 @@ def check_of_a_sick_gpu(bench: Bench) -> str:
     named = all("are wrong" in troubles.get(gpu.gpu, "") for gpu in gpus)
     bench.check(named, f"of GPUs that compute wrongly it says: {troubles}")
     bench.figure = f"{statistics.median(seconds):.2f} s"
-    return f"{bench.figure} for {len(gpus)} healthy GPUs; wrong sums are found"
+    return f"{bench.figure} for {counted(len(gpus), 'healthy GPU')}; wrong sums are found"
