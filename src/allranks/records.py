@@ -139,6 +139,17 @@ class Shared(Record):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FullCollection(Record):
+    """All tests that pytest collected, in one record or several; a shard or a later attempt runs a part of them.
+
+    Each has the digest of its parameter values, by which all processes of a run compare their collections.
+    """
+
+    tests: tuple[str, ...]
+    digests: tuple[str, ...]  # of :func:`allranks.harness.collection.parameter_values.digest`, in the same order
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Collected(Record):
     """The tests to run, in order; a very long list comes in several records, of which one is the last."""
 

@@ -86,6 +86,22 @@ def start_command(tmp_path):
         run.close()
 
 
+@pytest.fixture(scope="module")
+def run_command(tmp_path_factory):
+    """Runs agents by the command of every job, each in a folder of its own."""
+    runs = []
+
+    def run(files, **changes):
+        agent = AgentRun(tmp_path_factory.mktemp("agent"), files, launch_command, **changes).go()
+        runs.append(agent)
+        assert agent.wait() == 0, agent.log
+        return agent
+
+    yield run
+    for agent in runs:
+        agent.close()
+
+
 @pytest.fixture(scope="session")
 def run_once(tmp_path_factory, launch_fork):
     """Runs an agent on a suite whose outcomes several tests look at."""

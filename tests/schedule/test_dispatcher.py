@@ -298,7 +298,8 @@ def test_a_record_says_all_about_its_attempt(dispatcher, pair, records, tmp_path
     assert record == {
         "schema": 2, "id": f"{ONE}/tiny", "run_id": "r1", "cell": ONE, "suite": "tiny", "attempt": 1, "continues": 0,
         "engine": "scripted", "gpus": [], "world_size": 1,
-        "image": "cpu", "nodes": 1, "exit_status": 0, "error": None, "collected": ["t"], "deselected": 1,
+        "image": "cpu", "nodes": 1, "exit_status": 0, "error": None, "collected": ["t"], "full_collection": {},
+        "deselected": 1,
         "not_run": [], "stop_reason": "", "notes": [], "repeated": {}, "share": None,
         "rank_files": {path.name: digest(path) for path in tmp_path.glob("results/r1/cells/*/*/*/*.*")
                        if path.suffix in {".xml", ".jsonl"}},

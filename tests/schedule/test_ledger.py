@@ -14,6 +14,7 @@ from allranks.records import (
     Begun,
     Collected,
     ContainerEnded,
+    FullCollection,
     GangReady,
     GpuFailed,
     GpusChecked,
@@ -128,6 +129,9 @@ def test_what_ranks_print_counts_for_nothing(monkeypatch):
     ("limit", "records", "says"),
     [
         ("MOST_TESTS", [Collected(tests=("a", "b"), is_last=False), COLLECTED], "more than 2 tests"),
+        ("MOST_TESTS", [FullCollection(tests=("a",), digests=("",))] * 3, "more than 2 tests"),
+        ("TESTS_IN_ONE", [FullCollection(tests=("a", "b", "c"), digests=("", "", ""))], "names 3 tests in one record"),
+        ("TESTS_IN_ONE", [FullCollection(tests=("a", "b"), digests=("",))], "names 2 tests and 1 digests"),
         ("TESTS_IN_ONE", [Collected(tests=("a", "b", "c"))], "names 3 tests in one record"),
         ("MOST_FURTHER_RANKS", [COLLECTED, failed("t", 4)], "gives its tests 3 ranks more than its job has"),
     ],

@@ -46,6 +46,7 @@ from allranks.records import (
     CollectionFailed,
     FailureKind,
     Finished,
+    FullCollection,
     GpuFailed,
     GpusChecked,
     Imported,
@@ -69,7 +70,7 @@ from allranks.records import (
 SANDCASTLE = ("SANDCASTLE", "TW_JOB_USER")
 """Variables hidden from ranks: the merge of results decides whether a skip counts as a pass."""
 
-_FORWARDED = (AgentFailed, CollectionFailed, GpuFailed, GpusChecked, Imported, Notice, Shared, Tagged)
+_FORWARDED = (AgentFailed, CollectionFailed, FullCollection, GpuFailed, GpusChecked, Imported, Notice, Shared, Tagged)
 """The records that a fork server may send: outcomes are not among them."""
 
 _OK_STATUSES = frozenset({0, 1, 5})
@@ -126,6 +127,8 @@ def cell_environment(config: AgentConfig, present: Mapping[str, str]) -> dict[st
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
         # torch's stores (2.13) ask for the name of each peer, even of 127.0.0.1: a lost answer of DNS would cost 5 s.
         "RES_OPTIONS": "timeout:1 attempts:2",
+        # All processes of a run iterate over a set of texts in the same order: parameters may come from one.
+        "PYTHONHASHSEED": str(config.seed & 0xFFFFFFFF),
         # A child of a rank that dies of a signal then leaves its stacks on its standard error.
         "PYTHONFAULTHANDLER": "1",
     }
@@ -158,6 +161,7 @@ class Supervision:
         self._failures: list[CollectionFailure] = []
         self._uncollected: list[CollectionFailure] = []
         self._has_broken = False
+        self._digests: dict[str, str] = {}
 
     def run(self) -> int:
         """Run the job; return the exit status."""
@@ -191,7 +195,9 @@ class Supervision:
     def _write(self, record: Record) -> None:
         """Report a record, and keep failures that other nodes must learn of."""
         self._stream.write(record)
-        if isinstance(record, CollectionFailed):
+        if isinstance(record, FullCollection):
+            self._digests.update(zip(record.tests, record.digests, strict=True))
+        elif isinstance(record, CollectionFailed):
             self._failures.append(CollectionFailure(nodeid=record.nodeid, text=record.text))
         elif isinstance(record, GpuFailed):
             self._has_broken = True
@@ -276,6 +282,7 @@ class Supervision:
         tests = (*(module.nodeid for module in program.skipped), *program.tests)
         digest = CollectionDigest(
             tests=tests,
+            digests=tuple(self._digests.get(test, "") for test in tests),
             failures=(*self._failures, *self._uncollected),
             torch=server.torch,
             python=program.python,
@@ -287,12 +294,14 @@ class Supervision:
         if self._failures:
             return True
         try:
-            failures = leader.compare(digest)
+            failures, notices = leader.compare(digest)
         except NodesError as error:
             self._stream.write(NodesFailed(message=str(error)))
             return False
         for failure in failures:
             self._write(CollectionFailed(nodeid=failure.nodeid, text=shorten(failure.text)))
+        for text in notices:
+            self._stream.write(Notice(text=text))
         if not failures:
             self._stream.write(NodesAgreed())
         return True

@@ -26,6 +26,7 @@ from allranks.harness.gangs.rank_process import BeRank, fork_rank
 from allranks.harness.program import Forked, Reply, Request, line_of, parse_request
 from allranks.harness.ranks import rank_setup
 from allranks.harness.refusals import too_old
+from allranks.harness.seeding import seed_generators
 from allranks.harness.stacks.stacks import STACKS_SIGNAL
 from allranks.records import AgentFailed, FailureKind, Imported
 from allranks.typed_json import RecordError
@@ -175,6 +176,7 @@ def serve(config: AgentConfig, folders: Folders, supervisor: Supervisor) -> int:
         return 1
     from allranks.harness.collection.session_end import run_session  # noqa: PLC0415 - needs torch and pytest
 
+    seed_generators(config.seed & 0xFFFFFFFF)
     ended = run_session(config, folders, supervisor)
     if ended is not None:
         supervisor.write(ended)

@@ -39,6 +39,7 @@ class FreshRank:
     connection: int  # descriptor of its connection
     board: int  # descriptor of its call board
     supervisor: int  # process id of the supervisor
+    digests: dict[str, str]  # the digests of the parameter values of its tests, by node id
 
 
 def become_fresh(rank: FreshRank) -> NoReturn:

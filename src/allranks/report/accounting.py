@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 from allranks.errors import ExitCode
+from allranks.harness.collection.parameter_values import REMEDY, VARIABLE, changes, named
 from allranks.records import JOURNAL
 from allranks.report.baseline import Baseline, BaselineWatch
 from allranks.report.folder import Attempt
@@ -43,6 +44,7 @@ class _Known:
     cells: Mapping[str, Mapping[str, str | int]]
     # The error of jobs that share a suite but split it differently, by cell and name.
     torn: Mapping[tuple[str, str], str]
+    recollected: Mapping[tuple[str, str], "_Recollected"]  # comparisons of collections, by cell and name
     run_id: str  # the run that the results should belong to; empty if unknown
     setting: VerdictPolicy
 
@@ -62,6 +64,7 @@ def account(gathered: Gathered, setting: VerdictPolicy, baseline: Baseline | Non
         planned=planned,
         cells=manifest.cells if manifest else {},
         torn=_torn_suites(attempts),
+        recollected=_compare_collections(attempts),
         run_id=gathered.run_id,
         setting=setting,
     )
@@ -112,6 +115,57 @@ def _torn_suites(attempts: Sequence[Attempt]) -> dict[tuple[str, str], str]:
     }
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Recollected:
+    """How the collections of a job's attempts differ from the first one of its suite."""
+
+    error: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def _compare_collections(attempts: Sequence[Attempt]) -> dict[tuple[str, str], _Recollected]:
+    """Compare the collections of all attempts at a suite in a cell, and at all shards of it, by cell and name."""
+    suites: dict[tuple[str, str], list[Attempt]] = {}
+    for attempt in attempts:
+        share = attempt.record.share if attempt.record else None
+        suites.setdefault((attempt.cell, share.suite if share else attempt.suite), []).append(attempt)
+    found = {}
+    for jobs in suites.values():
+        each = [(job, one) for job in jobs for one in (*job.earlier, job) if one.record and one.record.full_collection]
+        first = each[0][1] if each else None
+        for job in jobs:
+            own = [one for its, one in each if its is job and one is not first]
+            if first is not None and own:
+                found[job.cell, job.suite] = _compared(first, own)
+    return found
+
+
+def _compared(first: Attempt, others: Sequence[Attempt]) -> _Recollected:
+    errors, notes = [], []
+    for other in others:
+        found = changes(_collection_of(first), _collection_of(other))
+        where = f"{_place_of(other)} than in {_place_of(first)}"
+        if found.other_values:
+            errors.append(f"Node ids stand for other parameter values in {where}: {named(found.other_values)}.")
+        if found.other_variables:
+            notes.append(f"Tests have other {VARIABLE} in {where}: {named(found.other_variables)}")
+        if found.added or found.removed:
+            only = ((found.removed, first), (found.added, other))
+            lists = [f"only in {_place_of(one)}: {named(tests)}" for tests, one in only if tests]
+            notes.append(f"The collections of {_place_of(first)} and {_place_of(other)} differ; {'; '.join(lists)}")
+    error = "\n".join([*errors, "Their results cannot be put together.", REMEDY]) if errors else ""
+    return _Recollected(error=error, notes=tuple(notes))
+
+
+def _collection_of(attempt: Attempt) -> Mapping[str, str]:
+    return attempt.record.full_collection if attempt.record else {}
+
+
+def _place_of(attempt: Attempt) -> str:
+    name = f"attempt {attempt.number or 1}"
+    return f"{name} of {attempt.suite}" if attempt.record and attempt.record.share else name
+
+
 def damaged_manifest(problems: Sequence[str]) -> CellSuite:
     """The suite that reports an unreadable plan: planned jobs may be absent without a trace."""
     cell, suite = MANIFEST_PLACE
@@ -152,6 +206,7 @@ def _of_attempt(attempt: Attempt, read: Sequence[RankFile], known: _Known, copie
             *(record.notes if record else ()),
             *attempt.notes,
             *((_PART.format(attempt.number, attempt.base.folder),) if attempt.base else ()),
+            *known.recollected.get((attempt.cell, attempt.suite), _Recollected()).notes,
             *twice,
             *dict.fromkeys(file.note for file in files if file.note),
             *copies.notes_on(attempt, files),
@@ -170,6 +225,8 @@ def _troubles(attempt: Attempt, files: Sequence[RankFile], known: _Known) -> Ite
     yield from _troubles_of_place(attempt, files)
     if text := known.torn.get((attempt.cell, attempt.suite)):
         yield trouble("split", text, ExitCode.UNACCOUNTED)
+    if text := known.recollected.get((attempt.cell, attempt.suite), _Recollected()).error:
+        yield trouble("parameters", text, ExitCode.UNACCOUNTED)
     if attempt.record and not attempt.record.error and any(file.is_unfinished for file in files):
         yield trouble(
             "job", f"{JOURNAL} does not record that the job has finished, but job.json does.", ExitCode.UNACCOUNTED

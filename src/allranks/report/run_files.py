@@ -122,6 +122,8 @@ class JobRecord:
     started: float | None = None  # seconds since the epoch
     finished: float | None = None
     collected: _NodeIds | None = None  # Node ids; None if the collection never ended
+    # All tests that pytest collected, also those of other shards or attempts, each with the digest of its parameters.
+    full_collection: Mapping[_NodeId, Annotated[str, str]] = field(default_factory=dict)
     deselected: int = 0
     not_run: _NodeIds = ()  # Node ids that did not run because the job was stopped, for ``stop_reason``
     stop_reason: str = ""

@@ -133,6 +133,7 @@ class JobAttempt:
             started=self.started,
             finished=time.time(),
             collected=facts.collected,
+            full_collection=facts.full_collection,
             deselected=facts.deselected,
             not_run=facts.not_run.tests if facts.not_run else (),
             stop_reason=facts.not_run.reason if facts.not_run else "",

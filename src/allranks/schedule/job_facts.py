@@ -15,6 +15,7 @@ from allranks.records import (
     FailureCourse,
     FailureKind,
     Finished,
+    FullCollection,
     GangReady,
     GangStarted,
     GpuFailed,
@@ -96,6 +97,12 @@ class JobFacts:
         if not (lists and lists[-1].is_last):
             return None
         return tuple(nodeid for each in lists for nodeid in each.tests)
+
+    @property
+    def full_collection(self) -> Mapping[str, str]:
+        """All tests that pytest collected, also those that other jobs or attempts run, each with its digest."""
+        lists = self._all(FullCollection)
+        return {nodeid: digest for each in lists for nodeid, digest in zip(each.tests, each.digests, strict=True)}
 
     @property
     def deselected(self) -> int:

@@ -19,6 +19,7 @@ from allranks.records import (
     Collected,
     ContainerEnded,
     Finished,
+    FullCollection,
     GpuFailed,
     GpusChecked,
     JobStarted,
@@ -89,6 +90,7 @@ class Ledger:
         self._finished: set[int] = set()
         self._collected: set[str] = set()
         self._has_collected = False
+        self._listed = 0
         self._early: set[str] = set()
         self._world_sizes: dict[str, int] = {}
         self._further_ranks = 0
@@ -107,7 +109,7 @@ class Ledger:
             return False
         self._count(said)
         match said:
-            case Collected():
+            case Collected() | FullCollection():
                 self._add_tests(said)
             case TestStarted():
                 self._check_test(said.nodeid, "reports the start of", node)
@@ -158,16 +160,26 @@ class Ledger:
         if self._room < 0:
             _refuse(f"reports more records than {len(self._collected)} tests can have.")
 
-    def _add_tests(self, said: Collected) -> None:
+    def _add_tests(self, said: Collected | FullCollection) -> None:
         if self._has_collected:
             _refuse("reports a list of tests after the last one.")
         if len(said.tests) > TESTS_IN_ONE:
             _refuse(f"names {len(said.tests)} tests in one record, over the limit of {TESTS_IN_ONE}.")
+        if isinstance(said, FullCollection):
+            self._check_digests(said)
+            return
         self._collected.update(said.tests)
         if len(self._collected) > MOST_TESTS:
             _refuse(f"has collected more than {MOST_TESTS} tests.")
         self._has_collected = said.is_last
         self._room += _RECORDS_OF_A_RANK * (self._world_size + 1) * len(said.tests)
+
+    def _check_digests(self, said: FullCollection) -> None:
+        if len(said.digests) != len(said.tests):
+            _refuse(f"names {len(said.tests)} tests and {len(said.digests)} digests in one record.")
+        self._listed += len(said.tests)
+        if self._listed > MOST_TESTS:
+            _refuse(f"has collected more than {MOST_TESTS} tests.")
 
     def _check_test(self, nodeid: str, does: str, node: int) -> None:
         if nodeid in self._collected or (self._is_stressed and repeated_test(nodeid) in self._collected):

@@ -1,7 +1,9 @@
 import json
 from dataclasses import replace
 
-from allranks.harness.nodes.node import CollectionDigest, CollectionFailure, difference
+import pytest
+
+from allranks.harness.nodes.node import CollectionDigest, CollectionFailure, difference, notice
 from allranks.typed_json import build
 
 DIGEST = CollectionDigest(tests=("a", "b", "c"), torch="2", python="3")
@@ -36,3 +38,22 @@ def test_tests_of_one_node_alone_are_named():
 
 def test_a_test_that_one_node_has_twice_is_a_difference():
     assert "different orders" in difference(DIGEST, replace(DIGEST, tests=("a", "a", "b", "c")), 1)
+
+
+@pytest.mark.parametrize(
+    ("other", "is_error", "is_notice"),
+    [
+        (("1", "2.8", ""), False, False),
+        (("2.8", "1", ""), True, False),
+        (("1", "2.9", ""), False, True),
+        (("1", "3.9", ""), True, False),
+        (("1", "2", ""), False, True),
+        (("1", "2.8", "4"), True, False),
+    ],
+)
+def test_parameter_values_of_the_same_tests_are_compared(other, is_error, is_notice):
+    leader = replace(DIGEST, digests=("1", "2.8", ""))
+    said = difference(leader, replace(DIGEST, digests=other), 1)
+    assert said.startswith("Nodes 0 and 1 have other parameter values under the same ids: ") == is_error
+    assert bool(said) == is_error
+    assert bool(notice(leader, replace(DIGEST, digests=other), 1)) == is_notice

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from allranks.harness.collection.pytest_session import ServerPlugin
+from allranks.harness.collection.parameter_values import REMEDY, changes, named
+from allranks.harness.collection.pytest_session import ServerPlugin, numbered
 from allranks.harness.config import AgentConfig, Folders
 from allranks.harness.environment_skips import watch_for_sandcastle_skips
 from allranks.harness.fresh_rank import Failures, FreshRank
@@ -29,8 +30,7 @@ class FreshSession(ServerPlugin):
         self._rank = rank
         self._request = request
         self._outputs = outputs
-        numbered = (each.split(" ", 1) for each in request.fresh)
-        self._numbers = {nodeid: int(number) for number, nodeid in numbered}
+        self._numbers = {nodeid: number for number, nodeid in numbered(request)}
         self._code = folders.code
         self._wanted = {folders.code / nodeid.partition("::")[0] for nodeid in self._numbers}
 
@@ -59,6 +59,15 @@ class FreshSession(ServerPlugin):
 
     def _keep_what_runs_again(self, session: pytest.Session) -> None:
         """The fork server has chosen the tests."""
+
+    def _report_collection(self) -> None:
+        """Compare the parameters with those in the fork server, which has reported its collection."""
+        if other := changes(self._rank.digests, self._digests).other_values:
+            self._fail(
+                other[0],
+                "This rank is a process of its own, and has other parameter values than the process that collected "
+                f"the suite: {named(other)}. {REMEDY}",
+            )
 
     def _serve(self, session: pytest.Session) -> None:
         if self._has_failed or self._uncollected:

@@ -25,6 +25,7 @@ from allranks.harness.collection.expected_failures import ExpectedFailuresError,
 from allranks.harness.collection.imports import ThreadWatch, end_pools, preload, redirect_handlers
 from allranks.harness.collection.lockstep import forget_plugin, settle_hypothesis, with_reruns
 from allranks.harness.collection.marker_options import MarkerError, read_terms
+from allranks.harness.collection.parameter_values import digests
 from allranks.harness.collection.pytest_options import (
     cache_arguments,
     note_outcomes,
@@ -43,14 +44,15 @@ from allranks.harness.fork_server import Supervisor
 from allranks.harness.fresh_rank import FreshRank, become_fresh
 from allranks.harness.gpu_check import missing_hardware
 from allranks.harness.launchers.driver import Launching, run_driver
-from allranks.harness.program import Finish, ItemOptions, Program, SkippedModule, StartGang, line_of
+from allranks.harness.program import Finish, ItemOptions, Program, SkippedModule, StartGang, line_of, parts_of
 from allranks.harness.ranks import debugging
 from allranks.harness.ranks.disturbed_network import register_skew
 from allranks.harness.ranks.rank import Assignment, run_rank
 from allranks.harness.ranks.reports import skip_reason
+from allranks.harness.seeding import seed_generators
 from allranks.harness.torch_cases.adapt import adapt_collected, adapt_torch_cases
 from allranks.outcomes import MESSAGE_LIMIT, shorten
-from allranks.records import AgentFailed, CollectionFailed, FailureKind, Notice, Shared
+from allranks.records import AgentFailed, CollectionFailed, FailureKind, FullCollection, Notice, Shared
 from allranks.skip_codes import SkipCode, installed_skips
 from allranks.xml_text import xml_id
 
@@ -75,6 +77,7 @@ class ServerPlugin:
         self._measurement = Measurement(config, folders)
         self._script_folders = ScriptFolders()
         self._bad_tests = 0
+        self._digests: dict[str, str] = {}
         self.has_collected = False
         self.was_refused = False
         self.changed_status = ""
@@ -157,7 +160,12 @@ class ServerPlugin:
     def pytest_make_collect_report(
         self, collector: pytest.Collector
     ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-        """Import each file as ``python FILE`` would: with its folder on ``sys.path``, and free to exit."""
+        """Import each file as ``python FILE`` would: with its folder on ``sys.path``, and free to exit.
+
+        What it draws at random, for parameters for example, depends on the run's seed alone, and not on the files that
+        were collected before it: other processes collect other files.
+        """
+        seed_generators(seed_of_test(self._config.seed, collector.nodeid))
         is_file = isinstance(collector, pytest.Module)
         if is_file:
             self._script_folders.enter(collector.path)
@@ -221,6 +229,8 @@ class ServerPlugin:
         # Not earlier: plugins and conftest files of the suite may change which devices are visible.
         self._lack = missing_hardware(self._config)
         self._look_at_process("", _BY_HOOK)
+        self._digests = digests(session.items)
+        self._report_collection()
         self._keep_own_share(session)
         self._keep_what_runs_again(session)
         terms = self._terms(session)
@@ -258,6 +268,10 @@ class ServerPlugin:
         yield
         if int(session.exitstatus) != int(exitstatus):
             self.changed_status = f"{int(exitstatus)} to {int(session.exitstatus)}"
+
+    def _report_collection(self) -> None:
+        for part in parts_of(list(self._digests)):
+            self._supervisor.write(FullCollection(tests=part, digests=tuple(self._digests[test] for test in part)))
 
     def _prints_at_once(self, session: pytest.Session) -> bool:
         return bool(session.config.getoption("capture", "no") == "no")
@@ -317,6 +331,7 @@ class ServerPlugin:
                         connection=connection,
                         board=board,
                         supervisor=self._supervisor.pid,
+                        digests={test: self._digests[test] for _, test in numbered(request)},
                     )
                 )
             random.setstate(random_state)  # Python seeds it anew in every fork
@@ -368,6 +383,12 @@ class ServerPlugin:
         wanted = frozenset(self._config.only)
         session.items[:] = [item for item in session.items if xml_id(item.nodeid) in wanted]
         self._skipped = {nodeid: phase for nodeid, phase in self._skipped.items() if xml_id(nodeid) in wanted}
+
+
+def numbered(request: StartGang) -> list[tuple[int, str]]:
+    """The tests of a gang whose ranks are no forks, each with its index in the collection."""
+    pairs = (each.split(" ", 1) for each in request.fresh)
+    return [(int(number), nodeid) for number, nodeid in pairs]
 
 
 def _is_script(item: pytest.Item) -> bool:

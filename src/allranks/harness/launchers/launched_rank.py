@@ -22,7 +22,7 @@ from allranks.harness.ranks import debugging, rank_setup
 from allranks.harness.ranks.call_counter import CallCounter
 from allranks.harness.ranks.rank_setup import flush_output, live
 from allranks.harness.ranks.reports import is_symptom, skip_with_code, with_cause
-from allranks.harness.ranks.surroundings import seed_everything
+from allranks.harness.seeding import seed_everything
 from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, SkipKind, shorten
 
 

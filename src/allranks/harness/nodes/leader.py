@@ -20,7 +20,7 @@ from allranks.harness.gangs.orphans import KilledOrphan
 from allranks.harness.gangs.output import Output
 from allranks.harness.linux import Timer
 from allranks.harness.nodes.connection import ConnectionLostError, Message, NodeConnection
-from allranks.harness.nodes.node import CollectionDigest, CollectionFailure, NodeLostError, Orders, difference
+from allranks.harness.nodes.node import CollectionDigest, CollectionFailure, NodeLostError, Orders, difference, notice
 from allranks.harness.nodes.node_rendezvous import NodesError
 from allranks.skew import Delay, skew_of
 from allranks.typed_json import build, told
@@ -260,11 +260,11 @@ class Leader:
             FollowerLink(node, connection, config.limits.silence) for node, connection in sorted(connections.items())
         ]
 
-    def compare(self, own: CollectionDigest) -> list[CollectionFailure]:
+    def compare(self, own: CollectionDigest) -> tuple[list[CollectionFailure], list[str]]:
         """Wait until the others have collected, too, and check that they have collected the same tests.
 
         Returns:
-            Collection failures of the others, but for those of modules that fail here, too.
+            Collection failures of the others, but for those of modules that fail here, too; and notices, as sentences.
 
         Raises:
             NodesError: They have collected different tests, or did not finish in time.
@@ -280,7 +280,7 @@ class Leader:
         differences = [difference(own, digest, node) for node, digest in digests.items()]
         if not failures and any(differences):
             raise NodesError("\n".join(filter(None, differences)))
-        return failures
+        return failures, [*filter(None, (notice(own, digest, node) for node, digest in digests.items()))]
 
     def nodes(self) -> list[RemoteNode]:
         """The other nodes."""

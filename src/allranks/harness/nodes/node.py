@@ -1,13 +1,13 @@
 """A node: where ranks are started, and whether all nodes collected the same tests."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Protocol
 
+from allranks.harness.collection.parameter_values import REMEDY, VARIABLE, changes, named
 from allranks.harness.gangs.local_ranks import Ranks
 from allranks.harness.nodes.connection import Message
 
-_NAMED = 3
 _TEXT_LIMIT = 16_000
 _MOST_FAILURES = 50
 
@@ -25,10 +25,16 @@ class CollectionDigest:
     """What one agent has collected."""
 
     tests: tuple[str, ...] = ()  # Node ids, in the order of execution
+    digests: tuple[str, ...] = ()  # those of the parameter values of these tests, in the same order
     failures: tuple[CollectionFailure, ...] = ()
     torch: str = ""  # version; empty if it could not be imported
     python: str = ""  # version
     lacks: str = ""  # what its node lacks for the cell, in words; empty for nothing
+
+    @property
+    def parameters(self) -> Mapping[str, str]:
+        """The digest of the parameter values of each test."""
+        return dict(zip(self.tests, self.digests, strict=False))
 
     def as_message(self) -> Message:
         """Convert to the JSON of :func:`~allranks.typed_json.build`, with long texts and lists of failures cut."""
@@ -45,13 +51,23 @@ def difference(leader: CollectionDigest, other: CollectionDigest, node: int) -> 
     if leader.lacks != other.lacks:
         here, there = (digest.lacks or "nothing is lacking" for digest in (leader, other))
         return f"The nodes have different hardware; node 0: {here}; node {node}: {there}."
-    return "" if leader.tests == other.tests else _difference_of_tests(leader.tests, other.tests, node)
+    if leader.tests != other.tests:
+        return _difference_of_tests(leader.tests, other.tests, node)
+    if differing := changes(leader.parameters, other.parameters).other_values:
+        return f"Nodes 0 and {node} have other parameter values under the same ids: {named(differing)}.\n{REMEDY}"
+    return ""
+
+
+def notice(leader: CollectionDigest, other: CollectionDigest, node: int) -> str:
+    """A difference between the collections of node 0 and another node that is no error, as a sentence; else empty."""
+    differing = changes(leader.parameters, other.parameters).other_variables
+    return f"Nodes 0 and {node} have other {VARIABLE}: {named(differing)}." if differing else ""
 
 
 def _difference_of_tests(ours: Sequence[str], theirs: Sequence[str], node: int) -> str:
     here, there = set(ours), set(theirs)
     only = [
-        f"only on node {where}: {_named([test for test in tests if test not in others])}"
+        f"only on node {where}: {named([test for test in tests if test not in others])}"
         for where, tests, others in ((0, ours, there), (node, theirs, here))
         if not set(tests) <= others
     ]
@@ -62,11 +78,6 @@ def _difference_of_tests(ours: Sequence[str], theirs: Sequence[str], node: int) 
         f"Nodes 0 and {node} have collected the same tests in different orders: "
         f"{place[0]} on node 0 comes where {place[1]} comes on node {node}."
     )
-
-
-def _named(tests: Sequence[str]) -> str:
-    more = len(tests) - _NAMED
-    return ", ".join(tests[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,8 +43,9 @@ from allranks.harness.ranks.reports import (
     with_remedy,
 )
 from allranks.harness.ranks.skewed_calls import DELAYS
-from allranks.harness.ranks.surroundings import InitialState, seed_everything
+from allranks.harness.ranks.surroundings import InitialState
 from allranks.harness.rendezvous import wait_for_store
+from allranks.harness.seeding import seed_everything
 from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, following, overall, shorten
 from allranks.skip_codes import SkipCode
 

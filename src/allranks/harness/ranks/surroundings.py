@@ -13,10 +13,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from importlib.abc import FileLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from random import seed as _seed_python
 from typing import Any, Final
-
-import torch
 
 from allranks.harness.ranks.state_parts import (
     ENVIRON,
@@ -165,20 +162,3 @@ def _write(name: str, value: Any) -> None:  # noqa: ANN401 - of any part
         signal.signal(int(word) if word.isdigit() else signal.Signals[word], value)
     else:
         PARTS[name][1](value)
-
-
-def seed_everything(seed: int) -> None:
-    """Seed Python, NumPy (if it is loaded) and torch.
-
-    Args:
-        seed: At most 32 bits, NumPy's limit.
-    """
-    _seed_python(seed)
-    if torch.cuda.is_available():
-        torch.manual_seed(seed)
-    else:
-        # torch.manual_seed takes 0.7 ms: each kind of accelerator defers its seeding, and formats a stack for that.
-        torch.default_generator.manual_seed(seed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(seed)
