@@ -2,6 +2,8 @@
 
 import pytest
 
+from allranks.records import Notice
+
 LEAVES_A_MESSAGE = """
 import torch, torch.distributed as dist
 
@@ -120,3 +122,171 @@ def test_a_gang_without_a_process_group_is_not_compared(run_agent):
     agent = run_agent({"test_own.py": suite})
     assert {case.outcome for rank in (0, 1) for case in agent.cases(rank).values()} == {"passed"}
     assert len(agent.gangs()) == 1
+
+
+OWN_WORLD = """
+import os
+import pytest, torch, torch.distributed as dist
+
+@pytest.fixture(scope="module")
+def world(rank, world_size):
+    dist.init_process_group("gloo")
+    yield
+    dist.destroy_process_group()
+"""
+
+OWN_CLASS = """
+import os, unittest
+import torch, torch.distributed as dist
+
+class TestOwn(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        dist.init_process_group("gloo")
+        cls.rank = dist.get_rank()
+
+    @classmethod
+    def tearDownClass(cls):
+        dist.destroy_process_group()
+
+    def test_leaves_a_message(self):
+        if self.rank == 0:
+            dist.isend(torch.ones(1), dst=1)
+
+    def test_receives_its_own(self):
+        if self.rank == 0:
+            dist.send(torch.full((1,), 7.0), dst=1)
+        else:
+            tensor = torch.zeros(1)
+            dist.recv(tensor, src=0)
+            assert tensor.item() == 7
+"""
+
+LEFT_IN_OWN_WORLD = [
+    ("if rank == 0: dist.isend(torch.ones(1), dst=1)", "rank 0 sent 1 message that rank 1 did not receive"),
+    ("if rank == 0: dist.isend(torch.ones(1), dst=1, tag=3)", "rank 0 sent 1 message that rank 1 did not receive"),
+    ("if rank == 1: dist.irecv(torch.ones(1), src=0)", "rank 1 waits for 1 message that rank 0 did not send"),
+    ("if rank == 0: dist.all_reduce(torch.ones(1), async_op=True)", "rank 0 called all_reduce once in group default"),
+    ("if rank == 1: dist.barrier(async_op=True)", "rank 1 called barrier once in group default, rank 0 not at all"),
+    ("dist.new_group([0]); rank == 0 or dist.isend(torch.ones(1), dst=0)", "rank 1 sent 1 message that rank 0 did not"),
+]
+
+
+@pytest.mark.parametrize(("left", "message"), LEFT_IN_OWN_WORLD)
+def test_calls_in_a_group_of_the_suites_own_are_compared(run_agent, left, message):
+    suite = f"""{OWN_WORLD}
+def test_before(world):
+    dist.barrier()
+
+def test_leaves_something(world, rank):
+    global kept
+    {left}
+
+def test_is_innocent(world, rank):
+    tensor = torch.full((1,), rank + 1.0)
+    dist.all_reduce(tensor)
+    assert tensor.item() == 3
+"""
+    agent = run_agent({"test_own.py": suite}, process_group=False)
+    assert agent.outcomes("test_before") == ("passed", "passed")
+    assert "errored" in agent.outcomes("test_leaves_something")
+    [found] = {case.message for rank in (0, 1) if (case := agent.cases(rank)["test_leaves_something"]).is_bad}
+    assert message in found
+    assert agent.outcomes("test_is_innocent") == ("passed", "passed")
+    assert len(agent.gangs()) == 2
+
+
+def test_calls_in_a_group_of_a_class_are_compared_from_its_first_test_on(run_agent):
+    agent = run_agent({"test_own.py": OWN_CLASS})
+    assert agent.outcomes("test_leaves_a_message") == ("errored", "passed")
+    assert agent.outcomes("test_receives_its_own") == ("passed", "passed")
+
+
+def test_a_suite_whose_own_groups_match_keeps_its_gang(run_agent):
+    suite = f"""{OWN_WORLD}
+def test_first(world, rank):
+    dist.send(torch.ones(1), dst=1) if rank == 0 else dist.recv(torch.ones(1))
+
+def test_second(world):
+    dist.all_reduce(torch.ones(1))
+
+@pytest.mark.parametrize("number", range(3))
+def test_group_of_a_test(world, rank, number):
+    group = dist.new_group([1])
+    if rank == 1:
+        dist.all_reduce(torch.ones(1), group=group)
+        dist.destroy_process_group(group)
+"""
+    agent = run_agent({"test_own.py": suite}, process_group=False)
+    assert {case.outcome for rank in (0, 1) for case in agent.cases(rank).values()} == {"passed"}
+    assert len(agent.gangs()) == 1
+
+
+EXPECTED = [
+    "catch(lambda: dist.all_reduce(torch.ones(1), async_op=True).wait(timedelta(seconds=0.5))) if rank else None",
+    "catch(lambda: dist.irecv(torch.ones(1), 0).wait(timedelta(seconds=0.5))) if rank else None",
+    "catch(lambda: dist.group.WORLD.allreduce([torch.ones(1), torch.ones(2)]).wait())",
+    "catch(lambda: dist.group.WORLD.broadcast([]).wait())",
+    "catch(lambda: dist.monitored_barrier(timeout=timedelta(seconds=0.5))) if rank == 0 else None",
+]
+
+
+@pytest.mark.parametrize("call", EXPECTED)
+def test_a_call_that_raised_as_expected_ends_the_gang(run_agent, call):
+    suite = f"""
+import contextlib
+from datetime import timedelta
+import pytest, torch, torch.distributed as dist
+
+def catch(call):
+    with contextlib.suppress(Exception):
+        call()
+
+def test_expects_it(rank):
+    {call}
+
+def test_is_innocent(rank):
+    tensor = torch.full((1,), rank + 1.0)
+    dist.all_reduce(tensor)
+    assert tensor.item() == 3
+"""
+    agent = run_agent({"test_raises.py": suite})
+    assert agent.outcomes("test_expects_it") == ("passed", "passed")
+    assert agent.outcomes("test_is_innocent") == ("passed", "passed")
+    assert len(agent.gangs()) == 2
+
+
+SUSPICIOUS = [
+    "dist.all_gather([torch.zeros(2, dtype=dtype) for _ in range(2)], torch.ones(2, dtype=dtype))",
+    "dist.broadcast(torch.ones(2, dtype=dtype), src=0)",
+    "dist.all_to_all_single(torch.ones(2, dtype=dtype), torch.ones(2, dtype=dtype))",
+    "dist.all_gather_into_tensor(torch.ones(2, dtype=dtype), torch.ones(1, dtype=dtype))",
+    "dist.scatter(torch.ones(1, dtype=dtype), [torch.ones(1, dtype=dtype)] * 2 if rank == 0 else None)",
+    "dist.gather(torch.ones(1, dtype=dtype), [torch.ones(1, dtype=dtype)] * 2 if rank == 0 else None)",
+    "rank or catch(lambda: dist.all_reduce(torch.ones(1), async_op=True).wait(timedelta(seconds=0.5)))",
+]
+
+
+@pytest.mark.parametrize("call", SUSPICIOUS)
+def test_what_is_suspicious_is_a_notice_of_its_test(run_agent, call):
+    suite = f"""
+import contextlib
+from datetime import timedelta
+import pytest, torch, torch.distributed as dist
+
+def catch(call):
+    with contextlib.suppress(Exception):
+        call()
+
+def test_is_suspicious(rank):
+    dtype = torch.int32 if rank else torch.float32
+    {call}
+
+def test_is_innocent(rank):
+    dist.barrier()
+"""
+    agent = run_agent({"test_suspicious.py": suite})
+    assert agent.outcomes("test_is_suspicious") == ("passed", "passed")
+    assert agent.outcomes("test_is_innocent") == ("passed", "passed")
+    [notice] = [each for each in agent.all(Notice) if each.nodeid.endswith("test_is_suspicious")]
+    assert notice.text.startswith("calls differ: ")

@@ -309,6 +309,8 @@ class TestLoop:
             if step.leader is not None:
                 gang.condemn()
                 return done
+            if mismatch is not None:
+                self._journal.write(Notice(nodeid=self._current, text=f"calls differ: {mismatch.message}"))
             if mismatch is not None or (not step.is_clean and not self._program.terms[command.index].is_skipped):
                 break
         self._record_bad(gang, gang.end())

@@ -74,12 +74,39 @@ def test_more_groups_than_slots_do_no_harm(memory, seen):
     assert set(read_board(seen)) == {ALL_REDUCE}
 
 
-def test_a_long_shape_stays_in_its_slot(memory, seen):
+STRIDED = "new_group of ranks " + ", ".join(map(str, range(0, 192, 2)))
+
+
+@pytest.mark.parametrize(
+    ("call", "kept"),
+    [
+        (SEND._replace(shape="x".join(["2"] * 30)), SEND._replace(shape=str(2**30))),
+        (ALL_REDUCE._replace(number=2**63, order=2**63, at=2**63, peer=2**63), None),
+        (ALL_REDUCE._replace(kind=STRIDED), "new_group of ranks 0, 2"),
+        (ALL_REDUCE._replace(kind="gänge" * 50), "gängegänge"),
+        (ALL_REDUCE._replace(group="g" * 300, dtype="d" * 300, kind="k" * 300, shape="9x" * 99 + "9", at=2**63), "kkk"),
+    ],
+)
+def test_a_long_call_stays_in_its_line(memory, seen, call, kept):
     board = CallBoard(memory)
     slots = [board.open(), board.open()]
-    board.note(slots[1], ALL_REDUCE)
-    board.note(slots[0], SEND._replace(shape="1x" * 1000))
-    assert read_board(seen)[-1] == ALL_REDUCE
+    board.note(slots[1], ALL_REDUCE._replace(order=1))
+    board.note(slots[0], call)
+    found, other = read_board(seen)
+    assert other == ALL_REDUCE._replace(order=1)
+    assert (found.number, found.peer, found.order, found.at) == (call.number, call.peer, call.order, call.at)
+    if isinstance(kept, str):
+        assert found.kind.startswith(kept)
+    else:
+        assert found == (kept or call)
+
+
+def test_long_calls_that_differ_still_differ(memory, seen):
+    board = CallBoard(memory)
+    calls = [ALL_REDUCE._replace(kind=STRIDED, order=1), ALL_REDUCE._replace(kind=f"{STRIDED}, 192", order=2)]
+    for call in calls:
+        board.note(board.open(), call)
+    assert len({call.kind for call in read_board(seen)}) == 2
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,8 @@
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from math import prod
 
-from allranks.harness.gangs.call_board import MESSAGES, LastCall
+from allranks.harness.gangs.call_board import EVEN, MESSAGES, LastCall, size_of
 from allranks.harness.gangs.local_ranks import RankHang
 from allranks.harness.gangs.step_outcome import Step, StepOutcome, was_in
 from allranks.harness.gangs.unmatched_calls import DEFAULT_GROUP, NEW_GROUP, words_for_ranks
@@ -14,9 +13,6 @@ from allranks.outcomes import Outcome
 
 _Calls = Mapping[int, Sequence[LastCall]]
 """The last calls of each rank in its process groups, the newest first."""
-
-_EVEN = ("all_reduce", "broadcast", "reduce")
-"""Calls whose tensors have one number of elements on all ranks."""
 
 _UNEVEN = ("all_to_all",)
 """Calls whose tensors may have another shape on each rank."""
@@ -128,8 +124,7 @@ def _kind(call: LastCall) -> str:
 
 def _essence(call: LastCall) -> tuple[object, ...]:
     """What no two ranks may differ in: a backend may pair views of one size, and parts of different sizes."""
-    sizes = call.shape.split("x") if call.kind in _EVEN and call.shape else ()
-    return call.kind, call.dtype, call.peer, prod(map(int, sizes))
+    return call.kind, call.dtype, call.peer, size_of(call.shape) if call.kind in EVEN else None
 
 
 def _minority(values: Mapping[int, object]) -> list[int]:

@@ -199,16 +199,23 @@ class Step:
 
     @property
     def is_clean(self) -> bool:
-        """Whether the gang may be kept: all ranks are in its group, and all passed, or all skipped early."""
-        if any(each.is_spoilt for each in self.outcomes):
-            return False
+        """Whether the gang may be kept: its ranks ended alike, in its group, and no call of torch.distributed raised.
+
+        A call that raised may have left its group unusable, also where the test expects the exception.
+        """
+        has_raised = any(each.calls is not None and each.calls.failures for each in self.outcomes)
+        return self._ended_alike and not has_raised and not any(each.is_spoilt for each in self.outcomes)
+
+    @property
+    def _ended_alike(self) -> bool:
+        """Whether all ranks passed, or all skipped early."""
         passed = all(each.outcome is Outcome.PASSED for each in self.outcomes)
         return passed or all(each.early_skip for each in self.outcomes)
 
     def compare_calls(self) -> Mismatch | None:
-        """Compare the ranks' calls if the step is clean; a mismatch that is an error changes the blamed outcomes."""
+        """Compare the calls of ranks that ended alike; a mismatch that is an error changes the blamed outcomes."""
         calls = {each.rank: each.calls for each in self.outcomes if each.calls is not None}
-        mismatch = find_mismatch(calls) if self.is_clean else None
+        mismatch = find_mismatch(calls) if self._ended_alike else None
         if mismatch is not None and mismatch.is_error and self.skipper is None:
             self.outcomes = [_blamed(each, mismatch) for each in self.outcomes]
         return mismatch

@@ -48,6 +48,7 @@ class GroupCalls:
         sent: By destination.
         received: By source; a receive counts from its start.
         received_from_any: Receives from any source that have not reported a source.
+        order: A digest of the collectives in order: kinds, types, roots, and sizes where they must be equal.
         unseen: Calls that torch counted and this rank's Python code did not make (DDP's reducer, functional
             collectives), and an offset that is the same on all ranks if all else is: only a difference means something.
     """
@@ -58,6 +59,7 @@ class GroupCalls:
     sent: Mapping[int, Messages] = field(default_factory=dict)
     received: Mapping[int, Messages] = field(default_factory=dict)
     received_from_any: Messages = Messages()
+    order: int = 0
     unseen: int = 0
 
     def __add__(self, other: "GroupCalls") -> "GroupCalls":
@@ -123,6 +125,7 @@ def _group_of(**fields: Any) -> GroupCalls:  # noqa: ANN401 - parsed JSON
         sent=_messages_of(fields["sent"]),
         received=_messages_of(fields["received"]),
         received_from_any=Messages(number=int(number), tags=int(tags)),
+        order=int(fields["order"]),
         unseen=int(fields["unseen"]),
     )
 
@@ -143,7 +146,7 @@ class Mismatch:
         message: One sentence, without a full stop.
         ranks: The ranks to blame: those with a message or receive too many, or whose number of calls is unusual.
         is_error: The test is wrong. False if the mismatch has an innocent explanation: a call raised, as the test may
-            have intended, or calls were made that cannot be counted by kind.
+            have intended, or calls were made that cannot be counted by kind. Such a mismatch is a notice.
     """
 
     message: str
@@ -159,7 +162,8 @@ def find_mismatch(calls: Mapping[int, Calls]) -> Mismatch | None:
     """Compare the calls of one test.
 
     All members of a group must make each kind of collective call equally often, and each send must have a receive of
-    the same pair, direction and tag.
+    the same pair, direction and tag. It is suspicious if they make them in another order, or with another type, root or
+    size.
 
     Args:
         calls: By rank. A missing rank has called nothing.
@@ -171,7 +175,7 @@ def find_mismatch(calls: Mapping[int, Calls]) -> Mismatch | None:
     doubts = [mismatch for group in groups for mismatch in _differences_of_unseen(group)]
     found = [(group, mismatch) for group in groups for mismatch in _mismatches(group)]
     if not found:
-        return next(iter(doubts), None)
+        return next(itertools.chain(doubts, filter(None, map(_difference_of_order, groups))), None)
     # After a split each rank may have another name for a group of the same ranks: a split connects without names.
     is_doubtful = any(rank.failures for rank in calls.values()) or not any(map(_is_unmatched, _merged(groups)))
     errors = (each for group, each in found if each.is_error and not (is_doubtful or _differences_of_unseen(group)))
@@ -237,6 +241,14 @@ def _differences_of_unseen(group: _Group) -> list[Mismatch]:
     unseen = {rank: calls.unseen for rank, calls in group.items()}
     message = f"torch counted calls in {_name(group)} that not all of its ranks made"
     return [Mismatch(message=message, ranks=_unusual(unseen), is_error=False)] if len(set(unseen.values())) > 1 else []
+
+
+def _difference_of_order(group: _Group) -> Mismatch | None:
+    orders = {rank: calls.order for rank, calls in group.items()}
+    if len(set(orders.values())) == 1:
+        return None
+    message = f"not all ranks of {_name(group)} called the same collectives in one order, with the same types and sizes"
+    return Mismatch(message=message, ranks=_unusual(orders), is_error=False)
 
 
 def _called(kind: str, numbers: Mapping[int, int], group: _Group) -> str:

@@ -28,7 +28,7 @@ import torch
 from torch import distributed
 from torch.distributed import distributed_c10d
 
-from allranks.harness.gangs.call_board import CallBoard, LastCall, now
+from allranks.harness.gangs.call_board import EVEN, CallBoard, LastCall, now, size_of
 from allranks.harness.gangs.unmatched_calls import DEFAULT_GROUP, NEW_GROUP, Calls, GroupCalls, words_for_ranks
 from allranks.harness.ranks.counted_group import ANY, MESSAGES, UNEVEN, CountedGroup, describe, message_of, sequence_of
 
@@ -167,6 +167,7 @@ class CallCounter:
         for identity, known in list(self._groups.items()):
             if known is not None and known.reference() not in world.pg_map:
                 self._close(identity)
+        self._adopt_own_world()
         if world.default_pg is not (self._world() or _UNMET):
             return Calls(failures=failures)
         for group in list(world.pg_map):
@@ -191,16 +192,21 @@ class CallCounter:
         return self._groups.setdefault(identity, known)
 
     def _meet(self, group: distributed.ProcessGroup) -> CountedGroup | None:
+        self._adopt_own_world()
         world = distributed_c10d._world  # noqa: SLF001 - see above
-        own = world.default_pg if self._own_world is not None else None
-        if own is not None and len(world.pg_group_ranks.get(own, ())) == self._own_world:
-            self._world = weakref.ref(own)
         if world.default_pg is not (self._world() or _UNMET) or group not in world.pg_group_ranks:
             return None
         name = DEFAULT_GROUP if group is world.default_pg else world.pg_names[group]
         ranks = world.pg_group_ranks[group]
         slot = self._board.open() if self._board else None
         return CountedGroup(name, tuple(sorted(ranks, key=ranks.__getitem__)), group, slot)
+
+    def _adopt_own_world(self) -> None:
+        """Count in a world that the suite has made itself, if it has all ranks of the gang."""
+        world = distributed_c10d._world  # noqa: SLF001 - see above
+        own = world.default_pg if self._own_world is not None else None
+        if own is not None and len(world.pg_group_ranks.get(own, ())) == self._own_world:
+            self._world = weakref.ref(own)
 
     def _forget(self, identity: int) -> None:
         """Forget a group: its object is gone, and another may reuse its identity."""
@@ -237,9 +243,9 @@ class CallCounter:
             peer, tag = message_of(names, arguments, options) if names else (None, 0)
             known.begun += peer is None
             dtype, shape = describe(kind, arguments, place)
+            other = getattr(arguments[-1], "rootRank", None) if kind in _ROOTED and arguments else peer
+            rank = known.rank_of(other)
             if self._board:
-                other = getattr(arguments[-1], "rootRank", None) if kind in _ROOTED and arguments else peer
-                rank = known.rank_of(other)
                 begun = LastCall(known.name, known.begun, kind, rank, dtype, shape, next(self._order), now())
                 self._board.note(known.slot, begun)
             try:
@@ -252,6 +258,8 @@ class CallCounter:
                 self._from_any[id(work)] = (known, tag, work)
             else:
                 known.count(kind, peer, tag, dtype)
+            if peer is None:
+                known.note_order(kind, dtype, rank, size_of(shape) if kind in EVEN else None)
             return work
 
         return call

@@ -57,6 +57,7 @@ class CountedGroup:
         # NCCL ignores tags.
         self._is_gloo = distributed.get_backend(group) == distributed.Backend.GLOO
         self._counters: _Counters = defaultdict(itertools.count)
+        self._order = 0
         self._sequence = 0
 
     def count(self, kind: str, peer: int | None = None, tag: int = 0, dtype: str = "") -> None:
@@ -65,6 +66,10 @@ class CountedGroup:
         next(self._counters[kind, peer, tag if self._is_gloo else 0])
         if kind in _REDUCTIONS:
             next(self._counters[f"{kind}{_OF}{dtype}", None, 0])
+
+    def note_order(self, *essence: object) -> None:
+        """Add to the digest of collectives in order what is equal on all ranks of the next one."""
+        self._order = crc32(repr(essence).encode(), self._order)
 
     @property
     def has_calls(self) -> bool:
@@ -79,6 +84,7 @@ class CountedGroup:
         """Return the calls since the last time, and reset the counters."""
         counters, self._counters = self._counters, defaultdict(itertools.count)
         counts = {key: next(counter) for key, counter in counters.items()}
+        order, self._order = self._order, 0
         received = self._messages("recv", counts)
         return GroupCalls(
             name=self.name,
@@ -87,6 +93,7 @@ class CountedGroup:
             sent=self._messages("send", counts),
             received_from_any=received.pop(ANY, Messages()),
             received=received,
+            order=order,
             unseen=self._advance() - sum(count for key, count in counts.items() if self._is_numbered(*key)),
         )
 

@@ -150,7 +150,6 @@ class _Rank:
         self._imports = ImportWatch()
         self._room = DiskUse(assignment.results, assignment.shared, Path(tempfile.gettempdir()))
         self._board = CallBoard(map_board(assignment.board))
-        # Calls in a group that the suite makes itself say which rank to blame; they are not compared after a test.
         own_world = assignment.config.world_size if assignment.url is None else None
         self._calls = CallCounter(self._board, own_world)
         session.config.pluginmanager.register(self, "allranks-rank")
@@ -264,7 +263,7 @@ class _Rank:
             changed=tuple(differing),
             is_spoilt=not is_whole or self._has_exited,
             skipped_subtests=self._subtests.skipped,
-            calls=dumps(calls.as_fields()) if self._assignment.url is not None else "",
+            calls="" if is_alone else dumps(calls.as_fields()),
         )
 
     def _end(self, command: End) -> Report:
