@@ -103,6 +103,8 @@ class Report:
     is_spoilt: bool = False  # not all of it could be restored: the rank has left the gang's process group, or made one
     # The failure here is that a peer did not arrive, or was gone: see :mod:`allranks.harness.ranks.reports`.
     is_symptom: bool = False
+    # If it is one only because the rank does not know the end of a collective: the place of that among its calls.
+    waits_for: int | None = None
     imported: tuple[str, ...] = ()  # with the last report: modules to import once for all later ranks
     launched: LaunchedEnd | None = None  # from a driver: the end of a rank of its test
     driver: DriverSays | None = None  # from a driver: anything else about its test

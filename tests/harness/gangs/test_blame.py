@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.harness.gangs.blame import name_parting, odd_ones_out, strays
+from allranks.harness.gangs.blame import name_parting, never_entered, odd_ones_out, strays
 from allranks.harness.gangs.call_board import LastCall
 
 
@@ -76,3 +76,29 @@ def test_ranks_in_different_groups_are_named():
     words = "ranks 0 and 2 called all_reduce #4 of group default, rank 1 called all_reduce #2 of group 7"
     assert name_parting(calls) == words
     assert not name_parting({0: [call("barrier", 4)], 1: [call("all_reduce", 4)], 2: []})
+
+
+REDUCED = call("all_reduce", 7, order=20, mask=0b111)
+
+
+@pytest.mark.parametrize(
+    ("peers", "absent"),
+    [
+        ({1: [], 2: []}, [1, 2]),
+        ({1: [REDUCED], 2: []}, [2]),
+        ({1: [REDUCED], 2: [REDUCED]}, []),
+        ({1: [REDUCED._replace(number=9)], 2: [REDUCED]}, []),
+        ({1: [REDUCED._replace(number=6)], 2: [REDUCED]}, [1]),
+        ({1: [REDUCED._replace(kind="barrier")], 2: [REDUCED]}, [1]),
+        ({1: [REDUCED._replace(group="5")], 2: [REDUCED]}, [1]),
+        ({1: [REDUCED._replace(kind="send", number=8)], 2: [REDUCED]}, [1]),
+        ({1: [REDUCED], 3: []}, []),
+    ],
+)
+def test_the_members_that_have_not_entered_a_collective(peers, absent):
+    assert never_entered({0: [REDUCED], **peers}, 0, REDUCED.order) == absent
+
+
+def test_nobody_is_absent_from_a_collective_that_is_not_known_any_more():
+    assert never_entered({0: [REDUCED], 1: []}, 0, REDUCED.order + 1) == []
+    assert never_entered({0: [REDUCED._replace(mask=0)], 1: []}, 0, REDUCED.order) == []

@@ -70,6 +70,27 @@ def _left_behind(hangs: Mapping[int, RankHang], calls: _Calls) -> list[int]:
     return [rank for rank in behind if rank in hangs] if 2 * len(behind) < len(calls) else []
 
 
+def never_entered(calls: _Calls, rank: int, order: int) -> list[int]:
+    """The ranks that have not entered a collective of another rank, or have entered another one in its place.
+
+    Args:
+        calls: The last calls of each rank.
+        rank: The rank whose collective it is.
+        order: The place of the collective among all its calls; none is found if that is not known any more.
+    """
+    own = next((call for call in calls.get(rank, ()) if call.order == order and call.kind not in MESSAGES), None)
+    if own is None:
+        return []
+    return [peer for peer in calls if peer != rank and own.mask >> peer & 1 and not _has_entered(own, calls[peer])]
+
+
+def _has_entered(call: LastCall, others: Sequence[LastCall]) -> bool:
+    """Whether a peer with these calls has entered a collective of another rank."""
+    in_group = [each for each in others if each.group == call.group and each.kind not in MESSAGES]
+    same = next((each for each in in_group if each.number == call.number), None)
+    return same.kind == call.kind if same else any(each.number > call.number for each in in_group)
+
+
 def waits_for_peers(hang: RankHang) -> bool:
     """Whether a rank only waits in torch.distributed."""
     return not hang.held and waits_in_distributed(hang.stacks)

@@ -4,15 +4,17 @@ import mmap
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from math import prod
 from typing import NamedTuple
 from zlib import crc32
 
-_LINE_BYTES = 240
+_LINE_BYTES = 320
 _WORD_BYTES = 36
-"""Most bytes of a call's group, kind, dtype and shape: with four numbers of 64 bits, they fit on its line."""
+"""Most bytes of a call's group, kind, dtype and shape: with its numbers, they fit on its line."""
+
+_MOST_MEMBERS = 256
 
 _KEPT = 16
 """Collectives kept for each group; its messages have a line of their own."""
@@ -48,6 +50,12 @@ def size_of(shape: str) -> int:
     return prod(map(int, shape.split("x"))) if shape else 1
 
 
+def mask_of(members: Iterable[int]) -> int:
+    """Ranks as :attr:`LastCall.mask`."""
+    ranks = tuple(members)
+    return sum(1 << rank for rank in ranks) if max(ranks, default=0) < _MOST_MEMBERS else 0
+
+
 class LastCall(NamedTuple):
     """A call, which may have ended since.
 
@@ -61,6 +69,7 @@ class LastCall(NamedTuple):
         shape: Of the first tensor, ``4x2``.
         order: Its place among all calls of the rank.
         at: Nanoseconds on the clock of :data:`now`, when it began; 0 if unknown.
+        mask: The ranks of its group, a bit for each; 0 if unknown, as in a group with a rank of 256 or more.
     """
 
     group: str
@@ -71,6 +80,7 @@ class LastCall(NamedTuple):
     shape: str = ""
     order: int = 0
     at: int = 0
+    mask: int = 0
 
 
 now = partial(time.clock_gettime_ns, time.CLOCK_MONOTONIC)
@@ -176,7 +186,7 @@ def _line_of(call: LastCall) -> bytes:
         dtype=_shortened(call.dtype),
         shape=call.shape if len(call.shape) <= _WORD_BYTES else str(size_of(call.shape)),
     )
-    return ("\t".join(map(str, short)) + "\0").encode()
+    return ("\t".join([*map(str, short[:-1]), f"{call.mask:x}"]) + "\0").encode()
 
 
 def _shortened(word: str) -> str:
@@ -188,11 +198,11 @@ def _shortened(word: str) -> str:
 
 def _call_of(line: str) -> LastCall | None:
     try:
-        group, number, kind, peer, dtype, shape, order, at = line.split("\t")
+        group, number, kind, peer, dtype, shape, order, at, mask = line.split("\t")
         known_peer = None if peer == "None" else int(peer)
         if not _SHAPE.fullmatch(shape):
             return None
-        return LastCall(group, int(number), kind, known_peer, dtype, shape, int(order), int(at))
+        return LastCall(group, int(number), kind, known_peer, dtype, shape, int(order), int(at), int(mask, 16))
     except ValueError:
         return None
 

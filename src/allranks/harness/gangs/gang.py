@@ -6,10 +6,19 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from allranks.harness.channel import End, RunTest
 from allranks.harness.config import TimeLimits
-from allranks.harness.gangs.blame import given_up, name_crossing, name_parting, odd_ones_out, strays, waits_for_peers
+from allranks.harness.gangs.blame import (
+    given_up,
+    name_crossing,
+    name_parting,
+    never_entered,
+    odd_ones_out,
+    strays,
+    waits_for_peers,
+)
 from allranks.harness.gangs.call_board import LastCall, blamed, now
 from allranks.harness.gangs.failure_course import entered
 from allranks.harness.gangs.local_ranks import Look, RankEvent, RankExit, RankHang, RankReport, Ranks
@@ -204,12 +213,19 @@ class Gang:
                 # A rank that does not wait for its peers may be about to skip as well.
                 clock.go_on()
         skipper = None if deadlines.skip is None else step.skipper
+        self._weigh(step)
         if self._pending:
             self._give_up(clock.reason, skipper)
         if step.has_gone_wrong:
             self._explain(step, skipper)
         step.compare_subtests()
         return step
+
+    def _weigh(self, step: Step) -> None:
+        """Let the ranks' calls decide which failures only tell of a peer that did not come."""
+        if any(each.waits_for is not None for each in step.outcomes):
+            calls = self._look_at_calls(step)
+            step.weigh_symptoms(partial(never_entered, calls))
 
     def _explain(self, step: Step, skipper: StepOutcome | None) -> None:
         """Explain a step that went wrong by the ranks' last calls."""

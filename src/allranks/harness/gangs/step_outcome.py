@@ -7,7 +7,7 @@ import json
 import re
 import signal
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from allranks import skip_codes
@@ -60,6 +60,7 @@ class StepOutcome:
         caused_by: For an aborted rank: the rank that caused it.
         is_final: The rank's step is over.
         is_symptom: The only failure here is that a peer did not arrive, or was gone.
+        waits_for: See :attr:`allranks.harness.channel.Report.waits_for`.
         observed: The supervisor determined the outcome, because the rank itself could not report it.
         is_lost: The rank's exit status is unknown.
         calls: The rank's calls in its process groups; None if it has not reported them.
@@ -77,6 +78,7 @@ class StepOutcome:
     changed: tuple[str, ...] = ()
     is_final: bool = True
     is_symptom: bool = False
+    waits_for: int | None = None
     consequence: bool = False
     caused_by: int | None = None
     observed: bool = False
@@ -232,6 +234,20 @@ class Step:
             for each in self.outcomes
         ]
 
+    def weigh_symptoms(self, never_entered: Callable[[int, int], Sequence[int]]) -> None:
+        """Let the ranks' calls decide which failures of ranks that do not know the end of a collective are symptoms.
+
+        Args:
+            never_entered: Returns the ranks that did not enter a collective, given a rank and the place of the
+                collective among its calls.
+        """
+        self.outcomes = [
+            replace(each, is_symptom=bool(never_entered(each.rank, each.waits_for)), waits_for=None)
+            if each.is_symptom and each.waits_for is not None
+            else each
+            for each in self.outcomes
+        ]
+
     def explain_symptoms(self, skipper: StepOutcome | None, odd: Collection[int] = ()) -> None:
         """At the step's end, mark symptoms as consequences of the rank that caused them.
 
@@ -318,6 +334,7 @@ def reported(event: RankReport, step: Step) -> StepOutcome:
         is_spoilt=report.is_spoilt,
         changed=report.changed,
         is_symptom=report.is_symptom,
+        waits_for=report.waits_for,
         is_final=report.is_final,
         calls=_calls(report),
         skipped_subtests=report.skipped_subtests,

@@ -76,6 +76,9 @@ OF_A_CALLEE = re.compile(r"(\w+: )?On WorkerInfo\(.*\):\n(?P<error>.+)")
 _STORE_WAITS = ("get", "wait", "multi_get", "queue_pop", "barrier")
 """Methods of a store that wait for other ranks; wrapped so that the stack of a waiting rank shows them."""
 
+_STORE_POLLS = ("add", "compare_set", "num_keys")
+"""Methods of a store by which a rank may poll for what other ranks write."""
+
 _EXPECTATIONS: tuple[type, ...] = (
     type(pytest.raises(KeyError)),
     type(unittest.TestCase().assertRaises(KeyError)),  # noqa: PT027 - the class is wanted
@@ -117,7 +120,8 @@ class CallCounter:
         self._order = itertools.count(1)
         self._made_groups = itertools.count(1)
         self._refusals = 0
-        self._added: tuple[Any, object] = None, None
+        self._unsettled: int | None = None
+        self._answer: tuple[object, ...] = ()
         self._has_missed_a_peer = False
         for method, (kind, place) in COLLECTIVES.items():
             wrap(distributed.ProcessGroup, method, functools.partial(self._counted, kind=kind, place=place))
@@ -131,11 +135,18 @@ class CallCounter:
         polled = functools.partial(self._asked, refusals=1)
         wrap(distributed.Work, "is_completed", polled)
         wrap(torch._C._distributed_c10d.Store, "check", polled)  # noqa: SLF001
-        wrap(torch._C._distributed_c10d.Store, "add", functools.partial(polled, has_news=self._has_grown))  # noqa: SLF001
+        for method in _STORE_POLLS:
+            asked = functools.partial(polled, has_news=functools.partial(self._has_news, method))
+            wrap(torch._C._distributed_c10d.Store, method, asked)  # noqa: SLF001
         for expectation in _EXPECTATIONS:
             wrap(expectation, "__exit__", functools.partial(self._asked, refusals=0))
         for method in _STORE_WAITS:
             wrap(torch._C._distributed_c10d.Store, method, _passed_on)  # noqa: SLF001
+
+    @property
+    def waits_for(self) -> int | None:
+        """The place of the newest collective among the rank's calls, if it is not known to have ended or failed."""
+        return self._unsettled
 
     @property
     def has_waited_in_vain(self) -> bool:
@@ -245,9 +256,12 @@ class CallCounter:
             dtype, shape = describe(kind, arguments, place)
             other = getattr(arguments[-1], "rootRank", None) if kind in _ROOTED and arguments else peer
             rank = known.rank_of(other)
+            place_in_order = next(self._order)
             if self._board:
-                begun = LastCall(known.name, known.begun, kind, rank, dtype, shape, next(self._order), now())
+                begun = LastCall(known.name, known.begun, kind, rank, dtype, shape, place_in_order, now(), known.mask)
                 self._board.note(known.slot, begun)
+            if peer is None:
+                self._unsettled = place_in_order
             try:
                 work = original(group, *arguments, **options)
             except BaseException as error:
@@ -340,19 +354,23 @@ class CallCounter:
 
         return call
 
-    def _has_grown(self, arguments: Any, number: object) -> bool | None:  # noqa: ANN401 - torch's
-        """Whether a number to which the rank adds 0 again and again has changed; None if it does something else."""
-        before, self._added = self._added, (arguments, number)
-        return None if before[0] != arguments or arguments[1:] != (0,) else before[1] != number
+    def _has_news(self, method: str, arguments: Any, answer: object) -> bool | None:  # noqa: ANN401 - torch's
+        """Whether the answer to a question that the rank asks again and again has changed; None for a new question."""
+        before, self._answer = self._answer, (method, arguments, answer)
+        if before[:2] != (method, arguments) or (method == "add" and arguments[1:] != (0,)):
+            return None
+        return before[2] != answer
 
     def _note_failure(self, error: BaseException) -> None:
         """Note that a call, or a wait for one, has failed."""
         next(self._failures)
+        self._unsettled = None
         self._has_missed_a_peer = speaks_of_a_peer(error)
         self._note_wait()
 
     def _settle_wait(self) -> None:
         """Clear earlier waits in vain: a later wait succeeded."""
+        self._unsettled = None
         if self._refusals or self._has_missed_a_peer:
             self._refusals = 0
             self._has_missed_a_peer = False

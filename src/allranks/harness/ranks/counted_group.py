@@ -10,6 +10,7 @@ from zlib import crc32
 import torch
 from torch import distributed
 
+from allranks.harness.gangs.call_board import mask_of
 from allranks.harness.gangs.unmatched_calls import NEW_GROUP, GroupCalls, Messages
 
 UNEVEN = "monitored_barrier"
@@ -45,6 +46,7 @@ class CountedGroup:
         members: Also as there, in the order of their ranks in the group.
         reference: A weak reference to torch's object.
         slot: Its slot on the call board.
+        mask: Its members as on the call board.
         begun: The number of collectives since the group was created.
     """
 
@@ -53,6 +55,7 @@ class CountedGroup:
         self.members = members
         self.reference = weakref.ref(group)
         self.slot = slot
+        self.mask = mask_of(members)
         self.begun = 0
         # NCCL ignores tags.
         self._is_gloo = distributed.get_backend(group) == distributed.Backend.GLOO

@@ -311,11 +311,18 @@ class _Rank:
             return
         if phase.outcome.is_bad:
             flush_output()
-        waited = error is not None and self._calls.has_waited_in_vain
+        waits_for = None if error is None else self._calls.waits_for
+        waited = error is not None and (self._calls.has_waited_in_vain or waits_for is not None)
         has_waited = may_be_peers or is_symptom(error, has_waited=waited)
-        phases = self._take_unreported()
         self._connection.report(
-            Report(nodeid=self._nodeid, outcome=phase.outcome, phases=phases, goes_on=True, is_symptom=has_waited)
+            Report(
+                nodeid=self._nodeid,
+                outcome=phase.outcome,
+                phases=self._take_unreported(),
+                goes_on=True,
+                is_symptom=has_waited,
+                waits_for=None if may_be_peers else waits_for,
+            )
         )
 
     def _take_unreported(self) -> tuple[Phase, ...]:

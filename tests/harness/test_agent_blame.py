@@ -1,0 +1,82 @@
+"""Which rank leads is decided by the ranks' calls, where one fails without knowing the end of a collective."""
+
+import pytest
+
+HEAD = """
+import threading
+import time
+import pytest
+import torch
+import torch.distributed as dist
+
+def store():
+    return dist.distributed_c10d._get_default_store()
+
+def start():
+    return dist.all_reduce(torch.ones(2), async_op=True)
+
+def poll(is_done, times=20):
+    for _ in range(times):
+        if is_done():
+            return True
+        time.sleep(0.02)
+    return False
+
+def called_back(work):
+    event = threading.Event()
+    work.get_future().then(lambda _: event.set())
+    return event
+"""
+
+LATE = """
+def test_fails(rank, world_size):
+    if rank == world_size - 1:
+        time.sleep(60)
+    {}
+"""
+
+NEVER_CALLED = [
+    "future = start().get_future(); assert poll(future.done)",
+    "work = start(); assert poll(work.is_completed)",
+    "assert called_back(start()).wait(0.5)",
+    "x = torch.zeros(2); work = dist.broadcast(x, world_size - 1, async_op=True); time.sleep(1); assert x[0]",
+    "work = dist.barrier(async_op=True); time.sleep(0.2); assert work.is_completed()",
+    "assert poll(lambda: store().compare_set('ready', 'no', 'no') == b'yes')",
+    "assert poll(lambda: store().num_keys() > 9_999)",
+    "assert poll(lambda: store().add('count', 0) == 5)",
+]
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("call", NEVER_CALLED)
+def test_the_rank_that_never_came_leads_before_those_that_noticed(run_agent, call, world_size):
+    agent = run_agent({"test_late.py": HEAD + LATE.format(call)}, world_size=world_size)
+    leaders = [end for end in agent.arrived("test_fails") if end.outcome.is_bad and not end.consequence]
+    assert [end.rank for end in leaders] == [world_size - 1]
+    assert leaders[0].outcome.value == "timed_out"
+
+
+COMPUTING = """
+def test_fails(rank, world_size):
+    works = [start() for _ in range(2)]
+    if rank == world_size - 1:
+        time.sleep(60)  # it computes, and has called all that its peers have
+    {}
+"""
+
+CALLED = [
+    "assert [each.is_completed() for each in works] == [3, 4]",
+    "for _ in range(5): works[0].get_future().done()\n    assert rank == 99",
+    "time.sleep(0.2); assert rank == 99",
+    "[each.wait() for each in works]; assert rank == 99",
+    "work = works[-1]; del works; assert rank == 99",
+]
+
+
+@pytest.mark.parametrize("call", CALLED)
+def test_a_rank_that_fails_of_itself_leads_before_a_peer_that_has_called_the_same(run_agent, call):
+    agent = run_agent({"test_computes.py": HEAD + COMPUTING.format(call)})
+    leaders = [end for end in agent.arrived("test_fails") if end.outcome.is_bad and not end.consequence]
+    assert [end.rank for end in leaders] == [0]
+    assert "assert" in leaders[0].message
+    assert agent.outcomes("test_fails") == ("failed", "aborted")
