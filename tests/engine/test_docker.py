@@ -5,8 +5,7 @@ import gc
 import socket
 import tarfile
 import time
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,12 +18,12 @@ from fake_daemon import ID, end_agent, engine_of, frame, ignore, refusal, say
 from allranks.engine import agents, ownership
 from allranks.engine import docker as docker_engine
 from allranks.engine.agent_output import Damage
-from allranks.engine.docker import DockerEngine, connect
+from allranks.engine.docker import connect
 from allranks.engine.docker_requests import container_title, volume_names
 from allranks.engine.leftovers import LABEL, unjudged_builders
-from allranks.engine.ownership import HOST_LABEL, LOCKS_LABEL, RUN_LABEL, locks_place, own_run
+from allranks.engine.ownership import HOST_LABEL, LOCKS_LABEL, LOCKS_VARIABLE, RUN_LABEL, locks_place, own_run
 from allranks.engine.protocol import FileCopy, Resources
-from allranks.errors import EngineError
+from allranks.errors import EngineError, ExitCode
 from allranks.records import Notice
 
 REMOVED = ["remove", "remove_volume", "remove_volume"]
@@ -441,45 +440,71 @@ def test_a_gpu_that_a_dead_runs_container_does_not_let_go_is_an_error(fake, make
 
 
 @pytest.mark.usefixtures("locks")
-@pytest.mark.parametrize("place", ["here", "there", "unknown"])
-def test_what_is_of_another_container_is_judged_by_the_locks_of_its_own_place(left_over, place):
+@pytest.mark.parametrize(("place", "removed"), [(locks_place, ["container gone"]), (lambda: "elsewhere", [])])
+def test_what_is_of_another_container_is_judged_only_by_locks_that_are_visible_here(left_over, place, removed):
     """A run in a container of its own has another id of a host; its locks are in a folder that is named."""
     client = left_over()
-    name = locks_place() if place == "here" else place
-    labels = {HOST_LABEL: "of.another.container", LOCKS_LABEL: name}
+    labels = {HOST_LABEL: "of.another.container", LOCKS_LABEL: place()}
     client.listed = [
         {"Id": f"id-{run}", "Names": [f"/{run}"], "ImageID": "i", "Labels": {**labels, RUN_LABEL: run}}
         for run in ("alive", "gone")
     ]
     client.volumes_listed = client.networks_listed = []
-    locks = KnownLocks("there", frozenset({"gone"})) if place != "here" else None
     with own_run("alive"):
-        removed = DockerEngine(SimpleNamespace(api=client), (), locks).reap()
-    assert removed == ([] if place == "unknown" else ["container gone"])
-
-
-@dataclass
-class KnownLocks:
-    """What a keeper would say."""
-
-    place: str
-    gone: frozenset[str]
-
-    def reached(self, image):
-        assert image == "i"
-        return nullcontext()
-
-    def dead(self, runs):
-        return self.gone & runs
+        assert engine_of(client).reap() == removed
 
 
 def test_what_a_run_makes_names_the_place_of_its_locks(fake, make_spec):
     client = fake(start=refusal())
-    engine = DockerEngine(SimpleNamespace(api=client), (), KnownLocks("there", frozenset()))
-    with suppress(EngineError), engine.start(make_spec(image="i")):
+    with suppress(EngineError), engine_of(client).start(make_spec(image="i")):
         pass
     [request] = [call[2] for call in client.calls if call[0] == "create"]
-    assert request["labels"][LOCKS_LABEL] == "there"
+    assert request["labels"][LOCKS_LABEL] == locks_place()
+
+
+@pytest.fixture
+def runner(monkeypatch, tmp_path):
+    """``runner(ALLRANKS_LOCKS, ...)``: a process that sees the host's daemon and folder of locks, or does not."""
+
+    def make(*, named="", is_mounted=False, sees_daemon=False):
+        monkeypatch.delenv(LOCKS_VARIABLE, raising=False)
+        if named:
+            monkeypatch.setenv(LOCKS_VARIABLE, str(tmp_path / named))
+        monkeypatch.setattr(docker_engine, "sees_daemon", lambda: sees_daemon)
+        monkeypatch.setattr(Path, "is_mount", lambda _: is_mounted)
+
+    return make
+
+
+@pytest.mark.parametrize("place", [{"named": "shared"}, {"is_mounted": True}, {"sees_daemon": True}], ids=str)
+def test_gpus_are_leased_where_other_runs_see_the_leases(fake, runner, place):
+    runner(**place)
+    engine_of(fake()).check_leases()
+
+
+def test_gpus_are_not_leased_beside_a_daemon_whose_locks_are_not_visible(fake, runner):
+    runner()
+    client = fake()
+    with pytest.raises(EngineError, match="does not see the locks of the Docker daemon's host") as error:
+        engine_of(client).check_leases()
+    assert error.value.exit_code == ExitCode.INFRASTRUCTURE
+    assert "Mount the host's /run/lock/allranks" in error.value.remedy
+    assert f"{LOCKS_VARIABLE}=DIR" in error.value.remedy
+    assert client.calls == [], "no container is asked"
+
+
+def test_a_daemon_elsewhere_is_not_seen(monkeypatch):
+    for address in ("tcp://docker:2375", "ssh://user@host", "http://127.0.0.1:2375", "npipe:////./pipe/docker"):
+        monkeypatch.setenv("DOCKER_HOST", address)
+        assert not docker_engine.sees_daemon()
+
+
+def test_a_daemon_of_this_process_namespace_is_seen(monkeypatch, tmp_path):
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(str(tmp_path / "docker.sock"))
+        daemon.listen()
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
+        assert docker_engine.sees_daemon()
 
 
 def test_a_container_of_a_finished_image_is_of_no_unfinished_build():

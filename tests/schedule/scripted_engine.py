@@ -40,6 +40,7 @@ class ScriptedEngine:
         acts: What happens at a step of a cell's job.
         endless: Cells whose jobs end only when they are told to.
         orphans: Cells whose jobs an earlier orchestrator has started.
+        no_leases: Why no GPU can be leased.
     """
 
     log: list = field(default_factory=list)
@@ -50,6 +51,7 @@ class ScriptedEngine:
     acts: dict = field(default_factory=dict)
     endless: set = field(default_factory=set)
     orphans: set = field(default_factory=set)
+    no_leases: Exception | None = None
     name: str = "scripted"
 
     def note(self, step, cell):
@@ -72,6 +74,10 @@ class ScriptedEngine:
     def adopt(self, spec):
         self.note("adopt", spec.agent.cell)
         return self.start(spec) if spec.agent.cell in self.orphans else None
+
+    def check_leases(self):
+        if self.no_leases is not None:
+            raise self.no_leases
 
     def vacate(self, gpus):
         self.log.append(f"vacate {','.join(gpus)}")

@@ -271,6 +271,25 @@ def test_a_run_leaves_gpus_to_whoever_waited_before(dispatcher, engine, jobs):
     assert engine.log[:2] == ["vacate GPU-a", f"start {FIRST}"]
 
 
+@pytest.mark.parametrize("cells", [(FIRST,), (ONE,), (FIRST, BOTH), (ONE, FIRST, TWO), (ONE, TWO, BOTH)], ids=str)
+def test_without_leases_jobs_with_gpus_fail_before_their_image_is_made_and_others_run(
+    dispatcher, engine, jobs, records, cells
+):
+    made, what = [], "No GPU can be leased."
+    engine.no_leases = EngineError(what)
+
+    def environment(job):
+        made.append(job.cell.id)
+        return JobEnvironment(image="i")
+
+    wanted = [jobs[cell] for cell in cells]
+    dispatcher(wanted, gpus=("GPU-a", "GPU-b"), environment_of=environment).run(wanted)
+    without = [job.cell.id for job in wanted if not job.cell.gpu_count]
+    assert made == list(engine.specs) == without
+    errors = {cell: record["error"] and record["error"]["what"] for cell, record in records().items()}
+    assert errors == {cell: None if cell in without else what for cell in cells}
+
+
 def test_a_job_holds_its_gpus_until_it_is_put_away(dispatcher, engine, jobs):
     [job] = wanted = [jobs["nccl-w2-g2-env"]]
     held = []

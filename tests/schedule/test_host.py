@@ -2,16 +2,14 @@ import os
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from allranks.engine import docker as engine_docker
 from allranks.engine.kind import JobEnvironment, cleaners
 from allranks.engine_kinds import containers, host_processes
-from allranks.errors import DeviceError, EngineError, ImageError
-from allranks.schedule.daemon_leases import DaemonLeases
-from allranks.schedule.host import Host, _ForHost, choose_host, gpus_here
+from allranks.errors import EngineError, ImageError
+from allranks.schedule.host import _ForHost, choose_host, gpus_here
 
 
 @dataclass
@@ -218,55 +216,3 @@ def test_without_gpus_processes_have_nothing_to_do_with_a_daemon(matrix, lines):
 def test_a_job_on_several_hosts_takes_its_share_of_this_ones_gpus(jobs, nodes, here):
     cell = replace(next(iter(jobs.values())).cell, gpu_count=3, nodes=2)
     assert gpus_here(cell, nodes) == here
-
-
-class Locks:
-    """The locks of a daemon's host: they can be reached, or not, and say which GPUs are sick."""
-
-    place = ""
-
-    def __init__(self, *sick, failure=None):
-        self.sick, self.failure, self.asked = sick, failure, []
-
-    def reach(self, image, run_id):
-        self.asked.append((image, run_id))
-        if self.failure:
-            raise self.failure
-        self.place = "there"
-
-    def ask(self, name, *arguments):
-        self.asked.append((name, *arguments))
-        return dict.fromkeys(self.sick, "wrong sums") if name == "quarantined" else None
-
-
-def host_with(locks, *gpus):
-    """A host in a container, with these locks of its daemon's host and these GPUs."""
-    engine = FakeEngine("docker")
-    engine.host_locks = locks
-    return Host(engine=engine, gpus=gpus, cores=1, memory=1, environment_of=lambda _: JobEnvironment(image="i"))
-
-
-def job(gpus):
-    return SimpleNamespace(cell=SimpleNamespace(gpu_count=gpus))
-
-
-def test_a_run_in_a_container_leases_on_the_daemons_host_once_there_is_an_image():
-    host = host_with(locks := Locks(), "GPU-a")
-    assert host.leasing == DaemonLeases(locks)
-    assert host.locked_environment(job(1), "r1") == JobEnvironment(image="i")
-    assert locks.asked[0] == ("i", "r1")
-    host.report_gpus("r1", {"GPU-a": "wrong sums"}, ["GPU-b"])
-    assert locks.asked[-1] == ("report_gpus", "r1", {"GPU-a": "wrong sums"}, ["GPU-b"])
-
-
-def test_without_the_locks_of_the_daemons_host_a_run_with_gpus_fails_and_one_without_goes_on():
-    msg = "No locks."
-    failure = EngineError(msg)
-    assert host_with(Locks(failure=failure)).locked_environment(job(0), "r1").image == "i"
-    with pytest.raises(EngineError, match="No locks"):
-        host_with(Locks(failure=failure), "GPU-a").locked_environment(job(0), "r1")
-
-
-def test_a_gpu_in_quarantine_on_the_daemons_host_is_refused():
-    with pytest.raises(DeviceError, match="takes no jobs with GPUs: GPU 0 \\(GPU-a\\) is sick: wrong sums"):
-        host_with(Locks("GPU-a"), "GPU-a").locked_environment(job(1), "r1")

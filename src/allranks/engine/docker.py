@@ -5,7 +5,9 @@ the API, so a remote daemon, a rootless one and one whose user differs from ours
 """
 
 import json
+import os
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -32,7 +34,6 @@ from allranks.engine.docker_requests import (
     specs_of_nodes,
     volume_names,
 )
-from allranks.engine.host_locks import LOCAL, HostLocks
 from allranks.engine.leftovers import (
     FAILURES,
     Listed,
@@ -48,16 +49,21 @@ from allranks.engine.ownership import (
     GPUS_LABEL,
     HOST_LABEL,
     LOCKS_LABEL,
+    LOCKS_VARIABLE,
     RUN_LABEL,
     forget_dead_runs,
     host_id,
     is_dead,
     is_of_earlier_boot,
+    lock_folder,
     locks_place,
 )
 from allranks.engine.protocol import FileCopy, JobSpec
 from allranks.errors import EngineDeniedError, EngineError
 from allranks.interruption import uninterrupted
+
+_LOCAL = "http+unix://"
+"""Begins the address of a socket on this host."""
 
 _REMOVED_WITHIN = 10.0
 """Seconds: an object of a job that has ended stays in use no longer than a removal by another process takes."""
@@ -93,9 +99,9 @@ def connect(*, timeout: int = 60) -> docker.DockerClient:
 
 def _knock(address: str, timeout: float) -> None:
     """Check that a server listens at a local address: the SDK leaks a socket that it cannot connect."""
-    if not address.startswith(LOCAL):
+    if not address.startswith(_LOCAL):
         return
-    path = address.removeprefix(LOCAL)
+    path = address.removeprefix(_LOCAL)
     with socket.socket(socket.AF_UNIX) as door:
         door.settimeout(timeout)
         try:
@@ -104,27 +110,41 @@ def _knock(address: str, timeout: float) -> None:
             raise OSError(error.errno, error.strerror or str(error), path) from error
 
 
+def sees_daemon() -> bool:
+    """Whether the daemon that the environment names is on this host, and this process in no container of it.
+
+    Linux tells who listens at a socket by a process id of our own process namespace: it is 0 if the process is in none
+    that we see (unix(7), ``SO_PEERCRED``).
+    """
+    address = str(parse_host(kwargs_from_env().get("base_url")))
+    if not address.startswith(_LOCAL):
+        return False
+    with socket.socket(socket.AF_UNIX) as door:
+        try:
+            door.connect(address.removeprefix(_LOCAL))
+        except OSError:  # whoever needs it finds out
+            return True
+        pid, _, _ = struct.unpack("3i", door.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return bool(pid)
+
+
 class DockerEngine:
     """Runs agents in containers.
 
     Args:
         package: The files of allranks that the agent needs, with targets relative to a folder on its path.
-        host_locks: The locks of the daemon's host; None if this process sees them itself.
     """
 
     name = "docker"
 
-    def __init__(
-        self, client: docker.DockerClient, package: tuple[FileCopy, ...], host_locks: HostLocks | None = None
-    ) -> None:
-        self.host_locks = host_locks
+    def __init__(self, client: docker.DockerClient, package: tuple[FileCopy, ...]) -> None:
         self._client = client.api
         self._package = package
 
     @property
     def _owner(self) -> dict[str, str]:
         """The labels by which others can tell whether the owner of an object lives."""
-        return {HOST_LABEL: host_id(), LOCKS_LABEL: (self.host_locks and self.host_locks.place) or locks_place()}
+        return {HOST_LABEL: host_id(), LOCKS_LABEL: locks_place()}
 
     @cached_property
     def _daemon(self) -> Daemon:
@@ -203,6 +223,22 @@ class DockerEngine:
     def _remove_container(self, container: str) -> None:
         self._client.remove_container(container, v=True, force=True)
 
+    def check_leases(self) -> None:
+        """See :meth:`allranks.engine.protocol.Engine.check_leases`.
+
+        A folder of locks that is a mount of its own, or that the user has named, counts as shared with the other runs.
+        """
+        folder = lock_folder()
+        if os.environ.get(LOCKS_VARIABLE) or folder.is_mount() or sees_daemon():
+            return
+        msg = "No GPU can be leased: this process does not see the locks of the Docker daemon's host."
+        why = "allranks runs in a container or on another host, so its leases would keep no other run off a GPU."
+        remedy = (
+            "Mount the host's /run/lock/allranks (or /tmp/allranks, if only root may write its /run/lock) at "
+            f"{folder} of this container, or name a folder that all runs on these GPUs share: {LOCKS_VARIABLE}=DIR."
+        )
+        raise EngineError(msg, why=why, remedy=remedy)
+
     def vacate(self, gpus: Sequence[str]) -> None:
         """See :meth:`allranks.engine.protocol.Engine.vacate`; containers hold no lease."""
         deadline = time.monotonic() + _VACATED_WITHIN
@@ -227,27 +263,14 @@ class DockerEngine:
         """Remove what ownerless runs and builds of this host have left; containers first, since they hold all else."""
         with _as_listing_error():
             builders = list(reap_builders(self._client))
-            there = self._containers()
-            is_dead_here = partial(_is_dead, dead=self._dead_elsewhere(there))
-            containers = list(filter(is_dead_here, there))
+            containers = list(filter(_is_dead, self._containers()))
             for each in containers:
                 _removes(self._remove_container, each["Id"])
-            dead_volumes, dead_networks = filter(is_dead_here, self._volumes()), filter(is_dead_here, self._networks())
+            dead_volumes, dead_networks = filter(_is_dead, self._volumes()), filter(_is_dead, self._networks())
             volumes = [each for each in dead_volumes if _removes(self._client.remove_volume, each["Name"])]
             networks = [each for each in dead_networks if _removes(self._client.remove_network, each["Id"])]
         forget_dead_runs()
         return _names(containers, volumes, networks, builders)
-
-    def _dead_elsewhere(self, containers: Sequence[Listed]) -> frozenset[tuple[str, str]]:
-        """The places and runs of dead owners whose locks the daemon's host has, and this process does not see."""
-        strange = [each for each in containers if labels_of(each).get(LOCKS_LABEL, locks_place()) != locks_place()]
-        if self.host_locks is None or not strange:
-            return frozenset()
-        with suppress(EngineError), self.host_locks.reached(strange[0]["ImageID"]):
-            place = self.host_locks.place
-            runs = {labels_of(each)[RUN_LABEL] for each in strange if labels_of(each)[LOCKS_LABEL] == place}
-            return frozenset((place, run_id) for run_id in self.host_locks.dead(runs))
-        return frozenset()
 
     def adopt(self, _spec: JobSpec) -> None:
         """See :meth:`allranks.engine.protocol.Engine.adopt`: a job ends with its orchestrator."""
@@ -323,18 +346,13 @@ def _undone_without_answer(undo: Callable[[], object]) -> Iterator[None]:
 _OURS = {"label": ["allranks=1"]}
 
 
-def _is_dead(listed: Listed, dead: frozenset[tuple[str, str]] = frozenset()) -> bool:
-    """True if the owner is certainly dead: its lock is free, or the boot that it lived in is over.
-
-    Args:
-        listed: The object.
-        dead: The places and runs of owners that are known to be dead elsewhere.
-    """
+def _is_dead(listed: Listed) -> bool:
+    """True if the owner is certainly dead: its lock is free, or the boot that it lived in is over."""
     labels = labels_of(listed)
     host, run_id, place = (labels.get(name, "") for name in (HOST_LABEL, RUN_LABEL, LOCKS_LABEL))
     if host == host_id() or place == locks_place():
         return bool(run_id) and is_dead(run_id)
-    return (place, run_id) in dead or (is_still(listed) and is_of_earlier_boot(host, made_at(listed)))
+    return is_still(listed) and is_of_earlier_boot(host, made_at(listed))
 
 
 def _is_unjudged(listed: Listed) -> bool:

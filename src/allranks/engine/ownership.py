@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from allranks.errors import UsageError
+
 RUN_VARIABLE = "ALLRANKS_JOB_OF_RUN"
 """Environment variable that every process of a run carries."""
 
@@ -113,7 +115,12 @@ def lock_folder() -> Path:
     if own := os.environ.get(LOCKS_VARIABLE):
         return _own_folder(Path(own).absolute())
     shared = Path("/run/lock")
-    return lock_folder_in(shared if shared.is_dir() and shared.stat().st_mode & stat.S_IWOTH else Path("/tmp"))  # noqa: S108
+    base = shared if shared.is_dir() and shared.stat().st_mode & stat.S_IWOTH else Path("/tmp")  # noqa: S108
+    folder = base / "allranks"
+    if not folder.exists():
+        folder.mkdir(exist_ok=True)
+        folder.chmod(stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO | stat.S_ISVTX)
+    return folder
 
 
 def _own_folder(folder: Path) -> Path:
@@ -123,19 +130,8 @@ def _own_folder(folder: Path) -> Path:
     except OSError as error:
         trouble = str(error)
     if trouble:
-        from allranks.errors import UsageError  # noqa: PLC0415 - see allranks.engine.host_locks._MODULES
-
         msg = f"The folder of locks cannot be used: {LOCKS_VARIABLE}={folder}."
         raise UsageError(msg, why=trouble, remedy=f"Name another folder, or unset {LOCKS_VARIABLE}.")
-    return folder
-
-
-def lock_folder_in(base: Path) -> Path:
-    """The folder of locks in a folder that all users may write."""
-    folder = base / "allranks"
-    if not folder.exists():
-        folder.mkdir(exist_ok=True)
-        folder.chmod(stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO | stat.S_ISVTX)
     return folder
 
 

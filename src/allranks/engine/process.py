@@ -118,6 +118,9 @@ class ProcessEngine:
         """See :meth:`allranks.engine.protocol.Engine.unjudged`."""
         return [name for name, owner in _owned() if not owner.is_here]
 
+    def check_leases(self) -> None:
+        """See :meth:`allranks.engine.protocol.Engine.check_leases`: the locks of this host are its own."""
+
     def vacate(self, gpus: Sequence[str]) -> None:
         """See :meth:`allranks.engine.protocol.Engine.vacate`: a lease lasts as long as the processes that hold it."""
 

@@ -319,6 +319,13 @@ class Engine(Protocol):
             EngineError: It cannot be determined what there is.
         """
 
+    def check_leases(self) -> None:
+        """Check that leases of this process exclude all other runs on the engine's GPUs; call it before a lease.
+
+        Raises:
+            EngineError: They do not.
+        """
+
     def vacate(self, gpus: Sequence[str]) -> None:
         """Remove what still uses one of these GPUs: the lease is ours, so its owner has died, or lost track of it.
 

@@ -152,6 +152,9 @@ class SlurmEngine:
         """See :meth:`allranks.engine.protocol.Engine.unjudged`."""
         return [f"SLURM job {folder.name}" for folder, owner in self._folders() if not owner.is_here]
 
+    def check_leases(self) -> None:
+        """See :meth:`allranks.engine.protocol.Engine.check_leases`: SLURM leases its GPUs itself."""
+
     def vacate(self, gpus: Sequence[str]) -> None:
         """See :meth:`allranks.engine.protocol.Engine.vacate`: SLURM leases its GPUs itself."""
 

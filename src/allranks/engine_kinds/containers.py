@@ -95,10 +95,8 @@ def _connector() -> "Callable[..., DockerClient]":
 def _docker_engine(client: "DockerClient", package: "tuple[FileCopy, ...]" = ()) -> "DockerEngine":
     """A docker engine; without a package it can only clean up."""
     from allranks.engine.docker import DockerEngine  # noqa: PLC0415 - see _connector
-    from allranks.engine.host_locks import HostLocks, sees_daemon  # noqa: PLC0415
 
-    locks = None if sees_daemon() else HostLocks(client.api)
-    return DockerEngine(client, package, locks)
+    return DockerEngine(client, package)
 
 
 @dataclass(frozen=True)
@@ -138,10 +136,7 @@ class ConnectedDaemon:
 
         package = package_files()
         files = (*package, *bytecode_of(package, cache_folder() / "bytecode"))
-        engine = _docker_engine(self.image_daemon, files)
-        if uses is not None and engine.host_locks is not None:
-            uses.callback(engine.host_locks.close)
-        return engine, make
+        return _docker_engine(self.image_daemon, files), make
 
 
 def examine_daemon(said: Mapping[str, Any], inventory: Inventory, now: float) -> Iterator[Finding]:

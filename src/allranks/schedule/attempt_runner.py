@@ -35,6 +35,7 @@ from allranks.schedule.packing.estimate import Capacity, Task
 from allranks.schedule.request import AttemptOptions, job_spec, room_of
 from allranks.schedule.results_folder import RunFolder, as_results_error, write_json
 from allranks.schedule.retry_policy import WHOLE, Again, RunPolicy, newest_attempt, to_run_again
+from allranks.schedule.sick_gpus import report_failures, report_successes
 
 
 @dataclass(eq=False)
@@ -53,7 +54,7 @@ class AttemptRunner:
 
     def __post_init__(self) -> None:
         """Fill the pool with the host's GPUs."""
-        self.pool = GpuPool(self.host.gpus, self.folder.run_id, self.host.leasing)
+        self.pool = GpuPool(self.host.gpus, self.folder.run_id)
 
     def room_of(self, job: Job) -> Capacity:
         """The demand of a job: no GPUs if the host has too few, since all its tests will be skipped."""
@@ -73,7 +74,7 @@ class AttemptRunner:
             ResultsError: The folder cannot be made.
         """
         self.live.job_is(job.id, "preparing")
-        made = self._environment(job)  # before the lease, since no job could use the GPUs meanwhile
+        made = self._environment(job, task.room.gpus)  # before the lease, since no job could use the GPUs meanwhile
         lease = self.pool.lease(task.room.gpus, job.id)
         if lease is None:
             self.live.job_is(job.id, "waiting")
@@ -119,10 +120,12 @@ class AttemptRunner:
             attempt.error = why
             self._write_record(attempt)
 
-    def _environment(self, job: Job) -> JobEnvironment | AllranksError:
-        """The job's Python, or why there is none."""
+    def _environment(self, job: Job, gpus: int) -> JobEnvironment | AllranksError:
+        """The job's Python, or why there is none, or no lease on its GPUs."""
         try:
-            return self.host.locked_environment(job, self.folder.run_id)
+            if gpus:
+                self.host.engine.check_leases()
+            return self.host.environment_of(job)
         except AllranksError as error:
             return error
         finally:
@@ -241,7 +244,8 @@ class AttemptRunner:
         self.pool.report_checked(attempt.facts.well_gpus, python)
         sick = {gpu: why for gpu, why in attempt.facts.sick_gpus.items() if gpu in attempt.lease.gpus}
         self.pool.report_sick(sick)
-        self.host.report_gpus(attempt.run_id, sick, attempt.facts.well_gpus)
+        report_successes(attempt.facts.well_gpus)
+        report_failures(attempt.run_id, sick)
 
     def _put_away(self, attempt: JobAttempt) -> None:
         """Copy the job's files, and record its result."""

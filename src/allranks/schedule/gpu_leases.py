@@ -16,7 +16,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -121,14 +121,11 @@ class Lease(AbstractContextManager["Lease"]):
 
     gpus: tuple[str, ...] = ()  # their UUIDs
     descriptors: tuple[int, ...] = ()  # the locks; a process that inherits one keeps that GPU
-    end: Callable[[], object] | None = None  # ends what another process holds for this one
 
     def __exit__(self, *_: object) -> None:
         """Give the GPUs back, as far as this process holds them."""
         for descriptor in self.descriptors:
             os.close(descriptor)
-        if self.end is not None:
-            self.end()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,53 +2,22 @@
 
 import os
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable
 
 from allranks.engine.kind import JobEnvironment
 from allranks.schedule import gpu_leases
-from allranks.schedule.gpu_leases import Holder, Lease
-
-
-class Waiting(Protocol):
-    """A place in the queue."""
-
-    def touch(self) -> None:
-        """Show that its owner still waits."""
-
-    def leave(self) -> None:
-        """Give the place up."""
-
-
-class Leasing(Protocol):
-    """Where leases are held: :mod:`allranks.schedule.gpu_leases` itself, or a keeper on a daemon's host."""
-
-    def try_lease(
-        self,
-        gpus: Sequence[str],
-        count: int,
-        holder: Holder | None = None,
-        ticket: Any = None,  # noqa: ANN401 - its own Waiting
-    ) -> Lease | None:
-        """See :func:`allranks.schedule.gpu_leases.try_lease`."""
-
-    def stand_in_line(self, gpus: Sequence[str]) -> Waiting:
-        """See :func:`allranks.schedule.gpu_leases.stand_in_line`."""
-
-    def count_free(self, gpus: Iterable[str], ticket: Any = None) -> int:  # noqa: ANN401
-        """See :func:`allranks.schedule.gpu_leases.count_free`."""
+from allranks.schedule.gpu_leases import Holder, Lease, QueueEntry
 
 
 class GpuPool:
     """Leases GPUs to the jobs of one run."""
 
-    def __init__(self, gpus: tuple[str, ...], run_id: str, leasing: Leasing = gpu_leases) -> None:
+    def __init__(self, gpus: tuple[str, ...], run_id: str) -> None:
         self._gpus = gpus
-        self._leasing = leasing
         self._run_id = run_id
         self._sick: set[str] = set()
         self._checked: set[tuple[str, JobEnvironment]] = set()
-        self._queue_entry: Waiting | None = None
+        self._queue_entry: QueueEntry | None = None
         self._queued_job = ""
 
     @property
@@ -62,12 +31,12 @@ class GpuPool:
 
     def count_free(self) -> int:
         """How many GPUs no run holds at this moment, nor waits for ahead of this run."""
-        return self._leasing.count_free(self.healthy, self._queue_entry)
+        return gpu_leases.count_free(self.healthy, self._queue_entry)
 
     def lease(self, count: int, job_id: str) -> Lease | None:
         """Lease GPUs to a job, all of them or none; None if too few are free or another run is ahead in the queue."""
         holder = Holder(run_id=self._run_id, job_id=job_id, pid=os.getpid(), since=time.time())
-        lease = self._leasing.try_lease(self.healthy, count, holder, self._queue_entry)
+        lease = gpu_leases.try_lease(self.healthy, count, holder, self._queue_entry)
         if lease is not None and self.sick_among(lease.gpus):
             with lease:  # its previous job reported it sick and released it after `healthy` was read
                 return None
@@ -79,7 +48,7 @@ class GpuPool:
         """Hold a place in the host-wide queue for a job; call it at each poll, or the place expires."""
         self._queued_job = job_id
         if self._queue_entry is None:
-            self._queue_entry = self._leasing.stand_in_line(self.healthy)
+            self._queue_entry = gpu_leases.stand_in_line(self.healthy)
         self._queue_entry.touch()
 
     def leave_queue(self) -> None:

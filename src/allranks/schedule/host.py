@@ -1,26 +1,18 @@
 """Chooses where jobs run: the engine, the GPUs, and the Python environment of each job."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from allranks.engine.gpus import Inventory, take_inventory
 from allranks.engine.kind import ConnectedEngine, JobEnvironment, MakeEnvironment, Progress, choose_engine, cleaners
 from allranks.engine.protocol import Engine
-from allranks.errors import AllranksError, DeviceError, EngineError, MatrixError
+from allranks.errors import AllranksError, EngineError, MatrixError
 from allranks.harness import kernel
 from allranks.harness.config import share_of
 from allranks.matrix.cell_images import image_for
 from allranks.matrix.model import Cell, Image, Job, Matrix
-from allranks.schedule import gpu_leases
-from allranks.schedule.daemon_leases import DaemonLeases
-from allranks.schedule.gpu_pool import Leasing
 from allranks.schedule.packing.estimate import Capacity
-from allranks.schedule.sick_gpus import SICK_REMEDY, report_failures, report_successes
-
-if TYPE_CHECKING:
-    from allranks.engine.host_locks import HostLocks
 
 _NO_GPUS = Inventory()
 
@@ -60,44 +52,6 @@ class Host:
         for engine in self.other_engines:
             with suppress(EngineError):  # it has nothing to do with this run
                 engine.vacate(gpus)
-
-    @property
-    def _locks(self) -> "HostLocks | None":
-        return getattr(self.engine, "host_locks", None)
-
-    @property
-    def leasing(self) -> Leasing:
-        """Where GPUs are leased: on this host, or for a run in a container on its daemon's."""
-        return DaemonLeases(self._locks) if self._locks else gpu_leases
-
-    def report_gpus(self, run_id: str, sick: Mapping[str, str], well: Iterable[str]) -> None:
-        """Record which GPUs did not compute in a run, and which did, where other runs find it."""
-        if self._locks is not None and self._locks.place:
-            self._locks.ask("report_gpus", run_id, dict(sick), list(well))
-        else:
-            report_successes(well)
-            report_failures(run_id, sick)
-
-    def locked_environment(self, job: Job, run_id: str) -> JobEnvironment:
-        """The environment of a job; with the first image a daemon's host gets the locks of this run.
-
-        Raises:
-            AllranksError: It cannot be made; or jobs may lease GPUs, and others could be given the same ones.
-        """
-        made = self.environment_of(job)
-        if self._locks is not None and made.image is not None:
-            try:
-                self._locks.reach(made.image, run_id)
-                sick = self._locks.ask("quarantined", list(self.gpus if job.cell.gpu_count else ()))
-            except EngineError:
-                if not self.gpus:
-                    return made
-                raise
-            if sick:
-                names = [f"{self.name_of(gpu)} is sick: {why}" for gpu, why in sick.items()]
-                msg = f"This machine takes no jobs with GPUs: {'; '.join(names)}."
-                raise DeviceError(msg, remedy=SICK_REMEDY)
-        return made
 
     @property
     def room(self) -> Capacity:
