@@ -13,12 +13,12 @@ from docker.errors import NotFound
 from fake_daemon import ID, end_agent, engine_of, ignore, refusal
 
 from allranks.engine import agents, docker_job
+from allranks.engine.docker_requests import container_name, network_of, specs_of_nodes, volume_names
 from allranks.engine.protocol import JobExit, NodeExit
 from allranks.errors import EngineError
 from allranks.records import NodesMet, Notice
 
 FIRST, SECOND = ID, f"{ID}-1"
-NAME = "allranks-r-gloo-w2-g0-env-tiny-1"
 REMOVED = ["remove", "remove", "remove_volume", "remove_volume", "remove_network"]
 
 
@@ -47,7 +47,8 @@ def test_the_network_is_made_first_and_removed_last_and_every_node_is_attached_b
     assert client.names[:8] == ["create_network", "create", "create", *starts, "put_archive"]
     assert [call[1] for call in client.calls if call[0] == "start"] == [FIRST, SECOND]
     assert client.names[-5:] == REMOVED
-    volumes = [("remove_volume", f"{NAME}-shared"), ("remove_volume", NAME)]
+    files, shared = volume_names(spec)
+    volumes = [("remove_volume", shared), ("remove_volume", files)]
     assert client.calls[-3:] == [*volumes, ("remove_network", "net")]
 
 
@@ -103,12 +104,15 @@ def test_what_the_daemon_may_have_made_without_answering_is_removed_by_its_name(
     client = fake(create_network=requests.ReadTimeout("60 s"))
     with pytest.raises(EngineError, match="network"):
         engine_of(client).start(spec).__enter__()
-    assert client.calls[-1] == ("remove_network", NAME)
+    assert client.calls[-1] == ("remove_network", network_of(spec))
 
     client = fake({("create", SECOND): requests.ReadTimeout("60 s")})
     with pytest.raises(EngineError, match="node 1"):
         engine_of(client).start(spec).__enter__()
-    assert [call[1] for call in client.calls if call[0] == "remove"] == [f"{NAME}-node1", FIRST]
+    assert [call[1] for call in client.calls if call[0] == "remove"] == [
+        container_name(specs_of_nodes(spec, "token")[1]),
+        FIRST,
+    ]
 
 
 def test_a_name_that_somebody_else_has_is_left_to_them(fake, spec):

@@ -160,4 +160,4 @@ def test_a_lock_file_that_says_nothing_is_somebodys_all_the_same(locks, text):
 
 def test_strange_names_of_gpus_are_files_in_the_folder_all_the_same(locks):
     with try_lease(["../../etc/x y"], 1):
-        assert [path.name for path in locks.iterdir()] == ["gpu-.._.._etc_x_y"]
+        assert [path.name for path in locks.iterdir()] == ["gpu-..%2F..%2Fetc%2Fx%20y"]

@@ -49,7 +49,7 @@ def start_helpers(
     for spec, node in zip(specs, nodes, strict=True):
         number = spec.agent.node
         peers = {other: address for other, address in enumerate(addresses) if other != number}
-        name, title = f"{container_name(spec)}-network", f"The helper of node {number} of {spec.job_id}"
+        name, title = container_name(spec, "network"), f"The helper of node {number} of {spec.job_id}"
         helper = make(helper_request(spec, owner, node.identifier, peers), name, title)
         helper.attach_and_start()
         if (line := helper.first_line(_START)) != READY:

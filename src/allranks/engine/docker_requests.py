@@ -1,7 +1,6 @@
 """The docker engine's requests to the daemon, made of a job alone, and testable without a daemon."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -12,7 +11,7 @@ from docker.types import DeviceRequest, DriverConfig, Mount, Ulimit
 from allranks.engine.agents import spec_of_node
 from allranks.engine.archive import Archive, ArchiveBuilder
 from allranks.engine.ownership import RUN_VARIABLE
-from allranks.engine.protocol import LISTS, FileCopy, JobSpec
+from allranks.engine.protocol import LISTS, FileCopy, JobSpec, unique_name
 from allranks.harness.config import RESULTS_BYTES, NodeConfig
 from allranks.harness.container_init import COMMAND, ISOLATED
 
@@ -29,6 +28,9 @@ INTERFACE = "eth0"
 """Docker's name for a container's interface to its only network."""
 
 NODE_LABEL = "allranks.node"
+
+_LONGEST_NAME = 63
+"""Characters of a host name (RFC 1123): Docker's name server answers for the names of containers."""
 
 _SECCOMP = Path(__file__).with_name("seccomp.json")
 """The system calls that a job may make, in Docker's format (api/seccomp.md of moby); each rule gives its reason."""
@@ -77,15 +79,19 @@ def specs_of_nodes(spec: JobSpec, token: str) -> list[JobSpec]:
     return [spec_of_node(spec, replace(agent, post=post)) for post in posts]
 
 
-def object_name(spec: JobSpec) -> str:
-    """A readable name for ``docker ps``, unique to this attempt."""
-    readable = re.sub(r"[^a-zA-Z0-9_.-]+", "-", spec.job_id)
-    return f"allranks-{spec.run_id}-{readable}-{spec.attempt}"
+def object_name(spec: JobSpec, *further: str) -> str:
+    """A readable name for ``docker ps``, unique to this attempt, and legal as a host name, too.
+
+    Args:
+        spec: The job.
+        further: What tells the object from others of the attempt.
+    """
+    return unique_name(spec.job_id, str(spec.attempt), *further, spec.run_id, longest=_LONGEST_NAME)
 
 
-def container_name(spec: JobSpec) -> str:
-    """The name of one node's container."""
-    return object_name(spec) if spec.agent.nodes == 1 else f"{object_name(spec)}-{node_name(spec.agent.node)}"
+def container_name(spec: JobSpec, *further: str) -> str:
+    """The name of one node's container, or of a further one beside it."""
+    return object_name(spec, *([] if spec.agent.nodes == 1 else [node_name(spec.agent.node)]), *further)
 
 
 def container_title(spec: JobSpec) -> str:
@@ -108,7 +114,7 @@ def volume_names(spec: JobSpec) -> tuple[str, ...]:
 
     Nameless ones would go with their container, but not if another client removes it (``docker rm`` leaves them).
     """
-    return object_name(spec), f"{object_name(spec)}-shared"
+    return object_name(spec), object_name(spec, "shared")
 
 
 def network_request(spec: JobSpec, owner: Mapping[str, str]) -> dict[str, Any]:

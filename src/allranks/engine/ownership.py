@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from allranks.errors import UsageError
 
@@ -296,7 +297,7 @@ def is_held(path: Path) -> bool:
 
 def image_lock(reference: str) -> Path:
     """The lock of an image, or of a layer of one: shared by all that need it, held alone for its removal."""
-    return lock_folder() / f"image-{reference.replace('/', '-').replace(':', '-')}"
+    return lock_folder() / f"image-{quote(reference, safe='')}"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
 """The contract between a run and an engine: a job as data, and the protocol that runs it."""
 
 import dataclasses
+import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -148,6 +150,21 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value in, any JSON val
         case Path():
             return str(value)
     return value
+
+
+def unique_name(*parts: str, longest: int) -> str:
+    """A name for an object that other jobs and runs can see: other parts have another name.
+
+    It begins with the words of the parts, for people, and ends with a digest of them, because words joined by hyphens
+    have several readings. It has letters, digits and hyphens alone.
+
+    Args:
+        parts: What tells the object from all others, the most important first.
+        longest: The most characters; at least 40.
+    """
+    digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+    words = re.sub(r"[^A-Za-z0-9]+", "-", "-".join(("allranks", *parts)))
+    return f"{words[: longest - len(digest) - 1].strip('-')}-{digest}"
 
 
 LAUNCHED: Final = 4

@@ -1,22 +1,21 @@
 """What SLURM is asked for: the command lines and the script of a job, made of its spec alone."""
 
-import hashlib
 import math
-import re
 import shlex
 from pathlib import Path
 
-from allranks.engine.protocol import JobSpec
+from allranks.engine.protocol import JobSpec, unique_name
 from allranks.engine.slurm_container import step_options, supervisor_python
 from allranks.harness.node_container import AgentFolders
 from allranks.matrix.model import Slurm
 
+_LONGEST_NAME = 140
+"""Characters: the name is also that of a folder, and of its nodes' containers."""
+
 
 def job_name(spec: JobSpec) -> str:
     """The name of an attempt's job and of its folder, unique among all of this user's jobs."""
-    text = f"{spec.run_id}.{spec.job_id}.{spec.attempt}"
-    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return f"allranks-{re.sub(r'[^A-Za-z0-9.@-]+', '_', text)[:120]}-{digest}"
+    return unique_name(spec.run_id, spec.job_id, str(spec.attempt), longest=_LONGEST_NAME)
 
 
 def script(spec: JobSpec, folder: Path, package: Path, container: str | None = None) -> str:

@@ -166,7 +166,7 @@ class NodeSupervisor:
         agent = agent_command(order.python, INSIDE, self._node)
         runtime, _, image = order.container.partition(":")
         if runtime == node_docker.RUNTIME:
-            name = f"{self._folder.name.replace('@', '-')}-node{self._node}"
+            name = f"{self._folder.name}-node{self._node}"
             container = NodeContainer(name=name, image=image, options=order.options, variables=variables)
             return container.launch(agent, outside, scratch)
         return contained(order.container, agent, outside, scratch, variables)

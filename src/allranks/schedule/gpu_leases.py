@@ -14,13 +14,13 @@ names the current or last holder. Runs that have to wait queue up (:mod:`allrank
 import fcntl
 import json
 import os
-import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote, unquote
 
 from allranks.engine.ownership import is_at, lock_folder, open_lock
 
@@ -177,7 +177,7 @@ def _signed(path: Path) -> tuple[str, Holder]:
         said = json.loads(path.read_bytes())
         return str(said.pop("gpu")), Holder(**said)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return path.name.removeprefix(_LEASE_PREFIX), Holder()
+        return unquote(path.name.removeprefix(_LEASE_PREFIX)), Holder()
 
 
 def count_free(gpus: Iterable[str], ticket: QueueEntry | None = None) -> int:
@@ -199,8 +199,13 @@ def _is_free(gpu: str) -> bool:
     return True
 
 
+def lease_file(gpu: str) -> Path:
+    """The file whose lock is the lease of a GPU."""
+    return lock_folder() / f"{_LEASE_PREFIX}{quote(gpu, safe='', errors='surrogateescape')}"
+
+
 def _try_lock(gpu: str) -> int | None:
-    descriptor = open_lock(lock_folder() / f"{_LEASE_PREFIX}{re.sub(r'[^A-Za-z0-9._-]', '_', gpu)}")
+    descriptor = open_lock(lease_file(gpu))
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -8,11 +8,11 @@ restarted: the folder of locks is in memory.
 
 import json
 import os
-import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
 from allranks.engine.ownership import lock_folder, open_lock
 
@@ -34,8 +34,8 @@ def sick_gpus(inventory: "Inventory") -> dict[str, str]:
 def report_failures(run_id: str, failures: Mapping[str, str]) -> None:
     """Record which GPUs did not compute in a run, each with the reason."""
     for gpu, why in failures.items():
-        runs = list(dict.fromkeys((*_read(_file(gpu))[0], run_id)))
-        descriptor = open_lock(_file(gpu))
+        runs = list(dict.fromkeys((*_read(quarantine_file(gpu))[0], run_id)))
+        descriptor = open_lock(quarantine_file(gpu))
         with suppress(OSError):  # a full disk
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps({"runs": runs, "why": why[:500]}).encode(), 0)
@@ -44,23 +44,24 @@ def report_failures(run_id: str, failures: Mapping[str, str]) -> None:
 
 def report_successes(gpus: Iterable[str]) -> None:
     """Forget the failures of GPUs that have computed since."""
-    for path in map(_file, gpus):
+    for path in map(quarantine_file, gpus):
         with suppress(OSError):
             os.truncate(path, 0)  # only its owner could remove it
 
 
 def quarantined(gpus: Iterable[str]) -> dict[str, str]:
     """Those of the GPUs that are in quarantine, each with the reason and the way out."""
-    found = {gpu: _read(_file(gpu)) for gpu in gpus}
+    found = {gpu: (path, _read(path)) for gpu in gpus for path in [quarantine_file(gpu)]}
     return {
-        gpu: f"it did not compute in the runs {' and '.join(runs[-_STRIKES:])} ({why}). `rm {_file(gpu)}` ends this"
-        for gpu, (runs, why) in found.items()
+        gpu: f"it did not compute in the runs {' and '.join(runs[-_STRIKES:])} ({why}). `rm {path}` ends this"
+        for gpu, (path, (runs, why)) in found.items()
         if len(runs) >= _STRIKES
     }
 
 
-def _file(gpu: str) -> Path:
-    return lock_folder() / f"{_PREFIX}{re.sub(r'[^A-Za-z0-9._-]', '_', gpu)}"
+def quarantine_file(gpu: str) -> Path:
+    """The file that puts a GPU into quarantine."""
+    return lock_folder() / f"{_PREFIX}{quote(gpu, safe='', errors='surrogateescape')}"
 
 
 def _read(path: Path) -> tuple[list[str], str]:
