@@ -3,7 +3,6 @@
 import errno
 import gc
 import socket
-import tarfile
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -57,10 +56,10 @@ def test_a_file_that_cannot_be_read_is_an_error_of_that_job_that_names_it(fake, 
     spec = make_spec(image="allranks/cpu:1", files=(FileCopy(source=tmp_path / "secret.txt", target=Path("suite")),))
     client = fake()
 
-    def refuse(*_arguments, **_more):
-        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "secret.txt"))
+    def refuse(path, *_arguments):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(tarfile.TarFile, "add", refuse)  # root may read everything
+    monkeypatch.setattr(Path, "open", refuse)  # root may read everything
     with pytest.raises(EngineError, match="cannot be read") as error, engine_of(client).start(spec):
         pass
     assert "secret.txt" in error.value.why

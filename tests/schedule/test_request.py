@@ -84,7 +84,7 @@ def test_files_are_joined_by_what_pytest_reads_above_them(tmp_path):
     for name in ("pyproject.toml", "conftest.py", "a/conftest.py", "a/__init__.py", "a/b/test_x.py", "c/conftest.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    copies = list(files_of(tmp_path, (Path("a/b"),)))
+    copies = list(files_of(tmp_path, (Path("a/b"),), tmp_path))
     assert {str(copy.target) for copy in copies} == {
         "pyproject.toml", "conftest.py", "a/conftest.py", "a/__init__.py", "a/b",
     }  # fmt: skip
@@ -93,15 +93,15 @@ def test_files_are_joined_by_what_pytest_reads_above_them(tmp_path):
 
 def test_a_suite_that_is_one_file_is_copied_as_one(tmp_path):
     (tmp_path / "test_x.py").touch()
-    assert [copy.target for copy in files_of(tmp_path, (Path("test_x.py"),))] == [Path("test_x.py")]
+    assert [copy.target for copy in files_of(tmp_path, (Path("test_x.py"),), tmp_path)] == [Path("test_x.py")]
 
 
 def test_the_lists_of_tests_that_variables_of_the_host_name_are_copied(tmp_path, matrix, jobs, monkeypatch):
     (tmp_path / "list.json").touch()
     copy = FileCopy(source=tmp_path / "list.json", target=LISTS / "DISABLED_TESTS_FILE")
     variables = {"DISABLED_TESTS_FILE": f"{tmp_path}/list.json", "SLOW_TESTS_FILE": f"{tmp_path}/none.json"}
-    assert list(lists_of(variables)) == [copy]
-    assert list(lists_of({"DISABLED_TESTS_FILE": ""})) == []
+    assert list(lists_of(variables, tmp_path / "repository")) == [copy]
+    assert list(lists_of({"DISABLED_TESTS_FILE": ""}, tmp_path)) == []
     monkeypatch.setenv("DISABLED_TESTS_FILE", f"{tmp_path}/list.json")
     assert copy in job_spec(matrix, jobs["nccl-w2-g2-env"], JobEnvironment(image="i"), ATTEMPT).files
 

@@ -342,9 +342,8 @@ def test_what_failed_in_each_shard_is_in_the_cache_of_the_suite(run_pair, engine
     run_pair(run_id="r2")
     assert engine.carried[f"{CELL}/tiny@1of2"] == engine.carried[f"{CELL}/tiny@2of2"]
     [copy] = engine.carried[f"{CELL}/tiny@2of2"]
-    assert copy == FileCopy(
-        source=tmp_path / "results/r2/.caches" / CELL / "tiny/attempt-1", target=Path("pytest-cache/v")
-    )
+    source = tmp_path / "results/r2/.caches" / CELL / "tiny/attempt-1"
+    assert copy == FileCopy(source=source, target=Path("pytest-cache/v"), root=tmp_path / "results")
 
 
 def test_shards_that_split_the_suite_differently_are_unaccounted_for(run_pair, engine):

@@ -1,14 +1,19 @@
 """Tar archives: the files of a job, and its results."""
 
 import io
+import os
+import shutil
 import tarfile
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 from allranks.engine.intake import Intake
 from allranks.engine.protocol import FileCopy
+from allranks.errors import EngineError
 from allranks.harness.config import RESULTS_BYTES
 
 PAGE = 4096
@@ -29,7 +34,12 @@ _LARGEST_HEADER = 1 << 20
 
 _MOST_DIGITS = 20
 
-_SKIPPED_NAMES = frozenset({"__pycache__", ".git", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"})
+_VERSION_CONTROL = ".git"
+"""Its configuration may have the token of a checkout."""
+
+_SKIPPED_NAMES = frozenset(
+    {"__pycache__", _VERSION_CONTROL, ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,13 +83,18 @@ class ArchiveBuilder:
         self._tar.addfile(self._owned(info), io.BytesIO(content))
 
     def add_copies(self, prefix: str, copies: Iterable[FileCopy]) -> None:
-        """Add files and folders below `prefix`; caches and version control are left out."""
+        """Add files and folders below `prefix`; caches and version control are left out.
+
+        Raises:
+            EngineError: A file leads out of the folder that it has to be in.
+            OSError: A file cannot be read.
+        """
         for copy in copies:
-            for path in walk(copy.source):
-                target = copy.target / path.relative_to(copy.source) if path != copy.source else copy.target
+            for path, target in _files(copy):
                 name = str(PurePosixPath(prefix) / PurePosixPath(target.as_posix()))
                 self._add_parents(name)
-                self._tar.add(path, name, recursive=False, filter=self._owned)
+                with _opened(path, copy.root) as file:
+                    self._tar.addfile(self._owned(self._tar.gettarinfo(arcname=name, fileobj=file)), file)
 
     def _add_parents(self, name: str) -> None:
         for parent in reversed(PurePosixPath(name).parents[:-1]):
@@ -97,21 +112,86 @@ class ArchiveBuilder:
         return Archive(data=self._buffer.getvalue(), pages=self._pages)
 
 
-def walk(source: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
+def copy_files(copy: FileCopy, into: Path) -> None:
+    """Copy the files of one copy to their targets below a folder.
+
+    Raises:
+        EngineError: A file leads out of the folder that it has to be in.
+        OSError: A file cannot be read or written.
+    """
+    for path, target in _files(copy):
+        (into / target).parent.mkdir(parents=True, exist_ok=True)
+        with _opened(path, copy.root) as file, (into / target).open("wb") as made:
+            shutil.copyfileobj(file, made)
+
+
+def check_links(copies: Iterable[FileCopy]) -> None:
+    """Check that no file leads out of the folder that it has to be in, for jobs that see the folder itself.
+
+    Raises:
+        EngineError: One does.
+    """
+    for copy in copies:
+        for _ in walk(copy.source, copy.root):
+            pass
+
+
+def _files(copy: FileCopy) -> Iterator[tuple[Path, Path]]:
+    """The files of a copy, each with its target."""
+    for path in walk(copy.source, copy.root):
+        yield path, copy.target if path == copy.source else copy.target / path.relative_to(copy.source)
+
+
+def walk(source: Path, root: Path | None = None, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
     """A file itself, or all files below a folder, in a fixed order.
 
-    Links are followed. Anything else than files and folders (a socket, a link to nothing) is left out.
+    Links are followed. Anything else than files and folders (a socket, a link to nothing) is left out, and so are
+    virtual environments below the folder.
 
     Args:
         source: The file or folder.
+        root: The folder that no link may lead out of; None for no limit.
         above: Folders that are not entered again, so that a link to one of them does not recurse.
+
+    Raises:
+        EngineError: A link leads out of the root, or the source is outside of it.
     """
+    if root is not None and (not above or source.is_symlink()):
+        _refuse_outside(source, Path(os.path.realpath(source)), root)
     if source.is_file():
         yield source
     elif source.is_dir() and (here := source.resolve()) not in above:
+        if above and (source / "pyvenv.cfg").exists():
+            return
         for path in sorted(source.iterdir()):
             if path.name not in _SKIPPED_NAMES:
-                yield from walk(path, above | {here})
+                yield from walk(path, root, above | {here})
+
+
+@contextmanager
+def _opened(path: Path, root: Path | None) -> Iterator[BinaryIO]:
+    """A file open for reading. What was opened is checked, too: a link may have replaced the file since the walk."""
+    with path.open("rb") as file:
+        if root is not None:
+            _refuse_outside(path, Path(f"/proc/self/fd/{file.fileno()}").readlink(), root)
+        yield file
+
+
+def _is_below(real: Path, root: Path) -> bool:
+    return real.is_relative_to(root) and _VERSION_CONTROL not in real.relative_to(root).parts
+
+
+def _refuse_outside(path: Path, real: Path, root: Path) -> None:
+    """Refuse a path whose file or folder is not below the root, or belongs to its version control."""
+    if _is_below(real, root):
+        return
+    below = [each for each in (*reversed(path.parents), path) if each.is_relative_to(root) and each.is_symlink()]
+    link = next((each for each in below if not _is_below(Path(os.path.realpath(each)), root)), None)
+    leads = f"{path} leads to {real}" if link is None else f"The link {link} leads to {os.path.realpath(link)}"
+    msg = f"{leads}, outside of the repository's files in {root}."
+    why = "Only files of the repository are copied into a job: a pull request could read those of the host."
+    remedy = "Replace it by the files that the tests need, or leave it out of path and files in the matrix file."
+    raise EngineError(msg, why=why, remedy=remedy)
 
 
 def unpack(pieces: Iterable[bytes], into: Path, most: int = RESULTS_BYTES) -> None:

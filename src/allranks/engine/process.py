@@ -15,6 +15,7 @@ from typing import IO
 
 from allranks.engine.agent_output import Damage, RecordReader
 from allranks.engine.agents import STOP_GRACE, JobOfAgents, Meeting, arrange_meeting, bring_home, gpus_of
+from allranks.engine.archive import copy_files
 from allranks.engine.ownership import (
     HOST_VARIABLE,
     RUN_VARIABLE,
@@ -93,7 +94,7 @@ class ProcessEngine:
         for name in ("results", "tmp"):
             (own / name).mkdir(parents=True)
         for copy in spec.carried:
-            shutil.copytree(copy.source, own / "results" / copy.target)
+            copy_files(copy, own / "results")
         _write_secretly(own / "config.json", spec.agent.to_json())
         process = subprocess.Popen(
             command(python, self._package_path, spec.code, own, scratch / "shared"),

@@ -23,10 +23,12 @@ class FileCopy:
     Attributes:
         source: Where it is on this host.
         target: Where it goes, relative to the job's code folder.
+        root: The folder, without links in its path, that no file may lead out of; None if all of them can be trusted.
     """
 
     source: Path
     target: Path
+    root: Path | None = None
 
 
 LISTS: Final = Path(".test-lists")

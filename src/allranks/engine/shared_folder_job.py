@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 import os
-import shutil
 import time
 from collections.abc import Collection, Iterator
 from concurrent.futures import Future, wait
@@ -22,6 +21,7 @@ from typing import Final
 from allranks.engine.agent_output import Damage, RecordReader
 from allranks.engine.agents import JobOfAgents, bring_home, make_token
 from allranks.engine.allocation import Allocation, told_in
+from allranks.engine.archive import copy_files
 from allranks.engine.protocol import JobExit, JobSpec, NodeExit, Placement, RecordSink
 from allranks.errors import EngineError
 from allranks.harness import node_files as files
@@ -78,7 +78,7 @@ def fill_folder(folder: Path, spec: JobSpec, order: NodeOrder) -> None:
         own = folder / f"node-{node}"
         (own / files.RESULTS).mkdir(parents=True)
         for copy in spec.carried:
-            shutil.copytree(copy.source, own / files.RESULTS / copy.target)
+            copy_files(copy, own / files.RESULTS)
         post = NodeConfig(node=node, leader="", port=0, token=token) if spec.agent.nodes > 1 else None
         # GPUs with names are this host's: other nodes find out their own.
         checks = () if node else spec.agent.check_gpus

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from allranks.engine.allocation import OWNER_BEAT, Allocation
+from allranks.engine.archive import check_links
 from allranks.engine.file_calls import answered
 from allranks.engine.ownership import HOST_VARIABLE, RUN_VARIABLE, Owner, host_id
 from allranks.engine.process import environment, remove_tree
@@ -106,6 +107,8 @@ class SlurmEngine:
     def _make_folder(self, spec: JobSpec) -> Path:
         folder = self._spool / job_name(spec)
         container = self._settings.container
+        if container:
+            check_links(spec.files)
         inside = agent_container(container, AgentFolders(job=folder, code=spec.code, package=self._package))
         try:
             answered(lambda: self._spool.mkdir(parents=True, exist_ok=True), _ANSWER)

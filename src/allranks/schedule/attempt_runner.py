@@ -138,6 +138,7 @@ class AttemptRunner:
 
     def _spec(self, attempt: JobAttempt, environment: JobEnvironment) -> JobSpec:
         job, gpus, base = attempt.job, attempt.lease.gpus, attempt.again.base
+        cache = cache_to_start_with(self.folder, job, attempt.number)
         coverage = earlier_coverage(attempt.folder.with_name(f"attempt-{base}")) if base else ()
         request = AttemptOptions(
             run_id=attempt.run_id,
@@ -146,7 +147,7 @@ class AttemptRunner:
             gpus=gpus,
             passthrough=self.host.inventory.of(gpus),
             pytest_args=self.pytest_args,
-            carried=(*carried_files(cache_to_start_with(self.folder, job, attempt.number)), *coverage),
+            carried=(*carried_files(cache, self.folder.path.parent), *coverage),
             seconds=self.folder.seconds_of(job),
             only=attempt.again.tests,
             shuffle=self.policy.shuffle,

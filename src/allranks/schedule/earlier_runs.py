@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from allranks.engine.archive import copy_files
 from allranks.engine.ownership import is_dead
 from allranks.engine.protocol import FileCopy
 from allranks.errors import UsageError
@@ -33,17 +34,22 @@ _LAST_FAILED = Path("cache") / "lastfailed"
 """A JSON object whose keys are the tests, and what could not be collected, that failed (pytest's cacheprovider.py)."""
 
 
-def carried_files(cache: Path) -> Iterator[FileCopy]:
-    """The cache of an earlier job, as files for the next one; nothing if there is none yet."""
+def carried_files(cache: Path, results: Path) -> Iterator[FileCopy]:
+    """The cache of an earlier job, as files for the next one; nothing if there is none yet.
+
+    Args:
+        cache: The folder of the cache.
+        results: The folder of all runs. It may be part of the repository, so the cache may not lead out of it.
+    """
     if cache.is_dir() and next(cache.iterdir(), None):
-        yield FileCopy(source=cache, target=Path(PYTEST_CACHE) / _VALUES)
+        yield FileCopy(source=cache, target=Path(PYTEST_CACHE) / _VALUES, root=results.resolve())
 
 
 def earlier_coverage(attempt: Path) -> Iterator[FileCopy]:
     """The coverage data of the attempt that a job continues: both are combined."""
     folder = attempt / COVERAGE
     if folder.is_dir() and not folder.is_symlink():
-        yield FileCopy(source=folder, target=Path(EARLIER_COVERAGE))
+        yield FileCopy(source=folder, target=Path(EARLIER_COVERAGE), root=folder.resolve())
 
 
 def keep_cache(results: Path, cache: Path) -> None:
@@ -163,25 +169,25 @@ def cache_to_start_with(folder: RunFolder, job: Job, attempt: int) -> Path:
     """The cache that an attempt starts with: the same for all shards, regardless of what the first have changed.
 
     Raises:
+        EngineError: The cache leads out of the folder of all runs.
         ResultsError: The folder cannot be written.
     """
     cache, copy = folder.cache_of(job), folder.cache_for(job, attempt)
     with as_results_error(folder.path):
         if copy != cache:
             with hold(folder.lock):
-                _copy(cache, copy)
+                _copy(FileCopy(source=cache, target=Path(), root=folder.path.parent.resolve()), copy)
     return copy
 
 
-def _copy(cache: Path, copy: Path) -> None:
+def _copy(cache: FileCopy, copy: Path) -> None:
     """Copy a cache as it is now, an empty folder if there is none; an existing copy stays."""
     if copy.exists():
         return
     draft = copy.with_name(f".{copy.name}")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
-    if cache.is_dir():
-        shutil.copytree(cache, draft, dirs_exist_ok=True)
+    copy_files(cache, draft)
     draft.replace(copy)
 
 

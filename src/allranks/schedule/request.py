@@ -52,7 +52,8 @@ class AttemptOptions:
 def job_spec(matrix: Matrix, job: Job, environment: JobEnvironment, attempt: AttemptOptions) -> JobSpec:
     """The request for one attempt at a job."""
     gpus = list(_gpus_to_check(environment, attempt))
-    code = job.suite.home or matrix.root.resolve()
+    root = matrix.root.resolve()
+    code, wanted = job.suite.home or root, (*job.suite.paths, *job.suite.files)
     each = _resources_of_nodes(matrix, job, _seconds(matrix, job) + (TimeLimits.gpu_check if gpus else 0.0))
     return JobSpec(
         run_id=attempt.run_id,
@@ -60,7 +61,7 @@ def job_spec(matrix: Matrix, job: Job, environment: JobEnvironment, attempt: Att
         attempt=attempt.number,
         agent=replace(_agent_config(matrix, job, attempt), check_gpus=tuple(gpus)),
         code=code,
-        files=(*files_of(code, (*job.suite.paths, *job.suite.files)), *lists_of(os.environ)),
+        files=(*files_of(code, wanted, None if job.suite.home else root), *lists_of(os.environ, root)),
         carried=attempt.carried,
         image=environment.image,
         python=environment.python,
@@ -157,17 +158,33 @@ def _agent_config(matrix: Matrix, job: Job, attempt: AttemptOptions) -> AgentCon
     )
 
 
-def files_of(root: Path, wanted: tuple[Path, ...]) -> Iterator[FileCopy]:
-    """The files that a job needs of a code base: the wanted ones, and what pytest reads in the folders above them."""
+def files_of(code: Path, wanted: tuple[Path, ...], root: Path | None) -> Iterator[FileCopy]:
+    """The files that a job needs of a code base: the wanted ones, and what pytest reads in the folders above them.
+
+    Args:
+        code: The folder of the code base.
+        wanted: Paths relative to it.
+        root: The folder that no file may lead out of; None for the suites of allranks.
+    """
     names = ("conftest.py", "__init__.py", *_CONFIGURATION)
     extra = [folder / name for folder in {parent for path in wanted for parent in path.parents} for name in names]
-    present = [path for path in sorted(set(extra)) if (root / path).is_file()]
+    present = [path for path in sorted(set(extra)) if (code / path).is_file()]
     for path in (*present, *wanted):
-        yield FileCopy(source=root / path, target=path)
+        yield FileCopy(source=code / path, target=path, root=root)
 
 
-def lists_of(variables: Mapping[str, str]) -> Iterator[FileCopy]:
-    """The lists of disabled and slow tests that PyTorch's variables name on this host, for engines that copy."""
+def lists_of(variables: Mapping[str, str], root: Path) -> Iterator[FileCopy]:
+    """The lists of disabled and slow tests that PyTorch's variables name on this host, for engines that copy.
+
+    The variables are the user's, so a list may be anywhere. One in the repository may not lead out of it.
+
+    Args:
+        variables: The environment variables.
+        root: The repository.
+    """
     for variable in ("DISABLED_TESTS_FILE", "SLOW_TESTS_FILE"):
         if (path := Path(variables.get(variable, ""))).is_file():
-            yield FileCopy(source=path.resolve(), target=LISTS / variable)
+            source = path.absolute()
+            above = next((parent for parent in source.parents if parent.resolve() == root), None)
+            source = source.resolve() if above is None else root / source.relative_to(above)
+            yield FileCopy(source=source, target=LISTS / variable, root=None if above is None else root)
