@@ -199,3 +199,120 @@ def test_what_stands_in_comments_is_right_too(folder):
         "nccl-w2-g2-env",
     ]
     assert tomllib.loads(text)["matrix"]["gpu_count"] == [0, 1, 2]
+
+
+ROOT = Path(__file__).parents[2]
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Installed:
+    """An installed distribution with this record of where it came from (PEP 610)."""
+
+    def __init__(self, record):
+        self.record = record
+
+    def read_text(self, name):
+        assert name == "direct_url.json"
+        return self.record
+
+
+@pytest.fixture
+def installed(monkeypatch, tmp_path):
+    """``installed(record)``: allranks is in site-packages, and not in a checkout."""
+    package = tmp_path / "lib" / "site-packages" / "allranks"
+    package.mkdir(parents=True)
+    monkeypatch.setattr(init, "package_folder", lambda: package)
+
+    def make(record):
+        there = () if record is None else (Installed(record),)
+        monkeypatch.setattr(init.importlib.metadata, "distributions", lambda name: iter(there if name else ()))
+
+    return make
+
+
+def dependencies(text):
+    """What the metadata of a script names (PEP 723)."""
+    lines = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("# dependencies")]
+    return tomllib.loads("\n".join(lines))["dependencies"]
+
+
+def test_a_noxfile_installs_the_checkout_that_wrote_it(allranks, folder):
+    code, _, err = allranks("init")
+    assert code == 0
+    assert dependencies((folder / "noxfile.py").read_text()) == ["nox", f"allranks @ {ROOT.as_uri()}"]
+    assert "noxfile.py installs allranks from a path of this machine" in err
+
+
+FOUND = {
+    "a checkout": ('{"url": "%(here)s", "dir_info": {}}', "%(here)s"),
+    "an editable checkout": ('{"url": "%(here)s", "dir_info": {"editable": true}}', "%(here)s"),
+    "a wheel": ('{"url": "%(here)s/a%%20b.whl", "archive_info": {}}', "%(here)s/a%%20b.whl"),
+    "a commit": (
+        f'{{"url": "https://h/o/allranks", "vcs_info": {{"vcs": "git", "commit_id": "{COMMIT}"}}}}',
+        f"git+https://h/o/allranks@{COMMIT}",
+    ),
+    "a wheel elsewhere": (
+        '{"url": "https://h/a.whl", "archive_info": {"hashes": {"sha256": "abc"}}}', "https://h/a.whl#sha256=abc",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "address"), FOUND.values(), ids=list(FOUND))
+def test_a_noxfile_installs_from_where_allranks_was_installed(allranks, folder, installed, record, address):
+    here = folder.parent / "here"
+    here.mkdir()
+    (here / "a b.whl").touch()
+    installed(record % {"here": here.as_uri()})
+    assert allranks("init")[0] == 0
+    wanted = address % {"here": here.as_uri()}
+    assert dependencies((folder / "noxfile.py").read_text()) == ["nox", f"allranks @ {wanted}"]
+
+
+UNKNOWN = {
+    "no distribution": None,
+    "an index": "",
+    "a checkout that is gone": '{"url": "file:///nowhere/allranks", "dir_info": {}}',
+    "a wheel that is gone": '{"url": "file:///nowhere/allranks.whl", "archive_info": {}}',
+    "an archive without a hash": '{"url": "https://h/a.whl", "archive_info": {}}',
+    "a repository without a commit": '{"url": "https://h/o/allranks", "vcs_info": {"vcs": "git"}}',
+    "a damaged record": "{",
+    "a record that is a list": "[]",
+    "an empty record": "{}",
+}
+
+
+@pytest.mark.parametrize("record", UNKNOWN.values(), ids=list(UNKNOWN))
+def test_an_unknown_source_is_an_error_that_says_to_pass_one(allranks, folder, installed, record):
+    installed(record)
+    code, out, err = allranks("init")
+    assert (code, out) == (2, "")
+    assert "--source CHECKOUT, --source WHEEL, or --source git+https://...@COMMIT" in err
+    assert list(folder.iterdir()) == []
+    (folder / "noxfile.py").write_text("")
+    assert allranks("init")[0] == 0, "no file has to name it"
+
+
+def test_a_source_that_the_user_names_is_taken(allranks, folder, installed, tmp_path, monkeypatch):
+    installed(None)
+    wheel = tmp_path / "allranks-1-py3-none-any.whl"
+    wheel.touch()
+    monkeypatch.chdir(tmp_path)
+    for given, address in {
+        str(ROOT): ROOT.as_uri(),
+        "allranks-1-py3-none-any.whl": wheel.as_uri(),
+        f"git+https://h/o/allranks@{COMMIT}": f"git+https://h/o/allranks@{COMMIT}",
+        f"git+ssh://git@h/o/allranks@{COMMIT}": f"git+ssh://git@h/o/allranks@{COMMIT}",
+        "https://h/allranks-1-py3-none-any.whl": "https://h/allranks-1-py3-none-any.whl",
+    }.items():
+        code, out, _ = allranks("init", "--dry-run", "--source", given, str(folder))
+        assert code == 0
+        assert dependencies(out) == ["nox", f"allranks @ {address}"]
+
+
+@pytest.mark.parametrize(
+    "given", ["allranks", "allranks==0.1", "", ".", "nowhere", "http://h/a.whl", "git+https://h/a b"]
+)
+def test_a_source_that_is_no_place_of_allranks_is_refused(allranks, folder, given):
+    code, _, err = allranks("init", "--source", given)
+    assert (code, "is neither a checkout of allranks nor a wheel" in err) == (2, True)
+    assert list(folder.iterdir()) == []

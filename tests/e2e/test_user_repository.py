@@ -23,7 +23,7 @@ def test_ranks_add_up():
 
 NOXFILE = "from allranks.sessions import register\n\nregister()\n"
 
-SCRIPT_METADATA = '# /// script\n# dependencies = ["nox", "allranks"]\n# ///\n'
+SCRIPT_METADATA = '# /// script\n# dependencies = ["nox", "allranks @ {}"]\n# ///\n'
 
 SIGNATURE = "dist(backend='gloo', world_size=2)"
 
@@ -78,9 +78,9 @@ def test_sessions_run_where_allranks_is_installed_beside_nox(wheels, repository,
 
 @pytest.mark.index
 def test_sessions_run_where_nox_installs_allranks_by_script_metadata(wheels, repository, monkeypatch):
-    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    [wheel] = wheels.iterdir()
     monkeypatch.setenv("NOX_SCRIPT_VENV_BACKEND", "virtualenv")
-    (repository / "noxfile.py").write_text(SCRIPT_METADATA + NOXFILE)
+    (repository / "noxfile.py").write_text(SCRIPT_METADATA.format(wheel.as_uri()) + NOXFILE)
     run_session([sys.executable, "-m", "nox"], repository)
 
 

@@ -34,7 +34,7 @@ def _complete(options: argparse.Namespace) -> ExitCode:
         import shtab  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415 - an extra
     except ImportError:
         msg = "Completion needs the package shtab, which is not installed."
-        raise UsageError(msg, remedy="Install it beside allranks: pip install 'allranks[completion]'.") from None
+        raise UsageError(msg, remedy="Install it beside allranks: pip install shtab.") from None
     for action in _actions(options.root):
         _describe(action, files=shtab.FILE, folders=shtab.DIRECTORY)
     say(shtab.complete(options.root, options.shell, preamble=_PREAMBLE[options.shell]))

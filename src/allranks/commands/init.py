@@ -1,6 +1,7 @@
 """``allranks init``: writes a matrix file, a noxfile and a first test for a repository."""
 
 import argparse
+import importlib.metadata
 import importlib.util
 import json
 import re
@@ -12,8 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from allranks.commands.options import remark, say
+from allranks.engine.package import package_folder
 from allranks.errors import DeviceError, EngineError, ExitCode, UsageError
 from allranks.matrix.axes import is_version
 from allranks.matrix.declaration import FILE_NAME
@@ -21,7 +24,7 @@ from allranks.matrix.toml_file import PYPROJECT, PYPROJECT_TABLE
 
 NOXFILE = """\
 # /// script
-# dependencies = ["nox", "allranks"]
+# dependencies = ["nox", {requirement}]
 # ///
 from allranks.sessions import register
 
@@ -40,6 +43,9 @@ def test_all_reduce_sums_over_ranks(process_group, rank, world_size, device):
     dist.all_reduce(tensor, group=process_group)
     assert tensor.tolist() == [sum(range(world_size))] * 3
 '''
+
+_SOURCE_FORMS = "--source CHECKOUT, --source WHEEL, or --source git+https://...@COMMIT"
+_REMOTE = re.compile(r"(?:git\+(?:https|ssh|file)|https)://\S+")
 
 DEFAULT_TORCH = "2.13.0"
 """The torch of the image if none is installed here."""
@@ -65,6 +71,7 @@ class Repository:
     """What `init` finds in a repository and on its host."""
 
     folder: str  # the new folder of tests, relative to the repository
+    requirement: str = ""  # what installs allranks for the new noxfile; empty if there is a noxfile
     others: tuple[str, ...] = ()  # existing tests that use torch.distributed
     requirements: str = ""  # a requirements file; empty for none
     has_project: bool = False  # True if the repository is a package that pip can build
@@ -82,6 +89,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what to write")
     group.add_argument("folder", nargs="?", type=Path, default=Path(), help="the repository (default: this folder)")
     group.add_argument("--dry-run", action="store_true", help="print the files, and write nothing")
+    group.add_argument(
+        "--source",
+        metavar="SOURCE",
+        help="where noxfile.py installs allranks from: the path of a checkout or wheel, or git+https://...@COMMIT "
+        "(default: where this allranks was installed from)",
+    )
     group.add_argument("--force", action="store_true", help=f"overwrite an existing {FILE_NAME} or first test")
     parser.set_defaults(command=_init)
 
@@ -115,12 +128,10 @@ def _init(options: argparse.Namespace) -> ExitCode:
     if not root.is_dir():
         msg = f"There is no folder {options.folder}."
         raise UsageError(msg, remedy="Create it, or name the folder of your repository.")
-    found = look_around(root)
+    found = look_around(root, options.source)
     texts = contents(found)
     if not options.force and not options.dry_run:
         _refuse_existing(root, texts)
-    if (root / "noxfile.py").exists():
-        del texts["noxfile.py"]
     for name, text in texts.items():
         if options.dry_run:
             say(f"--- {name}\n{text}")
@@ -159,21 +170,28 @@ def _advice(root: Path, found: Repository) -> Iterator[str]:
         yield "    register()"
     if "results" not in _text(root / ".gitignore"):
         yield "Add results/ to .gitignore: each run writes its report there."
+    if "file://" in found.requirement:
+        yield "noxfile.py installs allranks from a path of this machine. For others write allranks @ git+https://...@COMMIT."
     name, why = found.engine
     yield f"Jobs will run on the engine {name}{f' ({why})' if why else ''}."
     yield "Next: allranks plan, then allranks run"
 
 
-def look_around(root: Path) -> Repository:
+def look_around(root: Path, source: str | None = None) -> Repository:
     """What the repository and this host have.
 
     Args:
         root: The folder of the repository, absolute.
+        source: Where to install allranks from; None for where this one was installed from.
+
+    Raises:
+        UsageError: The source is needed and cannot be determined.
     """
     tests = next((name for name in _TEST_FOLDERS if (root / name).is_dir()), _TEST_FOLDERS[0])
     folders = [f"{tests}/{name}" for name in _OWN_FOLDERS]
     torch, is_cpu_only = installed_torch()
     return Repository(
+        requirement="" if (root / "noxfile.py").exists() else _requirement(source),
         folder=next((name for name in folders if not _has_tests(root / name)), folders[-1]),
         others=tuple(islice(_distributed_tests(root), _MOST_FILES_NAMED)),
         requirements=next((name for name in _REQUIREMENTS if (root / name).is_file()), ""),
@@ -264,11 +282,59 @@ def _engine() -> tuple[str, str]:
     return engine.name, why
 
 
+def _requirement(given: str | None) -> str:
+    """A requirement that installs this allranks. It always has an address: the name on an index may be a stranger's.
+
+    Args:
+        given: The source that the user names; None for the one that this allranks was installed from.
+
+    Raises:
+        UsageError: There is no such source, or it cannot be determined.
+    """
+    if given is not None:
+        return f"allranks @ {_address(given)}"
+    checkout = package_folder().parents[1]
+    if _tool_table(checkout, "project", "name") == "allranks":
+        return f"allranks @ {checkout.as_uri()}"
+    if address := _installed_from():
+        return f"allranks @ {address}"
+    msg = "Where this allranks was installed from cannot be determined, and noxfile.py has to name it."
+    why = "It was installed by its name, or what it was installed from is gone."
+    raise UsageError(msg, why=why, remedy=f"Pass it: {_SOURCE_FORMS}.")
+
+
+def _address(given: str) -> str:
+    """The address of a source that the user names."""
+    if _REMOTE.fullmatch(given):
+        return given
+    path = Path(given.removeprefix("file://")).absolute()
+    if (path.is_file() and path.suffix == ".whl") or _tool_table(path, "project", "name") == "allranks":
+        return path.as_uri()
+    msg = f"{given} is neither a checkout of allranks nor a wheel."
+    raise UsageError(msg, remedy=f"Write {_SOURCE_FORMS}.")
+
+
+def _installed_from() -> str:
+    """The address in the record of the installation (direct_url.json); empty if there is none, or nothing there."""
+    found = next(iter(importlib.metadata.distributions(name="allranks")), None)
+    try:
+        said = json.loads((found and found.read_text("direct_url.json")) or "{}")
+        address = str(said["url"])
+        if of_repository := said.get("vcs_info"):
+            return f"{of_repository['vcs']}+{address}@{of_repository['commit_id']}"
+        if address.startswith("file://"):
+            return address if Path(unquote(urlsplit(address).path)).exists() else ""
+        return f"{address}#sha256={said['archive_info']['hashes']['sha256']}"
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return ""
+
+
 def contents(found: Repository) -> dict[str, str]:
     """The files to write, relative to the repository, each with its text."""
+    noxfile = {"noxfile.py": NOXFILE.format(requirement=json.dumps(found.requirement))} if found.requirement else {}
     return {
         FILE_NAME: matrix_text(found),
-        "noxfile.py": NOXFILE,
+        **noxfile,
         f"{found.folder}/test_all_reduce.py": FIRST_TEST,
     }
 
