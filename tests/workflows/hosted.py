@@ -107,6 +107,7 @@ class Site:
         secrets: What the caller passes on.
         installed: The folder with allranks, which the first job to install it leaves here: the step is the same in all.
         cancellation: What is cancelled, if anything is.
+        owner: What machines say of themselves: ``github-hosted`` or ``self-hosted``.
     """
 
     workflow: Mapping[str, Any]
@@ -121,6 +122,7 @@ class Site:
     dispatched: Mapping[str, str] | None = None
     installed: list[Path] = field(default_factory=list)
     cancellation: Cancellation | None = None
+    owner: str = "github-hosted"
 
 
 @dataclass(frozen=True)
@@ -459,6 +461,7 @@ class _Machine:
             "GITHUB_STEP_SUMMARY": str(files["summary"]),
             "GITHUB_WORKSPACE": str(self._workspace),
             "PATH": os.pathsep.join([*self._path, self._site.environ["PATH"]]),
+            "RUNNER_ENVIRONMENT": self._site.owner,
             "RUNNER_TEMP": str(self._temp),
         }
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,56 @@ def test_its_first_step_is_the_one_that_refuses(site):
     for reviewed, runs_on in (("yes", ["self-hosted"]), ("", ["ubuntu-24.04"])):
         step = run_step(site, "run", "Refuse a fork without a reviewer", needs_of(reviewed), entry(runs_on))
         assert step.outcome == "skipped"
+
+
+MACHINE = "Refuse a fork on a machine that is not GitHub's"
+USUAL = [["ubuntu-latest"], ["ubuntu-24.04"], ["ubuntu-22.04"], ["Ubuntu-Latest"]]
+
+
+@pytest.mark.parametrize("reviewed", ["yes", "no", ""])
+@pytest.mark.parametrize("labels", USUAL, ids=str)
+@pytest.mark.parametrize("owner", ["self-hosted", "", "somebody", "github-hosted-like"])
+def test_a_machine_with_a_label_of_github_s_runs_nothing_of_a_fork(site, owner, labels, reviewed):
+    """Nobody agreed: for these labels, nobody is asked."""
+    job = run_job(replace(site, owner=owner), "run", needs_of(reviewed), entry=entry(labels))
+    assert job.result == "failure"
+    assert [step.name for step in job.steps if step.outcome != "skipped"] == [MACHINE]
+    [annotation] = job.annotations
+    assert annotation["title"] == "A fork on a machine that is not GitHub's"
+    assert "off your own runners" in annotation["message"]
+    assert "not GitHub's has taken its job" in job.outputs["refused"]
+
+
+@pytest.mark.parametrize("job", ["plan", "image", "report"])
+def test_the_other_jobs_run_nothing_of_a_fork_there_either(site, job):
+    found = run_job(replace(site, owner="self-hosted"), job, needs_of("yes"))
+    assert found.result == "failure"
+    assert [step.name for step in found.steps if step.outcome != "skipped"] == [MACHINE]
+
+
+@pytest.mark.parametrize("job", [name for name, job in JOBS.items() if any("uses" in step for step in job["steps"])])
+def test_machines_are_checked_before_anything_is_checked_out(job):
+    names = [step["name"] for step in JOBS[job]["steps"]]
+    uses = [place for place, step in enumerate(JOBS[job]["steps"]) if "uses" in step]
+    assert names.index(MACHINE) < min(uses, default=len(names))
+    assert names.index(MACHINE) == (1 if job == "run" else 0)
+
+
+ALLOWED = [
+    (from_a(FORK), "github-hosted", ["ubuntu-latest"], ""),
+    (from_a(FORK), "github-hosted", ["ubuntu-24.04-gpu4"], "yes"),  # one of GitHub's larger machines
+    (from_a(FORK), "self-hosted", ["self-hosted", "gpu-4"], "yes"),  # somebody agreed
+    (from_a(HERE), "self-hosted", ["ubuntu-latest"], ""),
+    ({}, "self-hosted", ["ubuntu-24.04"], ""),
+    ({"merge_group": {"head_ref": "refs/heads/gh-readonly-queue/main/pr-1"}}, "self-hosted", ["self-hosted"], ""),
+]
+
+
+@pytest.mark.parametrize("allowed", ALLOWED, ids=str)
+def test_nobody_else_is_refused_on_account_of_the_machine(site, allowed):
+    event, owner, labels, reviewed = allowed
+    step = run_step(replace(site, event=event, owner=owner), "run", MACHINE, needs_of(reviewed), entry(labels))
+    assert step.outcome == ("success" if (event, reviewed) == (from_a(FORK), "") else "skipped"), step.log
 
 
 def test_the_job_that_asks_has_nothing_of_the_fork():
