@@ -208,8 +208,11 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 class Installed:
     """An installed distribution with this record of where it came from (PEP 610)."""
 
-    def __init__(self, record):
-        self.record = record
+    def __init__(self, folder, record):
+        self.folder, self.record = folder, record
+
+    def locate_file(self, name):
+        return self.folder / name
 
     def read_text(self, name):
         assert name == "direct_url.json"
@@ -224,7 +227,8 @@ def installed(monkeypatch, tmp_path):
     monkeypatch.setattr(init, "package_folder", lambda: package)
 
     def make(record):
-        there = () if record is None else (Installed(record),)
+        another = Installed(tmp_path / "elsewhere", '{"url": "https://h/other", "vcs_info": {"commit_id": "0"}}')
+        there = [another] if record is None else [another, Installed(package.parent, record)]
         monkeypatch.setattr(init.importlib.metadata, "distributions", lambda name: iter(there if name else ()))
 
     return make
@@ -290,6 +294,13 @@ def test_an_unknown_source_is_an_error_that_says_to_pass_one(allranks, folder, i
     assert list(folder.iterdir()) == []
     (folder / "noxfile.py").write_text("")
     assert allranks("init")[0] == 0, "no file has to name it"
+
+
+def test_a_source_for_a_noxfile_that_is_there_already_is_refused(allranks, folder):
+    (folder / "noxfile.py").write_text("# mine\n")
+    code, _, err = allranks("init", "--source", str(ROOT))
+    assert (code, "There is a noxfile.py already" in err) == (2, True)
+    assert [path.name for path in folder.iterdir()] == ["noxfile.py"]
 
 
 def test_a_source_that_the_user_names_is_taken(allranks, folder, installed, tmp_path, monkeypatch):

@@ -185,13 +185,17 @@ def look_around(root: Path, source: str | None = None) -> Repository:
         source: Where to install allranks from; None for where this one was installed from.
 
     Raises:
-        UsageError: The source is needed and cannot be determined.
+        UsageError: The source is needed and cannot be determined, or it is given and not needed.
     """
     tests = next((name for name in _TEST_FOLDERS if (root / name).is_dir()), _TEST_FOLDERS[0])
     folders = [f"{tests}/{name}" for name in _OWN_FOLDERS]
     torch, is_cpu_only = installed_torch()
+    has_noxfile = (root / "noxfile.py").exists()
+    if has_noxfile and source is not None:
+        msg = "There is a noxfile.py already, and --source tells what a new one installs."
+        raise UsageError(msg, remedy="Leave out --source, or remove the noxfile first.")
     return Repository(
-        requirement="" if (root / "noxfile.py").exists() else _requirement(source),
+        requirement="" if has_noxfile else _requirement(source),
         folder=next((name for name in folders if not _has_tests(root / name)), folders[-1]),
         others=tuple(islice(_distributed_tests(root), _MOST_FILES_NAMED)),
         requirements=next((name for name in _REQUIREMENTS if (root / name).is_file()), ""),
@@ -316,16 +320,18 @@ def _address(given: str) -> str:
 
 def _installed_from() -> str:
     """The address in the record of the installation (direct_url.json); empty if there is none, or nothing there."""
-    found = next(iter(importlib.metadata.distributions(name="allranks")), None)
     try:
-        said = json.loads((found and found.read_text("direct_url.json")) or "{}")
+        # Another one may be installed, too: this one has the modules that run.
+        every = importlib.metadata.distributions(name="allranks")
+        own = next(each for each in every if Path(str(each.locate_file("allranks"))).resolve() == package_folder())
+        said = json.loads(own.read_text("direct_url.json") or "{}")
         address = str(said["url"])
         if of_repository := said.get("vcs_info"):
             return f"{of_repository['vcs']}+{address}@{of_repository['commit_id']}"
         if address.startswith("file://"):
             return address if Path(unquote(urlsplit(address).path)).exists() else ""
         return f"{address}#sha256={said['archive_info']['hashes']['sha256']}"
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (StopIteration, ValueError, LookupError, TypeError, AttributeError):
         return ""
 
 
