@@ -4,7 +4,6 @@ import argparse
 import importlib.util
 import json
 import re
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -28,6 +27,8 @@ from allranks.commands.options import (
     say_verdict,
 )
 from allranks.commands.run import PartOf, run_jobs
+from allranks.engine.archive import copy_files
+from allranks.engine.protocol import FileCopy
 from allranks.engine_registry import AUTO
 from allranks.errors import ExitCode, UsageError
 from allranks.matrix.axes import AXES, LARGEST
@@ -148,15 +149,19 @@ def _check_names(options: argparse.Namespace) -> None:
 
 
 def _copy_module(module: str, here: Path, target: Path) -> bool:
-    """Copy a module or package of this folder to a folder of its own, for any engine; False if it is not here."""
+    """Copy a module or package of this folder to a folder of its own, for any engine; False if it is not here.
+
+    Raises:
+        EngineError: It leads out of this folder.
+    """
     name = module.partition(".")[0]
     if (here / name).is_dir() and any((here / name).glob("*.py")):
-        shutil.copytree(here / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
-        return True
-    files = [path for path in here.glob(f"{name}.*") if path.suffix in _ENDINGS and path.is_file()]
-    for path in files:
-        shutil.copyfile(path, target / path.name)
-    return bool(files)
+        found = [here / name]
+    else:
+        found = [path for path in here.glob(f"{name}.*") if path.suffix in _ENDINGS and path.is_file()]
+    for path in found:
+        copy_files(FileCopy(source=path, target=Path(path.name), root=here.resolve()), target)
+    return bool(found)
 
 
 def _refuse_absent_module(options: argparse.Namespace, *, is_local: bool) -> None:
