@@ -94,7 +94,7 @@ def test_what_leads_out_of_the_repository_is_refused_by_name(repository, home, w
         with pytest.raises(EngineError, match="outside of the repository's files") as error:
             use(of(repository, wanted))
         assert error.value.exit_code == ExitCode.INFRASTRUCTURE
-        assert error.value.remedy.startswith("Replace it by the files")
+        assert error.value.remedy.startswith("Replace it with the files")
         if named:
             link = repository / named
             assert error.value.what.startswith(f"The link {link} leads to ")

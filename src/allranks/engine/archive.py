@@ -189,8 +189,8 @@ def _refuse_outside(path: Path, real: Path, root: Path) -> None:
     link = next((each for each in below if not _is_below(Path(os.path.realpath(each)), root)), None)
     leads = f"{path} leads to {real}" if link is None else f"The link {link} leads to {os.path.realpath(link)}"
     msg = f"{leads}, outside of the repository's files in {root}."
-    why = "Only files of the repository are copied into a job: a pull request could read those of the host."
-    remedy = "Replace it by the files that the tests need, or leave it out of path and files in the matrix file."
+    why = "Only files of the repository are copied into a job: otherwise, a pull request could read files of the host."
+    remedy = "Replace it with the files that the tests need, or remove it from path and files in the matrix file."
     raise EngineError(msg, why=why, remedy=remedy)
 
 
