@@ -17,7 +17,7 @@ def test_json_form_survives_a_round_trip_through_json(make_spec):
 def test_json_form_says_all_that_the_engine_is_told(make_spec):
     spec = make_spec(files=(FileCopy(source=Path("/a/b"), target=Path("b")),), gpus=("GPU-1", "GPU-2"))
     plain = spec.to_json()
-    assert plain["files"] == [{"source": "/a/b", "target": "b"}]
+    assert plain["files"] == [{"source": "/a/b", "target": "b", "root": None}]
     assert plain["gpus"] == ["GPU-1", "GPU-2"]
     assert plain["agent"]["limits"]["peer_grace"] == 1
     assert set(plain) == set(spec.__dataclass_fields__)
