@@ -24,7 +24,7 @@ _LINES = 12
 _SHOWN = 160  # characters of a message: one or two lines of a terminal
 
 
-@dataclass
+@dataclass(eq=False)  # a plug-in of pytest derives from it, and older versions of pytest keep plug-ins in a set
 class LiveView:
     """Prints events as they happen, with the job's id on each line of output where jobs run side by side."""
 
