@@ -62,9 +62,8 @@ def _obstacles(config: pytest.Config) -> Iterator[str]:
     from allranks.harness.refusals import REFUSED  # noqa: PLC0415 - see above
     from allranks.testing.environment import LauncherError, RankEnvironment  # noqa: PLC0415
 
+    yield from _wrong_values(config)
     option = config.option
-    if option.ranks < 1:
-        yield f"--ranks {option.ranks}: give a number of ranks from 1"
     if getattr(option, "numprocesses", None) or getattr(option, "tx", None):
         yield "--ranks and -n of pytest-xdist both say which processes run a test: use one of them"
     try:
@@ -88,3 +87,40 @@ def _obstacles(config: pytest.Config) -> Iterator[str]:
         if getattr(option, refusal.option, False):
             instead = "Use --pdb-rank N." if refusal.option in {"usepdb", "trace"} else refusal.remedy
             yield f"{flag} {refusal.why} {instead}"
+
+
+def _wrong_values(config: pytest.Config) -> Iterator[str]:
+    from allranks.matrix.axes import BACKENDS, LARGEST  # noqa: PLC0415 - see above
+    from allranks.matrix.toml_file import LARGEST_NUMBER  # noqa: PLC0415
+
+    option = config.option
+    if not 1 <= option.ranks <= LARGEST:
+        yield f"--ranks {option.ranks}: give a number of ranks from 1 to {LARGEST}"
+    if not 0 < option.ranks_timeout <= LARGEST_NUMBER:
+        yield f"--ranks-timeout {option.ranks_timeout:g}: give a number of seconds above 0"
+    if option.ranks_backend not in BACKENDS:
+        yield from _refused_backend(option.ranks_backend, config)
+
+
+def _refused_backend(name: str, config: pytest.Config) -> Iterator[str]:
+    """Why a backend is refused that torch does not have, if neither the matrix file nor this session has it either."""
+    from allranks.errors import MatrixError  # noqa: PLC0415 - see above
+    from allranks.matrix.axes import refused_backend  # noqa: PLC0415
+    from allranks.matrix.declaration import declared_backends  # noqa: PLC0415
+
+    try:
+        declared = declared_backends(config.rootpath)
+    except MatrixError as error:
+        yield f"--ranks-backend {name}: {error}"
+        return
+    own = "A backend of your own goes into matrix.custom_backends, or into a module that -p or a conftest.py imports."
+    if refused := refused_backend(name, (*declared, *_registered_backends()), own):
+        what, remedy = refused
+        yield f"--ranks-backend: {what}. {remedy}"
+
+
+def _registered_backends() -> Iterator[str]:
+    """The backends that this process has registered with torch, such as one of an installed package."""
+    with suppress(ImportError, AttributeError):  # no torch, or one without torch.distributed: the session says so later
+        distributed = importlib.import_module("torch.distributed")
+        yield from (name for name in distributed.Backend.backend_list if name != distributed.Backend.UNDEFINED)

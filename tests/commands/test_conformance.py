@@ -80,6 +80,7 @@ def test_a_package_of_this_folder_comes_whole(kit, repository):
     [
         (["--backend", "Gloo"], "cannot be the name of a backend"),
         (["--backend", "mine"], "--import MODULE"),
+        (["--backend", "glooo"], "Did you mean 'gloo'?"),
         (["--backend", "mine", "--import", "no_such_module_anywhere"], "There is no module no_such_module_anywhere"),
         (["--backend", "mine", "--import", "mine.py-x"], "cannot be the name of a module"),
         (["--backend", "gloo", "--world-size", "2,zero"], "write 2,4"),

@@ -18,7 +18,7 @@ from schema_documents import documents, mutated
 from allranks.commands.init import Repository, matrix_text
 from allranks.errors import MatrixError
 from allranks.harness.config import Isolation
-from allranks.matrix import declaration, model
+from allranks.matrix import axes, declaration, model
 from allranks.matrix.axes import AXES, LARGEST, SMALLEST, is_version
 from allranks.matrix.declaration import EXAMPLE, load
 from allranks.matrix.kept_files import HISTORY_FILE
@@ -236,7 +236,7 @@ def test_lists_of_values_are_those_of_the_parser():
         return tuple(node_at(path)["enum"])
 
     definitions = SCHEMA["definitions"]
-    assert tuple(definitions["backend"]["anyOf"][0]["enum"]) == declaration.BACKENDS
+    assert tuple(definitions["backend"]["anyOf"][0]["enum"]) == axes.BACKENDS
     assert tuple(definitions["init_method"]["enum"]) == declaration.INIT_METHODS
     assert enum("suites", "x", "isolation") == get_args(Isolation)
     assert enum("policy", "skip") == get_args(model.SkipPolicy)

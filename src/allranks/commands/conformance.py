@@ -31,8 +31,8 @@ from allranks.engine.archive import copy_files
 from allranks.engine.protocol import FileCopy
 from allranks.engine_registry import AUTO
 from allranks.errors import ExitCode, UsageError
-from allranks.matrix.axes import AXES, LARGEST
-from allranks.matrix.declaration import BACKENDS, FILE_NAME
+from allranks.matrix.axes import AXES, LARGEST, refused_backend
+from allranks.matrix.declaration import FILE_NAME
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import plan
 from allranks.matrix.model import Cell, Image, Limits, Matrix, Process, Suite
@@ -140,9 +140,11 @@ def _check_names(options: argparse.Namespace) -> None:
         raise UsageError(
             msg, remedy="torch lower-cases them: write a small letter, then small letters, digits and '_'."
         )
-    if options.module is None and options.backend not in BACKENDS:
-        msg = f"torch has no backend {options.backend!r} of its own."
-        raise UsageError(msg, remedy="Name the module that registers it: --import MODULE.")
+    own = "The module that registers a backend of your own goes into --import MODULE."
+    if options.module is None and (refused := refused_backend(options.backend, (), own)):
+        what, remedy = refused
+        msg = f"--backend: {what}."
+        raise UsageError(msg, remedy=remedy)
     if options.module is not None and not all(part.isidentifier() for part in options.module.split(".")):
         msg = f"{options.module!r} cannot be the name of a module."
         raise UsageError(msg, remedy="Write it as in an import statement: --import package.module.")

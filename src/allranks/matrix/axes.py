@@ -6,6 +6,8 @@ from functools import lru_cache
 
 from packaging.version import Version
 
+from allranks.errors import did_you_mean, shown
+
 AXES = ("backend", "world_size", "gpu_count", "init_method", "nodes", "torch")
 """The axes in their fixed order: the order of a cell's id and of a session's signature."""
 
@@ -26,6 +28,9 @@ type_of_axis: Mapping[str, type] = {
     "torch": Version,
 }
 
+
+BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl")
+"""The process-group backends that torch registers by itself (``torch.distributed.Backend``)."""
 
 SMALLEST: Mapping[str, int] = {"world_size": 1, "gpu_count": 0, "nodes": 1}
 
@@ -49,6 +54,22 @@ class Known:
         if isinstance(value, int):
             return value >= SMALLEST[axis]
         return axis == "torch" or value in self.names[axis]
+
+
+def refused_backend(
+    name: str, custom: Collection[str], own: str = "A backend of your own goes into matrix.custom_backends."
+) -> tuple[str, str] | None:
+    """What is wrong with the name of a backend, and what to do about it; None if it is accepted.
+
+    Args:
+        name: The name, as somebody wrote it.
+        custom: The accepted names besides torch's own.
+        own: The sentence that tells how to use a backend that is not torch's.
+    """
+    known = (*BACKENDS, *custom)
+    if name in known:
+        return None
+    return f"{shown(name)} is not a supported backend", f"{did_you_mean(name, known)} {own}"
 
 
 def written_type(axis: str) -> type:

@@ -10,6 +10,7 @@ from allranks.engine_registry import OWN_ENGINES
 from allranks.errors import MatrixError, UsageError, did_you_mean, shown
 from allranks.matrix.axes import (
     AXES,
+    BACKENDS,
     LARGEST,
     NO_TORCH,
     SMALLEST,
@@ -18,6 +19,7 @@ from allranks.matrix.axes import (
     Values,
     comparable,
     is_version,
+    refused_backend,
     type_of_axis,
 )
 from allranks.matrix.cell_images import check_images, read_images
@@ -45,9 +47,6 @@ from allranks.matrix.suite_paths import inside, suite_paths
 from allranks.matrix.toml_file import LARGEST_NUMBER, PYPROJECT, Table, exists, read
 
 FILE_NAME = "matrix.toml"
-
-BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl")
-"""The process-group backends that torch registers by itself (``torch.distributed.Backend``)."""
 
 MOST_SHARDS = 1000
 """More is a typing error: such jobs would take longer to plan than to run."""
@@ -141,10 +140,10 @@ def _matrix(file: Table) -> Matrix:
     file.needs("matrix", "[matrix]")
     table = file.table("matrix")
     table.only(*AXES, "custom_backends", "exclude", "include")
-    backends = (*BACKENDS, *_custom_backends(table))
-    axes = {axis: _axis(table, axis, backends) for axis in AXES}
-    includes = tuple(_include(entry, backends, has_torch="torch" in table) for entry in table.tables("include"))
-    known = Known(_values(axes, (include.cell for include in includes)), _names(backends))
+    custom = _custom_backends(table)
+    axes = {axis: _axis(table, axis, custom) for axis in AXES}
+    includes = tuple(_include(entry, custom, has_torch="torch" in table) for entry in table.tables("include"))
+    known = Known(_values(axes, (include.cell for include in includes)), _names(custom))
     return Matrix(
         path=file.path,
         axes=axes,
@@ -175,8 +174,8 @@ def _engines(table: Table) -> dict[str, Mapping[str, object]]:
     return {name: table.table(name).values for name in table.values}
 
 
-def _names(backends: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    return {"backend": backends, "init_method": INIT_METHODS}
+def _names(custom: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    return {"backend": (*BACKENDS, *custom), "init_method": INIT_METHODS}
 
 
 def _values(axes: Mapping[str, tuple[AxisValue, ...]], included: Iterable[Cell]) -> Values:
@@ -185,6 +184,16 @@ def _values(axes: Mapping[str, tuple[AxisValue, ...]], included: Iterable[Cell])
         for axis, value in cell.axes().items():
             known[axis][value] = None
     return known
+
+
+def declared_backends(folder: Path) -> tuple[str, ...]:
+    """The custom backends in the matrix file of a folder, or of its nearest parent that has one; none without a file.
+
+    Raises:
+        MatrixError: They cannot be read.
+    """
+    found = next(filter(None, map(_in_folder, (folder, *folder.parents))), None)
+    return _custom_backends(read(found).table("matrix")) if found else ()
 
 
 def _custom_backends(table: Table) -> tuple[str, ...]:
@@ -198,7 +207,7 @@ def _custom_backends(table: Table) -> tuple[str, ...]:
     return names
 
 
-def _axis(table: Table, axis: str, backends: tuple[str, ...]) -> tuple[AxisValue, ...]:
+def _axis(table: Table, axis: str, custom: tuple[str, ...]) -> tuple[AxisValue, ...]:
     if axis not in DEFAULTS:
         table.needs(axis, 'backend = ["gloo"]' if axis == "backend" else f"{axis} = [2]")
     if axis not in table:
@@ -207,23 +216,24 @@ def _axis(table: Table, axis: str, backends: tuple[str, ...]) -> tuple[AxisValue
     values = given if isinstance(given, list) else [given]
     if not values:
         raise table.error(axis, "the list is empty", f"Give {axis} at least one value, or leave the key out.")
-    checked = tuple(_axis_value(table, axis, value, backends) for value in values)
+    checked = tuple(_axis_value(table, axis, value, custom) for value in values)
     _refuse_twice(table, axis, checked)
     return checked
 
 
-def _axis_value(table: Table, axis: str, value: object, backends: tuple[str, ...]) -> AxisValue:
+def _axis_value(table: Table, axis: str, value: object, custom: tuple[str, ...]) -> AxisValue:
     if type_of_axis[axis] is int:
         return table.checked_whole(axis, value, SMALLEST[axis], LARGEST)
     if axis == "torch":
         return _torch_version(table, value)
-    known = backends if axis == "backend" else INIT_METHODS
     if not isinstance(value, str):
-        raise table.error(axis, f"{shown(value)} is not a name", f'Write {axis} = ["{known[0]}"].')
-    if value not in known:
-        custom = " A backend of your own goes into matrix.custom_backends." if axis == "backend" else ""
-        what = f"{shown(value)} is not a supported {axis.replace('_', ' ')}"
-        raise table.error(axis, what, did_you_mean(value, known) + custom)
+        example = (BACKENDS if axis == "backend" else INIT_METHODS)[0]
+        raise table.error(axis, f"{shown(value)} is not a name", f'Write {axis} = ["{example}"].')
+    if axis == "backend":
+        if refused := refused_backend(value, custom):
+            raise table.error(axis, *refused)
+    elif value not in INIT_METHODS:
+        raise table.error(axis, f"{shown(value)} is not a supported init method", did_you_mean(value, INIT_METHODS))
     return value
 
 
@@ -242,15 +252,13 @@ def _refuse_twice(table: Table, axis: str, values: tuple[AxisValue, ...]) -> Non
         seen.add(key)
 
 
-def _include(table: Table, backends: tuple[str, ...], *, has_torch: bool) -> Include:
+def _include(table: Table, custom: tuple[str, ...], *, has_torch: bool) -> Include:
     table.only(*(axis for axis in AXES if axis != "torch" or has_torch), "reason")
     if has_torch:
         table.needs("torch", 'torch = "2.14.1"')
     table.needs("backend", 'backend = "gloo"')
     table.needs("world_size", "world_size = 2")
-    given = [
-        _axis_value(table, axis, table.values[axis], backends) if axis in table else DEFAULTS[axis] for axis in AXES
-    ]
+    given = [_axis_value(table, axis, table.values[axis], custom) if axis in table else DEFAULTS[axis] for axis in AXES]
     return Include(cell=Cell.at(given), reason=table.text("reason", ""), line=table.line)
 
 
