@@ -179,10 +179,17 @@ def test_an_agent_that_is_killed_takes_what_its_ranks_had_started_with_it(launch
     assert "The agent ended before its work was done, with status -9" in done.output
 
 
-def test_a_suite_without_tests_is_an_error(launch, scratch):
-    done = launch(scratch("VALUE = 1\n"), "--engine", "process")
-    assert done.code == 1
+@pytest.mark.parametrize("arguments", [(), ("--allow-nothing-ran",)], ids=str)
+def test_a_suite_without_tests_is_an_error(launch, scratch, arguments):
+    done = launch(scratch("VALUE = 1\n"), "--engine", "process", *arguments)
+    assert done.code == 5
     assert "No test was collected" in done.output
+
+
+def test_a_suite_that_skips_as_a_whole_ran_nothing(launch, scratch):
+    suite = "import pytest\npytest.skip('no GPU', allow_module_level=True)\n"
+    done = launch(scratch(suite), "--engine", "process")
+    assert done.code == 5, done.output
 
 
 def test_a_selection_that_leaves_nothing_ran_nothing(launch, scratch):

@@ -102,6 +102,22 @@ def test_torchrun_ends_no_rank_before_the_report_is_there(tmp_path, environment_
     assert outcomes(tmp_path / "report.xml")["test_fails_on_rank_1"] == ["failure"]
 
 
+@pytest.mark.parametrize(
+    ("suite", "codes"),
+    [
+        ("def test_it(rank): pytest.skip('not here')", [5, 0]),
+        ("def test_it(process_group): pytest.skip('not here')\ndef test_other(): pytest.skip('nor here')", [5, 0]),
+        ("@pytest.fixture\ndef lacking(rank): pytest.skip('not here')\ndef test_it(lacking): pass", [5, 0]),
+        ("def test_it(rank): pytest.skip('not here')\ndef test_other(): pass", [0, 0]),
+        ("@pytest.mark.xfail\ndef test_it(rank): assert 0", [0, 0]),
+    ],
+)
+def test_ranks_that_execute_no_test_exit_as_their_merged_report_does(start, suite, codes):
+    ended = start("report.xml", "report.xml", suite=f"import pytest\n{suite}\n")
+    assert [code for _, code in ended] == codes
+    assert ("No test executed" in ended[0][0]) == (codes[0] == 5)
+
+
 @pytest.mark.thorough
 def test_ranks_that_name_files_of_their_own_keep_them(start, tmp_path):
     (first, code), _ = start("report-0.xml", "report-1.xml")

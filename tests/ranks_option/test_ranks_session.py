@@ -222,6 +222,17 @@ def test_a_failure_ends_the_session_where_asked_and_is_the_last_failed(session):
         (("--pdb-rank=1",), {}, "--pdb-rank needs a terminal"),
         (("--pdb-rank=2",), {}, "there are the ranks 0 to 1"),
         (("--ranks=0",), {}, "give a number of ranks from 1"),
+        (("--ranks=10001",), {}, "give a number of ranks from 1 to 10000"),
+        (("--ranks-backend=glooo",), {}, "--ranks-backend: 'glooo' is not a supported backend. Did you mean 'gloo'?"),
+        (("--ranks-backend=NCCL",), {}, "Did you mean 'nccl'?"),
+        (("--ranks-backend", "gloo "), {}, "Did you mean 'gloo'?"),
+        (("--ranks-backend=cuda:nccl,cpu:gloo",), {}, "Known: 'gloo', 'nccl', 'mpi'.*matrix.custom_backends"),
+        (("--ranks-backend=",), {}, "'' is not a supported backend"),
+        (("--ranks-backend=undefined",), {}, "'undefined' is not a supported backend"),
+        (("--ranks-timeout=0",), {}, "--ranks-timeout 0: give a number of seconds above 0"),
+        (("--ranks-timeout=-3",), {}, "give a number of seconds above 0"),
+        (("--ranks-timeout=nan",), {}, "give a number of seconds above 0"),
+        (("--ranks-timeout=inf",), {}, "give a number of seconds above 0"),
         ((), {"RANK": "0", "WORLD_SIZE": "2"}, r"this process is one of 2 \(WORLD_SIZE\)"),
         ((), {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, r"this process is one of 2 \(SLURM_STEP_NUM_TASKS\)"),
         ((), {"WORLD_SIZE": "many"}, "WORLD_SIZE is 'many', which is not a number"),
@@ -233,6 +244,90 @@ def test_what_cannot_be_combined_is_a_usage_error(session, arguments, variables,
     assert status == pytest.ExitCode.USAGE_ERROR
     assert re.search(words, output)
     assert "Traceback" not in output
+
+
+BACKEND_MODULE = """
+import torch.distributed as dist
+
+class Group(dist.ProcessGroup):
+    def __init__(self, store, rank, size, timeout):
+        super().__init__(rank, size)
+
+dist.Backend.register_backend("mine", Group, devices=["cpu"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "files", "declared"),
+    [
+        ((), {"conftest": "import mine", "mine": BACKEND_MODULE}, ""),
+        (("-p", "mine"), {"mine": BACKEND_MODULE}, ""),
+        ((), {"conftest": BACKEND_MODULE}, ""),
+        ((), {"mine": BACKEND_MODULE, "test_it": "import mine\n"}, "[matrix]\ncustom_backends = ['mine']\n"),
+    ],
+    ids=["conftest.py", "-p", "own conftest.py", "matrix.toml"],
+)
+def test_a_backend_of_ones_own_is_accepted(session, tmp_path, arguments, files, declared):
+    (tmp_path / "matrix.toml").write_text(declared or "[suites.mine]\npath = 'tests'\n")
+    test = "def test_it(backend): assert backend == 'mine'\n"
+    files = {**files, "test_it": files.get("test_it", "") + test}
+    status, output = session("--ranks=2", "--ranks-backend=mine", *arguments, variables=[("PYTHONPATH", ".")], **files)
+    assert status == 0, output
+    assert "ranks: 2 over mine" in output
+
+
+def test_a_damaged_matrix_file_is_a_usage_error_where_it_would_declare_the_backend(session, tmp_path):
+    (tmp_path / "matrix.toml").write_text("[matrix]\ncustom_backends = 'mine'\n")
+    test = "def test_it(): pass"
+    assert session("--ranks=2", test_it=test)[0] == 0
+    status, output = session("--ranks=2", "--ranks-backend=mine", test_it=test)
+    assert status == pytest.ExitCode.USAGE_ERROR
+    assert "matrix.toml:2: matrix.custom_backends" in output
+    assert "Traceback" not in output
+
+
+SKIPS_IN_FIXTURE = """
+import pytest
+@pytest.fixture
+def absent(): pytest.skip("not here")
+def test_it(absent): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text", "words"),
+    [
+        (("--ranks-backend=nccl",), "def test_it(): pass", "is built without nccl"),
+        (("--ranks-backend=mpi",), "def test_it(): pass", "is built without mpi"),
+        ((), "import pytest\n@pytest.mark.skip(reason='not today')\ndef test_it(): pass", "not today"),
+        ((), "import pytest\ndef test_it(): pytest.skip('not today')", "not today"),
+        ((), SKIPS_IN_FIXTURE, "not here"),
+        ((), "import pytest\n@pytest.mark.require_world_size(3)\ndef test_it(): pass", "the world is too small"),
+        ((), "import pytest\npytest.skip('no CUDA', allow_module_level=True)", ""),
+        (("-k", "nothing"), "def test_it(): pass", ""),
+        (("-m", "nothing"), "def test_it(): pass", ""),
+        ((), "def helper(): pass", ""),
+    ],
+    ids=str,
+)
+def test_a_session_in_which_no_test_executed_exits_5(session, arguments, text, words):
+    status, output = session("--ranks=2", *arguments, test_it=text)
+    assert status == pytest.ExitCode.NO_TESTS_COLLECTED, output
+    if words:
+        assert re.search(f"nothing ran: no test executed.*{words}", output, re.DOTALL)
+
+
+@pytest.mark.parametrize("more", ["def test_other(): pass", "@pytest.mark.xfail\ndef test_other(): assert 0"])
+def test_one_executed_test_is_enough(session, more):
+    text = f"import pytest\ndef test_it(): pytest.skip('not today')\n{more}\n"
+    status, output = session("--ranks=2", test_it=text)
+    assert status == 0, output
+    assert "nothing ran" not in output
+
+
+def test_a_session_that_only_collects_has_nothing_to_run(session):
+    status, output = session("--ranks=2", "--collect-only", test_it="def test_it(): pass")
+    assert status == 0, output
 
 
 def test_a_job_that_breaks_down_leaves_no_test_without_a_report(session):

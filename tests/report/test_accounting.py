@@ -221,7 +221,7 @@ def test_a_suite_without_tests_is_an_error(run_folder):
     run_folder.job(JOB, collected=[])
     merged = judged(run_folder)
     assert only_test(merged).verdict.message.startswith("No test was collected")
-    assert code(merged) is ExitCode.TESTS_FAILED
+    assert code(merged) is ExitCode.NOTHING_RAN
 
 
 def test_a_selection_that_leaves_nothing_ran_nothing_and_is_said(run_folder):

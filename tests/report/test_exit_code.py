@@ -45,6 +45,44 @@ def test_nothing_ran_when_every_test_skipped_under_either_policy(run_folder, pol
     assert exit_code(merged, nothing_ran_allowed=True) is ExitCode.OK
 
 
+@pytest.mark.parametrize("nothing_ran_allowed", [False, True])
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        ("empty", ExitCode.NOTHING_RAN),
+        ("deselected", ExitCode.NOTHING_RAN),
+        ("skipped", ExitCode.NOTHING_RAN),
+        ("passed", ExitCode.NOTHING_RAN),
+        ("failed", ExitCode.TESTS_FAILED),
+        ("aborted", ExitCode.UNACCOUNTED),
+        ("absent", ExitCode.UNACCOUNTED),
+    ],
+)
+def test_a_suite_without_tests_is_an_error_beside_any_other(run_folder, other, expected, nothing_ran_allowed):
+    run_folder.manifest(ENV, TCP)
+    run_folder.job(ENV, collected=[])
+    if other in {"empty", "deselected"}:
+        run_folder.job(TCP, collected=[], deselected=3 * (other == "deselected"))
+    elif other != "absent":
+        run_folder.both(TCP, {"t.py::a": other})
+    assert exit_code(merge(run_folder.path, environ={}), nothing_ran_allowed=nothing_ran_allowed) is expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<testsuites/>",
+        '<testsuite name="s" tests="0"/>',
+        '<testsuites><testsuite name="s"/></testsuites>',
+        '<testsuite name="s" tests="1" skipped="1"><testcase name="a"><skipped/></testcase></testsuite>',
+        '<testsuite><testcase name="a"><skipped/></testcase><testcase name="b"><skipped/></testcase></testsuite>',
+    ],
+)
+def test_a_report_from_elsewhere_without_an_executed_test_is_nothing_ran(tmp_path, text):
+    (tmp_path / "rank-0.xml").write_text(text)
+    assert code(merge(tmp_path, environ={})) is ExitCode.NOTHING_RAN
+
+
 def test_one_executed_test_is_enough(run_folder):
     run_folder.manifest(ENV)
     run_folder.both(ENV, {"t.py::a": SKIP, "t.py::b": "passed"})

@@ -115,7 +115,7 @@ def test_a_suite_without_tests_is_an_error_of_its_shards_too(run_folder):
     run_folder.both(TWO, {}, share=share(2, elsewhere=0))
     merged, code = judged(run_folder)
     assert "No test was collected" in suites_of(merged)[0].tests[0].verdict.message
-    assert code is ExitCode.TESTS_FAILED
+    assert code is ExitCode.NOTHING_RAN
 
 
 def test_a_selection_that_leaves_no_test_in_any_shard_ran_nothing(run_folder):

@@ -61,7 +61,9 @@ def _add_judgement(group: OptionGroup) -> None:
     group.add_argument("--policy", type=one_of(_POLICIES), choices=_POLICIES, help=meaning)
     meaning = "fail where fewer tests executed than this file records"
     group.add_argument("--baseline", type=Path, metavar="FILE", help=meaning)
-    group.add_argument("--allow-nothing-ran", action="store_true", help="accept a run without tests (exit code 5)")
+    group.add_argument(
+        "--allow-nothing-ran", action="store_true", help="accept that every test was skipped or deselected"
+    )
 
 
 def _add_form(group: OptionGroup) -> None:

@@ -140,7 +140,9 @@ def _add_report(group: OptionGroup) -> None:
     meaning = "file of test durations, for even shards (default: the one that the matrix file names)"
     group.add_argument("--durations", type=existing_file, metavar="FILE", help=meaning)
     add_history(group, "record the run in this file, and report what is new, fixed or flaky (default: [history] file)")
-    group.add_argument("--allow-nothing-ran", action="store_true", help="accept a run without tests (exit code 5)")
+    group.add_argument(
+        "--allow-nothing-ran", action="store_true", help="accept that every test was skipped or deselected"
+    )
 
 
 def _add_repetition(group: OptionGroup) -> None:

@@ -47,6 +47,7 @@ class RankReports:
         self._is_shared = True
         self._report = ""
         self._problem = ""
+        self._code = ExitCode.OK  # of the merged report
 
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[object]) -> None:
         """Notice that this is a suite of rank tests."""
@@ -70,7 +71,8 @@ class RankReports:
             if terminal is not None:
                 terminal.write_line(line)
         if self._problem and session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            has_run = self._code is not ExitCode.NOTHING_RAN
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED if has_run else pytest.ExitCode.NO_TESTS_COLLECTED
         return result
 
     def _separate(self, world: PlainWorld) -> None:
@@ -140,9 +142,9 @@ class RankReports:
         merged = merge(self._folder)
         self._target.write_bytes(merged.junit.read_bytes())
         self._report = f"report of all {self._place.world_size} ranks: {self._target}"
-        code = exit_code(merged, nothing_ran_allowed=True)
-        if code is not ExitCode.OK:
-            self._problem = render_problems(merged) or MEANING[code]
+        self._code = exit_code(merged, nothing_ran_allowed=False)
+        if self._code is not ExitCode.OK:
+            self._problem = render_problems(merged) or MEANING[self._code]
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,7 +16,7 @@ from allranks.engine.gpus import take_inventory
 from allranks.engine.kind import JobEnvironment
 from allranks.engine.ownership import own_run
 from allranks.engine_kinds.host_processes import ConnectedProcesses
-from allranks.errors import AllranksError
+from allranks.errors import MEANING, AllranksError, ExitCode, counted
 from allranks.harness.config import COVERAGE
 from allranks.matrix.model import Cell, Image, Job, Limits, Matrix, Suite
 from allranks.ranks_option.verdict_reports import VerdictReporter
@@ -34,6 +35,9 @@ _NO_LIMIT: Final = 1e6
 """Seconds: eleven days, within the range of the kernel's timers."""
 
 _SUITE: Final = "pytest"
+
+_REASONS: Final = 4
+"""How many reasons of skips a session names in which no test executed."""
 
 _OF_THIS_PROCESS: Final = {
     **dict.fromkeys(("--ranks", "--ranks-backend", "--ranks-timeout", "--pdb-rank"), True),
@@ -59,15 +63,16 @@ class RanksSession:
         self._config = config
         self._ranks: int = option.ranks
         self._cell = Cell(
-            backend=option.ranks_backend.lower(),
+            backend=option.ranks_backend,
             world_size=option.ranks,
-            gpu_count=option.ranks if option.ranks_backend.lower() == "nccl" else 0,
+            gpu_count=option.ranks if option.ranks_backend == "nccl" else 0,
             init_method="env",
         )
         self._pdb = Pdb(rank=option.pdb_rank, terminal=terminal) if option.pdb_rank is not None else None
         self._error: JobError | None = None
         self._stopped: frozenset[str] = frozenset()
         self._kept: Path | None = None
+        self._ran_nothing = False
 
     def pytest_report_header(self) -> str:
         """Name the ranks."""
@@ -99,6 +104,13 @@ class RanksSession:
         if self._error is None and not reporter.has_bad:
             shutil.rmtree(results, ignore_errors=True)
             self._kept = None
+        self._ran_nothing = not (reporter.has_executed or reporter.has_bad or self._error)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """End a session in which no test executed as pytest ends one without tests."""
+        if self._ran_nothing and exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
     def _run_job(self, session: pytest.Session, results: Path, reporter: VerdictReporter) -> None:
         require_kernel()
@@ -172,6 +184,15 @@ class RanksSession:
             terminalreporter.line("\n".join(filter(None, (self._error.what, self._error.why, self._error.remedy))))
         if self._kept is not None:
             terminalreporter.line(f"logs and stacks of the ranks: {self._kept / 'latest'}")
+        if self._ran_nothing:
+            terminalreporter.section(MEANING[ExitCode.NOTHING_RAN], yellow=True)
+            for reason, count in Counter(map(_reason, terminalreporter.getreports("skipped"))).most_common(_REASONS):
+                terminalreporter.line(f"{counted(count, 'test')} skipped: {reason}")
+
+
+def _reason(skipped: pytest.TestReport | pytest.CollectReport) -> str:
+    _, _, text = skipped.longrepr if isinstance(skipped.longrepr, tuple) else ("", 0, str(skipped.longrepr))
+    return text.removeprefix("Skipped: ")
 
 
 def _is_debugged() -> bool:

@@ -45,6 +45,7 @@ class VerdictReporter(LiveView):
         self._good: dict[str, bool] = {}
         self._reports: Sequence[pytest.TestReport] = ()
         self.has_bad = False  # whether any report was bad
+        self.has_executed = False  # whether any rank executed a test, as the report counts it
 
     def _say(self, line: str) -> None:
         if self._prints and self._terminal is not None:
@@ -110,6 +111,7 @@ class VerdictReporter(LiveView):
             return
         self._good[test.nodeid] = not test.verdict.is_bad
         self.has_bad = self.has_bad or test.verdict.is_bad
+        self.has_executed = self.has_executed or test.verdict.executed
         self._log(item, list(_reports(item, test)))
 
     def _log(self, item: pytest.Item, reports: Sequence[pytest.TestReport]) -> None:

@@ -33,6 +33,10 @@ _EXIT_CODES: Final = MappingProxyType(
 )
 
 
+_EMPTY: Final = (
+    "No test was collected: the suite has none that pytest can find.\n"
+    "Correct the paths of the suite in the matrix file, or remove the suite."
+)
 _PART: Final = "attempt {} ran a part of the job again; the rest is from {}"
 
 
@@ -334,7 +338,7 @@ def _troubles_of_record(attempt: Attempt, known: _Known) -> Iterator[TestVerdict
     elif record and record.collected is None and not (attempt.files or attempt.strays):
         yield trouble("job", "The job left no results, and job.json does not tell why.", ExitCode.UNACCOUNTED)
     elif has_collected_nothing(attempt):
-        yield trouble("collection", "No test was collected: the suite has none that pytest can find.")
+        yield trouble("collection", _EMPTY, ExitCode.NOTHING_RAN)
 
 
 def _troubles_of_mixture(attempt: Attempt, run_id: str) -> Iterator[TestVerdict]:

@@ -332,8 +332,8 @@ def exit_code(merged: MergedRun, *, nothing_ran_allowed: bool) -> ExitCode:
     """The exit code of a run; if several apply, the one of highest precedence.
 
     Each bad verdict has its own (see :attr:`Verdict.exit_code <allranks.report.results.Verdict.exit_code>`): 1 for a
-    failed test and for a suite that cannot be collected or is empty, 3 for unaccounted results, 4 for infrastructure,
-    130 for an interrupt. 5 is added if no test executed.
+    failed test and for a suite that cannot be collected, 3 for unaccounted results, 4 for infrastructure, 5 for a suite
+    without tests, 130 for an interrupt. 5 is added if no test executed.
     """
     codes = {code for suite in merged.suites for code in suite.exit_codes}
     if nothing_ran(merged) and not nothing_ran_allowed:

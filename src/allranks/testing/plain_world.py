@@ -68,7 +68,7 @@ class PlainWorld:
             return distributed.group.WORLD
         place, self._groups = self._place, self._groups + 1
         self._meet(f"group {self._groups}")
-        if place.backend == "nccl":
+        if place.backend == "nccl" and torch.cuda.is_available():  # without a GPU, torch says so below
             torch.cuda.set_device(place.local_rank % torch.cuda.device_count())
         distributed.init_process_group(
             place.backend,
