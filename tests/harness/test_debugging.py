@@ -8,6 +8,8 @@ import tty
 import pytest
 from agent_run import PATIENCE
 
+from allranks.records import NotRun, TestStarted
+
 
 class Terminal:
     """What a person at a terminal sees and types."""
@@ -115,6 +117,127 @@ def test_who_quits_fails_the_test(start_agent, terminal):
     assert agent.wait() == 0
     assert agent.outcomes("test_stops")[1] == "failed"
     assert "BdbQuit" in agent.cases(1)["test_stops"].message
+
+
+NO_LIMIT = {"process_group": 1e6, "test": 1e6, "job": 1e6}
+
+
+@pytest.mark.parametrize(
+    ("test", "commands"),
+    [
+        ("assert dist.get_rank() == 0\n    dist.barrier()", ["c"]),
+        ("assert dist.get_rank() == 0\n    dist.barrier()", ["q"]),
+        ("assert dist.get_rank() == 0\n    dist.recv(torch.ones(1), 1)", ["p 1", "c"]),
+        ("breakpoint()\n    assert dist.get_rank() == 0\n    dist.all_reduce(torch.ones(1))", ["c", "c"]),
+        ("breakpoint()\n    assert dist.get_rank() == 0\n    dist.all_reduce(torch.ones(1))", ["n", "n", "q"]),
+        ("breakpoint()\n    dist.barrier()", ["q"]),
+    ],
+)
+def test_peers_that_wait_are_stopped_once_the_debugged_rank_has_failed(start_agent, terminal, test, commands):
+    suite = {"test_a.py": f"import torch\nimport torch.distributed as dist\n\ndef test_waits():\n    {test}\n"}
+    agent = start_agent(suite, pdb_rank=1, pdb_terminal=terminal.path, limits=NO_LIMIT).go()
+    for command in commands:
+        terminal.type(command)
+    assert agent.wait() == 0
+    assert agent.outcomes("test_waits") == ("aborted", "failed")
+
+
+FAILS_ELSEWHERE = """
+    import os, time
+    import pytest
+    import torch.distributed as dist
+
+    def hear():
+        open(os.environ["WORDS"], "w").write("fails\\n")
+
+    @pytest.fixture(scope="module")
+    def stops_late():
+        yield
+        breakpoint()
+
+    def test_stops_twice():
+        breakpoint()
+        if dist.get_rank() == 0:
+            hear()
+            assert 0
+        number = 1
+        number = 2
+        assert number == 2
+
+    def test_tears_down(stops_late):
+        if dist.get_rank() == 0:
+            hear()
+            assert 0
+
+    def test_last(): pass
+"""
+WAIT = "time.sleep(1.5); 'long ' + 'after the grace'"
+
+
+@pytest.mark.parametrize(
+    ("test", "commands"),
+    [
+        ("test_stops_twice", ["n", "n", "c"]),
+        ("test_stops_twice", ["tbreak 20", "c", "c"]),
+        ("test_stops_twice", ["until 20", "c"]),
+        ("test_stops_twice", ["s", "s", "c"]),
+        ("test_tears_down", ["c"]),
+    ],
+)
+def test_no_limit_ends_a_rank_at_a_later_stop(start_agent, terminal, test, commands):
+    """Each stop lasts longer than the grace of the peers of a rank that has failed."""
+    limits = {"peer_grace": 0.1, "test": 1, "process_group": 0.9}
+    agent = start_agent(
+        {"test_a.py": FAILS_ELSEWHERE},
+        pdb_rank=1,
+        pdb_terminal=terminal.path,
+        limits=limits,
+        pytest_args=("-s", "-k", f"{test} or test_last"),
+    ).go()
+    assert agent.word() == "fails"
+    for command in commands:
+        terminal.type(WAIT)
+        terminal.wait_for("long after the grace")
+        terminal.type(command)
+    assert agent.wait() == 0
+    assert agent.outcomes(test) == ("failed", "passed")
+
+
+LAUNCHER_STOPS = """
+    from torch.testing._internal.common_distributed import MultiProcessTestCase
+
+    class TestLauncher(MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        def test_stops(self):
+            breakpoint()
+"""
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "def test_stops():\n    breakpoint()\n",
+        "import os\ndef test_stops():\n    assert os.environ['RANK'] == '0'\n",
+        "import pytest\ndef test_stops():\n    with pytest.raises(Exception):\n        breakpoint(); 1 / 0\n",
+        "import pytest\n@pytest.fixture\ndef stops():\n    breakpoint()\ndef test_stops(stops): pass\n",
+        LAUNCHER_STOPS,
+    ],
+    ids=["breakpoint", "failure", "caught", "fixture", "launcher"],
+)
+def test_no_further_test_begins_once_the_user_has_quit(start_agent, terminal, test):
+    files = {"test_a.py": test, "test_b.py": "def test_later(): pass\n"}
+    agent = start_agent(files, pdb_rank=1, pdb_terminal=terminal.path).go()
+    terminal.type("q")
+    assert agent.wait() == 0
+    assert [each.nodeid.rpartition("::")[2] for each in agent.all(TestStarted)] == ["test_stops"]
+    (left_out,) = agent.all(NotRun)
+    assert left_out.reason == "q in the debugger"
+    assert [test.rpartition("::")[2] for test in left_out.tests] == ["test_later"]
 
 
 @pytest.mark.parametrize("call", ["breakpoint()", "import pdb; pdb.set_trace()"])

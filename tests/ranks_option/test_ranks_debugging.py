@@ -26,31 +26,73 @@ def test_sum(process_group, rank):
 """
 
 
+@pytest.fixture
+def debugged(tmp_path, environment_without_ranks):
+    """``debugged(suite, ("(rank 1) ", "c"), ...)``: waits for texts, and types lines; returns the exit status."""
+
+    def debug(suite, *steps):
+        (tmp_path / "test_it.py").write_text(suite)
+        environment = {**environment_without_ranks, "TMPDIR": str(tmp_path), "TERM": "dumb"}
+        own, theirs = pty.openpty()
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:hypothesispytest", "--ranks=2", "--pdb-rank=1"]
+        with subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+        ) as process:
+            os.close(theirs)
+            seen = ""
+            for wanted, typed in steps:
+                while wanted not in seen:
+                    assert select.select([own], [], [], 120)[0], seen
+                    seen += os.read(own, 4096).decode()
+                seen = seen.partition(wanted)[2]
+                os.write(own, f"{typed}\n".encode() if typed else b"")
+            status = process.wait(60)
+        os.close(own)
+        return status
+
+    return debug
+
+
 @pytest.mark.parametrize(
     ("total", "ending"), [pytest.param(1, "1 passed", marks=pytest.mark.thorough), (5, "1 failed")]
 )
-def test_a_rank_stops_on_the_terminal_of_the_session(tmp_path, environment_without_ranks, total, ending):
-    (tmp_path / "test_it.py").write_text(SUITE.format(sum=total))
-    environment = {**environment_without_ranks, "TMPDIR": str(tmp_path), "TERM": "dumb"}
-    own, theirs = pty.openpty()
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:hypothesispytest", "--ranks=2", "--pdb-rank=1"]
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
-    ) as process:
-        os.close(theirs)
-        seen = ""
-        steps = [("(rank 1) ", "p 'rank', rank\n"), ("('rank', 1)", "c\n")]
-        if total != 1:
-            steps.append(("(rank 1) ", "p tensor.item()\n"))  # where it fails
-            steps.append(("1.0", "c\n"))
-        for wanted, typed in (*steps, (ending, "")):
-            while wanted not in seen:
-                assert select.select([own], [], [], 120)[0], seen
-                seen += os.read(own, 4096).decode()
-            seen = seen.partition(wanted)[2]
-            os.write(own, typed.encode())
-        assert process.wait(60) == (total != 1)
-    os.close(own)
+def test_a_rank_stops_on_the_terminal_of_the_session(debugged, total, ending):
+    steps = [("(rank 1) ", "p 'rank', rank"), ("('rank', 1)", "c")]
+    if total != 1:
+        steps += [("(rank 1) ", "p tensor.item()"), ("1.0", "c")]  # where it fails
+    assert debugged(SUITE.format(sum=total), *steps, (ending, "")) == (total != 1)
+
+
+FAILING = """
+import torch
+import torch.distributed as dist
+
+def test_fails(process_group, rank):
+    assert rank == 0
+    dist.all_reduce(torch.ones(1))
+
+def test_breaks(process_group, rank):
+    breakpoint()
+    dist.all_reduce(torch.ones(1))
+
+def test_last(): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("commands", "endings", "status"),
+    [
+        (["c", "c"], ["1 failed, 2 passed"], 1),
+        (["p rank", "c", "c"], ["1 failed, 2 passed"], 1),
+        (["q"], ["Interrupted: stopped by q in the debugger", "1 failed in"], 2),
+        (["c", "q"], ["Interrupted: stopped by q in the debugger", "2 failed in"], 2),
+        (["\x04"], ["Interrupted: stopped by q in the debugger", "1 failed in"], 2),
+    ],
+    ids=str,
+)
+def test_a_session_goes_on_or_ends_when_the_debugger_lets_go(debugged, commands, endings, status):
+    steps = [*(("(rank 1) ", command) for command in commands), *((ending, "") for ending in endings)]
+    assert debugged(FAILING, *steps) == status
 
 
 class Editor:

@@ -110,7 +110,8 @@ class Report:
     driver: DriverSays | None = None  # from a driver: anything else about its test
     leaving: Leaving | None = None  # the process is about to end
     started: ChildStarted | None = None  # a process that the rank has started
-    is_debugging: bool | None = None  # a debugger has just taken the rank, or let go of it; None for no change
+    is_debugging: bool | None = None  # a debugger now waits for a command in the rank, or no longer; None for no change
+    has_quit: bool = False  # with the end of that wait: the user has quit the debugger, and so the session
     # With the end of a test, what the rank called in its process groups, in JSON: see
     # :mod:`allranks.harness.gangs.unmatched_calls`.
     calls: str = ""

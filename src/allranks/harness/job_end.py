@@ -93,6 +93,11 @@ class JobEnd:
         """True after a hang-up."""
         return self._has_hung_up
 
+    @property
+    def is_over(self) -> bool:
+        """True after a hang-up, and when the time is up."""
+        return self._has_hung_up or self.remaining() == 0
+
     def wait_for_turn(self) -> None:
         """Wait for the *go*.
 

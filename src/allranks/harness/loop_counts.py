@@ -18,6 +18,7 @@ class LoopCounts:
     settled: dict[str, bool] = field(default_factory=dict)  # for each test that has run, whether it went wrong
     # The tests that left some state changed, by the name of that state.
     changed: dict[str, dict[str, None]] = field(default_factory=dict)
+    has_quit: bool = False  # whether the user has quit the debugger: no further test begins
     running: dict[int, str] = field(default_factory=dict)  # the test of each worker
 
     @property

@@ -40,6 +40,9 @@ _COMMAND = 1000
 FRESH_START = 120.0
 """Seconds for ranks that are no forks to import torch and their file: a second or two each on an idle host."""
 
+QUIT = "q in the debugger"
+"""Why tests did not run after the user has quit the debugger."""
+
 MANY_FORKS = 60
 """From this many forks on, making them cheaper pays; it takes the better part of a second."""
 
@@ -106,7 +109,7 @@ class TestLoop:
         return self._driver is None and not self._config.launches_ranks
 
     def run_all(self, of_lane: OfLane | None) -> None:
-        """Run the tests to the end, or until ``-x`` or ``--maxfail`` stops the job.
+        """Run the tests to the end, or until ``-x``, ``--maxfail`` or the user of a debugger stops the job.
 
         Args:
             of_lane: Makes the node of a worker for overlapping launcher tests; None if they do not overlap.
@@ -189,8 +192,9 @@ class TestLoop:
         self._leave_out(remaining)
 
     def _leave_out(self, remaining: Sequence[int]) -> None:
+        reason = QUIT if self._count.has_quit else f"-x or --maxfail, {self._count.bad_tests} bad"
         for part in parts_of([self._program.tests[index] for index in remaining]):
-            self._journal.write(NotRun(tests=part, reason=f"-x or --maxfail, {self._count.bad_tests} bad"))
+            self._journal.write(NotRun(tests=part, reason=reason))
 
     def _launchers_ahead(self, remaining: Sequence[int]) -> list[list[int]]:
         terms = self._program.terms
@@ -216,7 +220,8 @@ class TestLoop:
         return [index for indices in waiting for index in indices]
 
     def _is_over(self) -> bool:
-        return bool(self._program.maxfail) and self._count.bad_tests >= self._program.maxfail
+        is_stopped = bool(self._program.maxfail) and self._count.bad_tests >= self._program.maxfail
+        return is_stopped or self._count.has_quit
 
     def _run(self, indices: Sequence[int]) -> int:
         """Run tests until one goes wrong, then its permitted reruns; return how many tests have run."""
@@ -279,6 +284,7 @@ class TestLoop:
 
     def _close(self, gang: Gang) -> None:
         self._preload.update(gang.imported)
+        self._count.has_quit = self._count.has_quit or gang.has_quit
         for process in gang.close():
             command = process.command[:_COMMAND]
             self._journal.write(LeftBehind(nodeid=self._current, rank=process.rank, pid=process.pid, command=command))
@@ -305,13 +311,18 @@ class TestLoop:
             with gang.disturbed(self._drawn_outside(command, is_joining=False)):
                 step = gang.run(command, self._deadlines(command.index))
             mismatch = step.compare_calls() if self._program.terms[command.index].shares_ranks else None
+            self._count.has_quit = self._count.has_quit or gang.has_quit
             self._record(gang, step)
             if step.leader is not None:
                 gang.condemn()
                 return done
             if mismatch is not None:
                 self._journal.write(Notice(nodeid=self._current, text=f"calls differ: {mismatch.message}"))
-            if mismatch is not None or (not step.is_clean and not self._program.terms[command.index].is_skipped):
+            if (
+                gang.has_quit
+                or mismatch is not None
+                or (not step.is_clean and not self._program.terms[command.index].is_skipped)
+            ):
                 break
         self._record_bad(gang, gang.end())
         return done
@@ -372,7 +383,8 @@ class TestLoop:
         for name in sorted(step.changed) if self._driver is None else ():
             self._count.changed.setdefault(name, {})[nodeid] = None
         # A test that will be rerun does not count as bad yet: another worker would stop the job for it.
-        self._runs_again = self._runs_again or (is_bad and self._number <= self._program.terms[self._index].reruns)
+        reruns = 0 if self._count.has_quit else self._program.terms[self._index].reruns
+        self._runs_again = self._runs_again or (is_bad and self._number <= reruns)
         # As in the report, a rerun that is skipped does not clear the bad outcome before it.
         is_rerun = self._number > 1 and self._repetitions is None
         is_bad = is_bad or (is_rerun and {each.outcome for each in step.outcomes} == {Outcome.SKIPPED})

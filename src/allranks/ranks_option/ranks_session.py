@@ -20,6 +20,7 @@ from allranks.errors import MEANING, AllranksError, ExitCode, counted
 from allranks.harness.config import COVERAGE
 from allranks.matrix.model import Cell, Image, Job, Limits, Matrix, Suite
 from allranks.ranks_option.verdict_reports import VerdictReporter
+from allranks.records import NotRun
 from allranks.report.folder import read_attempts_at
 from allranks.report.judging import read_ranks, settled
 from allranks.report.run_files import JobError, Manifest
@@ -70,7 +71,7 @@ class RanksSession:
         )
         self._pdb = Pdb(rank=option.pdb_rank, terminal=terminal) if option.pdb_rank is not None else None
         self._error: JobError | None = None
-        self._stopped: frozenset[str] = frozenset()
+        self._left_out: NotRun | None = None
         self._kept: Path | None = None
         self._ran_nothing = False
 
@@ -88,6 +89,9 @@ class RanksSession:
             self._run(session)
         if session.shouldfail:
             raise session.Failed(session.shouldfail)
+        if self._left_out is not None:  # and pytest did not stop at a failure: the user has quit the debugger
+            msg = f"stopped by {self._left_out.reason}"
+            raise session.Interrupted(msg)
         return True
 
     def _run(self, session: pytest.Session) -> None:
@@ -98,7 +102,7 @@ class RanksSession:
             self._run_job(session, results, reporter)
         except AllranksError as error:
             self._error = JobError.from_exception(error)
-        reporter.report_the_rest(self._error, self._stopped)
+        reporter.report_the_rest(self._error, frozenset(self._left_out.tests if self._left_out else ()))
         if self._error is not None and not reporter.has_bad:
             session.testsfailed += 1
         if self._error is None and not reporter.has_bad:
@@ -138,13 +142,15 @@ class RanksSession:
             attempt.release()
             runner.run(attempt, lambda: None)
             self._error = attempt.error
-            self._stopped = frozenset(attempt.facts.not_run.tests if attempt.facts.not_run else ())
+            self._left_out = attempt.facts.not_run
             [*_, newest] = read_attempts_at(folder.path, job.cell.id, job.name)
             reporter.settle(settled(newest, read_ranks(newest.files), setting))
             self._share_coverage(attempt.folder / COVERAGE / "data")
 
     def _matrix(self) -> Matrix:
-        if self._pdb or _is_debugged():
+        if self._pdb:  # while its debugger waits for a command, the grace of peers does not pass
+            limits = Limits(process_group=_NO_LIMIT, test=_NO_LIMIT, job=_NO_LIMIT)
+        elif _is_debugged():
             limits = Limits(process_group=_NO_LIMIT, test=_NO_LIMIT, job=_NO_LIMIT, peer_grace=_NO_LIMIT)
         else:
             seconds = self._config.option.ranks_timeout

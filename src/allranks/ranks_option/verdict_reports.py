@@ -97,7 +97,7 @@ class VerdictReporter(LiveView):
 
         Args:
             error: What went wrong with the job; None if it did all its work.
-            stopped: Node ids of the tests that did not run because the session was to end at a failure.
+            stopped: Node ids of the tests that did not run because the session was to end.
         """
         why = error.what if error else "it is there when pytest collects, and not when the ranks' process does"
         for nodeid, item in self._items.items():

@@ -66,12 +66,13 @@ class Gang:
         ranks: The ranks of each node.
         limits: Time limits.
         end: When the job is over.
-        may_be_held: A debugger may have one of the ranks, whose reports about it stop and restart the clock.
+        may_be_held: A debugger may wait for commands in one of the ranks, whose reports about it stop the clock.
         start_up: Seconds that the ranks get before they join the process group.
 
     Attributes:
         imported: Modules that its ranks imported late, for the next gang to import before its forks; in order.
         ranks_may_leave: A rank whose test is over may exit before its peers' are.
+        has_quit: The user has quit the debugger.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Gang:
     ) -> None:
         self._ranks = ranks
         self.ranks_may_leave = False
+        self.has_quit = False
         self._may_be_held = may_be_held
         self._start_up = start_up
         self._limits = limits
@@ -140,7 +142,9 @@ class Gang:
     def condemn(self) -> None:
         """End a gang after a bad outcome: fixtures get the peers' grace to tear down, then all ranks are stopped."""
         self._send(End(is_condemned=True))
-        self._wait_for_ends(self._limits.peer_grace, self._alive)
+        clock = self._clock = _Clock(Deadlines(limit=self._limits.peer_grace), self._limits.peer_grace)
+        while self._alive and not self._job_end.is_over and (remaining := clock.remaining(self._step)) > 0:
+            self._look(min(remaining, self._job_end.remaining()))
         self._stop(self._alive)
 
     def abort(self, reason: str) -> Step:
@@ -283,6 +287,7 @@ class Gang:
             report = event.report
             if report.is_debugging is not None:
                 self._hold(rank, is_held=report.is_debugging)
+                self.has_quit = self.has_quit or report.has_quit
                 return
             self.imported.update(dict.fromkeys(report.imported))
             if report.nodeid != step.nodeid or rank not in self._pending:
@@ -359,7 +364,7 @@ class Gang:
 
 
 _HELD = 1000.0
-"""Seconds between checks while a debugger has a rank."""
+"""Seconds between checks while a debugger waits for a command."""
 
 
 class _Clock:
@@ -375,7 +380,7 @@ class _Clock:
         self._held: set[int] = set()
 
     def hold(self, rank: int, *, is_held: bool) -> None:
-        """Stop while a debugger has a rank; restart when it has let go, or the rank has ended."""
+        """Stop while a debugger waits for a command; restart when it no longer does, or its rank has ended."""
         if is_held == (rank in self._held):
             return
         self._held ^= {rank}

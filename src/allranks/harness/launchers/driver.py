@@ -72,6 +72,10 @@ class _Telling:
         """Forward a line that a rank has printed."""
         self.say(DriverSays(printed=line[:_LINE], rank=rank))
 
+    def tell_quit(self) -> None:
+        """Forward that the user has quit the debugger in a rank."""
+        self._connection.report(Report(is_debugging=False, has_quit=True))
+
     def say(self, report: DriverSays) -> None:
         """Report anything else."""
         self._connection.report(Report(nodeid=self.nodeid, driver=report))
@@ -99,6 +103,7 @@ class DriverSurroundings:
             limits=self._config.limits,
             show=_discard_output,
             tell_release=lambda world_size: self._telling.say(DriverSays(released=world_size)),
+            tell_quit=self._telling.tell_quit,
             echo=self._telling.echo if self._launching.prints_at_once else None,
         )
 

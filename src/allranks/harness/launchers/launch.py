@@ -42,6 +42,10 @@ def _ignore_release(_world_size: int) -> None:
     """Do nothing: without a supervisor, only the launching process enforces time limits."""
 
 
+def _ignore_quit() -> None:
+    """Do nothing: the debugger of a session without an agent ends that session itself."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LaunchTerms:
     """How one launcher test is run."""
@@ -61,6 +65,7 @@ class Workplace:
     show: Callable[[Mapping[int, Output]], None]  # receives each rank's output after a step
     # Called with the number of ranks when they get a test: its time limit starts then.
     tell_release: Callable[[int], None] = _ignore_release
+    tell_quit: Callable[[], None] = _ignore_quit  # called when the user has quit a debugger in a rank
     echo: Echo | None = None  # receives each line that a rank prints, at once; None for no echo
 
 
@@ -191,6 +196,8 @@ class Launch:
         for record in ends_of(step, self._last.nodeid, self.world_size, outputs):
             self._workplace.journal.write(record)
         self._workplace.show(outputs)
+        if self._gang.has_quit:
+            self._workplace.tell_quit()
 
 
 def _as_consequence(broken_off: Step) -> Step:

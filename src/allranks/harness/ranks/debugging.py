@@ -1,15 +1,14 @@
 """A debugger in one rank, on the run's terminal; elsewhere ``breakpoint()`` prints what to do.
 
 The rank leads its own session, so the run's terminal does not control it: the rank opens it by path, and Ctrl-C still
-goes to the run. While the rank is in the debugger, the gang's clock is stopped.
+goes to the run. While the debugger waits for a command, the gang's clock is stopped.
 """
 
 import bdb
 import inspect
 import pdb  # noqa: T100 - this is what it is about
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from allranks.harness.channel import Report
 from allranks.harness.config import AgentConfig
@@ -57,19 +56,17 @@ def stop_here(**_: object) -> None:
         raise NoTerminalError(msg)
     frame = inspect.currentframe()
     if _has_debugger() and frame is not None and frame.f_back is not None:
-        debugger = _Debugger(_debugging.terminal)
-        debugger.announce(is_debugging=True)
-        debugger.set_trace(frame.f_back)
+        _Debugger(_debugging.terminal).set_trace(frame.f_back)
 
 
 def look_at(error: BaseException) -> None:
     """Stop where an exception was raised, if this rank has the debugger."""
     if not _has_debugger() or error.__traceback__ is None or isinstance(error, bdb.BdbQuit):
         return
-    with _held(_Debugger(_debugging.terminal)) as debugger:
-        debugger.message(f"\n{type(error).__name__}: {error}")
-        debugger.reset()
-        debugger.interaction(None, error.__traceback__)
+    debugger = _Debugger(_debugging.terminal)
+    debugger.message(f"\n{type(error).__name__}: {error}")
+    debugger.reset()
+    debugger.interaction(None, error.__traceback__)
 
 
 def _has_debugger() -> bool:
@@ -77,7 +74,7 @@ def _has_debugger() -> bool:
 
 
 class _Debugger(pdb.Pdb):
-    """pdb on a terminal, which reports to the supervisor when the user continues or quits."""
+    """pdb on a terminal, which reports to the supervisor while it waits for commands, and when the user quits."""
 
     def __init__(self, terminal: str) -> None:
         reads, writes = (open(terminal, mode, encoding="utf-8") for mode in ("r", "w"))  # noqa: PTH123, SIM115 - pdb's
@@ -85,25 +82,10 @@ class _Debugger(pdb.Pdb):
         self.use_rawinput = False
         self.prompt = f"(rank {_debugging.rank}) "
 
-    def set_continue(self) -> None:
-        """See pdb."""
-        super().set_continue()
-        self.announce(is_debugging=False)
-
-    def set_quit(self) -> None:
-        """See pdb."""
-        super().set_quit()
-        self.announce(is_debugging=False)
-
-    def announce(self, *, is_debugging: bool) -> None:
-        """Report to the supervisor whether this rank is in the debugger."""
-        rank_setup.tell(Report(is_debugging=is_debugging))
-
-
-@contextmanager
-def _held(debugger: _Debugger) -> Iterator[_Debugger]:
-    debugger.announce(is_debugging=True)
-    try:
-        yield debugger
-    finally:
-        debugger.announce(is_debugging=False)
+    def interaction(self, *where: Any) -> None:  # noqa: ANN401 - pdb changes its parameters from version to version
+        """See pdb; every stop comes here, whatever it stops at."""
+        rank_setup.tell(Report(is_debugging=True))
+        try:
+            super().interaction(*where)
+        finally:
+            rank_setup.tell(Report(is_debugging=False, has_quit=bool(self.quitting)))
