@@ -1,10 +1,13 @@
 """Which exit code a run comes to."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from allranks.errors import ExitCode
+from allranks.outcomes import Outcome
+from allranks.records import JOURNAL, SCHEMA, Finished, JobStarted, RankEnded, TestStarted, encode
 from allranks.report.judged import MergedRun, exit_code
 from allranks.report.merging import merge
 
@@ -33,6 +36,40 @@ def code(merged: MergedRun) -> ExitCode:
 def test_one_test_with_this_outcome_on_both_ranks(run_folder, outcome: str, expected: ExitCode):
     run_folder.manifest(ENV)
     run_folder.both(ENV, {"t.py::a": outcome})
+    assert code(merge(run_folder.path, environ={})) is expected
+
+
+def journal(run_folder, *records):
+    started = JobStarted(schema=SCHEMA, run_id="r1", cell="gloo-w2-g0-env", suite="s", attempt=1, world_size=2)
+    lines = [encode(record) + b"\n" for record in (started, *records)]
+    (run_folder.attempt(ENV) / JOURNAL).write_bytes(b"".join(lines))
+
+
+BEGUN = TestStarted(nodeid="t.py::a")
+KILLED = RankEnded(nodeid="t.py::a", rank=1, outcome=Outcome.CRASHED, world_size=2, arrived=1.0, message="SIGSEGV")
+SYMPTOM = replace(KILLED, consequence=True, caused_by=0)
+OTHER_BEGUN = TestStarted(nodeid="t.py::b")
+
+
+@pytest.mark.parametrize(
+    ("records", "error", "expected"),
+    [
+        ((BEGUN, KILLED, Finished(status=0)), None, ExitCode.TESTS_FAILED),
+        ((BEGUN, KILLED), None, ExitCode.UNACCOUNTED),
+        ((BEGUN, KILLED), "agent", ExitCode.UNACCOUNTED),
+        ((BEGUN, KILLED, Finished(status=0)), "agent", ExitCode.UNACCOUNTED),
+        ((BEGUN, KILLED, Finished(status=0)), "infrastructure", ExitCode.INFRASTRUCTURE),
+        ((BEGUN, Finished(status=0)), None, ExitCode.UNACCOUNTED),
+        ((BEGUN, SYMPTOM, Finished(status=0)), None, ExitCode.UNACCOUNTED),
+        ((BEGUN, KILLED, OTHER_BEGUN, Finished(status=0)), None, ExitCode.UNACCOUNTED),
+    ],
+    ids=["ended", "not ended", "agent lost", "agent lost late", "daemon lost", "no failure", "symptom", "other test"],
+)
+def test_a_crash_explains_a_missing_peer_if_the_job_has_ended(run_folder, records, error, expected):
+    run_folder.manifest(ENV)
+    tests = [record.nodeid for record in records if isinstance(record, TestStarted)]
+    run_folder.job(ENV, collected=tests, error=error and {"what": "It broke.", "kind": error})
+    journal(run_folder, *records)
     assert code(merge(run_folder.path, environ={})) is expected
 
 

@@ -16,6 +16,7 @@ from allranks.report.verdict import SEVERITY, VerdictPolicy, fold, leading, seve
 
 PLAIN = VerdictPolicy()
 PASSING = VerdictPolicy(skip="pass")
+ENDED = VerdictPolicy(job_has_ended=True)
 
 
 def result(outcome: Outcome | str, rank: int = 0, **said: Any) -> RankResult:
@@ -44,6 +45,7 @@ settings = st.builds(
     skip=st.sampled_from(["skip", "pass"]),
     mixed_skip=st.sampled_from([(), ("*",)]),
     gpus=st.integers(0, 8),
+    job_has_ended=st.booleans(),
 )
 GOODNESS = {VerdictKind.PASSED: 0, VerdictKind.SKIPPED: 1, VerdictKind.FAILURE: 2, VerdictKind.ERROR: 2}
 
@@ -131,6 +133,55 @@ def test_rule_1_a_missing_rank_is_an_error_that_still_names_the_first_to_go_wron
     )
     assert judged.message == "rank 0 is missing: nothing came back. First to go wrong: rank 1 failed: boom"
     assert judged.leading == 1
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said", "kind"),
+    [
+        ("crashed", {"at": 1.0, "message": "rank 1 was killed by SIGSEGV"}, VerdictKind.ERROR),
+        ("crashed", {"at": 1.0, "message": "rank 1 left with exit code 3 in mid-test"}, VerdictKind.ERROR),
+        ("crashed", {"message": "rank 1 was killed by SIGABRT"}, VerdictKind.ERROR),
+        ("failed", {"at": 1.0, "message": "boom"}, VerdictKind.FAILURE),
+        ("errored", {"at": 1.0, "message": "no such fixture"}, VerdictKind.ERROR),
+    ],
+)
+@pytest.mark.parametrize("peer", ["passed", "aborted", "missing"])
+def test_rule_1_a_primary_failure_explains_missing_peers_of_a_job_that_has_ended(outcome, said, kind, peer):
+    given_ranks = [result("missing", 0, message="nothing came back"), result(outcome, 1, **said), result(peer, 2)]
+    judged = verdict(given_ranks, ENDED)
+    assert (judged.kind, judged.rule, judged.exit_code, judged.leading) == (
+        kind, VerdictRule.LEADING_OUTCOME, ExitCode.TESTS_FAILED, 1,
+    )  # fmt: skip
+    assert said["message"] in judged.message
+    assert "missing: nothing came back" in judged.message
+    assert verdict(given_ranks, PLAIN).exit_code is ExitCode.UNACCOUNTED
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [],
+        [result("passed", 1)],
+        [result("skipped", 1)],
+        [result("xfailed", 1)],
+        [result("aborted", 1, caused_by=0)],
+        [result("timed_out", 1, at=1.0)],
+        [result("failed", 1, at=1.0, consequence=True, caused_by=0)],
+        [result("crashed", 1, at=1.0, consequence=True)],
+    ],
+    ids=str,
+)
+def test_rule_1_without_a_primary_failure_a_missing_rank_is_unaccounted_for_after_the_end_too(others):
+    judged = verdict([result("missing", 0), *others], ENDED)
+    assert (judged.rule, judged.exit_code) == (VerdictRule.UNACCOUNTED, ExitCode.UNACCOUNTED)
+
+
+@given(st.lists(results, max_size=6), settings)
+def test_the_end_of_a_job_makes_no_verdict_better(given_ranks: list[RankResult], setting: VerdictPolicy):
+    during, after = (verdict(given_ranks, replace(setting, job_has_ended=ended)) for ended in (False, True))
+    assert GOODNESS[after.kind] == GOODNESS[during.kind]
+    if all(rank.outcome is not Outcome.MISSING for rank in given_ranks):
+        assert after == during
 
 
 def test_rule_1_no_rank_at_all_is_an_error():

@@ -56,7 +56,7 @@ _EXPLAINS_WHAT_DID_NOT_RUN: Final = frozenset({"collection", "timeout", "interru
 def judge(attempt: Attempt, files: Sequence[RankFile], setting: VerdictPolicy) -> Iterator[TestVerdict]:
     """A verdict for each test that was collected, or that any rank reports."""
     record, teams = attempt.record, teams_of(files)
-    setting = replace(setting, gpus=len(record.gpus) if record else 0)
+    setting = replace(setting, gpus=len(record.gpus) if record else 0, job_has_ended=_has_ended(record, files))
     reported = dict.fromkeys(nodeid for team in teams for nodeid in team.places)
     collected = _names(record.collected or (), reported) if record else {}
     not_run = _reasons_not_to_run(record, collected) if record else {}
@@ -107,6 +107,12 @@ class _Good:
             file=key.file,
             line=key.line,
         )
+
+
+def _has_ended(record: JobRecord | None, files: Sequence[RankFile]) -> bool:
+    """Whether the job is known to have ended, and all its results could be read; foreign results do not tell."""
+    has_ended = record is not None and record.error is None
+    return has_ended and not any(file.is_unfinished or file.problem for file in files)
 
 
 def _names(collected: Iterable[str], reported: Container[str]) -> dict[str, str]:

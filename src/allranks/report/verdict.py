@@ -10,6 +10,8 @@ Where the rules leave room, this module reads them as follows:
 - A rank that waited for one that skipped, and was aborted for it, disagrees with that one.
 - An abort without a rank that failed first is unaccounted (rule 1): the job was ended from outside, as the aborted
   ranks then report, or supervision itself failed.
+- A rank that is missing when its job has ended is explained by a primary failure on another rank, which decides the
+  verdict (rule 2). A time-out explains nothing: the missing rank may be its cause.
 - If some bad outcomes have a time and others have none, their order is unknown: all count as if without a time.
 - A cell was given the hardware that a skip asks for if it had at least as many GPUs as the skip's code names.
 """
@@ -111,6 +113,7 @@ class VerdictPolicy:
     skip: SkipPolicy = "skip"
     mixed_skip: tuple[str, ...] = ()  # Node ids (``fnmatch`` patterns) whose ranks may disagree on a skip
     gpus: int = 0  # number of GPUs that the cell was given
+    job_has_ended: bool = False  # no further result can come, and no error of the job says why one is missing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,10 +183,10 @@ def _one_for_each_rank(results: Iterable[RankResult]) -> tuple[RankResult, ...]:
     return tuple(fold(by_rank[rank]) for rank in sorted(by_rank))
 
 
-def _unaccounted(ranks: Sequence[RankResult], _: VerdictPolicy) -> Verdict | None:
+def _unaccounted(ranks: Sequence[RankResult], setting: VerdictPolicy) -> Verdict | None:
     """Rule 1: a rank is missing, or was aborted although no rank failed first."""
     lead = leading(ranks)
-    missing = [rank for rank in ranks if rank.outcome is Outcome.MISSING]
+    missing = [] if setting.job_has_ended and _explains(lead) else _missing(ranks)
     skipped = {rank.rank for rank in ranks if rank.outcome in _TAKES_NO_PART}
     unexplained = [
         rank for rank in ranks if rank.outcome is Outcome.ABORTED and lead is None and rank.caused_by not in skipped
@@ -202,6 +205,15 @@ def _unaccounted(ranks: Sequence[RankResult], _: VerdictPolicy) -> Verdict | Non
     )
 
 
+def _missing(ranks: Sequence[RankResult]) -> list[RankResult]:
+    return [rank for rank in ranks if rank.outcome is Outcome.MISSING]
+
+
+def _explains(lead: Lead | None) -> bool:
+    """Whether the leading outcome explains that nothing came from another rank."""
+    return lead is not None and lead.result.outcome is not Outcome.TIMED_OUT and not lead.result.consequence
+
+
 def _leading_outcome(ranks: Sequence[RankResult], _: VerdictPolicy) -> Verdict | None:
     """Rule 2: crashed, timed out and errored are errors, failed is a failure."""
     lead = leading(ranks)
@@ -214,7 +226,7 @@ def _leading_outcome(ranks: Sequence[RankResult], _: VerdictPolicy) -> Verdict |
         reason=outcome.value,
         exit_code=ExitCode.TESTS_FAILED,
         leading=lead.result.rank,
-        message=_lead_message(lead) + _long_done(ranks, lead.result) + _still_running(ranks),
+        message=_lead_message(lead) + _long_done(ranks, lead.result) + _still_running(ranks) + _absent(ranks),
         text=_text(ranks, lead),
     )
 
@@ -240,6 +252,12 @@ def _still_running(ranks: Sequence[RankResult]) -> str:
     shown = "; ".join(f"rank {rank.rank}: {rank.message}" for rank in stopped[:_SHOWN_STOPPED])
     more = f"; and {len(stopped) - _SHOWN_STOPPED} more" if len(stopped) > _SHOWN_STOPPED else ""
     return f" ({shown}{more})" if stopped else ""
+
+
+def _absent(ranks: Sequence[RankResult]) -> str:
+    """The ranks from which nothing came."""
+    missing = _missing(ranks)
+    return f" ({_missing_message(missing)})" if missing else ""
 
 
 def _ranks_disagree(ranks: Sequence[RankResult], setting: VerdictPolicy) -> Verdict | None:
@@ -317,10 +335,14 @@ def _executed(ranks: Sequence[RankResult]) -> bool:
 def _unaccounted_message(missing: Sequence[RankResult], unexplained: Sequence[RankResult], lead: Lead | None) -> str:
     first = f" First to go wrong: {_lead_message(lead)}" if lead else ""
     if missing:
-        return f"{_ranks(missing)} missing: {missing[0].message.rstrip('.') or 'nothing came back'}.{first}"
+        return f"{_missing_message(missing)}.{first}"
     if unexplained:
         return f"{_ranks(unexplained)} aborted, and no rank went wrong before: {_why_aborted(unexplained)}."
     return "no rank reported this test."
+
+
+def _missing_message(missing: Sequence[RankResult]) -> str:
+    return f"{_ranks(missing)} missing: {missing[0].message.rstrip('.') or 'nothing came back'}"
 
 
 def _why_aborted(ranks: Sequence[RankResult]) -> str:
