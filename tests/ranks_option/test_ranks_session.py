@@ -383,3 +383,38 @@ def test_an_interrupt_ends_the_ranks(tmp_path, session, environment):
     assert process.returncode == pytest.ExitCode.INTERRUPTED, output
     assert "KeyboardInterrupt" in output
     assert [name for name in left_behind(tmp_path) if name.startswith("allranks-job-")] == []
+
+
+DRAWN = (
+    HEAD
+    + """
+import random
+
+class Case:
+    def __init__(self, value): self.value = value
+
+@pytest.mark.parametrize("case", [Case(value) for value in SOURCE])
+def test_case(case): pass
+"""
+)
+OF_TEXTS = "{'ada', 'bea', 'cyd', 'dan', 'eve', 'fay', 'gil', 'hal'}"
+
+
+@pytest.mark.parametrize(
+    ("source", "variables", "is_same"),
+    [
+        ("range(3)", {}, True),
+        (OF_TEXTS, {"PYTHONHASHSEED": "3"}, True),
+        (OF_TEXTS, {}, False),
+        ("random.sample(range(999), 4)", {}, True),
+        ("torch.rand(3)", {}, True),
+        ("random.SystemRandom().sample(range(999), 4)", {}, False),
+        ("[os.getpid()]", {}, False),
+        ("[__import__('uuid').uuid4()]", {}, True),
+    ],
+)
+def test_parameters_are_those_that_pytest_has_collected_or_it_is_an_error(session, source, variables, is_same):
+    status, output = session("--ranks=2", variables=variables, test_drawn=DRAWN.replace("SOURCE", source))
+    assert status == (0 if is_same else 1), output
+    assert ("The ranks have other parameter values than pytest under the same ids" in output) != is_same
+    assert ("PYTHONHASHSEED=0 pytest --ranks" in output) != is_same

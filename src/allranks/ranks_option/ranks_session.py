@@ -1,12 +1,14 @@
 """The session of ``pytest --ranks N``: pytest selects and reports tests, a job runs them."""
 
+import importlib
 import os
+import secrets
 import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +19,9 @@ from allranks.engine.kind import JobEnvironment
 from allranks.engine.ownership import own_run
 from allranks.engine_kinds.host_processes import ConnectedProcesses
 from allranks.errors import MEANING, AllranksError, ExitCode, counted
-from allranks.harness.config import COVERAGE
+from allranks.harness.collection.parameter_values import REMEDY, changes, digests, named
+from allranks.harness.config import COVERAGE, seed_of_test
+from allranks.harness.seeding import seed_generators
 from allranks.matrix.model import Cell, Image, Job, Limits, Matrix, Suite
 from allranks.ranks_option.verdict_reports import VerdictReporter
 from allranks.records import NotRun
@@ -74,6 +78,18 @@ class RanksSession:
         self._left_out: NotRun | None = None
         self._kept: Path | None = None
         self._ran_nothing = False
+        self._seed = secrets.randbits(31)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self) -> None:
+        """Import torch, so that its generator can be seeded before a file draws from it."""
+        with suppress(ImportError):  # the ranks will say so
+            importlib.import_module("torch")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_make_collect_report(self, collector: pytest.Collector) -> None:
+        """Draw the parameters that the ranks' process will draw."""
+        seed_generators(seed_of_test(self._seed, collector.nodeid))
 
     def pytest_report_header(self) -> str:
         """Name the ranks."""
@@ -131,7 +147,7 @@ class RanksSession:
         )
         run_id, setting = new_run_id(), setting_of(matrix)
         with own_run(run_id), ExitStack() as undo:
-            folder = open_run(results, run_id, [job], Manifest(run_id=run_id), None)
+            folder = open_run(results, run_id, [job], Manifest(run_id=run_id), self._seed)
             policy = RunPolicy(judges=setting, pdb=self._pdb)
             runner = AttemptRunner(matrix, host, folder, reporter, self._arguments(session), policy)
             again = Again(tests=tuple(item.nodeid for item in session.items))
@@ -141,7 +157,7 @@ class RanksSession:
                 raise AllranksError(msg, remedy="Wait for them: `allranks leases` shows who has them.")
             attempt.release()
             runner.run(attempt, lambda: None)
-            self._error = attempt.error
+            self._error = attempt.error or _compare_collections(session.items, attempt.facts.full_collection)
             self._left_out = attempt.facts.not_run
             [*_, newest] = read_attempts_at(folder.path, job.cell.id, job.name)
             reporter.settle(settled(newest, read_ranks(newest.files), setting))
@@ -194,6 +210,19 @@ class RanksSession:
             terminalreporter.section(MEANING[ExitCode.NOTHING_RAN], yellow=True)
             for reason, count in Counter(map(_reason, terminalreporter.getreports("skipped"))).most_common(_REASONS):
                 terminalreporter.line(f"{counted(count, 'test')} skipped: {reason}")
+
+
+def _compare_collections(items: Sequence[pytest.Item], of_ranks: Mapping[str, str]) -> JobError | None:
+    """The error of a session whose ranks have other parameters under the same ids; None if they have the same."""
+    other = changes(digests(items), of_ranks).other_values
+    if not other:
+        return None
+    return JobError(
+        kind="collection",
+        what=f"The ranks have other parameter values than pytest under the same ids: {named(other)}.",
+        why="Python iterates over a set of texts in another order in each process, unless PYTHONHASHSEED is a number.",
+        remedy=f"Set it before pytest starts: PYTHONHASHSEED=0 pytest --ranks …\nOr: {REMEDY}",
+    )
 
 
 def _reason(skipped: pytest.TestReport | pytest.CollectReport) -> str:

@@ -22,6 +22,10 @@ from allranks.schedule.progress import Tests
 from allranks.tracebacks import folded
 from allranks.xml_text import xml_id
 
+_NOT_THERE: Final = (
+    "it is there when pytest collects, and not when the ranks' process does. If its name comes from a set, set "
+    "PYTHONHASHSEED to a number before pytest starts"
+)
 _NO_RESULT: Final = "no rank reported this test"
 
 When = Literal["setup", "call", "teardown"]
@@ -99,7 +103,7 @@ class VerdictReporter(LiveView):
             error: What went wrong with the job; None if it did all its work.
             stopped: Node ids of the tests that did not run because the session was to end.
         """
-        why = error.what if error else "it is there when pytest collects, and not when the ranks' process does"
+        why = error.what if error else _NOT_THERE
         for nodeid, item in self._items.items():
             if nodeid not in self._good and (error or item.nodeid not in stopped):
                 self._log(item, [_report(item, "setup", "failed", longrepr=f"{_NO_RESULT}: {why}")])

@@ -198,8 +198,8 @@ def named(tests: Sequence[str], most: int = 3) -> str:
 
 
 REMEDY: Final = (
-    "Give the parameters an order and values that do not depend on the process: sort a set or a folder listing, seed a "
-    "generator. If you set PYTHONHASHSEED, set it to a number."
+    "Give the parameters an order and values that do not depend on the process: sort a set or a folder listing, and "
+    "seed generators. If you set PYTHONHASHSEED, set it to a number."
 )
 
 VARIABLE: Final = "temporary paths, times, or objects as parameters"
