@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-import allranks
 from allranks.commands import (
     bisect,
     build,
@@ -126,6 +125,8 @@ def _print(error: AllranksError, arguments: Sequence[str], stream: TextIO) -> No
     print(painted(f"{head}{colon}", "red", stream) + rest, file=stream)
 
 
+_DESCRIPTION = "allranks: distributed PyTorch test suites over a matrix, every rank accounted for."
+
 _CAN_FAIL = frozenset({ExitCode.OK, ExitCode.USAGE, ExitCode.INFRASTRUCTURE, ExitCode.INTERRUPTED})
 _JUDGES = frozenset(ExitCode)
 
@@ -159,9 +160,7 @@ _COMMANDS = (
 
 def _parser() -> CommandParser:
     usage = "allranks COMMAND [options]; allranks COMMAND --help"
-    parser = CommandParser(
-        prog="allranks", usage=usage, description=(allranks.__doc__ or "").partition("\n")[0], codes=_JUDGES
-    )
+    parser = CommandParser(prog="allranks", usage=usage, description=_DESCRIPTION, codes=_JUDGES)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", prog="allranks")
     for name, declare, codes, meaning in _COMMANDS:
         command = commands.add_parser(name, codes=codes, help=meaning, description=f"{name}: {meaning}.")

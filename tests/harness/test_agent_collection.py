@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.records import AgentFailed, Collected, CollectionFailed, FailureKind, GangStarted, NotRun
+from allranks.records import AgentFailed, Collected, CollectionFailed, FailureKind, GangStarted, Notice, NotRun
 
 PASSING = "def test_passes(): pass\n"
 UNGUARDED = "import unittest\nclass TestA(unittest.TestCase):\n  def test_a(self): pass\nunittest.main()\n"
@@ -268,3 +268,22 @@ def test_a_hook_that_raises_when_the_session_ends_is_named(start_agent):
     assert failed.kind is FailureKind.SUITE
     assert "conftest.py" in failed.text
     assert [case.outcome for case in agent.cases(0).values()] == ["passed"]
+
+
+@pytest.mark.parametrize("optimization", ["1", "2"])
+def test_an_interpreter_that_ignores_assert_statements_is_reported(start_command, optimization):
+    """pytest still rewrites and checks the assertions of test modules."""
+    files = {"test_small.py": "def test_fails(rank):\n    assert rank == 0, 'only the second'"}
+    job = start_command(files, environment={"PYTHONOPTIMIZE": optimization}).go()
+    job.wait()
+    assert job.outcomes("test_fails") == ("passed", "failed")
+    [notice] = [each.text for each in job.all(Notice) if "assert" in each.text]
+    assert notice.startswith("PytestConfigWarning: assertions not in test modules or plugins will be ignored")
+
+
+@pytest.mark.parametrize("arguments", [(), ("-W", "ignore::pytest.PytestConfigWarning")])
+def test_a_warning_about_the_configuration_is_reported_unless_it_is_ignored(run_agent, arguments):
+    files = {"pytest.ini": "[pytest]\nno_such_option = 1", "test_small.py": "def test_passes(): pass"}
+    job = run_agent(files, pytest_args=arguments)
+    expected = [] if arguments else ["PytestConfigWarning: Unknown config option: no_such_option"]
+    assert [each.text for each in job.all(Notice)] == expected

@@ -1,9 +1,12 @@
 import inspect
+import os
+import subprocess
+import sys
 
 import pytest
 
 import allranks.testing
-from allranks.testing.markers import REQUIREMENT_MARKERS
+from allranks.testing.markers import REQUIREMENT_MARKERS, marker_lines
 from allranks.testing.skips.requirement import Requirement
 
 pytest_plugins = ["pytester"]
@@ -39,7 +42,16 @@ def test_pytest_lists_every_marker_with_its_arguments(pytester):
             *(f"@pytest.mark.{name}[:(]*" for name in REQUIREMENT_MARKERS),
         ]
     )
-    result.stdout.fnmatch_lines(["@pytest.mark.require_gpus(n, *, on=None): The test needs ``n`` GPUs*"])
+    result.stdout.fnmatch_lines(["@pytest.mark.require_gpus(n, *, on=None): the test needs n GPUs*"])
+
+
+@pytest.mark.parametrize("optimization", ["", "1", "2"])
+def test_markers_are_described_under_every_optimization(optimization):
+    """Under ``-OO`` functions have no docstrings."""
+    code = "from allranks.testing.markers import *; print(*marker_lines(), sep='\\n')"
+    environment = {**os.environ, "PYTHONOPTIMIZE": optimization, "PYTHONPATH": os.pathsep.join(sys.path)}
+    listed = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert listed.stdout.splitlines() == list(marker_lines())
 
 
 def test_a_marked_test_is_skipped_before_any_fixture_is_made(pytester, cell):

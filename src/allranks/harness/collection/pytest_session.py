@@ -8,6 +8,7 @@ import random
 import shlex
 import sys
 import unittest
+import warnings
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -119,6 +120,12 @@ class ServerPlugin:
         config.stash[FOLDERS] = self._script_folders
         for text in take_over_reports(config):
             self._supervisor.write(Notice(text=text))
+
+    def pytest_warning_recorded(self, warning_message: warnings.WarningMessage, when: str) -> None:
+        """Report what pytest warns about its configuration, such as an interpreter that ignores assert statements."""
+        if when == "config":
+            text = f"{warning_message.category.__name__}: {warning_message.message}".rstrip()
+            self._supervisor.write(Notice(text=shorten(text, MESSAGE_LIMIT)))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> Generator[None, None, None]:
