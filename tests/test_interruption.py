@@ -7,13 +7,66 @@ import time
 
 import pytest
 
-from allranks.interruption import RunInterrupted, interruptible, put_off, uninterrupted
+from allranks.interruption import RunInterrupted, deaf, interruptible, put_off, uninterrupted
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_each_signal_interrupts(number):
     with pytest.raises(KeyboardInterrupt), interruptible():
         signal.raise_signal(number)
+
+
+@pytest.fixture(params=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def number(request):
+    return request.param
+
+
+@pytest.fixture
+def ignored(number):
+    """A signal that was ignored when the program started."""
+    before = signal.signal(number, signal.SIG_IGN)
+    yield number
+    signal.signal(number, before)
+
+
+def test_an_ignored_signal_stays_ignored(ignored):
+    with interruptible(), uninterrupted():
+        signal.raise_signal(ignored)
+    with interruptible(), deaf(), interruptible():
+        signal.raise_signal(ignored)
+    assert signal.getsignal(ignored) is signal.SIG_IGN
+
+
+def test_the_other_signals_interrupt_while_one_is_ignored(ignored):
+    for other in {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} - {ignored}:
+        with pytest.raises(RunInterrupted), interruptible():
+            signal.raise_signal(other)
+    assert signal.getsignal(ignored) is signal.SIG_IGN
+
+
+def test_a_dropped_interrupt_comes_again_while_another_signal_is_ignored(ignored):
+    class Finalized:
+        def __del__(self):
+            signal.raise_signal(next(iter({signal.SIGINT, signal.SIGTERM} - {ignored})))
+
+    def run():
+        with interruptible():
+            Finalized()
+            threading.Event().wait(9)
+
+    with pytest.raises(RunInterrupted):
+        run()
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"])
+def test_the_command_goes_on_under_a_signal_that_its_parent_ignores(tmp_path, name):
+    (tmp_path / "argparse.py").write_text(
+        f"import os, signal, sys\nsignal.raise_signal(signal.{name})\nprint('went on', flush=True)\nos._exit(0)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])}
+    command = ["/bin/sh", "-c", f"trap '' {name.removeprefix('SIG')}; exec {sys.executable} -m allranks plan"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "went on\n")
 
 
 def test_further_signals_change_nothing():
@@ -81,11 +134,6 @@ def test_an_interrupt_waits_until_things_are_put_away():
     with pytest.raises(KeyboardInterrupt):
         put_away()
     assert done == [True]
-
-
-@pytest.fixture(params=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def number(request):
-    return request.param
 
 
 @pytest.fixture

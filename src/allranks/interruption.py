@@ -1,4 +1,7 @@
-"""Ctrl-C and TERM: the first one ends the run in good order, further ones change nothing."""
+"""Ctrl-C, TERM and HUP: the first one ends the run in good order, further ones change nothing.
+
+A signal that is ignored when the program starts stays ignored: HUP under ``nohup``, Ctrl-C in a shell's background job.
+"""
 
 import os
 import signal
@@ -52,12 +55,13 @@ def interruptible(*, to_the_end: bool = False) -> Iterator[None]:
         if not isinstance(dropped.exc_value, RunInterrupted):
             hook(dropped)
             return
-        for number in _SIGNALS:
+        for number in before:
             signal.signal(number, interrupt)
-        threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Timer(0.01, os.kill, (os.getpid(), next(iter(before)))).start()
 
     hook, sys.unraisablehook = sys.unraisablehook, repeat
-    before = {number: signal.signal(number, interrupt) for number in _SIGNALS}
+    handled = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in handled}
     try:
         yield
     finally:

@@ -1,6 +1,7 @@
 """pytest as its users know it, inside ranks: each of these drives a real agent."""
 
 import os
+import signal
 import sys
 
 import pytest
@@ -647,3 +648,27 @@ def test_a_thread_of_a_library_is_a_notice(run_agent):
     assert notice.nodeid == "suite/test_a.py"
     assert notice.text.startswith("Importing it starts the thread ")
     assert agent.outcomes("test_a") == ("passed",)
+
+
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGTSTP"])
+def test_a_rank_inherits_which_signals_are_ignored(start_command, name):
+    """As a process that is started under ``nohup``, or in a shell's background job."""
+    number = signal.Signals[name]
+    suite = f"""
+        import signal
+
+        def test_ignores_it():
+            assert signal.getsignal(signal.{name}) is signal.SIG_IGN
+            signal.raise_signal(signal.{name})
+
+        def test_takes_the_others():
+            assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    """
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        job = start_command({"test_small.py": suite}).go()
+    finally:
+        signal.signal(number, before)
+    job.wait()
+    assert job.outcomes("test_ignores_it") == job.outcomes("test_takes_the_others") == ("passed", "passed")

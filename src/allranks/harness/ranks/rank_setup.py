@@ -10,7 +10,6 @@ import faulthandler
 import gc
 import io
 import os
-import signal
 import sys
 import threading
 import time
@@ -242,8 +241,6 @@ def _set_up(stacks: Path, environment: Mapping[str, str]) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     file = os.fdopen(evidence.open_end(stacks), "ab")
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
     # Not to standard error: that pipe holds little, and the stacks are needed separately.
