@@ -155,6 +155,93 @@ def test_the_message_of_a_doctest_says_what_it_got(said, message):
     assert of(report("failed", longrepr=failed)).message == message
 
 
+def serialized(function, style):
+    """The text of a failure, as plugins pass it from process to process."""
+    with pytest.raises(BaseException) as info:  # noqa: PT011 - any
+        function()
+    return str(info.getrepr(style=style))
+
+
+def fails():
+    message = "E is not F"
+    raise ValueError(message)
+
+
+def fails_from():
+    try:
+        fails()
+    except ValueError as error:
+        message = "of two lines\nand another"
+        raise LookupError(message) from error
+
+
+def fails_while():
+    try:
+        fails()
+    finally:
+        {}["no such key"]
+
+
+def fails_in_group():
+    message = "several"
+    raise ExceptionGroup(message, [ValueError("one"), ExceptionGroup(message, [TypeError("two")])])
+
+
+IN_A_CLASS = """\
+self = <test_a.TestCase object at 0x7f>
+
+    def test_method(self):
+        left, right = [1], [2]
+>       assert left == right
+E       AssertionError: they differ
+E       assert [1] == [2]
+E
+E         At index 0 diff: 1 != 2
+
+test_a.py:5: AssertionError"""
+NO_FIXTURE = """\
+file /code/test_a.py, line 1
+  def test_a(absent): pass
+E       fixture 'absent' not found
+>       available fixtures: cache, capsys
+>       use 'pytest --fixtures [testpath]' for help on them.
+
+/code/test_a.py:1"""
+DOCTEST = """\
+001 Add.
+002 >>> add(1, 2)
+Expected:
+    4
+Got:
+    3
+
+/code/a.py:2: DocTestFailure"""
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        *((serialized(fails, style), "ValueError: E is not F") for style in ("long", "short", "native")),
+        (serialized(fails, "value"), "E is not F"),
+        *((serialized(fails_from, style), "LookupError: of two lines") for style in ("long", "short", "native")),
+        *((serialized(fails_while, style), "KeyError: 'no such key'") for style in ("long", "short", "native")),
+        (serialized(fails_in_group, "long"), "ExceptionGroup: several (2 sub-exceptions)"),
+        (serialized(fails_in_group, "native"), "ExceptionGroup: several (2 sub-exceptions)"),
+        (IN_A_CLASS, "AssertionError: they differ"),
+        (f"{IN_A_CLASS}\n\nDuring handling of the above exception:\n\nE   OSError: gone", "OSError: gone"),
+        (NO_FIXTURE, "fixture 'absent' not found"),
+        (DOCTEST, "Expected: 4 Got: 3 /code/a.py:2: DocTestFailure"),
+        ("E   \nE   ValueError: after an empty line\n\na.py:1: ValueError", "ValueError: after an empty line"),
+        (":-1: running the test CRASHED with signal 11", ":-1: running the test CRASHED with signal 11"),
+        ("usage failed\n   spec failed: 1\n   no details", "usage failed"),
+        ("E", "E"),
+        (("test_a.py", 3, "Skipped: no GPU"), "Skipped: no GPU"),
+    ],
+)
+def test_the_message_of_a_text_is_its_last_exception(text, message):
+    assert of(report("failed", longrepr=text)).message == message
+
+
 def test_an_end_of_the_session_whose_exception_cannot_be_told_is_told_all_the_same():
     class Untold(KeyboardInterrupt):
         def __repr__(self):

@@ -18,7 +18,6 @@ from typing import Final
 import pytest
 import torch
 from _pytest._io.saferepr import saferepr
-from _pytest.doctest import ReprFailDoctest
 
 from allranks import skip_codes
 from allranks.harness.environment_skips import EnvironmentSkip, SandcastleReason
@@ -168,6 +167,8 @@ def _outcome(report: pytest.TestReport, error: BaseException | None) -> Outcome:
 _OF_DOCTEST: Final = re.compile(r"^(Expected( nothing)?|UNEXPECTED EXCEPTION)[:\n].*", re.MULTILINE | re.DOTALL)
 """What a doctest has expected and got, and its line; or what it raised."""
 
+_ENDS_OF_DOCTESTS: Final = (": DocTestFailure", ": UnexpectedException")
+
 
 def _message(report: pytest.TestReport, outcome: Outcome, error: BaseException | None) -> str:
     if outcome in (Outcome.XFAILED, Outcome.XPASSED):
@@ -175,14 +176,40 @@ def _message(report: pytest.TestReport, outcome: Outcome, error: BaseException |
     if outcome is Outcome.PASSED:
         return ""
     crash = getattr(report.longrepr, "reprcrash", None)
-    # A fixture that does not exist has no exception of a test: pytest's text begins with where it was asked for.
-    lookup = getattr(report.longrepr, "errorstring", "")
-    # Nor has a doctest: its text begins with the lines of the example.
-    if isinstance(report.longrepr, ReprFailDoctest) and (told := _OF_DOCTEST.search(report.longreprtext)):
-        lookup = " ".join(told[0].split())
-    text = str(crash.message if crash is not None else lookup or report.longreprtext)
+    if crash is not None:
+        text = str(crash.message)
+    elif isinstance(report.longrepr, tuple):  # a hook has made a skip a failure
+        text = str(report.longrepr[-1])
+    else:
+        text = _exception_in(str(report.longreprtext))
     line = next((line for line in text.splitlines() if line.strip()), "")
     return with_cause(line, error)
+
+
+_MARKED: Final = re.compile(r"(?:^E(?: {3,}.*| *)(?:\n|\Z))+", re.MULTILINE)
+"""The lines in which pytest has the exception of a traceback."""
+
+_NATIVE: Final = re.compile(
+    r"^Traceback \(most recent call last\):\n(?:  .*\n)+(\S.*)"
+    r"|^ *\+ Exception Group Traceback \(most recent call last\):\n(?:  \|   .*\n)+  \| (\S.*)",
+    re.MULTILINE,
+)
+"""A traceback of Python."""
+
+
+def _exception_in(text: str) -> str:
+    """The lines about the last exception in a failure's text; all of the text if it has no traceback.
+
+    A report has only a text if a plugin got it from another process, or if no exception of a test caused the failure:
+    a fixture does not exist, or a doctest fails.
+    """
+    if text.rstrip().endswith(_ENDS_OF_DOCTESTS) and (found := _OF_DOCTEST.search(text)):
+        return " ".join(found[0].split())
+    blocks = ("\n".join(line[1:].strip() for line in each[0].splitlines()) for each in _MARKED.finditer(text))
+    if marked := [block for block in blocks if block.strip()]:
+        return marked[-1]
+    native = [each[1] or each[2] for each in _NATIVE.finditer(text)]
+    return native[-1] if native else text
 
 
 def with_cause(message: str, error: BaseException | None) -> str:
