@@ -672,3 +672,46 @@ def test_a_rank_inherits_which_signals_are_ignored(start_command, name):
         signal.signal(number, before)
     job.wait()
     assert job.outcomes("test_ignores_it") == job.outcomes("test_takes_the_others") == ("passed", "passed")
+
+
+@pytest.mark.parametrize("arguments", [(), ("--log-level=DEBUG",), ("-o", "log_cli=true", "--log-cli-level=INFO")])
+def test_handlers_of_pytest_are_left_to_it_where_logging_is_restored(run_agent, arguments):
+    """It sets some on the root logger, and on loggers that do not propagate, for each phase of a test."""
+    suite = """
+        import logging
+        import pytest
+
+        log, alone = logging.getLogger("app"), logging.getLogger("alone")
+
+        @pytest.fixture(scope="module", autouse=True)
+        def handler():
+            alone.propagate = False
+            mine = logging.NullHandler()
+            for each in (alone, logging.root):
+                each.addHandler(mine)
+            yield mine
+            for each in (alone, logging.root):
+                each.removeHandler(mine)
+
+        def test_first(caplog):
+            log.setLevel("DEBUG")
+            alone.addHandler(caplog.handler)
+            log.debug("heard")
+            assert caplog.messages == ["heard"]
+
+        @pytest.mark.parametrize("number", range(3))
+        def test_next(caplog, handler, number):
+            assert log.level == logging.NOTSET
+            assert handler in alone.handlers and handler in logging.root.handlers
+            assert logging.root.handlers.count(caplog.handler) == 1
+            assert alone.handlers.count(caplog.handler) <= 1
+            log.warning("once")
+            assert caplog.messages == ["once"]
+    """
+    job = run_agent({"test_small.py": suite}, pytest_args=arguments)
+    assert len(job.all(GangStarted)) == 1
+    assert {case.outcome for case in job.cases(1).values()} == {"passed"}
+    assert {each.text.partition(" other")[0] for each in job.all(Notice)} == {
+        "it left logger alone",
+        "it left logger app",
+    }

@@ -8,6 +8,7 @@ import gc
 import importlib
 import io
 import logging
+import logging.config
 import multiprocessing
 import os
 import resource
@@ -35,7 +36,12 @@ from allranks.harness.ranks.surroundings import InitialState
 def surroundings(monkeypatch, tmp_path):
     """The surroundings as they are, in a process whose own are put back whatever a test does."""
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.setattr(logging.root.manager, "loggerDict", logging.root.manager.loggerDict.copy())
     outer = InitialState()
+    for name in ("a", "b", "c", "d", "gone"):
+        logging.getLogger(f"of_suite.{name}")
+    logging.getLogger("of_suite.d").addHandler(logging.NullHandler())
+    logging.getLogger("of_suite.gone").addHandler(logging.NullHandler())
     monkeypatch.chdir(tmp_path)
     yield InitialState()
     outer.put_back()
@@ -79,7 +85,16 @@ CHANGES = {
     "exception hooks": lambda: setattr(threading, "excepthook", None),
     "the garbage collector": lambda: gc.set_threshold(1000, 11, 12),
     "the time-out of sockets": lambda: socket.setdefaulttimeout(1.0),
-    "levels of logging": logging.disable,
+    "logging.disable": logging.disable,
+    "logger root": lambda: logging.root.setLevel(5),
+    "logger torch": lambda: logging.getLogger("torch").addHandler(logging.NullHandler()),
+    "logger of_suite.d": lambda: setattr(logging.getLogger("of_suite.d"), "handlers", []),
+    "logger of_suite": lambda: logging.getLogger("of_suite").setLevel("DEBUG"),
+    "logger of_suite.a": lambda: setattr(logging.getLogger("of_suite.a"), "propagate", False),
+    "logger of_suite.b": lambda: setattr(logging.getLogger("of_suite.b"), "disabled", True),
+    "logger of_suite.c": lambda: logging.getLogger("of_suite.c").addFilter(print_nothing),
+    "logger of_a_test": lambda: logging.getLogger("of_a_test").setLevel("ERROR"),
+    "logger of_suite.gone": lambda: logging.root.manager.loggerDict.pop("of_suite.gone"),
     "os.environ": lambda: setattr(os, "environ", {}),
     "imported modules": lambda: sys.modules.pop("socket"),
     "builtins": lambda: setattr(builtins, "input", None),
@@ -109,6 +124,54 @@ def test_each_change_is_named_and_put_back(surroundings, name):
     CHANGES[name]()
     assert surroundings.put_back() == ([name], True)
     assert surroundings.put_back() == ([], True)
+
+
+def test_a_configuration_of_logging_is_undone_for_every_logger(surroundings):
+    kept = logging.getLogger("of_suite.gone").handlers.copy()
+    logging.config.dictConfig({"version": 1, "loggers": {"of_a_test": {"level": "INFO"}}})
+    assert logging.getLogger("of_suite.a").disabled
+    changed, is_whole = surroundings.put_back()
+    assert {"logger of_suite.a", "logger of_suite.gone", "logger of_a_test"} <= set(changed)
+    assert is_whole
+    assert not logging.getLogger("of_suite.a").disabled
+    assert logging.getLogger("of_suite.gone").handlers == kept
+
+
+def test_a_logger_that_a_test_makes_stays_and_is_as_a_new_one(surroundings):
+    made = logging.getLogger("of_a_test.made")
+    assert surroundings.put_back() == ([], True)
+    made.setLevel(logging.ERROR)
+    made.addHandler(logging.NullHandler())
+    assert not made.isEnabledFor(logging.WARNING)
+    assert surroundings.put_back() == (["logger of_a_test.made"], True)
+    assert logging.getLogger("of_a_test.made") is made
+    assert (made.level, made.handlers, made.isEnabledFor(logging.WARNING)) == (logging.NOTSET, [], True)
+
+
+def test_a_logger_that_a_module_configures_when_a_test_imports_it_stays(surroundings, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "logs.py").write_text("import logging\nlogging.getLogger('of_module').setLevel('ERROR')\n")
+    surroundings = InitialState()
+    importlib.import_module("logs")
+    assert surroundings.put_back() == ([], True)
+    logging.getLogger("of_module").setLevel("DEBUG")
+    assert surroundings.put_back() == (["logger of_module"], True)
+    assert logging.getLogger("of_module").level == logging.ERROR
+
+
+def test_a_logger_that_a_wider_fixture_configures_stays_until_it_puts_it_back(surroundings):
+    logger = logging.getLogger("of_suite")
+    with surroundings.widening():
+        logger.setLevel("DEBUG")
+    with surroundings.widening():
+        logging.getLogger("of_suite.a").setLevel("DEBUG")
+    logger.setLevel("INFO")
+    assert surroundings.put_back() == (["logger of_suite"], True)
+    assert logger.level == logging.DEBUG
+    logger.setLevel("NOTSET")
+    surroundings.narrow()
+    assert surroundings.put_back() == ([], True)
+    assert logger.level == logging.NOTSET
 
 
 def test_the_time_zone_is_that_of_its_variable(surroundings):

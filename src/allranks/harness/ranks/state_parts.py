@@ -116,13 +116,46 @@ def _set_collector(state: tuple[bool, tuple[int, int, int]]) -> None:
     gc.set_threshold(*state[1])
 
 
-def _logging() -> tuple[int, int]:
-    return logging.root.manager.disable, logging.root.level
+LoggerState = tuple[Any, ...]
+"""The logger, its level, ``propagate`` and ``disabled``, its handlers, None, and its filters."""
 
 
-def _set_logging(levels: tuple[int, int]) -> None:
-    logging.disable(levels[0])
-    logging.root.setLevel(levels[1])
+def loggers() -> dict[str, LoggerState]:
+    """By name, the state of the root logger and of each logger that is not as a new one."""
+    pytests = _handlers_of_pytest()
+    found = {
+        name: _logger_state(logger, pytests)
+        for name, logger in logging.root.manager.loggerDict.copy().items()
+        if isinstance(logger, logging.Logger)  # there are placeholders, too
+        and (logger.level or logger.handlers or logger.filters or logger.disabled or not logger.propagate)
+    }
+    found[logging.root.name] = _logger_state(logging.root, pytests)
+    return found
+
+
+def _handlers_of_pytest() -> list[logging.Handler]:
+    """The handlers that pytest has set for now: on the root logger, and on each logger that does not propagate."""
+    return [each for each in logging.root.handlers if type(each).__module__ == "_pytest.logging"]
+
+
+def _logger_state(logger: logging.Logger, pytests: list[logging.Handler]) -> LoggerState:
+    handlers = [each for each in logger.handlers if each not in pytests]
+    return logger, logger.level, logger.propagate, logger.disabled, *handlers, None, *logger.filters
+
+
+def set_logger(name: str, state: LoggerState | None) -> None:
+    """Restore the state of a logger; with None it becomes as a new one, because code may keep the logger itself."""
+    known, pytests = logging.root.manager.loggerDict, _handlers_of_pytest()
+    if state is None:
+        state = (known[name], logging.NOTSET, True, False, None)
+    logger, level, propagate, disabled, *rest = state
+    if logger is not logging.root:
+        known[name] = logger
+    logger.level, logger.propagate, logger.disabled = level, propagate, disabled
+    end = rest.index(None)
+    logger.handlers = [*(each for each in logger.handlers if each in pytests), *rest[:end]]
+    logger.filters = rest[end + 1 :]
+    logging.disable(logging.root.manager.disable)  # loggers remember which levels are on; this makes all of them forget
 
 
 def _set_environ(environ: Any) -> None:  # noqa: ANN401 - of a class without a public name
@@ -324,7 +357,7 @@ PARTS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]]] = 
     HOOKS: (_hooks, _set_hooks),
     "the garbage collector": (lambda: (gc.isenabled(), gc.get_threshold()), _set_collector),
     "the time-out of sockets": (socket.getdefaulttimeout, socket.setdefaulttimeout),
-    "levels of logging": (_logging, _set_logging),
+    "logging.disable": (lambda: logging.root.manager.disable, logging.disable),
     "imported modules": (_imports, _set_imports),
     "builtins": _names_of(builtins),
     # Without these, a test would check nothing.

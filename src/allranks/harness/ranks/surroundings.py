@@ -21,15 +21,18 @@ from allranks.harness.ranks.state_parts import (
     HOOKS,
     PARTS,
     is_of_a_group,
+    loggers,
     note_imports,
+    set_logger,
     watch_the_watchdog,
 )
 
 _State = dict[str, Any]
-"""Values by name: ``the working directory``, ``variable HOME``, ``handler of SIGINT``; None if unset."""
+"""Values by name, as ``variable HOME``, ``handler of SIGINT`` or ``logger a.b``; None if unset."""
 
 _VARIABLE: Final = "variable "
 _HANDLER: Final = "handler of "
+_LOGGER: Final = "logger "
 _OURS: Final = frozenset({"PYTEST_CURRENT_TEST", "ALLRANKS_SEED"})
 _OURS_ENCODED: Final = frozenset(map(os.fsencode, _OURS))
 _OF_TORCH: Final = ("TORCHINDUCTOR_", "TRITON_", "KINETO_")
@@ -133,6 +136,7 @@ def _read() -> _State:
     state: _State = {name: read() for name, (read, _) in PARTS.items()}
     variables = ((name, value) for name, value in ENVIRON.items() if not name.startswith(_OF_TORCH))
     state.update((f"{_VARIABLE}{name}", value) for name, value in variables if name not in _OURS)
+    state.update((f"{_LOGGER}{name}", value) for name, value in loggers().items())
     for number in _SIGNALS:
         state[f"{_HANDLER}{signal.Signals(number).name if number in _NAMED else number}"] = signal.getsignal(number)
     return state
@@ -141,7 +145,7 @@ def _read() -> _State:
 def _glance() -> list[Any]:
     """A cheap form of the state, at a fifth of the cost: equal if nothing has changed."""
     variables = {name: value for name, value in ENVIRON._data.items() if name not in _OURS_ENCODED}  # type: ignore[attr-defined]  # noqa: SLF001
-    return [variables, *map(_handler_of, _SIGNALS), *(read() for read, _ in PARTS.values())]
+    return [variables, loggers(), *map(_handler_of, _SIGNALS), *(read() for read, _ in PARTS.values())]
 
 
 def _differences(one: _State, other: _State) -> Iterator[str]:
@@ -157,6 +161,8 @@ def _write(name: str, value: Any) -> None:  # noqa: ANN401 - of any part
             ENVIRON[variable] = value
         if variable == "TZ":
             time.tzset()
+    elif name.startswith(_LOGGER):
+        set_logger(name.removeprefix(_LOGGER), value)
     elif name.startswith(_HANDLER):
         word = name.removeprefix(_HANDLER)
         signal.signal(int(word) if word.isdigit() else signal.Signals[word], value)
