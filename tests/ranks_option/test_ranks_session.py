@@ -202,6 +202,31 @@ def test_a_selection_by_id_in_a_folder_below_runs_alone_and_leaves_nothing(sessi
     assert "2 passed, 1 deselected" in output
 
 
+@pytest.mark.parametrize("arguments", [("--basetemp=own",), ("--basetemp", "own"), ("--basetemp=own", "--", "..")])
+def test_paths_are_relative_to_where_pytest_was_started(session, tmp_path, arguments):
+    (tmp_path / "below").mkdir()
+    (tmp_path / "pytest.ini").write_text("[pytest]\nlog_file = run.log")
+    suite = "import logging\ndef test_it(tmp_path, rank):\n    tmp_path.touch()\n    logging.warning('seen')"
+    paths = () if "--" in arguments else ("..",)
+    status, output = session("--ranks=2", *paths, *arguments, folder="below", test_it=suite)
+    assert status == 0, output
+    below = tmp_path / "below"
+    assert {path.parent.name for path in below.glob("own/*/*/gang-*/*/test_it0")} == {"rank-0", "rank-1"}
+    assert {path.name for path in below.glob("run.ranks/*/*/gang-*/*.log") if "seen" in path.read_text()} == {
+        "rank-0.log",
+        "rank-1.log",
+    }
+    assert not (tmp_path / "own").exists()
+
+
+def test_debug_without_a_file_overwrites_no_test(session, tmp_path):
+    suite = "def test_it(): pass\n"
+    status, output = session("--ranks=2", "test_it.py", "--debug", test_it=suite)
+    assert status == 0, output
+    assert (tmp_path / "test_it.py").read_text() == suite
+    assert [*tmp_path.glob("pytestdebug.ranks/*/*/gang-1/rank-1.log")]
+
+
 def test_a_failure_ends_the_session_where_asked_and_is_the_last_failed(session):
     suite = "import pytest\n@pytest.mark.parametrize('n', range(4))\ndef test_it(rank, n): assert (rank, n) != (1, 1)"
     status, output = session("--ranks=2", "-x", test_it=suite)

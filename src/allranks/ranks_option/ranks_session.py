@@ -189,7 +189,7 @@ class RanksSession:
         configuration = ("-c", str(config.inipath)) if config.inipath else ()
         quiet = ("--cov-report=", "--cov-fail-under=0") if config.pluginmanager.has_plugin("_cov") else ()
         own = _without_reports(config.invocation_params.args, config.option.file_or_dir)
-        return (*configuration, *own, *quiet, *modules)
+        return (*configuration, *own, *_paths(config), *quiet, *modules)
 
     def _share_coverage(self, data: Path) -> None:
         """Put the ranks' data beside that of this process, which pytest-cov combines, reports and judges."""
@@ -236,10 +236,22 @@ def _is_debugged() -> bool:
     return pydevd is not None and pydevd.get_global_debugger() is not None
 
 
+def _paths(config: pytest.Config) -> Iterator[str]:
+    """Options with paths that pytest writes to, relative to where it was started; the job starts it elsewhere."""
+    given = {name: getattr(config.option, name, None) for name in ("basetemp", "log_file", "debug")}
+    if config.pluginmanager.has_plugin("logging"):
+        given["log_file"] = given["log_file"] or config.getini("log_file")
+    for name, path in given.items():
+        if path:
+            yield f"--{name.replace('_', '-')}={config.invocation_params.dir / path}"
+
+
 def _without_reports(arguments: Sequence[str], paths: Sequence[str]) -> Iterator[str]:
     """The arguments without those that select tests by path or concern the reporting session alone."""
     left, given = list(paths), iter(arguments)
     for argument in given:
+        if argument == "--":  # only paths follow
+            continue
         flag, equals, _ = argument.partition("=")
         if flag in _OF_THIS_PROCESS:
             if not equals:

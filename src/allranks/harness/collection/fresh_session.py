@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from allranks.harness.collection.parameter_values import REMEDY, changes, named
+from allranks.harness.collection.process_paths import process_of_rank
 from allranks.harness.collection.pytest_session import ServerPlugin, numbered
 from allranks.harness.config import AgentConfig, Folders
 from allranks.harness.environment_skips import watch_for_sandcastle_skips
@@ -39,6 +40,11 @@ class FreshSession(ServerPlugin):
         os.chdir(self._code)
         with watch_for_sandcastle_skips():
             pytest.main(self.arguments, plugins=[self])
+
+    def _separate(self, config: pytest.Config) -> None:
+        """Give this rank its own paths, and leave the cache alone, which the fork server has cleared if it was to."""
+        self._paths.replace(config, process_of_rank(self._request.gang, self._rank.rank))
+        config.option.cacheclear = False
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_load_initial_conftests(self, early_config: pytest.Config) -> Generator[None, None, None]:
@@ -77,6 +83,7 @@ class FreshSession(ServerPlugin):
         for target, descriptor in enumerate(self._outputs, start=1):
             os.dup2(descriptor, target)
             os.close(descriptor)
+        self._paths.make(session.config)
         assignment = self._assignment(self._request, self._rank.rank, self._rank.connection, self._rank.board)
         items = {self._numbers[item.nodeid]: item for item in session.items if item.nodeid in self._numbers}
         at_end = partial(_finish, session)

@@ -22,11 +22,12 @@ _SWITCHED_OFF = ("no:cacheprovider", "-pno:cacheprovider")
 _READERS = ("lfplugin", "stepwiseplugin")
 
 
-def cache_arguments(results: Path, arguments: Sequence[str]) -> tuple[str, ...]:
-    """Arguments that set pytest's cache folder; none if `arguments` disable the cache, and with it the option."""
+def with_cache(arguments: Sequence[str], results: Path) -> tuple[str, ...]:
+    """These arguments, with pytest's cache folder set; unchanged if they disable the cache, and with it the option."""
     if any(argument in _SWITCHED_OFF for argument in arguments):
-        return ()
-    return ("-o", f"cache_dir={results / PYTEST_CACHE}")
+        return tuple(arguments)
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    return (*arguments[:end], "-o", f"cache_dir={results / PYTEST_CACHE}", *arguments[end:])
 
 
 def stop_at_first_failure(config: pytest.Config) -> None:
@@ -150,6 +151,8 @@ def take_over_reports(config: pytest.Config) -> list[str]:
 _REPORTS = (
     ("xmlpath", "--junitxml", "the run writes junit.xml, and each rank's results are in rank-N.xml"),
     ("pastebin", "--pastebin", "no test runs in the process that would send it"),
+    ("report_log", "--report-log", "no test runs in the process that would write it"),
+    ("htmlpath", "--html", "the run writes report.html"),
 )
 
 

@@ -27,8 +27,8 @@ from allranks.harness.collection.imports import ThreadWatch, end_pools, preload,
 from allranks.harness.collection.lockstep import forget_plugin, settle_hypothesis, with_reruns
 from allranks.harness.collection.marker_options import MarkerError, read_terms
 from allranks.harness.collection.parameter_values import digests
+from allranks.harness.collection.process_paths import AGENT, ProcessPaths, process_of_rank
 from allranks.harness.collection.pytest_options import (
-    cache_arguments,
     note_outcomes,
     refuse_options,
     refuse_stepwise_of_a_share,
@@ -36,6 +36,7 @@ from allranks.harness.collection.pytest_options import (
     stop_at_first_failure,
     suite_configuration,
     take_over_reports,
+    with_cache,
 )
 from allranks.harness.collection.script_folders import FOLDERS, ScriptFolders, exit_report, has_main
 from allranks.harness.collection.selection import shuffled, take_share
@@ -77,6 +78,7 @@ class ServerPlugin:
         self._lack: tuple[SkipCode, str] | None = None
         self._measurement = Measurement(config, folders)
         self._script_folders = ScriptFolders()
+        self._paths = ProcessPaths(config)
         self._bad_tests = 0
         self._digests: dict[str, str] = {}
         self.has_collected = False
@@ -92,9 +94,18 @@ class ServerPlugin:
             *("-o", f"testpaths={shlex.join(map(glob.escape, self._config.paths))}"),
             *("-p", "allranks.testing.fixtures"),
             *suite_configuration(self._folders.code, self._config.paths),
-            *cache_arguments(self._folders.results, self._config.pytest_args),
-            *self._config.pytest_args,
+            *with_cache(self._config.pytest_args, self._folders.results),
         ]
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_cmdline_parse(self) -> Generator[None, pytest.Config, pytest.Config]:
+        """Give this process its own paths; ``--debug`` is the first that pytest opens, right after this."""
+        config = yield
+        self._separate(config)
+        return config
+
+    def _separate(self, config: pytest.Config) -> None:
+        self._paths.replace(config, AGENT)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_load_initial_conftests(self, early_config: pytest.Config) -> Generator[None, None, None]:
@@ -342,6 +353,7 @@ class ServerPlugin:
                     )
                 )
             random.setstate(random_state)  # Python seeds it anew in every fork
+            self._paths.take(session.config, process_of_rank(request.gang, number))
             self._be_rank(session, request, self._assignment(request, number, connection, board))
 
         self._supervisor.start_ranks(request.ranks, be_rank)
