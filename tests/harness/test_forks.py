@@ -314,9 +314,9 @@ def test_whoever_asks_how_it_ended_gets_the_same_answer(start_server, end, monke
 
 def test_what_hooks_have_to_say_at_the_end_comes_with_how_it_ended(start_server, end):
     server = start_server(
-        'lines.readline()\ntell("Notice", {"text": "late"})\ntell("SessionEnded", {"status": 1, "changed": "0 to 1"})'
+        'lines.readline()\ntell("Notice", {"text": "late"})\ntell("SessionEnded", {"status": 1, "own": 0})'
     )
-    assert server.finish(Finish(), end) == ([Notice(text="late")], SessionEnded(status=1, changed="0 to 1"))
+    assert server.finish(Finish(), end) == ([Notice(text="late")], SessionEnded(status=1, own=0))
 
 
 def test_close_ends_a_fork_server_that_does_not(start_server):

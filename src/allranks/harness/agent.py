@@ -34,7 +34,7 @@ from allranks.harness.nodes.follower import Follower
 from allranks.harness.nodes.leader import Leader
 from allranks.harness.nodes.node import CollectionDigest, CollectionFailure, NodeLostError
 from allranks.harness.nodes.node_rendezvous import NodesError, meet
-from allranks.harness.program import Finish, Program, SessionEnded, Settled, parts_of
+from allranks.harness.program import Finish, Program, SessionEnded, Settled, changed_status, parts_of
 from allranks.harness.record_stream import RecordWriter
 from allranks.harness.test_loop import SupervisedJob, TestLoop
 from allranks.outcomes import Outcome, SkipKind, shorten
@@ -362,11 +362,18 @@ class Supervision:
                 self._write(record)
         if any(isinstance(record, AgentFailed) for record in records):
             return 1
-        if ended is None:
-            raise ForkServerError(server.ended())
         is_bad = bool(self._uncollected) or any(loop.settled.values())
+        if ended is None:
+            status = server.close()
+            if status is None or status < 0:
+                raise ForkServerError(server.ended())
+            # A hook has left before pytest could return its status.
+            ended = SessionEnded(status=status, own=int(is_bad))
         if problem := _session_problem(ended, is_bad=is_bad):
             self._fail(problem, self._log(), FailureKind.SUITE)
+            return 1
+        if loop.session_problem is not None:
+            self._write(loop.session_problem)
             return 1
         return 0
 
@@ -381,8 +388,8 @@ def _session_problem(ended: SessionEnded, *, is_bad: bool) -> str:
         ended: How the session ended.
         is_bad: A test went wrong, or something could not be collected.
     """
-    if ended.changed and ended.status != 0:
-        return f"A hook of the suite's or of a plugin's has changed pytest's exit status from {ended.changed}."
+    if ended.status not in (0, ended.own):
+        return changed_status(ended.own, ended.status)
     if ended.status not in _OK_STATUSES or (ended.status == 1 and not is_bad):
         return f"pytest ended its session with exit status {ended.status}, though no test says why: see agent.log."
     return ""

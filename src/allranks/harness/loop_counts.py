@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from allranks.records import Notice
+from allranks.records import AgentFailed, Notice
 
 NAMES = 20
 """Most names that one notice lists."""
@@ -19,6 +19,8 @@ class LoopCounts:
     # The tests that left some state changed, by the name of that state.
     changed: dict[str, dict[str, None]] = field(default_factory=dict)
     has_quit: bool = False  # whether the user has quit the debugger: no further test begins
+    # What went wrong when ranks ended pytest sessions of their own.
+    session_problems: list[AgentFailed] = field(default_factory=list)
     running: dict[int, str] = field(default_factory=dict)  # the test of each worker
 
     @property

@@ -72,7 +72,12 @@ class SessionEnded:
     """pytest's session has ended."""
 
     status: int  # pytest's exit status
-    changed: str = ""  # how a hook has changed pytest's own status; empty if none has
+    own: int  # the one that pytest itself had determined
+
+
+def changed_status(own: int, status: int, where: str = "") -> str:
+    """In a sentence, that hooks have changed pytest's exit status, or have left with another one."""
+    return f"A hook of the suite's or of a plugin's has changed pytest's exit status{where} from {own} to {status}."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from allranks.harness.beside_run import repeat_beside
 from allranks.harness.channel import RunTest
 from allranks.harness.config import AgentConfig, Folders, Stress, seed_of_test
 from allranks.harness.driver_workers import DriverWorkers
-from allranks.harness.forks import LocalNode
+from allranks.harness.forks import SESSION_END_TIMEOUT, LocalNode
 from allranks.harness.gangs.ends import Journal, WithCommands, ends_of, failed_start
 from allranks.harness.gangs.failure_course import course_of
 from allranks.harness.gangs.gang import ROUNDED_UP, SKIP_GRACES, Deadlines, Gang
@@ -28,7 +28,7 @@ from allranks.harness.shrink_run import Trials, shrink_failures
 from allranks.harness.stress_run import Repetitions
 from allranks.network_skew import network_stretch
 from allranks.outcomes import Outcome, disagree, may_disagree
-from allranks.records import GangReady, GangStarted, LeftBehind, Notice, NotRun, TestStarted
+from allranks.records import AgentFailed, GangReady, GangStarted, LeftBehind, Notice, NotRun, TestStarted
 from allranks.skew import JOINING, Delay, drawn_outside, stretch
 
 DRIVER_MARGIN = 5.0
@@ -97,6 +97,11 @@ class TestLoop:
     def settled(self) -> dict[str, bool]:
         """For each test that has run, whether it went wrong."""
         return self._count.settled
+
+    @property
+    def session_problem(self) -> AgentFailed | None:
+        """What went wrong first when ranks ended pytest sessions of their own; None for nothing."""
+        return next(iter(self._count.session_problems), None)
 
     @property
     def _current(self) -> str:
@@ -324,7 +329,10 @@ class TestLoop:
                 or (not step.is_clean and not self._program.terms[command.index].is_skipped)
             ):
                 break
-        self._record_bad(gang, gang.end())
+        session_end = SESSION_END_TIMEOUT if self._program.terms[indices[0]].is_fresh else 0.0
+        self._record_bad(gang, gang.end(session_end))
+        if gang.session_problem is not None:
+            self._count.session_problems.append(gang.session_problem)
         return done
 
     def _begin(self, index: int, following: int | None) -> tuple[RunTest, int]:

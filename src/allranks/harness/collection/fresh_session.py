@@ -11,7 +11,7 @@ import pytest
 
 from allranks.harness.collection.parameter_values import REMEDY, changes, named
 from allranks.harness.collection.process_paths import process_of_rank
-from allranks.harness.collection.pytest_session import ServerPlugin, numbered
+from allranks.harness.collection.pytest_session import ServerPlugin, exit_status, numbered
 from allranks.harness.config import AgentConfig, Folders
 from allranks.harness.environment_skips import watch_for_sandcastle_skips
 from allranks.harness.fresh_rank import Failures, FreshRank
@@ -86,15 +86,28 @@ class FreshSession(ServerPlugin):
         self._paths.make(session.config)
         assignment = self._assignment(self._request, self._rank.rank, self._rank.connection, self._rank.board)
         items = {self._numbers[item.nodeid]: item for item in session.items if item.nodeid in self._numbers}
-        at_end = partial(_finish, session)
-        self._be_rank(session, self._request, replace(assignment, items=items, at_end=at_end))
+        end_session = partial(_finish, session)
+        self._be_rank(session, self._request, replace(assignment, items=items, end_session=end_session))
 
 
-def _finish(session: pytest.Session) -> None:
-    """Call ``pytest_sessionfinish`` of conftest files: what they have started for this process, they end."""
+def _finish(session: pytest.Session, own: int) -> int:
+    """Call ``pytest_sessionfinish`` of conftest files: what they have started for this process, they end.
+
+    Args:
+        session: That of this rank.
+        own: Its exit status.
+
+    Returns:
+        The exit status that they have set, or left with.
+    """
     manager = session.config.pluginmanager
     others = [plugin for plugin in manager.get_plugins() if not _is_conftest(plugin)]
-    manager.subset_hook_caller("pytest_sessionfinish", others)(session=session, exitstatus=0)
+    session.exitstatus = own
+    try:
+        manager.subset_hook_caller("pytest_sessionfinish", others)(session=session, exitstatus=own)
+    except (SystemExit, pytest.exit.Exception) as left:
+        return exit_status(left, own)
+    return int(session.exitstatus)
 
 
 def _is_conftest(plugin: object) -> bool:

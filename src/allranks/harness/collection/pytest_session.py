@@ -46,7 +46,16 @@ from allranks.harness.fork_server import Supervisor
 from allranks.harness.fresh_rank import FreshRank, become_fresh
 from allranks.harness.gpu_check import missing_hardware
 from allranks.harness.launchers.driver import Launching, run_driver
-from allranks.harness.program import Finish, ItemOptions, Program, SkippedModule, StartGang, line_of, parts_of
+from allranks.harness.program import (
+    Finish,
+    ItemOptions,
+    Program,
+    SessionEnded,
+    SkippedModule,
+    StartGang,
+    line_of,
+    parts_of,
+)
 from allranks.harness.ranks import debugging
 from allranks.harness.ranks.disturbed_network import register_skew
 from allranks.harness.ranks.rank import Assignment, run_rank
@@ -83,7 +92,7 @@ class ServerPlugin:
         self._digests: dict[str, str] = {}
         self.has_collected = False
         self.was_refused = False
-        self.changed_status = ""
+        self.own_status: int | None = None  # pytest's own exit status, once its session ends
 
     @property
     def arguments(self) -> list[str]:
@@ -280,12 +289,15 @@ class ServerPlugin:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Generator[None, None, None]:
-        """Report coverage that is too low, and note whether a hook changes the exit status of the session."""
+        """Report coverage that is too low, and note the exit status, which a hook may change."""
+        self.own_status = int(exitstatus)
         if too_low := self._measurement.verdict(session, self._bad_tests):
             self._supervisor.write(AgentFailed(message=too_low, kind=FailureKind.GATE))
         yield
-        if int(session.exitstatus) != int(exitstatus):
-            self.changed_status = f"{int(exitstatus)} to {int(session.exitstatus)}"
+
+    def ended_with(self, status: int) -> SessionEnded:
+        """The end of the session with this exit status, whether a hook has set it or has left with it."""
+        return SessionEnded(status=status, own=status if self.own_status is None else self.own_status)
 
     def _report_collection(self) -> None:
         for part in parts_of(list(self._digests)):
@@ -408,6 +420,22 @@ def numbered(request: StartGang) -> list[tuple[int, str]]:
     """The tests of a gang whose ranks are no forks, each with its index in the collection."""
     pairs = (each.split(" ", 1) for each in request.fresh)
     return [(int(number), nodeid) for number, nodeid in pairs]
+
+
+def exit_status(left: BaseException, own: int) -> int:
+    """The exit status of a session that a hook ends, as Python and pytest determine it.
+
+    Args:
+        left: The ``SystemExit`` or ``pytest.exit.Exception`` that the hook has raised.
+        own: pytest's own exit status.
+    """
+    code = left.code if isinstance(left, SystemExit) else getattr(left, "returncode", None)
+    if isinstance(left, pytest.exit.Exception) and code is None:
+        return own
+    if code is None or isinstance(code, int):
+        return (code or 0) & 0xFF
+    print(code, file=sys.stderr)
+    return 1
 
 
 def _is_script(item: pytest.Item) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 import allranks
 from allranks.harness.collection.pytest_options import REFUSED_BY_PYTEST, refusal_in
-from allranks.harness.collection.pytest_session import ServerPlugin
+from allranks.harness.collection.pytest_session import ServerPlugin, exit_status
 from allranks.harness.config import AgentConfig, Folders
 from allranks.harness.environment_skips import watch_for_sandcastle_skips
 from allranks.harness.fork_server import Supervisor
@@ -35,9 +35,13 @@ def run_session(config: AgentConfig, folders: Folders, supervisor: Supervisor) -
     os.chdir(folders.code)
     try:
         with watch_for_sandcastle_skips():
-            code = pytest.main(plugin.arguments, plugins=[plugin])
+            code: int = pytest.main(plugin.arguments, plugins=[plugin])
     except BrokenPipeError:
         raise
+    except (SystemExit, pytest.exit.Exception) as left:
+        if plugin.own_status is None:
+            raise
+        code = exit_status(left, plugin.own_status)
     except Exception as error:  # noqa: BLE001 - pytest passes on errors of hooks at the end of its session
         message = f"pytest, or a hook of the suite's, broke down: {type(error).__name__}: {error}"
         text = shorten(traceback.format_exc())
@@ -52,7 +56,7 @@ def run_session(config: AgentConfig, folders: Folders, supervisor: Supervisor) -
         message = "pytest, or a hook of the suite's, broke down beside the tests"
         supervisor.write(AgentFailed(message=message, text=shorten(_log(folders)), kind=FailureKind.SUITE))
         return None
-    return SessionEnded(status=int(code), changed=plugin.changed_status)
+    return plugin.ended_with(int(code))
 
 
 def _obstacle(config: AgentConfig, folders: Folders) -> AgentFailed | CollectionFailed | None:

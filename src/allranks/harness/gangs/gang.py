@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from allranks.harness import linux
 from allranks.harness.channel import End, RunTest
 from allranks.harness.config import TimeLimits
 from allranks.harness.gangs.blame import (
@@ -26,7 +27,9 @@ from allranks.harness.gangs.orphans import KilledOrphan
 from allranks.harness.gangs.output import Output
 from allranks.harness.gangs.step_outcome import Step, StepOutcome, ended, reported
 from allranks.harness.job_end import JobEnd
-from allranks.outcomes import Outcome
+from allranks.harness.program import changed_status
+from allranks.outcomes import Outcome, shorten
+from allranks.records import AgentFailed, FailureKind
 from allranks.skew import Delay
 
 TERM_GRACE = 1.0
@@ -73,6 +76,7 @@ class Gang:
         imported: Modules that its ranks imported late, for the next gang to import before its forks; in order.
         ranks_may_leave: A rank whose test is over may exit before its peers' are.
         has_quit: The user has quit the debugger.
+        session_problem: What went wrong when ranks ended pytest sessions of their own; None for nothing.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class Gang:
         self.has_quit = False
         self._may_be_held = may_be_held
         self._start_up = start_up
+        self.session_problem: AgentFailed | None = None
         self._limits = limits
         self._alive = {rank for node_ranks in ranks for rank in node_ranks.ranks}
         self._exits: dict[int, RankExit] = {}
@@ -129,14 +134,22 @@ class Gang:
             for node_ranks in self._ranks:
                 node_ranks.disturb(())
 
-    def end(self) -> Step:
-        """Let the ranks tear down and exit; late ones are made to."""
+    def end(self, session_end: float = 0.0) -> Step:
+        """Let the ranks tear down and exit; late ones are made to.
+
+        Args:
+            session_end: Seconds for the ranks to end pytest sessions of their own; 0 if they have none.
+        """
         self._send(End(is_condemned=False))
         during = "while fixtures and process group were torn down"
         step = self._supervise(Deadlines(limit=self._limits.process_group, during=during), Step())
         self._send(End(is_condemned=False))
-        self._wait_for_ends(TERM_GRACE, self._alive)
+        self._wait_for_ends(max(TERM_GRACE, session_end), self._alive)
+        late = dict.fromkeys(self._alive, session_end)
         self._end_alone()
+        if session_end:
+            problems = (_problem_at_session_end(each, late.get(rank)) for rank, each in sorted(self._exits.items()))
+            self.session_problem = next(filter(None, problems), None)
         return step
 
     def condemn(self) -> None:
@@ -361,6 +374,26 @@ class Gang:
         deadline = time.monotonic() + timeout
         while wanted & self._alive and (remaining := deadline - time.monotonic()) > 0:
             self._look(remaining)
+
+
+def _problem_at_session_end(rank_exit: RankExit, overdue: float | None) -> AgentFailed | None:
+    """What went wrong when a rank ended its own pytest session, all of whose tests had passed.
+
+    Args:
+        rank_exit: How it ended.
+        overdue: The seconds in which it did not end by itself; None if it did.
+    """
+    rank, status = rank_exit.rank, rank_exit.status
+    if overdue is not None:
+        message = f"Rank {rank} did not end its pytest session within {overdue:g} s."
+    elif status is not None and status < 0:
+        message = f"Rank {rank} was killed by {linux.signal_name(-status)} when it ended its pytest session."
+    elif status:
+        message = changed_status(0, status, f" on rank {rank}")
+    else:
+        return None
+    text = shorten(rank_exit.stacks or rank_exit.output.stderr)
+    return AgentFailed(message=message, text=text, kind=FailureKind.SUITE)
 
 
 _HELD = 1000.0

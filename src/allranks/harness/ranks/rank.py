@@ -65,7 +65,8 @@ class Assignment:
         board: Descriptor of its call board.
         supervisor: Process id of the supervisor.
         items: The tests by their index in the job, if the rank has not collected all of them.
-        at_end: Called after the fixtures are torn down.
+        end_session: Ends a pytest session of the rank's own, after the last report. It gets the exit status, and
+            returns the one that hooks have made of it.
     """
 
     config: AgentConfig
@@ -81,7 +82,7 @@ class Assignment:
     board: int
     supervisor: int
     items: Mapping[int, pytest.Item] | None = None
-    at_end: Callable[[], object] | None = None
+    end_session: Callable[[int], int] | None = None
 
 
 _now = partial(time.clock_gettime, time.CLOCK_MONOTONIC)
@@ -98,8 +99,7 @@ def run_rank(session: pytest.Session, assignment: Assignment) -> NoReturn:
     def work() -> int:
         _leave_capture_to_the_supervisor(session)
         silence_terminal(session.config)
-        _Rank(session, assignment).run()
-        return 0
+        return _Rank(session, assignment).run()
 
     stacks = assignment.results / f"rank-{assignment.rank}.stacks.txt"
     live(work, assignment.supervisor, stacks=stacks, environment=_rank_environment(assignment))
@@ -157,8 +157,8 @@ class _Rank:
         self._children = ChildWatch()
         debugging.be_rank(assignment.rank)
 
-    def run(self) -> None:
-        """Carry out the supervisor's commands until the last."""
+    def run(self) -> int:
+        """Carry out the supervisor's commands until the last; return the exit status."""
         self._report(self._join())
         self._calls.watch(distributed.group.WORLD)
         self._surroundings = InitialState()
@@ -167,8 +167,10 @@ class _Rank:
                 self._report(self._end(command))
                 if not command.is_condemned:
                     self._connection.command()
-                return
+                end_session = self._assignment.end_session
+                return end_session(int(command.is_condemned)) if end_session is not None else 0
             self._report(self._run_test(command))
+        return 0
 
     def _report(self, report: Report) -> None:
         self._connection.report(report)
@@ -271,19 +273,11 @@ class _Rank:
         self._begin_step("")
         self._is_condemned = command.is_condemned
         self._tear_down_fixtures()
-        self._act_at_end()
         self._leave()
         save_coverage()
         flush_output()
         outcome = overall(self._phases).outcome if self._phases else Outcome.PASSED
         return Report(outcome=outcome, phases=self._take_unreported(), imported=self._imports.take())
-
-    def _act_at_end(self) -> None:
-        try:
-            if self._assignment.at_end is not None:
-                self._assignment.at_end()
-        except Exception as error:  # noqa: BLE001 - hooks of the suite may raise anything
-            self._add_error("teardown", "a hook has failed at the end of the session", error)
 
     def _tear_down_fixtures(self) -> None:
         """Tear down fixtures of wider scope: they remain if the last test was not known to be the gang's last."""
