@@ -88,6 +88,7 @@ def fork_server(sockets, environment, log):
             if descriptor not in keep:
                 with contextlib.suppress(OSError):
                     os.close(descriptor)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # exec resets what is caught
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(log, 1)
         os.dup2(log, 2)

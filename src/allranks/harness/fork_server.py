@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Iterable
 from contextlib import suppress
-from json import dumps, loads
+from json import loads
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
@@ -55,7 +55,7 @@ class Supervisor:
     def start_ranks(self, ranks: Iterable[int], be_rank: BeRank) -> None:
         """Receive the descriptors of ranks, fork the ranks, and report their process ids.
 
-        An intermediate process forks them and ends at once, which makes the supervisor, a subreaper, their parent.
+        The supervisor, a subreaper, becomes their parent.
         """
         ends: list[tuple[int, ...]] = []
         for _ in ranks:
@@ -63,50 +63,22 @@ class Supervisor:
             for descriptor in descriptors:
                 os.set_inheritable(descriptor, False)
             ends.append(tuple(descriptors))
-        reading, writing = os.pipe()
-        between = os.fork()
-        if between == 0:
-            own = (self._control.fileno(), self._handover.fileno(), reading, writing)
-            _fork_all(ranks, ends, be_rank, own)
-        os.close(writing)
+        reply = self._fork_all(ranks, ends, be_rank)
         for descriptor in (descriptor for each in ends for descriptor in each):
             os.close(descriptor)
-        answer = _answer(between, reading)
-        pids = loads(answer) if answer else "the process that forks them ended"
-        self.write(Forked(error=pids) if isinstance(pids, str) else Forked(pids=tuple(pids)))
+        self.write(reply)
 
-
-def _answer(between: int, reading: int) -> bytes:
-    """Wait for the intermediate process to end and read its answer; a hanging rank may still hold the pipe open."""
-    pidfd = os.pidfd_open(between)
-    try:
-        linux.is_readable(pidfd, None)
-        os.set_blocking(reading, False)
-        with suppress(BlockingIOError):
-            return os.read(reading, 1 << 20)
-    finally:
-        os.close(pidfd)
-        os.close(reading)
-        # Code of the suite may have reaped it already.
-        with suppress(ChildProcessError):
-            os.waitpid(between, 0)
-    return b""
-
-
-def _fork_all(ranks: Iterable[int], ends: list[tuple[int, ...]], be_rank: BeRank, own: tuple[int, ...]) -> NoReturn:
-    """Fork the ranks, write their process ids, and exit."""
-    pids: list[int] = []
-    try:
-        for number, mine in zip(ranks, ends, strict=True):
-            others = [*own, *(descriptor for each in ends if each is not mine for descriptor in each)]
-            pids.append(fork_rank(number, mine, be_rank, others))
-        linux.write_all(own[-1], dumps(pids).encode())
-    except OSError as error:
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        linux.write_all(own[-1], dumps(str(error)).encode())
-    finally:
-        os._exit(0)
+    def _fork_all(self, ranks: Iterable[int], ends: list[tuple[int, ...]], be_rank: BeRank) -> Forked:
+        own, pids = (self._control.fileno(), self._handover.fileno()), list[int]()
+        try:
+            for number, mine in zip(ranks, ends, strict=True):
+                others = [*own, *(descriptor for each in ends if each is not mine for descriptor in each)]
+                pids.append(fork_rank(number, mine, be_rank, others))
+        except OSError as error:
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            return Forked(error=str(error))
+        return Forked(pids=tuple(pids))
 
 
 def main(arguments: list[str]) -> NoReturn:

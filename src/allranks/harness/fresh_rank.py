@@ -44,7 +44,7 @@ class FreshRank:
 
 def become_fresh(rank: FreshRank) -> NoReturn:
     """Replace this fork by a new Python that becomes the rank. Never returns."""
-    rank_setup.lead_session(rank.supervisor)
+    rank_setup.settle(rank.supervisor)
     file = os.memfd_create("rank")
     linux.write_all(file, dumps(vars(rank)).encode())
     os.lseek(file, 0, os.SEEK_SET)

@@ -357,8 +357,9 @@ class LocalRanks:
     def close(self) -> Sequence[KilledOrphan]:
         """See :meth:`Ranks.close`."""
         self._disturbance.close()
-        ranks = {rank.pid: number for number, rank in self._processes.items()}
-        left = kill_orphans(self._orphans, ranks, self._stopped)
+        ranks = {each: number for number, rank in self._processes.items() for each in rank.ids}
+        stopped = {each for rank in self._processes.values() if rank.pid in self._stopped for each in rank.ids}
+        left = kill_orphans(self._orphans, ranks, stopped | self._stopped)
         for rank in self._processes.values():
             rank.close()
         return left

@@ -1,5 +1,6 @@
 """One forked rank, as its supervisor holds it: its process, its connections, and its end."""
 
+import json
 import os
 import signal
 import traceback
@@ -29,6 +30,8 @@ class RankProcess:
     """The supervisor's side of one rank.
 
     Attributes:
+        session: Process id of the former leader of its session and process group, which has ended: the rank leads
+            neither, so that it may leave both.
         pidfd: Readable when the process has ended (pidfd_open(2)).
         board: Descriptor of its call board.
         exit_status: ``os.waitstatus_to_exitcode`` of its end; None while it lives.
@@ -37,6 +40,7 @@ class RankProcess:
 
     number: int
     pid: int
+    session: int
     pidfd: int
     link: Link
     stdout: OutputStream
@@ -65,10 +69,11 @@ class RankProcess:
         No number of busy processes, and none that it still starts, then delays what ends the rank.
         """
         if self.exit_status is None and not self.state_before:
-            state = linux.state_of(self.pid)
-            with suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGSTOP)
-                self.state_before = state
+            self.state_before = linux.state_of(self.pid)
+            signal.pidfd_send_signal(self.pidfd, signal.SIGSTOP)
+            for group in self.ids:
+                with suppress(ProcessLookupError):
+                    os.killpg(group, signal.SIGSTOP)
 
     def kill_group(self) -> None:
         """KILL the rank and the rest of its process group, except for processes that clean up.
@@ -77,11 +82,15 @@ class RankProcess:
         """
         if self.exit_status is not None:
             return
-        try:
-            kill_group(self.pid)
-        except ProcessLookupError:
-            # It has not yet created a process group of its own.
-            self.signal(signal.SIGKILL)
+        for group in self.ids:
+            with suppress(ProcessLookupError):
+                kill_group(group)
+        self.signal(signal.SIGKILL)  # it may have joined the process group of another process
+
+    @property
+    def ids(self) -> tuple[int, int]:
+        """The process groups and sessions of the rank and its children: the first one, and one that it may lead."""
+        return self.session, self.pid
 
     def reap(self) -> int | None:
         """Take the exit status of a rank whose pidfd is readable; None if another process took it."""
@@ -143,6 +152,7 @@ class ConnectionEnds:
         return RankProcess(
             number=self.number,
             pid=pid,
+            session=linux.session_of(pid) or pid,
             pidfd=pidfd,
             link=self.link,
             stdout=self.stdout,
@@ -194,7 +204,7 @@ def fork_ranks(numbers: Iterable[int], be_rank: BeRank, echo: Echo | None = None
     ranks: list[RankProcess] = []
     try:
         for number in numbers:
-            with ExitStack() as undo:
+            with linux.adopting_orphans(), ExitStack() as undo:
                 ends = open_ends(number, echo, undo)
                 inherited = [*ends.own, *(descriptor for rank in ranks for descriptor in rank.descriptors)]
                 pid = fork_rank(number, ends.theirs, be_rank, inherited)
@@ -211,14 +221,57 @@ def fork_ranks(numbers: Iterable[int], be_rank: BeRank, echo: Echo | None = None
 def fork_rank(number: int, ends: tuple[int, ...], be_rank: BeRank, others: Iterable[int]) -> int:
     """Fork one rank, which must not keep the descriptors of others; return its process id.
 
+    An intermediate process creates a session, forks the rank and ends: the rank leads neither its session nor its
+    process group, as a program that a script starts, and a test may create new ones. The process that adopts orphans
+    becomes its parent.
+
     Raises:
         OSError: The system has no process left.
     """
-    pid = os.fork()
-    if pid == 0:
+    reading, writing = os.pipe()
+    between = os.fork()
+    if between == 0:
         connection, *outputs, board = ends
-        _be_fork(others, outputs, lambda: be_rank(number, connection, board))
-    return pid
+        _be_between(
+            writing, lambda: _be_fork([*others, reading, writing], outputs, lambda: be_rank(number, connection, board))
+        )
+    os.close(writing)
+    answer = _answer(between, reading)
+    told = json.loads(answer) if answer else "the process that forks a rank ended"
+    if isinstance(told, str):
+        raise OSError(told)
+    return int(told)
+
+
+def _be_between(writing: int, be_fork: Callable[[], NoReturn]) -> NoReturn:
+    """Create a session, fork the rank, write its process id, and exit."""
+    try:
+        os.setsid()
+        pid = os.fork()
+        if pid == 0:
+            be_fork()
+        linux.write_all(writing, json.dumps(pid).encode())
+    except OSError as error:
+        linux.write_all(writing, json.dumps(str(error)).encode())
+    finally:
+        os._exit(0)
+
+
+def _answer(between: int, reading: int) -> bytes:
+    """Wait for the intermediate process to end and read its answer; a hanging rank may still hold the pipe open."""
+    pidfd = os.pidfd_open(between)
+    try:
+        linux.is_readable(pidfd, None)
+        os.set_blocking(reading, False)
+        with suppress(BlockingIOError):
+            return os.read(reading, 1 << 20)
+    finally:
+        os.close(pidfd)
+        os.close(reading)
+        # Code of the suite may have reaped it already.
+        with suppress(ChildProcessError):
+            os.waitpid(between, 0)
+    return b""
 
 
 def _pipe(undo: ExitStack) -> tuple[int, int]:

@@ -282,11 +282,11 @@ class _LaunchedRanks(LocalRanks):
 
     def _left_by(self, pids: Collection[int]) -> Collection[int]:
         """Processes that the ranks left behind; not other children of this process: a test may have started some."""
-        return [pid for pid in linux.children() if pid not in pids and self._is_of_a_rank(pid)]
+        return [pid for pid in linux.children() if pid not in pids and self._is_of_a_rank(pid, pids)]
 
-    def _is_of_a_rank(self, pid: int) -> bool:
+    def _is_of_a_rank(self, pid: int, sessions: Collection[int]) -> bool:
         """Whether a child of this process is in a rank's session, or has the ranks' mark in its environment."""
-        return linux.session_of(pid) in self.pids or self._mark in linux.variables_of(pid)
+        return linux.session_of(pid) in sessions or self._mark in linux.variables_of(pid)
 
 
 class _LaunchedGang(Gang):

@@ -1,7 +1,7 @@
 """A debugger in one rank, on the run's terminal; elsewhere ``breakpoint()`` prints what to do.
 
-The rank leads its own session, so the run's terminal does not control it: the rank opens it by path, and Ctrl-C still
-goes to the run. While the debugger waits for a command, the gang's clock is stopped.
+The rank is in a session of its own, so the run's terminal does not control it: the rank opens it by path, and Ctrl-C
+still goes to the run. While the debugger waits for a command, the gang's clock is stopped.
 """
 
 import bdb

@@ -184,7 +184,7 @@ take more than 5 of them."""
 def live(work: Callable[[], int], parent: int, *, stacks: Path, environment: Mapping[str, str]) -> NoReturn:
     """Run `work` in this fork, then exit. Never returns: the fork must not run its parent's code.
 
-    The process leads a session, dies with its parent, and prints without buffers.
+    The process dies with its parent, and prints without buffers.
 
     Args:
         work: What it does; returns the exit status.
@@ -194,7 +194,7 @@ def live(work: Callable[[], int], parent: int, *, stacks: Path, environment: Map
     """
     status = 1
     try:
-        lead_session(parent)
+        settle(parent)
         _before = print_at_once()
         _set_up(stacks, environment)
         status = work()
@@ -207,11 +207,10 @@ def live(work: Callable[[], int], parent: int, *, stacks: Path, environment: Map
         leave(status)
 
 
-def lead_session(parent: int) -> None:
-    """Make this fork lead a session and die with its parent; does nothing where it does already."""
-    if os.getsid(0) == getpid():
+def settle(parent: int) -> None:
+    """Make this fork die with its parent; does nothing where it does already."""
+    if linux.death_signal():
         return
-    os.setsid()
     _die_with(parent)
     linux.allow_tracing(parent)
     linux.offer_to_memory_killer()

@@ -369,6 +369,7 @@ PARTS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]]] = 
     "sys.argv": (lambda: sys.argv and list(sys.argv), lambda arguments: setattr(sys, "argv", [*arguments])),
     "threads of its own": (_threads, _refuse),
     "the processors": (lambda: os.sched_getaffinity(0), lambda processors: os.sched_setaffinity(0, processors)),
+    "the process group and session": (lambda: (os.getpgrp(), os.getsid(0)), _refuse),
     "the user": (os.getresuid, lambda user: os.setresuid(*user)),
     "the folder of temporary files": (lambda: tempfile.tempdir, lambda folder: setattr(tempfile, "tempdir", folder)),
     "the limit of digits": (sys.get_int_max_str_digits, sys.set_int_max_str_digits),
