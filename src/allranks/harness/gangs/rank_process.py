@@ -229,7 +229,12 @@ def fork_rank(number: int, ends: tuple[int, ...], be_rank: BeRank, others: Itera
         OSError: The system has no process left.
     """
     reading, writing = os.pipe()
-    between = os.fork()
+    try:
+        between = os.fork()
+    except OSError:
+        os.close(reading)
+        os.close(writing)
+        raise
     if between == 0:
         connection, *outputs, board = ends
         _be_between(
