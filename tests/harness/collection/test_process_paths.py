@@ -185,10 +185,3 @@ def test_a_folder_that_cannot_be_made_is_an_error_of_the_tests_that_need_it(run_
     job = run_agent({"test_small.py": suite}, pytest_args=(f"--basetemp={tmp_path / 'file' / 'below'}",))
     assert job.outcomes("test_asks") == ("errored", "errored")
     assert job.outcomes("test_passes") == ("passed", "passed")
-
-
-def test_the_cache_of_the_job_is_used_whatever_the_arguments_say(run_agent, tmp_path):
-    arguments = ("-o", f"cache_dir={tmp_path / 'cache'}")
-    job = run_agent({"test_small.py": "def test_fails(): assert 0"}, pytest_args=arguments)
-    assert (job.results / "pytest-cache" / "v" / "cache" / "lastfailed").exists()
-    assert not (tmp_path / "cache").exists()

@@ -22,12 +22,11 @@ _SWITCHED_OFF = ("no:cacheprovider", "-pno:cacheprovider")
 _READERS = ("lfplugin", "stepwiseplugin")
 
 
-def with_cache(arguments: Sequence[str], results: Path) -> tuple[str, ...]:
-    """These arguments, with pytest's cache folder set; unchanged if they disable the cache, and with it the option."""
+def cache_arguments(results: Path, arguments: Sequence[str]) -> tuple[str, ...]:
+    """Arguments that set pytest's cache folder; none if `arguments` disable the cache, and with it the option."""
     if any(argument in _SWITCHED_OFF for argument in arguments):
-        return tuple(arguments)
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    return (*arguments[:end], "-o", f"cache_dir={results / PYTEST_CACHE}", *arguments[end:])
+        return ()
+    return ("-o", f"cache_dir={results / PYTEST_CACHE}")
 
 
 def stop_at_first_failure(config: pytest.Config) -> None:

@@ -29,6 +29,7 @@ from allranks.harness.collection.marker_options import MarkerError, read_terms
 from allranks.harness.collection.parameter_values import digests
 from allranks.harness.collection.process_paths import AGENT, ProcessPaths, process_of_rank
 from allranks.harness.collection.pytest_options import (
+    cache_arguments,
     note_outcomes,
     refuse_options,
     refuse_stepwise_of_a_share,
@@ -36,7 +37,6 @@ from allranks.harness.collection.pytest_options import (
     stop_at_first_failure,
     suite_configuration,
     take_over_reports,
-    with_cache,
 )
 from allranks.harness.collection.script_folders import FOLDERS, ScriptFolders, exit_report, has_main
 from allranks.harness.collection.selection import shuffled, take_share
@@ -103,7 +103,8 @@ class ServerPlugin:
             *("-o", f"testpaths={shlex.join(map(glob.escape, self._config.paths))}"),
             *("-p", "allranks.testing.fixtures"),
             *suite_configuration(self._folders.code, self._config.paths),
-            *with_cache(self._config.pytest_args, self._folders.results),
+            *cache_arguments(self._folders.results, self._config.pytest_args),
+            *self._config.pytest_args,
         ]
 
     @pytest.hookimpl(wrapper=True, trylast=True)
