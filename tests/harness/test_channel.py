@@ -4,6 +4,7 @@ import concurrent.futures
 import itertools
 import json
 import os
+import selectors
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -157,6 +158,47 @@ def test_a_command_to_a_rank_that_reads_nothing_keeps_nobody_waiting(pair):
     for command in sent:
         pair.link.send(command)
     assert pair.rank.command() == sent[0]
+
+
+LENGTHS = [1, 200_000, 219_000, 1_000_000, 3_000_000]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("letter", ["x", "\\", "\U0001f4a5"])
+def test_a_command_of_any_length_arrives_whole_however_late_the_rank_reads(pair, length, letter):
+    sent = [RunTest(index=number, nodeid=letter * length, following=None) for number in range(2)]
+    for command in sent:
+        pair.link.send(command)
+    with ThreadPoolExecutor(1) as thread:
+        received = thread.submit(lambda: [pair.rank.command() for _ in sent])
+        while pair.link.is_sending:
+            assert is_writable(pair.link.descriptor)
+            pair.link.flush()
+        assert received.result() == sent
+
+
+def is_writable(descriptor):
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_WRITE)
+        return bool(selector.select(20))
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_command_that_a_rank_no_longer_reads_breaks_the_link(pair, length):
+    pair.link.send(RunTest(index=0, nodeid="x" * length, following=None))
+    pair.rank._socket.shutdown(socket.SHUT_RD)
+    pair.link.send(END)
+    assert not pair.link.is_sending
+    assert pair.link.read() == []
+    assert pair.link.at_end
+
+
+def test_the_reports_before_a_failed_send_still_count(pair):
+    pair.rank.report(FAILED)
+    pair.rank._socket.shutdown(socket.SHUT_RD)
+    pair.link.send(END)
+    assert pair.link.read() == [FAILED]
+    assert pair.link.at_end
 
 
 @pytest.mark.parametrize("line", [b'["Report", {}]', b"[]", b'["Run", {}]', b'["End", {"is_condemned": 1}]', b'"End"'])

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from allranks.harness.config import Folders
 from allranks.harness.forks import Family, ForkServer, ForkServerError
 from allranks.harness.gangs.rank_process import open_ends
 from allranks.harness.job_end import HangupError, JobEnd
-from allranks.harness.program import Finish, Program, SessionEnded, StartGang
+from allranks.harness.program import Finish, Program, SessionEnded, Settled, StartGang
 from allranks.records import Imported, Notice
 
 
@@ -285,6 +286,56 @@ def test_a_fork_server_that_ends_with_what_it_was_asked_unread_is_an_error_that_
     assert next(server.replies(end)) == Notice(text="ready")
     with pytest.raises(ForkServerError, match="ended with exit status 5"):
         start_ranks(server, end)
+
+
+MANY = Finish(tests=tuple(Settled(nodeid=f"test_many.py::test[{number}]", is_bad=False) for number in range(100_000)))
+DEAF = "signal.signal(signal.SIGRTMAX - 1, signal.SIG_IGN)\n"
+
+
+def test_a_request_about_a_hundred_thousand_tests_arrives_whole(start_server, end):
+    program = 'tell("SessionEnded", {"status": len(json.loads(lines.readline())[1]["tests"])})\ntime.sleep(60)'
+    assert start_server(program).finish(MANY, end) == ([], SessionEnded(status=100_000))
+
+
+def test_a_fork_server_that_reads_no_request_is_an_error_after_the_timeout(start_server, end):
+    server = start_server(f"{DEAF}time.sleep(60)")
+    with pytest.raises(ForkServerError, match="does not answer"):
+        server.finish(MANY, end, 0.2)
+
+
+def test_a_fork_server_that_reads_no_request_does_not_keep_the_job_from_ending(start_server, end):
+    server = start_server("time.sleep(60)")
+    end.hang_up()
+    with pytest.raises(HangupError):
+        server.finish(MANY, end)
+
+
+def test_a_fork_server_that_dies_within_a_request_is_an_error_that_says_how(start_server, end):
+    server = start_server("control.recv(1000)\nos._exit(5)")
+    assert server.finish(MANY, end) == ([], None)
+    assert server.ended() == "ended with exit status 5"
+
+
+def test_a_fork_server_gets_a_request_that_it_reads_while_it_reports(start_server, end):
+    program = """
+for number in range(2000):
+    tell("Notice", {"text": "x" * 1000})
+tell("SessionEnded", {"status": len(json.loads(lines.readline())[1]["tests"])})
+time.sleep(60)
+"""
+    records, ended = start_server(program).finish(MANY, end)
+    assert (len(records), ended) == (2000, SessionEnded(status=100_000))
+
+
+def test_a_fork_server_that_does_not_read_its_configuration_does_not_keep_the_job_from_ending(
+    start_server, end, monkeypatch
+):
+    monkeypatch.setitem(globals(), "PRELUDE", "import time\n")
+    monkeypatch.setitem(globals(), "CONFIG", replace(CONFIG, pytest_args=("x" * 1_000_000,)))
+    server = start_server("time.sleep(60)")
+    end.hang_up()
+    with pytest.raises(HangupError):
+        list(server.replies(end))
 
 
 def test_what_a_fork_server_says_before_it_ends_instead_of_its_session_is_heard(start_server, end):

@@ -6,6 +6,7 @@ rank has sent is discarded.
 """
 
 import array
+import selectors
 import socket
 import struct
 from collections.abc import Mapping
@@ -163,6 +164,46 @@ class RankEnd:
         self._socket.sendall(encode_message(report))
 
 
+class Outgoing:
+    """What is to be sent over a non-blocking socket: all of it, in order, as the other side makes room.
+
+    Attributes:
+        has_failed: The other side takes no more data, and what it has not taken was dropped.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.has_failed = False
+        self._socket = connection
+        self._unsent = bytearray()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something waits for room: then :meth:`flush` has to be called when the socket is writable."""
+        return bool(self._unsent)
+
+    @property
+    def events(self) -> int:
+        """The events for which a selector has to watch the socket: data, and room if something waits for it."""
+        return selectors.EVENT_READ | (selectors.EVENT_WRITE if self.is_waiting else 0)
+
+    def add(self, data: bytes) -> None:
+        """Send data after what still waits; never blocks."""
+        if not self.has_failed:
+            self._unsent += data
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what there is room for; never blocks."""
+        try:
+            while self._unsent:
+                del self._unsent[: self._socket.send(self._unsent)]
+        except BlockingIOError:
+            return
+        except OSError:
+            self.has_failed = True
+            self._unsent.clear()
+
+
 @dataclass(eq=False)
 class Link:
     """The supervisor's end of the connection to one rank.
@@ -183,16 +224,42 @@ class Link:
     is_garbled: bool = False
     has_strangers: bool = False
     _rest: bytearray = field(default_factory=bytearray)
+    _outgoing: Outgoing = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Make the queue of the socket."""
+        self._outgoing = Outgoing(self.socket)
 
     @property
     def descriptor(self) -> int:
         """Readable when data has arrived."""
         return self.socket.fileno()
 
+    @property
+    def is_sending(self) -> bool:
+        """Whether a part of a command waits for room: then :meth:`flush` has to be called when there is some."""
+        return self._outgoing.is_waiting
+
+    @property
+    def events(self) -> int:
+        """The events for which a selector has to watch :attr:`descriptor`."""
+        return self._outgoing.events
+
     def send(self, command: RunTest | End) -> None:
-        """Send a command; failures are ignored, as a dead or stuck rank is detected elsewhere."""
-        with suppress(OSError):
-            self.socket.sendall(encode_message(command))
+        """Send a command, as far as there is room; never blocks."""
+        self._outgoing.add(encode_message(command))
+        self._end_if_broken()
+
+    def flush(self) -> None:
+        """Send more of the commands that wait for room; never blocks."""
+        self._outgoing.flush()
+        self._end_if_broken()
+
+    def _end_if_broken(self) -> None:
+        """End a connection over which a command could not be sent: its descriptor becomes readable."""
+        if self._outgoing.has_failed:
+            with suppress(OSError):  # the other side has closed it already
+                self.socket.shutdown(socket.SHUT_RDWR)
 
     def read(self) -> list[Report]:
         """The reports that have arrived; each call reads a bounded number of bytes."""

@@ -17,7 +17,7 @@ from json import dumps
 from pathlib import Path
 
 from allranks.harness import linux
-from allranks.harness.channel import receive
+from allranks.harness.channel import Outgoing, receive
 from allranks.harness.config import AgentConfig, Folders
 from allranks.harness.evidence import is_full
 from allranks.harness.gangs.local_ranks import LocalRanks, stack_files
@@ -63,7 +63,10 @@ class ForkServer:
         self._stacks = StackFile(folders.results / STACKS)
         self._control, control = socket.socketpair()
         self._control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._control.setblocking(False)
+        self._requests = Outgoing(self._control)
         self._handover, handover = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._handover.settimeout(START_TIMEOUT)
         with control, handover:
             self.pid = start_process((control, handover), environment, log)
         self._pidfd = os.pidfd_open(self.pid)
@@ -73,8 +76,7 @@ class ForkServer:
         self._killed_for_memory = linux.killed_for_memory()
         self._lock = threading.Lock()
         self._closing = threading.Lock()
-        with suppress(OSError):  # reading will report its end
-            self._control.sendall(_request(config, folders).encode() + b"\n")
+        self._requests.add(_request(config, folders).encode() + b"\n")
 
     def replies(self, end: JobEnd, timeout: float | None = None) -> Iterator[Reply]:
         """Yield its replies as they arrive, until it ends.
@@ -118,7 +120,7 @@ class ForkServer:
             raise ForkServerError(msg) from error
 
     def _fill(self, end: JobEnd, deadline: float | None) -> bool:
-        """Wait for data and take it in; False if there will be no more."""
+        """Wait for data and take it in, and send what waits for room; False if there will be no more data."""
         while True:
             end.check()
             left = _LOOK_AGAIN if deadline is None else min(_LOOK_AGAIN, deadline - time.monotonic())
@@ -126,11 +128,14 @@ class ForkServer:
                 where = self.whereabouts()
                 raise ForkServerError("does not answer" + (f"; it is in {where}" if where else ""))
             with selectors.DefaultSelector() as selector:
-                for source in (self._control, end):
+                selector.register(self._control, self._requests.events)
+                for source in (end.fileno(), self._pidfd):
                     selector.register(source, selectors.EVENT_READ)
-                selector.register(self._pidfd, selectors.EVENT_READ)
-                ready = {key.fd for key, _ in selector.select(min(left, end.remaining()))}
-            if self._control.fileno() in ready:
+                ready = {key.fd: events for key, events in selector.select(min(left, end.remaining()))}
+            events = ready.get(self._control.fileno(), 0)
+            if events & selectors.EVENT_WRITE:
+                self._requests.flush()
+            if events & selectors.EVENT_READ:
                 data, sender = self._receive()
                 # Processes that the suite forked on import may hold the connection, too: discard their data.
                 self._take(data if sender == self.pid else b"")
@@ -156,7 +161,7 @@ class ForkServer:
             JobLimitError: The job's time is up.
         """
         with self._lock:
-            self._ask(request)
+            self._requests.add(line_of(request))
             for each in ends:
                 with self._as_server_error():
                     socket.send_fds(self._handover, [b"."], each.theirs)
@@ -178,11 +183,6 @@ class ForkServer:
                 return reply
         raise ForkServerError(self.ended())
 
-    def _ask(self, request: StartGang | Finish) -> None:
-        with self._as_server_error():
-            self._control.settimeout(START_TIMEOUT)
-            self._control.sendall(line_of(request))
-
     @contextmanager
     def _as_server_error(self) -> Iterator[None]:
         """Turn any error of the connection into a :class:`ForkServerError`: the server is gone."""
@@ -201,7 +201,7 @@ class ForkServer:
             HangupError: The job is to end.
             JobLimitError: The job's time is up.
         """
-        self._ask(finish)
+        self._requests.add(line_of(finish))
         records: list[Record] = []
         for reply in self.replies(end, timeout):
             if isinstance(reply, SessionEnded):

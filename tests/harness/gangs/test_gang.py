@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -153,6 +154,90 @@ def test_the_first_bad_outcome_leads_and_peers_get_the_grace(start_gang):
 def test_a_rank_that_ends_instead_of_reporting_is_named_by_its_end(start_gang, answer, outcome, message):
     [ended] = start_gang([answer]).run(RUN, DEADLINES).outcomes
     assert (ended.outcome, ended.message, ended.observed) == (outcome, message, True)
+
+
+LONG = "t::" + "x" * 1_000_000
+
+
+def long_run():
+    return RunTest(index=0, nodeid=LONG, following=None)
+
+
+def pass_long(end):
+    end.report(Report(nodeid=LONG))
+
+
+def test_a_test_with_a_long_name_runs_on_every_rank(start_gang):
+    gang = start_gang(*[[pass_long] * 4] * 2)
+    for _ in range(3):
+        assert outcomes(gang.run(long_run(), DEADLINES)) == {0: Outcome.PASSED, 1: Outcome.PASSED}
+    assert gang.end().is_clean
+
+
+def stop_first(answer):
+    """Stop this rank before it reads the next command."""
+
+    def act(end):
+        answer(end)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    return act
+
+
+def test_a_stopped_rank_that_takes_no_command_keeps_no_other_rank_waiting(start_gang):
+    gang = start_gang([stop_first(report(PASSED)), pass_long], [report(PASSED), report(Report(nodeid=LONG))])
+    assert gang.run(RUN, DEADLINES).is_clean
+    step = gang.run(long_run(), Deadlines(limit=1))
+    assert outcomes(step) == {0: Outcome.TIMED_OUT, 1: Outcome.PASSED}
+    assert step.leader.message.endswith("it is stopped (SIGSTOP)")
+
+
+def test_a_stopped_rank_gets_the_rest_of_its_command_when_it_goes_on(start_gang):
+    gang = start_gang([stop_first(report(PASSED)), pass_long])
+    assert gang.run(RUN, DEADLINES).is_clean
+    [pid] = gang._ranks[0].pids
+    wait_for_state(pid, "T")
+    selector = gang._selector
+    select, gone_on = selector.select, []
+
+    def resume_and_select(timeout):
+        if not gone_on:
+            os.kill(pid, signal.SIGCONT)
+            gone_on.append(pid)
+        return select(timeout)
+
+    selector.select = resume_and_select
+    assert outcomes(gang.run(long_run(), DEADLINES)) == {0: Outcome.PASSED}
+
+
+def wait_for_state(pid, state):
+    while linux.state_of(pid) != state:
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("die", [leave(3), lambda _: os.kill(os.getpid(), signal.SIGKILL), close_connection])
+def test_a_rank_that_dies_before_it_has_taken_a_long_command_is_named_by_its_end(start_gang, die):
+    def pass_and_die(end):
+        end.report(PASSED)
+        end._socket.recv(1, socket.MSG_PEEK)  # the next command has begun to arrive
+        die(end)
+
+    gang = start_gang([pass_and_die], [report(PASSED), pass_long])
+    assert gang.run(RUN, DEADLINES).is_clean
+    step = gang.run(long_run(), DEADLINES)
+    assert outcomes(step) == {0: Outcome.CRASHED, 1: Outcome.PASSED}
+
+
+def test_a_rank_that_shuts_its_connection_down_is_named_by_that(start_gang):
+    def shut_down(end):
+        end._socket.shutdown(socket.SHUT_RD)
+        end.report(PASSED)
+        signal.pause()
+
+    gang = start_gang([shut_down])
+    assert gang.run(RUN, DEADLINES).is_clean
+    [ended] = gang.run(long_run(), DEADLINES).outcomes
+    assert ended.message == "rank 0 closed its connection to the supervisor and was killed"
 
 
 def test_a_rank_whose_own_end_takes_long_has_not_closed_its_connection(start_gang, monkeypatch):

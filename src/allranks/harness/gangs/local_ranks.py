@@ -211,6 +211,9 @@ class LocalRanks:
         }
 
     def _look_at_reports(self, rank: RankProcess) -> Sequence[RankEvent]:
+        if rank.link.is_sending:
+            rank.link.flush()
+            self._watch_for_room(rank)
         events = self._reports(rank)
         return [*events, *self._look_at_end(rank)] if rank.link.at_end else events
 
@@ -272,7 +275,16 @@ class LocalRanks:
     def send(self, command: RunTest | End) -> None:
         """See :meth:`Ranks.send`."""
         for rank in self._processes.values():
-            rank.link.send(command)
+            if rank.exit_status is None:
+                rank.link.send(command)
+                if rank.link.is_sending:
+                    self._watch_for_room(rank)
+
+    def _watch_for_room(self, rank: RankProcess) -> None:
+        """Have the selector report room for the rest of a command, as long as there is a rest."""
+        if self._selector is not None:
+            key = self._selector.get_key(rank.link.descriptor)
+            self._selector.modify(key.fd, rank.link.events, key.data)
 
     def disturb(self, delays: Collection[Delay]) -> None:
         """See :meth:`Ranks.disturb`."""
