@@ -152,6 +152,6 @@ def test_a_process_that_does_not_go_keeps_no_other_from_being_killed(monkeypatch
     killed, left = [], iter([frozenset({1, 2, 3})])
     monkeypatch.setattr(keeper_module.linux, "children", lambda: next(left, frozenset()))
     monkeypatch.setattr(keeper_module.os, "kill", lambda pid, number: killed.append((pid, number)))
-    monkeypatch.setattr(keeper_module, "_wait_for_end", lambda _pid, _deadline: killed.append("waited"))
+    monkeypatch.setattr(keeper_module.linux, "reap", lambda _pid, _timeout: killed.append("waited"))
     keeper_module.end_orphans()
     assert sorted(killed[:3]) == [(pid, signal.SIGKILL) for pid in (1, 2, 3)]

@@ -88,7 +88,8 @@ def test_a_rank_that_another_lane_has_just_started_was_left_by_nobody(nation, fa
         nation.add(200, SERVER)
         assert family.left_by([100]) == {101}
         family.join([200])
-    assert family.left_by([100]) == {101}
+    nation.add(102, 100)
+    assert family.left_by([100]) == {102}
 
 
 def test_to_ask_again_gives_what_is_new(nation, family):
@@ -98,6 +99,19 @@ def test_to_ask_again_gives_what_is_new(nation, family):
     del nation.sessions[101]
     nation.add(102, 102)
     assert family.left_by([100]) == {102}
+
+
+def test_what_cannot_be_ended_was_left_by_one_gang_alone(nation, family):
+    nation.add(500, 500)
+    family.join([100])
+    assert family.left_by([100]) == {500}
+    family.join([200])
+    assert family.left_by([200]) == set()
+    del nation.sessions[500]
+    family.join([300])
+    assert family.left_by([300]) == set()
+    nation.add(500, 500)  # another process with its number
+    assert family.left_by([300]) == {500}
 
 
 PRELUDE = """

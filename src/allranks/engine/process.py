@@ -28,7 +28,7 @@ from allranks.engine.protocol import JobSpec, NodeExit, RunningJob
 from allranks.errors import EngineError
 from allranks.harness.container_init import COMMAND, ISOLATED
 from allranks.harness.evidence import read
-from allranks.harness.linux import is_readable, processes, variables_of
+from allranks.harness.linux import is_readable, processes, signal_group, signal_pidfd, variables_of
 from allranks.records import Record
 
 _OF_A_RANK = re.compile(
@@ -170,7 +170,7 @@ class _Agent:
     def resume(self) -> None:
         """See :meth:`allranks.engine.agents.Agent.resume`."""
         if self.process.returncode is None:
-            signal.pidfd_send_signal(self.pidfd, signal.SIGCONT)
+            signal_pidfd(self.pidfd, signal.SIGCONT)
 
     def end(self, deadline: float) -> None:
         """See :meth:`allranks.engine.agents.Agent.end`; also ends processes that it left behind."""
@@ -180,8 +180,7 @@ class _Agent:
             self.process.kill()
             is_readable(self.pidfd, None)
         # The agent is dead but not yet reaped, so its number still names this group and no other.
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        signal_group(self.process.pid, signal.SIGKILL)
         if self.process.wait() != 0:
             # It may not have cleaned up: its ranks died with it, but processes that they had started did not.
             variable = temporary_folder(self.folder)
@@ -371,7 +370,7 @@ def _kill(pid: int, variable: tuple[str, str]) -> None:
         try:
             # Since it was found, it may have ended, and another process may have its number.
             if "=".join(variable) in variables_of(pid):
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                signal_pidfd(descriptor, signal.SIGKILL)
                 is_readable(descriptor, STOP_GRACE)
         finally:
             os.close(descriptor)

@@ -14,12 +14,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from allranks.harness import evidence
+from allranks.harness import evidence, linux
 from allranks.harness.config import AgentConfig, Folders
 from allranks.harness.job_end import JobEnd
 from allranks.harness.program import ItemOptions, Program
@@ -170,7 +169,6 @@ def _run(  # noqa: PLR0913, PLR0917 - one call
             ready = {key.fd for key, _ in selector.select(min(limit, end.remaining()))}
     finally:
         os.close(descriptor)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # before the leader is reaped: its number is still its own
+        linux.signal_group(process.pid, signal.SIGKILL)  # before it is reaped: its number is still its own
         status = process.wait()
     return status if descriptor in ready else None

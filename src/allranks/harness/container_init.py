@@ -45,8 +45,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     status = wait(agent, bell, STOP_GRACE)
     if os.getpid() == 1:
         # At one blow, and in this container alone: processes may start others faster than they could be listed.
-        with suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGKILL)
+        linux.signal_process(-1, signal.SIGKILL)
     end_orphans()
     tell(status, linux.killed_for_memory())
     _wait_for_hangup(FETCH_GRACE)
@@ -92,25 +91,24 @@ def wait(agent: subprocess.Popen[bytes], bell: int, grace: float) -> int:
 def end_orphans(timeout: float = 2.0) -> None:
     """Kill processes that outlived the agent, so that no file changes while it is fetched.
 
+    Those that cannot be ended are named on standard error: another user's, and those that a driver holds in the kernel.
+
     Args:
-        timeout: Seconds to wait for their ends; a process that a driver holds in the kernel may never end.
+        timeout: Seconds to wait for their ends.
     """
     deadline = time.monotonic() + timeout
-    while (orphans := linux.children()) and time.monotonic() < deadline:
+    is_done = False
+    while not is_done and (orphans := linux.children()) and time.monotonic() < deadline:
         # Kill all before waiting for any: one that does not end may use up all the time.
-        for pid in orphans:
-            os.kill(pid, signal.SIGKILL)
-        for pid in orphans:
-            _wait_for_end(pid, deadline)
-
-
-def _wait_for_end(pid: int, deadline: float) -> None:
-    descriptor = os.pidfd_open(pid)
-    try:
-        if linux.is_readable(descriptor, max(0.0, deadline - time.monotonic())):
-            os.waitpid(pid, 0)
-    finally:
-        os.close(descriptor)
+        killed = {pid for pid in orphans if linux.signal_process(pid, signal.SIGKILL)}
+        for pid in orphans - killed:
+            linux.reap(pid, 0.0)
+        for pid in killed:
+            linux.reap(pid, deadline - time.monotonic())
+        is_done = not killed
+    for pid in linux.children():
+        if process := linux.describe(pid):
+            print(f"process {pid} could not be ended: {process.command}", file=sys.stderr)
 
 
 def tell(status: int, memory_kills: int) -> None:

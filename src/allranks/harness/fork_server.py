@@ -76,7 +76,7 @@ class Supervisor:
                 pids.append(fork_rank(number, mine, be_rank, others))
         except OSError as error:
             for pid in pids:
-                os.kill(pid, signal.SIGKILL)
+                linux.signal_process(pid, signal.SIGKILL)
             return Forked(error=str(error))
         return Forked(pids=tuple(pids))
 

@@ -222,8 +222,9 @@ class ForkServer:
 
     def whereabouts(self) -> str:
         """Its current frame, as in "file:line in name"; empty if unknown."""
+        if not linux.signal_pidfd(self._pidfd, STACKS_SIGNAL):
+            return ""
         with suppress(OSError):
-            signal.pidfd_send_signal(self._pidfd, STACKS_SIGNAL)
             return innermost(wait_for_stacks({0: self._stacks}, {0: self.pid}).get(0, ""))
         return ""
 
@@ -236,15 +237,13 @@ class ForkServer:
 
     def _end(self) -> int | None:
         if not linux.is_readable(self._pidfd, _LOOK_AGAIN):
-            with suppress(OSError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            linux.signal_pidfd(self._pidfd, signal.SIGKILL)
             linux.is_readable(self._pidfd, START_TIMEOUT)
         return linux.reap(self.pid, 2.0)
 
     def kill(self) -> None:
         """End it at once."""
-        with suppress(OSError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        linux.signal_pidfd(self._pidfd, signal.SIGKILL)
         self.close()
 
 
@@ -279,6 +278,7 @@ class Family:
 
     def __init__(self, *known: int) -> None:
         self._known = frozenset(known)
+        self._told: frozenset[int] = frozenset()
         self._ranks: dict[int, None] = {}
         self._expected = 0
         self._lock = threading.Lock()
@@ -300,18 +300,22 @@ class Family:
             self._ranks.update(dict.fromkeys(pids))
 
     def left_by(self, pids: Collection[int]) -> set[int]:
-        """The processes that these ranks, which have ended, left behind.
+        """The processes that these ranks, which have ended, left behind; each is returned once.
 
         While other gangs live or are being started, only processes in the sessions of these ranks count: the owner of
         a process outside of them is unknown until all gangs have ended.
         """
         # List the children first: each of them has then joined, or is still expected, when the lock is taken.
-        found = linux.children() - self._known - frozenset(pids)
+        children = linux.children()
         with self._lock:
+            found = children - self._known - self._told - frozenset(pids)
             for pid in pids:
                 self._ranks.pop(pid, None)
             others, is_last = frozenset(self._ranks), not self._ranks and not self._expected
-        return {pid for pid in found - others if is_last or linux.session_of(pid) in pids}
+            left = {pid for pid in found - others if is_last or linux.session_of(pid) in pids}
+            # One that cannot be ended is not found again at the end of each later gang.
+            self._told = (self._told & children) | left
+        return left
 
 
 @dataclass(eq=False, repr=False)

@@ -116,7 +116,7 @@ class _Check:
         """Wait for the result: the error, empty if the GPU computes."""
         result = self._result(deadline)
         if result is None:
-            os.kill(self.pid, signal.SIGKILL)
+            linux.signal_process(self.pid, signal.SIGKILL)
         status = self._status(deadline if result is not None else 0.0)
         os.close(self.answer)
         if result is None:
@@ -132,12 +132,7 @@ class _Check:
         return os.read(self.answer, _WORDS)
 
     def _status(self, deadline: float) -> int | None:
-        descriptor = os.pidfd_open(self.pid)
-        try:
-            has_ended = linux.is_readable(descriptor, max(_AFTER_KILL, deadline - time.monotonic()))
-        finally:
-            os.close(descriptor)
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]) if has_ended else None
+        return linux.reap(self.pid, max(_AFTER_KILL, deadline - time.monotonic()))
 
 
 def _ending(status: int | None) -> str:

@@ -19,6 +19,9 @@ from allranks.harness import linux
 
 _PART: Final = 1 << 16
 
+_END: Final = 60.0
+"""Seconds for a process that has answered to end: the driver may take a while to release what it held."""
+
 
 class GpuProperties:
     """The properties of a GPU, with the attributes that torch's own object has; ``uuid`` is a text."""
@@ -112,7 +115,7 @@ def _ask(properties: Callable[[int], object], count: int) -> list[GpuProperties]
         text = b"".join(iter(lambda: os.read(answer, _PART), b""))
     finally:
         os.close(answer)
-        os.waitpid(pid, 0)
+        linux.reap(pid, _END)
     if not text:
         msg = "the process that asked about the GPUs has crashed"
         raise RuntimeError(msg)

@@ -21,6 +21,29 @@ _MADV_COLLAPSE = 25
 _HUGE_PAGE = 2 << 20
 
 
+def signal_process(pid: int, number: int) -> bool:
+    """Send a signal to a process; False if it is gone, or belongs to another user, as a set-user-ID program does."""
+    return _was_sent(lambda: os.kill(pid, number))
+
+
+def signal_group(leader: int, number: int) -> bool:
+    """Send a signal to a process group; False if the kernel let it reach none of its processes."""
+    return _was_sent(lambda: os.killpg(leader, number))
+
+
+def signal_pidfd(pidfd: int, number: int) -> bool:
+    """Send a signal to the process of a descriptor; False as :func:`signal_process`."""
+    return _was_sent(lambda: signal.pidfd_send_signal(pidfd, number))
+
+
+def _was_sent(send: Callable[[], object]) -> bool:
+    try:
+        send()
+    except OSError:
+        return False
+    return True
+
+
 _TGKILL = {"x86_64": 234, "aarch64": 131}.get(os.uname().machine)
 
 
@@ -170,7 +193,7 @@ def reap(pid: int, timeout: float) -> int | None:
     while True:
         try:
             found, status = os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:
+        except OSError:
             return None
         if found:
             return os.waitstatus_to_exitcode(status)

@@ -220,8 +220,7 @@ class NodeSupervisor:
             if deadline is not None and now > deadline:
                 agent.kill()
         # Not reaped yet, so its number still names this group and no other.
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(agent.pid, signal.SIGKILL)
+        linux.signal_group(agent.pid, signal.SIGKILL)
         os.close(pidfd)
         with suppress(BrokenPipeError):
             _pipe(agent).close()

@@ -292,6 +292,10 @@ class TestLoop:
         self._count.has_quit = self._count.has_quit or gang.has_quit
         for process in gang.close():
             command = process.command[:_COMMAND]
+            if process.has_survived:
+                text = f"process {process.pid}, which a rank left behind, could not be ended: {command}"
+                self._journal.write(Notice(nodeid=self._current, text=text))
+                continue
             self._journal.write(LeftBehind(nodeid=self._current, rank=process.rank, pid=process.pid, command=command))
 
     def _lead(self, gang: Gang, indices: Sequence[int], rendezvous: Rendezvous | None) -> int:

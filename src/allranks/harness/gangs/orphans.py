@@ -1,11 +1,10 @@
 """Kills processes that outlive the rank that started them, except those that clean up."""
 
-import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 
 from allranks.harness import linux
@@ -32,35 +31,33 @@ class KilledOrphan:
     Attributes:
         rank: The rank that started it; None if unknown.
         command: Its command line.
+        has_survived: It could not be killed: it belongs to another user, or the kernel holds it.
     """
 
     rank: int | None
     pid: int
     command: str
+    has_survived: bool = False
 
 
 Orphans = Callable[[Collection[int]], Collection[int]]
 """The children of this process that processes with these ids have left behind."""
 
 
-def kill_group(leader: int) -> None:
-    """KILL a whole process group at once, except for processes that clean up.
-
-    Raises:
-        ProcessLookupError: There is no such group.
-    """
+def kill_group(leader: int) -> bool:
+    """KILL a whole process group at once, except for processes that clean up; False if there is no such group."""
     # A stopped group starts no more processes, and does not compete for the processor.
-    os.killpg(leader, signal.SIGSTOP)
+    if not linux.signal_group(leader, signal.SIGSTOP):
+        return False
     members = linux.members(leader)
     janitors = {pid for pid in members if _is_janitor(pid)}
     if not janitors:
-        os.killpg(leader, signal.SIGKILL)
-        return
+        return linux.signal_group(leader, signal.SIGKILL)
     for pid in members - janitors:
-        _kill(pid)
+        linux.signal_process(pid, signal.SIGKILL)
     for pid in janitors:
-        with suppress(OSError):
-            os.kill(pid, signal.SIGCONT)
+        linux.signal_process(pid, signal.SIGCONT)
+    return True
 
 
 def kill_orphans(orphans: Orphans, ranks: Mapping[int, int], stopped: Collection[int]) -> list[KilledOrphan]:
@@ -79,14 +76,13 @@ def kill_orphans(orphans: Orphans, ranks: Mapping[int, int], stopped: Collection
         idle = {pid for pid, process in described.items() if process and _is_idle_server(pid, process)}
         for leader in {process.session for process in described.values() if process} & ranks.keys():
             # As one group, because they might start more processes than can be killed one by one.
-            with suppress(ProcessLookupError):
-                kill_group(leader)
-        for pid, process in described.items():
-            if process is not None and process.session not in stopped and pid not in idle:
-                left.append(KilledOrphan(rank=ranks.get(process.session), pid=pid, command=process.command))
-            _kill(pid)
-        for pid in found:
-            linux.reap(pid, REAP_TIMEOUT)
+            kill_group(leader)
+        lasting = _end_all(found)
+        left += [
+            KilledOrphan(rank=ranks.get(process.session), pid=pid, command=process.command, has_survived=pid in lasting)
+            for pid, process in described.items()
+            if process is not None and process.session not in stopped and pid not in idle
+        ]
         tried |= found
     return left
 
@@ -102,9 +98,17 @@ def end_children() -> None:
         for pid in sorted(left, key=janitors.__contains__):
             if pid in janitors and linux.reap(pid, deadline - time.monotonic()) is not None:
                 continue
-            _kill(pid)
-            linux.reap(pid, REAP_TIMEOUT)
+            if _end_all([pid]) and (process := linux.describe(pid)):
+                print(f"process {pid} could not be ended: {process.command}", file=sys.stderr)
         tried |= left
+
+
+def _end_all(pids: Collection[int]) -> set[int]:
+    """KILL and reap children of this process; return those that live on: of another user, or held by the kernel."""
+    killed = {pid for pid in pids if linux.signal_process(pid, signal.SIGKILL)}
+    for pid in pids:
+        linux.reap(pid, REAP_TIMEOUT if pid in killed else 0.0)
+    return {pid for pid in pids if linux.describe(pid) is not None}
 
 
 def _is_idle_server(pid: int, process: linux.LivingProcess) -> bool:
@@ -115,8 +119,3 @@ def _is_idle_server(pid: int, process: linux.LivingProcess) -> bool:
 def _is_janitor(pid: int) -> bool:
     process = linux.describe(pid)
     return process is not None and _JANITORS.search(process.command) is not None
-
-
-def _kill(pid: int) -> None:
-    with suppress(OSError):
-        os.kill(pid, signal.SIGKILL)

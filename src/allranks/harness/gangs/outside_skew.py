@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from allranks.harness import linux
 from allranks.skew import Delay
 
 _CROWD: Final = 4
@@ -72,11 +73,11 @@ def _stop(pid: int, delay: Delay, over: threading.Event, stopped: float, goes_on
             return
         end = time.monotonic() + delay.seconds
         while (left := end - time.monotonic()) > 0 and not over.is_set():
-            signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
+            linux.signal_pidfd(pidfd, signal.SIGSTOP)
             try:
                 over.wait(min(stopped, left))
             finally:
-                signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+                linux.signal_pidfd(pidfd, signal.SIGCONT)
             over.wait(goes_on)
     finally:
         os.close(pidfd)

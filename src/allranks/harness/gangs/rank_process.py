@@ -58,9 +58,9 @@ class RankProcess:
         if self.exit_status is not None:
             return
         if linux.is_readable(self.pidfd, 0.0) or not linux.signal_thread(self.pid, number):
-            signal.pidfd_send_signal(self.pidfd, number)
+            linux.signal_pidfd(self.pidfd, number)
         if self.state_before not in ("", "T", "t"):
-            signal.pidfd_send_signal(self.pidfd, signal.SIGCONT)
+            linux.signal_pidfd(self.pidfd, signal.SIGCONT)
         self.state_before = ""
 
     def freeze(self) -> None:
@@ -69,11 +69,11 @@ class RankProcess:
         No number of busy processes, and none that it still starts, then delays what ends the rank.
         """
         if self.exit_status is None and not self.state_before:
-            self.state_before = linux.state_of(self.pid)
-            signal.pidfd_send_signal(self.pidfd, signal.SIGSTOP)
+            state = linux.state_of(self.pid)
+            if linux.signal_pidfd(self.pidfd, signal.SIGSTOP):
+                self.state_before = state
             for group in self.ids:
-                with suppress(ProcessLookupError):
-                    os.killpg(group, signal.SIGSTOP)
+                linux.signal_group(group, signal.SIGSTOP)
 
     def kill_group(self) -> None:
         """KILL the rank and the rest of its process group, except for processes that clean up.
@@ -83,8 +83,7 @@ class RankProcess:
         if self.exit_status is not None:
             return
         for group in self.ids:
-            with suppress(ProcessLookupError):
-                kill_group(group)
+            kill_group(group)
         self.signal(signal.SIGKILL)  # it may have joined the process group of another process
 
     @property
@@ -273,9 +272,7 @@ def _answer(between: int, reading: int) -> bytes:
     finally:
         os.close(pidfd)
         os.close(reading)
-        # Code of the suite may have reaped it already.
-        with suppress(ChildProcessError):
-            os.waitpid(between, 0)
+        linux.reap(between, 0.0)
     return b""
 
 
@@ -287,7 +284,7 @@ def _pipe(undo: ExitStack) -> tuple[int, int]:
 
 
 def _end(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
+    linux.signal_process(pid, signal.SIGKILL)
     linux.reap(pid, REAP_TIMEOUT)
 
 

@@ -19,7 +19,7 @@ from allranks.harness.gangs.gang import SKIP_GRACES, Deadlines, Gang
 from allranks.harness.gangs.local_ranks import LocalRanks, RankEvent, RankExit, RankReport, stack_files
 from allranks.harness.gangs.orphans import KilledOrphan
 from allranks.harness.gangs.output import Output
-from allranks.harness.gangs.rank_process import Echo, RankProcess, fork_ranks
+from allranks.harness.gangs.rank_process import UNKNOWN_STATUS, Echo, RankProcess, fork_ranks
 from allranks.harness.gangs.step_outcome import Step
 from allranks.harness.job_end import JobEnd
 from allranks.harness.launchers.launched_rank import LaunchedRank, Place, RankTerms, be_launched_rank
@@ -254,7 +254,10 @@ class _LaunchedRanks(LocalRanks):
         process = self._processes[rank]
         if process.exit_status is not None:
             return process.exit_status
-        end = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        try:
+            end = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        except ChildProcessError:  # code of the test has waited for it
+            return UNKNOWN_STATUS
         if end is None:
             return None
         return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status

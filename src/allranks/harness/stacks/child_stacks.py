@@ -6,7 +6,6 @@ rank's (``PYTHONFAULTHANDLER``, which ranks set, has faulthandler do that); then
 words are left.
 """
 
-import os
 import resource
 import signal
 import time
@@ -149,9 +148,9 @@ def _ask_fork(pid: int, file: StackFile) -> str:
     own = file.from_now_on()
     # It was stopped, so that it would not compete for the processor, and must not go on after this.
     ask_for_stacks(pid)
-    os.kill(pid, signal.SIGCONT)
+    linux.signal_process(pid, signal.SIGCONT)
     text = wait_for_stacks({pid: own}, {pid: pid}).get(pid, "")
-    os.kill(pid, signal.SIGSTOP)
+    linux.signal_process(pid, signal.SIGSTOP)
     return text
 
 
@@ -160,8 +159,8 @@ def _ask_by_abort(pid: int, printed: Callable[[], str]) -> str:
     # 1 keeps even a kernel that pipes core files to a program from writing one (core(5)).
     _, most = resource.prlimit(pid, resource.RLIMIT_CORE)
     resource.prlimit(pid, resource.RLIMIT_CORE, (1 if most else 0, most))
-    os.kill(pid, signal.SIGABRT)
-    os.kill(pid, signal.SIGCONT)
+    linux.signal_process(pid, signal.SIGABRT)
+    linux.signal_process(pid, signal.SIGCONT)
     deadline = time.monotonic() + _EACH
     while linux.state_of(pid) not in ("", "Z") and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -8,7 +8,6 @@ a stopped process, whose Python frames are read in non-blocking mode instead.
 
 import itertools
 import json
-import os
 import re
 import shutil
 import signal
@@ -200,7 +199,7 @@ def dump_stacks(pids: Mapping[int, int], stopped: AbstractSet[int], files: Mappi
 def ask_for_stacks(pid: int) -> None:
     """Have a process write its stacks, if possible from its main thread, whose line counts."""
     if not linux.signal_thread(pid, STACKS_SIGNAL):
-        os.kill(pid, STACKS_SIGNAL)
+        linux.signal_process(pid, STACKS_SIGNAL)
 
 
 def _look(pids: Mapping[int, int], stopped: AbstractSet[int], silent: AbstractSet[int]) -> dict[int, View]:
