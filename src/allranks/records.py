@@ -34,7 +34,7 @@ class Record:
     """The base of all records.
 
     Attributes:
-        at: Seconds since the epoch, on the clock of the agent that wrote it.
+        at: Seconds since the epoch; the clock of the agent that wrote it is never set during a job.
     """
 
     at: float = 0.0
@@ -207,7 +207,7 @@ class Passed(Record):
 
     Attributes:
         ranks: Those ranks.
-        arrived: For each, when its end arrived.
+        arrived: For each, when it ended, as :attr:`RankEnded.arrived`.
         seconds: For each, the duration of all its phases.
         world_size: The number of ranks of the test.
     """
@@ -238,7 +238,7 @@ class RankEnded(Record):
     """The end of a test on one rank, unless it just passed; of several for one test and rank, the first bad one counts.
 
     Attributes:
-        arrived: When the end arrived at the leading agent.
+        arrived: When the rank ended, in seconds since the epoch on the clock of the leading agent.
         phases: The phases that the rank reported.
         observed: Seconds from the start of the test to an end that the agent observed itself; 0 for any other.
         phase: The deciding phase; empty if the agent observed the end itself.

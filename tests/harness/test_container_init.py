@@ -23,6 +23,7 @@ KEPT = (
     "skip_codes.py",
     "typed_json.py",
     "xml_text.py",
+    "harness/clock.py",
     "harness/container_init.py",
     "harness/linux.py",
     "harness/record_stream.py",

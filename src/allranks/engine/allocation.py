@@ -17,6 +17,7 @@ from allranks.engine.file_calls import FileCalls
 from allranks.engine.protocol import Placement
 from allranks.engine.slurm_queue import QueuedJob, Sighting
 from allranks.errors import EngineError
+from allranks.harness import clock
 from allranks.harness import node_files as files
 from allranks.harness.evidence import read
 from allranks.harness.node_files import AgentExit
@@ -84,7 +85,7 @@ class Allocation:
     def news(self) -> Placement | None:
         """What has changed in its place since the last call, in words."""
         if self.placed is None and files.is_there(self.folder / "node-0" / files.PLACED):
-            at, now = told_in(self.folder / "node-0" / files.PLACED).get("at"), time.time()
+            at, now = told_in(self.folder / "node-0" / files.PLACED).get("at"), clock.now()
             self.placed = at if isinstance(at, float) and 0.0 < at <= now else now  # by another clock
             self.on_placed()
         self._go()

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from allranks.harness import evidence, kernel, linux
+from allranks.harness import clock, evidence, kernel, linux
 from allranks.harness.config import AgentConfig, Folders
 from allranks.harness.driver_workers import WorkerLostError
 from allranks.harness.forks import (
@@ -134,6 +134,7 @@ def cell_environment(config: AgentConfig, present: Mapping[str, str]) -> dict[st
     }
     return {
         **{name: value for name, value in defaults.items() if name not in present},
+        clock.VARIABLE: repr(clock.ORIGIN),
         "BACKEND": config.backend,
         # A launching process is no rank: libraries take one that has WORLD_SIZE for a rank.
         "ALLRANKS_WORLD_SIZE" if config.launches_ranks else "WORLD_SIZE": str(config.world_size),
@@ -184,7 +185,12 @@ class Supervision:
         for target in (1, 2):
             os.dup2(log, target)
         present = {name: value for name, value in os.environ.items() if name not in SANDCASTLE}
-        server = ForkServer(self._config, self._folders, {**present, **cell_environment(self._config, present)}, log)
+        server = ForkServer(
+            self._config,
+            self._folders,
+            {**present, **cell_environment(self._config, present)},
+            log,
+        )
         if self._is_contained:  # a thousand forks would leave this process a thousandth of the processor otherwise
             os.setpriority(os.PRIO_PROCESS, server.pid, 19)
         return server

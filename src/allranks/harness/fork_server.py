@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Iterable
 from contextlib import suppress
@@ -19,7 +18,7 @@ from json import loads
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-from allranks.harness import evidence, linux
+from allranks.harness import clock, evidence, linux
 from allranks.harness.config import AgentConfig, Folders
 from allranks.harness.forks import STACKS
 from allranks.harness.gangs.rank_process import BeRank, fork_rank
@@ -156,10 +155,10 @@ def serve(config: AgentConfig, folders: Folders, supervisor: Supervisor) -> int:
 
 
 def _import_torch(supervisor: Supervisor) -> str:
-    began = time.time()
+    began = clock.monotonic()
     import torch  # noqa: PLC0415 - imported here, and first, so that the record has its time
 
-    supervisor.write(Imported(seconds=round(time.time() - began, 6), torch=str(torch.__version__)))
+    supervisor.write(Imported(seconds=round(clock.monotonic() - began, 6), torch=str(torch.__version__)))
     return str(torch.__version__)
 
 

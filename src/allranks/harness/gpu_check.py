@@ -80,7 +80,7 @@ def check_gpus(gpus: Sequence[GpuToCheck], device: str, limit: float, journal: J
     """
     if device == "cuda" and torch.version.cuda is None and torch.version.hip is None:
         return True
-    began = time.time()
+    began = time.monotonic()
     killed = linux.killed_for_memory()
     troubles = troubles_of(gpus, lambda: compute(device), limit)
     if linux.killed_for_memory() > killed:
@@ -89,7 +89,7 @@ def check_gpus(gpus: Sequence[GpuToCheck], device: str, limit: float, journal: J
         journal.write(AgentFailed(message=message, kind=FailureKind.OUT_OF_MEMORY))
         return False
     well = [gpu.gpu for gpu in gpus if gpu.gpu not in troubles]
-    journal.write(GpusChecked(gpus=tuple(well), seconds=time.time() - began))
+    journal.write(GpusChecked(gpus=tuple(well), seconds=time.monotonic() - began))
     for gpu in gpus:
         if gpu.gpu in troubles:
             journal.write(GpuFailed(gpu=gpu.gpu, name=gpu.name, message=troubles[gpu.gpu]))

@@ -4,11 +4,12 @@ import ctypes
 import os
 import selectors
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from allranks.harness import clock
 
 _PR_SET_PDEATHSIG = 1
 _PR_GET_PDEATHSIG = 2
@@ -189,7 +190,7 @@ def reap(pid: int, timeout: float) -> int | None:
         pid: The child's.
         timeout: Seconds to wait; a tracer of the child gets the status first and may never pass it on.
     """
-    deadline = time.monotonic() + timeout
+    deadline = clock.monotonic() + timeout
     while True:
         try:
             found, status = os.waitpid(pid, os.WNOHANG)
@@ -197,9 +198,9 @@ def reap(pid: int, timeout: float) -> int | None:
             return None
         if found:
             return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > deadline:
+        if clock.monotonic() > deadline:
             return None
-        time.sleep(0.005)
+        clock.sleep(0.005)
 
 
 def signal_name(number: int) -> str:

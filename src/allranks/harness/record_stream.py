@@ -7,10 +7,10 @@ The queue for the reader is bounded: when it is half full, texts and display-onl
 import os
 import select
 import threading
-import time
 from collections import deque
 from dataclasses import replace
 
+from allranks.harness import clock
 from allranks.harness.linux import write_all
 from allranks.records import FailureCourse, Notice, Printed, RankEnded, Record, encode
 
@@ -47,7 +47,7 @@ class RecordWriter:
             if isinstance(record, Printed | Notice):
                 self._left_out += 1
                 return
-        line = RECORD_SEPARATOR + encode(replace(record, at=round(time.time(), 6))) + b"\n"
+        line = RECORD_SEPARATOR + encode(replace(record, at=round(clock.now(), 6))) + b"\n"
         with self._changed:
             if self._size == 0 and not self._is_broken:
                 line = line[self._write_at_once(line) :]

@@ -7,12 +7,12 @@ every rank has joined.
 """
 
 import socket
-import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from allranks.harness import clock
 from allranks.harness.config import PORTS, AgentConfig
 
 
@@ -85,10 +85,10 @@ def wait_for_store(port: int) -> None:
     milliseconds. A port that is listened on cannot be bound any more; a connection would be a guest that the store
     knows nothing of.
     """
-    deadline = time.monotonic() + _STORE_TIMEOUT
-    while time.monotonic() < deadline:
+    deadline = clock.monotonic() + _STORE_TIMEOUT
+    while clock.monotonic() < deadline:
         try:
             _hold_port(port).close()
         except OSError:
             return
-        time.sleep(0.001)
+        clock.sleep(0.001)

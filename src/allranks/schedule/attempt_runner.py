@@ -1,7 +1,6 @@
 """Prepares attempts at jobs, and sees each through, from its start to its record."""
 
 import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from allranks.engine.agent_output import Damage
 from allranks.engine.kind import JobEnvironment
 from allranks.engine.protocol import JobSpec, Placement, RunningJob
 from allranks.errors import AllranksError
+from allranks.harness import clock
 from allranks.matrix.model import Image, Job, Matrix
 from allranks.records import JOURNAL, SCHEMA, JobStarted, Printed, Record
 from allranks.report.journal import JournalWriter
@@ -175,13 +175,13 @@ class AttemptRunner:
             if attempt.running is not None and attempt.spec is not None:
                 self.live.job_requested(attempt.spec)
                 self.live.job_started(attempt.job.id, _place(attempt.spec))
-                attempt.started = time.time()
+                attempt.started = clock.now()
                 attempt.go()
                 self._wait(attempt, attempt.running)
                 self._report_gpus(attempt, attempt.spec)
             agent_has_ended()
             self._put_away(attempt)
-        self.live.job_ended(attempt.job.id, attempt.facts.tests, time.time() - attempt.started, attempt.error)
+        self.live.job_ended(attempt.job.id, attempt.facts.tests, clock.now() - attempt.started, attempt.error)
 
     def _start(self, attempt: JobAttempt, spec: JobSpec, stack: ExitStack) -> None:
         try:
@@ -284,7 +284,7 @@ _LACKING = "Records that its first orchestrator has received are no longer in th
 def _first_record(attempt: JobAttempt) -> JobStarted:
     job = attempt.job
     return JobStarted(
-        at=time.time(),
+        at=clock.now(),
         schema=SCHEMA,
         run_id=attempt.run_id,
         cell=job.cell.id,

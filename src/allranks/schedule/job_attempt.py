@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from allranks.engine.protocol import JobExit, JobSpec, RunningJob
+from allranks.harness import clock
 from allranks.matrix.model import Job
 from allranks.report.judged import Share
 from allranks.report.run_files import JobError, JobRecord
@@ -131,7 +132,7 @@ class JobAttempt:
             exit_status=self.ending.status,
             error=self.error,
             started=self.started,
-            finished=time.time(),
+            finished=clock.now(),
             collected=facts.collected,
             full_collection=facts.full_collection,
             deselected=facts.deselected,

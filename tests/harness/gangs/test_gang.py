@@ -1,5 +1,6 @@
 """Gangs of ranks that are no pytest: plain functions at their end of the connection."""
 
+import itertools
 import os
 import signal
 import socket
@@ -337,6 +338,26 @@ def test_a_forked_child_is_noted_in_its_own_test_alone(start_gang):
     gang = start_gang([fork_and_pass, report(PASSED)])
     assert gang.run(RUN, DEADLINES).strangers == {0}
     assert gang.run(RUN, DEADLINES).strangers == set()
+
+
+@pytest.mark.parametrize("jump", [-3600.0, 3600.0])
+@pytest.mark.parametrize("moment", range(6))
+def test_the_day_may_be_set_at_any_moment_of_a_test(monkeypatch, start_gang, jump, moment):
+    real, looks = time.time, itertools.count()
+    gang = start_gang([wait], [report(FAILED)], [wait])
+    select = gang._selector.select
+
+    def set_the_day_and_select(timeout):
+        if next(looks) == moment:
+            monkeypatch.setattr(time, "time", lambda: real() + jump)
+        return select(timeout)
+
+    gang._selector.select = set_the_day_and_select
+    step = gang.run(RUN, Deadlines(limit=20))
+    assert [(each.rank, each.caused_by) for each in step.outcomes] == [(1, None), (0, 1), (2, 1)]
+    ends = ends_of(step, RUN.nodeid, 3, {})
+    assert [each.rank for each in sorted(ends, key=lambda each: each.arrived)] == [1, 0, 2]
+    assert all(each.observed < 20 for each in ends)
 
 
 def test_an_aborted_step_keeps_what_had_arrived(start_gang, job_end):

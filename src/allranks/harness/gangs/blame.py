@@ -1,9 +1,9 @@
 """Finds the rank to blame for a step that did not end: by stacks, and by calls of collectives."""
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from allranks.harness import clock
 from allranks.harness.gangs.call_board import EVEN, MESSAGES, LastCall, size_of
 from allranks.harness.gangs.local_ranks import RankHang
 from allranks.harness.gangs.step_outcome import Step, StepOutcome, was_in
@@ -215,7 +215,7 @@ def _aborted(rank: int, hang: RankHang, first: StepOutcome) -> StepOutcome:
     return StepOutcome(
         rank=rank,
         outcome=Outcome.ABORTED,
-        at=time.time(),
+        at=clock.now(),
         message=f"aborted by rank {first.rank}{why}{was_in(hang.stacks)}",
         text=hang.stacks,
         consequence=True,
@@ -230,7 +230,7 @@ def _timed_out(rank: int, hang: RankHang, reason: str, under_way: str) -> StepOu
     return StepOutcome(
         rank=rank,
         outcome=Outcome.TIMED_OUT,
-        at=time.time(),
+        at=clock.now(),
         message=f"rank {rank} timed out: {reason}{phase}{where}{hang.children}",
         text=hang.stacks + hang.child_stacks,
         observed=True,

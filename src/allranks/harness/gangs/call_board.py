@@ -3,9 +3,7 @@
 import mmap
 import os
 import re
-import time
 from collections.abc import Iterable, Sequence
-from functools import partial
 from math import prod
 from typing import NamedTuple
 from zlib import crc32
@@ -68,7 +66,7 @@ class LastCall(NamedTuple):
         dtype: Of the first tensor, ``float32``; empty without a tensor.
         shape: Of the first tensor, ``4x2``.
         order: Its place among all calls of the rank.
-        at: Nanoseconds on the clock of :data:`now`, when it began; 0 if unknown.
+        at: Nanoseconds on the monotonic clock, when it began; 0 if unknown.
         mask: The ranks of its group, a bit for each; 0 if unknown, as in a group with a rank of 256 or more.
     """
 
@@ -81,10 +79,6 @@ class LastCall(NamedTuple):
     order: int = 0
     at: int = 0
     mask: int = 0
-
-
-now = partial(time.clock_gettime_ns, time.CLOCK_MONOTONIC)
-"""The clock of all ranks of a node, in nanoseconds; no test changes it, as it could change functions of ``time``."""
 
 
 class CallBoard:

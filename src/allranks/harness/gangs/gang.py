@@ -2,13 +2,12 @@
 
 import selectors
 import signal
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from allranks.harness import linux
+from allranks.harness import clock, linux
 from allranks.harness.channel import End, RunTest
 from allranks.harness.config import TimeLimits
 from allranks.harness.gangs.blame import (
@@ -20,7 +19,7 @@ from allranks.harness.gangs.blame import (
     strays,
     waits_for_peers,
 )
-from allranks.harness.gangs.call_board import LastCall, blamed, now
+from allranks.harness.gangs.call_board import LastCall, blamed
 from allranks.harness.gangs.failure_course import entered
 from allranks.harness.gangs.local_ranks import Look, RankEvent, RankExit, RankHang, RankReport, Ranks
 from allranks.harness.gangs.orphans import KilledOrphan
@@ -170,7 +169,7 @@ class Gang:
         pending, self._pending = self._pending, set()
         self._stop(self._alive)
         for rank in sorted(pending):
-            aborted = StepOutcome(rank=rank, outcome=Outcome.ABORTED, at=time.time(), message=reason, observed=True)
+            aborted = StepOutcome(rank=rank, outcome=Outcome.ABORTED, at=clock.now(), message=reason, observed=True)
             self._step.note(aborted)
         return self._step
 
@@ -261,11 +260,11 @@ class Gang:
     def _look_at_calls(self, step: Step) -> dict[int, Sequence[LastCall]]:
         """The calls by which ranks are compared; the step gets those that only show how it went."""
         seen = {rank: calls for node_ranks in self._ranks for rank, calls in node_ranks.calls().items()}
-        step.collectives = entered(seen, step.began, now())
+        step.collectives = entered(seen, step.began, clock.monotonic_ns())
         return {rank: blamed(calls) for rank, calls in seen.items()}
 
     def _wait(self, timeout: float) -> None:
-        """Process the next events, in the kernel's order; return when the time is up.
+        """Process the next events, in their order in time; return when the time is up.
 
         Raises:
             HangupError: The job is to end.
@@ -280,9 +279,9 @@ class Gang:
 
     def _take(self, keys: Iterable[tuple[selectors.SelectorKey, int]]) -> None:
         looks: list[Look] = [key.data for key, _ in keys]
-        for look in looks:
-            for event in look():
-                self._note(event)
+        events = [event for look in looks for event in look()]
+        for event in sorted(events, key=lambda each: each.at):
+            self._note(event)
 
     def _see_the_end(self) -> Sequence[RankEvent]:
         """Stop watching for the hang-up: :meth:`_wait` checks for it, and loops that stop ranks must not wake on it."""
@@ -371,8 +370,8 @@ class Gang:
     def _wait_for_ends(self, timeout: float, ranks: Collection[int]) -> None:
         """Wait until these ranks are gone, and process other events meanwhile."""
         wanted = set(ranks)
-        deadline = time.monotonic() + timeout
-        while wanted & self._alive and (remaining := deadline - time.monotonic()) > 0:
+        deadline = clock.monotonic() + timeout
+        while wanted & self._alive and (remaining := deadline - clock.monotonic()) > 0:
             self._look(remaining)
 
 
@@ -407,7 +406,7 @@ class _Clock:
         self._deadlines = deadlines
         self._limit = deadlines.limit
         self._peer_grace = peer_grace
-        self._deadline = self._last = time.monotonic() + deadlines.limit
+        self._deadline = self._last = clock.monotonic() + deadlines.limit
         self._is_wrong = False
         self._is_skipped = False
         self._held: set[int] = set()
@@ -418,7 +417,7 @@ class _Clock:
             return
         self._held ^= {rank}
         self._is_wrong = self._is_skipped = False
-        self._deadline = self._last = time.monotonic() + self._limit
+        self._deadline = self._last = clock.monotonic() + self._limit
 
     @property
     def reason(self) -> str:
@@ -429,13 +428,13 @@ class _Clock:
         """Restart, unless a bad outcome or a skip has already shortened the step."""
         if not self._is_wrong and not self._is_skipped:
             self._limit = self._deadlines.limit if self._deadlines.anew is None else self._deadlines.anew
-            self._deadline = self._last = time.monotonic() + self._limit
+            self._deadline = self._last = clock.monotonic() + self._limit
 
     def remaining(self, step: Step) -> float:
         """Seconds left, shortened after a bad outcome or a skip in the step."""
         if self._held:
             return _HELD
-        now = time.monotonic()
+        now = clock.monotonic()
         if step.has_gone_wrong and not self._is_wrong:
             self._is_wrong = True
             self._deadline = min(self._deadline, now + self._peer_grace)
@@ -447,8 +446,8 @@ class _Clock:
     @property
     def is_about_a_skip(self) -> bool:
         """Whether only a rank's skip has used up the time."""
-        return self._is_skipped and not self._is_wrong and time.monotonic() < self._last
+        return self._is_skipped and not self._is_wrong and clock.monotonic() < self._last
 
     def go_on(self) -> None:
         """Extend the time of the peers of a rank that skipped."""
-        self._deadline = min(self._last, time.monotonic() + (self._deadlines.skip or 0.0))
+        self._deadline = min(self._last, clock.monotonic() + (self._deadlines.skip or 0.0))

@@ -4,13 +4,12 @@ import contextlib
 import os
 import selectors
 import signal
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from allranks.harness import evidence, linux
+from allranks.harness import clock, evidence, linux
 from allranks.harness.channel import End, Report, RunTest
 from allranks.harness.gangs.call_board import LastCall, read_board, read_phase, read_wait
 from allranks.harness.gangs.orphans import REAP_TIMEOUT, KilledOrphan, Orphans, kill_orphans
@@ -224,7 +223,7 @@ class LocalRanks:
                 self._names.setdefault(rank.number, {})[report.started.pid] = report.started.name
             elif report.driver is None or report.driver.printed is None:
                 strangers = rank.link.take_strangers()
-                events.append(RankReport(rank=rank.number, report=report, at=time.time(), has_strangers=strangers))
+                events.append(RankReport(rank=rank.number, report=report, at=clock.now(), has_strangers=strangers))
             elif self._echo is not None:
                 self._echo(report.driver.rank, report.driver.printed)
         return events
@@ -258,7 +257,7 @@ class LocalRanks:
         return RankExit(
             rank=rank.number,
             status=status,
-            at=time.time(),
+            at=clock.now(),
             cut_off=cut_off if was_killed else "",
             lost="" if status is not None else "its tracer took its exit status",
             for_want_of_memory=linux.is_memory_kill(status, self._killed_for_memory),
@@ -327,7 +326,7 @@ class LocalRanks:
         held = {rank: _HELD.get(before[rank], "") for rank, pid in pids.items() if linux.state_of(pid) == before[rank]}
         # Only ranks that are about to be killed are frozen, and their children may end by being asked.
         self.freeze([rank for rank, pid in pids.items() if pid in self._stopped])
-        deadline = time.monotonic() + PATIENCE
+        deadline = clock.monotonic() + PATIENCE
         children = {rank: self._children_of(rank, deadline) for rank, pid in pids.items() if pid in self._stopped}
         return {
             rank: RankHang(

@@ -3,11 +3,10 @@
 import re
 import signal
 import sys
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from allranks.harness import linux
+from allranks.harness import clock, linux
 
 REAP_TIMEOUT = 2.0
 """Seconds for the status of a process that has ended: a debugger that traces it gets it first, and may keep it."""
@@ -67,8 +66,8 @@ def kill_orphans(orphans: Orphans, ranks: Mapping[int, int], stopped: Collection
     """
     left: list[KilledOrphan] = []
     tried: set[int] = set()
-    deadline = time.monotonic() + _ORPHANS_TIMEOUT
-    while time.monotonic() < deadline:
+    deadline = clock.monotonic() + _ORPHANS_TIMEOUT
+    while clock.monotonic() < deadline:
         found = {pid for pid in set(orphans(ranks)) - tried - set(ranks) if not _is_janitor(pid)}
         if not found:
             break
@@ -90,13 +89,13 @@ def kill_orphans(orphans: Orphans, ranks: Mapping[int, int], stopped: Collection
 def end_children() -> None:
     """End the last processes of a job: unclaimed orphans, and ranks that were forked in vain."""
     tried: set[int] = set()
-    begun = time.monotonic()
+    begun = clock.monotonic()
     deadline = begun + JANITOR_TIMEOUT
-    while time.monotonic() < begun + _ORPHANS_TIMEOUT and (left := linux.children() - tried):
+    while clock.monotonic() < begun + _ORPHANS_TIMEOUT and (left := linux.children() - tried):
         # The processes that they serve have to be gone first.
         janitors = {pid for pid in left if _is_janitor(pid)}
         for pid in sorted(left, key=janitors.__contains__):
-            if pid in janitors and linux.reap(pid, deadline - time.monotonic()) is not None:
+            if pid in janitors and linux.reap(pid, deadline - clock.monotonic()) is not None:
                 continue
             if _end_all([pid]) and (process := linux.describe(pid)):
                 print(f"process {pid} could not be ended: {process.command}", file=sys.stderr)

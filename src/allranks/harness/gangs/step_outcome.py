@@ -6,14 +6,13 @@ A rank that pytest-timeout ends looks like any exit in mid-test; only its output
 import json
 import re
 import signal
-import time
+from bisect import insort
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from allranks import skip_codes
-from allranks.harness import linux
+from allranks.harness import clock, linux
 from allranks.harness.channel import DriverSays, LaunchedEnd, Leaving, Report
-from allranks.harness.gangs.call_board import now
 from allranks.harness.gangs.local_ranks import RankExit, RankReport
 from allranks.harness.gangs.unmatched_calls import Calls, Mismatch, calls_of, find_mismatch
 from allranks.harness.stacks.stacks import innermost, is_machinery
@@ -121,8 +120,8 @@ class Step:
     launched: list[LaunchedEnd] = field(default_factory=list)
     driver: list[DriverSays | Phase] = field(default_factory=list)
     strangers: set[int] = field(default_factory=set)
-    began: int = field(default_factory=now, compare=False)
-    since: float = field(default_factory=time.time, compare=False)
+    began: int = field(default_factory=clock.monotonic_ns, compare=False)
+    since: float = field(default_factory=clock.now, compare=False)
     collectives: tuple[EnteredCollective, ...] = ()
 
     def take(self, event: RankReport) -> None:
@@ -157,9 +156,10 @@ class Step:
         return was_announced and self.phase_under_way(rank) in ("set-up", "call")
 
     def note(self, outcome: StepOutcome) -> None:
-        """Add an outcome; the first bad outcome of a rank is final."""
+        """Add an outcome at its place in time; the first bad outcome of a rank is final."""
         if not self.has_gone_wrong_on(outcome.rank):
-            self.outcomes.append(outcome)
+            # From another node, one may arrive later than one that came after it.
+            insort(self.outcomes, outcome, key=lambda each: each.at)
 
     def has_gone_wrong_on(self, rank: int) -> bool:
         """Whether a bad outcome of this rank has arrived."""
@@ -174,6 +174,10 @@ class Step:
     def cause(self) -> StepOutcome | None:
         """The first bad outcome that a rank caused itself."""
         return next((each for each in self._bad if each.is_own), None)
+
+    def has_cause_before(self, at: float) -> bool:
+        """Whether a rank had already caused a bad outcome itself at this time."""
+        return self.cause is not None and self.cause.at <= at
 
     @property
     def leader(self) -> StepOutcome | None:
@@ -338,13 +342,13 @@ def reported(event: RankReport, step: Step) -> StepOutcome:
         is_final=report.is_final,
         calls=_calls(report),
         skipped_subtests=report.skipped_subtests,
-        consequence=step.cause is not None and outcome.is_bad,
+        consequence=step.has_cause_before(event.at) and outcome.is_bad,
     )
 
 
 def ended(rank_exit: RankExit, step: Step) -> StepOutcome:
     """The outcome of a rank whose process ended instead of reporting; a fatal signal leaves its stacks."""
-    status, is_consequence = rank_exit.status, step.cause is not None
+    status = rank_exit.status
     reason = None if status is None else skip_codes.reason_of_exit(status)
     if status is not None and reason is not None and step.may_skip_by_exit(rank_exit.rank, status):
         return StepOutcome(
@@ -366,7 +370,7 @@ def ended(rank_exit: RankExit, step: Step) -> StepOutcome:
         f"{', when it had ended its own part of the test' if is_late else ''}",
         text=rank_exit.stacks,
         is_symptom=_ended_for_a_peer(rank_exit),
-        consequence=is_consequence,
+        consequence=step.has_cause_before(rank_exit.at),
         observed=True,
         is_lost=bool(rank_exit.lost),
     )

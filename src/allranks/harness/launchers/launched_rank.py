@@ -2,11 +2,9 @@
 
 import gc
 import os
-import time
 import unittest
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,6 +13,7 @@ import torch
 from _pytest._code import Traceback
 
 from allranks.harness.channel import End, RankEnd, Report, RunTest
+from allranks.harness.clock import monotonic
 from allranks.harness.collection.coverage import save_coverage
 from allranks.harness.collection.imports import ImportWatch
 from allranks.harness.gangs.call_board import CallBoard, map_board
@@ -46,10 +45,6 @@ class Place:
     parent: int  # process id of the launching process
 
 
-_now = partial(time.clock_gettime, time.CLOCK_MONOTONIC)
-"""A clock that no test changes."""
-
-
 class LaunchedRank:
     """Reports a rank's outcomes to the launching process, and receives commands from it."""
 
@@ -75,7 +70,7 @@ class LaunchedRank:
 
     def run(self, terms: RankTerms, body: Callable[[], object]) -> Outcome:
         """Run one test to its end."""
-        self._running, self._reported, self._began = terms, None, _now()
+        self._running, self._reported, self._began = terms, None, monotonic()
         rank_setup.now_running(terms.nodeid)
         # The launching process has set the test up: after this phase, a hang of this rank is one in the call.
         self._report(terms.nodeid, Phase(when="setup", outcome=Outcome.PASSED, duration=0.0), None)
@@ -92,7 +87,7 @@ class LaunchedRank:
         if self._running is None:
             return
         self._reported = error
-        phase = _ended_by(error, "call", _now() - self._began)
+        phase = _ended_by(error, "call", monotonic() - self._began)
         flush_output()
         self._report(self._running.nodeid, phase, error)
 
@@ -149,15 +144,15 @@ def be_launched_rank(place: Place, work: Callable[[LaunchedRank], int], variable
 
 
 def _attempt(when: str, body: Callable[[], object]) -> tuple[Phase, BaseException | None]:
-    began = _now()
+    began = monotonic()
     try:
         body()
     except BaseException as error:  # noqa: BLE001 - whatever a test raises is its result
-        phase = _ended_by(error, when, _now() - began)
+        phase = _ended_by(error, when, monotonic() - began)
         if phase.outcome.is_bad:
             debugging.look_at(error)
         return phase, error
-    return Phase(when=when, outcome=Outcome.PASSED, duration=_now() - began), None
+    return Phase(when=when, outcome=Outcome.PASSED, duration=monotonic() - began), None
 
 
 def _ended_by(error: BaseException, when: str, duration: float) -> Phase:

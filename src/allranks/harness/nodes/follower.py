@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 
+from allranks.harness import clock
 from allranks.harness.channel import COMMANDS
 from allranks.harness.forks import ForkServerError
-from allranks.harness.gangs.call_board import now
 from allranks.harness.gangs.local_ranks import Look, RankEvent, RankExit, Ranks
 from allranks.harness.gangs.orphans import KilledOrphan
 from allranks.harness.gangs.output import Output
@@ -141,6 +141,8 @@ class _Service:
         match message["do"]:
             case "ping":
                 self._send({"alive": True})
+            case "tell_time":
+                self._answer({"now": clock.monotonic()})
             case "start_ranks":
                 self._answer(self._start_ranks(Orders(**message["orders"])))
             case "dismiss":
@@ -173,7 +175,7 @@ class _Service:
                 self._answer({str(rank): _short(asdict(hang)) for rank, hang in found.items()})
             case "calls":
                 boards = {str(rank): list(calls) for rank, calls in ranks.calls().items()}
-                self._answer({"now": now(), "calls": boards})
+                self._answer(boards)
             case "put_output_away":
                 outputs = ranks.put_output_away(message["title"])
                 self._answer({str(rank): _short(asdict(output)) for rank, output in outputs.items()})
@@ -202,10 +204,11 @@ class _Service:
 
 
 def _message_of(event: RankEvent) -> Message:
+    at = event.at - clock.ORIGIN  # on the monotonic clock of this host
     if not isinstance(event, RankExit):
-        return {"rank": event.rank, "report": told(event.report), "has_strangers": event.has_strangers}
+        return {"rank": event.rank, "at": at, "report": told(event.report), "has_strangers": event.has_strangers}
     output = Output(stdout=_cut(event.output.stdout), stderr=_cut(event.output.stderr))
-    return asdict(replace(event, stacks=_cut(event.stacks), output=output))
+    return asdict(replace(event, at=at, stacks=_cut(event.stacks), output=output))
 
 
 def _short(fields: Message) -> Message:

@@ -5,6 +5,7 @@ events. The leader pings it periodically (a kernel timer wakes the leader up), b
 connection. An agent that is gone or silent is lost for good, with all its ranks.
 """
 
+import math
 import os
 import selectors
 import time
@@ -12,9 +13,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 
+from allranks.harness import clock
 from allranks.harness.channel import End, Report, RunTest
 from allranks.harness.config import AgentConfig, TimeLimits, share_of
-from allranks.harness.gangs.call_board import LastCall, now
+from allranks.harness.gangs.call_board import LastCall
 from allranks.harness.gangs.local_ranks import Look, RankEvent, RankExit, RankHang, RankReport
 from allranks.harness.gangs.orphans import KilledOrphan
 from allranks.harness.gangs.output import Output
@@ -28,6 +30,10 @@ from allranks.typed_json import build, told
 _BEATS = 4
 """Pings in the time that one answer may take."""
 
+_SAMPLES = 5
+_COMPARED_FOR = 60.0
+"""Seconds for which the comparison of two hosts' clocks holds."""
+
 
 class FollowerLink:
     """The leader's connection to the agent of one other node.
@@ -39,6 +45,8 @@ class FollowerLink:
     def __init__(self, node: int, connection: NodeConnection, silence: float) -> None:
         self.node = node
         self.lost = ""  # why the agent is lost, as in "is gone"; empty as long as it answers
+        self.ahead = 0.0  # seconds by which the monotonic clock of its host is ahead of this host's
+        self._compared = -math.inf
         self._connection = connection
         self._silence = silence
         self._timer = Timer(silence / _BEATS)
@@ -78,6 +86,23 @@ class FollowerLink:
             if not self.lost and not self._connection.wait(deadline):
                 self._lose("does not answer")
         return None
+
+    def compare_clocks(self) -> None:
+        """Measure :attr:`ahead` unless that was done lately: two hosts' clocks drift apart by some ms in a minute."""
+        if clock.monotonic() - self._compared < _COMPARED_FOR:
+            return
+        quickest = math.inf
+        for _ in range(_SAMPLES):
+            asked = clock.monotonic()
+            answer = self.ask({"do": "tell_time"})
+            answered = clock.monotonic()
+            if answer is None:
+                return
+            if answered - asked < quickest:
+                quickest = answered - asked
+                # The answer was given at some moment in between: of the quickest one, this is known best.
+                self.ahead = float(answer["now"]) - (asked + answered) / 2
+        self._compared = clock.monotonic()
 
     def receive(self) -> list[Message]:
         """The messages that have arrived; rank events are also kept for :meth:`take`."""
@@ -136,6 +161,7 @@ class RemoteNode:
         Raises:
             NodeLostError: The agent no longer answers.
         """
+        self._link.compare_clocks()
         answer = self._link.ask({"do": "start_ranks", "orders": asdict(orders)})
         if answer is None:
             raise NodeLostError(self._link.node, self._link.lost)
@@ -172,7 +198,7 @@ class RemoteRanks:
             selector.register(descriptor, selectors.EVENT_READ, look)
 
     def _look(self) -> Sequence[RankEvent]:
-        events = [_event_of(message["event"]) for message in self._link.take()]
+        events = [_event_of(message["event"], self._link.ahead) for message in self._link.take()]
         self._alive -= {event.rank for event in events if isinstance(event, RankExit)}
         return [*events, *self._losses()]
 
@@ -182,7 +208,7 @@ class RemoteRanks:
         self._forget()
         lost = f"the agent of node {self._link.node} {self._link.lost}"
         for rank in sorted(self._alive):
-            yield RankExit(rank=rank, status=None, at=time.time(), lost=lost)
+            yield RankExit(rank=rank, status=None, at=clock.now(), lost=lost)
         self._alive.clear()
 
     def _forget(self) -> None:
@@ -223,9 +249,9 @@ class RemoteRanks:
 
     def calls(self) -> Mapping[int, Sequence[LastCall]]:
         """See :meth:`allranks.harness.gangs.local_ranks.Ranks.calls`."""
-        found = self._link.ask({"do": "calls"}) or {"now": 0, "calls": {}}
-        ahead = found["now"] - now()  # of the other host's clock, but for the way of the answer
-        each = {int(rank): map(LastCall._make, calls) for rank, calls in found["calls"].items()}
+        found = self._link.ask({"do": "calls"}) or {}
+        ahead = round(self._link.ahead * 1e9)
+        each = {int(rank): map(LastCall._make, calls) for rank, calls in found.items()}
         return {rank: [call._replace(at=call.at - ahead) for call in calls] for rank, calls in each.items()}
 
     def put_output_away(self, title: str) -> Mapping[int, Output]:
@@ -242,13 +268,16 @@ class RemoteRanks:
         return [KilledOrphan(**process) for process in answer["left"]]
 
 
-def _event_of(fields: Message) -> RankEvent:
-    """A follower's rank event, stamped with the leader's time: a single clock must order all events."""
-    rank, now = int(fields["rank"]), time.time()
+def _event_of(fields: Message, ahead: float) -> RankEvent:
+    """A follower's rank event, with its time on the leader's clock, of which the follower's is so many seconds ahead.
+
+    A single clock must order all events.
+    """
+    rank, at = int(fields["rank"]), min(clock.now(), clock.ORIGIN + fields["at"] - ahead)
     if "report" in fields:
         report = build(Report, fields["report"])
-        return RankReport(rank=rank, report=report, at=now, has_strangers=bool(fields.get("has_strangers")))
-    return RankExit(**{**fields, "at": now, "output": Output(**fields["output"])})
+        return RankReport(rank=rank, report=report, at=at, has_strangers=bool(fields.get("has_strangers")))
+    return RankExit(**{**fields, "at": at, "output": Output(**fields["output"])})
 
 
 class Leader:

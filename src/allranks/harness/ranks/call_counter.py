@@ -28,7 +28,8 @@ import torch
 from torch import distributed
 from torch.distributed import distributed_c10d
 
-from allranks.harness.gangs.call_board import EVEN, CallBoard, LastCall, now, size_of
+from allranks.harness.clock import monotonic_ns
+from allranks.harness.gangs.call_board import EVEN, CallBoard, LastCall, size_of
 from allranks.harness.gangs.unmatched_calls import DEFAULT_GROUP, NEW_GROUP, Calls, GroupCalls, words_for_ranks
 from allranks.harness.ranks.counted_group import ANY, MESSAGES, UNEVEN, CountedGroup, describe, message_of, sequence_of
 
@@ -258,7 +259,9 @@ class CallCounter:
             rank = known.rank_of(other)
             place_in_order = next(self._order)
             if self._board:
-                begun = LastCall(known.name, known.begun, kind, rank, dtype, shape, place_in_order, now(), known.mask)
+                begun = LastCall(
+                    known.name, known.begun, kind, rank, dtype, shape, place_in_order, monotonic_ns(), known.mask
+                )
                 self._board.note(known.slot, begun)
             if peer is None:
                 self._unsettled = place_in_order
@@ -306,7 +309,7 @@ class CallCounter:
                 ranks = next(iter(arguments), options.get("ranks"))
                 with suppress(TypeError, ValueError):  # torch refuses such ranks
                     members = words_for_ranks(sorted(range(world.size()) if ranks is None else map(int, ranks)))
-                    made = LastCall(NEW_GROUP, next(self._made_groups), f"{NEW_GROUP} of {members}", at=now())
+                    made = LastCall(NEW_GROUP, next(self._made_groups), f"{NEW_GROUP} of {members}", at=monotonic_ns())
                     self._board.note(self._new_groups, made._replace(order=next(self._order)))
             return original(*arguments, **options)
 

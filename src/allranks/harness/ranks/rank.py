@@ -2,12 +2,10 @@
 
 import os
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
 from json import dumps
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -18,6 +16,7 @@ from _pytest.capture import CaptureManager
 from torch import distributed
 
 from allranks.harness.channel import End, RankEnd, Report, RunTest
+from allranks.harness.clock import monotonic
 from allranks.harness.collection.coverage import save_coverage
 from allranks.harness.collection.imports import ImportWatch
 from allranks.harness.collection.marker_options import has_thread_ranks, never_runs
@@ -85,10 +84,6 @@ class Assignment:
     end_session: Callable[[int], int] | None = None
 
 
-_now = partial(time.clock_gettime, time.CLOCK_MONOTONIC)
-"""A clock that no test changes: tools that freeze or patch time look for the functions of the module ``time``."""
-
-
 _MOST_UNREPORTED = 10
 """Maximum number of unreported phases; a test has three, unless a plugin adds some."""
 
@@ -142,7 +137,7 @@ class _Rank:
         self._nodeid = ""
         self._phases: list[Phase] = []
         self._unreported: list[Phase] = []
-        self._phase_began = _now()
+        self._phase_began = monotonic()
         self._is_condemned = False
         self._has_exited = False
         self._errors: dict[str, BaseException] = {}
@@ -246,7 +241,7 @@ class _Rank:
 
     def _begin_step(self, nodeid: str) -> None:
         self._nodeid, self._phases, self._subtests = nodeid, [], Subtests()
-        self._has_exited, self._phase_began = False, _now()
+        self._has_exited, self._phase_began = False, monotonic()
         self._board.enter("set-up" if nodeid else "")
         rank_setup.now_running(nodeid)
 
@@ -300,7 +295,7 @@ class _Rank:
         self._has_exited |= isinstance(error, SystemExit)  # pytest keeps a fixture that exits as one half made
         self._unreported.append(phase)
         self._board.enter(following(phase))
-        self._phase_began = _now()
+        self._phase_began = monotonic()
         if phase.is_plain and len(self._unreported) < _MOST_UNREPORTED:
             return
         if phase.outcome.is_bad:
@@ -366,7 +361,7 @@ class _Rank:
         if self._subtests.take(report):
             return
         error = self._errors.pop(report.when, None)
-        phase = phase_of(report, error, _now() - self._phase_began)
+        phase = phase_of(report, error, monotonic() - self._phase_began)
         if phase.outcome is Outcome.FAILED and (deaths := ", ".join(self._children.deaths())):
             phase = replace(phase, message=shorten(f"{phase.message} ({deaths})", MESSAGE_LIMIT))
         self._add_phase(with_remedy(phase, error, has_group=self._assignment.url is not None), error)

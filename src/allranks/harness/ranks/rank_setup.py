@@ -12,7 +12,6 @@ import io
 import os
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -27,7 +26,7 @@ import pytest
 from _pytest.terminal import TerminalReporter
 
 from allranks import skip_codes
-from allranks.harness import evidence, linux
+from allranks.harness import clock, evidence, linux
 from allranks.harness.channel import Leaving, RankEnd, Report
 from allranks.harness.collection.coverage import save_coverage
 from allranks.harness.stacks.stacks import STACKS_SIGNAL
@@ -227,9 +226,9 @@ def leave(status: int) -> NoReturn:
 
 def _die_with(parent: int) -> None:
     """Die when the parent does; the intermediate process that forked this one ends first, and must not count."""
-    deadline = time.monotonic() + ADOPTION_TIMEOUT
-    while os.getppid() != parent and Path(f"/proc/{parent}").exists() and time.monotonic() < deadline:
-        time.sleep(0.0005)
+    deadline = clock.monotonic() + ADOPTION_TIMEOUT
+    while os.getppid() != parent and Path(f"/proc/{parent}").exists() and clock.monotonic() < deadline:
+        clock.sleep(0.0005)
     linux.die_with_parent()
     if os.getppid() != parent:
         # The parent is gone already.

@@ -8,13 +8,12 @@ words are left.
 
 import resource
 import signal
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from allranks.harness import linux
+from allranks.harness import clock, linux
 from allranks.harness.stacks.stacks import (
     PYTHON,
     STACKS_SIGNAL,
@@ -107,7 +106,7 @@ def find_children(rank: int, around: Surroundings, deadline: float) -> list[Chil
     for pid in pids:
         about = _about(pid)
         stacks = views[pid].stacks if pid in views else ""
-        stacks = stacks or (_ask(pid, around) if time.monotonic() < deadline else "")
+        stacks = stacks or (_ask(pid, around) if clock.monotonic() < deadline else "")
         place = variables[pid] if tell_apart else None
         name = around.names.get(pid) or (f"RANK {place}" if place is not None else f"process {pid}")
         found.append(ChildHang(pid=pid, name=name, about=about, stacks=stacks))
@@ -115,7 +114,7 @@ def find_children(rank: int, around: Surroundings, deadline: float) -> list[Chil
 
 
 def _views(pids: Sequence[int], deadline: float) -> dict[int, View]:
-    program, left = find_py_spy(), deadline - time.monotonic()
+    program, left = find_py_spy(), deadline - clock.monotonic()
     return look(program, {pid: pid for pid in pids}, PYTHON, min(VIEW_TIMEOUT, left)) if program and left > 0 else {}
 
 
@@ -161,9 +160,9 @@ def _ask_by_abort(pid: int, printed: Callable[[], str]) -> str:
     resource.prlimit(pid, resource.RLIMIT_CORE, (1 if most else 0, most))
     linux.signal_process(pid, signal.SIGABRT)
     linux.signal_process(pid, signal.SIGCONT)
-    deadline = time.monotonic() + _EACH
-    while linux.state_of(pid) not in ("", "Z") and time.monotonic() < deadline:
-        time.sleep(0.01)
+    deadline = clock.monotonic() + _EACH
+    while linux.state_of(pid) not in ("", "Z") and clock.monotonic() < deadline:
+        clock.sleep(0.01)
         printed()
     return "".join(_stacks_in(printed()[before:]))
 

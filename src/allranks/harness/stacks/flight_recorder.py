@@ -7,13 +7,14 @@ collective time out, or after a write to the named pipe ``<prefix><rank>.pipe``,
 too, but only a Python call in the rank itself can write those, and a rank that hangs makes none.
 """
 
+import math
 import os
 import stat
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from allranks.harness import clock
 from allranks.harness.evidence import size_of
 
 RECORDING_TIMEOUT = 2.5
@@ -68,9 +69,15 @@ class FlightRecorder:
         torch does not signal the end of a file, so a file counts as complete when it has not grown for a moment.
         """
         wanted = list(files)
-        deadline = time.monotonic() + timeout
-        while wanted and time.monotonic() < deadline and not all(_has_settled(file) for file in wanted):
-            time.sleep(_LOOK_AGAIN)
+        deadline = clock.monotonic() + timeout
+        sizes, grown = dict.fromkeys(wanted, 0), dict.fromkeys(wanted, math.inf)
+        while wanted and clock.monotonic() < deadline:
+            for file in wanted:
+                if (size := size_of(file)) != sizes[file]:
+                    sizes[file], grown[file] = size, clock.monotonic()
+            if all(clock.monotonic() - grown[file] > _SETTLED for file in wanted):
+                break
+            clock.sleep(_LOOK_AGAIN)
         return [file for file in wanted if size_of(file) > 0]
 
     @property
@@ -97,11 +104,3 @@ def _poke(pipe: Path) -> bool:
         return False
     finally:
         os.close(descriptor)
-
-
-def _has_settled(file: Path) -> bool:
-    try:
-        found = file.lstat()
-    except OSError:
-        return False
-    return found.st_size > 0 and time.time() - found.st_mtime > _SETTLED

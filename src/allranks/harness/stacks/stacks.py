@@ -14,14 +14,13 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from allranks.harness import evidence, linux
+from allranks.harness import clock, evidence, linux
 from allranks.tracebacks import OUTSIDE, is_of_tools
 
 NATIVE = ("--native",)
@@ -63,7 +62,7 @@ def look(program: str, pids: Mapping[int, int], mode: Sequence[str], timeout: fl
     Returns:
         A view for each rank; nothing is raised, because a missing stack must not cost a verdict.
     """
-    deadline = time.monotonic() + timeout
+    deadline = clock.monotonic() + timeout
     running: dict[int, subprocess.Popen[str] | OSError] = {
         rank: _start(program, pid, mode) for rank, pid in pids.items()
     }
@@ -88,7 +87,7 @@ def _finish(process: "subprocess.Popen[str] | OSError", pid: int, deadline: floa
     if isinstance(process, OSError):
         return View(trouble=f"py-spy could not be started: {process}")
     try:
-        output, errors = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
+        output, errors = process.communicate(timeout=max(0.0, deadline - clock.monotonic()))
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
@@ -229,10 +228,10 @@ def wait_for_stacks(files: Mapping[int, StackFile], pids: Mapping[int, int]) -> 
         files: The stack file of each rank that was asked.
         pids: Its process id.
     """
-    began = changed = time.monotonic()
+    began = changed = clock.monotonic()
     before: dict[int, str] = {}
-    while (now := time.monotonic()) < began + _LONGEST:
-        time.sleep(0.02)
+    while (now := clock.monotonic()) < began + _LONGEST:
+        clock.sleep(0.02)
         added = {rank: file.added() for rank, file in files.items()}
         if added != before:
             before, changed = added, now

@@ -9,7 +9,6 @@ import functools
 import inspect
 import logging
 import signal
-import time
 import unittest
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from allranks.harness import clock
 from allranks.harness.environment_skips import EnvironmentSkip
 from allranks.harness.launchers.launch import Launch, LaunchContext
 from allranks.harness.launchers.launched_rank import LaunchedRank, forget_rank
@@ -209,11 +209,11 @@ def _join(case: Any, fn: Callable[[], object], ranks: OwnRanks, check: object) -
         ranks.join(expected_ends(case, fn))
         return
     # The class has its own check of how each rank must end.
-    began = time.monotonic()
+    began = clock.monotonic()
     ranks.join(ExpectedEnds(excuse=lambda _rank, _status: True))
     for process in case.processes:
         process.join(END_GRACE)
-    _check_as_the_class_does(case, check, fn, time.monotonic() - began)
+    _check_as_the_class_does(case, check, fn, clock.monotonic() - began)
 
 
 def _check_as_the_class_does(case: Any, check: Any, fn: Callable[[], object], elapsed: float) -> None:  # noqa: ANN401 - as above
