@@ -4,6 +4,7 @@ import contextlib
 import os
 import select
 import signal
+import subprocess
 import sys
 import textwrap
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from allranks import records
 from allranks.harness.config import AgentConfig, TimeLimits
+from allranks.harness.container_init import COMMAND, ISOLATED
 from allranks.outcomes import Outcome
 from allranks.records import Passed, RankEnded, TestStarted
 from allranks.xml_text import split_nodeid
@@ -50,6 +52,19 @@ class Case:
     @property
     def is_bad(self):
         return Outcome(self.outcome).is_bad
+
+
+def launch_command(arguments, environment, folder, stdin, stdout):
+    """Starts an agent as every job does."""
+    process = subprocess.Popen(
+        [sys.executable, *ISOLATED, str(COMMAND), *arguments],
+        stdin=stdin,
+        stdout=stdout,
+        env=environment,
+        cwd=folder,
+        start_new_session=True,
+    )
+    return process.pid, process.wait
 
 
 class AgentRun:

@@ -1,5 +1,4 @@
 import functools
-import subprocess
 import sys
 from pathlib import Path
 
@@ -8,9 +7,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # the two helpers, which pytest's importlib mode does not find
 
 from agent_nursery import Nursery
-from agent_run import AgentRun
-
-from allranks.harness.container_init import COMMAND, ISOLATED
+from agent_run import AgentRun, launch_command
 
 
 @pytest.fixture(scope="session")
@@ -29,19 +26,6 @@ def launch_fork(nursery):
         return pid, functools.partial(nursery.exit_status, pid)
 
     return launch
-
-
-def launch_command(arguments, environment, folder, stdin, stdout):
-    """Starts an agent as every job does."""
-    process = subprocess.Popen(
-        [sys.executable, *ISOLATED, str(COMMAND), *arguments],
-        stdin=stdin,
-        stdout=stdout,
-        env=environment,
-        cwd=folder,
-        start_new_session=True,
-    )
-    return process.pid, process.wait
 
 
 @pytest.fixture

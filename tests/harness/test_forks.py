@@ -15,6 +15,7 @@ from agent_run import CONFIG
 from allranks.harness import forks, linux
 from allranks.harness.config import Folders
 from allranks.harness.forks import Family, ForkServer, ForkServerError
+from allranks.harness.gangs.orphans import Mark
 from allranks.harness.gangs.rank_process import open_ends
 from allranks.harness.job_end import HangupError, JobEnd
 from allranks.harness.program import Finish, Program, SessionEnded, Settled, StartGang
@@ -25,21 +26,35 @@ class Nation:
     """Ranks that lead sessions, and processes in their sessions and out of them, as the kernel would tell of them."""
 
     def __init__(self, monkeypatch):
-        self.sessions = {}
+        self.now = 1000
+        self.sessions, self._began, self._environments = {}, {}, {}
         monkeypatch.setattr(linux, "children", lambda: frozenset(self.sessions))
         monkeypatch.setattr(linux, "session_of", self.sessions.get)
+        monkeypatch.setattr(linux, "began", self._began.get)
+        monkeypatch.setattr(linux, "boot_ticks", lambda: self.now)
+        monkeypatch.setattr(linux, "variables_of", lambda pid: self._environments[pid])
 
-    def add(self, pid, session):
+    def add(self, pid, session, gang=None):
+        """A process, which bears the mark of a gang's rank 0 unless it emptied its environment."""
+        variables = {} if gang is None else Mark.of_gang(gang).environment(0)
+        self._environments[pid] = ["=".join(each) for each in variables.items()]
+        self._began[pid] = self.now
         self.sessions[pid] = session
+
+    def end(self, *pids):
+        for pid in pids:
+            del self.sessions[pid]
 
 
 SERVER = 10
+A, B, C = (Mark.of_gang(number) for number in (1, 2, 3))
 
 
 @pytest.fixture
 def nation(monkeypatch):
     nation = Nation(monkeypatch)
     nation.add(SERVER, SERVER)
+    nation.now += 1
     return nation
 
 
@@ -48,70 +63,134 @@ def family():
     return Family(SERVER)
 
 
+def start(family, nation, mark, *pids):
+    """Start a gang of these ranks."""
+    with family.expecting(mark):
+        nation.now += 1
+        for pid in pids:
+            nation.add(pid, pid, int(mark.owner))
+        family.join(mark, pids)
+    nation.now += 1
+
+
+def end_gang(family, nation, mark, *pids):
+    """End a gang of these ranks; return what they left behind."""
+    nation.end(*pids)
+    return family.left_by(mark, pids)
+
+
 def test_ranks_that_have_ended_and_the_fork_server_are_left_by_nobody(nation, family):
-    for rank in (100, 200):
-        nation.add(rank, rank)
-    family.join([100, 200])
-    assert family.left_by([100, 200]) == set()
+    start(family, nation, A, 100, 200)
+    assert family.left_by(A, [100, 200]) == set()
 
 
 def test_whatever_else_there_is_was_left_by_the_last_gang(nation, family):
-    family.join([100])
+    start(family, nation, A, 100)
     nation.add(101, 100)
     nation.add(102, 102)
-    assert family.left_by([100]) == {101, 102}
+    assert end_gang(family, nation, A, 100) == {101, 102}
 
 
-def test_while_other_gangs_live_only_what_stayed_in_the_sessions_of_these_ranks_was_left_by_them(nation, family):
-    family.join([100])
-    family.join([200])
-    nation.add(200, 200)
-    nation.add(101, 100)
-    nation.add(201, 200)
-    nation.add(300, 300)
-    assert family.left_by([100]) == {101}
-    del nation.sessions[101], nation.sessions[200]
-    assert family.left_by([200]) == {201, 300}
+@pytest.mark.parametrize("gang", [1, None])
+def test_while_other_gangs_live_what_stayed_in_the_sessions_of_these_ranks_was_left_by_them(nation, family, gang):
+    start(family, nation, A, 100)
+    start(family, nation, B, 200)
+    nation.add(101, 100, gang)
+    nation.add(201, 200, 2)
+    assert end_gang(family, nation, A, 100) == {101}
+    nation.end(101)
+    assert end_gang(family, nation, B, 200) == {201}
+
+
+def test_while_other_gangs_live_what_bears_the_mark_of_these_ranks_was_left_by_them(nation, family):
+    start(family, nation, A, 100)
+    start(family, nation, B, 200)
+    for pid, gang in ((101, 1), (102, 1), (201, 2)):
+        nation.add(pid, pid, gang)
+    assert end_gang(family, nation, A, 100) == {101, 102}
+
+
+def test_a_mark_counts_for_more_than_a_session(nation, family):
+    start(family, nation, A, 100)
+    start(family, nation, B, 200)
+    nation.add(201, 100, 2)  # its session has the number of a rank that has ended
+    assert end_gang(family, nation, A, 100) == set()
+
+
+def test_what_comes_late_from_a_gang_that_has_ended_was_left_by_the_next_that_ends(nation, family):
+    start(family, nation, A, 100)
+    start(family, nation, B, 200)
+    start(family, nation, C, 300)
+    assert end_gang(family, nation, A, 100) == set()
+    nation.add(101, 101, 1)
+    assert end_gang(family, nation, B, 200) == {101}
+
+
+def test_a_process_without_a_mark_is_left_when_no_gang_lives_that_could_have_started_it(nation, family):
+    start(family, nation, A, 100)
+    start(family, nation, B, 200)
+    nation.add(500, 500)
+    nation.now += 1
+    assert end_gang(family, nation, A, 100) == set()
+    start(family, nation, C, 300)
+    assert end_gang(family, nation, B, 200) == {500}
+
+
+def test_a_process_without_a_mark_that_began_with_a_gang_may_be_its_own(nation, family):
+    start(family, nation, A, 100)
+    with family.expecting(B):
+        nation.add(500, 500)
+        assert end_gang(family, nation, A, 100) == set()
+        nation.add(200, 200, 2)
+        family.join(B, [200])
+    assert end_gang(family, nation, B, 200) == {500}
 
 
 def test_a_rank_of_a_gang_that_lives_was_left_by_nobody(nation, family):
-    family.join([100])
-    family.join([200])
-    nation.add(200, 200)
-    assert family.left_by([100]) == set()
+    start(family, nation, A, 100)
+    start(family, nation, B, 200)
+    assert end_gang(family, nation, A, 100) == set()
 
 
-def test_a_rank_that_another_lane_has_just_started_was_left_by_nobody(nation, family):
-    family.join([100])
-    nation.add(101, 100)
-    with family.expecting():
-        nation.add(200, SERVER)
-        assert family.left_by([100]) == {101}
-        family.join([200])
-    nation.add(102, 100)
-    assert family.left_by([100]) == {102}
+@pytest.mark.parametrize("gang", [2, None])
+def test_a_rank_that_another_lane_has_just_started_was_left_by_nobody(nation, family, gang):
+    start(family, nation, A, 100)
+    nation.add(101, 100, 1)
+    with family.expecting(B):
+        nation.now += 1
+        nation.add(200, SERVER, gang)
+        assert end_gang(family, nation, A, 100) == {101}
+        family.join(B, [200])
+    assert family.left_by(A, [100]) == set()
+
+
+def test_a_gang_that_did_not_start_keeps_nobody_from_being_ended(nation, family):
+    start(family, nation, A, 100)
+    with suppress(OSError), family.expecting(B):
+        raise OSError
+    nation.add(500, 500)
+    assert end_gang(family, nation, A, 100) == {500}
 
 
 def test_to_ask_again_gives_what_is_new(nation, family):
-    family.join([100])
-    nation.add(101, 100)
-    assert family.left_by([100]) == {101}
-    del nation.sessions[101]
-    nation.add(102, 102)
-    assert family.left_by([100]) == {102}
+    start(family, nation, A, 100)
+    nation.add(101, 100, 1)
+    assert end_gang(family, nation, A, 100) == {101}
+    nation.end(101)
+    nation.add(102, 102, 1)
+    assert family.left_by(A, [100]) == {102}
 
 
 def test_what_cannot_be_ended_was_left_by_one_gang_alone(nation, family):
+    start(family, nation, A, 100)
     nation.add(500, 500)
-    family.join([100])
-    assert family.left_by([100]) == {500}
-    family.join([200])
-    assert family.left_by([200]) == set()
-    del nation.sessions[500]
-    family.join([300])
-    assert family.left_by([300]) == set()
+    assert end_gang(family, nation, A, 100) == {500}
+    start(family, nation, B, 200)
+    assert end_gang(family, nation, B, 200) == set()
+    nation.end(500)
+    assert family.left_by(B, [200]) == set()
     nation.add(500, 500)  # another process with its number
-    assert family.left_by([300]) == {500}
+    assert family.left_by(B, [200]) == {500}
 
 
 PRELUDE = """

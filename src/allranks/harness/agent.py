@@ -27,7 +27,7 @@ from allranks.harness.forks import (
     ForkServerError,
     LocalNode,
 )
-from allranks.harness.gangs.orphans import end_children
+from allranks.harness.gangs.orphans import GANG_VARIABLE, LAUNCH_VARIABLE, NOBODY, end_children
 from allranks.harness.job_end import HANGUP_STATUS, HangupError, JobEnd, JobLimitError
 from allranks.harness.nodes.connection import NodeConnection
 from allranks.harness.nodes.follower import Follower
@@ -135,6 +135,8 @@ def cell_environment(config: AgentConfig, present: Mapping[str, str]) -> dict[st
     return {
         **{name: value for name, value in defaults.items() if name not in present},
         clock.VARIABLE: repr(clock.ORIGIN),
+        GANG_VARIABLE: NOBODY,
+        LAUNCH_VARIABLE: NOBODY,
         "BACKEND": config.backend,
         # A launching process is no rank: libraries take one that has WORLD_SIZE for a rank.
         "ALLRANKS_WORLD_SIZE" if config.launches_ranks else "WORLD_SIZE": str(config.world_size),

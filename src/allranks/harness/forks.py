@@ -1,5 +1,6 @@
 """The supervisor's side of its fork server: starts it, reads what it collects, orders ranks."""
 
+import math
 import os
 import selectors
 import shutil
@@ -13,6 +14,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from json import dumps
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from allranks.harness.channel import Outgoing, receive
 from allranks.harness.config import AgentConfig, Folders
 from allranks.harness.evidence import is_full
 from allranks.harness.gangs.local_ranks import LocalRanks, stack_files
+from allranks.harness.gangs.orphans import GANG_VARIABLE, Mark, marked
 from allranks.harness.gangs.rank_process import ConnectionEnds, Echo, RankProcess, open_ends
 from allranks.harness.gangs.step_outcome import was_in
 from allranks.harness.job_end import JobEnd
@@ -273,49 +276,70 @@ def start_process(sockets: Sequence[socket.socket], environment: Mapping[str, st
     return process.pid
 
 
+@dataclass
+class _Gang:
+    """The ranks of a gang that lives, or is being started.
+
+    Attributes:
+        since: When it was asked for, as of :func:`~allranks.harness.linux.began`: its processes began later.
+    """
+
+    since: int
+    pids: frozenset[int] = frozenset()
+
+
 class Family:
     """The supervisor's children that are no orphans of a rank: its fork server, and the ranks of living gangs."""
 
     def __init__(self, *known: int) -> None:
         self._known = frozenset(known)
         self._told: frozenset[int] = frozenset()
-        self._ranks: dict[int, None] = {}
-        self._expected = 0
+        self._gangs: dict[Mark, _Gang] = {}
         self._lock = threading.Lock()
 
     @contextmanager
-    def expecting(self) -> Iterator[None]:
-        """Allow for ranks that are being started: children that have not joined yet."""
+    def expecting(self, mark: Mark) -> Iterator[None]:
+        """Allow for ranks with this mark that are being started: children that have not joined yet."""
         with self._lock:
-            self._expected += 1
+            self._gangs[mark] = _Gang(linux.boot_ticks())
         try:
             yield
-        finally:
+        except BaseException:
             with self._lock:
-                self._expected -= 1
+                del self._gangs[mark]
+            raise
 
-    def join(self, pids: Sequence[int]) -> None:
-        """Register the process ids of ranks."""
+    def join(self, mark: Mark, pids: Collection[int]) -> None:
+        """Register the process ids of the ranks with this mark."""
         with self._lock:
-            self._ranks.update(dict.fromkeys(pids))
+            self._gangs[mark].pids = frozenset(pids)
 
-    def left_by(self, pids: Collection[int]) -> set[int]:
-        """The processes that these ranks, which have ended, left behind; each is returned once.
+    def left_by(self, mark: Mark, pids: Collection[int]) -> set[int]:
+        """The processes that ranks with this mark, which have ended, left behind; each is returned once.
 
-        While other gangs live or are being started, only processes in the sessions of these ranks count: the owner of
-        a process outside of them is unknown until all gangs have ended.
+        They bear the mark, are in a session of one of these ranks, or come from an earlier gang. Where a process cannot
+        be assigned because it emptied its environment, its owner is unknown as long as a gang lives that is older.
         """
         # List the children first: each of them has then joined, or is still expected, when the lock is taken.
         children = linux.children()
         with self._lock:
-            found = children - self._known - self._told - frozenset(pids)
-            for pid in pids:
-                self._ranks.pop(pid, None)
-            others, is_last = frozenset(self._ranks), not self._ranks and not self._expected
-            left = {pid for pid in found - others if is_last or linux.session_of(pid) in pids}
+            self._gangs.pop(mark, None)
+            living = {each.owner for each in self._gangs}
+            others = self._known.union(pids, *(gang.pids for gang in self._gangs.values()))
+            oldest = min((gang.since for gang in self._gangs.values()), default=math.inf)
+            found = children - others - self._told
+            left = {pid for pid in found if _is_left(pid, pids, living, oldest)}
             # One that cannot be ended is not found again at the end of each later gang.
             self._told = (self._told & children) | left
         return left
+
+
+def _is_left(pid: int, pids: Collection[int], living: Collection[str], oldest: float) -> bool:
+    """Whether a process was left by ranks, which have ended; the others are of living gangs, of which one is oldest."""
+    owner, _ = marked(pid, GANG_VARIABLE)
+    if owner:
+        return owner not in living
+    return linux.session_of(pid) in pids or linux.began(pid) < oldest
 
 
 @dataclass(eq=False, repr=False)
@@ -362,7 +386,8 @@ class LocalNode:
             recorder = FlightRecorder(results=results, shared=shared, gang=orders.gang)
         recording = recorder.environment(self.server.torch, os.environ) if recorder else {}
         stacks = stack_files(results, numbers)
-        with self.family.expecting(), ExitStack() as undo:
+        mark = Mark.of_gang(orders.gang)
+        with self.family.expecting(mark), ExitStack() as undo:
             ends = [open_ends(number, None if orders.launches else self.echo, undo) for number in numbers]
             ranks = self.server.start_ranks(
                 StartGang(
@@ -379,6 +404,7 @@ class LocalNode:
                 ends,
                 self.end,
             )
-            self.family.join([rank.pid for rank in ranks])
+            self.family.join(mark, [rank.pid for rank in ranks])
             undo.pop_all()
-        return LocalRanks(ranks, results, self.family.left_by, recorder, stacks=stacks, echo=self.echo)
+        left_by = partial(self.family.left_by, mark)
+        return LocalRanks(ranks, results, left_by, recorder, stacks=stacks, echo=self.echo, mark=mark)

@@ -19,6 +19,7 @@ from typing import NoReturn
 from allranks.harness import evidence, linux
 from allranks.harness.channel import RankEnd, Report
 from allranks.harness.fork_server import Supervisor
+from allranks.harness.gangs.orphans import Mark
 from allranks.harness.program import Reply, StartGang, parse_request
 from allranks.harness.ranks import rank_setup
 from allranks.harness.stacks.stacks import STACKS_SIGNAL
@@ -35,6 +36,7 @@ class FreshRank:
     config: str  # the job, as JSON
     folders: dict[str, str]  # its folders, by name
     request: str  # the line of the request for its gang
+    gang: int
     rank: int
     connection: int  # descriptor of its connection
     board: int  # descriptor of its call board
@@ -50,6 +52,7 @@ def become_fresh(rank: FreshRank) -> NoReturn:
     os.lseek(file, 0, os.SEEK_SET)
     for descriptor in (file, rank.connection, rank.board):
         os.set_inheritable(descriptor, True)
+    os.environ.update(Mark.of_gang(rank.gang).environment(rank.rank))
     os.execv(  # noqa: S606 - this process becomes the rank
         sys.executable, [sys.executable, "-m", "allranks.harness.fresh_rank", str(file)]
     )

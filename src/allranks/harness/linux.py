@@ -253,6 +253,11 @@ def began(pid: int) -> int:
     return int(stat[STARTED]) if (stat := _stat(pid)) else 0
 
 
+def boot_ticks() -> int:
+    """The present, in the unit of :func:`began`."""
+    return int(clock.since_boot() * os.sysconf("SC_CLK_TCK"))
+
+
 def _stat(pid: int) -> list[bytes]:
     """State, parent, process group, session and so on (proc(5), ``/proc/pid/stat``); empty if the process is gone."""
     try:
@@ -294,6 +299,27 @@ def variables_of(pid: int) -> list[str]:
     except OSError:
         return []
     return [os.fsdecode(variable) for variable in data.split(b"\0")]
+
+
+_ENVIRONMENT = slice(47, 49)
+"""The place of an environment's addresses in ``/proc/pid/stat``, counted after the name (proc(5): fields 50, 51)."""
+
+
+def overwrite_variable(name: str, value: str) -> None:
+    """Change a variable in the initial environment of this process, which :func:`variables_of` reads.
+
+    A fork that never starts another program shows what its parent had here. Nothing changes if there is no variable of
+    this name with a value of the same length; C code and Python may have another value already.
+    """
+    start, end = map(int, _stat(os.getpid())[_ENVIRONMENT])
+    if not start:
+        return  # the kernel hides it
+    key = f"\0{name}=".encode()
+    area = b"\0" + ctypes.string_at(start, end - start)
+    place = area.find(key)
+    old = area[place + len(key) :].partition(b"\0")[0]
+    if place >= 0 and len(old) == len(value):
+        ctypes.memmove(start + place + len(key) - 1, value.encode(), len(value))
 
 
 def state_of(pid: int) -> str:

@@ -358,6 +358,7 @@ class ServerPlugin:
                         config=self._config.to_json(),
                         folders={name: str(path) for name, path in vars(self._folders).items()},
                         request=line_of(request).decode(),
+                        gang=request.gang,
                         rank=number,
                         connection=connection,
                         board=board,

@@ -12,7 +12,7 @@ from typing import Protocol
 from allranks.harness import clock, evidence, linux
 from allranks.harness.channel import End, Report, RunTest
 from allranks.harness.gangs.call_board import LastCall, read_board, read_phase, read_wait
-from allranks.harness.gangs.orphans import REAP_TIMEOUT, KilledOrphan, Orphans, kill_orphans
+from allranks.harness.gangs.orphans import REAP_TIMEOUT, KilledOrphan, Mark, Orphans, kill_orphans
 from allranks.harness.gangs.output import Output, OutputLog
 from allranks.harness.gangs.outside_skew import disturbing
 from allranks.harness.gangs.rank_process import Echo, RankProcess
@@ -159,6 +159,7 @@ class LocalRanks:
         recorder: torch's flight recorder, if these ranks have one.
         stacks: Their :func:`stack_files`, created before the fork; None to create them now.
         echo: Gets each line that ranks of a driver's test print, passed on by the driver; None for no echo.
+        mark: Which they bear; None for none.
     """
 
     def __init__(  # noqa: PLR0913 - all but three have defaults and are passed by name
@@ -170,7 +171,9 @@ class LocalRanks:
         *,
         stacks: Mapping[int, StackFile] | None = None,
         echo: Echo | None = None,
+        mark: Mark | None = None,
     ) -> None:
+        self._mark = mark
         self._recorder = recorder
         self._echo = echo
         self._processes = {process.number: process for process in processes}
@@ -370,7 +373,7 @@ class LocalRanks:
         self._disturbance.close()
         ranks = {each: number for number, rank in self._processes.items() for each in rank.ids}
         stopped = {each for rank in self._processes.values() if rank.pid in self._stopped for each in rank.ids}
-        left = kill_orphans(self._orphans, ranks, stopped | self._stopped)
+        left = kill_orphans(self._orphans, ranks, stopped | self._stopped, self._mark)
         for rank in self._processes.values():
             rank.close()
         return left

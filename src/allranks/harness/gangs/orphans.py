@@ -1,10 +1,12 @@
 """Kills processes that outlive the rank that started them, except those that clean up."""
 
 import re
+import secrets
 import signal
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Self
 
 from allranks.harness import clock, linux
 
@@ -39,6 +41,65 @@ class KilledOrphan:
     has_survived: bool = False
 
 
+GANG_VARIABLE = "ALLRANKS_GANG_MARK"
+LAUNCH_VARIABLE = "ALLRANKS_LAUNCH_MARK"
+"""The variables with the marks of a gang's ranks, and of those that a test has launched."""
+
+_OWNER = 16
+NOBODY = f"{'0' * _OWNER}-00000"
+"""The mark in the environment of a process that forks ranks, which overwrite it."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Marks ranks that end together, and all processes that they start, wherever these go.
+
+    A process inherits its rank's environment; one that only forks keeps its rank's memory, where the kernel looks for
+    its initial environment.
+
+    Args:
+        variable: The variable that has the mark.
+        owner: The gang or launch, as 16 characters that no other has.
+    """
+
+    variable: str
+    owner: str
+
+    @classmethod
+    def of_gang(cls, number: int) -> Self:
+        """The mark of the gang with this number in its job."""
+        return cls(GANG_VARIABLE, f"{number:0{_OWNER}}")
+
+    @classmethod
+    def of_launch(cls) -> Self:
+        """A mark that no other launch has."""
+        return cls(LAUNCH_VARIABLE, secrets.token_hex(_OWNER // 2))
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """The variable of a rank."""
+        return {self.variable: f"{self.owner}-{rank:05}"}
+
+    def rank_of(self, pid: int) -> int | None:
+        """The rank that a process is, or comes from; None if it has another mark or none."""
+        owner, rank = marked(pid, self.variable)
+        return rank if owner == self.owner else None
+
+
+def marked(pid: int, variable: str) -> tuple[str, int]:
+    """The owner and the rank in the mark of a process; an empty owner for none."""
+    found = next((each for each in linux.variables_of(pid) if each.startswith(f"{variable}=")), "")
+    value = found.partition("=")[2]
+    owner, _, rank = value.partition("-")
+    return (owner, int(rank)) if rank.isdecimal() and value != NOBODY else ("", 0)
+
+
+def bear_marks(environment: Mapping[str, str]) -> None:
+    """Show the marks among these variables of a rank to whoever looks at this process, or at one that it forks."""
+    for variable in (GANG_VARIABLE, LAUNCH_VARIABLE):
+        if variable in environment:
+            linux.overwrite_variable(variable, environment[variable])
+
+
 Orphans = Callable[[Collection[int]], Collection[int]]
 """The children of this process that processes with these ids have left behind."""
 
@@ -59,11 +120,20 @@ def kill_group(leader: int) -> bool:
     return True
 
 
-def kill_orphans(orphans: Orphans, ranks: Mapping[int, int], stopped: Collection[int]) -> list[KilledOrphan]:
+def kill_orphans(
+    orphans: Orphans, ranks: Mapping[int, int], stopped: Collection[int], mark: Mark | None = None
+) -> list[KilledOrphan]:
     """Kill and reap processes that outlived ranks: this process, a subreaper, is their parent now.
 
     Processes that clean up may continue until :func:`end_children`. Orphans of `stopped` ranks are not reported.
+
+    Args:
+        orphans: Finds them.
+        ranks: The number of each rank, by its process id.
+        stopped: The process ids of ranks and other leaders of sessions that were stopped with all they had started.
+        mark: Which the ranks bear.
     """
+    pids = {number: pid for pid, number in ranks.items()}
     left: list[KilledOrphan] = []
     tried: set[int] = set()
     deadline = clock.monotonic() + _ORPHANS_TIMEOUT
@@ -72,16 +142,22 @@ def kill_orphans(orphans: Orphans, ranks: Mapping[int, int], stopped: Collection
         if not found:
             break
         described = {pid: linux.describe(pid) for pid in found}
+        marks = {pid: mark.rank_of(pid) for pid in found} if mark else {}
         idle = {pid for pid, process in described.items() if process and _is_idle_server(pid, process)}
         for leader in {process.session for process in described.values() if process} & ranks.keys():
             # As one group, because they might start more processes than can be killed one by one.
             kill_group(leader)
         lasting = _end_all(found)
-        left += [
-            KilledOrphan(rank=ranks.get(process.session), pid=pid, command=process.command, has_survived=pid in lasting)
-            for pid, process in described.items()
-            if process is not None and process.session not in stopped and pid not in idle
-        ]
+        for pid, process in described.items():
+            if process is None or pid in idle:
+                continue
+            number = marks.get(pid)
+            leader = process.session if number is None else pids.get(number, 0)
+            if not {leader, process.session} & set(stopped):
+                survived = pid in lasting
+                left.append(
+                    KilledOrphan(rank=ranks.get(leader), pid=pid, command=process.command, has_survived=survived)
+                )
         tried |= found
     return left
 

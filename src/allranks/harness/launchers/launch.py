@@ -1,7 +1,6 @@
 """Ranks that a test starts itself: forks of the launching process, which supervises them."""
 
 import os
-import secrets
 import unittest
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,7 +16,7 @@ from allranks.harness.config import TimeLimits
 from allranks.harness.gangs.ends import Journal, ends_of, failed_start
 from allranks.harness.gangs.gang import SKIP_GRACES, Deadlines, Gang
 from allranks.harness.gangs.local_ranks import LocalRanks, RankEvent, RankExit, RankReport, stack_files
-from allranks.harness.gangs.orphans import KilledOrphan
+from allranks.harness.gangs.orphans import KilledOrphan, Mark
 from allranks.harness.gangs.output import Output
 from allranks.harness.gangs.rank_process import UNKNOWN_STATUS, Echo, RankProcess, fork_ranks
 from allranks.harness.gangs.step_outcome import Step
@@ -26,8 +25,6 @@ from allranks.harness.launchers.launched_rank import LaunchedRank, Place, RankTe
 from allranks.harness.ranks.rank_setup import flush_output
 from allranks.harness.stacks.stacks import StackFile
 from allranks.outcomes import Outcome
-
-_MARK = "ALLRANKS_LAUNCH"
 
 Excuse = Callable[[int, int], bool]
 """Returns whether the test expects the end of a process, given its rank and exit status."""
@@ -209,7 +206,7 @@ def _as_consequence(broken_off: Step) -> Step:
 
 
 def _start_ranks(workplace: Workplace, world_size: int, work: Callable[[LaunchedRank], int]) -> "_LaunchedRanks":
-    mark, parent = secrets.token_hex(8), os.getpid()
+    mark, parent = Mark.of_launch(), os.getpid()
 
     def be_rank(rank: int, connection: int, board: int) -> NoReturn:
         place = Place(
@@ -220,7 +217,7 @@ def _start_ranks(workplace: Workplace, world_size: int, work: Callable[[Launched
             board=board,
             parent=parent,
         )
-        be_launched_rank(place, work, {_MARK: mark})
+        be_launched_rank(place, work, mark.environment(rank))
 
     flush_output()
     stacks = stack_files(workplace.results, range(world_size))
@@ -228,7 +225,7 @@ def _start_ranks(workplace: Workplace, world_size: int, work: Callable[[Launched
         # Python 3.12 warns about forking with threads. The danger is held locks, and a rank takes none of its parent's.
         warnings.simplefilter("ignore", DeprecationWarning)
         processes = fork_ranks(range(world_size), be_rank, workplace.echo)
-    return _LaunchedRanks(processes, workplace.results, f"{_MARK}={mark}", stacks)
+    return _LaunchedRanks(processes, workplace.results, mark, stacks)
 
 
 class _LaunchedRanks(LocalRanks):
@@ -236,15 +233,15 @@ class _LaunchedRanks(LocalRanks):
 
     Args:
         results: Folder of their files.
-        mark: A variable, as ``NAME=value``, that only these ranks and their children have.
+        mark: Which these ranks bear.
         stacks: Their stack files, created before the fork.
     """
 
     def __init__(
-        self, processes: Sequence[RankProcess], results: Path, mark: str, stacks: Mapping[int, StackFile]
+        self, processes: Sequence[RankProcess], results: Path, mark: Mark, stacks: Mapping[int, StackFile]
     ) -> None:
-        super().__init__(processes, results, self._left_by, stacks=stacks)
-        self._mark = mark
+        super().__init__(processes, results, self._left_by, stacks=stacks, mark=mark)
+        self._own_mark = mark
         self.nodeid = ""
         self.excuse: Excuse = excuse_nothing  # decides which exits the test expects
         self.excused: dict[int, int] = {}  # the exit status of each rank that ended so
@@ -288,8 +285,8 @@ class _LaunchedRanks(LocalRanks):
         return [pid for pid in linux.children() if pid not in pids and self._is_of_a_rank(pid, pids)]
 
     def _is_of_a_rank(self, pid: int, sessions: Collection[int]) -> bool:
-        """Whether a child of this process is in a rank's session, or has the ranks' mark in its environment."""
-        return linux.session_of(pid) in sessions or self._mark in linux.variables_of(pid)
+        """Whether a child of this process is in a rank's session, or bears the ranks' mark."""
+        return linux.session_of(pid) in sessions or self._own_mark.rank_of(pid) is not None
 
 
 class _LaunchedGang(Gang):

@@ -25,6 +25,7 @@ from allranks.harness.config import AgentConfig
 from allranks.harness.environment_skips import EnvironmentSkip
 from allranks.harness.evidence import DiskUse
 from allranks.harness.gangs.call_board import CallBoard, map_board
+from allranks.harness.gangs.orphans import Mark
 from allranks.harness.ranks import debugging, rank_setup
 from allranks.harness.ranks.call_counter import CallCounter
 from allranks.harness.ranks.child_processes import ChildWatch
@@ -109,6 +110,7 @@ def _rank_environment(assignment: Assignment) -> dict[str, str]:
     }
     return {
         **({} if assignment.config.launches_ranks else place),
+        **Mark.of_gang(assignment.gang).environment(assignment.rank),
         "ALLRANKS_GANG": str(assignment.gang),
         "ALLRANKS_SHARED": str(assignment.shared),
         **assignment.environment,

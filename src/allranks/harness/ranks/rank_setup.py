@@ -29,6 +29,7 @@ from allranks import skip_codes
 from allranks.harness import clock, evidence, linux
 from allranks.harness.channel import Leaving, RankEnd, Report
 from allranks.harness.collection.coverage import save_coverage
+from allranks.harness.gangs.orphans import bear_marks
 from allranks.harness.stacks.stacks import STACKS_SIGNAL
 from allranks.outcomes import Phase
 
@@ -244,6 +245,7 @@ def _set_up(stacks: Path, environment: Mapping[str, str]) -> None:
     # Not to standard error: that pipe holds little, and the stacks are needed separately.
     faulthandler.enable(file=file, all_threads=True)
     os.environ.update(environment)
+    bear_marks(environment)
     gc.enable()
 
 
