@@ -19,8 +19,8 @@ from allranks.engine.launch_files import (
 )
 from allranks.engine.launch_leader import SHARE, unusable
 from allranks.engine.launched_node import LaunchedNode
-from allranks.engine.process import remove_tree
 from allranks.errors import EngineError, ExitCode
+from allranks.harness.evidence import remove_tree
 from allranks.interruption import deaf
 
 _LATER = 10.0

@@ -22,9 +22,9 @@ from allranks.engine.launch_files import (
     write,
 )
 from allranks.engine.launched_node import LaunchedNode
-from allranks.engine.process import remove_tree
 from allranks.engine.slurm_queue import QueuedJob, Sighting
 from allranks.errors import AllranksError, EngineError, ExitCode, counted
+from allranks.harness.evidence import remove_tree
 from allranks.harness.node_files import GO, is_there
 from allranks.interruption import deaf
 

@@ -27,7 +27,7 @@ from allranks.engine.ownership import (
 from allranks.engine.protocol import JobSpec, NodeExit, RunningJob
 from allranks.errors import EngineError
 from allranks.harness.container_init import COMMAND, ISOLATED
-from allranks.harness.evidence import read
+from allranks.harness.evidence import read, remove_tree
 from allranks.harness.linux import is_readable, processes, signal_group, signal_pidfd, variables_of
 from allranks.records import Record
 
@@ -240,15 +240,6 @@ def _pipe(file: IO[bytes] | None) -> IO[bytes]:
         msg = "the agent was started without pipes"
         raise ValueError(msg)
     return file
-
-
-def remove_tree(folder: Path) -> None:
-    """Remove a job's folder, as far as possible, with folders in it that its tests have closed to everyone."""
-    with suppress(RecursionError):  # a thousand nested folders; Python 3.13 has no such limit
-        shutil.rmtree(folder, ignore_errors=True)
-    if folder.exists():
-        for remedy in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
-            subprocess.run([*remedy, "--", folder], stderr=subprocess.DEVNULL, check=False)
 
 
 def _write_secretly(path: Path, text: str) -> None:

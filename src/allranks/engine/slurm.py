@@ -13,13 +13,14 @@ from allranks.engine.allocation import OWNER_BEAT, Allocation
 from allranks.engine.archive import check_links
 from allranks.engine.file_calls import answered
 from allranks.engine.ownership import HOST_VARIABLE, RUN_VARIABLE, Owner, host_id
-from allranks.engine.process import environment, remove_tree
+from allranks.engine.process import environment
 from allranks.engine.protocol import JobSpec
 from allranks.engine.shared_folder_job import SharedFolderJob, fill_folder
 from allranks.engine.slurm_container import agent_container, docker_options
 from allranks.engine.slurm_queue import SlurmQueue, outside_of_jobs
 from allranks.engine.slurm_requests import job_name, request, script
 from allranks.errors import EngineError
+from allranks.harness.evidence import remove_tree
 from allranks.harness.node_container import AgentFolders
 from allranks.harness.node_files import NodeOrder, write_whole
 from allranks.matrix.model import Slurm

@@ -216,3 +216,7 @@ class Folders:
     code: Path  # the base of the suite's paths
     results: Path  # files that outlive the job
     shared: Path  # scratch space that all ranks see
+
+    def of_gang(self, number: int) -> Path:
+        """The folder that the ranks of one gang share, which goes with the gang."""
+        return self.shared / f"gang-{number}"

@@ -7,7 +7,9 @@ A rank checks the room after each of its tests. The kernel counts the bytes that
 """
 
 import os
+import shutil
 import stat
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -134,6 +136,16 @@ def _of_file_system(folder: Path, size: int, written: int, *, is_own: bool) -> O
     whose = f"this rank wrote {_mib(written)}" if is_own else "which rank did it cannot be told: none by plain writing"
     message = f"{folder}, which has room for {_mib(size)}, was filled during this test: {whose}. {_REMEDY}"
     return Overrun(message=message, is_own=is_own)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder, as far as possible, with folders in it that tests have closed to everyone."""
+    with suppress(RecursionError):  # a thousand nested folders; Python 3.13 has no such limit
+        shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        for remedy in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
+            with suppress(OSError):
+                subprocess.run([*remedy, "--", folder], stderr=subprocess.DEVNULL, check=False)
 
 
 def is_full(folder: Path) -> bool:

@@ -3,7 +3,6 @@
 import math
 import os
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
@@ -13,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from json import dumps
 from pathlib import Path
@@ -21,7 +20,7 @@ from pathlib import Path
 from allranks.harness import linux
 from allranks.harness.channel import Outgoing, receive
 from allranks.harness.config import AgentConfig, Folders
-from allranks.harness.evidence import is_full
+from allranks.harness.evidence import remove_tree
 from allranks.harness.gangs.local_ranks import LocalRanks, stack_files
 from allranks.harness.gangs.orphans import GANG_VARIABLE, Mark, marked
 from allranks.harness.gangs.rank_process import ConnectionEnds, Echo, RankProcess, open_ends
@@ -354,20 +353,10 @@ class LocalNode:
     end: JobEnd
     echo: Echo | None  # gets each line that ranks print; None for no echo
     records_flights: bool  # ranks use torch's flight recorder
-    _shared: Path | None = field(default=None, init=False)
 
     def of_lane(self, results: Path) -> "LocalNode":
         """This node, for ranks with their files in another folder."""
         return replace(self, folders=replace(self.folders, results=results))
-
-    def _shared_folder(self, gang: int) -> Path:
-        """Create the folder that a gang's ranks share; the previous gang's goes if the file system is full."""
-        if self._shared is not None and (self.config.stress or is_full(self.folders.shared)):
-            with suppress(RecursionError):  # a thousand nested folders
-                shutil.rmtree(self._shared, ignore_errors=True)
-        self._shared = self.folders.shared / f"gang-{gang}"
-        self._shared.mkdir(exist_ok=True)
-        return self._shared
 
     def start_ranks(self, orders: Orders) -> LocalRanks:
         """See :meth:`allranks.harness.nodes.node.Node.start_ranks`.
@@ -377,7 +366,8 @@ class LocalNode:
             HangupError: The job is to end.
             JobLimitError: The job's time is up.
         """
-        shared = self._shared_folder(orders.gang)
+        shared = self.folders.of_gang(orders.gang)
+        shared.mkdir(exist_ok=True)
         results, numbers, recorder = self.folders.results, [*self.config.local_ranks], None
         if orders.launches:
             results, numbers = driver_folder(self.folders.results), [DRIVER]
@@ -387,7 +377,8 @@ class LocalNode:
         recording = recorder.environment(self.server.torch, os.environ) if recorder else {}
         stacks = stack_files(results, numbers)
         mark = Mark.of_gang(orders.gang)
-        with self.family.expecting(mark), ExitStack() as undo:
+        with ExitStack() as undo, self.family.expecting(mark):
+            undo.callback(remove_tree, shared)
             ends = [open_ends(number, None if orders.launches else self.echo, undo) for number in numbers]
             ranks = self.server.start_ranks(
                 StartGang(
@@ -407,4 +398,4 @@ class LocalNode:
             self.family.join(mark, [rank.pid for rank in ranks])
             undo.pop_all()
         left_by = partial(self.family.left_by, mark)
-        return LocalRanks(ranks, results, left_by, recorder, stacks=stacks, echo=self.echo, mark=mark)
+        return LocalRanks(ranks, results, left_by, recorder, stacks=stacks, echo=self.echo, mark=mark, shared=shared)

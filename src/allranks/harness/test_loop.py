@@ -248,9 +248,11 @@ class TestLoop:
         # Without a process group, too: a fixture of the suite may make one.
         self._driver = DriverAccount(self._journal, self._config) if terms.launches else None
         groups = 1 if terms.has_process_group else OWN_GROUPS
-        rendezvous = make_rendezvous(self._config, self._folders.shared, groups=groups) if self._has_ranks else None
+        number = next(self._count.gangs)
+        shared = self._folders.of_gang(number)
+        rendezvous = make_rendezvous(self._config, shared, groups=groups) if self._has_ranks else None
         try:
-            gang = self._start(rendezvous, indices)
+            gang = self._start(number, rendezvous, indices)
             try:
                 return self._lead(gang, indices, rendezvous if terms.has_process_group else None)
             except HangupError as error:
@@ -265,8 +267,7 @@ class TestLoop:
             if rendezvous is not None:
                 rendezvous.joined()
 
-    def _start(self, rendezvous: Rendezvous | None, indices: Sequence[int]) -> Gang:
-        number = next(self._count.gangs)
+    def _start(self, number: int, rendezvous: Rendezvous | None, indices: Sequence[int]) -> Gang:
         terms = self._program.terms[indices[0]]
         orders = Orders(
             gang=number,

@@ -382,7 +382,7 @@ class ServerPlugin:
             environment=dict(each.split("=", 1) for each in request.environment),
             hardware_skip=self._lack,
             results=Path(request.results),
-            shared=self._folders.shared / f"gang-{request.gang}",
+            shared=self._folders.of_gang(request.gang),
             connection=connection,
             board=board,
             supervisor=self._supervisor.pid,

@@ -160,6 +160,7 @@ class LocalRanks:
         stacks: Their :func:`stack_files`, created before the fork; None to create them now.
         echo: Gets each line that ranks of a driver's test print, passed on by the driver; None for no echo.
         mark: Which they bear; None for none.
+        shared: The folder that they share, which goes with them; None for none.
     """
 
     def __init__(  # noqa: PLR0913 - all but three have defaults and are passed by name
@@ -172,7 +173,9 @@ class LocalRanks:
         stacks: Mapping[int, StackFile] | None = None,
         echo: Echo | None = None,
         mark: Mark | None = None,
+        shared: Path | None = None,
     ) -> None:
+        self._shared = shared
         self._mark = mark
         self._recorder = recorder
         self._echo = echo
@@ -376,6 +379,8 @@ class LocalRanks:
         left = kill_orphans(self._orphans, ranks, stopped | self._stopped, self._mark)
         for rank in self._processes.values():
             rank.close()
+        if self._shared is not None:
+            evidence.remove_tree(self._shared)
         return left
 
 
