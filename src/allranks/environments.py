@@ -20,7 +20,7 @@ from pathlib import Path
 
 from allranks.errors import EnvironmentBuildError
 from allranks.pip_settings import errors_in, pip_settings, python_that_builds, without_logins
-from allranks.user_cache import cache_folder, hold
+from allranks.user_cache import cache_folder, cache_limit, hold, make_room, use
 
 _COMPLETE = ".complete"
 
@@ -110,12 +110,17 @@ def ensure_environment(recipe: EnvironmentRecipe, progress: Callable[[str], None
     """
     folder = cache_folder() / "environments" / f"{recipe.name}-{recipe.key}"
     python = folder / "bin" / "python"
-    if (folder / _COMPLETE).exists():
-        return python
+    limit = cache_limit()
     try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        use(folder)
+        if (folder / _COMPLETE).exists():
+            return python
         with locked(folder):
             if not (folder / _COMPLETE).exists():
                 _make(folder, recipe, progress)
+                use(folder)
+                make_room(folder.parent, limit, progress)
     except OSError as error:
         msg = f"The environment {folder} cannot be made."
         remedy = "Free some space, or set XDG_CACHE_HOME to a folder that can be written."

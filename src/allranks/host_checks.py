@@ -16,7 +16,7 @@ from allranks.engine_registry import AUTO, engine_names
 from allranks.errors import DeviceError, EngineError
 from allranks.harness import kernel
 from allranks.schedule.sick_gpus import SICK_REMEDY, sick_gpus
-from allranks.user_cache import cache_folder
+from allranks.user_cache import cache_folder, cache_limit
 
 _GIB: Final = 1 << 30
 _ROOM_FOR_RUNS: Final = _GIB
@@ -107,6 +107,10 @@ def examine_folders(results: Path, shm: Path = Path("/dev/shm")) -> Iterator[Fin
     """
     for subject, folder in (("results", results), ("cache", cache_folder())):
         yield _room(subject, _existing(folder), _ROOM_FOR_RUNS)
+    yield Finding(
+        "cache limit",
+        f"environments and wheels may take {cache_limit() / _GIB:g} GiB each; the least recently used ones are removed",
+    )
     yield _writable("locks", lock_folder())
     if shm.exists():
         yield _room("shared memory", shm, _SHM, f"Make it larger: sudo mount -o remount,size=2g {shm}")

@@ -2,10 +2,15 @@
 
 import errno
 import fcntl
+import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
+from typing import Final
 
 from allranks.errors import EnvironmentBuildError, ImageError
 
@@ -68,6 +73,115 @@ def made_cache_folder(name: str) -> Path:
             remedy=WRITABLE,
         ) from error
     return folder
+
+
+LIMIT_VARIABLE: Final = "ALLRANKS_CACHE_GIB"
+"""The variable with the limit of :func:`cache_limit`."""
+
+_LIMIT_GIB: Final = 20.0
+_PARTIAL: Final = "partial-"
+_ABANDONED: Final = 24 * 3600.0
+"""Seconds after which nobody is filling a folder whose name says that it is partial."""
+
+
+def cache_limit() -> int:
+    """Bytes that the environments may take, and the wheels as well: 20 GiB, or what the user has set.
+
+    Raises:
+        EnvironmentBuildError: The user has set something else than a number.
+    """
+    given = os.environ.get(LIMIT_VARIABLE) or str(_LIMIT_GIB)
+    try:
+        gib = float(given)
+    except ValueError:
+        gib = math.nan
+    if not 0 <= gib < math.inf:
+        msg = f"{LIMIT_VARIABLE} is {given!r}, which is no number of GiB."
+        raise EnvironmentBuildError(msg, remedy=f"Set it to a number such as {_LIMIT_GIB:g}, or unset it.")
+    return int(gib * (1 << 30))
+
+
+def use(entry: Path) -> None:
+    """Keep an entry of the cache as long as this process runs, and count it as just used.
+
+    Call this before checking whether the entry exists, and again after making it.
+    """
+    _held(entry)
+    with suppress(OSError):  # it does not exist yet, or this user cannot write the cache, and so removes nothing
+        os.utime(entry)
+
+
+@cache
+def _held(entry: Path) -> int:
+    """A descriptor with a shared lock, which the kernel releases when this process ends; -1 for none."""
+    with suppress(OSError):
+        descriptor = _open_lock(entry)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        return descriptor
+    return -1
+
+
+@contextmanager
+def closing_descriptor(descriptor: int) -> Iterator[int]:
+    """Close a descriptor at the end of a block."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _open_lock(entry: Path) -> int:
+    path = entry.with_name(f"{entry.name}.used")
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
+def make_room(folder: Path, limit: int, progress: Callable[[str], None]) -> None:
+    """Remove the least recently used entries of a folder in the cache above a limit, except for those in use.
+
+    Args:
+        folder: Its subfolders are the entries.
+        limit: Bytes; see :func:`cache_limit`. The entry that was used last stays, however large it is.
+        progress: Receives a line for each entry that is removed.
+    """
+    for entry in to_forget(folder, limit):
+        with suppress(OSError), closing_descriptor(_open_lock(entry)) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if a run uses it
+            progress(f"removing {entry}, the least recently used")
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def to_forget(folder: Path, limit: int) -> list[Path]:
+    """The entries that :func:`make_room` removes, if no run uses them."""
+    found = [(entry.lstat().st_mtime, entry) for entry in folder.iterdir() if entry.is_dir() and not entry.is_symlink()]
+    now = time.time()
+    entries = [
+        entry
+        for used, entry in sorted(found, reverse=True)
+        if not entry.name.startswith(_PARTIAL) or now - used > _ABANDONED
+    ]
+    return _beyond([(entry, _size(entry)) for entry in entries], limit)
+
+
+def _beyond(entries: Sequence[tuple[Path, int]], limit: int) -> list[Path]:
+    """The entries that do not fit, given those used last first: one that does not fit takes no room of the others."""
+    removed: list[Path] = []
+    total = 0
+    for number, (entry, size) in enumerate(entries):
+        if number and total + size > limit:
+            removed.append(entry)
+        else:
+            total += size
+    return removed
+
+
+def _size(folder: Path) -> int:
+    """Bytes on the disk of all files below a folder, which may be changing; links are not followed."""
+    total = 0
+    for path, _, files in os.walk(folder):
+        for name in files:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(path, name)).st_blocks * 512  # noqa: PTH118 - 30,000 files
+    return total
 
 
 def keep(file: Path, text: str) -> None:

@@ -94,7 +94,7 @@ def test_what_cannot_be_resolved_is_an_error_and_leaves_nothing_in_the_cache(wan
     broken = replace(wanted, recipe=replace(wanted.recipe, torch="9.9"))
     with pytest.raises(ImageError, match=r"torch==9\.9"):
         resolve(broken, progress)
-    assert list((own_cache / "allranks/wheels").iterdir()) == []
+    assert [path for path in (own_cache / "allranks/wheels").iterdir() if path.suffix != ".used"] == []
 
 
 def test_a_faster_run_wins(tmp_path):

@@ -26,7 +26,7 @@ from allranks.image.child_process import child, lines_of
 from allranks.image.daemon import Progress
 from allranks.image.recipe import Recipe, digest
 from allranks.pip_settings import errors_in, has_pip, python_that_builds, without_logins
-from allranks.user_cache import made_cache_folder
+from allranks.user_cache import cache_limit, made_cache_folder, make_room, use
 
 _OF_AN_EXTRA = re.compile(r"\bextra\s*==")
 
@@ -177,11 +177,15 @@ def resolve(wanted: Wanted, progress: Progress) -> Wheelhouse:
         ImageError: The requirements cannot be met with wheels.
     """
     folder = made_cache_folder("wheels") / _key(wanted)
+    limit = cache_limit()
+    use(folder)
     if not folder.is_dir():
         progress(f"resolving the packages of image {wanted.recipe.name}")
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix="partial-") as scratch:
             _fill(Path(scratch), wanted, progress)
             _publish(Path(scratch), folder)
+        use(folder)
+        make_room(folder.parent, limit, progress)
     return Wheelhouse(tools=folder / "tools", torch=folder / "torch", packages=folder / "packages")
 
 

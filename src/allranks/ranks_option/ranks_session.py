@@ -5,7 +5,6 @@ import os
 import secrets
 import shutil
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -23,6 +22,7 @@ from allranks.harness.collection.parameter_values import REMEDY, changes, digest
 from allranks.harness.config import COVERAGE, seed_of_test
 from allranks.harness.seeding import seed_generators
 from allranks.matrix.model import Cell, Image, Job, Limits, Matrix, Suite
+from allranks.ranks_option.kept_results import forget_older, new_folder
 from allranks.ranks_option.verdict_reports import VerdictReporter
 from allranks.records import NotRun
 from allranks.report.folder import read_attempts_at
@@ -111,7 +111,7 @@ class RanksSession:
         return True
 
     def _run(self, session: pytest.Session) -> None:
-        results = self._kept = Path(tempfile.mkdtemp(prefix="allranks-ranks-"))
+        results = self._kept = new_folder()
         reporter = VerdictReporter(session, self._cell.world_size)
         session.config.pluginmanager.register(reporter, "allranks-verdicts")
         try:
@@ -124,6 +124,8 @@ class RanksSession:
         if self._error is None and not reporter.has_bad:
             shutil.rmtree(results, ignore_errors=True)
             self._kept = None
+        else:
+            forget_older()
         self._ran_nothing = not (reporter.has_executed or reporter.has_bad or self._error)
 
     @pytest.hookimpl(tryfirst=True)

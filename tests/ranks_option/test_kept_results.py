@@ -1,0 +1,134 @@
+"""Which results of ``pytest --ranks`` stay in the temporary folder."""
+
+import os
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from allranks.ranks_option import kept_results
+from allranks.ranks_option.kept_results import KEPT, forget_older, new_folder
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+SESSION = """
+import sys, tempfile
+tempfile.tempdir = sys.argv[1]
+from allranks.ranks_option.kept_results import forget_older, new_folder
+
+folder = new_folder()
+(folder / "log").touch()
+forget_older()
+print(folder.name, flush=True)
+sys.stdin.read()
+"""
+
+
+def start_session(temporary):
+    process = subprocess.Popen(
+        [sys.executable, "-c", SESSION, str(temporary)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    name = process.stdout.readline().strip()
+    return process, name
+
+
+def run_session(temporary):
+    process, name = start_session(temporary)
+    process.communicate()
+    return name
+
+
+def kept(temporary):
+    [root] = temporary.iterdir()
+    return sorted(path.name for path in root.iterdir())
+
+
+def test_the_results_of_the_last_sessions_stay(temporary):
+    names = [run_session(temporary) for _ in range(KEPT + 2)]
+    assert names == [f"session-{number}" for number in range(KEPT + 2)]
+    assert kept(temporary) == names[-KEPT:]
+
+
+def test_the_results_of_a_session_that_runs_stay_however_many_come_after_it(temporary):
+    process, name = start_session(temporary)
+    others = [run_session(temporary) for _ in range(KEPT + 1)]
+    assert kept(temporary) == [name, *others[-KEPT:]]
+    process.communicate()
+    last = run_session(temporary)
+    assert kept(temporary) == [*others[-KEPT + 1 :], last]
+
+
+def test_sessions_side_by_side_have_folders_of_their_own(temporary):
+    sessions = [start_session(temporary) for _ in range(4)]
+    for process, _ in sessions:
+        process.communicate()
+    assert len({name for _, name in sessions}) == 4
+
+
+def test_only_this_user_may_look_at_them(temporary):
+    folder = new_folder()
+    assert folder.is_relative_to(temporary)
+    assert [path.stat().st_mode & 0o777 for path in (folder, folder.parent)] == [0o700, 0o700]
+
+
+def as_link(root, elsewhere):
+    root.symlink_to(elsewhere)
+
+
+def as_dangling_link(root, elsewhere):
+    root.symlink_to(elsewhere / "nowhere")
+
+
+def as_file(root, _elsewhere):
+    root.touch()
+
+
+def as_open_folder(root, _elsewhere):
+    root.mkdir()
+    root.chmod(0o777)
+
+
+def as_folder_of_another_user(root, _elsewhere):
+    if os.geteuid() != 0:
+        pytest.skip("only root can make a folder of another user")
+    root.mkdir(mode=0o700)
+    os.chown(root, 65534, 65534)
+
+
+@pytest.mark.parametrize("made", [as_link, as_dangling_link, as_file, as_open_folder, as_folder_of_another_user])
+def test_what_another_user_may_have_put_there_is_not_used(temporary, made, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    for number in range(KEPT + 3):
+        (elsewhere / f"session-{number}").mkdir()
+    before = sorted(elsewhere.iterdir())
+    root = temporary / f"allranks-ranks-of-{os.geteuid()}"
+    made(root, elsewhere)
+    folder = new_folder()
+    assert folder.parent == temporary
+    assert folder.stat().st_mode & 0o777 == 0o700
+    forget_older()
+    assert sorted(elsewhere.iterdir()) == before
+
+
+def test_a_link_among_the_sessions_is_not_followed(temporary, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "file").touch()
+    root = kept_results.root()
+    (root / "session-0").symlink_to(elsewhere)
+    for _ in range(KEPT + 1):
+        run_session(temporary)
+    assert (elsewhere / "file").exists()
+
+
+@pytest.mark.parametrize("name", ["session-", "session-x", "session-1-old", "mine"])
+def test_what_has_another_name_stays(temporary, name):
+    (kept_results.root() / name).mkdir()
+    for _ in range(KEPT + 1):
+        run_session(temporary)
+    assert name in kept(temporary)
