@@ -8,7 +8,7 @@ import tempfile
 import pytest
 
 from allranks.ranks_option import kept_results
-from allranks.ranks_option.kept_results import KEPT, forget_older, new_folder
+from allranks.ranks_option.kept_results import KEPT, forget, forget_older, new_folder
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def kept(temporary):
 
 def test_the_results_of_the_last_sessions_stay(temporary):
     names = [run_session(temporary) for _ in range(KEPT + 2)]
-    assert names == [f"session-{number}" for number in range(KEPT + 2)]
+    assert names == [f"session-{number}" for number in range(1, KEPT + 3)]
     assert kept(temporary) == names[-KEPT:]
 
 
@@ -62,6 +62,28 @@ def test_the_results_of_a_session_that_runs_stay_however_many_come_after_it(temp
     process.communicate()
     last = run_session(temporary)
     assert kept(temporary) == [*others[-KEPT + 1 :], last]
+
+
+def test_a_session_without_trouble_leaves_nothing(temporary):
+    first, second = new_folder(), new_folder()
+    forget(first)
+    assert kept(temporary) == [second.name]
+    forget(second)
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_session_begins_while_another_removes_the_last_results(temporary, monkeypatch):
+    parent, calls = kept_results.root(), []
+    numbered = kept_results._numbered
+
+    def remove_and_look(folder):
+        calls.append(folder)
+        if len(calls) == 1:
+            parent.rmdir()
+        return numbered(folder)
+
+    monkeypatch.setattr(kept_results, "_numbered", remove_and_look)
+    assert new_folder().parent.parent == temporary
 
 
 def test_sessions_side_by_side_have_folders_of_their_own(temporary):
@@ -120,7 +142,7 @@ def test_a_link_among_the_sessions_is_not_followed(temporary, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (elsewhere / "file").touch()
     root = kept_results.root()
-    (root / "session-0").symlink_to(elsewhere)
+    (root / "session-1").symlink_to(elsewhere)
     for _ in range(KEPT + 1):
         run_session(temporary)
     assert (elsewhere / "file").exists()

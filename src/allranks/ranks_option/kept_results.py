@@ -33,18 +33,24 @@ def root() -> Path | None:
 
 def new_folder() -> Path:
     """A fresh folder for the results of a session, which keeps it as long as this process runs."""
-    if (parent := root()) is None:
-        return Path(tempfile.mkdtemp(prefix="allranks-ranks-"))
-    number = max(_numbered(parent), default=-1) + 1
-    while True:
-        folder = parent / f"{_PREFIX}{number}"
-        try:
+    number = 0
+    while (parent := root()) is not None:
+        with suppress(FileExistsError, FileNotFoundError):  # another session was faster, or has just removed the last
+            number = max([number, *_numbered(parent)]) + 1
+            folder = parent / f"{_PREFIX}{number}"
             folder.mkdir(mode=0o700)
-        except FileExistsError:  # another session was faster
-            number += 1
-            continue
-        _lock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), fcntl.LOCK_SH)  # until this process ends
-        return folder
+            # Until this process ends.
+            _lock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), fcntl.LOCK_SH)
+            return folder
+    return Path(tempfile.mkdtemp(prefix="allranks-ranks-"))
+
+
+def forget(folder: Path) -> None:
+    """Remove the results of a session in which nothing went wrong."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if folder.parent == root():
+        with suppress(OSError):  # it has others
+            folder.parent.rmdir()
 
 
 def forget_older() -> None:

@@ -22,7 +22,7 @@ from allranks.harness.collection.parameter_values import REMEDY, changes, digest
 from allranks.harness.config import COVERAGE, seed_of_test
 from allranks.harness.seeding import seed_generators
 from allranks.matrix.model import Cell, Image, Job, Limits, Matrix, Suite
-from allranks.ranks_option.kept_results import forget_older, new_folder
+from allranks.ranks_option.kept_results import forget, forget_older, new_folder
 from allranks.ranks_option.verdict_reports import VerdictReporter
 from allranks.records import NotRun
 from allranks.report.folder import read_attempts_at
@@ -122,7 +122,7 @@ class RanksSession:
         if self._error is not None and not reporter.has_bad:
             session.testsfailed += 1
         if self._error is None and not reporter.has_bad:
-            shutil.rmtree(results, ignore_errors=True)
+            forget(results)
             self._kept = None
         else:
             forget_older()
