@@ -1,7 +1,10 @@
 """How an agent ends when it is told to, when its time is up, and when it is killed. Nothing may be left of it."""
 
+import os
 import signal
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from agent_run import wait_for_pid
@@ -179,3 +182,81 @@ def test_hangs(rank):
     assert "the job's time limit of 2 s was reached" in message
     assert "in test_hangs" in message
     assert agent.cases(0)["test_hangs"].message.startswith("aborted by rank 1; it was in ")
+
+
+ENDED = f"""{WORDS}
+def test_before():
+    pass
+
+def test_hangs(rank):
+    say("hanging")
+    time.sleep(600)
+
+def test_after():
+    pass
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.3, 1.0, 2.0])
+@pytest.mark.parametrize("order", ["ranks first", "one rank first", "agent first"])
+def test_ranks_that_a_scheduler_ends_with_the_agent_are_aborted(start_agent, order, seconds):
+    agent = start_agent({"test_ended.py": ENDED}).go()
+    assert [agent.word(), agent.word()] == ["hanging", "hanging"]
+    ranks = agent.gangs()[-1][: 1 if order == "one rank first" else 2]
+
+    def end_ranks():
+        for pid in ranks:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+
+    if order == "agent first":
+        agent.signal(signal.SIGTERM)
+        time.sleep(seconds)
+        end_ranks()
+    else:
+        end_ranks()
+        time.sleep(seconds)
+        agent.signal(signal.SIGTERM)
+    assert agent.wait() == HANGUP_STATUS
+    assert agent.outcomes("test_before") == ("passed", "passed")
+    assert agent.outcomes("test_hangs") == ("aborted", "aborted")
+    assert "killed by SIGTERM" not in agent.cases(0)["test_hangs"].message + agent.cases(1)["test_hangs"].message
+    assert "test_after" not in agent.cases(0)
+    assert agent.all(Interrupted)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS])
+def test_a_rank_that_another_signal_killed_before_the_jobs_end_keeps_the_blame(start_agent, number):
+    agent = start_agent({"test_ended.py": ENDED}, limits={"peer_grace": 20.0}).go()
+    assert [agent.word(), agent.word()] == ["hanging", "hanging"]
+    [first, second] = agent.gangs()[-1]
+    os.kill(first, number)
+    while Path(f"/proc/{first}").exists():
+        time.sleep(0.01)
+    os.kill(second, signal.SIGTERM)
+    time.sleep(0.3)
+    agent.signal(signal.SIGTERM)
+    assert agent.wait() == HANGUP_STATUS
+    assert agent.outcomes("test_hangs") == ("crashed", "aborted")
+
+
+ALONE = """
+    import os, signal, time
+    import torch
+    import torch.distributed as dist
+
+    def test_ends_itself(rank):
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        dist.all_reduce(torch.ones(1))
+
+    def test_after():
+        pass
+"""
+
+
+def test_a_rank_that_ends_itself_by_sigterm_keeps_the_blame(run_agent):
+    agent = run_agent({"test_alone.py": ALONE})
+    [first] = [end for end in agent.arrived("test_ends_itself") if not end.consequence and end.outcome.is_bad]
+    assert (first.rank, first.message) == (1, "rank 1 was killed by SIGTERM")
+    assert agent.outcomes("test_after") == ("passed", "passed")

@@ -256,7 +256,9 @@ class TestLoop:
             try:
                 return self._lead(gang, indices, rendezvous if terms.has_process_group else None)
             except HangupError as error:
-                self._record_bad(gang, gang.abort(str(error)))
+                step = gang.abort(str(error))
+                step.end_from_outside(str(error))
+                self._record_bad(gang, step)
                 raise
             except JobLimitError as error:
                 self._record_bad(gang, gang.give_up(str(error)))

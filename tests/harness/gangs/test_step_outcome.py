@@ -1,5 +1,6 @@
 """Who is to blame for a step that did not end, and what that makes of the others."""
 
+import signal
 from types import MappingProxyType
 
 import pytest
@@ -348,3 +349,52 @@ def test_phases_without_end_are_bounded_and_the_first_bad_one_is_kept():
 def test_a_process_that_nccls_watchdog_ended_died_of_a_peer():
     assert died_of_a_peer("[rank0]:[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1")
     assert not died_of_a_peer("free(): invalid pointer")
+
+
+def death(rank, at, number=signal.SIGTERM, **how):
+    return RankExit(rank=rank, status=-number, at=at, **how)
+
+
+def failure(rank, at, *, is_symptom=False):
+    report = Report(nodeid="t::x", outcome=Outcome.FAILED, message="broken", is_symptom=is_symptom)
+    return RankReport(rank=rank, report=report, at=at)
+
+
+def passed(rank, at):
+    return RankReport(rank=rank, report=Report(nodeid="t::x"), at=at)
+
+
+LOST = {"lost": "the agent of node 1 was told to stop", "was_told_to_stop": True}
+
+
+@pytest.mark.parametrize(
+    ("events", "outcomes", "leader"),
+    [
+        ([death(0, 1.0), death(1, 1.1)], ["aborted", "aborted"], None),
+        ([death(1, 1.0), failure(0, 1.1, is_symptom=True)], ["aborted", "aborted"], None),
+        ([failure(0, 1.0, is_symptom=True), death(1, 1.1)], ["aborted", "aborted"], None),
+        ([passed(0, 0.5), death(1, 1.0)], ["passed", "aborted"], None),
+        ([failure(0, 0.5), death(1, 1.0)], ["failed", "aborted"], 0),
+        ([death(1, 1.0), failure(0, 1.1)], ["failed", "aborted"], 0),
+        ([death(0, 0.5, signal.SIGSEGV), death(1, 1.0)], ["crashed", "aborted"], 0),
+        ([death(1, 0.5), death(0, 1.0, signal.SIGKILL)], ["crashed", "aborted"], 0),
+        ([death(2, 0.5), death(0, 1.0, signal.SIGABRT), failure(1, 1.1)], ["crashed", "failed", "aborted"], 0),
+        ([death(0, 0.5, signal.SIGSEGV), failure(1, 0.6, is_symptom=True), death(2, 1.0)],
+         ["crashed", "failed", "aborted"], 0),
+        ([RankExit(rank=1, status=None, at=1.0, **LOST), death(0, 1.1)], ["aborted", "aborted"], None),
+        ([failure(0, 0.9), RankExit(rank=1, status=None, at=1.0, **LOST)], ["failed", "aborted"], 0),
+        ([death(1, 1.0, signal.SIGINT)], ["crashed"], 1),
+    ],
+)  # fmt: skip
+def test_ranks_that_ended_with_the_job_are_aborted_and_no_others(events, outcomes, leader):
+    step = Step(nodeid="t::x")
+    for event in events:
+        step.note(reported(event, step) if isinstance(event, RankReport) else ended(event, step))
+    step.end_from_outside("the job was ended from outside")
+    assert [str(each.outcome) for each in sorted(step.outcomes, key=lambda each: each.rank)] == outcomes
+    leading = [each for each in step.outcomes if each.outcome.is_bad and each.outcome is not Outcome.ABORTED]
+    assert (step.cause.rank if step.cause else None) == leader
+    assert [each.rank for each in leading if not each.consequence] == ([] if leader is None else [leader])
+    assert {each.message for each in step.outcomes if each.outcome is Outcome.ABORTED} <= {
+        "the job was ended from outside"
+    }

@@ -40,6 +40,10 @@ KILL_GRACE = 10.0
 SKIP_GRACES = 5
 """Multiple of ``peer_grace`` for the peers of a rank that skipped: they may skip as well, or wait for it in vain."""
 
+END_GRACE = 3.0
+"""Seconds after SIGTERM has ended a rank in which the job's end makes that a part of it: a scheduler that cancels a job
+signals all of its processes, in any order."""
+
 ROUNDED_UP = 2.0
 """Seconds that a rendezvous may take beyond its limit: torch's stores wait for whole seconds (measured with 2.13)."""
 
@@ -232,6 +236,7 @@ class Gang:
         self._weigh(step)
         if self._pending:
             self._give_up(clock.reason, skipper)
+        self._wait_for_the_jobs_end(step)
         if step.has_gone_wrong:
             self._explain(step, skipper)
         step.compare_subtests()
@@ -242,6 +247,20 @@ class Gang:
         if any(each.waits_for is not None for each in step.outcomes):
             calls = self._look_at_calls(step)
             step.weigh_symptoms(partial(never_entered, calls))
+
+    def _wait_for_the_jobs_end(self, step: Step) -> None:
+        """If SIGTERM has ended a rank, wait a moment for the end of the job.
+
+        Raises:
+            HangupError: The job is to end.
+            JobLimitError: The job's time is up.
+        """
+        last = step.last_termination
+        while last is not None:
+            left = last + END_GRACE - clock.now()
+            self._wait(max(0.0, left))
+            if left <= 0:
+                return
 
     def _explain(self, step: Step, skipper: StepOutcome | None) -> None:
         """Explain a step that went wrong by the ranks' last calls."""

@@ -53,6 +53,7 @@ class RankExit:
         output: Its last output.
         lost: Why its status is unknown; empty if it is known.
         in_vain: Its last wait for a peer was in vain.
+        was_told_to_stop: It is lost with its node, whose agent was told to stop.
     """
 
     rank: int
@@ -64,6 +65,7 @@ class RankExit:
     output: Output = field(default_factory=Output)
     lost: str = ""
     in_vain: bool = False
+    was_told_to_stop: bool = False
 
 
 RankEvent = RankReport | RankExit

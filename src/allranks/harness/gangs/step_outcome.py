@@ -62,6 +62,7 @@ class StepOutcome:
         waits_for: See :attr:`allranks.harness.channel.Report.waits_for`.
         observed: The supervisor determined the outcome, because the rank itself could not report it.
         is_lost: The rank's exit status is unknown.
+        was_terminated: SIGTERM ended the rank, or its node: perhaps everything is ended from outside.
         calls: The rank's calls in its process groups; None if it has not reported them.
         skipped_subtests: As in the rank's report.
     """
@@ -84,6 +85,7 @@ class StepOutcome:
     skip_kind: SkipKind | None = None
     skip_code: int | None = None
     is_lost: bool = False
+    was_terminated: bool = False
     calls: Calls | None = None
     skipped_subtests: str = ""
 
@@ -265,6 +267,34 @@ class Step:
                 _caused_by(cause, each) if each.is_symptom and each is not cause else each for each in self.outcomes
             ]
 
+    @property
+    def last_termination(self) -> float | None:
+        """When SIGTERM ended the last of the ranks that it ended; None if it ended none."""
+        return max((each.at for each in self.outcomes if each.was_terminated), default=None)
+
+    def end_from_outside(self, reason: str) -> None:
+        """Mark ranks as aborted that the signal ended which has also ended the job, and those that failed for that.
+
+        A rank that failed or crashed by itself leads, as before or even if it seemed to follow from the others' ends.
+
+        Args:
+            reason: Why the job ends, in words.
+        """
+        ended = {each.rank for each in self.outcomes if each.was_terminated}
+        lost = self.cause is None or self.cause.rank in ended
+        outcomes, cause = self.outcomes, None
+        self.outcomes = []
+        for each in outcomes:
+            if each.rank in ended or (lost and each.outcome.is_bad and not each.is_own):
+                self.outcomes.append(
+                    StepOutcome(rank=each.rank, outcome=Outcome.ABORTED, at=each.at, message=reason, observed=True)
+                )
+            elif each.outcome.is_bad and each.is_own and lost:
+                self.outcomes.append(replace(each, consequence=cause is not None, caused_by=cause))
+                cause = each.rank if cause is None else cause
+            else:
+                self.outcomes.append(each)
+
     def blame_strays(self, strays: Collection[int]) -> None:
         """Let a rank lead that called something else than most, before those whose call failed for that.
 
@@ -373,6 +403,7 @@ def ended(rank_exit: RankExit, step: Step) -> StepOutcome:
         consequence=step.has_cause_before(rank_exit.at),
         observed=True,
         is_lost=bool(rank_exit.lost),
+        was_terminated=rank_exit.status == -signal.SIGTERM or rank_exit.was_told_to_stop,
     )
 
 

@@ -55,7 +55,7 @@ class Follower:
             # The leader's own journal has more details than this one could.
             raise HangupError from error
         except HangupError:
-            self._report_failure("was told to stop")
+            self._report_failure("was told to stop", told_to_stop=True)
             raise
         except ForkServerError as error:
             self._report_failure(f"could not go on: the process that has imported the suite {error}")
@@ -64,9 +64,9 @@ class Follower:
             self._report_failure(f"could not go on: {type(error).__name__}: {error}")
             raise
 
-    def _report_failure(self, why: str) -> None:
+    def _report_failure(self, why: str, **further: bool) -> None:
         with suppress(ConnectionLostError):
-            self._send({"failed": why})
+            self._send({"failed": why, **further})
 
     def _send(self, message: Message) -> None:
         self._connection.send(message, self._silence)

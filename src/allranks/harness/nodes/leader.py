@@ -45,6 +45,7 @@ class FollowerLink:
     def __init__(self, node: int, connection: NodeConnection, silence: float) -> None:
         self.node = node
         self.lost = ""  # why the agent is lost, as in "is gone"; empty as long as it answers
+        self.was_told_to_stop = False
         self.ahead = 0.0  # seconds by which the monotonic clock of its host is ahead of this host's
         self._compared = -math.inf
         self._connection = connection
@@ -113,6 +114,7 @@ class FollowerLink:
             self._asked = None
         self._unread += [message for message in messages if "event" in message]
         failure = next((message["failed"] for message in messages if "failed" in message), "")
+        self.was_told_to_stop = self.was_told_to_stop or any("told_to_stop" in message for message in messages)
         if failure or self._connection.ended:
             self._lose(failure or self._connection.ended)
         return messages
@@ -208,7 +210,8 @@ class RemoteRanks:
         self._forget()
         lost = f"the agent of node {self._link.node} {self._link.lost}"
         for rank in sorted(self._alive):
-            yield RankExit(rank=rank, status=None, at=clock.now(), lost=lost)
+            told_to_stop = self._link.was_told_to_stop
+            yield RankExit(rank=rank, status=None, at=clock.now(), lost=lost, was_told_to_stop=told_to_stop)
         self._alive.clear()
 
     def _forget(self) -> None:
