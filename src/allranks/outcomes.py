@@ -77,6 +77,7 @@ class Phase:
     stderr: str = ""
     skip_kind: SkipKind | None = None
     skip_code: int | None = None  # torch's exit code, for a skip that has one
+    gpus_needed: int | None = None  # the GPUs that a hardware skip asked for; torch's codes end at 8
 
     @property
     def is_plain(self) -> bool:

@@ -248,6 +248,7 @@ class RankEnded(Record):
         consequence: True if another rank's bad end caused it, or preceded it within the grace: it decides nothing.
         is_lost: True if the end of the rank is unknown because its node is gone.
         skip_code: torch's exit code, for a skip that has one.
+        gpus_needed: The number of GPUs (or other accelerators) that a hardware skip asked for.
     """
 
     nodeid: str
@@ -267,6 +268,7 @@ class RankEnded(Record):
     is_lost: bool = False
     skip_kind: SkipKind | None = None
     skip_code: int | None = None
+    gpus_needed: int | None = None
 
     @property
     def seconds(self) -> float:

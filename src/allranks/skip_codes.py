@@ -45,7 +45,15 @@ class SkipCode(IntEnum):
 
 _MULTI_GPU = tuple(code for code in SkipCode if code.name.startswith("MULTI_GPU"))
 
-_HARDWARE = frozenset({SkipCode.NO_CUDA, SkipCode.NO_PEER_ACCESS, SkipCode.NO_ACCELERATOR, *_MULTI_GPU})
+_GPUS_NEEDED = MappingProxyType(
+    {
+        SkipCode.NO_CUDA: 1,
+        SkipCode.NO_PEER_ACCESS: 2,
+        SkipCode.NO_ACCELERATOR: 1,
+        **{code: n for n, code in enumerate(_MULTI_GPU, start=1)},
+    }
+)
+"""The hardware skips, each with the smallest number of GPUs (or other accelerators) that it stands for."""
 
 _REASONS = MappingProxyType(
     {
@@ -75,8 +83,6 @@ _TEXTS = tuple(
         (r"skipped .*small world ?size", SkipCode.SMALL_WORLD_SIZE),
         (r"skipped .*odd world ?size", SkipCode.ODD_WORLD_SIZE),
         (r"cuda is not available", SkipCode.NO_CUDA),
-        (r"need at least [2-9] cuda devices", SkipCode.MULTI_GPU_2),
-        (r"need at least 1 cuda device", SkipCode.MULTI_GPU_1),
         (r"c10d (?:was )?not compiled with (?:the )?nccl (?:support|backend)", SkipCode.NO_NCCL),
         (r"test skipped for rocm", SkipCode.ROCM),
         (r"test skipped .*no gpu peer access", SkipCode.NO_PEER_ACCESS),
@@ -88,24 +94,48 @@ _TEXTS = tuple(
 """What torch's own runner writes for its codes, in the spellings of its versions."""
 
 
+_GPUS_TEXT = re.compile(r"need at least ([1-9][0-9]{0,5}) cuda devices?", re.IGNORECASE)
+
+
 @functools.lru_cache
-def code_of_text(text: str) -> SkipCode | None:
-    """The code behind a skip's reason in a report of torch's own runner; None if torch's table has no such reason."""
+def skip_of_text(text: str) -> tuple[SkipCode, int | None] | None:
+    """The code and :func:`gpus_needed` behind a skip's reason in a report of torch's own runner.
+
+    Returns:
+        None if torch's table has no such reason.
+    """
     said = text.strip().rstrip(".")
-    found = next((code for matches, code in _TEXTS if matches(said)), None)
-    if found is SkipCode.MULTI_GPU_2:
-        return multi_gpu(int(re.findall("[0-9]", said)[0]))
-    return found
+    if gpus := _GPUS_TEXT.fullmatch(said):
+        return multi_gpu(int(gpus[1])), int(gpus[1])
+    code = next((code for matches, code in _TEXTS if matches(said)), None)
+    return None if code is None else (code, gpus_needed(code))
 
 
-def reason(code: SkipCode) -> str:
-    """One clause with the reason for a skip with this code."""
-    return _REASONS[code]
+def reason(code: SkipCode, gpus: int | None = None) -> str:
+    """One clause with the reason for a skip with this code.
+
+    Args:
+        code: The code.
+        gpus: The number of GPUs that the test asked for, if the code does not state it.
+    """
+    return f"fewer than {gpus} GPUs are visible" if gpus and code in _MULTI_GPU[1:] else _REASONS[code]
 
 
 def kind(code: SkipCode) -> SkipKind:
     """:attr:`SkipKind.HARDWARE` for a lack of GPUs, :attr:`SkipKind.ENVIRONMENT` for everything else."""
-    return SkipKind.HARDWARE if code in _HARDWARE else SkipKind.ENVIRONMENT
+    return SkipKind.HARDWARE if code in _GPUS_NEEDED else SkipKind.ENVIRONMENT
+
+
+def gpus_needed(status: int) -> int | None:
+    """The number of GPUs (or other accelerators) that a skip with this exit status asks for.
+
+    Returns:
+        At least 1; None if the status is not a hardware skip.
+    """
+    if status in set(SkipCode):
+        return _GPUS_NEEDED.get(SkipCode(status))
+    skip = installed_skips().get(status) if status > 0 else None
+    return skip.gpus_needed if skip else None
 
 
 def reason_of_exit(status: int) -> str | None:
@@ -162,7 +192,7 @@ def sandcastle_reason(stderr: str) -> str | None:
 def multi_gpu(n: int) -> SkipCode:
     """The code for "at least ``n`` GPUs are needed".
 
-    torch's table ends at 8 GPUs, so larger needs share the code for 8; the detail of the skip gives the number.
+    torch's table ends at 8 GPUs, so larger needs share the code for 8: give ``skip`` the number, too.
 
     Raises:
         ValueError: ``n`` is less than 1.
@@ -173,7 +203,8 @@ def multi_gpu(n: int) -> SkipCode:
     return _MULTI_GPU[min(n, len(_MULTI_GPU)) - 1]
 
 
-_DEVICE_NAMES = frozenset({"no_cuda", "no_peer_access", "no_accelerator"})
+_DEVICE_NAMES = MappingProxyType({"no_cuda": 1, "no_peer_access": 2, "no_accelerator": 1})
+"""torch's keys for a lack of devices, apart from ``multi-gpu-N``, and the number of devices that each asks for."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +223,14 @@ class TorchSkip:
     def is_for_want_of_devices(self) -> bool:
         """True if GPUs or other accelerators are lacking."""
         return self.name in _DEVICE_NAMES or self.name.startswith("multi-")
+
+    @property
+    def gpus_needed(self) -> int | None:
+        """The number of devices that it asks for; None if it asks for none."""
+        if not self.is_for_want_of_devices:
+            return None
+        number = re.search(r"-([1-9][0-9]{0,5})$", self.name)
+        return int(number[1]) if number else _DEVICE_NAMES.get(self.name, 1)
 
 
 @functools.cache

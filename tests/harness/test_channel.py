@@ -50,6 +50,7 @@ PHASES = st.builds(
     stderr=TEXT,
     skip_kind=st.none() | st.sampled_from(SkipKind),
     skip_code=st.none() | st.integers(72, 89),
+    gpus_needed=st.none() | st.integers(1, 100),
 )
 REPORTS = st.builds(
     Report,

@@ -9,6 +9,7 @@ from allranks.records import JOURNAL, SCHEMA, AgentFailed, Finished, JobStarted,
 from allranks.report.judged import CellSuite, MergedRun, exit_code
 from allranks.report.merging import merge
 from allranks.report.results import TestVerdict
+from allranks.skip_codes import multi_gpu
 
 JOB = "gloo-w2-g0-env/collectives"
 A, B = "s/test_a.py::test_one", "s/test_a.py::test_two"
@@ -368,6 +369,22 @@ def test_a_gpu_job_turns_a_hardware_skip_into_an_error(run_folder):
     run_folder.manifest(JOB)
     run_folder.both(JOB, skip, gpus=["GPU-1", "GPU-2"])
     assert "coverage was lost" in only_test(judged(run_folder)).verdict.message
+
+
+@pytest.mark.parametrize(
+    ("needed", "gpus", "nodes", "is_lost"),
+    [(16, 8, 1, False), (72, 8, 1, False), (9, 8, 1, False), (3, 4, 2, False), (8, 8, 1, True), (2, 3, 2, True)],
+)
+def test_a_skip_for_more_gpus_than_a_node_of_the_cell_has_loses_no_coverage(run_folder, needed, gpus, nodes, is_lost):
+    said = {"skip_kind": "hardware", "skip_code": int(multi_gpu(needed)), "gpus_needed": needed}
+    run_folder.manifest(JOB)
+    run_folder.both(
+        JOB,
+        {A: {"outcome": "skipped", "message": "too few", **said}},
+        gpus=[f"GPU-{n}" for n in range(gpus)],
+        nodes=nodes,
+    )
+    assert only_test(judged(run_folder)).verdict.is_bad is is_lost
 
 
 def case(name: str, inside: str = "") -> str:

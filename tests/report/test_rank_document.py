@@ -70,6 +70,7 @@ def as_record(result, world_size):
         consequence=result.consequence,
         skip_kind=result.skip_kind,
         skip_code=result.skip_code,
+        gpus_needed=result.gpus_needed,
     )
 
 
@@ -186,6 +187,7 @@ ends = st.builds(
     is_lost=st.booleans(),
     skip_kind=st.none() | st.sampled_from(SkipKind),
     skip_code=st.none() | st.integers(1, 99),
+    gpus_needed=st.none() | st.integers(1, 100),
 )
 starts = st.builds(TestStarted, nodeid=names)
 

@@ -9,7 +9,7 @@ import pytest
 
 from allranks.outcomes import Outcome, SkipKind
 from allranks.report.rank_xml import RankReader
-from allranks.skip_codes import code_of_text, installed_skips
+from allranks.skip_codes import installed_skips, skip_of_text
 
 Write = Callable[[str, Sequence[str]], Path]
 
@@ -72,29 +72,32 @@ def test_call_and_tear_down_of_one_test_are_folded_and_both_are_told(write_ranks
 
 
 @pytest.mark.parametrize(
-    ("reason", "kind", "code"),
+    ("reason", "kind", "code", "gpus"),
     [
-        ("CUDA is not available.", SkipKind.HARDWARE, 74),
-        ("Need at least 1 CUDA device", SkipKind.HARDWARE, 75),
-        ("Need at least 4 CUDA devices", SkipKind.HARDWARE, 81),
-        ("accelerator is not available.", SkipKind.HARDWARE, 89),
-        ("c10d was not compiled with the NCCL backend", SkipKind.ENVIRONMENT, 76),
-        ("c10d was not compiled with the MPI backend", SkipKind.ENVIRONMENT, 72),
-        ("not today: CUDA is not available.", None, None),
-        ("we need at least 2 CUDA devices", None, None),
+        ("CUDA is not available.", SkipKind.HARDWARE, 74, 1),
+        ("Need at least 1 CUDA device", SkipKind.HARDWARE, 75, 1),
+        ("Need at least 4 CUDA devices", SkipKind.HARDWARE, 81, 4),
+        ("Need at least 16 CUDA devices", SkipKind.HARDWARE, 85, 16),
+        ("accelerator is not available.", SkipKind.HARDWARE, 89, 1),
+        ("c10d was not compiled with the NCCL backend", SkipKind.ENVIRONMENT, 76, None),
+        ("c10d was not compiled with the MPI backend", SkipKind.ENVIRONMENT, 72, None),
+        ("not today: CUDA is not available.", None, None, None),
+        ("we need at least 2 CUDA devices", None, None, None),
     ],
 )
-def test_a_skip_by_a_reason_of_torch_s_own_runner_has_its_kind(write_ranks: Write, reason, kind, code):
+def test_a_skip_by_a_reason_of_torch_s_own_runner_has_its_kind(write_ranks: Write, reason, kind, code, gpus):
     case = f'<testcase classname="t" name="x"><skipped message="{reason}" type="pytest.skip"/></testcase>'
     (result,) = RankReader().read(write_ranks("rank-0.xml", [case]) / "rank-0.xml").results
     assert (result.outcome, result.message) == (Outcome.SKIPPED, reason)
-    assert (result.skip_kind, result.skip_code) == (kind, code)
+    assert (result.skip_kind, result.skip_code, result.gpus_needed) == (kind, code, gpus)
 
 
 def test_each_reason_in_the_installed_torch_s_table_is_known():
     table = installed_skips().values()
     assert len(table) > 15
-    assert {skip.code: code_of_text(skip.message) for skip in table} == {skip.code: skip.code for skip in table}
+    assert {skip.code: skip_of_text(skip.message) for skip in table} == {
+        skip.code: (skip.code, skip.gpus_needed) for skip in table
+    }
 
 
 OURS = "allranks.outcome"

@@ -13,6 +13,7 @@ from allranks.errors import ExitCode
 from allranks.outcomes import Outcome, SkipKind
 from allranks.report.results import RankResult, VerdictKind, VerdictRule
 from allranks.report.verdict import SEVERITY, VerdictPolicy, fold, leading, severity, verdict
+from allranks.skip_codes import multi_gpu
 
 PLAIN = VerdictPolicy()
 PASSING = VerdictPolicy(skip="pass")
@@ -37,6 +38,7 @@ results = st.builds(
     caused_by=st.none() | st.integers(0, 5),
     skip_kind=skip_kinds,
     skip_code=st.none() | st.integers(70, 90),
+    gpus_needed=st.none() | st.integers(1, 100),
     message=st.sampled_from(["", "boom", "no GPU"]),
     text=st.sampled_from(["", "trace"]),
 )
@@ -388,6 +390,22 @@ def test_rule_4_a_hardware_skip_where_the_hardware_was_given_is_lost_coverage(se
 def test_rule_4_a_skip_for_more_gpus_than_were_given_loses_nothing():
     judged = verdict(ranks("skipped", skip_kind=SkipKind.HARDWARE, skip_code=81), VerdictPolicy(gpus=2))
     assert judged.kind is VerdictKind.SKIPPED
+
+
+@pytest.mark.parametrize("needed", [1, 2, 3, 5, 7, 8, 9, 16, 72])
+@pytest.mark.parametrize(("given", "is_lost"), [(-1, False), (0, True), (1, True)])
+def test_rule_4_the_number_that_was_asked_for_decides_whether_coverage_was_lost(needed: int, given: int, is_lost: bool):
+    code, gpus = multi_gpu(needed), needed + given
+    skipped = ranks("skipped", "skipped", skip_kind=SkipKind.HARDWARE, skip_code=code, gpus_needed=needed)
+    judged = verdict(skipped, VerdictPolicy(gpus=gpus))
+    assert judged.kind is (VerdictKind.ERROR if is_lost else VerdictKind.SKIPPED)
+
+
+@pytest.mark.parametrize(("code", "needed"), [(74, 1), (89, 1), (75, 1), (77, 2), (79, 2), (80, 3), (84, 7), (85, 8)])
+def test_rule_4_a_result_without_a_number_asks_for_that_of_its_exit_code(code: int, needed: int):
+    skipped = ranks("skipped", skip_kind=SkipKind.HARDWARE, skip_code=code)
+    kinds = [verdict(skipped, VerdictPolicy(gpus=gpus)).kind for gpus in (needed - 1, needed)]
+    assert kinds == [VerdictKind.SKIPPED, VerdictKind.ERROR]
 
 
 def test_rule_4_an_environment_skip_where_gpus_were_given_loses_nothing():

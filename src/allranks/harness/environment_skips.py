@@ -28,15 +28,17 @@ class EnvironmentSkip(pytest.skip.Exception):  # type: ignore[misc,name-defined]
     Args:
         code: torch's exit code for this cause.
         detail: What is missing here, in words; empty if the code says it all.
+        gpus: The number of GPUs (or other accelerators) that the test needs, if that is not the code's own number.
     """
 
     # pytest strips "Skipped: " from the reasons that it shows; these two names make Python print that prefix.
     __module__ = "builtins"
     __qualname__ = "Skipped"
 
-    def __init__(self, code: SkipCode, detail: str = "") -> None:
+    def __init__(self, code: SkipCode, detail: str = "", gpus: int | None = None) -> None:
         self.code = code
-        super().__init__(_reason(code, detail), _use_item_location=True)
+        self.gpus_needed = gpus or skip_codes.gpus_needed(code)
+        super().__init__(_reason(code, detail, gpus), _use_item_location=True)
 
     @property
     def kind(self) -> SkipKind:
@@ -44,11 +46,12 @@ class EnvironmentSkip(pytest.skip.Exception):  # type: ignore[misc,name-defined]
         return skip_codes.kind(self.code)
 
 
-def _reason(code: SkipCode, detail: str) -> str:
+def _reason(code: SkipCode, detail: str, gpus: int | None) -> str:
+    reason = skip_codes.reason(code, gpus)
     if not detail:
-        return skip_codes.reason(code)
+        return reason
     # The table's text for the generic code carries no information.
-    return detail if code is SkipCode.GENERIC else f"{skip_codes.reason(code)}: {detail}"
+    return detail if code is SkipCode.GENERIC else f"{reason}: {detail}"
 
 
 MODULE = "torch.testing._internal.common_utils"

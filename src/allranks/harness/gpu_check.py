@@ -22,17 +22,21 @@ from allranks.records import AgentFailed, FailureKind, GpuFailed, GpusChecked
 from allranks.skip_codes import SkipCode, multi_gpu
 
 
-def missing_hardware(config: AgentConfig) -> tuple[SkipCode, str] | None:
-    """The first of torch's skip codes for the hardware that the host lacks, with details; None if it lacks nothing."""
+def missing_hardware(config: AgentConfig) -> tuple[SkipCode, str, int | None] | None:
+    """What the host lacks: the first of torch's skip codes, details, and the number of GPUs that were asked for.
+
+    Returns:
+        None if it lacks nothing; the number is None if GPUs are not what it lacks.
+    """
     present, asked = _visible_gpus(), len(share_of(config.node, total=config.gpu_count, nodes=config.nodes))
     whose = "cell" if config.nodes == 1 else "cell's node"
     lacking = f"the {whose} asks for {asked} GPUs, this job sees {present}"
     if not distributed.is_backend_available(config.backend):
         detail = f"this torch ({torch.__version__}) is built without {config.backend}"
-        return SkipCode.BACKEND_UNAVAILABLE, detail if present >= asked else f"{detail}, and {lacking}"
+        return SkipCode.BACKEND_UNAVAILABLE, detail if present >= asked else f"{detail}, and {lacking}", None
     if present >= asked:
         return None
-    return SkipCode.NO_CUDA if present == 0 else multi_gpu(asked), lacking
+    return SkipCode.NO_CUDA if present == 0 else multi_gpu(asked), lacking, asked
 
 
 def _visible_gpus() -> int:

@@ -127,20 +127,21 @@ class CaseDetails:
                 self.properties["allranks.skip_kind"] = SkipKind.ENVIRONMENT.value
                 yield reason
 
-    def _kind_of_skip(self, outcome: Outcome, message: str) -> tuple[SkipKind | None, int | None]:
-        """Kind and exit code of a skip: as stated, or as the text of torch's own runner has them."""
+    def _kind_of_skip(self, outcome: Outcome, message: str) -> tuple[SkipKind | None, int | None, int | None]:
+        """Kind, exit code and needed GPUs of a skip: as stated, or as the text of torch's own runner has them."""
         said = self.properties.get
-        stated = _SKIP_KINDS.get(said("allranks.skip_kind", "")), whole_number(said("allranks.skip_code"))
+        numbers = whole_number(said("allranks.skip_code")), whole_number(said("allranks.gpus_needed"))
+        stated = (_SKIP_KINDS.get(said("allranks.skip_kind", "")), *numbers)
         if outcome is not Outcome.SKIPPED or any(stated) or said("allranks.outcome"):
             return stated
-        code = skip_codes.code_of_text(message)
-        return (skip_codes.kind(code), code.value) if code else stated
+        found = skip_codes.skip_of_text(message)
+        return (skip_codes.kind(found[0]), found[0].value, found[1]) if found else stated
 
     def result(self, key: Key, rank: int, seconds: float, texts: dict[str, str]) -> RankResult:
         """The result that the details add up to; equal texts become one object, kept in ``texts``."""
         outcome, message, text = self.worst
         said = self.properties.get
-        skip_kind, skip_code = self._kind_of_skip(outcome, message)
+        skip_kind, skip_code, gpus_needed = self._kind_of_skip(outcome, message)
         size = whole_number(said("allranks.world_size"))
         nodeid, stdout, stderr = key.nodeid, self.output.get("system-out", ""), self.output.get("system-err", "")
         result = RankResult(
@@ -154,6 +155,7 @@ class CaseDetails:
             caused_by=whole_number(said("allranks.caused_by")),
             skip_kind=skip_kind,
             skip_code=skip_code,
+            gpus_needed=gpus_needed,
             phase=said("allranks.phase", ""),
             message=texts.setdefault(message, message),
             text=texts.setdefault(text, text),

@@ -349,6 +349,7 @@ def _result(key: Key, ended: RankEnded, texts: dict[str, str]) -> RankResult:
         caused_by=ended.caused_by,
         skip_kind=ended.skip_kind,
         skip_code=ended.skip_code,
+        gpus_needed=ended.gpus_needed,
         phase=legal(ended.phase),
         message=one(cut(message)) if told else "",
         text=one(cut(readable(ended.text) or message)) if told else "",

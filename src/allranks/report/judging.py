@@ -56,7 +56,8 @@ _EXPLAINS_WHAT_DID_NOT_RUN: Final = frozenset({"collection", "timeout", "interru
 def judge(attempt: Attempt, files: Sequence[RankFile], setting: VerdictPolicy) -> Iterator[TestVerdict]:
     """A verdict for each test that was collected, or that any rank reports."""
     record, teams = attempt.record, teams_of(files)
-    setting = replace(setting, gpus=len(record.gpus) if record else 0, job_has_ended=_has_ended(record, files))
+    gpus = -(-len(record.gpus) // max(record.nodes, 1)) if record else 0
+    setting = replace(setting, gpus=gpus, job_has_ended=_has_ended(record, files))
     reported = dict.fromkeys(nodeid for team in teams for nodeid in team.places)
     collected = _names(record.collected or (), reported) if record else {}
     not_run = _reasons_not_to_run(record, collected) if record else {}

@@ -137,6 +137,7 @@ def _said(result: RankResult) -> dict[str, object]:
         "caused_by": result.caused_by,
         "skip_kind": result.skip_kind,
         "skip_code": result.skip_code,
+        "gpus_needed": result.gpus_needed,
         "phase": result.phase or None,
     }
 

@@ -44,6 +44,7 @@ class RankResult:
     caused_by: int | None = None  # for an aborted rank, the rank that failed first
     skip_kind: SkipKind | None = None
     skip_code: int | None = None  # exit code of torch's skip table
+    gpus_needed: int | None = None  # the GPUs (or other accelerators) that a hardware skip asked for
     phase: str = ""
     message: str = ""
     text: str = ""

@@ -13,12 +13,12 @@ Where the rules leave room, this module reads them as follows:
 - A rank that is missing when its job has ended is explained by a primary failure on another rank, which decides the
   verdict (rule 2). A time-out explains nothing: the missing rank may be its cause.
 - If some bad outcomes have a time and others have none, their order is unknown: all count as if without a time.
-- A cell was given the hardware that a skip asks for if it had at least as many GPUs as the skip's code names.
+- A cell was given the hardware that a skip asks for if one of its nodes had as many GPUs as the test needs. That number
+  is in the result; the exit code, which names at most 8 GPUs, decides only if the result has none.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Final
 
 from allranks.errors import ExitCode
@@ -34,6 +34,7 @@ from allranks.report.results import (
     numbers,
     strip,
 )
+from allranks.skip_codes import gpus_needed
 from allranks.xml_text import TEXT_LIMIT, cut, first_line
 
 SEVERITY: Final = (
@@ -102,9 +103,6 @@ _TAKES_NO_PART: Final = frozenset({Outcome.SKIPPED, Outcome.XFAILED})
 _PASSES: Final = frozenset({Outcome.PASSED, Outcome.XPASSED})
 _NEVER_RAN: Final = frozenset({Outcome.SKIPPED, Outcome.MISSING})
 
-# GPUs that an exit code of torch's TEST_SKIPS (testing/_internal/common_distributed.py) asks for.
-_GPUS_ASKED_FOR: Final = MappingProxyType({77: 2, 79: 2, 80: 3, 81: 4, 82: 5, 83: 6, 84: 7, 85: 8})
-
 
 @dataclass(frozen=True, kw_only=True)
 class VerdictPolicy:
@@ -112,7 +110,7 @@ class VerdictPolicy:
 
     skip: SkipPolicy = "skip"
     mixed_skip: tuple[str, ...] = ()  # Node ids (``fnmatch`` patterns) whose ranks may disagree on a skip
-    gpus: int = 0  # number of GPUs that the cell was given
+    gpus: int = 0  # the largest number of GPUs that one node of the cell was given
     job_has_ended: bool = False  # no further result can come, and no error of the job says why one is missing
 
 
@@ -308,8 +306,8 @@ def _passed(ranks: Sequence[RankResult]) -> Verdict:
 
 
 def _had_the_hardware(rank: RankResult, setting: VerdictPolicy) -> bool:
-    asked_for = _GPUS_ASKED_FOR.get(rank.skip_code or 0, 1)
-    return rank.skip_kind is SkipKind.HARDWARE and setting.gpus >= asked_for
+    needed = rank.gpus_needed or gpus_needed(rank.skip_code or 0) or 1
+    return rank.skip_kind is SkipKind.HARDWARE and setting.gpus >= needed
 
 
 def _coverage_lost(ranks: Sequence[RankResult], lost: RankResult, setting: VerdictPolicy) -> Verdict:
@@ -319,7 +317,7 @@ def _coverage_lost(ranks: Sequence[RankResult], lost: RankResult, setting: Verdi
         reason="hardware skip",
         exit_code=ExitCode.TESTS_FAILED,
         leading=lost.rank,
-        message=f"coverage was lost: the cell was given {setting.gpus} GPU(s), "
+        message=f"coverage was lost: the cell was given {setting.gpus} GPU(s) on a node, "
         f"and rank {lost.rank} skipped for want of hardware: {lost.message}",
         text=_text(ranks, None),
         executed=_executed(ranks),

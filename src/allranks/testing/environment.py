@@ -13,7 +13,7 @@ from typing import Final, Self
 
 from allranks import skip_codes
 from allranks.launcher_variables import OWN, variables_for
-from allranks.testing.skips.requirement import skip
+from allranks.testing.skips.requirement import skip, skip_for_gpus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,8 +147,8 @@ def _shared(first: int, count: int, present: int) -> list[int]:
 
 def _skip_for_want_of(needed: int, present: int) -> None:
     if present == 0:
-        skip(skip_codes.SkipCode.NO_CUDA)
-    skip(skip_codes.multi_gpu(needed), f"{present} of {needed}")
+        skip(skip_codes.SkipCode.NO_CUDA, gpus=needed)
+    skip_for_gpus(needed, present)
 
 
 def accelerator_count() -> int:

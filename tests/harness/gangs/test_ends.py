@@ -72,14 +72,10 @@ def test_an_end_that_the_supervisor_saw_took_all_the_time_since_the_test_began()
 
 
 def test_a_skip_by_exit_has_its_code():
-    seen = step_outcome(0, "skipped", message="no CUDA", observed=True, skip_kind=SkipKind.HARDWARE, skip_code=74)
-    [end] = ends(seen, r0=[phase("setup")])
-    assert (end.outcome, end.skip_kind, end.skip_code, end.message) == (
-        Outcome.SKIPPED,
-        SkipKind.HARDWARE,
-        74,
-        "no CUDA",
-    )
+    skip = {"skip_kind": SkipKind.HARDWARE, "skip_code": 74, "gpus_needed": 1}
+    [end] = ends(step_outcome(0, "skipped", message="no CUDA", observed=True, **skip), r0=[phase("setup")])
+    assert (end.outcome, end.message) == (Outcome.SKIPPED, "no CUDA")
+    assert {name: getattr(end, name) for name in skip} == skip
 
 
 def test_who_went_first_is_kept():

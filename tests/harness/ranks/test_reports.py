@@ -44,6 +44,22 @@ def test_an_exit_with_one_of_torchs_codes_is_a_skip(code, kind, when):
     assert (phase.outcome, phase.skip_kind, phase.skip_code) == (Outcome.SKIPPED, kind, code)
 
 
+@pytest.mark.parametrize(
+    ("error", "needed"),
+    [
+        (EnvironmentSkip(SkipCode.MULTI_GPU_8, "8 of 16", 16), 16),
+        (EnvironmentSkip(SkipCode.NO_CUDA, "", 4), 4),
+        (EnvironmentSkip(SkipCode.NO_CUDA), 1),
+        (EnvironmentSkip(SkipCode.SMALL_WORLD_SIZE), None),
+        (SystemExit(81), 4),
+        (SystemExit(72), None),
+        (pytest.skip.Exception("not today"), None),
+    ],
+)
+def test_a_skip_keeps_the_number_of_gpus_that_it_asked_for(error, needed):
+    assert of(report("skipped", "call", longrepr="why"), error).gpus_needed == needed
+
+
 @pytest.mark.parametrize("code", [72, 74, 77])
 def test_an_exit_with_one_of_torchs_codes_in_the_tear_down_is_a_crash(code):
     phase = of(report("failed", "teardown", longrepr="why"), SystemExit(code))

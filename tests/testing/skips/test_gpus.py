@@ -14,7 +14,16 @@ from allranks.testing.skips import hardware as gpu_skips
 def test_too_few_gpus_are_a_hardware_skip_with_torchs_code(skip_of, gpus, visible, needed, code):
     gpus(visible)
     skip = skip_of(gpu_skips.require_gpus(needed))
-    assert (skip.code, skip.kind) == (code, SkipKind.HARDWARE)
+    assert (skip.code, skip.kind, skip.gpus_needed) == (code, SkipKind.HARDWARE, needed)
+
+
+@pytest.mark.parametrize(("visible", "needed", "code"), [(0, 16, 74), (8, 9, 85), (8, 16, 85), (64, 72, 85)])
+def test_the_number_that_was_asked_for_stays_with_the_skip(skip_of, gpus, visible, needed, code):
+    gpus(visible)
+    skip = skip_of(gpu_skips.require_gpus(needed))
+    assert (skip.code, skip.gpus_needed) == (code, needed)
+    if visible:
+        assert skip.msg == f"fewer than {needed} GPUs are visible: {visible} of {needed}"
 
 
 @pytest.mark.parametrize(("visible", "needed"), [(1, 1), (2, 2), (8, 3)])

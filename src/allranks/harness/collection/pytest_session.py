@@ -84,7 +84,7 @@ class ServerPlugin:
         self._ignored = frozenset(folders.code.resolve() / path for path in config.ignored)
         self._threads = ThreadWatch()
         self._threaded: list[str] = []
-        self._lack: tuple[SkipCode, str] | None = None
+        self._lack: tuple[SkipCode, str, int | None] | None = None
         self._measurement = Measurement(config, folders)
         self._script_folders = ScriptFolders()
         self._paths = ProcessPaths(config)

@@ -88,6 +88,7 @@ def _ended(outcome: StepOutcome, step: Step, nodeid: str, world_size: int, outpu
             text=outcome.text,
             skip_kind=outcome.skip_kind,
             skip_code=outcome.skip_code,
+            gpus_needed=outcome.gpus_needed,
         )
     return RankEnded(
         nodeid=nodeid,
@@ -109,6 +110,7 @@ def _ended(outcome: StepOutcome, step: Step, nodeid: str, world_size: int, outpu
         is_lost=outcome.is_lost,
         skip_kind=deciding.skip_kind,
         skip_code=deciding.skip_code,
+        gpus_needed=deciding.gpus_needed,
     )
 
 

@@ -84,6 +84,7 @@ class StepOutcome:
     observed: bool = False
     skip_kind: SkipKind | None = None
     skip_code: int | None = None
+    gpus_needed: int | None = None
     is_lost: bool = False
     was_terminated: bool = False
     calls: Calls | None = None
@@ -389,6 +390,7 @@ def ended(rank_exit: RankExit, step: Step) -> StepOutcome:
             observed=True,
             skip_kind=skip_codes.kind_of_exit(status),
             skip_code=status,
+            gpus_needed=skip_codes.gpus_needed(status),
         )
     is_late = any(each.rank == rank_exit.rank and each.is_final for each in step.outcomes)
     timed_out = is_pytest_timeout(rank_exit.output.stdout + rank_exit.output.stderr) if status == 1 else None

@@ -195,6 +195,7 @@ class DriverAccount:
                 consequence=is_consequence,
                 skip_kind=phase.skip_kind,
                 skip_code=phase.skip_code,
+                gpus_needed=phase.gpus_needed,
             )
         )
 

@@ -20,7 +20,7 @@ from allranks.harness.gangs.call_board import CallBoard, map_board
 from allranks.harness.ranks import debugging, rank_setup
 from allranks.harness.ranks.call_counter import CallCounter
 from allranks.harness.ranks.rank_setup import flush_output, live
-from allranks.harness.ranks.reports import is_symptom, skip_with_code, with_cause
+from allranks.harness.ranks.reports import CodedSkip, is_symptom, skip_with_code, with_cause
 from allranks.harness.seeding import seed_everything
 from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, SkipKind, shorten
 
@@ -159,7 +159,7 @@ def _ended_by(error: BaseException, when: str, duration: float) -> Phase:
     """The phase that ended with this exception."""
     skip = None if when == "teardown" else _skip_of(error)
     if skip is not None:
-        kind, code, reason = skip
+        kind, code, reason, gpus = skip
         return Phase(
             when=when,
             outcome=Outcome.SKIPPED,
@@ -168,6 +168,7 @@ def _ended_by(error: BaseException, when: str, duration: float) -> Phase:
             text=shorten(reason),
             skip_kind=kind,
             skip_code=code,
+            gpus_needed=gpus,
         )
     info = pytest.ExceptionInfo.from_exception(error)
     lines = (line for line in info.exconly(tryshort=True).splitlines() if line.strip())
@@ -188,10 +189,10 @@ def _tests_frames(info: pytest.ExceptionInfo[BaseException]) -> Traceback:
     return frames or info.traceback
 
 
-def _skip_of(error: BaseException) -> tuple[SkipKind, int | None, str] | None:
+def _skip_of(error: BaseException) -> CodedSkip | None:
     coded = skip_with_code(error)
     if coded is None and isinstance(error, unittest.SkipTest | pytest.skip.Exception):
-        return SkipKind.PLAIN, None, str(error)
+        return CodedSkip(SkipKind.PLAIN, None, str(error))
     return coded
 
 

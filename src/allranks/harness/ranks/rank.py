@@ -59,7 +59,7 @@ class Assignment:
         gang: Number of the gang in its job, from 1.
         url: The ``init_method`` for ``init_process_group``; None for a gang without a process group.
         environment: Variables that the ranks need for their rendezvous.
-        hardware_skip: Why no test of this cell can run on this host, with torch's skip code.
+        hardware_skip: Why no test of this cell can run on this host: the arguments of an ``EnvironmentSkip``.
         shared: Folder that all ranks of the gang share with no other gang.
         connection: Descriptor of the rank's end of its connection.
         board: Descriptor of its call board.
@@ -75,7 +75,7 @@ class Assignment:
     gang: int
     url: str | None
     environment: Mapping[str, str]
-    hardware_skip: tuple[SkipCode, str] | None
+    hardware_skip: tuple[SkipCode, str, int | None] | None
     results: Path
     shared: Path
     connection: int
@@ -338,8 +338,7 @@ class _Rank:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Skip every test if this host lacks the hardware of the cell; refuse one that would pass without running."""
         if self._assignment.hardware_skip is not None:
-            code, detail = self._assignment.hardware_skip
-            raise EnvironmentSkip(code, detail)
+            raise EnvironmentSkip(*self._assignment.hardware_skip)
         if never_runs(item):
             pytest.fail("its class calls this coroutine or generator, and runs nothing of it", pytrace=False)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Final, NamedTuple
 
 import pytest
 import torch
@@ -107,7 +107,7 @@ def phase_of(report: pytest.TestReport, error: BaseException | None, seconds: fl
 
 
 def _phase_of(report: pytest.TestReport, error: BaseException | None, seconds: float) -> Phase:
-    kind, code, reason = _skip_of(report, error)
+    kind, code, reason, gpus = _skip_of(report, error) or (None, None, "", None)
     outcome = Outcome.SKIPPED if kind else _outcome(report, error)
     return Phase(
         when=report.when if report.when in ("setup", "teardown") else "call",
@@ -119,21 +119,32 @@ def _phase_of(report: pytest.TestReport, error: BaseException | None, seconds: f
         stderr=shorten(str(report.capstderr)),
         skip_kind=kind,
         skip_code=code,
+        gpus_needed=gpus,
     )
 
 
-def skip_with_code(error: BaseException | None) -> tuple[SkipKind, int, str] | None:
-    """The skip that torch's table of exit codes assigns to an exception: kind, code and reason; None for no skip."""
+class CodedSkip(NamedTuple):
+    """Why a rank skipped, with torch's exit code, and the number of GPUs that it asked for, if it has them."""
+
+    kind: SkipKind
+    code: int | None
+    reason: str
+    gpus_needed: int | None = None
+
+
+def skip_with_code(error: BaseException | None) -> CodedSkip | None:
+    """The skip that torch's table of exit codes assigns to an exception; None for no skip."""
     if isinstance(error, EnvironmentSkip):
-        return error.kind, int(error.code), str(error.msg)
+        return CodedSkip(error.kind, int(error.code), str(error.msg), error.gpus_needed)
     # sys.exit() takes any object, including unhashable ones.
     if isinstance(error, SystemExit) and isinstance(error.code, int) and not is_failure(error.__context__):
-        reason = skip_codes.reason_of_exit(error.code)
-        return None if reason is None else (skip_codes.kind_of_exit(error.code), error.code, reason)
+        status, reason = error.code, skip_codes.reason_of_exit(error.code)
+        if reason is not None:
+            return CodedSkip(skip_codes.kind_of_exit(status), int(status), reason, skip_codes.gpus_needed(status))
     return None
 
 
-def _skip_of(report: pytest.TestReport, error: BaseException | None) -> tuple[SkipKind | None, int | None, str]:
+def _skip_of(report: pytest.TestReport, error: BaseException | None) -> CodedSkip | None:
     # A test that has ended can no longer be skipped.
     has_ended = report.when == "teardown" or (error is not None and tears_down(traceback.walk_tb(error.__traceback__)))
     may_skip = not has_ended and (report.skipped or isinstance(error, SystemExit))
@@ -142,8 +153,8 @@ def _skip_of(report: pytest.TestReport, error: BaseException | None) -> tuple[Sk
         return coded
     if report.skipped and not hasattr(report, "wasxfail"):
         is_sandcastles = isinstance(getattr(error, "msg", None), SandcastleReason)
-        return SkipKind.ENVIRONMENT if is_sandcastles else SkipKind.PLAIN, None, skip_reason(report)
-    return None, None, ""
+        return CodedSkip(SkipKind.ENVIRONMENT if is_sandcastles else SkipKind.PLAIN, None, skip_reason(report))
+    return None
 
 
 def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:

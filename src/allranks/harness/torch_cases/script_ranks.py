@@ -15,7 +15,7 @@ from allranks.harness.environment_skips import EnvironmentSkip
 from allranks.harness.launchers.kept_ranks import RANKS_ATTRIBUTE, KeptRanks, RankLife, end_ranks_of, kept_by, run_in
 from allranks.harness.launchers.launched_rank import LaunchedRank
 from allranks.harness.torch_cases.processes import check_world, surroundings_of
-from allranks.skip_codes import SkipCode
+from allranks.skip_codes import multi_gpu
 
 HOOKS = ("setUpClass", "tearDownClass", "run_rank", "backend_str")
 """Methods that torch's class must have."""
@@ -82,8 +82,7 @@ def _check_devices(cls: Any) -> None:  # noqa: ANN401 - as above
     except NotImplementedError:
         return
     if "nccl" in backend and torch.cuda.device_count() < size:
-        code = SkipCode[f"MULTI_GPU_{size}"] if f"MULTI_GPU_{size}" in SkipCode.__members__ else SkipCode.NO_CUDA
-        raise EnvironmentSkip(code, f"its {size} ranks are on {backend}")
+        raise EnvironmentSkip(multi_gpu(size), f"its {size} ranks are on {backend}", size)
 
 
 def _wait(case: unittest.TestCase) -> None:

@@ -2,10 +2,9 @@
 
 import itertools
 
-from allranks import skip_codes
 from allranks.skip_codes import SkipCode
 from allranks.testing.environment import RankEnvironment
-from allranks.testing.skips.requirement import Requirement, at_least_one, skip
+from allranks.testing.skips.requirement import Requirement, at_least_one, skip, skip_for_gpus
 
 
 def require_world_size(minimum: int) -> Requirement:
@@ -52,9 +51,9 @@ def _check_gpus(n: int) -> None:
     import torch
 
     if not torch.cuda.is_available():
-        skip(SkipCode.NO_CUDA)
+        skip(SkipCode.NO_CUDA, gpus=n)
     if torch.cuda.device_count() < n:
-        skip(skip_codes.multi_gpu(n), f"{torch.cuda.device_count()} of {n}")
+        skip_for_gpus(n, torch.cuda.device_count())
 
 
 def require_gpus(n: int, *, on: str | None = None) -> Requirement:
@@ -105,9 +104,9 @@ def require_accelerators(n: int) -> Requirement:
         accelerator = getattr(torch, "accelerator", torch.cuda)
         count = int(accelerator.device_count()) if accelerator.is_available() else 0
         if count == 0:
-            skip(SkipCode.NO_ACCELERATOR)
+            skip(SkipCode.NO_ACCELERATOR, gpus=n)
         if count < n:
-            skip(skip_codes.multi_gpu(n), f"{count} of {n} accelerators")
+            skip_for_gpus(n, count, " accelerators")
 
     return Requirement(check)
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 from allranks.harness.environment_skips import EnvironmentSkip
-from allranks.skip_codes import SkipCode
+from allranks.skip_codes import SkipCode, multi_gpu
 
 
 def at_least_one(n: object, of: str) -> int:
@@ -48,13 +48,27 @@ REQUIREMENTS_ATTRIBUTE = "allranks_requirements"
 """The attribute of a decorated test or class with its requirements, in the order of their checks."""
 
 
-def skip(code: SkipCode, detail: str = "") -> NoReturn:
+def skip(code: SkipCode, detail: str = "", *, gpus: int | None = None) -> NoReturn:
     """Skip the running test with one of torch's exit codes.
+
+    Args:
+        code: The code, whose reason begins the message.
+        detail: What is missing here, in words.
+        gpus: The number of GPUs that the test needs, if the code does not state it (torch's codes end at 8).
 
     Raises:
         EnvironmentSkip: Always.
     """
-    raise EnvironmentSkip(code, detail)
+    raise EnvironmentSkip(code, detail, gpus)
+
+
+def skip_for_gpus(needed: int, present: int, of: str = "") -> NoReturn:
+    """Skip the running test, which needs more GPUs (or other accelerators) than are present.
+
+    Raises:
+        EnvironmentSkip: Always.
+    """
+    skip(multi_gpu(needed), f"{present} of {needed}{of}", gpus=needed)
 
 
 @dataclass(frozen=True)
