@@ -49,7 +49,7 @@ def test_a_sick_gpu_is_an_error_of_the_infrastructure_that_names_it():
 
 
 def test_another_torch_than_the_cells_is_the_infrastructures_fault():
-    broken = AgentFailed(message="the cell stands for torch 2.14.1", kind=FailureKind.OTHER_TORCH)
+    broken = AgentFailed(message="the matrix file states torch 2.14.1", kind=FailureKind.OTHER_TORCH)
     error = job_error([broken], WELL)
     assert error.kind == "infrastructure"
     assert "process.python" in error.remedy

@@ -129,7 +129,7 @@ def serve(config: AgentConfig, folders: Folders, supervisor: Supervisor) -> int:
     """Import torch, collect the suite, and fork ranks as long as the supervisor asks; the exit status."""
     version = _import_torch(supervisor)
     if not is_torch_of(config.torch, version):
-        message = f"the cell stands for torch {config.torch}, and the Python of this job has torch {version}"
+        message = f"the matrix file states torch {config.torch}, and the Python of this job has torch {version}"
         supervisor.write(AgentFailed(message=message, kind=FailureKind.OTHER_TORCH))
         return 1
     if config.check_gpus:
@@ -163,15 +163,16 @@ def _import_torch(supervisor: Supervisor) -> str:
 
 
 def is_torch_of(wanted: str, found: str) -> bool:
-    """Whether an installed torch is the one a cell asks for: ``2.13`` matches ``2.13.0+cpu``, and empty matches any."""
+    """Whether an installed torch is the stated one, by PEP 440; a local version (``+cpu``) counts only if stated.
+
+    Args:
+        wanted: The stated version; empty if any will do.
+        found: The installed torch's own version.
+    """
+    from torch.torch_version import TorchVersion  # noqa: PLC0415 - needs torch
+
     public = found if "+" in wanted else found.partition("+")[0]
-    return not wanted or _without_zeros(public) == _without_zeros(wanted)
-
-
-def _without_zeros(version: str) -> str:
-    while version.endswith(".0"):
-        version = version.removesuffix(".0")
-    return version
+    return not wanted or bool(TorchVersion(public) == wanted)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,10 @@ _SEE_THE_OTHER_AGENTS = "See agent.log, and agent-1.log and so on, in the job's 
 _GO_ON = "Go on with what is left: allranks run --resume; or have it tried again at once: --retries 1."
 _NO_LIST = "The agent finished, and has not told which tests it collected."
 _BETTER_PYTHON = "Add the package to the cell's image in the matrix file, or to the interpreter of process.python."
-_OTHER_TORCH = "Install the torch that the cell is named after in its image, or for the interpreter of process.python."
+_OTHER_TORCH = (
+    "Install that torch for the interpreter of process.python or in the job's container, or state the one it has "
+    "in the matrix file (torch of [images.NAME], or of [matrix])."
+)
 
 
 @dataclass(eq=False)

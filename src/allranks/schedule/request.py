@@ -151,7 +151,7 @@ def _agent_config(matrix: Matrix, job: Job, attempt: AttemptOptions) -> AgentCon
         share=JobShard(number=job.shard.number, count=job.shard.count, seconds=attempt.seconds) if job.shard else None,
         only=attempt.only,
         shuffle=attempt.shuffle,
-        torch=job.cell.torch,
+        torch=job.image.torch or job.cell.torch,
         pdb_rank=attempt.pdb.rank if attempt.pdb else None,
         pdb_terminal=attempt.pdb.terminal if attempt.pdb else "",
         stress=attempt.stress,
