@@ -123,6 +123,22 @@ class Notice(Record):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SuiteWarning(Record):
+    """A Python warning of the process that collects the suite.
+
+    Attributes:
+        file: Relative to the code of the job, if it is in there.
+        category: The name of the warning's class.
+        text: One line.
+    """
+
+    file: str
+    line: int
+    category: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CollectionFailed(Record):
     """Something cannot be collected; an empty node id stands for the whole suite."""
 

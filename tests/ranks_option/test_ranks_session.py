@@ -106,6 +106,23 @@ def left_behind(folder):
     return sorted(path.name for path in (folder / "tmp").glob("allranks*"))
 
 
+WARNS = """
+import warnings
+import pytest
+warnings.warn("from the module")
+
+@pytest.mark.timeout(8)
+def test_passes(): pass
+"""
+
+
+def test_warnings_of_modules_are_shown_once_and_notices_of_the_ranks_too(session):
+    status, output = session("--ranks=2", "-p", "no:timeout", test_it=WARNS)
+    assert status == 0
+    assert output.count("UserWarning: from the module") == 1
+    assert output.count("notice: test_it.py::test_passes: The marker timeout of this test has no effect") == 1
+
+
 def test_each_test_has_one_outcome_over_all_ranks(session, tmp_path):
     status, output = session(
         "--ranks=2", "--ranks-timeout=4", "-v", "-rA", "--junit-xml=out.xml", "--tb=short", test_it=OUTCOMES

@@ -233,6 +233,18 @@ def test_a_selection_that_leaves_nothing_ran_nothing_and_is_said(run_folder):
     assert merged.notes == ("gloo-w2-g0-env / collectives: the selection left out all 7 tests.",)
 
 
+def test_what_several_jobs_note_is_said_once_for_all_of_them(run_folder):
+    jobs = [f"gloo-w2-g0-{init}/collectives" for init in ("env", "file", "tcp")]
+    run_folder.manifest(*jobs)
+    for job in jobs:
+        run_folder.both(job, {A: "passed"}, notes=["t.py:3: UserWarning: old", f"only {job}"])
+    names = [job.replace("/", " / ") for job in jobs]
+    assert judged(run_folder).notes == (
+        f"{', '.join(names)}: t.py:3: UserWarning: old.",
+        *(f"{name}: only {job}." for name, job in zip(names, jobs, strict=True)),
+    )
+
+
 def test_a_job_in_which_every_test_skipped_is_said_even_when_another_ran(run_folder):
     other = "nccl-w2-g2-env/collectives"
     run_folder.manifest(JOB, other)

@@ -149,7 +149,7 @@ def test_the_summary_stays_below_what_a_ci_service_shows_and_has_what_went_wrong
 def test_the_summary_stays_below_it_with_names_and_notes_of_any_length(merged):
     bad, good = merged.suites
     failure = replace(bad.failures[0], nodeid="n" * 1_000_000, place="p" * 1_000_000)
-    noted = [replace(good, notes=("w" * 1000,)) for _ in range(2_000)]
+    noted = [replace(good, notes=(f"{n}{'w' * 1000}",)) for n in range(2_000)]
     text = render_summary(replace(merged, suites=(replace(bad, failures=(failure,) * 50), *noted)), {})
     assert len(text.encode()) < 1 << 20
     assert re.search(r"- and \d+ more notes", text)

@@ -22,6 +22,7 @@ from allranks.records import (
     Notice,
     NotRun,
     Repeated,
+    SuiteWarning,
     Went,
 )
 from allranks.repetitions import RepetitionTally
@@ -211,6 +212,16 @@ def test_processes_that_were_left_behind_are_put_in_words():
 
 def test_a_notice_of_the_agent_is_a_note():
     assert facts(Notice(nodeid="t.py", text="A thread."), Notice(text="No XML.")).notes == ("t.py: A thread", "No XML")
+
+
+def test_warnings_of_the_suites_import_are_notes_each_once_and_few_of_many():
+    said = [
+        SuiteWarning(file="t.py", line=number, category="UserWarning", text="Old.") for number in (3, 3, *range(30))
+    ]
+    notes = facts(*said).notes
+    assert notes[:2] == ("t.py:3: UserWarning: Old", "t.py:0: UserWarning: Old")
+    assert notes[20:] == ("10 more warnings are in agent.log",)
+    assert facts(*said).notices == ()
 
 
 def test_of_many_processes_that_were_left_behind_a_few_are_shown():

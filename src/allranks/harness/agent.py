@@ -63,6 +63,7 @@ from allranks.records import (
     RankEnded,
     Record,
     Shared,
+    SuiteWarning,
     Tagged,
     Went,
 )
@@ -70,7 +71,18 @@ from allranks.records import (
 SANDCASTLE = ("SANDCASTLE", "TW_JOB_USER")
 """Variables hidden from ranks: the merge of results decides whether a skip counts as a pass."""
 
-_FORWARDED = (AgentFailed, CollectionFailed, FullCollection, GpuFailed, GpusChecked, Imported, Notice, Shared, Tagged)
+_FORWARDED = (
+    AgentFailed,
+    CollectionFailed,
+    FullCollection,
+    GpuFailed,
+    GpusChecked,
+    Imported,
+    Notice,
+    Shared,
+    SuiteWarning,
+    Tagged,
+)
 """The records that a fork server may send: outcomes are not among them."""
 
 _OK_STATUSES = frozenset({0, 1, 5})

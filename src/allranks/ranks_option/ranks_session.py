@@ -78,6 +78,7 @@ class RanksSession:
         self._left_out: NotRun | None = None
         self._kept: Path | None = None
         self._ran_nothing = False
+        self._notices: tuple[str, ...] = ()
         self._seed = secrets.randbits(31)
 
     @pytest.hookimpl(tryfirst=True)
@@ -160,6 +161,7 @@ class RanksSession:
             attempt.release()
             runner.run(attempt, lambda: None)
             self._error = attempt.error or _compare_collections(session.items, attempt.facts.full_collection)
+            self._notices = attempt.facts.notices
             self._left_out = attempt.facts.not_run
             [*_, newest] = read_attempts_at(folder.path, job.cell.id, job.name)
             reporter.settle(settled(newest, read_ranks(newest.files), setting))
@@ -202,10 +204,12 @@ class RanksSession:
             shutil.copy(data, beside.with_name(f"{beside.name}.allranks-{os.getpid()}"))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:  # noqa: ANN401 - pytest does not export its type
-        """Show what went wrong with the job as a whole, and where the ranks' own files are."""
+        """Show what went wrong with the job as a whole, its notices, and where the ranks' own files are."""
         if self._error is not None:
             terminalreporter.section("ranks", red=True)
             terminalreporter.line("\n".join(filter(None, (self._error.what, self._error.why, self._error.remedy))))
+        for notice in self._notices:
+            terminalreporter.line(f"notice: {notice}.")
         if self._kept is not None:
             terminalreporter.line(f"logs and stacks of the ranks: {self._kept / 'latest'}")
         if self._ran_nothing:

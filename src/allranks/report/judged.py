@@ -282,6 +282,11 @@ class MergedRun:
         return (*self._notes_on_suites(), *self._notes_on_absent_shards(), *self._note_on_what_never_ran(), *problem)
 
     def _notes_on_suites(self) -> Iterator[str]:
+        """The remarks on each job; jobs of one suite often have the same note, which is told once for all of them."""
+        of_note: dict[str, list[str]] = {}
+        for suite in self.suites:
+            for note in dict.fromkeys(suite.notes):
+                of_note.setdefault(note, []).append(suite.name)
         for suite in self.suites:
             if suite.all_deselected:
                 yield f"{suite.name}: the selection left out all {suite.deselected} tests."
@@ -289,7 +294,9 @@ class MergedRun:
                 yield f"{suite.name}: nothing to run: every test ({suite.share.elsewhere}) is in another shard."
             if self.planned is not None and suite.id not in self.planned and not suite.is_about_manifest:
                 yield f"{suite.name}: has results, but is not in the plan."
-            yield from (f"{suite.name}: {note}." for note in suite.notes)
+            for note in suite.notes:
+                if names := of_note.pop(note, []):
+                    yield f"{_listed(names)}: {note}."
             if suite.xpassed:
                 yield f"{suite.name}: expected to fail, and passed: {_listed(suite.xpassed)}."
 

@@ -32,6 +32,7 @@ from allranks.records import (
     Record,
     Repeated,
     Shared,
+    SuiteWarning,
     TestStarted,
     Went,
 )
@@ -43,6 +44,7 @@ R = TypeVar("R", bound=Record)
 
 _LEFT_SHOWN = 5
 _RATES_SHOWN = 20
+_WARNINGS_SHOWN = 20
 
 _UNWRITABLE = re.compile(rf"\[Errno (?:{errno.ENOSPC}|{errno.EDQUOT}|{errno.EROFS})\].*")
 """Python's message for a disk that is full, or read-only."""
@@ -126,6 +128,11 @@ class JobFacts:
     @property
     def notes(self) -> tuple[str, ...]:
         """Facts about the job for readers of the report that no testcase has."""
+        return (*self.notices, *_warnings(self._all(SuiteWarning)))
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """The notes without the warnings of the suite's import, which pytest's own session shows."""
         said = (f"{each.nodeid}: {each.text}" if each.nodeid else each.text for each in self._all(Notice))
         left = _left_behind(self._all(LeftBehind))
         return (*_rates(self.repeated), *(text.rstrip(".") for text in said), *left)
@@ -201,6 +208,13 @@ def _left_behind(found: Sequence[LeftBehind]) -> list[str]:
     ]
     rest = len(found) - len(words)
     return [*words, f"{rest} more processes were left behind and killed"] if rest else words
+
+
+def _warnings(found: Sequence[SuiteWarning]) -> list[str]:
+    """The warnings of the suite's import, each once: every node imports it."""
+    words = list(dict.fromkeys(f"{each.file}:{each.line}: {each.category}: {each.text}".rstrip(".") for each in found))
+    rest = len(words) - _WARNINGS_SHOWN
+    return [*words[:_WARNINGS_SHOWN], f"{rest} more warnings are in agent.log"] if rest > 0 else words
 
 
 def _whose(left: LeftBehind) -> str:

@@ -5,6 +5,7 @@ import glob
 import os
 import platform
 import random
+import re
 import shlex
 import sys
 import unittest
@@ -63,11 +64,16 @@ from allranks.harness.ranks.reports import skip_reason
 from allranks.harness.seeding import seed_generators
 from allranks.harness.torch_cases.adapt import adapt_collected, adapt_torch_cases
 from allranks.outcomes import MESSAGE_LIMIT, shorten
-from allranks.records import AgentFailed, CollectionFailed, FailureKind, FullCollection, Notice, Shared
+from allranks.records import AgentFailed, CollectionFailed, FailureKind, FullCollection, Notice, Shared, SuiteWarning
 from allranks.skip_codes import SkipCode, installed_skips
 from allranks.xml_text import xml_id
 
 _BY_HOOK = "A hook of a plugin or a conftest file"
+
+_TIMEOUT = "timeout"
+"""The marker of pytest-timeout."""
+
+_MOST_WARNINGS = 1000
 
 
 class ServerPlugin:
@@ -90,6 +96,8 @@ class ServerPlugin:
         self._paths = ProcessPaths(config)
         self._bad_tests = 0
         self._digests: dict[str, str] = {}
+        self._warnings: dict[SuiteWarning, None] = {}
+        self._declared: Sequence[str] = ()
         self.has_collected = False
         self.was_refused = False
         self.own_status: int | None = None  # pytest's own exit status, once its session ends
@@ -135,6 +143,7 @@ class ServerPlugin:
             self.was_refused = True
             self._supervisor.write(AgentFailed(message=str(error), kind=FailureKind.USAGE))
             raise
+        self._declared = _markers(config)
         share_seed(config, self._config.seed)
         register_skew(config, self._config)
         config.pluginmanager.register(FilesForDevices(self._skipped))
@@ -143,10 +152,16 @@ class ServerPlugin:
             self._supervisor.write(Notice(text=text))
 
     def pytest_warning_recorded(self, warning_message: warnings.WarningMessage, when: str) -> None:
-        """Report what pytest warns about its configuration, such as an interpreter that ignores assert statements."""
-        if when == "config":
-            text = f"{warning_message.category.__name__}: {warning_message.message}".rstrip()
-            self._supervisor.write(Notice(text=shorten(text, MESSAGE_LIMIT)))
+        """Note a warning of a plugin, a conftest file or a module; a rank is a fork, and has this plugin, too."""
+        if when == "runtest" or self.has_collected or len(self._warnings) == _MOST_WARNINGS:
+            return
+        warning = SuiteWarning(
+            file=_below(self._folders.code.resolve(), warning_message.filename),
+            line=warning_message.lineno,
+            category=warning_message.category.__name__,
+            text=shorten(" ".join(str(warning_message.message).split()), MESSAGE_LIMIT),
+        )
+        self._warnings[warning] = None
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> Generator[None, None, None]:
@@ -238,6 +253,17 @@ class ServerPlugin:
             text = f"{cause} starts {_threads(names)}, which ranks, forks of this process, do not have."
             self._supervisor.write(Notice(nodeid=nodeid, text=text))
 
+    def _note_ignored_timeouts(self, session: pytest.Session) -> None:
+        """Tell of time limits that have no effect: no plugin or conftest file has added the marker ``timeout``."""
+        limited = [item.nodeid for item in session.items if item.get_closest_marker(_TIMEOUT) is not None]
+        if limited and _markers(session.config).count(_TIMEOUT) <= self._declared.count(_TIMEOUT):
+            which = "this test" if len(limited) == 1 else f"this test and {len(limited) - 1} more"
+            text = (
+                f"The marker {_TIMEOUT} of {which} has no effect, since nothing in this job's Python reads it: install "
+                "pytest-timeout there, use the marker time_limit, or set limits.test in the matrix file."
+            )
+            self._supervisor.write(Notice(nodeid=limited[0], text=text))
+
     def _fail(self, nodeid: str, text: str, *, goes_on: bool = False) -> None:
         self._has_failed = self._has_failed or not goes_on
         self._uncollected += goes_on
@@ -261,6 +287,10 @@ class ServerPlugin:
         self._report_collection()
         self._keep_own_share(session)
         self._keep_what_runs_again(session)
+        if not session.config.getoption("disable_warnings", default=False):
+            for warning in self._warnings:
+                self._supervisor.write(warning)
+        self._note_ignored_timeouts(session)
         terms = self._terms(session)
         for record in tagged(session.items):
             self._supervisor.write(record)
@@ -443,6 +473,17 @@ def exit_status(left: BaseException, own: int) -> int:
 def _is_script(item: pytest.Item) -> bool:
     case = getattr(item, "cls", None)
     return case is not None and issubclass(case, unittest.TestCase) and has_main(item.path)
+
+
+def _markers(config: pytest.Config) -> list[str]:
+    """The names of the markers that are declared so far: at first by the configuration file, then by plugins, too."""
+    return [re.split("[:(]", line, maxsplit=1)[0].strip() for line in config.getini("markers")]
+
+
+def _below(folder: Path, file: str) -> str:
+    """The path of a file, relative to a folder that it is in."""
+    path = Path(file)
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else file
 
 
 def _threads(names: Sequence[str]) -> str:
