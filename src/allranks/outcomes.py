@@ -44,6 +44,21 @@ def may_disagree(nodeid: str, mixed_skip: Iterable[str]) -> bool:
     return any(fnmatchcase(nodeid, pattern) for pattern in mixed_skip)
 
 
+def numbers(ranks: Iterable[int]) -> str:
+    """Rank numbers in ascending order, runs of three and more shortened: ``0, 2-5``."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(_run(run) for run in runs)
+
+
+def _run(run: Sequence[int]) -> str:
+    return f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run))
+
+
 class SkipKind(StrEnum):
     """Why a rank skipped.
 

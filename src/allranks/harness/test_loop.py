@@ -27,7 +27,7 @@ from allranks.harness.repetition_journal import Plan, RepetitionJournal
 from allranks.harness.shrink_run import Trials, shrink_failures
 from allranks.harness.stress_run import Repetitions
 from allranks.network_skew import network_stretch
-from allranks.outcomes import Outcome, disagree, may_disagree
+from allranks.outcomes import Outcome, disagree, may_disagree, numbers
 from allranks.records import AgentFailed, GangReady, GangStarted, LeftBehind, Notice, NotRun, TestStarted
 from allranks.skew import JOINING, Delay, drawn_outside, stretch
 
@@ -393,6 +393,11 @@ class TestLoop:
             is_bad = step.leader is not None or (disagree({each.outcome for each in records}) and not may)
         for rank in sorted(step.strangers):
             text = f"a process that rank {rank} had forked went on in its place; what it reported was left out"
+            self._journal.write(Notice(nodeid=nodeid, text=text))
+        for (number, count), ranks in step.killed_children.items():
+            whose = f"rank {ranks[0]}" if len(ranks) == 1 else f"each of ranks {numbers(ranks)}"
+            were = f"child process{'es' if count > 1 else ''} of {whose} {'was' if count == 1 else 'were'}"
+            text = f"{count} {were} killed by {linux.signal_name(number)}"
             self._journal.write(Notice(nodeid=nodeid, text=text))
         # A driver and its ranks end with their test, so the state that they changed reaches no other.
         for name in sorted(step.changed) if self._driver is None else ():

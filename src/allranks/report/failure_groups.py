@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from allranks.errors import PRECEDENCE, ExitCode
-from allranks.outcomes import Outcome
-from allranks.report.results import TestVerdict, VerdictKind, numbers
+from allranks.outcomes import Outcome, numbers
+from allranks.report.results import TestVerdict, VerdictKind
 from allranks.xml_text import cut, first_line, readable
 
 _MESSAGE: Final = 300

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from allranks.report.results import PassedRanks, RankResult, TestVerdict, VerdictRule, numbers
+from allranks.outcomes import numbers
+from allranks.report.results import PassedRanks, RankResult, TestVerdict, VerdictRule
 from allranks.report.verdict import own_text, sections
 
 _LEADS_THE_TEXT = frozenset({VerdictRule.LEADING_OUTCOME, VerdictRule.UNACCOUNTED})

@@ -10,8 +10,9 @@ from itertools import islice
 from math import isfinite
 from typing import Final, Self
 
+from allranks.outcomes import numbers
 from allranks.records import EnteredCollective, FailureCourse, PhaseEnd, RankEnded, Record, Tagged, TestStarted
-from allranks.report.results import RankResult, numbers
+from allranks.report.results import RankResult
 from allranks.report.untrusted import duration
 from allranks.xml_text import clean_cut, printable, readable, xml_id
 

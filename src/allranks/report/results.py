@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, overload
 
 from allranks.errors import ExitCode
-from allranks.outcomes import Outcome, SkipKind
+from allranks.outcomes import Outcome, SkipKind, numbers
 from allranks.tracebacks import line_in
 from allranks.xml_text import file_of
 
@@ -332,21 +332,6 @@ def strip(ranks: Sequence[RankResult], leading: RankResult | None = None) -> str
     for rank in ranks:
         by_outcome.setdefault(_with_role(rank, leading), []).append(rank.rank)
     return "; ".join(f"{numbers(group)} {words}" for words, group in by_outcome.items())
-
-
-def numbers(ranks: Iterable[int]) -> str:
-    """Rank numbers in ascending order, runs of three and more shortened: ``0, 2-5``."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return ", ".join(_run(run) for run in runs)
-
-
-def _run(run: Sequence[int]) -> str:
-    return f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run))
 
 
 def _with_role(rank: RankResult, leading: RankResult | None) -> str:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from allranks.errors import ExitCode
-from allranks.outcomes import Outcome, SkipKind, disagree, may_disagree
+from allranks.outcomes import Outcome, SkipKind, disagree, may_disagree, numbers
 from allranks.report.results import (
     XPASS,
     RankResult,
@@ -31,7 +31,6 @@ from allranks.report.results import (
     VerdictKind,
     VerdictRule,
     describe,
-    numbers,
     strip,
 )
 from allranks.skip_codes import gpus_needed

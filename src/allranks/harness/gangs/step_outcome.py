@@ -7,7 +7,8 @@ import json
 import re
 import signal
 from bisect import insort
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from allranks import skip_codes
@@ -89,6 +90,7 @@ class StepOutcome:
     was_terminated: bool = False
     calls: Calls | None = None
     skipped_subtests: str = ""
+    killed_children: tuple[int, ...] = ()
 
     @property
     def is_own(self) -> bool:
@@ -205,6 +207,15 @@ class Step:
     def changed(self) -> frozenset[str]:
         """Names of the state that the test left changed on any rank."""
         return frozenset(name for each in self.outcomes for name in each.changed)
+
+    @property
+    def killed_children(self) -> Mapping[tuple[int, int], list[int]]:
+        """The ranks that had children which a signal killed, by the signal and the number of these children."""
+        found: dict[tuple[int, int], list[int]] = {}
+        for each in self.outcomes:
+            for number, count in Counter(each.killed_children).items():
+                found.setdefault((number, count), []).append(each.rank)
+        return found
 
     @property
     def is_clean(self) -> bool:
@@ -373,6 +384,7 @@ def reported(event: RankReport, step: Step) -> StepOutcome:
         is_final=report.is_final,
         calls=_calls(report),
         skipped_subtests=report.skipped_subtests,
+        killed_children=report.killed_children,
         consequence=step.has_cause_before(event.at) and outcome.is_bad,
     )
 

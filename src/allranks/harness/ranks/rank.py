@@ -262,6 +262,7 @@ class _Rank:
             changed=tuple(differing),
             is_spoilt=not is_whole or self._has_exited,
             skipped_subtests=self._subtests.skipped,
+            killed_children=self._children.killed(),
             calls="" if is_alone else dumps(calls.as_fields()),
         )
 

@@ -12,13 +12,13 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
-from allranks.outcomes import Outcome
+from allranks.outcomes import Outcome, numbers
 from allranks.report.history.catalogue import FIRST_CODES, MANY, PASSED, Code
 from allranks.report.history.history_file import PATIENCE, HistoryError, written
 from allranks.report.history.timeline import Outcomes, Timeline
 from allranks.report.history.transitions import RunHistory, transitions
 from allranks.report.judged import MANIFEST_PLACE, CellSuite
-from allranks.report.results import EarlierAttempt, PassedRanks, TestVerdict, VerdictKind, VerdictRule, numbers
+from allranks.report.results import EarlierAttempt, PassedRanks, TestVerdict, VerdictKind, VerdictRule
 
 _MOST_RANKS: Final = 8
 """Ranks that an outcome names: more are no trait of a test."""

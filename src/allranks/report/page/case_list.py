@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from allranks.outcomes import numbers
 from allranks.report.judged import JobSummary
 from allranks.report.page.course_view import output_diff, time_line
 from allranks.report.rank_course import RankCourse
-from allranks.report.results import EarlierAttempt, PassedRanks, RankResult, TestVerdict, compact, numbers
+from allranks.report.results import EarlierAttempt, PassedRanks, RankResult, TestVerdict, compact
 from allranks.report.verdict import severity
 from allranks.tracebacks import excerpt, folded
 from allranks.xml_text import cut, readable
