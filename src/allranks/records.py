@@ -365,6 +365,7 @@ class FailureKind(Enum):
     OUT_OF_MEMORY = "out_of_memory"
     KERNEL = "kernel"
     OTHER_TORCH = "other_torch"
+    GPU = "gpu"
     SUITE = "suite"
     GATE = "gate"
     USAGE = "usage"

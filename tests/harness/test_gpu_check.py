@@ -10,7 +10,7 @@ import torch
 from allranks.harness import linux
 from allranks.harness.config import GpuToCheck
 from allranks.harness.gpu_check import check_gpus, compute, troubles_of
-from allranks.records import AgentFailed, Collected, FailureKind, GpuFailed, GpusChecked
+from allranks.records import AgentFailed, Collected, FailureKind, GpuFailed, GpusChecked, TestStarted
 
 GPUS = tuple(GpuToCheck(gpu=f"GPU-{letter}", visible=f"UUID-{letter}", name=f"GPU {letter}") for letter in "ab")
 
@@ -128,6 +128,48 @@ def test_an_agent_has_its_gpus_tried_and_runs_its_tests(start_agent):
     assert run.wait() == 0
     assert run.all(GpusChecked)[0].gpus == ("GPU-a", "GPU-b")
     assert len(run.arrived("test_small")) == 2
+
+
+RESET = """
+    import os
+
+    import torch
+    from torch import distributed
+
+    torch.cuda.is_available, torch.cuda.device_count = (lambda: True), (lambda: 2)
+    join = distributed.init_process_group
+
+    def join_at_first(*args, rank, **kwargs):
+        if int(os.environ["ALLRANKS_GANG"]) > FIRST and rank == 1:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        join(*args, rank=rank, **kwargs)
+
+    distributed.init_process_group = join_at_first
+"""
+TESTS = "def test_a(rank): assert rank\ndef test_b(): pass\ndef test_c(): pass\n"
+
+
+@pytest.mark.parametrize(("gangs", "ended"), [(0, []), (1, ["test_a"]), (2, ["test_a", "test_b"])])
+def test_a_gang_that_cannot_start_on_a_lost_gpu_is_no_failure_of_a_test(start_agent, gangs, ended):
+    files = {"conftest.py": RESET.replace("FIRST", str(gangs)), "test_it.py": TESTS}
+    run = start_agent(files, gpu_count=2, gpu_device="meta", isolation="test", limits={"peer_grace": 0.3}).go()
+    assert run.wait() == 1
+    [failed] = run.all(AgentFailed)
+    assert failed.kind is FailureKind.GPU
+    following = ["test_a", "test_b", "test_c"][gangs]
+    assert failed.message.startswith(f"before suite/test_it.py::{following}, the GPU of rank 1 no longer computes: Not")
+    assert [each.nodeid.partition("::")[2] for each in run.all(TestStarted)] == ended
+
+
+def test_a_gang_that_cannot_start_on_gpus_that_compute_is_an_error_of_its_test(start_agent):
+    files = {"conftest.py": RESET.replace("FIRST", "1"), "test_it.py": TESTS}
+    run = start_agent(files, gpu_count=2, gpu_device="cpu", isolation="test", limits={"peer_grace": 0.3}).go()
+    assert run.wait() == 0
+    assert run.all(AgentFailed) == []
+    assert run.outcomes("test_b") == ("aborted", "errored")
+    assert (
+        run.cases(1)["test_b"].message == "the process group could not be made: CUDA error: unspecified launch failure"
+    )
 
 
 def test_an_agent_whose_gpu_is_sick_collects_nothing_and_says_why(start_agent):

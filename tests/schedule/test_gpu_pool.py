@@ -54,3 +54,10 @@ def test_a_gpu_is_checked_once_for_each_python(pool):
     one, two = JobEnvironment(image="one"), JobEnvironment(image="two")
     pool.report_checked(["GPU-a"], one)
     assert (pool.unchecked(GPUS, one), pool.unchecked(GPUS, two)) == (["GPU-b"], ["GPU-a", "GPU-b"])
+
+
+def test_a_gpu_that_a_job_has_lost_is_checked_again(pool):
+    one = JobEnvironment(image="one")
+    pool.report_checked(GPUS, one)
+    pool.forget_checks(["GPU-b"])
+    assert pool.unchecked(GPUS, one) == ["GPU-b"]

@@ -49,6 +49,15 @@ def test_a_sick_gpu_is_an_error_of_the_infrastructure_that_names_it():
     assert (facts(*records).well_gpus, facts(*records).sick_gpus) == ({"GPU-a"}, {"GPU-b": "it hangs"})
 
 
+def test_a_gpu_that_is_lost_in_the_middle_of_a_job_is_the_infrastructures_fault():
+    lost = AgentFailed(message="before t.py::a, the GPU of rank 1 no longer computes", kind=FailureKind.GPU)
+    records = (GpusChecked(gpus=("GPU-a",), seconds=1.0), lost)
+    error = job_error(records, JobExit(status=1))
+    assert (error.kind, error.what) == ("infrastructure", lost.message)
+    assert "nvidia-smi" in error.remedy
+    assert (facts(*records).has_lost_a_gpu, facts(*records).well_gpus) == (True, frozenset())
+
+
 def test_another_torch_than_the_cells_is_the_infrastructures_fault():
     broken = AgentFailed(message="the matrix file states torch 2.14.1", kind=FailureKind.OTHER_TORCH)
     error = job_error([broken], WELL)

@@ -28,7 +28,7 @@ from allranks.harness.forks import (
     LocalNode,
 )
 from allranks.harness.gangs.orphans import GANG_VARIABLE, LAUNCH_VARIABLE, NOBODY, end_children
-from allranks.harness.job_end import HANGUP_STATUS, HangupError, JobEnd, JobLimitError
+from allranks.harness.job_end import HANGUP_STATUS, HangupError, JobEnd, JobLimitError, LostGpuError
 from allranks.harness.nodes.connection import NodeConnection
 from allranks.harness.nodes.follower import Follower
 from allranks.harness.nodes.leader import Leader
@@ -341,6 +341,8 @@ class Supervision:
             self._stream.write(NodeLost(node=error.node, message=str(error)))
         except ForkServerError as error:
             self._fail(f"The process that has imported the suite {error}.", self._log(), FailureKind.SUITE)
+        except LostGpuError as error:
+            self._fail(str(error), kind=FailureKind.GPU)
         except WorkerLostError as error:
             self._fail("the supervisor broke down", str(error))
         except HangupError:

@@ -119,6 +119,8 @@ class Report:
     # With the end of a test that passed: which of its subtests were skipped, in words that are equal on all ranks up to
     # the first colon, and the reason of the first; empty for none.
     skipped_subtests: str = ""
+    # Before a start fails: why the GPU of this rank does not compute, in one line; empty if it does.
+    lost_gpu: str = ""
     # With the end of a test: the signals that killed children of the rank, one for each.
     killed_children: tuple[int, ...] = ()
 

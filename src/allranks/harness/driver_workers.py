@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from allranks.harness.forks import ForkServerError
-from allranks.harness.job_end import HangupError, JobLimitError
+from allranks.harness.job_end import HangupError, JobLimitError, LostGpuError
 
 
 class WorkerLostError(Exception):
@@ -27,6 +27,7 @@ class Worker(Protocol):
         Raises:
             HangupError: The job was ended from outside.
             JobLimitError: The job's time is up.
+            LostGpuError: A GPU no longer computes.
             ForkServerError: The fork server is gone or does not answer.
         """
 
@@ -54,6 +55,7 @@ class DriverWorkers:
         Raises:
             HangupError: The job was ended from outside.
             JobLimitError: The job's time is up.
+            LostGpuError: A GPU no longer computes.
             ForkServerError: The fork server is gone or does not answer.
             WorkerLostError: A worker broke.
         """
@@ -76,7 +78,7 @@ class DriverWorkers:
             while work is not None:
                 worker.run_some(work)
                 work = self._next()
-        except (HangupError, JobLimitError, ForkServerError) as error:
+        except (HangupError, JobLimitError, LostGpuError, ForkServerError) as error:
             self._errors.append(error)
         except Exception:  # noqa: BLE001 - any failure of a worker is the job's result
             self._errors.append(WorkerLostError(traceback.format_exc()))

@@ -59,7 +59,7 @@ def compute(device: str, multiply: Callable[[torch.Tensor, torch.Tensor], torch.
     The numbers are small integers, so the product is exact in any order of additions, and in TF32.
 
     Args:
-        device: torch's name of the type of device; the first such device is used.
+        device: torch's name of the device, or of its type, which stands for the first of that type.
         multiply: The operation to try.
 
     Raises:
@@ -153,14 +153,15 @@ def _start(gpu: GpuToCheck, work: Callable[[], None]) -> _Check:
 def _try(gpu: GpuToCheck, work: Callable[[], None]) -> bytes:
     # It sees no other GPU, so any failure is this one's.
     os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["HIP_VISIBLE_DEVICES"] = gpu.visible
-    return _outcome(work)
+    return trouble_of(work).encode()[:_WORDS] or _WELL
 
 
-def _outcome(work: Callable[[], None]) -> bytes:
+def trouble_of(work: Callable[[], None]) -> str:
+    """The error of some work on a GPU, in one line, with its traceback on standard error; empty for none."""
     try:
         work()
     except Exception as error:  # noqa: BLE001 - any failure is the device's
         traceback.print_exc()
         lines = [line for line in str(error).splitlines() if line.strip()]
-        return f"{type(error).__name__}: {lines[0] if lines else ''}".encode()[:_WORDS]
-    return _WELL
+        return f"{type(error).__name__}: {lines[0] if lines else ''}"
+    return ""

@@ -26,6 +26,10 @@ class HangupError(Exception):
         super().__init__("the job was ended from outside")
 
 
+class LostGpuError(Exception):
+    """A GPU that passed the check of the job no longer computes; the message says whose."""
+
+
 class JobLimitError(Exception):
     """The job has used up its time."""
 

@@ -17,7 +17,7 @@ from allranks.harness.gangs.ends import Journal, WithCommands, ends_of, failed_s
 from allranks.harness.gangs.failure_course import course_of
 from allranks.harness.gangs.gang import ROUNDED_UP, SKIP_GRACES, Deadlines, Gang
 from allranks.harness.gangs.step_outcome import Step
-from allranks.harness.job_end import HangupError, JobEnd, JobLimitError
+from allranks.harness.job_end import HangupError, JobEnd, JobLimitError, LostGpuError
 from allranks.harness.launchers.driver_account import DriverAccount
 from allranks.harness.loop_counts import NAMES, LoopCounts
 from allranks.harness.nodes.node import Node, Orders, start_gang
@@ -122,6 +122,7 @@ class TestLoop:
         Raises:
             HangupError: The job was ended from outside.
             JobLimitError: The job's time is up.
+            LostGpuError: A GPU no longer computes; the tests that are left have no outcome.
             NodeLostError: A node is lost; the tests that are left have no outcome.
             ForkServerError: The fork server is gone or does not answer.
             WorkerLostError: A worker broke; its test and those that are left have no outcome.
@@ -309,6 +310,10 @@ class TestLoop:
             start = gang.start()
         if rendezvous is not None:
             rendezvous.joined()
+        if start.lost_gpus:
+            rank, trouble = next(iter(start.lost_gpus.items()))
+            msg = f"before {self._current}, the GPU of rank {rank} no longer computes: {trouble}"
+            raise LostGpuError(msg)
         if start.leader is not None:
             self._journal.write(TestStarted(nodeid=self._current, seed=first[0].seed, number=first[1]))
             self._record(gang, failed_start(start, start.leader))

@@ -243,6 +243,8 @@ class AttemptRunner:
         """Tell the pool which GPUs compute, before the lease ends: the next one must not hold a sick GPU."""
         python = JobEnvironment(image=spec.image, python=spec.python, python_path=spec.python_path)
         self.pool.report_checked(attempt.facts.well_gpus, python)
+        if attempt.facts.has_lost_a_gpu:
+            self.pool.forget_checks(attempt.lease.gpus)
         sick = {gpu: why for gpu, why in attempt.facts.sick_gpus.items() if gpu in attempt.lease.gpus}
         self.pool.report_sick(sick)
         report_successes(attempt.facts.well_gpus)

@@ -65,6 +65,11 @@ class GpuPool:
         """Record that these GPUs have computed with this Python: later jobs need not check them. From any thread."""
         self._checked.update((gpu, environment) for gpu in gpus)
 
+    def forget_checks(self, gpus: Iterable[str]) -> None:
+        """Have the next job with one of these GPUs check it again. From any thread."""
+        forgotten = frozenset(gpus)
+        self._checked = {(gpu, environment) for gpu, environment in self._checked if gpu not in forgotten}
+
     def unchecked(self, gpus: Iterable[str], environment: JobEnvironment) -> list[str]:
         """Those of the GPUs that have not been seen to compute with this Python."""
         return [gpu for gpu in gpus if (gpu, environment) not in self._checked]

@@ -54,6 +54,7 @@ _SEE_THE_OTHER_AGENTS = "See agent.log, and agent-1.log and so on, in the job's 
 _GO_ON = "Go on with what is left: allranks run --resume; or have it tried again at once: --retries 1."
 _NO_LIST = "The agent finished, and has not told which tests it collected."
 _BETTER_PYTHON = "Add the package to the cell's image in the matrix file, or to the interpreter of process.python."
+_SEE_THE_GPU = "See agent.log there, and dmesg and nvidia-smi -q on its host; or leave it out: --gpus."
 _OTHER_TORCH = (
     "Install that torch for the interpreter of process.python or in the job's container, or state the one it has "
     "in the matrix file (torch of [images.NAME], or of [matrix])."
@@ -143,9 +144,14 @@ class JobFacts:
         return {each.gpu: each.message for each in self._all(GpuFailed)}
 
     @property
+    def has_lost_a_gpu(self) -> bool:
+        """Whether one of its GPUs no longer computed after the check of all of them."""
+        return any(each.kind is FailureKind.GPU for each in self._all(AgentFailed))
+
+    @property
     def well_gpus(self) -> frozenset[str]:
         """The GPUs of the job that did compute, as far as it tried them."""
-        return frozenset(gpu for each in self._all(GpusChecked) for gpu in each.gpus)
+        return frozenset(gpu for each in self._all(GpusChecked) for gpu in each.gpus if not self.has_lost_a_gpu)
 
     def error(self, ending: JobExit) -> JobError | None:
         """What went wrong with the job as a whole; None if its agent did all its work."""
@@ -224,8 +230,7 @@ def _whose(left: LeftBehind) -> str:
 def _gpu_error(failures: Sequence[GpuFailed]) -> JobError:
     what = "; ".join(f"{each.name} is sick: {each.message}" for each in failures)
     why = "Before a job's tests each of its GPUs multiplies two small matrices."
-    remedy = "See agent.log there, and dmesg and nvidia-smi -q on its host; or leave it out: --gpus."
-    return JobError(kind="infrastructure", what=f"{what}.", why=why, remedy=remedy)
+    return JobError(kind="infrastructure", what=f"{what}.", why=why, remedy=_SEE_THE_GPU)
 
 
 def _collection_error(failures: Sequence[CollectionFailed], other: JobError | None) -> JobError:
@@ -241,6 +246,7 @@ _REMEDIES: Final = {
     FailureKind.OUT_OF_MEMORY: "Raise limits.memory_mib in the matrix file.",
     FailureKind.KERNEL: kernel.REMEDY,
     FailureKind.OTHER_TORCH: _OTHER_TORCH,
+    FailureKind.GPU: _SEE_THE_GPU,
 }
 """The remedies for failures of the place where an agent runs."""
 

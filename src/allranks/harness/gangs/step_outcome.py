@@ -112,6 +112,7 @@ class Step:
         leaving: The exit status that a rank's main thread has announced.
         launched: From a driver: the ends of the ranks of its test.
         driver: From a driver: its other reports and its own phases, in order.
+        lost_gpus: Of a start that fails, why the GPUs of ranks do not compute.
         strangers: Ranks in whose place other processes have sent data.
         began: When it began, on the clock of the call boards.
         since: The same in seconds since the epoch.
@@ -124,6 +125,7 @@ class Step:
     leaving: dict[int, Leaving] = field(default_factory=dict)
     launched: list[LaunchedEnd] = field(default_factory=list)
     driver: list[DriverSays | Phase] = field(default_factory=list)
+    lost_gpus: dict[int, str] = field(default_factory=dict)
     strangers: set[int] = field(default_factory=set)
     began: int = field(default_factory=clock.monotonic_ns, compare=False)
     since: float = field(default_factory=clock.now, compare=False)
@@ -142,6 +144,8 @@ class Step:
                 self.driver.append(phase)
         if report.leaving is not None:
             self.leaving[event.rank] = report.leaving
+        if report.lost_gpu:
+            self.lost_gpus[event.rank] = report.lost_gpu
         if report.launched is not None:
             self.launched.append(report.launched)
         if report.driver is not None:

@@ -26,6 +26,7 @@ from allranks.harness.environment_skips import EnvironmentSkip
 from allranks.harness.evidence import DiskUse
 from allranks.harness.gangs.call_board import CallBoard, map_board
 from allranks.harness.gangs.orphans import Mark
+from allranks.harness.gpu_check import compute, trouble_of
 from allranks.harness.ranks import debugging, rank_setup
 from allranks.harness.ranks.call_counter import CallCounter
 from allranks.harness.ranks.child_processes import ChildWatch
@@ -181,9 +182,18 @@ class _Rank:
         try:
             init_process_group(self._assignment, self._assignment.url)
         except Exception as error:  # noqa: BLE001 - whatever torch raises here is the result
+            if trouble := self._trouble_of_gpu():
+                self._connection.report(Report(goes_on=True, lost_gpu=trouble))
             phase = self._add_error("setup", "the process group could not be made", error)
             return Report(outcome=phase.outcome)
         return Report(outcome=Outcome.PASSED)
+
+    def _trouble_of_gpu(self) -> str:
+        """Why this rank's GPU does not compute: then no test is to blame for a gang that cannot start."""
+        config = self._assignment.config
+        if not config.gpu_count:
+            return ""
+        return trouble_of(lambda: compute(f"{config.gpu_device}:{_gpu_of(self._assignment)}"))
 
     def _leave(self) -> None:
         """Destroy all process groups; failing to is an error of the gang's last test."""
@@ -369,11 +379,24 @@ class _Rank:
         self._add_phase(with_remedy(phase, error, has_group=self._assignment.url is not None), error)
 
 
+def _gpu_of(assignment: Assignment) -> int:
+    """The index of a rank's GPU.
+
+    Raises:
+        RuntimeError: There are no GPUs; each job has made sure of them before its first test.
+    """
+    count = torch.cuda.device_count()
+    if not count:
+        msg = "no GPU is visible any more"
+        raise RuntimeError(msg)
+    return assignment.local_ranks.index(assignment.rank) % count
+
+
 def init_process_group(assignment: Assignment, url: str) -> None:
     """Join the default process group of the cell."""
     config = assignment.config
     if config.backend == "nccl":
-        torch.cuda.set_device(assignment.local_ranks.index(assignment.rank) % torch.cuda.device_count())
+        torch.cuda.set_device(_gpu_of(assignment))
     port = assignment.environment.get("MASTER_PORT")
     if port and assignment.rank and 0 in assignment.local_ranks:
         wait_for_store(int(port))
