@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.tracebacks import excerpt, folded, is_of_tools, line_in
+from allranks.tracebacks import excerpt, folded, headline, is_of_tools, line_in
 from allranks.xml_text import file_of
 
 FILE = "suite/test_a.py"
@@ -215,5 +215,54 @@ def test_any_text_can_be_read_and_loses_nothing_but_frames_of_tools(text):
 def test_no_text_takes_more_than_linear_time(piece, around):
     text = around.format(piece * (100_000 // len(piece)))
     began = time.process_time()
-    folded(text), excerpt(text, FILE, "x"), line_in(text + FILE, FILE)
+    folded(text), headline(text), excerpt(text, FILE, "x"), line_in(text + FILE, FILE)
     assert time.process_time() - began < 3
+
+
+ENDED = "Process 1 terminated with the following error:"
+CHILD = (
+    f"torch.multiprocessing.spawn.ProcessRaisedException: \n\n-- {ENDED}\n"
+    'Traceback (most recent call last):\n  File "spawn.py", line 9, in _wrap\n    fn(i, *args)\n'
+    '  File "t.py", line 3, in fail\n    raise ValueError("no room\\nat all")\nValueError: no room\nat all\n'
+)
+CHAINED = (
+    "E: in a worker\nOriginal Traceback (most recent call last):\n  File: a\nKeyError: 1\n\n"
+    "The above exception was the direct cause of the following exception:\n\n"
+    "Traceback (most recent call last):\n  File: b\nOSError: full\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (CHILD, f"torch.multiprocessing.spawn.ProcessRaisedException: {ENDED} ValueError: no room"),
+        (
+            "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGKILL",
+            "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGKILL",
+        ),
+        (CHAINED, "E: in a worker: OSError: full"),
+        ("ExceptionGroup: several (2 sub-exceptions)", "ExceptionGroup: several (2 sub-exceptions)"),
+        ("RuntimeError: \n\n  the cause\nmore", "RuntimeError: the cause"),
+        ("RuntimeError: ======\n  fn FAILED\n------", "RuntimeError: fn FAILED"),
+        ("AssertionError: these differ:\n- a: 1\n- b: 2", "AssertionError: these differ: a: 1"),
+        ("a.b.Error:\nfirst:\nsecond:\nthird", "a.b.Error: first: second"),
+        ("RuntimeError", "RuntimeError"),
+        ("RuntimeError: ", "RuntimeError"),
+        ("RuntimeError: \n \t\n", "RuntimeError"),
+        ("test_it.Bad: <exception str() failed>", "test_it.Bad: <exception str() failed>"),
+        ('  File "f.py", line 1\n    a b\n      ^\nSyntaxError: invalid syntax', "SyntaxError: invalid syntax"),
+        ("assert 1 == 2", "assert 1 == 2"),
+        ("E: no end\nTraceback (most recent call last):\n  File", "E: no end"),
+        ("", ""),
+        ("---", "---"),
+    ],
+)
+def test_the_headline_of_an_exception_names_the_original_error(text, line):
+    assert headline(text) == line
+
+
+@given(st.lists(pieces | st.text(max_size=20) | st.sampled_from(["Traceback (most recent call last):", "A:", ":"])))
+def test_a_headline_is_one_line_and_only_empty_for_nothing(found):
+    line = headline("\n".join(found))
+    assert len(line.splitlines()) < 2
+    assert bool(line) == bool("\n".join(found).strip())

@@ -75,6 +75,53 @@ class TextFrame:
         return first if is_values and not _FUNCTION.match(first[0]) else []
 
 
+_TRACEBACK: Final = re.compile(r"(?:Original )?Traceback \(most recent call last\):")
+_CONTENT: Final = re.compile(r"[^\s=*#~+|:-]")
+"""Any character that is not one of those which rules are drawn with."""
+
+_ONLY_TYPE: Final = re.compile(r"(?P<type>[\w.]+:)[\s=*#~+|-]*")
+_MOST_PARTS: Final = 3
+
+
+def headline(text: str) -> str:
+    """The line of an exception's text that says what happened, for a reader who sees no other.
+
+    That is its first line, unless it has only the type or ends with a colon: then the next lines with content follow.
+    If the message itself has a traceback, as that of a process which ``torch.multiprocessing`` started, the exception
+    at its end completes the line.
+
+    Args:
+        text: As ``traceback.format_exception_only`` has it, ``Type: message``.
+    """
+    lines = [line for line in text.splitlines() if _CONTENT.search(line)]
+    if lines and lines[0].lstrip().startswith('File "'):  # the place of a SyntaxError, above its type
+        lines = [line for line in lines if not line.startswith(" ")]
+    if not lines:
+        return next((line.strip() for line in text.splitlines() if line.strip()), "")
+    only_type = _ONLY_TYPE.fullmatch(lines[0].strip())
+    parts, rest = [only_type["type"] if only_type else lines[0].strip()], iter(lines[1:])
+    for line in rest:
+        if _TRACEBACK.fullmatch(line.strip()):
+            if parts[-1].endswith(":") or len(parts) == 1:
+                parts = [f"{' '.join(parts).rstrip('.:')}:", *_last_error(rest)]
+            break
+        if not parts[-1].endswith(":") or len(parts) == _MOST_PARTS:
+            break
+        parts.append(line.strip(" -=*#"))
+    return " ".join(parts).rstrip(":")
+
+
+def _last_error(lines: Iterable[str]) -> Sequence[str]:
+    """The first line of the exception at the end of some lines, which begin within a traceback."""
+    found: list[str] = []
+    for line in lines:
+        if _TRACEBACK.fullmatch(line.strip()):
+            found = []
+        elif not found and not line.startswith(" "):
+            found = [line]
+    return found
+
+
 def folded(text: str) -> str:
     """``text`` with a note in place of the frames of tools; of a stack that has no others, the innermost stays."""
     lines: list[str] = []

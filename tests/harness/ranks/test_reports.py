@@ -8,6 +8,7 @@ from _pytest._code.code import ReprFileLocation
 from _pytest.doctest import ReprFailDoctest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.multiprocessing import ProcessRaisedException
 
 from allranks.harness.environment_skips import EnvironmentSkip
 from allranks.harness.ranks.reports import Subtests, broken_off, phase_of
@@ -85,6 +86,54 @@ def test_the_message_of_a_group_has_its_first_exception():
     group = ExceptionGroup("many", [ExceptionGroup("inner", [ValueError("the cause\nand more")]), KeyError()])
     phase = of(report("failed", longrepr="ExceptionGroup: many (2 sub-exceptions)"), group)
     assert phase.message == "ExceptionGroup: many (2 sub-exceptions): ValueError: the cause"
+
+
+class NoTextError(Exception):
+    """An exception that cannot be shown."""
+
+    def __str__(self):
+        raise LookupError
+
+
+def message_of(error):
+    """The message for an exception, from the report that pytest makes of it."""
+
+    def fail():
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        fail()
+    return of(report("failed", longrepr=caught.exconly()), error).message
+
+
+NO_TEXT = f"{NoTextError.__module__}.NoTextError: <exception str() failed>"
+OF_ONE = "ExceptionGroup: one (1 sub-exception): "
+ENDED = "Process 1 terminated with the following error:"
+CHILD = f"\n\n-- {ENDED}\nTraceback (most recent call last):\n  File\nValueError: full\n"
+OF_CHILD = f"torch.multiprocessing.spawn.ProcessRaisedException: {ENDED} ValueError: full"
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (RuntimeError("\n\n  the cause\nmore"), "RuntimeError: the cause"),
+        (RuntimeError("\n--- \n"), "RuntimeError"),
+        (RuntimeError(), "RuntimeError"),
+        (NoTextError(), NO_TEXT),
+        (ExceptionGroup("one", [ValueError("\n\nthe cause")]), f"{OF_ONE}ValueError: the cause"),
+        (ExceptionGroup("one", [NoTextError()]), f"{OF_ONE}{NO_TEXT}"),
+        (ProcessRaisedException(CHILD, 1, 7), OF_CHILD),
+        (ExceptionGroup("one", [ProcessRaisedException(CHILD, 1, 7)]), f"{OF_ONE}{OF_CHILD}"),
+    ],
+)  # fmt: skip
+def test_the_headline_names_the_original_error(error, message):
+    assert message_of(error) == message
+
+
+def test_an_exception_that_says_nothing_has_its_cause_in_its_headline():
+    error = RuntimeError()
+    error.__cause__ = ValueError("\nthe cause")
+    assert message_of(error) == "RuntimeError: ValueError: the cause"
 
 
 def test_what_a_hook_has_made_a_failure_is_one_although_it_was_expected():

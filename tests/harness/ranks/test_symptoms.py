@@ -8,6 +8,7 @@ import torch
 from torch import distributed as dist
 
 from allranks.harness.ranks.reports import is_symptom, with_cause
+from allranks.tracebacks import headline
 
 
 def raised_by(act):
@@ -158,7 +159,7 @@ CALLEE = "RuntimeError: On WorkerInfo(id=1, name=worker1):\nRuntimeError('the ca
 def test_what_a_function_raises_on_another_worker_is_no_symptom_and_is_named():
     error = of_torch(CALLEE)
     assert not is_symptom(error)
-    message = with_cause(CALLEE.splitlines()[0], error)
+    message = with_cause(headline(CALLEE), error)
     assert message == "RuntimeError: On WorkerInfo(id=1, name=worker1): RuntimeError('the cache timed out')"
 
 

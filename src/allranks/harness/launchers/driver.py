@@ -29,6 +29,7 @@ from allranks.harness.launchers.own_ranks import OF_RANKS_ATTRIBUTE, RankFailure
 from allranks.harness.ranks.rank import Assignment, run_rank
 from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, may_disagree, shorten
 from allranks.records import Record, encode
+from allranks.tracebacks import headline
 
 _LINE = 1 << 16
 
@@ -190,6 +191,6 @@ def _hidden(error: BaseException) -> Phase:
         when="teardown",
         outcome=Outcome.ERRORED,
         duration=0.0,
-        message=shorten(info.exconly(tryshort=True).splitlines()[0], MESSAGE_LIMIT),
+        message=shorten(headline(info.exconly(tryshort=True)), MESSAGE_LIMIT),
         text=shorten(str(info.getrepr(style="long"))),
     )

@@ -23,6 +23,7 @@ from allranks.harness.ranks.rank_setup import flush_output, live
 from allranks.harness.ranks.reports import CodedSkip, is_symptom, skip_with_code, with_cause
 from allranks.harness.seeding import seed_everything
 from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, SkipKind, shorten
+from allranks.tracebacks import headline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,12 +172,11 @@ def _ended_by(error: BaseException, when: str, duration: float) -> Phase:
             gpus_needed=gpus,
         )
     info = pytest.ExceptionInfo.from_exception(error)
-    lines = (line for line in info.exconly(tryshort=True).splitlines() if line.strip())
     return Phase(
         when=when,
         outcome=_outcome(error, when),
         duration=duration,
-        message=shorten(with_cause(next(lines, ""), error), MESSAGE_LIMIT),
+        message=shorten(with_cause(headline(info.exconly(tryshort=True)), error), MESSAGE_LIMIT),
         text=shorten(str(info.getrepr(style="long", tbfilter=_tests_frames))),
     )
 

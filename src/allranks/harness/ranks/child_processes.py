@@ -72,9 +72,10 @@ class ChildWatch:
         self._deaths.begin()
 
     def deaths(self) -> Iterator[str]:
-        """In words, how processes of this test were killed."""
+        """In words, how processes of this test were killed, but for those that it killed itself."""
         for reference, name in self._started:
-            if (status := _status(reference())) < 0:
+            process = reference()
+            if process and (status := _status(process)) < 0 and not self._deaths.is_own(process.pid or 0, -status):
                 yield f"{name} was killed by {linux.signal_name(-status)}"
 
     def killed(self) -> tuple[int, ...]:
@@ -123,8 +124,12 @@ class Deaths:
         """Note that a signal killed a child."""
         if os.getpid() != self._pid or pid in self._unwaited:  # a fork has other children
             self._unwaited.discard(pid)
-        elif (pid, number) not in self._sent:
+        elif not self.is_own(pid, number):
             self._killed[pid] = number
+
+    def is_own(self, pid: int, number: int) -> bool:
+        """Whether this process has sent that signal to that child."""
+        return (pid, number) in self._sent
 
     def _note_status(self, pid: int, status: int) -> None:
         if pid > 0 and os.WIFSIGNALED(status):

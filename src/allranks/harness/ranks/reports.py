@@ -24,6 +24,7 @@ from allranks.harness.environment_skips import EnvironmentSkip, SandcastleReason
 from allranks.harness.ranks import call_counter
 from allranks.harness.ranks.rank_setup import is_failure, tears_down
 from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, SkipKind, shorten
+from allranks.tracebacks import headline
 
 SYMPTOM_ATTRIBUTE = "allranks_symptom"
 """An exception with a true attribute of this name declares that its rank waited for a peer in vain."""
@@ -193,8 +194,7 @@ def _message(report: pytest.TestReport, outcome: Outcome, error: BaseException |
         text = str(report.longrepr[-1])
     else:
         text = _exception_in(str(report.longreprtext))
-    line = next((line for line in text.splitlines() if line.strip()), "")
-    return with_cause(line, error)
+    return with_cause(headline(text), error)
 
 
 _MARKED: Final = re.compile(r"(?:^E(?: {3,}.*| *)(?:\n|\Z))+", re.MULTILINE)
@@ -228,9 +228,10 @@ def with_cause(message: str, error: BaseException | None) -> str:
 
     An exception in a finalizer or a thread is the cause of a warning of pytest's, which a suite may make an error.
     """
-    if message.endswith("):") and (remote := call_counter.OF_A_CALLEE.match(str(error))):
-        return f"{message} {remote['error']}"
-    first = error.__cause__ if isinstance(error, Warning) and error.__cause__ else error
+    if isinstance(error, BaseExceptionGroup):
+        message = _line_of(error)  # pytest has its only exception on one line, with all of that one's text
+    says_nothing = isinstance(error, Warning) or message.rpartition(".")[2] == type(error).__name__
+    first = error.__cause__ if error is not None and error.__cause__ and says_nothing else error
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]
     if first is not error and first is not None:
@@ -240,8 +241,7 @@ def with_cause(message: str, error: BaseException | None) -> str:
 
 
 def _line_of(error: BaseException) -> str:
-    lines = "".join(traceback.format_exception_only(error)).splitlines()
-    return next((line for line in lines if line.strip()), "")
+    return headline("".join(traceback.format_exception_only(error)))
 
 
 _MADE_TWICE: Final = "initialize the default process group twice"
