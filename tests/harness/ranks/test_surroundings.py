@@ -20,6 +20,7 @@ import threading
 import time
 import unittest
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ import torch
 from torch import distributed
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import rpc
+from torch.distributed.checkpoint import FileSystemWriter, async_save
 
 from allranks.harness.ranks.surroundings import InitialState
 
@@ -204,6 +206,50 @@ def leave_a_thread():
     return go_on.set
 
 
+def leave_a_pool_at_work():
+    go_on, begun = threading.Event(), threading.Event()
+
+    def of_a_test():
+        begun.set()
+        go_on.wait()
+
+    pool = ThreadPoolExecutor(1)
+    pool.submit(of_a_test)
+    assert begun.wait(60)
+
+    def end():
+        go_on.set()
+        pool.shutdown()
+
+    return end
+
+
+class SlowWriter(FileSystemWriter):
+    """Writes a checkpoint when it is told to."""
+
+    def __init__(self, path):
+        super().__init__(path)
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def write_data(self, plan, planner):
+        self.begun.set()
+        self.go_on.wait()
+        return super().write_data(plan, planner)
+
+
+def leave_a_checkpoint():
+    writer = SlowWriter(Path.cwd())
+    with warnings.catch_warnings(action="ignore"):  # torch warns that no process group is there
+        saved = async_save({"weight": torch.ones(1)}, storage_writer=writer)
+        assert writer.begun.wait(60)
+
+    def end():
+        writer.go_on.set()
+        saved.result()
+
+    return end
+
+
 def leave_another_descriptor():
     kept = os.dup(0)
     os.close(0)
@@ -223,6 +269,8 @@ def leave_an_agent():
         ("torch's RPC agent", leave_an_agent),
         ("torch's modes", leave_a_dispatch_mode),
         ("threads of its own", leave_a_thread),
+        ("threads of its own", leave_a_pool_at_work),
+        ("threads of its own", leave_a_checkpoint),
         ("the standard descriptors", leave_another_descriptor),
     ],
 )
@@ -232,6 +280,12 @@ def test_what_is_left_for_good_replaces_the_gang(surroundings, name, leave):
         assert surroundings.put_back() == ([name], False)
     finally:
         undo()
+
+
+def test_an_idle_pool_stays(surroundings):
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(sum, (1, 2)).result() == 3
+        assert surroundings.put_back() == ([], True)
 
 
 def test_a_closed_stream_replaces_the_gang(monkeypatch):

@@ -18,6 +18,7 @@ import threading
 import unittest
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Final
 
 import pytest
@@ -25,7 +26,7 @@ import torch
 from torch import distributed
 from torch.utils import _device as _device_module
 
-from allranks.harness.stacks.stacks import is_machinery
+from allranks.harness.stacks.stacks import is_machinery, is_of_python
 
 GROUP: Final = "the default process group"
 """Cannot be restored: a rank that has left it cannot rejoin alone."""
@@ -264,13 +265,25 @@ def _descriptors() -> list[tuple[int, int] | None]:
 
 
 def _threads() -> list[int | None]:
-    """The threads that run code of the suite: they may call what reaches the next test."""
-    others = (each for each in threading.enumerate() if each is not threading.main_thread())
+    """The threads that run code of the suite, or work for it: they may call what reaches the next test."""
+    others = [each for each in threading.enumerate() if each is not threading.main_thread()]
+    frames = sys._current_frames() if others else {}  # noqa: SLF001 - documented, for debuggers
     targets = ((each, getattr(each, "_target", None) or type(each).run) for each in others)
     codes = ((each, getattr(target, "__code__", None)) for each, target in targets)
-    files = ((each, code.co_filename) for each, code in codes if code)
-    # Libraries keep threads for good.
-    return [each.ident for each, file in files if "-packages/" not in file and not is_machinery(file)]
+    files = ((each.ident, code.co_filename) for each, code in codes if code)
+    return [ident for ident, file in files if _is_of_suite(file, frames.get(ident or 0))]
+
+
+def _is_of_suite(file: str, frame: FrameType | None) -> bool:
+    """Whether a thread whose code begins in this file is the suite's; libraries keep threads for good.
+
+    A thread of the standard library's, such as one of a pool, is the suite's while it works for others.
+    """
+    if not is_of_python(file):
+        return "-packages/" not in file and not is_machinery(file)
+    while frame is not None and is_of_python(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame is not None
 
 
 _AUTOCASTS: Final = ("cpu", "cuda")

@@ -288,4 +288,9 @@ def is_machinery(file: str) -> bool:
         return False
     if is_of_tools(file) or "-packages/torch/" in file:
         return True
+    return is_of_python(file)
+
+
+def is_of_python(file: str) -> bool:
+    """Whether a source file is the standard library's."""
     return file.startswith((_STANDARD_LIBRARY, "<frozen ")) and "-packages/" not in file
