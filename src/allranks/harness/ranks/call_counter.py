@@ -112,8 +112,9 @@ class CallCounter:
         self._world: Callable[[], distributed.ProcessGroup | None] = lambda: None
         # Keyed by the identity of torch's object; None for a group that does not count.
         self._groups: dict[int, CountedGroup | None] = {}
-        # Alive until the gang's next test has ended: a thread of a group that drops the last reference to it, say in a
-        # callback of a future, waits for its own end, which aborts the process in whatever test runs by then.
+        # Alive until the next test of this process has ended: a thread of a group that drops the last reference to it,
+        # say in a callback of a future, waits for its own end, which aborts the process in whatever test runs by then.
+        # Python, if it drops the last reference, holds the GIL and waits for threads that may need it (torch 2.6).
         self._kept: tuple[list[distributed.ProcessGroup], ...] = ([], [])
         self._closed: list[str] = []
         self._from_any: dict[int, tuple[CountedGroup, int, distributed.Work]] = {}
@@ -174,8 +175,7 @@ class CallCounter:
         self._settle_wait()
         self._settle_receives()
         world = distributed_c10d._world  # noqa: SLF001 - torch has no public list of groups
-        if self._own_world is None:
-            self._kept = (list(world.pg_map), self._kept[0])
+        self._kept = (list(world.pg_map), self._kept[0])
         for identity, known in list(self._groups.items()):
             if known is not None and known.reference() not in world.pg_map:
                 self._close(identity)
@@ -197,8 +197,7 @@ class CallCounter:
         if identity in self._groups:
             return self._groups[identity]
         known = self._meet(group)
-        if self._own_world is None:
-            self._kept[0].append(group)
+        self._kept[0].append(group)
         weakref.finalize(group, self._forget, identity).atexit = False
         # Another thread may have met it meanwhile.
         return self._groups.setdefault(identity, known)
