@@ -248,7 +248,7 @@ def test_rule_2_the_message_says_where_a_stopped_peer_was():
 
 
 def test_rule_2_the_message_stays_short_however_many_peers_were_stopped():
-    stopped = [result("aborted", rank, at=2.0, caused_by=0, message="m" * 100) for rank in range(1, 64)]
+    stopped = [result("aborted", rank, at=2.0, caused_by=0, message=f"{rank:0100}") for rank in range(1, 64)]
     judged = verdict([result("failed", 0, at=1.0), *stopped], PLAIN)
     assert len(judged.message) < 500
     assert judged.message.endswith("; and 60 more)")
@@ -364,6 +364,23 @@ def test_rule_2_the_message_says_who_had_ended_the_test_long_before():
 def test_rule_2_peers_that_ended_at_about_the_same_time_are_not_mentioned():
     judged = verdict([result("passed", 0, at=9.8), result("failed", 1, at=10.0, message="x")], PLAIN)
     assert judged.message == "rank 1 failed: x"
+
+
+@pytest.mark.parametrize(
+    ("places", "told"),
+    [
+        ("a", " (rank 1: a)"),
+        ("aa", " (ranks 1, 2: a)"),
+        ("aaaaa", " (ranks 1-5: a)"),
+        ("aabaa", " (ranks 1, 2, 4, 5: a; rank 3: b)"),
+        ("abcab", " (ranks 1, 4: a; ranks 2, 5: b; rank 3: c)"),
+        ("abcdede", " (rank 1: a; rank 2: b; rank 3: c; and 4 more)"),
+        ("a" * 99, " (ranks 1-99: a)"),
+    ],
+)
+def test_rule_2_ranks_that_were_stopped_at_one_place_are_named_together(places: str, told: str):
+    stopped = [result("aborted", rank, message=place, caused_by=0) for rank, place in enumerate(places, start=1)]
+    assert verdict([result("failed", 0, message="x"), *stopped], PLAIN).message == f"rank 0 failed: x{told}"
 
 
 def test_rule_3_a_rank_that_was_aborted_by_one_that_skipped_disagrees_with_it():

@@ -244,11 +244,19 @@ def _long_done(ranks: Sequence[RankResult], lead: RankResult) -> str:
 
 
 def _still_running(ranks: Sequence[RankResult]) -> str:
-    """Where the stopped ranks were: a peer's time-out often names the wrong one."""
-    stopped = [rank for rank in ranks if rank.outcome is Outcome.ABORTED]
-    shown = "; ".join(f"rank {rank.rank}: {rank.message}" for rank in stopped[:_SHOWN_STOPPED])
-    more = f"; and {len(stopped) - _SHOWN_STOPPED} more" if len(stopped) > _SHOWN_STOPPED else ""
-    return f" ({shown}{more})" if stopped else ""
+    """Where the stopped ranks were, those at one place together: a peer's time-out often names the wrong one."""
+    by_place: dict[str, list[int]] = {}
+    for rank in ranks:
+        if rank.outcome is Outcome.ABORTED:
+            by_place.setdefault(rank.message, []).append(rank.rank)
+    places = [f"{_named(group)}: {message}" for message, group in by_place.items()]
+    rest = sum(map(len, [*by_place.values()][_SHOWN_STOPPED:]))
+    shown = "; ".join([*places[:_SHOWN_STOPPED], *([f"and {rest} more"] if rest else [])])
+    return f" ({shown})" if shown else ""
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {numbers(ranks)}"
 
 
 def _absent(ranks: Sequence[RankResult]) -> str:
