@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.records import AgentFailed, Collected, CollectionFailed, FailureKind, GangStarted, Notice, NotRun
+from allranks.records import AgentFailed, Collected, CollectionFailed, FailureKind, GangStarted, NotRun, SuiteWarning
 
 PASSING = "def test_passes(): pass\n"
 UNGUARDED = "import unittest\nclass TestA(unittest.TestCase):\n  def test_a(self): pass\nunittest.main()\n"
@@ -277,13 +277,14 @@ def test_an_interpreter_that_ignores_assert_statements_is_reported(start_command
     job = start_command(files, environment={"PYTHONOPTIMIZE": optimization}).go()
     job.wait()
     assert job.outcomes("test_fails") == ("passed", "failed")
-    [notice] = [each.text for each in job.all(Notice) if "assert" in each.text]
-    assert notice.startswith("PytestConfigWarning: assertions not in test modules or plugins will be ignored")
+    [warning] = [each for each in job.all(SuiteWarning) if "assert" in each.text]
+    assert warning.category == "PytestConfigWarning"
+    assert warning.text.startswith("assertions not in test modules or plugins will be ignored")
 
 
 @pytest.mark.parametrize("arguments", [(), ("-W", "ignore::pytest.PytestConfigWarning")])
 def test_a_warning_about_the_configuration_is_reported_unless_it_is_ignored(run_agent, arguments):
     files = {"pytest.ini": "[pytest]\nno_such_option = 1", "test_small.py": "def test_passes(): pass"}
     job = run_agent(files, pytest_args=arguments)
-    expected = [] if arguments else ["PytestConfigWarning: Unknown config option: no_such_option"]
-    assert [each.text for each in job.all(Notice)] == expected
+    expected = [] if arguments else ["Unknown config option: no_such_option"]
+    assert [each.text for each in job.all(SuiteWarning)] == expected

@@ -43,14 +43,14 @@ def test_agent_is_told_the_cell_and_the_limits_of_the_file(spec):
         ("2.99.0", "", "2.99.0"),
         ("2.13.0+cu126", "2.13.0", "2.13.0+cu126"),
         ("2.13", "2.13.0", "2.13"),
-        (None, "2.14.1", "2.14.1"),
-        (None, "", ""),
+        ("", "2.14.1", "2.14.1"),
+        ("", "", ""),
     ],
 )
 def test_agent_is_told_which_torch_the_matrix_states(matrix, jobs, of_image, of_cell, told):
     job = jobs["nccl-w2-g2-env"]
-    job = replace(job, image=replace(job.image, torch=of_image), cell=replace(job.cell, torch=of_cell))
-    assert job_spec(matrix, job, JobEnvironment(), ATTEMPT).agent.torch == told
+    job = replace(job, cell=replace(job.cell, torch=of_cell))
+    assert job_spec(matrix, job, JobEnvironment(torch=of_image), ATTEMPT).agent.torch == told
 
 
 def test_arguments_of_the_suite_come_before_those_of_the_run(spec):

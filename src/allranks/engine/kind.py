@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
@@ -23,6 +23,7 @@ class JobEnvironment:
     image: str | None = None  # reference of the image, on an engine that runs containers
     python: str | None = None  # interpreter, on an engine that runs processes
     python_path: tuple[Path, ...] = ()  # folders on Python's path beside those of the image or interpreter
+    torch: str = field(default="", compare=False)  # the version that the matrix file states for it; empty for none
 
 
 MakeEnvironment = Callable[[Image], JobEnvironment]

@@ -90,7 +90,8 @@ class RanksSession:
     @pytest.hookimpl(tryfirst=True)
     def pytest_make_collect_report(self, collector: pytest.Collector) -> None:
         """Draw the parameters that the ranks' process will draw."""
-        seed_generators(seed_of_test(self._seed, collector.nodeid))
+        if isinstance(collector, pytest.Module):
+            seed_generators(seed_of_test(self._seed, collector.nodeid))
 
     def pytest_report_header(self) -> str:
         """Name the ranks."""

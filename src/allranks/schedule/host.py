@@ -143,7 +143,7 @@ class _ForHost:
 
     def _try(self, image: Image) -> JobEnvironment | AllranksError:
         try:
-            return self.make(image)
+            return replace(self.make(image), torch=image.torch or "")
         except AllranksError as error:
             return error
 

@@ -59,7 +59,9 @@ def job_spec(matrix: Matrix, job: Job, environment: JobEnvironment, attempt: Att
         run_id=attempt.run_id,
         job_id=job.id,
         attempt=attempt.number,
-        agent=replace(_agent_config(matrix, job, attempt), check_gpus=tuple(gpus)),
+        agent=replace(
+            _agent_config(matrix, job, attempt), torch=environment.torch or job.cell.torch, check_gpus=tuple(gpus)
+        ),
         code=code,
         files=(*files_of(code, wanted, None if job.suite.home else root), *lists_of(os.environ, root)),
         carried=attempt.carried,
@@ -151,7 +153,6 @@ def _agent_config(matrix: Matrix, job: Job, attempt: AttemptOptions) -> AgentCon
         share=JobShard(number=job.shard.number, count=job.shard.count, seconds=attempt.seconds) if job.shard else None,
         only=attempt.only,
         shuffle=attempt.shuffle,
-        torch=job.image.torch or job.cell.torch,
         pdb_rank=attempt.pdb.rank if attempt.pdb else None,
         pdb_terminal=attempt.pdb.terminal if attempt.pdb else "",
         stress=attempt.stress,

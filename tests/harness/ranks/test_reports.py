@@ -103,7 +103,7 @@ def message_of(error):
 
     with pytest.raises(type(error)) as caught:
         fail()
-    return of(report("failed", longrepr=caught.exconly()), error).message
+    return of(report("failed", longrepr=caught.getrepr()), error).message
 
 
 NO_TEXT = f"{NoTextError.__module__}.NoTextError: <exception str() failed>"

@@ -206,12 +206,14 @@ class ServerPlugin:
         """Import each file as ``python FILE`` would: with its folder on ``sys.path``, and free to exit.
 
         What it draws at random, for parameters for example, depends on the run's seed alone, and not on the files that
-        were collected before it: other processes collect other files.
+        were collected before it: other processes collect other files. Where tests run as under pytest, a seed that a
+        file has set is kept for them.
         """
-        seed_generators(seed_of_test(self._config.seed, collector.nodeid))
         is_file = isinstance(collector, pytest.Module)
         if is_file:
             self._script_folders.enter(collector.path)
+            if not self._config.launches_ranks:
+                seed_generators(seed_of_test(self._config.seed, collector.nodeid))
         try:
             return (yield)
         except SystemExit as exit_:
