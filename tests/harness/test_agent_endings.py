@@ -10,7 +10,7 @@ import pytest
 from agent_run import wait_for_pid
 
 from allranks.harness.job_end import HANGUP_STATUS
-from allranks.records import Begun, Collected, GangStarted, Imported, Interrupted, JobTimedOut
+from allranks.records import AgentFailed, Begun, Collected, GangStarted, Imported, Interrupted, JobTimedOut
 
 PASSING = "def test_passes(): pass\n"
 
@@ -223,6 +223,66 @@ def test_ranks_that_a_scheduler_ends_with_the_agent_are_aborted(start_agent, ord
     assert "killed by SIGTERM" not in agent.cases(0)["test_hangs"].message + agent.cases(1)["test_hangs"].message
     assert "test_after" not in agent.cases(0)
     assert agent.all(Interrupted)
+
+
+COLLECTING = f"""{WORDS}
+say("collecting")
+time.sleep(600)
+"""
+
+BETWEEN = f"""{WORDS}
+def test_waits(rank):
+    if rank == 0:
+        say("waiting")
+        while not os.path.exists("../code/go"):
+            time.sleep(0.01)
+
+def test_after():
+    pass
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.5, 2.0])
+def test_a_scheduler_that_ends_all_processes_at_collection_interrupts_the_job(start_command, seconds):
+    agent = start_command({"test_collecting.py": COLLECTING})
+    assert agent.word() == "collecting"
+    end_children(agent)
+    time.sleep(seconds)
+    agent.signal(signal.SIGTERM)
+    assert agent.wait() == HANGUP_STATUS
+    assert agent.all(AgentFailed) == []
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.5, 2.0])
+def test_a_scheduler_that_ends_all_processes_of_a_test_interrupts_the_job(start_command, seconds):
+    agent = start_command({"test_ended.py": ENDED}, isolation="test").go()
+    assert [agent.word(), agent.word()] == ["hanging", "hanging"]
+    end_children(agent)
+    time.sleep(seconds)
+    agent.signal(signal.SIGTERM)
+    assert agent.wait() == HANGUP_STATUS
+    assert agent.outcomes("test_hangs") == ("aborted", "aborted")
+    assert agent.all(AgentFailed) == []
+    assert agent.all(Interrupted)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.5, 2.0])
+def test_a_scheduler_that_ends_the_fork_server_first_interrupts_the_job(start_command, seconds):
+    agent = start_command({"test_between.py": BETWEEN}, isolation="test").go()
+    assert agent.word() == "waiting"
+    ranks = set(agent.gangs()[-1])
+    end_children(agent, but=ranks)
+    (agent.folder / "code" / "go").touch()
+    time.sleep(seconds)
+    agent.signal(signal.SIGTERM)
+    assert agent.wait() == HANGUP_STATUS
+    assert agent.all(AgentFailed) == []
+    assert agent.all(Interrupted)
+
+
+def end_children(agent, but=()):
+    for pid in set(map(int, Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split())) - set(but):
+        os.kill(pid, signal.SIGTERM)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS])

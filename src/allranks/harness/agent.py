@@ -27,6 +27,7 @@ from allranks.harness.forks import (
     ForkServerError,
     LocalNode,
 )
+from allranks.harness.gangs.gang import END_GRACE
 from allranks.harness.gangs.orphans import GANG_VARIABLE, LAUNCH_VARIABLE, NOBODY, end_children
 from allranks.harness.job_end import HANGUP_STATUS, HangupError, JobEnd, JobLimitError, LostGpuError
 from allranks.harness.nodes.connection import NodeConnection
@@ -266,6 +267,15 @@ class Supervision:
             return 0 if has_agreed else 1
         return self._supervise(server, program, follower, leader)
 
+    def _check_for_the_end(self, server: ForkServer) -> None:
+        """If SIGTERM has ended the fork server, wait a moment for the end of the job, as a scheduler signals all.
+
+        Raises:
+            HangupError: The job is to end.
+        """
+        if server.close() == -signal.SIGTERM and linux.is_readable(self._end.fileno(), END_GRACE):
+            raise HangupError
+
     def _collect(self, server: ForkServer) -> Program | None:
         """Wait for the fork server's collection; None if it failed."""
         for reply in server.replies(self._end):
@@ -277,6 +287,7 @@ class Supervision:
                 self._report(reply)
                 return reply
         if not self._failures:
+            self._check_for_the_end(server)
             self._fail(f"The process that imports the suite {server.ended()}.", self._log(), FailureKind.SUITE)
         return None
 
@@ -335,7 +346,11 @@ class Supervision:
             self._end.wait_for_turn()
             self._end.restart()
             self._stream.write(Went())
-            loop = self._run_tests(server, program, leader)
+            try:
+                loop = self._run_tests(server, program, leader)
+            except ForkServerError:
+                self._check_for_the_end(server)
+                raise
             return self._end_session(server, loop, REPORT_TIMEOUT if program.measures else SESSION_END_TIMEOUT)
         except NodeLostError as error:
             self._stream.write(NodeLost(node=error.node, message=str(error)))

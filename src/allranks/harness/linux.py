@@ -311,9 +311,9 @@ def overwrite_variable(name: str, value: str) -> None:
     A fork that never starts another program shows what its parent had here. Nothing changes if there is no variable of
     this name with a value of the same length; C code and Python may have another value already.
     """
-    start, end = map(int, _stat(os.getpid())[_ENVIRONMENT])
+    start, end = map(int, _stat(os.getpid())[_ENVIRONMENT] or (0, 0))
     if not start:
-        return  # the kernel hides it
+        return  # the kernel does not tell
     key = f"\0{name}=".encode()
     area = b"\0" + ctypes.string_at(start, end - start)
     place = area.find(key)
