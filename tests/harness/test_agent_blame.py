@@ -80,3 +80,39 @@ def test_a_rank_that_fails_of_itself_leads_before_a_peer_that_has_called_the_sam
     assert [end.rank for end in leaders] == [0]
     assert "assert" in leaders[0].message
     assert agent.outcomes("test_fails") == ("failed", "aborted")
+
+
+BEFORE_A_WAIT = """
+class Custom(Exception):
+    pass
+
+def fails():
+    {raises}
+
+def test_fails(rank):
+    if rank == 0:
+        try:
+            fails()
+        finally:
+            dist.barrier()
+    dist.all_reduce(torch.ones(4))
+"""
+RAISED = [
+    ("raise ValueError('wrong shape')", "ValueError: wrong shape"),
+    ("raise Custom('its own')", "Custom: its own"),
+    ("{}['weight']", "KeyError: 'weight'"),
+    ("assert 1 == 2", "AssertionError: assert 1 == 2"),
+    ("pytest.fail('by name')", "Failed: by name"),
+    ("torch.ones(2) @ torch.ones(3)", "RuntimeError: "),
+]
+
+
+@pytest.mark.parametrize(("raises", "message"), RAISED)
+def test_what_failed_before_a_wait_in_vain_leads_and_is_named_first(run_agent, raises, message):
+    files = {"test_before.py": HEAD + BEFORE_A_WAIT.replace("{raises}", raises)}
+    agent = run_agent(files, limits={"process_group": 2.0, "test": 12.0})
+    [leader] = [end for end in agent.arrived("test_fails") if end.outcome.is_bad and not end.consequence]
+    assert leader.rank == 0
+    assert message in leader.message, leader.message
+    assert "; then " in leader.message
+    assert leader.message.index(message) < leader.message.index("the ranks' calls differ: ")

@@ -386,8 +386,8 @@ DEAF = "signal.signal(signal.SIGRTMAX - 1, signal.SIG_IGN)\n"
 
 
 def test_a_request_about_a_hundred_thousand_tests_arrives_whole(start_server, end):
-    program = 'tell("SessionEnded", {"status": len(json.loads(lines.readline())[1]["tests"])})\ntime.sleep(60)'
-    assert start_server(program).finish(MANY, end) == ([], SessionEnded(status=100_000))
+    program = 'tell("SessionEnded", {"own": 0, "status": len(json.loads(lines.readline())[1]["tests"])})\ntime.sleep(60)'
+    assert start_server(program).finish(MANY, end) == ([], SessionEnded(own=0, status=100_000))
 
 
 def test_a_fork_server_that_reads_no_request_is_an_error_after_the_timeout(start_server, end):
@@ -413,11 +413,11 @@ def test_a_fork_server_gets_a_request_that_it_reads_while_it_reports(start_serve
     program = """
 for number in range(2000):
     tell("Notice", {"text": "x" * 1000})
-tell("SessionEnded", {"status": len(json.loads(lines.readline())[1]["tests"])})
+tell("SessionEnded", {"own": 0, "status": len(json.loads(lines.readline())[1]["tests"])})
 time.sleep(60)
 """
     records, ended = start_server(program).finish(MANY, end)
-    assert (len(records), ended) == (2000, SessionEnded(status=100_000))
+    assert (len(records), ended) == (2000, SessionEnded(own=0, status=100_000))
 
 
 def test_a_fork_server_that_does_not_read_its_configuration_does_not_keep_the_job_from_ending(

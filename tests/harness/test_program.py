@@ -49,7 +49,7 @@ PROGRAMS = st.builds(
 TOLD = (
     PROGRAMS
     | st.builds(Forked, pids=st.lists(WHOLE, max_size=3).map(tuple), error=TEXT)
-    | st.builds(SessionEnded, status=WHOLE, changed=TEXT)
+    | st.builds(SessionEnded, status=WHOLE, own=WHOLE)
     | st.builds(Notice, text=TEXT, nodeid=TEXT)
     | st.builds(Imported, torch=TEXT, seconds=st.floats(0, 1e9))
 )
@@ -132,7 +132,7 @@ def test_a_damaged_line_is_a_message_or_a_record_error(message, data):
         (b'["Program", []]', "has no object as its Program"),
         (b'["Forked", {"pids": ["1"]}]', "as pids of Forked"),
         (b'["Program", {"terms": [{}]}]', "lacks gang of ItemOptions"),
-        (b'["SessionEnded", {}]', "lacks status of SessionEnded"),
+        (b'["SessionEnded", {"own": 0}]', "lacks status of SessionEnded"),
         (b'["StartGang", {"ranks": [0], "gang": 1}]', "is of an unknown kind: 'StartGang'"),
     ],
 )

@@ -104,6 +104,7 @@ class Report:
     is_spoilt: bool = False  # not all of it could be restored: the rank has left the gang's process group, or made one
     # The failure here is that a peer did not arrive, or was gone: see :mod:`allranks.harness.ranks.reports`.
     is_symptom: bool = False
+    had_failed: bool = False  # it is one, and the test had failed of something else before it waited
     # If it is one only because the rank does not know the end of a collective: the place of that among its calls.
     waits_for: int | None = None
     imported: tuple[str, ...] = ()  # with the last report: modules to import once for all later ranks

@@ -187,7 +187,7 @@ def test_what_the_supervisor_knows_is_said_by_the_outcome_that_leads():
     step = Step(outcomes=[SYMPTOM, step_outcome(1, "failed")])
     step.add("rank 0 called nothing")
     step.add("")
-    assert [each.addition for each in step.outcomes] == ["", "the ranks' calls differ: rank 0 called nothing; "]
+    assert [each.addition for each in step.outcomes] == ["", "the ranks' calls differ: rank 0 called nothing"]
 
 
 def test_a_stopped_rank_says_so():

@@ -90,6 +90,7 @@ def _ended(outcome: StepOutcome, step: Step, nodeid: str, world_size: int, outpu
             skip_code=outcome.skip_code,
             gpus_needed=outcome.gpus_needed,
         )
+    parts = outcome.addition, deciding.message
     return RankEnded(
         nodeid=nodeid,
         rank=outcome.rank,
@@ -101,7 +102,7 @@ def _ended(outcome: StepOutcome, step: Step, nodeid: str, world_size: int, outpu
         ),
         observed=round(max(0.0, outcome.at - step.since), 6) if outcome.observed else 0.0,
         phase=deciding.when,
-        message=outcome.addition + deciding.message,
+        message="; ".join(filter(None, parts if outcome.adds_first else reversed(parts))),
         text=shorten(deciding.text),
         stdout=_printed(output.stdout, phases, "stdout"),
         stderr=_printed(output.stderr, phases, "stderr"),

@@ -53,13 +53,16 @@ class StepOutcome:
 
     Attributes:
         at: Seconds since the epoch.
-        addition: The supervisor's addition to the message, in words; it comes first, since messages are long.
+        addition: The supervisor's addition to the message, in words.
+        adds_first: The addition explains the message, and comes first.
+        has_strayed: The rank called something else than most.
         is_spoilt: The rank cannot stay in a gang.
         changed: Names of the state that the test left changed.
         consequence: The outcome followed from another rank's bad one, or came within the grace after it.
         caused_by: For an aborted rank: the rank that caused it.
         is_final: The rank's step is over.
         is_symptom: The only failure here is that a peer did not arrive, or was gone.
+        had_failed: It is a symptom, and its test had failed of something else before it waited.
         waits_for: See :attr:`allranks.harness.channel.Report.waits_for`.
         observed: The supervisor determined the outcome, because the rank itself could not report it.
         is_lost: The rank's exit status is unknown.
@@ -73,12 +76,15 @@ class StepOutcome:
     at: float
     message: str = ""
     addition: str = ""
+    adds_first: bool = False
+    has_strayed: bool = False
     text: str = ""
     early_skip: bool = False
     is_spoilt: bool = False
     changed: tuple[str, ...] = ()
     is_final: bool = True
     is_symptom: bool = False
+    had_failed: bool = False
     waits_for: int | None = None
     consequence: bool = False
     caused_by: int | None = None
@@ -190,8 +196,15 @@ class Step:
 
     @property
     def leader(self) -> StepOutcome | None:
-        """The cause; if only symptoms arrived, the first of them that is no consequence of another rank's."""
-        return self.cause or next((each for each in self._bad if not each.consequence), next(iter(self._bad), None))
+        """The cause; if only symptoms arrived, the first of them that is no consequence of another rank's.
+
+        Of these, one whose test had failed of something else before comes first.
+        """
+        return (
+            self.cause
+            or next((each for each in self._bad if each.had_failed), None)
+            or next((each for each in self._bad if not each.consequence), next(iter(self._bad), None))
+        )
 
     @property
     def skipper(self) -> StepOutcome | None:
@@ -277,7 +290,8 @@ class Step:
             skipper: See :attr:`skipper`; None if its peers need not do the same.
             odd: The ranks whose calls differ from most: if only symptoms arrived, the first of theirs is the cause.
         """
-        cause = self.cause or skipper or next((each for each in self._bad if each.rank in odd), None)
+        failed = next((each for each in self._bad if each.had_failed), None)
+        cause = self.cause or skipper or failed or next((each for each in self._bad if each.rank in odd), None)
         if cause is not None:
             self.outcomes = [
                 _caused_by(cause, each) if each.is_symptom and each is not cause else each for each in self.outcomes
@@ -325,13 +339,16 @@ class Step:
             ]
 
     def add(self, what: str) -> None:
-        """Add to the leading outcome how the ranks' calls differ; empty for no difference."""
+        """Add to the leading outcome how the ranks' calls differ; empty for no difference.
+
+        It comes after an error of the rank's own, which caused the difference.
+        """
         leader = self.leader
         if leader is not None and what and what not in leader.message:
-            self.outcomes = [
-                replace(each, addition=f"the ranks' calls differ: {what}; ") if each is leader else each
-                for each in self.outcomes
-            ]
+            comes_first = leader.observed or (leader.is_symptom and not leader.had_failed) or leader.has_strayed
+            addition = f"the ranks' calls differ: {what}"
+            added = replace(leader, addition=addition, adds_first=comes_first)
+            self.outcomes = [added if each is leader else each for each in self.outcomes]
 
 
 def _blamed(outcome: StepOutcome, mismatch: Mismatch) -> StepOutcome:
@@ -356,7 +373,7 @@ def _caused_by(cause: StepOutcome, symptom: StepOutcome) -> StepOutcome:
 
 def _strayed(outcome: StepOutcome) -> StepOutcome:
     """The outcome of a rank that called something else; one that was stopped in its call has no own."""
-    own = replace(outcome, is_symptom=False, consequence=False, caused_by=None)
+    own = replace(outcome, is_symptom=False, consequence=False, caused_by=None, has_strayed=True)
     if outcome.outcome is not Outcome.ABORTED:
         return own
     message = f"rank {outcome.rank} waited in a call that its peers did not make{was_in(outcome.text)}"
@@ -384,6 +401,7 @@ def reported(event: RankReport, step: Step) -> StepOutcome:
         is_spoilt=report.is_spoilt,
         changed=report.changed,
         is_symptom=report.is_symptom,
+        had_failed=report.had_failed,
         waits_for=report.waits_for,
         is_final=report.is_final,
         calls=_calls(report),

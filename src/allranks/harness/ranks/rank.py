@@ -37,6 +37,7 @@ from allranks.harness.ranks.reports import (
     broken_by_a_hook,
     broken_off,
     changed,
+    failed_before,
     is_symptom,
     phase_of,
     raise_unraisable,
@@ -323,6 +324,7 @@ class _Rank:
                 phases=self._take_unreported(),
                 goes_on=True,
                 is_symptom=has_waited,
+                had_failed=has_waited and failed_before(error) is not None,
                 waits_for=None if may_be_peers else waits_for,
             )
         )

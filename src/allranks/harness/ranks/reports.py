@@ -8,6 +8,7 @@ import dis
 import gc
 import re
 import traceback
+import unittest
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -29,6 +30,7 @@ from allranks.tracebacks import headline
 SYMPTOM_ATTRIBUTE = "allranks_symptom"
 """An exception with a true attribute of this name declares that its rank waited for a peer in vain."""
 
+_SKIPS: Final = (pytest.skip.Exception, unittest.SkipTest)
 _MOST: Final = 100
 """Maximum number of exceptions to inspect in a chain, which may be circular."""
 
@@ -43,19 +45,24 @@ def is_symptom(error: BaseException | None, *, has_waited: bool = False) -> bool
     all must be symptoms.
     """
     try:
-        return (has_waited or any(map(_is_one, _chain(error)))) and failed_before(error) is None
+        return (has_waited or any(map(_is_one, _chain(error)))) and not is_failure(failed_before(error))
     except Exception:  # noqa: BLE001 - a suite's own exceptions may have methods that raise
         return False
 
 
 def failed_before(error: BaseException | None) -> BaseException | None:
-    """The assertion that failed before the test left, or waited for a peer, as in ``finally: dist.barrier()``."""
+    """What had failed before the test waited for a peer in vain, as in ``finally: dist.barrier()``, or left.
+
+    Before an exit that is an assertion alone: a script may well leave when it handles anything else.
+    """
     try:
-        known = [each for each in _chain(error) if is_failure(each) or _is_one(each)]
-        has_gone_on = isinstance(error, SystemExit) or any(map(_is_one, known[:-1]))
+        chain = [each for each in _chain(error) if not isinstance(each, _SKIPS)]
+        waits = [place for place, each in enumerate(chain) if _is_one(each)]
+        if isinstance(error, SystemExit):
+            return next((each for each in chain[max(waits, default=0) + 1 :] if is_failure(each)), None)
+        return next(iter(chain[waits[-1] + 1 :]), None) if waits else None
     except Exception:  # noqa: BLE001 - see above
         return None
-    return known[-1] if known and has_gone_on and is_failure(known[-1]) else None
 
 
 def _is_one(error: BaseException) -> bool:
