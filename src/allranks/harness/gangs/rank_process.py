@@ -1,12 +1,12 @@
 """One forked rank, as its supervisor holds it: its process, its connections, and its end."""
 
-import json
 import os
 import signal
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from json import dumps, loads  # now, as a suite may patch them
 from typing import NoReturn
 
 from allranks.harness import linux
@@ -241,7 +241,7 @@ def fork_rank(number: int, ends: tuple[int, ...], be_rank: BeRank, others: Itera
         )
     os.close(writing)
     answer = _answer(between, reading)
-    told = json.loads(answer) if answer else "the process that forks a rank ended"
+    told = loads(answer) if answer else "the process that forks a rank ended"
     if isinstance(told, str):
         raise OSError(told)
     return int(told)
@@ -254,9 +254,9 @@ def _be_between(writing: int, be_fork: Callable[[], NoReturn]) -> NoReturn:
         pid = os.fork()
         if pid == 0:
             be_fork()
-        linux.write_all(writing, json.dumps(pid).encode())
+        linux.write_all(writing, dumps(pid).encode())
     except OSError as error:
-        linux.write_all(writing, json.dumps(str(error)).encode())
+        linux.write_all(writing, dumps(str(error)).encode())
     finally:
         os._exit(0)
 
