@@ -135,7 +135,7 @@ def test_toml(block: Block, tmp_path):
 def test_python(block: Block, shell):
     if "register()" in block.text:
         shell("allranks init")
-        (shell.folder / "noxfile.py").write_text(block.text.replace("/path/to/allranks", str(ROOT)))
+        (shell.folder / "noxfile.py").write_text(block.text.replace("file:///path/to/allranks", ROOT.as_uri()))
         assert "dist(backend='gloo', world_size=2)" in shell("nox --no-venv --list")
         return
     (shell.folder / "test_block.py").write_text(block.text)

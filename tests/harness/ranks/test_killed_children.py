@@ -107,7 +107,7 @@ SUITE = """
 
     def test_killed_by_another_program():
         process = started("fork", helpers.wait)
-        subprocess.run(["kill", "-TERM", str(process.pid)], check=True)
+        subprocess.run(["sh", "-c", f"kill -TERM {process.pid}"], check=True)
         process.join()
 
     @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
