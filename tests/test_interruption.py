@@ -65,7 +65,11 @@ def test_the_command_goes_on_under_a_signal_that_its_parent_ignores(tmp_path, na
         f"import os, signal, sys\nsignal.raise_signal(signal.{name})\nprint('went on', flush=True)\nos._exit(0)\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])}
-    command = ["/bin/sh", "-c", f"trap '' {name.removeprefix('SIG')}; exec {shlex.quote(sys.executable)} -m allranks plan"]
+    command = [
+        "/bin/sh",
+        "-c",
+        f"trap '' {name.removeprefix('SIG')}; exec {shlex.quote(sys.executable)} -m allranks plan",
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "went on\n")
 

@@ -386,7 +386,9 @@ DEAF = "signal.signal(signal.SIGRTMAX - 1, signal.SIG_IGN)\n"
 
 
 def test_a_request_about_a_hundred_thousand_tests_arrives_whole(start_server, end):
-    program = 'tell("SessionEnded", {"own": 0, "status": len(json.loads(lines.readline())[1]["tests"])})\ntime.sleep(60)'
+    program = (
+        'tell("SessionEnded", {"own": 0, "status": len(json.loads(lines.readline())[1]["tests"])})\ntime.sleep(60)'
+    )
     assert start_server(program).finish(MANY, end) == ([], SessionEnded(own=0, status=100_000))
 
 
