@@ -172,6 +172,10 @@ class AgentRun:
         """What the agent told of each rank of a test, in that order; of one that passed after others, last."""
         return [end for end in self.ends if end.nodeid.endswith(f"::{test}")]
 
+    def leaders(self, test):
+        """The bad ends of a test that followed from no other rank's, in the order of their arrival."""
+        return [end for end in self.arrived(test) if end.outcome.is_bad and not end.consequence]
+
     def cases(self, rank):
         """What a rank came to, by the name of the test: of several ends the first bad one counts."""
         cases = {}

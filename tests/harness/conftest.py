@@ -1,5 +1,6 @@
 import functools
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -70,13 +71,13 @@ def start_command(tmp_path):
         run.close()
 
 
-@pytest.fixture(scope="module")
-def run_command(tmp_path_factory):
-    """Runs agents by the command of every job, each in a folder of its own."""
+@contextmanager
+def agents_in(tmp_path_factory, launch):
+    """A function that runs an agent to its end in a folder of its own, whose name it takes first."""
     runs = []
 
-    def run(files, **changes):
-        agent = AgentRun(tmp_path_factory.mktemp("agent"), files, launch_command, **changes).go()
+    def run(name, files, **changes):
+        agent = AgentRun(tmp_path_factory.mktemp(name), files, launch, **changes).go()
         runs.append(agent)
         assert agent.wait() == 0, agent.log
         return agent
@@ -84,19 +85,17 @@ def run_command(tmp_path_factory):
     yield run
     for agent in runs:
         agent.close()
+
+
+@pytest.fixture(scope="module")
+def run_command(tmp_path_factory):
+    """Runs agents by the command of every job."""
+    with agents_in(tmp_path_factory, launch_command) as run:
+        yield functools.partial(run, "agent")
 
 
 @pytest.fixture(scope="session")
 def run_once(tmp_path_factory, launch_fork):
     """Runs an agent on a suite whose outcomes several tests look at."""
-    runs = []
-
-    def run(name, files, **changes):
-        agent = AgentRun(tmp_path_factory.mktemp(name), files, launch_fork, **changes).go()
-        runs.append(agent)
-        assert agent.wait() == 0, agent.log
-        return agent
-
-    yield run
-    for agent in runs:
-        agent.close()
+    with agents_in(tmp_path_factory, launch_fork) as run:
+        yield run

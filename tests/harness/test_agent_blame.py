@@ -51,7 +51,7 @@ NEVER_CALLED = [
 @pytest.mark.parametrize("call", NEVER_CALLED)
 def test_the_rank_that_never_came_leads_before_those_that_noticed(run_agent, call, world_size):
     agent = run_agent({"test_late.py": HEAD + LATE.format(call)}, world_size=world_size)
-    leaders = [end for end in agent.arrived("test_fails") if end.outcome.is_bad and not end.consequence]
+    leaders = agent.leaders("test_fails")
     assert [end.rank for end in leaders] == [world_size - 1]
     assert leaders[0].outcome.value == "timed_out"
 
@@ -76,7 +76,7 @@ CALLED = [
 @pytest.mark.parametrize("call", CALLED)
 def test_a_rank_that_fails_of_itself_leads_before_a_peer_that_has_called_the_same(run_agent, call):
     agent = run_agent({"test_computes.py": HEAD + COMPUTING.format(call)})
-    leaders = [end for end in agent.arrived("test_fails") if end.outcome.is_bad and not end.consequence]
+    leaders = agent.leaders("test_fails")
     assert [end.rank for end in leaders] == [0]
     assert "assert" in leaders[0].message
     assert agent.outcomes("test_fails") == ("failed", "aborted")
@@ -111,7 +111,7 @@ RAISED = [
 def test_what_failed_before_a_wait_in_vain_leads_and_is_named_first(run_agent, raises, message):
     files = {"test_before.py": HEAD + BEFORE_A_WAIT.replace("{raises}", raises)}
     agent = run_agent(files, limits={"process_group": 2.0, "test": 12.0})
-    [leader] = [end for end in agent.arrived("test_fails") if end.outcome.is_bad and not end.consequence]
+    [leader] = agent.leaders("test_fails")
     assert leader.rank == 0
     assert message in leader.message, leader.message
     assert "; then " in leader.message

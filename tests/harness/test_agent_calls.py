@@ -222,6 +222,16 @@ def test_group_of_a_test(world, rank, number):
     assert len(agent.gangs()) == 1
 
 
+CATCHING = """
+import contextlib
+from datetime import timedelta
+import pytest, torch, torch.distributed as dist
+
+def catch(call):
+    with contextlib.suppress(Exception):
+        call()
+"""
+
 EXPECTED = [
     "catch(lambda: dist.all_reduce(torch.ones(1), async_op=True).wait(timedelta(seconds=0.5))) if rank else None",
     "catch(lambda: dist.irecv(torch.ones(1), 0).wait(timedelta(seconds=0.5))) if rank else None",
@@ -233,15 +243,7 @@ EXPECTED = [
 
 @pytest.mark.parametrize("call", EXPECTED)
 def test_a_call_that_raised_as_expected_ends_the_gang(run_agent, call):
-    suite = f"""
-import contextlib
-from datetime import timedelta
-import pytest, torch, torch.distributed as dist
-
-def catch(call):
-    with contextlib.suppress(Exception):
-        call()
-
+    suite = f"""{CATCHING}
 def test_expects_it(rank):
     {call}
 
@@ -269,15 +271,7 @@ SUSPICIOUS = [
 
 @pytest.mark.parametrize("call", SUSPICIOUS)
 def test_what_is_suspicious_is_a_notice_of_its_test(run_agent, call):
-    suite = f"""
-import contextlib
-from datetime import timedelta
-import pytest, torch, torch.distributed as dist
-
-def catch(call):
-    with contextlib.suppress(Exception):
-        call()
-
+    suite = f"""{CATCHING}
 def test_is_suspicious(rank):
     dtype = torch.int32 if rank else torch.float32
     {call}

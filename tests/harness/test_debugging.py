@@ -89,21 +89,23 @@ def test_a_peer_that_fails_waits_for_the_debugger(start_agent, terminal):
     assert agent.outcomes("test_fails_elsewhere") == ("failed", "passed")
 
 
+LAUNCHER_STOPS = """
+    from torch.testing._internal.common_distributed import MultiProcessTestCase
+
+    class TestLauncher(MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        def test_stops(self):
+            breakpoint()
+"""
+
+
 def test_a_rank_of_a_launcher_test_can_be_stopped(start_agent, terminal):
-    tests = """
-        from torch.testing._internal.common_distributed import MultiProcessTestCase
-
-        class TestLauncher(MultiProcessTestCase):
-            world_size = 2
-
-            def setUp(self):
-                super().setUp()
-                self._spawn_processes()
-
-            def test_stops(self):
-                breakpoint()
-    """
-    agent = start_agent({"test_a.py": tests}, pdb_rank=1, pdb_terminal=terminal.path).go()
+    agent = start_agent({"test_a.py": LAUNCHER_STOPS}, pdb_rank=1, pdb_terminal=terminal.path).go()
     terminal.type("p 'rank', self.rank")
     terminal.wait_for("('rank', 1)")
     terminal.type("c")
@@ -201,21 +203,6 @@ def test_no_limit_ends_a_rank_at_a_later_stop(start_agent, terminal, test, comma
         terminal.type(command)
     assert agent.wait() == 0
     assert agent.outcomes(test) == ("failed", "passed")
-
-
-LAUNCHER_STOPS = """
-    from torch.testing._internal.common_distributed import MultiProcessTestCase
-
-    class TestLauncher(MultiProcessTestCase):
-        world_size = 2
-
-        def setUp(self):
-            super().setUp()
-            self._spawn_processes()
-
-        def test_stops(self):
-            breakpoint()
-"""
 
 
 @pytest.mark.parametrize(
