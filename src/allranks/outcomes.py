@@ -55,6 +55,12 @@ def numbers(ranks: Iterable[int]) -> str:
     return ", ".join(_run(run) for run in runs)
 
 
+def named(names: Sequence[str], most: int = 3) -> str:
+    """Some names in words: the first ones, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 def _run(run: Sequence[int]) -> str:
     return f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run))
 

@@ -7,7 +7,8 @@ from types import MappingProxyType
 from typing import Final
 
 from allranks.errors import ExitCode
-from allranks.harness.collection.parameter_values import REMEDY, VARIABLE, changes, named
+from allranks.harness.collection.parameter_values import REMEDY, VARIABLE, changes
+from allranks.outcomes import named
 from allranks.records import JOURNAL
 from allranks.report.baseline import Baseline, BaselineWatch
 from allranks.report.folder import Attempt
@@ -51,6 +52,10 @@ class _Known:
     recollected: Mapping[tuple[str, str], "_Recollected"]  # comparisons of collections, by cell and name
     run_id: str  # the run that the results should belong to; empty if unknown
     setting: VerdictPolicy
+
+    def recollection_of(self, attempt: Attempt) -> "_Recollected":
+        """How the collections of an attempt's job differ."""
+        return self.recollected.get((attempt.cell, attempt.suite), _Recollected())
 
 
 def account(gathered: Gathered, setting: VerdictPolicy, baseline: Baseline | None = None) -> Iterator[CellSuite]:
@@ -210,7 +215,7 @@ def _of_attempt(attempt: Attempt, read: Sequence[RankFile], known: _Known, copie
             *(record.notes if record else ()),
             *attempt.notes,
             *((_PART.format(attempt.number, attempt.base.folder),) if attempt.base else ()),
-            *known.recollected.get((attempt.cell, attempt.suite), _Recollected()).notes,
+            *known.recollection_of(attempt).notes,
             *twice,
             *dict.fromkeys(file.note for file in files if file.note),
             *copies.notes_on(attempt, files),
@@ -229,7 +234,7 @@ def _troubles(attempt: Attempt, files: Sequence[RankFile], known: _Known) -> Ite
     yield from _troubles_of_place(attempt, files)
     if text := known.torn.get((attempt.cell, attempt.suite)):
         yield trouble("split", text, ExitCode.UNACCOUNTED)
-    if text := known.recollected.get((attempt.cell, attempt.suite), _Recollected()).error:
+    if text := known.recollection_of(attempt).error:
         yield trouble("parameters", text, ExitCode.UNACCOUNTED)
     if attempt.record and not attempt.record.error and any(file.is_unfinished for file in files):
         yield trouble(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from allranks.errors import ExitCode, strongest
+from allranks.outcomes import named
 from allranks.repetitions import RepetitionTally, command_to_repeat
 from allranks.report.failure_groups import Failure, GroupKey, grouped, groups_of, ranks_of
 from allranks.report.history.transitions import RunHistory
@@ -296,9 +297,9 @@ class MergedRun:
                 yield f"{suite.name}: has results, but is not in the plan."
             for note in suite.notes:
                 if names := of_note.pop(note, []):
-                    yield f"{_listed(names)}: {note}."
+                    yield f"{named(names, _SHOWN)}: {note}."
             if suite.xpassed:
-                yield f"{suite.name}: expected to fail, and passed: {_listed(suite.xpassed)}."
+                yield f"{suite.name}: expected to fail, and passed: {named(suite.xpassed, _SHOWN)}."
 
     def _notes_on_absent_shards(self) -> Iterator[str]:
         """A shard that runs alone is only a part: its report should state that the rest is missing."""
@@ -313,7 +314,7 @@ class MergedRun:
         """A run is green if some of it ran: the jobs that ran nothing must be reported, or they go unnoticed."""
         idle = [row.name for row in self.suites if not (row.has_executed or row.all_deselected or row.is_empty_share)]
         if idle:
-            yield f"No test executed in {len(idle)} of {len(self.suites)} jobs: {_listed(idle)}."
+            yield f"No test executed in {len(idle)} of {len(self.suites)} jobs: {named(idle, _SHOWN)}."
 
     @property
     def counts(self) -> Counts:
@@ -324,10 +325,6 @@ class MergedRun:
         """The jobs with these ids, and a damaged manifest: sessions that share a folder report on their own jobs."""
         suites = tuple(suite for suite in self.suites if suite.id in jobs or suite.is_about_manifest)
         return replace(self, suites=suites)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def total(suites: Iterable[SuiteRow]) -> Counts:

@@ -238,9 +238,7 @@ def _long_done(ranks: Sequence[RankResult], lead: RankResult) -> str:
     if not ended:
         return ""
     seconds = min(waited for _, waited in ended)
-    listed = numbers(rank for rank, _ in ended)
-    who = f"rank {listed} had" if len(ended) == 1 else f"ranks {listed} had"
-    return f" ({who} ended the test {seconds:.0f} s before)"
+    return f" ({_named([rank for rank, _ in ended])} had ended the test {seconds:.0f} s before)"
 
 
 def _still_running(ranks: Sequence[RankResult]) -> str:
@@ -357,8 +355,7 @@ def _why_aborted(ranks: Sequence[RankResult]) -> str:
 
 
 def _ranks(ranks: Sequence[RankResult]) -> str:
-    listed = numbers(rank.rank for rank in ranks)
-    return f"rank {listed} is" if len(ranks) == 1 else f"ranks {listed} are"
+    return f"{_named([rank.rank for rank in ranks])} {'is' if len(ranks) == 1 else 'are'}"
 
 
 def _lead_message(lead: Lead) -> str:

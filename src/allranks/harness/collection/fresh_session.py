@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from allranks.harness.collection.parameter_values import REMEDY, changes, named
+from allranks.harness.collection.parameter_values import REMEDY, changes
 from allranks.harness.collection.process_paths import process_of_rank
 from allranks.harness.collection.pytest_session import ServerPlugin, exit_status, numbered
 from allranks.harness.config import AgentConfig, Folders
 from allranks.harness.environment_skips import watch_for_sandcastle_skips
 from allranks.harness.fresh_rank import Failures, FreshRank
 from allranks.harness.program import StartGang
+from allranks.outcomes import named
 
 
 class FreshSession(ServerPlugin):

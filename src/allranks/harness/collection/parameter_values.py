@@ -18,7 +18,7 @@ import re
 import tempfile
 import types
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
@@ -189,12 +189,6 @@ def changes(before: Mapping[str, str], after: Mapping[str, str]) -> Changes:
 
 def _fixed(found: str) -> str:
     return found.partition(".")[0]
-
-
-def named(tests: Sequence[str], most: int = 3) -> str:
-    """Some tests in words: the first ones by name, and how many more there are."""
-    more = len(tests) - most
-    return ", ".join(tests[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 REMEDY: Final = (

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from allranks.harness import clock
-from allranks.harness.gangs.call_board import EVEN, MESSAGES, LastCall, size_of
+from allranks.harness.gangs.call_board import MESSAGES, LastCall
 from allranks.harness.gangs.local_ranks import RankHang
 from allranks.harness.gangs.step_outcome import Step, StepOutcome, was_in
 from allranks.harness.gangs.unmatched_calls import DEFAULT_GROUP, NEW_GROUP, words_for_ranks
@@ -144,8 +144,7 @@ def _kind(call: LastCall) -> str:
 
 
 def _essence(call: LastCall) -> tuple[object, ...]:
-    """What no two ranks may differ in: a backend may pair views of one size, and parts of different sizes."""
-    return call.kind, call.dtype, call.peer, size_of(call.shape) if call.kind in EVEN else None
+    return call.essence
 
 
 def _minority(values: Mapping[int, object]) -> list[int]:

@@ -80,6 +80,11 @@ class LastCall(NamedTuple):
     at: int = 0
     mask: int = 0
 
+    @property
+    def essence(self) -> tuple[object, ...]:
+        """What no two ranks may differ in: a backend may pair views of one size, and parts of different sizes."""
+        return self.kind, self.dtype, self.peer, size_of(self.shape) if self.kind in EVEN else None
+
 
 class CallBoard:
     """The rank's side of a board.

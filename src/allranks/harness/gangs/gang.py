@@ -158,8 +158,8 @@ class Gang:
     def condemn(self) -> None:
         """End a gang after a bad outcome: fixtures get the peers' grace to tear down, then all ranks are stopped."""
         self._send(End(is_condemned=True))
-        clock = self._clock = _Clock(Deadlines(limit=self._limits.peer_grace), self._limits.peer_grace)
-        while self._alive and not self._job_end.is_over and (remaining := clock.remaining(self._step)) > 0:
+        timer = self._clock = _Clock(Deadlines(limit=self._limits.peer_grace), self._limits.peer_grace)
+        while self._alive and not self._job_end.is_over and (remaining := timer.remaining(self._step)) > 0:
             self._look(min(remaining, self._job_end.remaining()))
         self._stop(self._alive)
 
@@ -223,19 +223,19 @@ class Gang:
                 self._noted_exits.add(rank)
                 step.note(ended(rank_exit, step))
         self._pending = set(self._alive)
-        clock = self._clock = _Clock(deadlines, self._limits.peer_grace)
+        timer = self._clock = _Clock(deadlines, self._limits.peer_grace)
         while self._pending:
-            if (remaining := clock.remaining(step)) > 0:
+            if (remaining := timer.remaining(step)) > 0:
                 self._wait(remaining)
-            elif not clock.is_about_a_skip or all(map(waits_for_peers, self._find(self._pending).values())):
+            elif not timer.is_about_a_skip or all(map(waits_for_peers, self._find(self._pending).values())):
                 break
             else:
                 # A rank that does not wait for its peers may be about to skip as well.
-                clock.go_on()
+                timer.go_on()
         skipper = None if deadlines.skip is None else step.skipper
         self._weigh(step)
         if self._pending:
-            self._give_up(clock.reason, skipper)
+            self._give_up(timer.reason, skipper)
         self._wait_for_the_jobs_end(step)
         if step.has_gone_wrong:
             self._explain(step, skipper)

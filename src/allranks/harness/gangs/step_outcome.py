@@ -55,7 +55,6 @@ class StepOutcome:
         at: Seconds since the epoch.
         addition: The supervisor's addition to the message, in words.
         adds_first: The addition explains the message, and comes first.
-        has_strayed: The rank called something else than most.
         is_spoilt: The rank cannot stay in a gang.
         changed: Names of the state that the test left changed.
         consequence: The outcome followed from another rank's bad one, or came within the grace after it.
@@ -77,7 +76,6 @@ class StepOutcome:
     message: str = ""
     addition: str = ""
     adds_first: bool = False
-    has_strayed: bool = False
     text: str = ""
     early_skip: bool = False
     is_spoilt: bool = False
@@ -200,11 +198,13 @@ class Step:
 
         Of these, one whose test had failed of something else before comes first.
         """
-        return (
-            self.cause
-            or next((each for each in self._bad if each.had_failed), None)
-            or next((each for each in self._bad if not each.consequence), next(iter(self._bad), None))
-        )
+        own = (each for each in self._bad if not each.consequence)
+        return self.cause or self._failed_before or next(own, next(iter(self._bad), None))
+
+    @property
+    def _failed_before(self) -> StepOutcome | None:
+        """The first symptom of a rank whose test had failed of something else before."""
+        return next((each for each in self._bad if each.had_failed), None)
 
     @property
     def skipper(self) -> StepOutcome | None:
@@ -290,8 +290,8 @@ class Step:
             skipper: See :attr:`skipper`; None if its peers need not do the same.
             odd: The ranks whose calls differ from most: if only symptoms arrived, the first of theirs is the cause.
         """
-        failed = next((each for each in self._bad if each.had_failed), None)
-        cause = self.cause or skipper or failed or next((each for each in self._bad if each.rank in odd), None)
+        odd_one = next((each for each in self._bad if each.rank in odd), None)
+        cause = self.cause or skipper or self._failed_before or odd_one
         if cause is not None:
             self.outcomes = [
                 _caused_by(cause, each) if each.is_symptom and each is not cause else each for each in self.outcomes
@@ -345,9 +345,8 @@ class Step:
         """
         leader = self.leader
         if leader is not None and what and what not in leader.message:
-            comes_first = leader.observed or (leader.is_symptom and not leader.had_failed) or leader.has_strayed
-            addition = f"the ranks' calls differ: {what}"
-            added = replace(leader, addition=addition, adds_first=comes_first)
+            explains = leader.adds_first or leader.observed or (leader.is_symptom and not leader.had_failed)
+            added = replace(leader, addition=f"the ranks' calls differ: {what}", adds_first=explains)
             self.outcomes = [added if each is leader else each for each in self.outcomes]
 
 
@@ -373,7 +372,7 @@ def _caused_by(cause: StepOutcome, symptom: StepOutcome) -> StepOutcome:
 
 def _strayed(outcome: StepOutcome) -> StepOutcome:
     """The outcome of a rank that called something else; one that was stopped in its call has no own."""
-    own = replace(outcome, is_symptom=False, consequence=False, caused_by=None, has_strayed=True)
+    own = replace(outcome, is_symptom=False, consequence=False, caused_by=None, adds_first=True)
     if outcome.outcome is not Outcome.ABORTED:
         return own
     message = f"rank {outcome.rank} waited in a call that its peers did not make{was_in(outcome.text)}"

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Protocol
 
-from allranks.harness.collection.parameter_values import REMEDY, VARIABLE, changes, named
+from allranks.harness.collection.parameter_values import REMEDY, VARIABLE, changes
 from allranks.harness.gangs.local_ranks import Ranks
 from allranks.harness.nodes.connection import Message
+from allranks.outcomes import named
 
 _TEXT_LIMIT = 16_000
 _MOST_FAILURES = 50

@@ -29,7 +29,7 @@ from torch import distributed
 from torch.distributed import distributed_c10d
 
 from allranks.harness.clock import monotonic_ns
-from allranks.harness.gangs.call_board import EVEN, CallBoard, LastCall, size_of
+from allranks.harness.gangs.call_board import CallBoard, LastCall
 from allranks.harness.gangs.unmatched_calls import DEFAULT_GROUP, NEW_GROUP, Calls, GroupCalls, words_for_ranks
 from allranks.harness.ranks.counted_group import ANY, MESSAGES, UNEVEN, CountedGroup, describe, message_of, sequence_of
 
@@ -255,15 +255,14 @@ class CallCounter:
             known.begun += peer is None
             dtype, shape = describe(kind, arguments, place)
             other = getattr(arguments[-1], "rootRank", None) if kind in _ROOTED and arguments else peer
-            rank = known.rank_of(other)
-            place_in_order = next(self._order)
+            place_in_order, rank = next(self._order), known.rank_of(other)
+            begun = LastCall(
+                known.name, known.begun, kind, rank, dtype, shape, place_in_order, monotonic_ns(), known.mask
+            )
             if self._board:
-                begun = LastCall(
-                    known.name, known.begun, kind, rank, dtype, shape, place_in_order, monotonic_ns(), known.mask
-                )
                 self._board.note(known.slot, begun)
             if peer is None:
-                self._unsettled = place_in_order
+                self._unsettled = begun.order
             try:
                 work = original(group, *arguments, **options)
             except BaseException as error:
@@ -275,7 +274,7 @@ class CallCounter:
             else:
                 known.count(kind, peer, tag, dtype)
             if peer is None:
-                known.note_order(kind, dtype, rank, size_of(shape) if kind in EVEN else None)
+                known.note_order(begun)
             return work
 
         return call

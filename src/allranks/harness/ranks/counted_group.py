@@ -10,7 +10,7 @@ from zlib import crc32
 import torch
 from torch import distributed
 
-from allranks.harness.gangs.call_board import mask_of
+from allranks.harness.gangs.call_board import LastCall, mask_of
 from allranks.harness.gangs.unmatched_calls import NEW_GROUP, GroupCalls, Messages
 
 UNEVEN = "monitored_barrier"
@@ -70,9 +70,9 @@ class CountedGroup:
         if kind in _REDUCTIONS:
             next(self._counters[f"{kind}{_OF}{dtype}", None, 0])
 
-    def note_order(self, *essence: object) -> None:
-        """Add to the digest of collectives in order what is equal on all ranks of the next one."""
-        self._order = crc32(repr(essence).encode(), self._order)
+    def note_order(self, collective: LastCall) -> None:
+        """Add the next collective to the digest of all in order."""
+        self._order = crc32(repr(collective.essence).encode(), self._order)
 
     @property
     def has_calls(self) -> bool:
