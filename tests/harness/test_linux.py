@@ -167,3 +167,19 @@ def test_the_kernel_prefers_a_process_that_offers_itself_to_the_memory_killer():
     [(first, before), *_, (last, _)] = [map(int, line.split()) for line in run(script).splitlines()]
     assert first == min(333, 1000 - before)
     assert last == 1000 - before
+
+
+def test_the_variables_of_a_process_that_is_starting_a_program_are_waited_for(tmp_path):
+    # as /proc shows a process within execve(2), for microseconds or until a disk has been read
+    process = tmp_path / "7"
+    process.mkdir()
+    (process / "exe").symlink_to(sys.executable)
+    for name in ("environ", "cmdline"):
+        (process / name).touch()
+
+    def begin():
+        (process / "environ").write_bytes(b"A=1\0B=2")
+        (process / "cmdline").write_bytes(b"program")
+
+    threading.Timer(0.05, begin).start()
+    assert linux.variables_of(7, proc=tmp_path) == ["A=1", "B=2"]

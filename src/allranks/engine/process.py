@@ -6,7 +6,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -126,7 +126,7 @@ class ProcessEngine:
 
     def reap(self) -> list[str]:
         """Kill the processes of this host whose run no longer has an owner, and remove its scratch folders."""
-        dead = [f"process {pid}" for pid in _kill_the_dead()]
+        dead = [f"process {pid}" for pid in _kill_all(_of_dead_runs)]
         left = [folder for folder, owner in _scratch_folders() if owner.is_dead]
         for folder in left:
             remove_tree(folder)
@@ -182,9 +182,7 @@ class _Agent:
         signal_group(self.process.pid, signal.SIGKILL)
         if self.process.wait() != 0:
             # It may not have cleaned up: its ranks died with it, but processes that they had started did not.
-            variable = temporary_folder(self.folder)
-            for pid in [pid for pid in processes() if "=".join(variable) in variables_of(pid)]:
-                _kill(pid, variable)
+            _kill_all(lambda: _with(temporary_folder(self.folder)))
 
     def exit(self) -> NodeExit:
         """See :meth:`allranks.engine.agents.Agent.exit`."""
@@ -324,14 +322,30 @@ def _processes_of_runs() -> Iterator[tuple[int, Owner]]:
             yield pid, owner
 
 
-def _kill_the_dead() -> Iterator[int]:
-    """Kill every process whose run has no owner, and those that they forked meanwhile; yield their process ids."""
-    tried: set[int] = set()
-    while found := {pid: owner for pid, owner in _processes_of_runs() if pid not in tried and owner.is_dead}:
-        for pid, owner in found.items():
-            _kill(pid, (RUN_VARIABLE, owner.run_id))
-            yield pid
-        tried |= found.keys()
+def _of_dead_runs() -> dict[int, tuple[str, str]]:
+    """The processes whose run has no owner, each with the variable that names it."""
+    return {pid: (RUN_VARIABLE, owner.run_id) for pid, owner in _processes_of_runs() if owner.is_dead}
+
+
+def _with(variable: tuple[str, str]) -> dict[int, tuple[str, str]]:
+    """The processes that have this variable."""
+    return {pid: variable for pid in processes() if "=".join(variable) in variables_of(pid)}
+
+
+def _kill_all(found: Callable[[], dict[int, tuple[str, str]]]) -> list[int]:
+    """Kill processes, each found with a variable of its own, and what they forked meanwhile; return their ids.
+
+    What forks faster than it is killed is left to the next :meth:`ProcessEngine.reap` after :data:`STOP_GRACE`.
+    """
+    tried: dict[int, tuple[str, str]] = {}
+    deadline = time.monotonic() + STOP_GRACE
+    while new := {pid: variable for pid, variable in found().items() if pid not in tried}:
+        if time.monotonic() > deadline:
+            break
+        for pid, variable in new.items():
+            _kill(pid, variable)
+        tried |= new
+    return list(tried)
 
 
 def _owner_of(pid: int) -> Owner | None:

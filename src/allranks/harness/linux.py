@@ -260,10 +260,7 @@ def boot_ticks() -> int:
 
 def _stat(pid: int) -> list[bytes]:
     """State, parent, process group, session and so on (proc(5), ``/proc/pid/stat``); empty if the process is gone."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return []
+    stat = _content(Path(f"/proc/{pid}/stat")) or b""
     # The command name, in parentheses, may itself hold spaces and parentheses.
     return stat.rpartition(b")")[2].split()
 
@@ -292,13 +289,36 @@ def session_of(pid: int) -> int | None:
     return int(stat[3]) if stat else None
 
 
-def variables_of(pid: int) -> list[str]:
-    """The initial environment of a process's program, as ``NAME=value``; empty if it cannot be read."""
+_EXECVE_TIMEOUT = 1.0
+"""Seconds until a program that starts shows its environment: the kernel has to read its first pages from the disk."""
+
+
+def variables_of(pid: int, proc: Path = Path("/proc")) -> list[str]:
+    """The initial environment of a process's program, as ``NAME=value``; empty if it cannot be read.
+
+    A process shows none while it changes to another program (execve(2)): that moment is waited for.
+    """
+    deadline = clock.monotonic() + _EXECVE_TIMEOUT
+    if not (data := _content(proc / f"{pid}/environ")):
+        while _is_in_execve(proc / f"{pid}") and clock.monotonic() < deadline:
+            clock.sleep(0.001)
+        data = _content(proc / f"{pid}/environ")
+    return [os.fsdecode(variable) for variable in data.split(b"\0")] if data else []
+
+
+def _is_in_execve(process: Path) -> bool:
+    """Whether a process, a folder in ``/proc``, has a program that shows no arguments yet."""
+    with suppress(OSError):
+        return (process / "exe").exists() and (process / "cmdline").read_bytes() == b""
+    return False
+
+
+def _content(file: Path) -> bytes | None:
+    """What a file in ``/proc`` has; None if it cannot be read."""
     try:
-        data = Path(f"/proc/{pid}/environ").read_bytes()
+        return file.read_bytes()
     except OSError:
-        return []
-    return [os.fsdecode(variable) for variable in data.split(b"\0")]
+        return None
 
 
 _ENVIRONMENT = slice(47, 49)
