@@ -169,7 +169,7 @@ def test_processes_end_when_process_0_was_killed(launch, tmp_path):
     processes[0].kill()
     codes, outputs = ends(processes)
     assert codes == [-signal.SIGKILL, 4]
-    assert "Process 0 of the launcher is gone: it gave no sign of life for 3 s." in outputs[1]
+    assert "Process 0 of the launcher is gone: it gave no sign of life for 3 s (limits.silence)." in outputs[1]
     deadline = time.monotonic() + 20
     while remains(tmp_path) != ([], []):
         assert time.monotonic() < deadline

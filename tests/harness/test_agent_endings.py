@@ -91,7 +91,7 @@ def test_a_job_whose_time_is_up_times_its_ranks_out(start_agent):
     agent.assert_nothing_left()
     assert agent.all(JobTimedOut)[0].limit == 2.0
     assert agent.outcomes("test_hangs") == ("timed_out", "timed_out")
-    assert "the job's time limit of 2 s was reached" in agent.cases(1)["test_hangs"].message
+    assert "the job's time limit of 2 s was reached (limits.job)" in agent.cases(1)["test_hangs"].message
 
 
 @pytest.mark.thorough
@@ -179,9 +179,9 @@ def test_hangs(rank):
     agent = run_agent({"test_hangs.py": suite}, limits={"job": 2.0})
     assert agent.outcomes("test_hangs") == ("aborted", "timed_out")
     message = agent.cases(1)["test_hangs"].message
-    assert "the job's time limit of 2 s was reached" in message
+    assert "the job's time limit of 2 s was reached (limits.job)" in message
     assert "in test_hangs" in message
-    assert agent.cases(0)["test_hangs"].message.startswith("aborted by rank 1; it was in ")
+    assert agent.cases(0)["test_hangs"].message.startswith("aborted by rank 1 while waiting at ")
 
 
 ENDED = f"""{WORDS}

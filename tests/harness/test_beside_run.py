@@ -9,7 +9,7 @@ import pytest
 from agent_run import CONFIG
 
 from allranks.harness.beside_run import LOG, command_of, outcome_of, repeat_beside
-from allranks.harness.config import Folders, Stress
+from allranks.harness.config import Folders, Stress, TimeLimit
 from allranks.harness.job_end import HangupError, JobEnd
 from allranks.harness.program import ItemOptions, Program
 
@@ -34,7 +34,8 @@ class TestX(unittest.TestCase):
 if __name__ == "__main__":
     unittest.main()
 """
-LAUNCHER = ItemOptions(gang=("test",), has_process_group=False, limit=30, launches=True, is_script=True)
+LIMIT = TimeLimit(value=30, setting="limits.test")
+LAUNCHER = ItemOptions(gang=("test",), has_process_group=False, limit=LIMIT, launches=True, is_script=True)
 NODEID = "test_x.py::TestX::test_y"
 
 
@@ -67,7 +68,9 @@ def beside(tmp_path):
         (folders.code / "test_x.py").write_text(SCRIPT.format(body=body))
         repetitions = FakeRepetitions({NODEID: 4, "test_r.py::test_r": 4})
         ranks = replace(LAUNCHER, launches=False)
-        program = Program(tests=tuple(repetitions.runs), terms=(replace(terms, limit=limit), ranks))
+        program = Program(
+            tests=tuple(repetitions.runs), terms=(replace(terms, limit=replace(LIMIT, value=limit)), ranks)
+        )
         config = replace(CONFIG, stress=Stress(**{"beside": True, **stress}))
         repeat_beside(repetitions, program, config, folders, end)
         assert repetitions.told.pop("test_r.py::test_r", (0, 0, ""))[:2] == (0, 0)

@@ -57,5 +57,5 @@ def test_the_thread_method_of_pytest_timeout_is_a_time_out(run_agent):
     arguments = ("-p", "pytest_timeout", "--timeout=0.3", "--timeout-method=thread")
     agent = run_agent({"test_slow.py": THREAD_METHOD}, pytest_args=arguments, world_size=1)
     assert agent.outcomes("test_waits") == ("timed_out",)
-    assert "by pytest-timeout; it was in " in agent.cases(0)["test_waits"].message
+    assert "by pytest-timeout after 0.3 s (--timeout); it was in " in agent.cases(0)["test_waits"].message
     assert agent.outcomes("test_after") == ("passed",)

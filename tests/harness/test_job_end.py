@@ -14,9 +14,10 @@ from allranks.harness.job_end import HANGUP_STATUS, HangupError, JobEnd, JobLimi
 
 SUPERVISOR = """
 import sys, time
+from allranks.harness.config import TimeLimit
 from allranks.harness.job_end import HangupError, JobEnd, JobLimitError
 
-end = JobEnd.of_this_process(float(sys.argv[1]))
+end = JobEnd.of_this_process(TimeLimit(value=float(sys.argv[1]), setting="limits.job"))
 if sys.argv[2] == "looks":
     end.may_leave_no_more()
 print("ready", flush=True)
@@ -103,7 +104,7 @@ def test_a_process_with_nothing_to_put_away_ends_at_once(start, hang_up):
 def test_the_time_is_up_so_long_after_the_turn(start):
     supervisor = start(limit=0.2)
     supervisor.go()
-    assert supervisor.line() == "JobLimitError the job's time limit of 0.2 s was reached"
+    assert supervisor.line() == "JobLimitError the job's time limit of 0.2 s was reached (limits.job)"
 
 
 def test_a_second_word_does_not_start_the_clock_again(start):
@@ -111,7 +112,7 @@ def test_a_second_word_does_not_start_the_clock_again(start):
     supervisor.go()
     supervisor.process.stdin.write(b"go\n" * 1000)
     supervisor.process.stdin.flush()
-    assert supervisor.line() == "JobLimitError the job's time limit of 0.2 s was reached"
+    assert supervisor.line() == "JobLimitError the job's time limit of 0.2 s was reached (limits.job)"
 
 
 @pytest.fixture

@@ -291,7 +291,7 @@ def test_a_peer_that_waits_for_a_failed_rank_is_aborted_by_it_where_it_stands(zo
     assert zoo.outcomes("test_fails_while_the_peer_waits") == ("failed", "aborted")
     peer = zoo.cases(1)["test_fails_while_the_peer_waits"]
     where = f"test_zoo.py:{line_of('rank 1 waits here', ZOO['test_zoo.py'])} in test_fails_while_the_peer_waits"
-    assert peer.message.startswith("aborted by rank 0; it was in ")
+    assert peer.message.startswith("aborted by rank 0 while waiting at ")
     assert peer.message.endswith(where)
     assert (peer.properties["caused_by"], peer.properties["consequence"]) == ("0", "True")
 

@@ -7,7 +7,7 @@ import pytest
 
 from allranks.harness import shrink_run
 from allranks.harness.channel import RunTest
-from allranks.harness.config import Stress
+from allranks.harness.config import Stress, TimeLimit
 from allranks.harness.program import ItemOptions, Program
 from allranks.harness.repetition_journal import RepetitionJournal
 from allranks.harness.shrink_run import shrink_failures
@@ -16,6 +16,7 @@ from allranks.outcomes import Outcome
 from allranks.records import Passed, RankEnded, Repeated, TestStarted
 from allranks.skew import delays_of, drawn_delays, milliseconds
 
+LIMIT = TimeLimit(value=20, setting="limits.test")
 SEED = 2
 LATE = max((each for each in drawn_delays("heavy", SEED, 2) if each.place == "before"), key=lambda each: each.seconds)
 NAME = f"t0 (repetition 3, seed {SEED}, skew"
@@ -35,7 +36,7 @@ class Played:
     limits: dict = field(default_factory=dict)
 
     def __post_init__(self):
-        terms = ItemOptions(gang=(self.gang,), has_process_group=True, limit=20, launches=self.launches)
+        terms = ItemOptions(gang=(self.gang,), has_process_group=True, limit=LIMIT, launches=self.launches)
         self.program = Program(tests=("t0",), terms=(terms,))
         self.repetitions = Repetitions(Stress(count=5, skew=self.skew), self.program, self)
         self.config = SimpleNamespace(stress=Stress(skew=self.skew), world_size=2, launches_ranks=False)
@@ -60,7 +61,7 @@ class Played:
         before = len(self.orders)
         [terms] = trials.limited(self.program).terms
         self.run(trials, index, self.ordered)
-        self.limits.setdefault(terms.limit, self.orders[before].skew)
+        self.limits.setdefault(terms.limit.seconds, self.orders[before].skew)
 
     def ordered(self, _, command):
         self.orders.append(command)

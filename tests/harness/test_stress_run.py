@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from allranks.harness.config import Stress
+from allranks.harness.config import Stress, TimeLimit
 from allranks.harness.program import ItemOptions, Program
 from allranks.harness.repetition_journal import RepetitionJournal
 from allranks.harness.stress_run import (
@@ -17,6 +17,8 @@ from allranks.harness.stress_run import (
 )
 from allranks.outcomes import Outcome
 from allranks.records import GangReady, LeftBehind, Notice, NotRun, Passed, RankEnded, Repeated, TestStarted
+
+LIMIT = TimeLimit(value=1, setting="limits.test")
 
 
 @dataclass
@@ -31,7 +33,8 @@ class Job:
 
     def __post_init__(self):
         terms = [
-            ItemOptions(gang=("test" if each == "t" else each,), has_process_group=True, limit=1) for each in self.gangs
+            ItemOptions(gang=("test" if each == "t" else each,), has_process_group=True, limit=LIMIT)
+            for each in self.gangs
         ]
         tests = tuple(f"t{number}" for number in range(len(terms)))
         program = Program(tests=tests, terms=tuple(terms), maxfail=self.maxfail)

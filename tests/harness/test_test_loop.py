@@ -1,6 +1,7 @@
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from agent_run import CONFIG
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from allranks.harness.assemblies import assemblies as all_assemblies
 from allranks.harness.assemblies import first_assembly, joined_by_group
 from allranks.harness.collection.marker_options import MarkerError, read_terms
+from allranks.harness.config import TimeLimit
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Item:
     isolation: str | None = None
     time_limit: object = None
     nodeid: str = "a.py::test"
+    config = SimpleNamespace(pluginmanager=SimpleNamespace(has_plugin=lambda _name: False))
 
     def get_closest_marker(self, name):
         if name == "no_process_group":
@@ -123,7 +126,10 @@ def test_a_gang_starts_at_the_first_test_that_is_left(isolation):
 
 def test_a_marker_of_time_overrules_the_jobs_limit():
     terms = terms_of([Item(Path("a.py"), time_limit=3), Item(Path("a.py"))])
-    assert [term.limit for term in terms] == [3.0, CONFIG.limits.test]
+    assert [term.limit for term in terms] == [
+        TimeLimit(value=3, setting="@pytest.mark.time_limit"),
+        TimeLimit(value=CONFIG.limits.test, setting="limits.test"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -242,16 +242,41 @@ def test_rule_2_a_message_that_names_its_rank_is_not_told_twice():
 
 
 def test_rule_2_the_message_says_where_a_stopped_peer_was():
-    stopped = result("aborted", 1, at=2.0, caused_by=0, message="aborted by rank 0; it was in t.py:5 in test_x")
-    judged = verdict([result("failed", 0, at=1.0, message="timed out"), stopped], PLAIN)
-    assert judged.message == "rank 0 failed: timed out (rank 1: aborted by rank 0; it was in t.py:5 in test_x)"
+    where = "aborted by rank 0 while waiting at t.py:5 in test_x"
+    stopped = [result("aborted", rank, at=2.0, caused_by=0, message=where) for rank in (1, 2, 4, 5)]
+    judged = verdict([result("failed", 0, at=1.0, message="x"), *stopped], PLAIN)
+    assert judged.message == f"rank 0 failed: x (ranks 1, 2, 4, 5: {where})"
+
+
+PARTED = (
+    "the ranks' calls differ: rank 0 called barrier #1; rank 0 waited for it in vain; no end after 8 s (limits.test)"
+)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "message", "sentence"),
+    [
+        ("timed_out", "no end after 60 s (limits.test)", "rank 1 timed out: no end after 60 s (limits.test)"),
+        ("timed_out", "tight time-out: no end after 2 s", "rank 1 timed out: tight time-out: no end after 2 s"),
+        ("timed_out", PARTED, f"rank 1 timed out: {PARTED}"),
+        ("timed_out", "ended by pytest-timeout after 8 s", "rank 1 timed out: ended by pytest-timeout after 8 s"),
+        ("timed_out", "rank 1 timed out: no end after 20 s", "rank 1 timed out: no end after 20 s"),  # an older report
+        ("crashed", "rank 1 was killed by SIGKILL", "rank 1 was killed by SIGKILL"),
+        ("crashed", "rank 1 left with exit code 3 in mid-test", "rank 1 left with exit code 3 in mid-test"),
+        ("failed", "", "rank 1 failed"),
+    ],
+)
+def test_message_and_text_name_a_rank_and_its_outcome_once(outcome: str, message: str, sentence: str):
+    judged = verdict([result("passed"), result(outcome, 1, message=message)], PLAIN)
+    [section] = [line for line in judged.text.splitlines() if line.startswith("rank 1")]
+    assert (judged.message, section) == (sentence, sentence)
 
 
 def test_rule_2_the_message_stays_short_however_many_peers_were_stopped():
     stopped = [result("aborted", rank, at=2.0, caused_by=0, message=f"{rank:0100}") for rank in range(1, 64)]
     judged = verdict([result("failed", 0, at=1.0), *stopped], PLAIN)
     assert len(judged.message) < 500
-    assert judged.message.endswith("; and 60 more)")
+    assert judged.message.endswith("; and 60 more ranks elsewhere)")
 
 
 def test_rule_2_without_times_the_worst_leads_and_the_text_says_so():
@@ -374,7 +399,7 @@ def test_rule_2_peers_that_ended_at_about_the_same_time_are_not_mentioned():
         ("aaaaa", " (ranks 1-5: a)"),
         ("aabaa", " (ranks 1, 2, 4, 5: a; rank 3: b)"),
         ("abcab", " (ranks 1, 4: a; ranks 2, 5: b; rank 3: c)"),
-        ("abcdede", " (rank 1: a; rank 2: b; rank 3: c; and 4 more)"),
+        ("abcdede", " (rank 1: a; rank 2: b; rank 3: c; and 4 more ranks elsewhere)"),
         ("a" * 99, " (ranks 1-99: a)"),
     ],
 )

@@ -5,6 +5,7 @@ from scripted_engine import COLLECTED, FINISHED, PASSED, facts_of, failed
 
 from allranks.engine.protocol import JobExit
 from allranks.errors import EngineError
+from allranks.harness.config import TimeLimit
 from allranks.records import (
     AgentFailed,
     Begun,
@@ -36,7 +37,7 @@ def facts(*records):
 
 
 def job_error(records, ending):
-    return facts(*records).error(ending)
+    return facts(*records).error(ending, TimeLimit(value=3.0, setting="limits.job"))
 
 
 def test_a_sick_gpu_is_an_error_of_the_infrastructure_that_names_it():
@@ -145,7 +146,7 @@ def test_a_missing_text_of_a_failed_agent_is_none():
 def test_a_time_limit_is_a_timeout(records, ending):
     error = job_error(records, ending)
     assert error.kind == "timeout"
-    assert "before the first test ended" in error.what
+    assert error.what == "The job timed out before the first test ended: no end after 3 s (limits.job)."
     assert "limits.job" in error.remedy
 
 
@@ -153,7 +154,7 @@ def test_a_broken_module_does_not_hide_how_the_other_tests_ended():
     broken = CollectionFailed(nodeid="t.py", text="SyntaxError")
     late = job_error([broken, Went(), PASSED, failed("last"), JobTimedOut(limit=3.0)], WELL)
     assert late.kind == "collection"
-    assert late.what == "t.py cannot be collected. The job timed out after last."
+    assert late.what == "t.py cannot be collected. The job timed out after last: no end after 3 s (limits.job)."
     dead = job_error([broken, Went(), PASSED], JobExit(status=-9))
     assert (dead.kind, "SyntaxError" in dead.why) == ("collection", True)
     assert "ended before its work was done" in dead.what

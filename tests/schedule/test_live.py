@@ -33,8 +33,8 @@ def test_the_first_bad_outcome_of_a_job_is_said_at_once_and_the_next_are_not(liv
 
 
 def test_the_first_bad_outcome_is_not_named_twice(live, lines):
-    live.take("cell/suite", failed("t", 1, "rank 1 timed out: no end after 2 s", outcome=Outcome.TIMED_OUT))
-    assert lines == ["cell/suite: first failure: rank 1 timed out in t: no end after 2 s"]
+    live.take("cell/suite", failed("t", 1, "rank 1 was killed by SIGKILL", outcome=Outcome.CRASHED))
+    assert lines == ["cell/suite: first failure: rank 1 crashed in t: was killed by SIGKILL"]
 
 
 def test_each_job_has_a_first_failure_of_its_own(live, lines):

@@ -7,6 +7,7 @@ from scripted_engine import facts_of
 
 from allranks.engine.kind import JobEnvironment
 from allranks.engine.protocol import JobExit, NodeExit, resources
+from allranks.harness.config import TimeLimit
 from allranks.records import Finished, NodeLost, NodesFailed
 from allranks.schedule.request import AttemptOptions, job_spec, room_of
 
@@ -34,7 +35,7 @@ def test_the_engines_limit_leaves_time_for_agents_to_come_together(matrix, wide,
 
 
 def job_error(records, ending):
-    return facts_of(records).error(ending)
+    return facts_of(records).error(ending, TimeLimit(value=1800, setting="limits.job"))
 
 
 GONE = "The agent of node 1 is gone."

@@ -9,7 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from allranks.harness.config import TimeLimit
 from allranks.harness.environment_skips import EnvironmentSkip
+from allranks.harness.gangs.unmatched_calls import words_for_ranks
 from allranks.outcomes import Outcome
 from allranks.skip_codes import SkipCode
 from allranks.testing import MultiThreadedTestCase, RankThreadError, ThreadedWorldError, spawn_threads_and_init_comms
@@ -20,8 +22,14 @@ from allranks.testing.threads.thread_world import threaded_world
 pytest_plugins = ["pytester"]
 
 PLUGIN = ("-p", "allranks.testing.fixtures", "-p", "no:hypothesispytest")
-LONG = JoinLimits(total=60)
-SHORT = JoinLimits(total=0.3, settling=0.1, grace=10)
+
+
+def of_test(seconds):
+    return TimeLimit(value=seconds, setting="thread_timeout")
+
+
+LONG = JoinLimits(total=of_test(60))
+SHORT = JoinLimits(total=of_test(0.3), settling=0.1, grace=10)
 
 
 def outcomes(size, body, patience=LONG):
@@ -77,8 +85,7 @@ def test_a_rank_that_fails_leads_and_its_peers_are_named_with_their_places():
     assert headline == "rank 1 of 3 failed first: ValueError: a bad apple"
     assert isinstance(error.__cause__, ValueError)
     assert [peer.split(" in ")[0] for peer in peers] == [
-        "  rank 0 aborted by rank 1: it waited for its peers",
-        "  rank 2 aborted by rank 1: it waited for its peers",
+        "  ranks 0 and 2 aborted by rank 1: each waited for its peers",
     ]
     assert all(f"{__file__}:" in peer and peer.endswith("in body") for peer in peers)
 
@@ -88,10 +95,9 @@ def test_ranks_that_fail_alike_are_all_failures():
         dist.barrier()
         assert dist.get_world_size() == 7
 
-    error = error_of(3, body, JoinLimits(total=60, settling=20))
-    assert [line for line in str(error).splitlines() if "failed alike" in line] == [
-        f"  rank {rank} failed alike" for rank in range(3) if rank != error.leading
-    ]
+    error = error_of(3, body, JoinLimits(total=of_test(60), settling=20))
+    peers = words_for_ranks([rank for rank in range(3) if rank != error.leading])
+    assert str(error).splitlines()[1:] == [f"  {peers} failed alike"]
 
 
 def test_a_peer_that_fails_otherwise_has_its_traceback_in_a_note():
@@ -179,7 +185,7 @@ def test_peers_that_wait_for_a_rank_that_skipped_are_stopped():
             pytest.skip("not me")
         dist.barrier()
 
-    error = error_of(2, body, JoinLimits(total=60, grace=0.1))
+    error = error_of(2, body, JoinLimits(total=of_test(60), grace=0.1))
     assert "rank 0 aborted by rank 1, which skipped: it waited for its peers in" in str(error)
 
 
@@ -200,8 +206,8 @@ def test_a_rank_in_an_endless_loop_times_out_and_leads_those_that_wait_for_it():
 
     error = error_of(3, body, SHORT)
     assert error.leading == 2
-    assert f"rank 2 of 3 timed out: it was in {__file__}:" in str(error)
-    assert "rank 0 timed out: it waited for its peers" in str(error)
+    assert f"rank 2 of 3 timed out: no end after 0.3 s (thread_timeout); it was in {__file__}:" in str(error)
+    assert "\n  ranks 0 and 1 timed out: each waited for its peers in " in str(error)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("rank ")]
 
 
@@ -215,7 +221,7 @@ def test_a_thread_that_cannot_be_broken_off_is_left_and_said_and_harms_no_later_
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        error = error_of(2, body, JoinLimits(total=0.2, settling=0.1, grace=0.2))
+        error = error_of(2, body, JoinLimits(total=of_test(0.2), settling=0.1, grace=0.2))
         assert "its thread cannot be broken off and is left" in str(error)
         [left] = [thread for thread in threading.enumerate() if thread.name == "rank 1"]
         release.set()
@@ -414,7 +420,7 @@ def test_the_time_limit_of_a_class_holds():
                 dist.barrier()
 
     [(_, text)] = run_case(Case, "test_it").failures
-    assert "rank 1 of 3 timed out: it waited for its peers" in text
+    assert "rank 1 of 3 timed out: no end after 0.2 s (thread_timeout); it waited for its peers" in text
     assert "rank 0 passed" in text
 
 

@@ -48,6 +48,13 @@ _SKIPS: Final = "allranks.testing.unsupported_skips"
 _GROUP_LIMIT: Final = 6
 """The process group's time limit, in limits of a test: the limit of the test finds the rank that hangs."""
 
+_SETTINGS: Final = {
+    "test": "--time-limit",
+    "process_group": f"{_GROUP_LIMIT} times --time-limit",
+    **dict.fromkeys(("job", "peer_grace"), "fixed in this command"),
+}
+"""What sets each time limit."""
+
 _ENDINGS: Final = (".py", ".so")
 
 _DEVICES: Final = ("cpu", "cuda")
@@ -203,7 +210,7 @@ def _expansion(options: argparse.Namespace, python_path: tuple[Path, ...]) -> Ex
         axes={axis: tuple(dict.fromkeys(cell.axes()[axis] for cell in cells)) for axis in AXES},
         suites={suite.name: suite},
         images={image.name: image},
-        limits=Limits(process_group=_GROUP_LIMIT * seconds, test=seconds),
+        limits=Limits(process_group=_GROUP_LIMIT * seconds, test=seconds, settings=_SETTINGS),
         process=Process(python=python),
     )
     return Expansion(matrix, cells, {})

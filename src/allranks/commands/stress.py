@@ -124,7 +124,11 @@ def with_time(expansion: Expansion, stress: Stress, jobs: Sequence[Job]) -> Expa
     cells = [job.cell for job in jobs]
     more = max(stretch(stress.skew, each.world_size) + network_stretch(stress.network, each.nodes) for each in cells)
     group = limits.process_group + more
-    matrix = replace(expansion.matrix, limits=replace(limits, job=job, process_group=group), history=None)
+    settings = {**limits.settings, "job": "limits.job and --duration"}
+    if more:
+        settings["process_group"] = "limits.process_group and the delays"
+    limits = replace(limits, job=job, process_group=group, settings=settings)
+    matrix = replace(expansion.matrix, limits=limits, history=None)
     return replace(expansion, matrix=matrix)
 
 

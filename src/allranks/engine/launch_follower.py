@@ -20,6 +20,7 @@ from allranks.engine.launch_files import (
 from allranks.engine.launch_leader import SHARE, unusable
 from allranks.engine.launched_node import LaunchedNode
 from allranks.errors import EngineError, ExitCode
+from allranks.harness.config import TimeLimit
 from allranks.harness.evidence import remove_tree
 from allranks.interruption import deaf
 
@@ -79,7 +80,8 @@ class LaunchFollower:
         while self._session() is None:
             if time.monotonic() > deadline:
                 msg = f"Process 0 of the launcher has not begun a run in {self._folder}."
-                why = f"Process {self._own.rank} looked for it for {self._assembly + _LATER:g} s."
+                limit = TimeLimit(value=self._assembly, setting="limits.assembly", margin=_LATER)
+                why = f"Process {self._own.rank} looked for it for {limit.words()}."
                 self._is_orphaned = True
                 raise EngineError(msg, why=why, remedy=SHARE)
             # Process 0 may just have emptied the folder.
@@ -95,7 +97,8 @@ class LaunchFollower:
             if session is not None and session.exit_code is not None:
                 return ExitCode(session.exit_code)
             if pulse.is_lost(session.beat if session else None, now):
-                msg = f"Process 0 of the launcher is gone: it gave no sign of life for {self._silence:g} s."
+                silence = TimeLimit(value=self._silence, setting="limits.silence")
+                msg = f"Process 0 of the launcher is gone: it gave no sign of life for {silence.words()}."
                 why = f"It has to write a file in {self._folder}, and to end the run."
                 self._is_orphaned = True
                 raise EngineError(msg, why=why, remedy="See its own output; go on with --resume.")

@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _supervise(config: AgentConfig, options: argparse.Namespace, stream: RecordWriter) -> int:
     if options.contained:
         linux.hide_from_others()
-    end = JobEnd.of_this_process(config.limits.job)
+    end = JobEnd.of_this_process(config.limits.limit("job"))
     folders = Folders(code=options.code.resolve(), results=options.results.resolve(), shared=options.shared.resolve())
     return Supervision(config, folders, stream, end, is_contained=options.contained).run()
 

@@ -90,7 +90,7 @@ def repeat_beside(
         terms = program.terms[program.tests.index(nodeid)]
         most = stress.count or (repetitions.runs_of(nodeid) if stress.seconds is None else math.inf)
         if terms.launches:
-            tests[nodeid] = _Beside(command=command_of(nodeid, terms), limit=terms.limit + _START, most=most)
+            tests[nodeid] = _Beside(command=command_of(nodeid, terms), limit=terms.limit.seconds + _START, most=most)
         else:
             repetitions.set_beside(nodeid, 0, 0, "its ranks are those of the job")
     until, variables = time.monotonic() + (stress.seconds or math.inf), _variables(config)

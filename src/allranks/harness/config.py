@@ -29,6 +29,43 @@ EARLIER_COVERAGE = "coverage-before"
 
 
 @dataclass(frozen=True, kw_only=True)
+class TimeLimit:
+    """A time limit, and what sets it.
+
+    Attributes:
+        value: The seconds that are set.
+        setting: What sets them, in the form in which a user can change it: a key of the matrix file, a marker, an
+            option, or a variable.
+        margin: Seconds that are added, for work that the setting is not about.
+    """
+
+    value: float
+    setting: str
+    margin: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """When the time is up."""
+        return self.value + self.margin
+
+    def plus(self, seconds: float) -> Self:
+        """The same limit with more time."""
+        return dataclasses.replace(self, margin=self.margin + seconds)
+
+    def words(self, since: str = "") -> str:
+        """The limit as messages name it, as in ``60 s (limits.test)`` or ``65 s (limits.test = 60, plus 5 s)``.
+
+        Args:
+            since: What these seconds are counted from, or during which activity, in words.
+        """
+        more = f" = {self.value:g}, plus {self.margin:g} s" if self.margin else ""
+        return f"{self.seconds:g} s {since}".rstrip() + f" ({self.setting}{more})"
+
+
+LimitName = Literal["process_group", "test", "job", "peer_grace", "assembly", "silence"]
+
+
+@dataclass(frozen=True, kw_only=True)
 class TimeLimits:
     """Seconds, each limit inside the next."""
 
@@ -42,6 +79,12 @@ class TimeLimits:
     silence: float = 20.0  # with several nodes, for an agent's answer before the agent counts as lost
     # For all GPUs of a job together to compute something; a first context takes a second or two.
     gpu_check: float = 60.0
+    # What sets a limit, by its name, where that is not ``limits.NAME`` in the matrix file.
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    def limit(self, name: LimitName) -> TimeLimit:
+        """One of the limits, with what sets it."""
+        return TimeLimit(value=float(getattr(self, name)), setting=self.settings.get(name, f"limits.{name}"))
 
 
 @dataclass(frozen=True, kw_only=True)

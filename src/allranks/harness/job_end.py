@@ -12,6 +12,7 @@ from queue import SimpleQueue
 from typing import Self
 
 from allranks.harness import clock
+from allranks.harness.config import TimeLimit
 
 STDIN = 0
 
@@ -43,18 +44,18 @@ class JobEnd:
         self._turn: SimpleQueue[None] = SimpleQueue()
         self._has_had_turn = False
         self._has_hung_up = False
-        self._limit = math.inf
+        self._limit = TimeLimit(value=math.inf, setting="no limit")
         self._deadline = math.inf
         self._leaves_at_once = False
 
     @classmethod
-    def of_this_process(cls, limit: float) -> Self:
+    def of_this_process(cls, limit: TimeLimit) -> Self:
         """The supervisor's: data on standard input is the *go*; its end, or SIGTERM, ends the job.
 
         Until :meth:`may_leave_no_more` a hang-up ends the process at once: there is nothing to clean up yet.
 
         Args:
-            limit: Seconds that the job may take from the *go* on.
+            limit: The time that the job may take from the *go* on.
         """
         end = cls()
         end._limit, end._leaves_at_once = limit, True
@@ -77,7 +78,7 @@ class JobEnd:
                 return
             if not self._has_had_turn:
                 self._has_had_turn = True
-                self._deadline = clock.monotonic() + self._limit
+                self._deadline = clock.monotonic() + self._limit.seconds
                 self._turn.put(None)
 
     def fileno(self) -> int:
@@ -116,7 +117,7 @@ class JobEnd:
 
     def restart(self) -> None:
         """Restart the job's clock: collecting the suite does not count."""
-        self._deadline = clock.monotonic() + self._limit
+        self._deadline = clock.monotonic() + self._limit.seconds
 
     def remaining(self) -> float:
         """Seconds until the time is up."""
@@ -132,7 +133,7 @@ class JobEnd:
         if self.has_hung_up:
             raise HangupError
         if clock.monotonic() >= self._deadline:
-            msg = f"the job's time limit of {self._limit:g} s was reached"
+            msg = f"the job's time limit of {self._limit.words('was reached')}"
             raise JobLimitError(msg)
 
     def close(self) -> None:

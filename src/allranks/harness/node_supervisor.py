@@ -24,7 +24,7 @@ if not __package__:
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from allranks.harness import linux, node_docker
-from allranks.harness.config import AgentConfig, GpuToCheck, NodeConfig
+from allranks.harness.config import AgentConfig, GpuToCheck, NodeConfig, TimeLimit
 from allranks.harness.container_init import COMMAND, STOP_GRACE, end_orphans
 from allranks.harness.evidence import FULL
 from allranks.harness.node_container import (
@@ -58,6 +58,7 @@ from allranks.harness.node_files import (
 )
 from allranks.harness.node_scratch import scratch_folder
 from allranks.harness.record_forwarder import PATIENCE, SLOW, RecordForwarder
+from allranks.outcomes import MESSAGE_LIMIT, shorten
 
 ADDRESS_VARIABLE: Final = "ALLRANKS_NODE_ADDRESS"
 """Names an address at which other nodes may reach this one; it counts only where it is this node's."""
@@ -105,7 +106,8 @@ class NodeSupervisor:
         except (OSError, ValueError) as error:
             code = error.errno if isinstance(error, OSError) else None
             trouble = os.strerror(code) if code is not None and code in _OF_THE_DISK else ""
-            ended = AgentExit(status=None, output=f"{type(error).__name__}: {error}"[:1000], trouble=trouble)
+            output = shorten(f"{type(error).__name__}: {error}", MESSAGE_LIMIT)
+            ended = AgentExit(status=None, output=output, trouble=trouble)
         finally:
             end_orphans()
         kills = linux.killed_for_memory() - kills_before
@@ -126,7 +128,7 @@ class NodeSupervisor:
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.visible for gpu in gpus)
         held = None
         if config.post is not None:
-            post, held = self._meet(config.post, config.limits.assembly)
+            post, held = self._meet(config.post, config.limits.limit("assembly"))
             config = replace(config, post=post, master_addr=post.leader)
             if interface := interface_towards(post.leader):
                 variables.update(GLOO_SOCKET_IFNAME=interface, TP_SOCKET_IFNAME=interface)
@@ -138,7 +140,7 @@ class NodeSupervisor:
             if held is not None:
                 held.close()
 
-    def _meet(self, post: NodeConfig, seconds: float) -> tuple[NodeConfig, socket.socket | None]:
+    def _meet(self, post: NodeConfig, limit: TimeLimit) -> tuple[NodeConfig, socket.socket | None]:
         """The place of this agent, with the leading one's address, and on that one's node its port, held to its end.
 
         Raises:
@@ -152,10 +154,10 @@ class NodeSupervisor:
             held.bind((own_address(self._environ), 0))
             address, port = held.getsockname()
             write_whole(path, json.dumps({"leader": address, "port": port}))
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + limit.seconds
         while not path.exists():
             if time.monotonic() > deadline or self._signals:
-                msg = f"node 0 has not told its address in {seconds:g} s"
+                msg = f"node 0 has not told its address within {limit.words()}"
                 raise OSError(msg)
             time.sleep(_LOOK_AGAIN)
         return replace(post, **json.loads(path.read_text(encoding="utf-8"))), held

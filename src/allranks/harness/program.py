@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from allranks.harness.config import TimeLimit
 from allranks.records import KINDS, TESTS_IN_ONE, Record
 from allranks.records import LINE_LIMIT as RECORD_LIMIT
 from allranks.typed_json import check_length, decode_line, encode_line
@@ -18,7 +19,7 @@ class ItemOptions:
 
     gang: tuple[str, ...]  # neighbouring tests with the same value share a gang
     has_process_group: bool  # whether the gang joins the cell's process group first
-    limit: float  # seconds from its release to the report of its last rank
+    limit: TimeLimit  # from its release to the report of its last rank
     launches: bool = False  # the test starts its ranks itself, from a driver
     is_skipped: bool = False  # the test is declared to be skipped, and will not begin
     reruns: int = 0  # how many times the test is rerun at most while it goes wrong
@@ -27,6 +28,7 @@ class ItemOptions:
     test_group: str = ""  # launcher tests of one group never overlap one another; empty for none
     # ``python FILE Class.test`` runs it, too: it is a unittest case, and its file has a ``__main__``.
     is_script: bool = False
+    plugin_limit: TimeLimit | None = None  # what pytest-timeout enforces in the ranks; None for no limit
 
     @property
     def shares_ranks(self) -> bool:

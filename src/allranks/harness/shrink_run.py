@@ -9,7 +9,7 @@ from typing import Final
 
 from allranks.harness import evidence
 from allranks.harness.channel import RunTest
-from allranks.harness.config import AgentConfig
+from allranks.harness.config import AgentConfig, TimeLimit
 from allranks.harness.program import Program
 from allranks.harness.repetition_journal import End, seconds_of, was_bad
 from allranks.harness.shrinking import sentence, shrink
@@ -74,8 +74,10 @@ class Trials:
         if not self._slowest:
             return program
         terms = list(program.terms)
-        limit = _LATER + _TIMES * self._slowest + stretch(self._skew, 1)
-        terms[self._index] = replace(terms[self._index], limit=min(round(limit, 1), terms[self._index].limit))
+        value = round(_LATER + _TIMES * self._slowest + stretch(self._skew, 1), 1)
+        if value < terms[self._index].limit.seconds:
+            limit = TimeLimit(value=value, setting="the limit of this search")
+            terms[self._index] = replace(terms[self._index], limit=limit)
         return replace(program, terms=tuple(terms))
 
     def learn(self, until: float) -> None:

@@ -4,6 +4,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 
 from allranks.harness import linux
@@ -147,7 +148,7 @@ class TestLoop:
         """Run the tests again and again, on one gang or on several at a time."""
         more = stretch(stress.skew, self._config.world_size) + network_stretch(stress.network, self._config.nodes)
         terms = self._program.terms
-        terms = tuple(replace(each, reruns=0, limit=each.limit + more) for each in terms)
+        terms = tuple(replace(each, reruns=0, limit=each.limit.plus(more)) for each in terms)
         program = replace(self._program, terms=terms)
         repetitions = Repetitions(stress, program, self._job.journal, nodes=self._config.nodes)
 
@@ -368,14 +369,17 @@ class TestLoop:
         terms = self._program.terms[index]
         may = may_disagree(self._program.tests[index], self._config.mixed_skip)
         skip = None if may else SKIP_GRACES * self._config.limits.peer_grace
-        return self._driver_deadlines(terms, skip) if terms.launches else Deadlines(limit=terms.limit, skip=skip)
+        if terms.launches:
+            return self._driver_deadlines(terms, skip)
+        return Deadlines(limit=terms.limit, skip=skip, of_plugin=terms.plugin_limit)
 
     def _driver_deadlines(self, terms: ItemOptions, skip: float | None) -> Deadlines:
         """A driver's time: one limit for set-up, which may include a rendezvous, and a new one once its ranks start."""
         limits = self._config.limits
         margin = DRIVER_MARGIN + limits.peer_grace
-        set_up = max(terms.limit, limits.process_group + ROUNDED_UP)
-        return Deadlines(limit=set_up + margin, anew=terms.limit + margin, skip=skip)
+        set_up = max(terms.limit, limits.limit("process_group").plus(ROUNDED_UP), key=attrgetter("seconds"))
+        anew = terms.limit.plus(margin)
+        return Deadlines(limit=set_up.plus(margin), anew=anew, skip=skip, of_plugin=terms.plugin_limit)
 
     def _record_bad(self, gang: Gang, step: Step) -> None:
         """Report only the bad outcomes of a step that is recorded under the current test's name."""

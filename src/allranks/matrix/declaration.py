@@ -356,6 +356,7 @@ def _limits(table: Table, environ: Mapping[str, str]) -> Limits:
         silence=table.seconds("silence", default.silence),
         memory_mib=table.whole("memory_mib", default.memory_mib, at_least=SMALLEST_MEMORY),
         disk_mib=table.whole("disk_mib", default.disk_mib, at_least=1),
+        settings={name: setting for name, setting in default.settings.items() if name not in table},
     )
     _check_nesting(table, limits)
     return limits
@@ -373,7 +374,12 @@ def _default_limits(test: str) -> Limits:
         msg = f"The environment variable {TEST_LIMIT_VARIABLE} is {test!r}, which is not a valid time."
         raise UsageError(msg, remedy="Set it to a number of seconds above 0, or unset it.")
     process_group, job = min(Limits.process_group, seconds / 2), max(Limits.job, seconds * 2)
-    return Limits(process_group=process_group, test=seconds, job=job)
+    settings = {"test": TEST_LIMIT_VARIABLE}
+    if process_group != Limits.process_group:
+        settings["process_group"] = f"half of {TEST_LIMIT_VARIABLE}"
+    if job != Limits.job:
+        settings["job"] = f"twice {TEST_LIMIT_VARIABLE}"
+    return Limits(process_group=process_group, test=seconds, job=job, settings=settings)
 
 
 def _check_nesting(table: Table, limits: Limits) -> None:

@@ -165,6 +165,8 @@ class Limits:
     silence: float = 20.0  # time without a sign of life after which the agent of a node counts as lost
     memory_mib: int | None = None  # memory of one job in MiB; None for 2 GiB plus 1 GiB for each rank
     disk_mib: int = 1024  # MiB that the tests of one job may write, if the engine can limit that; it counts as memory
+    # What sets a time limit, by its name, where that is not ``[limits]``: an option or a variable.
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

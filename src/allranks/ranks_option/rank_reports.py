@@ -17,7 +17,7 @@ from _pytest.junitxml import LogXML
 from allranks.errors import MEANING, AllranksError, ExitCode
 from allranks.testing.environment import RankEnvironment
 from allranks.testing.fixtures import WORLD
-from allranks.testing.plain_world import PlainWorld
+from allranks.testing.plain_world import TIMEOUT_VARIABLE, PlainWorld
 from allranks.testing.shared_files import PeerTimeoutError
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class RankReports:
         _wait(store, [f"report {rank}" for rank in peers], world.timeout)
         told = [store.get(f"report {rank}").decode() for rank in peers if store.check([f"report {rank}"])]
         if own != 0 and not told:
-            msg = f"rank 0 has not ended its session within {world.timeout:g} s"
+            msg = f"rank 0 has not ended its session within {world.timeout:g} s ({TIMEOUT_VARIABLE})"
             raise PeerTimeoutError(msg)
         return not told or str(self._target) in told
 

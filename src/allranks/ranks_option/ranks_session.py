@@ -40,6 +40,13 @@ from allranks.schedule.retry_policy import Again, RunPolicy
 _NO_LIMIT: Final = 1e6
 """Seconds: eleven days, within the range of the kernel's timers."""
 
+_SETTINGS: Final = {
+    "test": "--ranks-timeout",
+    "process_group": "half of --ranks-timeout",
+    **dict.fromkeys(("job", "peer_grace"), "fixed with --ranks"),
+}
+"""What sets each time limit."""
+
 _SUITE: Final = "pytest"
 
 _REASONS: Final = 4
@@ -176,7 +183,7 @@ class RanksSession:
             limits = Limits(process_group=_NO_LIMIT, test=_NO_LIMIT, job=_NO_LIMIT, peer_grace=_NO_LIMIT)
         else:
             seconds = self._config.option.ranks_timeout
-            limits = Limits(process_group=seconds / 2, test=seconds, job=_NO_LIMIT)
+            limits = Limits(process_group=seconds / 2, test=seconds, job=_NO_LIMIT, settings=_SETTINGS)
         return Matrix(path=self._config.rootpath / "matrix.toml", axes={}, limits=limits)
 
     def _job(self) -> Job:

@@ -249,7 +249,8 @@ def _still_running(ranks: Sequence[RankResult]) -> str:
             by_place.setdefault(rank.message, []).append(rank.rank)
     places = [f"{_named(group)}: {message}" for message, group in by_place.items()]
     rest = sum(map(len, [*by_place.values()][_SHOWN_STOPPED:]))
-    shown = "; ".join([*places[:_SHOWN_STOPPED], *([f"and {rest} more"] if rest else [])])
+    more = f"and {rest} more rank{'' if rest == 1 else 's'} elsewhere"
+    shown = "; ".join([*places[:_SHOWN_STOPPED], *([more] if rest else [])])
     return f" ({shown})" if shown else ""
 
 
@@ -360,10 +361,14 @@ def _ranks(ranks: Sequence[RankResult]) -> str:
 
 def _lead_message(lead: Lead) -> str:
     result = lead.result
-    if result.message.startswith(f"rank {result.rank} "):
-        # If the agent observed the end, its message already names the rank.
-        return result.message
-    return f"rank {result.rank} {describe(result.outcome)}: {result.message or first_line(result.text)}".rstrip(": ")
+    return _sentence([result], result.message or first_line(result.text))
+
+
+def _sentence(ranks: Sequence[RankResult], message: str) -> str:
+    """What became of ranks with the same outcome and message, in one sentence that names them once."""
+    who = _named([rank.rank for rank in ranks])
+    # Where the agent saw how a process ended, the message is that sentence.
+    return message if message.startswith(f"{who} ") else f"{who} {describe(ranks[0].outcome)}: {message}".rstrip(": ")
 
 
 def _reasons(ranks: Sequence[RankResult]) -> str:
@@ -400,10 +405,9 @@ def _alike(ranks: Sequence[RankResult]) -> Iterable[Sequence[RankResult]]:
 
 def _section(ranks: Sequence[RankResult]) -> str:
     """The common message and text of a group of ranks, under their numbers."""
-    rank, who = ranks[0], "rank" if len(ranks) == 1 else "ranks"
-    why = f": {rank.message}" if rank.message else ""
+    rank = ranks[0]
     body = f"\n{rank.text}" if own_text(rank) != rank.message else ""
-    return f"{who} {numbers(rank.rank for rank in ranks)} {describe(rank.outcome)}{why}{body}"
+    return f"{_sentence(ranks, rank.message)}{body}"
 
 
 def own_text(rank: RankResult) -> str:

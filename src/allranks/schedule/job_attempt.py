@@ -111,8 +111,8 @@ class JobAttempt:
     def record(self, engine: str) -> JobRecord:
         """The contents of job.json; if the job ran and has no error yet, its reports may hold one."""
         facts, spec, job = self.facts, self.spec, self.job
-        if self.running is not None:
-            found = facts.error(self.ending)
+        if self.running is not None and spec is not None:
+            found = facts.error(self.ending, spec.agent.limits.limit("job"))
             # A collection error stands however the job ended, and so does a sick GPU, which may have ended it.
             comes_first = found and (found.kind == "collection" or facts.sick_gpus)
             self.error = self.fault or (found if comes_first else self.error or found)

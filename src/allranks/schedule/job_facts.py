@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 
 from allranks.engine.protocol import JobExit, NodeExit
 from allranks.harness import kernel
+from allranks.harness.config import TimeLimit
 from allranks.records import (
     AgentFailed,
     Collected,
@@ -153,19 +154,26 @@ class JobFacts:
         """The GPUs of the job that did compute, as far as it tried them."""
         return frozenset(gpu for each in self._all(GpusChecked) for gpu in each.gpus if not self.has_lost_a_gpu)
 
-    def error(self, ending: JobExit) -> JobError | None:
-        """What went wrong with the job as a whole; None if its agent did all its work."""
-        found = self._error(ending)
+    def error(self, ending: JobExit, limit: TimeLimit) -> JobError | None:
+        """What went wrong with the job as a whole; None if its agent did all its work.
+
+        Args:
+            ending: How it ended.
+            limit: Its time limit.
+        """
+        found = self._error(ending, limit)
         return _ended_from_outside(ending) if ending.is_disturbed and (found or self.tests.counts["bad"]) else found
 
-    def _error(self, ending: JobExit) -> JobError | None:
+    def _error(self, ending: JobExit, limit: TimeLimit) -> JobError | None:
         if failures := self._all(GpuFailed):
             return _gpu_error(failures)
         if broken := self._all(CollectionFailed):
-            return _collection_error(broken, self._error_apart_from_collection(ending) if self._all(Went) else None)
-        return self._error_apart_from_collection(ending)
+            return _collection_error(
+                broken, self._error_apart_from_collection(ending, limit) if self._all(Went) else None
+            )
+        return self._error_apart_from_collection(ending, limit)
 
-    def _error_apart_from_collection(self, ending: JobExit) -> JobError | None:
+    def _error_apart_from_collection(self, ending: JobExit, limit: TimeLimit) -> JobError | None:
         if ending.ended_by and (not self.is_done or self._first(NodeLost) or self._first(NodesFailed)):
             return _ended_from_outside(ending)
         if (early := self._error_of_agents(ending)) is not None:
@@ -173,7 +181,7 @@ class JobFacts:
         # A run that was stopped may see a job's end later than the job's time was up.
         has_ended_itself = self._all(Finished) and not self._all(Interrupted)
         if self._all(JobTimedOut) or (ending.timed_out and not has_ended_itself):
-            return self._timeout()
+            return self._timeout(limit)
         if self._all(Interrupted):
             return JobError(kind="interrupted", what="The job was interrupted.")
         if self._all(Finished) and self.collected is None:
@@ -186,10 +194,10 @@ class JobFacts:
         failed = self._first(AgentFailed)
         return _agent_failure(failed) if failed is not None else None
 
-    def _timeout(self) -> JobError:
+    def _timeout(self, limit: TimeLimit) -> JobError:
         where = f"after {self._last_test}" if self._last_test else "before the first test ended"
         remedy = "Raise limits.job in the matrix file, or split the suite."
-        return JobError(kind="timeout", what=f"The job timed out {where}.", remedy=remedy)
+        return JobError(kind="timeout", what=f"The job timed out {where}: no end after {limit.words()}.", remedy=remedy)
 
 
 def _ended_from_outside(ending: JobExit) -> JobError:

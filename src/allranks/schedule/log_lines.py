@@ -111,7 +111,7 @@ def _last_version(line: str) -> str:
 def failure_of(ended: RankEnded) -> str:
     """The outcome of a rank, its test and the message, on one line."""
     who, what = f"rank {ended.rank}", ended.outcome.replace("_", " ")
-    message = " ".join(ended.message.split()).removeprefix(f"{who} ").removeprefix(f"{what}: ")
+    message = " ".join(ended.message.split()).removeprefix(f"{who} ")
     return f"{who} {what} in {ended.nodeid}: {message[:_SHOWN]}"
 
 

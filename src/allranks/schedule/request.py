@@ -145,6 +145,7 @@ def _agent_config(matrix: Matrix, job: Job, attempt: AttemptOptions) -> AgentCon
             peer_grace=limits.peer_grace,
             assembly=limits.assembly,
             silence=limits.silence,
+            settings=limits.settings,
         ),
         seed=attempt.seed,
         pytest_args=(*job.suite.pytest_args, *attempt.pytest_args),

@@ -17,10 +17,11 @@ from allranks.harness.collection.selection import (
     unit_key,
     units,
 )
-from allranks.harness.config import JobShard
+from allranks.harness.config import JobShard, TimeLimit
 from allranks.harness.program import ItemOptions
 
 COUNTS = st.integers(1, 9)
+LIMIT = TimeLimit(value=1.0, setting="limits.test")
 SECONDS = st.floats(0, 1e4, allow_nan=False)
 TESTS = st.lists(st.tuples(st.integers(0, 7), SECONDS), max_size=40)
 """Collected tests, each as the number of its unit and its duration."""
@@ -35,7 +36,7 @@ def collect(*nodeids, isolation="test"):
     """Items and their terms, as far as a split looks at them."""
     items = [SimpleNamespace(nodeid=nodeid, path=Path(nodeid.partition("::")[0])) for nodeid in nodeids]
     places = [(index,) if isolation == "test" else (str(item.path),) for index, item in enumerate(items)]
-    terms = [ItemOptions(gang=(isolation, *place, True), has_process_group=True, limit=1.0) for place in places]
+    terms = [ItemOptions(gang=(isolation, *place, True), has_process_group=True, limit=LIMIT) for place in places]
     return items, terms
 
 
@@ -143,7 +144,7 @@ def test_tests_are_as_long_as_each_other_where_nothing_is_known():
 )
 def test_tests_stay_together_by_file_or_class_where_ranks_outlive_a_test(gang, key):
     item = SimpleNamespace(nodeid="t.py::test_x", path=Path("t.py"))
-    assert unit_key(item, ItemOptions(gang=gang, has_process_group=True, limit=1.0)) == key
+    assert unit_key(item, ItemOptions(gang=gang, has_process_group=True, limit=LIMIT)) == key
 
 
 def test_modules_that_skip_themselves_are_the_first_shares():

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allranks.harness.config import TimeLimit
 from allranks.harness.gangs.ends import WithCommands, ends_of, failed_start
 from allranks.harness.gangs.output import Output
 from allranks.harness.gangs.step_outcome import Step, StepOutcome
@@ -151,7 +152,8 @@ def test_each_rank_that_arrived_has_one_end_and_none_that_is_bad_gets_a_good_one
 
 def test_the_failure_of_a_scripts_test_ends_with_the_command_that_repeats_it():
     def options(*, is_script):
-        return ItemOptions(gang=("file",), has_process_group=False, limit=1.0, is_script=is_script)
+        limit = TimeLimit(value=1.0, setting="limits.test")
+        return ItemOptions(gang=("file",), has_process_group=False, limit=limit, is_script=is_script)
 
     written = []
     program = Program(

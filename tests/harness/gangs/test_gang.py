@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from allranks import skip_codes
 from allranks.harness import linux
 from allranks.harness.channel import DriverSays, End, Leaving, RankEnd, Report, RunTest
-from allranks.harness.config import TimeLimits
+from allranks.harness.config import TimeLimit, TimeLimits
 from allranks.harness.gangs.ends import ends_of
 from allranks.harness.gangs.gang import SKIP_GRACES, Deadlines, Gang
 from allranks.harness.gangs.local_ranks import CLOSED_TIMEOUT, LocalRanks, RankExit
@@ -30,7 +31,17 @@ PASSED = Report(nodeid=TEST)
 FAILED = Report(nodeid=TEST, outcome=Outcome.FAILED, message="broken")
 SKIPPED = Report(nodeid=TEST, outcome=Outcome.SKIPPED, message="not here", early_skip=True)
 WAITED_IN_VAIN = Report(nodeid=TEST, outcome=Outcome.FAILED, message="peer closed connection", is_symptom=True)
-DEADLINES = Deadlines(limit=20, skip=0.1)
+
+
+def of_test(seconds):
+    return TimeLimit(value=seconds, setting="limits.test")
+
+
+def within(seconds, **more):
+    return Deadlines(limit=of_test(seconds), **more)
+
+
+DEADLINES = within(20, skip=0.1)
 
 
 def phase(when, outcome="passed", message=""):
@@ -188,7 +199,7 @@ def stop_first(answer):
 def test_a_stopped_rank_that_takes_no_command_keeps_no_other_rank_waiting(start_gang):
     gang = start_gang([stop_first(report(PASSED)), pass_long], [report(PASSED), report(Report(nodeid=LONG))])
     assert gang.run(RUN, DEADLINES).is_clean
-    step = gang.run(long_run(), Deadlines(limit=1))
+    step = gang.run(long_run(), within(1))
     assert outcomes(step) == {0: Outcome.TIMED_OUT, 1: Outcome.PASSED}
     assert step.leader.message.endswith("it is stopped (SIGSTOP)")
 
@@ -353,7 +364,7 @@ def test_the_day_may_be_set_at_any_moment_of_a_test(monkeypatch, start_gang, jum
         return select(timeout)
 
     gang._selector.select = set_the_day_and_select
-    step = gang.run(RUN, Deadlines(limit=20))
+    step = gang.run(RUN, within(20))
     assert [(each.rank, each.caused_by) for each in step.outcomes] == [(1, None), (0, 1), (2, 1)]
     ends = ends_of(step, RUN.nodeid, 3, {})
     assert [each.rank for each in sorted(ends, key=lambda each: each.arrived)] == [1, 0, 2]
@@ -524,7 +535,7 @@ def test_the_limit_of_the_job_breaks_a_step_off_and_says_who_hung(start_gang, jo
         gang.run(RUN, DEADLINES)
     [outcome] = gang.give_up("the time is up").outcomes
     assert outcome.outcome is Outcome.TIMED_OUT
-    assert outcome.message.startswith("rank 0 timed out: the time is up, in the set-up of this test")
+    assert outcome.message.startswith("the time is up, in the set-up of this test")
 
 
 def test_what_came_with_the_end_of_the_job_is_not_lost(tmp_path, job_end):
@@ -546,7 +557,7 @@ def test_a_rank_that_says_it_is_debugged_stops_no_clock_where_nobody_debugs(star
         end.report(Report(nodeid=TEST, is_debugging=True))
         signal.pause()
 
-    [outcome] = start_gang([pretend]).run(RUN, Deadlines(limit=0.3)).outcomes
+    [outcome] = start_gang([pretend]).run(RUN, within(0.3)).outcomes
     assert outcome.outcome is Outcome.TIMED_OUT
 
 
@@ -559,7 +570,7 @@ def test_a_rank_that_dies_in_the_debugger_holds_no_clock(tmp_path, job_end):
     local_ranks = LocalRanks(ranks, tmp_path, lambda _pids: ())
     gang = Gang([local_ranks], limits=LIMITS, end=job_end, may_be_held=True)
     gang.start()
-    step = gang.run(RUN, Deadlines(limit=1000))
+    step = gang.run(RUN, within(1000))
     assert step.leader.message.startswith("rank 0 was killed by SIGKILL")
     assert {each.rank for each in step.outcomes} == {0, 1}
     gang.close()
@@ -571,8 +582,8 @@ def test_a_driver_can_start_the_clock_anew(start_gang):
         signal.pause()
 
     gang = start_gang([start_clock_and_wait])
-    [outcome] = gang.run(RUN, Deadlines(limit=1000, anew=0.1)).outcomes
-    assert outcome.message.startswith("rank 0 timed out: no end after 0.1 s")
+    [outcome] = gang.run(RUN, within(1000, anew=of_test(0.1))).outcomes
+    assert outcome.message.startswith("no end after 0.1 s (limits.test)")
 
 
 def test_an_observed_end_is_reported_with_its_skip_code(start_gang):
@@ -611,8 +622,47 @@ def test_a_crash_within_the_grace_leads_over_the_symptom_that_came_before_it(sta
 def test_a_rank_that_its_peers_waited_for_in_vain_leads(start_gang):
     step = start_gang([report(WAITED_IN_VAIN)], [wait]).run(RUN, DEADLINES)
     assert (step.leader.rank, step.leader.outcome) == (1, Outcome.TIMED_OUT)
-    assert step.leader.message.startswith("rank 1 timed out: its peers waited for it in vain")
+    assert step.leader.message.startswith(
+        "rank 0 waited for it in vain; stopped 0.1 s after rank 0 failed (limits.peer_grace)"
+    )
     assert consequences(step) == {0: True, 1: False}
+
+
+MARKED = TimeLimit(value=0.2, setting="@pytest.mark.time_limit")
+OF_DRIVER = TimeLimit(value=0.1, setting="--ranks-timeout", margin=0.2)
+
+
+@pytest.mark.parametrize(
+    ("symptoms", "deadlines", "message"),
+    [
+        (0, within(0.2), "no end after 0.2 s (limits.test), in the set-up of this test"),
+        (0, Deadlines(limit=MARKED), "no end after 0.2 s (@pytest.mark.time_limit), in the set-up of this test"),
+        (
+            0,
+            Deadlines(limit=OF_DRIVER),
+            "no end after 0.3 s (--ranks-timeout = 0.1, plus 0.2 s), in the set-up of this test",
+        ),
+        (
+            0,
+            Deadlines(limit=MARKED, during="while it slept"),
+            "no end after 0.2 s while it slept (@pytest.mark.time_limit)",
+        ),
+        (1, within(3), "rank 0 waited for it in vain; no end after 3 s (limits.test), in the set-up of this test"),
+        (
+            2,
+            within(3),
+            "ranks 0 and 1 waited for it in vain; no end after 3 s (limits.test), in the set-up of this test",
+        ),
+    ],
+)
+def test_a_time_out_names_its_limit_and_what_sets_it(tmp_path, job_end, symptoms, deadlines, message):
+    ranks = fork_ranks(range(symptoms + 1), obeying([*[[report(WAITED_IN_VAIN)]] * symptoms, [wait]]))
+    gang = Gang([LocalRanks(ranks, tmp_path, lambda _pids: ())], limits=replace(LIMITS, peer_grace=60), end=job_end)
+    gang.start()
+    step = gang.run(RUN, deadlines)
+    gang.close()
+    assert step.leader.outcome is Outcome.TIMED_OUT
+    assert step.leader.message.startswith(message)
 
 
 def test_where_there_are_only_symptoms_the_first_leads(start_gang):
@@ -651,7 +701,7 @@ def test_the_peer_of_a_rank_that_skipped_may_go_on_with_what_it_does(start_gang)
 
 
 def test_the_peer_of_a_rank_that_skipped_is_aborted_at_the_limit(start_gang):
-    step = start_gang([report(SKIPPED)], [wait]).run(RUN, Deadlines(limit=0.5, skip=0.1))
+    step = start_gang([report(SKIPPED)], [wait]).run(RUN, within(0.5, skip=0.1))
     aborted = step.outcomes[1]
     assert (aborted.outcome, aborted.caused_by) == (Outcome.ABORTED, 0)
     assert aborted.message.startswith("aborted by rank 0, which skipped")
@@ -659,7 +709,7 @@ def test_the_peer_of_a_rank_that_skipped_is_aborted_at_the_limit(start_gang):
 
 
 def test_the_peer_of_a_rank_that_may_skip_alone_has_all_its_time(start_gang):
-    deadlines = Deadlines(limit=0.5)
+    deadlines = within(0.5)
     step = start_gang([report(SKIPPED)], [wait]).run(RUN, deadlines)
     assert (step.leader.rank, step.leader.outcome) == (1, Outcome.TIMED_OUT)
 

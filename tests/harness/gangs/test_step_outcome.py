@@ -52,7 +52,48 @@ def test_who_is_out_after_a_cause_is_aborted_by_it():
 def test_after_a_symptom_the_rank_that_did_not_come_is_timed_out_and_who_waits_is_aborted_by_it():
     settled = give_up([SYMPTOM], {1: IN_A_COLLECTIVE, 2: ELSEWHERE})
     assert outcomes(settled) == {2: ("timed_out", None), 1: ("aborted", 2)}
-    assert "its peers waited for it in vain; it was in /home/me/test_a.py:7 in loop" in settled[0].message
+    assert settled[0].message == (
+        "ranks 0 and 1 waited for it in vain; no end after 9 s; it was in /home/me/test_a.py:7 in loop"
+    )
+    assert settled[1].message == "aborted by rank 2 while waiting at /home/me/test_a.py:5 in test_a"
+
+
+@pytest.mark.parametrize(
+    ("earlier", "hangs", "message"),
+    [
+        ([0], {1: ELSEWHERE}, "rank 0 waited for it in vain; no end after 9 s"),
+        ([0, 2], {1: ELSEWHERE}, "ranks 0 and 2 waited for it in vain; no end after 9 s"),
+        ([3], {0: IN_A_COLLECTIVE, 1: ELSEWHERE, 2: IN_A_COLLECTIVE}, "ranks 0, 2 and 3 waited for it in vain; no end"),
+        ([0, 1, 2], {3: ELSEWHERE, 4: IN_A_COLLECTIVE}, "ranks 0-2 and 4 waited for it in vain; no end after 9 s"),
+        ([0], {1: ELSEWHERE, 2: ELSEWHERE}, "rank 0 waited for it in vain; no end after 9 s"),
+        ([], {0: IN_A_COLLECTIVE, 1: ELSEWHERE}, "no end after 9 s"),
+    ],
+)
+def test_the_message_names_who_waited_and_the_limit(earlier, hangs, message):
+    symptoms = [step_outcome(rank, "failed", is_symptom=True) for rank in earlier]
+    blamed = [each for each in give_up(symptoms, hangs) if each.outcome is Outcome.TIMED_OUT]
+    assert blamed
+    assert all(each.message.startswith(message) for each in blamed)
+
+
+@pytest.mark.parametrize(
+    ("first", "hang", "message"),
+    [
+        ("failed", IN_A_COLLECTIVE, "aborted by rank 0 while waiting at /home/me/test_a.py:5 in test_a"),
+        ("failed", ELSEWHERE, "aborted by rank 0 at /home/me/test_a.py:7 in loop"),
+        ("failed", RankHang(), "aborted by rank 0"),
+        (
+            "skipped",
+            IN_A_COLLECTIVE,
+            "aborted by rank 0, which skipped, while waiting at /home/me/test_a.py:5 in test_a",
+        ),
+        ("skipped", RankHang(), "aborted by rank 0, which skipped"),
+    ],
+)
+def test_an_aborted_rank_says_where_it_was(first, hang, message):
+    outcome = step_outcome(0, first)
+    [aborted] = give_up([outcome], {1: hang}, skipper=outcome if first == "skipped" else None)
+    assert aborted.message == message
 
 
 REPORTING = RankHang(stacks=f'{HEAD}  File "/x/site-packages/_pytest/_code/code.py", line 9 in repr_excinfo\n')
@@ -192,7 +233,7 @@ def test_what_the_supervisor_knows_is_said_by_the_outcome_that_leads():
 
 def test_a_stopped_rank_says_so():
     [settled] = give_up([], {1: RankHang(held="it is stopped (SIGSTOP)")}, phases={1: ["setup"]})
-    assert settled.message == "rank 1 timed out: no end after 9 s, in the call of this test; it is stopped (SIGSTOP)"
+    assert settled.message == "no end after 9 s, in the call of this test; it is stopped (SIGSTOP)"
 
 
 def test_the_peers_of_a_rank_that_skipped_are_aborted_by_it_even_after_symptoms():

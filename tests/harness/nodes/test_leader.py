@@ -7,6 +7,7 @@ import pytest
 from agent_run import CONFIG
 
 from allranks.harness import clock
+from allranks.harness.config import TimeLimit
 from allranks.harness.nodes import leader
 from allranks.harness.nodes.leader import FollowerLink, Leader, RemoteRanks
 from allranks.harness.nodes.node import CollectionDigest, CollectionFailure
@@ -61,7 +62,7 @@ class OtherHost:
 @pytest.fixture
 def link(pair):
     pair[0].trust()
-    return FollowerLink(1, pair[0], 10)
+    return FollowerLink(1, pair[0], TimeLimit(value=10, setting="limits.silence"))
 
 
 @pytest.fixture

@@ -291,7 +291,7 @@ def test_hangs(rank):
         limits={"test": 2},
     )
     message = job.messages("test_hangs")[3][1]
-    assert "rank 3 timed out: no end after 2 s" in message
+    assert "no end after 2 s (limits.test)" in message
     assert "in test_hangs" in message
     assert job.outcomes("test_hangs") == ("aborted", "aborted", "aborted", "timed_out")
     assert "test_hangs" in job.cases(2)["test_hangs"].text
@@ -391,7 +391,7 @@ def test_an_agent_that_is_killed_while_it_collects_is_noticed_at_once(start_node
 def test_an_agent_that_hangs_at_import_has_not_collected_within_the_limit(start_nodes):
     job = start_nodes(f"{WORDS}\nif NODE == '1': time.sleep(600)\n{PASSING}", limits={"assembly": 1}).go()
     assert job.wait() == 1
-    assert failed_nodes(job) == "The agent of node 1 has not collected its tests within 1 s."
+    assert failed_nodes(job) == "The agent of node 1 has not collected its tests within 1 s (limits.assembly)."
     job.follower.close_stdin()
     assert job.follower.wait() == HANGUP_STATUS
 
@@ -400,7 +400,7 @@ def test_an_agent_that_never_comes_is_told_after_the_limit(start_nodes):
     job = start_nodes(PASSING, follower=None, limits={"assembly": 0.5}).go()
     assert job.wait() == 1
     assert failed_nodes(job) == (
-        "The agent of node 1 did not connect within 0.5 s. "
+        "The agent of node 1 did not connect within 0.5 s (limits.assembly). "
         f"Check that every agent runs and can reach 127.0.0.1:{job.port}."
     )
 
@@ -416,7 +416,7 @@ def test_an_agent_with_the_wrong_token_is_turned_away(start_nodes):
     assert failed_nodes(job.follower) == "The leading agent rejected the connection of this agent."
     assert job.wait() == 1
     assert failed_nodes(job) == (
-        "The agent of node 1 did not connect within 3 s. "
+        "The agent of node 1 did not connect within 3 s (limits.assembly). "
         f"Check that every agent runs and can reach 127.0.0.1:{job.port}."
     )
 
@@ -508,9 +508,9 @@ def test_an_agent_that_is_killed_leaves_lost_ranks_and_a_job_error(hanging_job):
 def test_an_agent_that_is_stopped_is_given_up(hanging_job):
     hanging_job.follower.signal(signal.SIGSTOP)
     assert hanging_job.wait() == 1
-    assert lost_node(hanging_job) == "The agent of node 1 does not answer."
+    assert lost_node(hanging_job) == "The agent of node 1 does not answer within 3 s (limits.silence)."
     told = hanging_job.messages("test_hangs")
-    assert told[2] == ("crashed", "rank 2 is lost: the agent of node 1 does not answer")
+    assert told[2] == ("crashed", "rank 2 is lost: the agent of node 1 does not answer within 3 s (limits.silence)")
 
 
 @pytest.mark.thorough

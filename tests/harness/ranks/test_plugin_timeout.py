@@ -1,6 +1,9 @@
 import pytest
 
+from allranks.harness.collection.marker_options import plugin_limit
 from allranks.harness.gangs.step_outcome import is_pytest_timeout
+
+pytest_plugins = ["pytester"]
 
 SUITE = {
     "test_slow.py": """
@@ -22,7 +25,7 @@ def printed(run_once):
 
 def test_the_end_by_pytest_timeouts_thread_method_is_known(printed):
     reason = is_pytest_timeout(printed)
-    assert reason.startswith("timed out by pytest-timeout; it was in ")
+    assert reason.startswith("ended by pytest-timeout; it was in ")
     assert reason.endswith("suite/test_slow.py:5 in test_waits")
 
 
@@ -32,4 +35,34 @@ def test_other_output_is_no_timeout(output):
 
 
 def test_the_stack_may_have_been_cut_away():
-    assert is_pytest_timeout(f"suite/test_x.py {10 * '+'} Timeout {10 * '+'}\n…") == "timed out by pytest-timeout"
+    assert is_pytest_timeout(f"suite/test_x.py {10 * '+'} Timeout {10 * '+'}\n…") == "ended by pytest-timeout"
+
+
+MARK = "@pytest.mark.timeout({})\n"
+
+
+@pytest.mark.parametrize(
+    ("mark", "settings", "words"),
+    [
+        ("", {"option": 3}, "3 s (--timeout)"),
+        ("", {"variable": 4}, "4 s (PYTEST_TIMEOUT)"),
+        ("", {"ini": 5}, "5 s (timeout of pytest's configuration)"),
+        (MARK.format("2"), {"option": 3, "variable": 4, "ini": 5}, "2 s (@pytest.mark.timeout)"),
+        (MARK.format("timeout=2.5, method='thread'"), {"option": 3}, "2.5 s (@pytest.mark.timeout)"),
+        (MARK.format("method='thread'"), {"option": 3, "variable": 4}, "3 s (--timeout)"),
+        (MARK.format("0"), {"option": 3, "variable": 4, "ini": 5}, ""),
+        (MARK.format("'soon'"), {}, ""),
+        ("", {}, ""),
+    ],
+)
+def test_the_limit_of_pytest_timeout_is_known_with_what_sets_it(pytester, monkeypatch, mark, settings, words):
+    monkeypatch.delenv("PYTEST_TIMEOUT", raising=False)
+    if "variable" in settings:
+        monkeypatch.setenv("PYTEST_TIMEOUT", str(settings["variable"]))
+    pytester.makeini(f"[pytest]\ntimeout = {settings.get('ini', '')}")
+    path = pytester.makepyfile(f"import pytest\n{mark}def test_it(): pass")
+    options = [f"--timeout={settings['option']}"] if "option" in settings else []
+    plugins = ("-p", "no:hypothesispytest", "-p", "no:timeout", "-p", "pytest_timeout")
+    [item], _ = pytester.inline_genitems(path, *plugins, *options)
+    limit = plugin_limit(item)
+    assert (limit.words() if limit else "") == words

@@ -1,6 +1,7 @@
 """How a test's markers have it run: isolation, time limit, process group."""
 
 import inspect
+import os
 import unittest
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -11,12 +12,15 @@ import pytest
 
 from allranks.harness.collection import FOREIGN_ATTRIBUTE
 from allranks.harness.collection.fixed_ports import fixed_port
-from allranks.harness.config import AgentConfig, Isolation
+from allranks.harness.config import AgentConfig, Isolation, TimeLimit
 from allranks.harness.program import ItemOptions
 from allranks.harness.torch_cases.adapt import torchs_limit
 
 _LONGEST = 10**8
 """Seconds of a time limit: three years."""
+
+_TIMEOUT_PLUGIN = ("timeout", "pytest_timeout")
+"""The names of pytest-timeout: as an installed plugin, and as one that ``-p`` loads."""
 
 _OF_UNITTEST = ("__call__", "run", "_callTestMethod")
 """Methods that a class overrides if it awaits its tests."""
@@ -61,16 +65,41 @@ def has_thread_ranks(item: pytest.Item) -> bool:
     return bool(getattr(getattr(item, "cls", None), "allranks_has_thread_ranks", False))
 
 
-def time_limit(item: pytest.Item, config: AgentConfig) -> float:
-    """The time limit of a test for its ranks, in seconds.
+def time_limit(item: pytest.Item, config: AgentConfig) -> TimeLimit:
+    """The time limit of a test for its ranks.
 
     Raises:
         MarkerError: A marker has wrong arguments.
     """
-    own = _time_limit(item)
+    own, usual = _time_limit(item), config.limits.limit("test")
     if own is not None and config.pdb_rank is None:
         return own
-    return max(config.limits.test, torchs_limit(item.name) if is_launcher(item) else 0.0)
+    seconds = torchs_limit(item.name) if is_launcher(item) else 0.0
+    return TimeLimit(value=seconds, setting="torch's TIMEOUT_OVERRIDE") if seconds > usual.seconds else usual
+
+
+def plugin_limit(item: pytest.Item) -> TimeLimit | None:
+    """The limit that pytest-timeout enforces for a test; None if that is not known.
+
+    Args:
+        item: The test, in a session that has the plug-in or not.
+    """
+    if not any(map(item.config.pluginmanager.has_plugin, _TIMEOUT_PLUGIN)):
+        return None
+    marker = item.get_closest_marker("timeout")
+    told = {} if marker is None else {**dict(zip(("timeout",), marker.args, strict=False)), **marker.kwargs}
+    settings = {
+        "@pytest.mark.timeout": told.get("timeout"),
+        "--timeout": item.config.getoption("timeout", None),
+        "PYTEST_TIMEOUT": os.environ.get("PYTEST_TIMEOUT"),
+        "timeout of pytest's configuration": item.config.getini("timeout"),
+    }
+    setting, value = next(((name, each) for name, each in settings.items() if each not in (None, "")), ("", 0))
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):  # the plug-in refuses it when the test runs
+        return None
+    return TimeLimit(value=seconds, setting=setting) if seconds > 0 else None
 
 
 def _launcher_terms(item: pytest.Item, index: int, config: AgentConfig) -> ItemOptions:
@@ -92,6 +121,7 @@ def _launcher_terms(item: pytest.Item, index: int, config: AgentConfig) -> ItemO
         launches=True,
         is_skipped=is_skipped,
         test_group=group,
+        plugin_limit=plugin_limit(item),
     )
 
 
@@ -118,6 +148,7 @@ def _terms(item: pytest.Item, index: int, config: AgentConfig) -> ItemOptions:
         gang=(isolation, *place, str(has_process_group)),
         has_process_group=has_process_group,
         limit=time_limit(item, config),
+        plugin_limit=plugin_limit(item),
     )
 
 
@@ -169,22 +200,22 @@ def _isolation(item: pytest.Item) -> str | None:
     raise MarkerError(item.nodeid, msg)
 
 
-def _time_limit(item: pytest.Item) -> float | None:
+def _time_limit(item: pytest.Item) -> TimeLimit | None:
     marker = item.get_closest_marker("time_limit")
     try:
-        return None if marker is None else seconds_of(marker)
+        return None if marker is None else limit_of(marker)
     except ValueError as error:
         raise MarkerError(item.nodeid, str(error)) from None
 
 
-def seconds_of(marker: pytest.Mark) -> float:
-    """The argument of a ``time_limit``.
+def limit_of(marker: pytest.Mark) -> TimeLimit:
+    """The limit of a ``time_limit``.
 
     Raises:
         ValueError: It has another number of arguments, or one that is no number of seconds.
     """
     if len(marker.args) == 1 and not marker.kwargs and _is_number(marker.args[0]) and 0 < marker.args[0] <= _LONGEST:
-        return float(marker.args[0])
+        return TimeLimit(value=float(marker.args[0]), setting="@pytest.mark.time_limit")
     msg = f"time_limit{marker.args} makes no sense: it takes one number of seconds, more than 0 and up to {_LONGEST:,}"
     raise ValueError(msg)
 

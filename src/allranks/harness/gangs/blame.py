@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from allranks.harness import clock
 from allranks.harness.gangs.call_board import MESSAGES, LastCall
 from allranks.harness.gangs.local_ranks import RankHang
-from allranks.harness.gangs.step_outcome import Step, StepOutcome, was_in
+from allranks.harness.gangs.step_outcome import Step, StepOutcome, stopped_at, was_in
 from allranks.harness.gangs.unmatched_calls import DEFAULT_GROUP, NEW_GROUP, words_for_ranks
 from allranks.harness.stacks.stacks import innermost, waits_in_distributed
 from allranks.outcomes import Outcome
@@ -27,7 +27,7 @@ def given_up(
         step: The step so far: with a bad outcome, the grace after it is over; with none, the time limit is.
         hangs: Where each of them was.
         calls: The last calls of each rank of the gang.
-        reason: Why they had to be stopped, in words.
+        reason: Why they had to be stopped, in words: the time limit that they reached.
         skipper: The rank that skipped, or failed as expected, if its peers had to do the same.
     """
     first = step.cause or skipper
@@ -35,9 +35,11 @@ def given_up(
         first = None  # where the test is expected to fail on each rank, a hang is not
     if first is not None:
         return [_aborted(rank, hangs[rank], first) for rank in hangs]
-    if step.has_gone_wrong:
-        reason = "its peers waited for it in vain"
     to_blame = _to_blame(step, hangs, calls)
+    if step.has_gone_wrong:
+        waited = {each.rank for each in step.outcomes if each.outcome.is_bad}
+        waited |= {rank for rank in hangs if rank not in to_blame and waits_for_peers(hangs[rank])}
+        reason = f"{words_for_ranks(sorted(waited))} waited for it in vain; {reason}"
     blamed = [
         _timed_out(rank, hangs[rank], reason, hangs[rank].phase or step.phase_under_way(rank)) for rank in to_blame
     ]
@@ -210,12 +212,12 @@ def _in_words(calls: Mapping[int, LastCall], number: int) -> str:
 
 
 def _aborted(rank: int, hang: RankHang, first: StepOutcome) -> StepOutcome:
-    why = "" if first.outcome.is_bad else f", which {first.outcome}"
+    why = "" if first.outcome.is_bad else f", which {first.outcome},"
     return StepOutcome(
         rank=rank,
         outcome=Outcome.ABORTED,
         at=clock.now(),
-        message=f"aborted by rank {first.rank}{why}{was_in(hang.stacks)}",
+        message=f"aborted by rank {first.rank}{why}{stopped_at(hang.stacks)}".rstrip(","),
         text=hang.stacks,
         consequence=True,
         caused_by=first.rank,
@@ -230,7 +232,7 @@ def _timed_out(rank: int, hang: RankHang, reason: str, under_way: str) -> StepOu
         rank=rank,
         outcome=Outcome.TIMED_OUT,
         at=clock.now(),
-        message=f"rank {rank} timed out: {reason}{phase}{where}{hang.children}",
+        message=f"{reason}{phase}{where}{hang.children}",
         text=hang.stacks + hang.child_stacks,
         observed=True,
     )

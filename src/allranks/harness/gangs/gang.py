@@ -9,7 +9,7 @@ from functools import partial
 
 from allranks.harness import clock, linux
 from allranks.harness.channel import End, RunTest
-from allranks.harness.config import TimeLimits
+from allranks.harness.config import TimeLimit, TimeLimits
 from allranks.harness.gangs.blame import (
     given_up,
     name_crossing,
@@ -53,16 +53,18 @@ class Deadlines:
     """The time limits of a step.
 
     Attributes:
-        limit: Seconds from its start.
+        limit: The time from its start.
         during: The activity of the ranks, in words, if it is not a test.
-        anew: Seconds from a rank's report that restarts the clock; None for `limit`.
+        anew: The time from a rank's report that restarts the clock; None for `limit`.
         skip: Seconds for the peers of a rank that skipped; None for all of `limit`.
+        of_plugin: The limit that pytest-timeout enforces in the ranks; None for none.
     """
 
-    limit: float
+    limit: TimeLimit
     during: str = ""
-    anew: float | None = None
+    anew: TimeLimit | None = None
     skip: float | None = None
+    of_plugin: TimeLimit | None = None
 
 
 class Gang:
@@ -113,13 +115,14 @@ class Gang:
 
     def start(self) -> Step:
         """Wait until every rank has joined the process group."""
-        limit = self._start_up + self._limits.process_group + self._limits.peer_grace + ROUNDED_UP
+        margin = self._start_up + self._limits.peer_grace + ROUNDED_UP
+        limit = self._limits.limit("process_group").plus(margin)
         imported = "imported its file again and " if self._start_up else ""
         return self._supervise(Deadlines(limit=limit, during=f"while it {imported}joined the process group"), Step())
 
     def run(self, command: RunTest, deadlines: Deadlines) -> Step:
         """Release one test and wait for its last rank."""
-        step = Step(nodeid=command.nodeid)  # begins before any rank does
+        step = Step(nodeid=command.nodeid, plugin_limit=deadlines.of_plugin)  # begins before any rank does
         self._send(command)
         return self._supervise(deadlines, step)
 
@@ -145,7 +148,7 @@ class Gang:
         """
         self._send(End(is_condemned=False))
         during = "while fixtures and process group were torn down"
-        step = self._supervise(Deadlines(limit=self._limits.process_group, during=during), Step())
+        step = self._supervise(Deadlines(limit=self._limits.limit("process_group"), during=during), Step())
         self._send(End(is_condemned=False))
         self._wait_for_ends(max(TERM_GRACE, session_end), self._alive)
         late = dict.fromkeys(self._alive, session_end)
@@ -158,7 +161,8 @@ class Gang:
     def condemn(self) -> None:
         """End a gang after a bad outcome: fixtures get the peers' grace to tear down, then all ranks are stopped."""
         self._send(End(is_condemned=True))
-        timer = self._clock = _Clock(Deadlines(limit=self._limits.peer_grace), self._limits.peer_grace)
+        grace = self._limits.limit("peer_grace")
+        timer = self._clock = _Clock(Deadlines(limit=grace), grace)
         while self._alive and not self._job_end.is_over and (remaining := timer.remaining(self._step)) > 0:
             self._look(min(remaining, self._job_end.remaining()))
         self._stop(self._alive)
@@ -223,7 +227,7 @@ class Gang:
                 self._noted_exits.add(rank)
                 step.note(ended(rank_exit, step))
         self._pending = set(self._alive)
-        timer = self._clock = _Clock(deadlines, self._limits.peer_grace)
+        timer = self._clock = _Clock(deadlines, self._limits.limit("peer_grace"))
         while self._pending:
             if (remaining := timer.remaining(step)) > 0:
                 self._wait(remaining)
@@ -419,16 +423,24 @@ _HELD = 1000.0
 
 
 class _Clock:
-    """Decides when a step is given up: at its limit, or sooner after a bad outcome or a skip."""
+    """Decides when a step is given up: at its limit, or sooner after a bad outcome or a skip.
 
-    def __init__(self, deadlines: Deadlines, peer_grace: float) -> None:
+    Attributes:
+        reason: Why ranks are stopped when the time is up, in words: the limit that applies now.
+    """
+
+    def __init__(self, deadlines: Deadlines, peer_grace: TimeLimit) -> None:
         self._deadlines = deadlines
         self._limit = deadlines.limit
         self._peer_grace = peer_grace
-        self._deadline = self._last = clock.monotonic() + deadlines.limit
         self._is_wrong = False
         self._is_skipped = False
         self._held: set[int] = set()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._deadline = self._last = clock.monotonic() + self._limit.seconds
+        self.reason = f"no end after {self._limit.words(self._deadlines.during)}"
 
     def hold(self, rank: int, *, is_held: bool) -> None:
         """Stop while a debugger waits for a command; restart when it no longer does, or its rank has ended."""
@@ -436,18 +448,13 @@ class _Clock:
             return
         self._held ^= {rank}
         self._is_wrong = self._is_skipped = False
-        self._deadline = self._last = clock.monotonic() + self._limit
-
-    @property
-    def reason(self) -> str:
-        """Why a rank is stopped when its time is up, in words."""
-        return f"no end after {self._limit:g} s {self._deadlines.during}".rstrip()
+        self._begin()
 
     def restart(self) -> None:
         """Restart, unless a bad outcome or a skip has already shortened the step."""
         if not self._is_wrong and not self._is_skipped:
-            self._limit = self._deadlines.limit if self._deadlines.anew is None else self._deadlines.anew
-            self._deadline = self._last = clock.monotonic() + self._limit
+            self._limit = self._deadlines.anew or self._deadlines.limit
+            self._begin()
 
     def remaining(self, step: Step) -> float:
         """Seconds left, shortened after a bad outcome or a skip in the step."""
@@ -456,7 +463,9 @@ class _Clock:
         now = clock.monotonic()
         if step.has_gone_wrong and not self._is_wrong:
             self._is_wrong = True
-            self._deadline = min(self._deadline, now + self._peer_grace)
+            if now + self._peer_grace.seconds < self._deadline:
+                self._deadline = now + self._peer_grace.seconds
+                self.reason = f"stopped {self._peer_grace.words(f'after {step.first_bad_in_words}')}"
         if step.has_skipped and not self._is_skipped and self._deadlines.skip is not None:
             self._is_skipped = True
             self._deadline = min(self._deadline, now + self._deadlines.skip)

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 from allranks import skip_codes
 from allranks.harness import clock, linux
 from allranks.harness.channel import DriverSays, LaunchedEnd, Leaving, Report
+from allranks.harness.config import TimeLimit
 from allranks.harness.gangs.local_ranks import RankExit, RankReport
 from allranks.harness.gangs.unmatched_calls import Calls, Mismatch, calls_of, find_mismatch
-from allranks.harness.stacks.stacks import innermost, is_machinery
+from allranks.harness.stacks.stacks import innermost, is_machinery, waits_in_distributed
 from allranks.outcomes import Outcome, Phase, SkipKind, following, overall
 from allranks.records import EnteredCollective
 
@@ -25,17 +26,19 @@ _STACK = re.compile(r"^~+ Stack of (?P<thread>\S+) \(\d+\) ~+$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
 
 
-def is_pytest_timeout(output: str) -> str | None:
+def is_pytest_timeout(output: str, limit: TimeLimit | None = None) -> str | None:
     """The message for a rank that pytest-timeout ended; None if it ended otherwise.
 
     Args:
         output: The rank's last output; pytest's terminal is its standard output, and a suite may redirect that.
+        limit: What pytest-timeout was told, if that is known.
     """
     title = _TITLE.search(output)
     if title is None:
         return None
     where = _innermost(output[title.end() :])
-    return f"timed out by pytest-timeout{'; it was in ' + where if where else ''}"
+    told = f" after {limit.words()}" if limit else ""
+    return f"ended by pytest-timeout{told}{'; it was in ' + where if where else ''}"
 
 
 def _innermost(text: str) -> str:
@@ -121,6 +124,7 @@ class Step:
         began: When it began, on the clock of the call boards.
         since: The same in seconds since the epoch.
         collectives: Of a step that went wrong, those that its ranks entered last.
+        plugin_limit: The limit that pytest-timeout enforces in the ranks; None for none.
     """
 
     nodeid: str = ""
@@ -134,6 +138,7 @@ class Step:
     began: int = field(default_factory=clock.monotonic_ns, compare=False)
     since: float = field(default_factory=clock.now, compare=False)
     collectives: tuple[EnteredCollective, ...] = ()
+    plugin_limit: TimeLimit | None = None
 
     def take(self, event: RankReport) -> None:
         """Keep the contents of a rank's report."""
@@ -182,6 +187,12 @@ class Step:
     def has_gone_wrong(self) -> bool:
         """Whether a bad outcome of any rank has arrived."""
         return any(each.outcome.is_bad for each in self.outcomes)
+
+    @property
+    def first_bad_in_words(self) -> str:
+        """The first bad outcome of a step that has gone wrong, as in "rank 1 failed"."""
+        first = next(iter(self._bad))
+        return f"rank {first.rank} {first.outcome.replace('_', ' ')}"
 
     @property
     def cause(self) -> StepOutcome | None:
@@ -383,7 +394,7 @@ def _after(first: StepOutcome, other: StepOutcome) -> StepOutcome:
     caused = replace(_caused_by(first, other), is_symptom=True)
     if other.outcome is not Outcome.ABORTED:
         return caused
-    return replace(caused, message=f"aborted by rank {first.rank}{was_in(other.text)}")
+    return replace(caused, message=f"aborted by rank {first.rank}{stopped_at(other.text)}")
 
 
 def reported(event: RankReport, step: Step) -> StepOutcome:
@@ -426,13 +437,14 @@ def ended(rank_exit: RankExit, step: Step) -> StepOutcome:
             gpus_needed=skip_codes.gpus_needed(status),
         )
     is_late = any(each.rank == rank_exit.rank and each.is_final for each in step.outcomes)
-    timed_out = is_pytest_timeout(rank_exit.output.stdout + rank_exit.output.stderr) if status == 1 else None
+    printed = rank_exit.output.stdout + rank_exit.output.stderr
+    timed_out = is_pytest_timeout(printed, step.plugin_limit) if status == 1 else None
+    died = f"rank {rank_exit.rank} {describe_end(rank_exit)}{was_in(rank_exit.stacks)}"
     return StepOutcome(
         rank=rank_exit.rank,
         outcome=Outcome.CRASHED if timed_out is None else Outcome.TIMED_OUT,
         at=rank_exit.at,
-        message=f"rank {rank_exit.rank} {timed_out or describe_end(rank_exit) + was_in(rank_exit.stacks)}"
-        f"{', when it had ended its own part of the test' if is_late else ''}",
+        message=f"{timed_out or died}{', when it had ended its own part of the test' if is_late else ''}",
         text=rank_exit.stacks,
         is_symptom=_ended_for_a_peer(rank_exit),
         consequence=step.has_cause_before(rank_exit.at),
@@ -467,6 +479,13 @@ def describe_end(rank_exit: RankExit) -> str:
     if rank_exit.status < 0:
         return f"was {linux.killed(-rank_exit.status, for_memory=rank_exit.for_want_of_memory)}"
     return f"left with exit code {rank_exit.status} in mid-test"
+
+
+def stopped_at(stacks: str) -> str:
+    """Where a rank was stopped, in words, as in " while waiting at file:line in name"; empty if unknown."""
+    where = innermost(stacks)
+    how = " while waiting" if waits_in_distributed(stacks) else ""
+    return f"{how} at {where}" if where else ""
 
 
 def was_in(stacks: str) -> str:

@@ -212,7 +212,8 @@ _NO_RANKS = Phase(
 
 def _as_phase(lost: StepOutcome) -> Phase:
     """How the launching process ended, if it could no longer report."""
-    message = f"{_WHO} {lost.message.removeprefix(f'rank {lost.rank} ')}"
+    how = "timed out: " if lost.outcome is Outcome.TIMED_OUT else ""
+    message = f"{_WHO} {how}{lost.message.removeprefix(f'rank {lost.rank} ')}"
     return Phase(when="call", outcome=lost.outcome, duration=0.0, message=message, text=lost.text)
 
 

@@ -12,7 +12,7 @@ from typing import NoReturn, Protocol
 from allranks.harness import linux
 from allranks.harness.channel import Report, RunTest
 from allranks.harness.collection.imports import preload
-from allranks.harness.config import TimeLimits
+from allranks.harness.config import TimeLimit, TimeLimits
 from allranks.harness.gangs.ends import Journal, ends_of, failed_start
 from allranks.harness.gangs.gang import SKIP_GRACES, Deadlines, Gang
 from allranks.harness.gangs.local_ranks import LocalRanks, RankEvent, RankExit, RankReport, stack_files
@@ -48,7 +48,7 @@ class LaunchTerms:
     """How one launcher test is run."""
 
     nodeid: str
-    limit: float  # its time limit for the ranks, in seconds
+    limit: TimeLimit  # its time limit for the ranks
     may_disagree: bool = False  # some ranks may skip while others run
 
 

@@ -2,13 +2,14 @@
 
 import traceback
 import unittest
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 import pytest
 
 from allranks.harness.gangs.step_outcome import Step, StepOutcome
+from allranks.harness.gangs.unmatched_calls import words_for_ranks
 from allranks.harness.launchers.launch import Excuse, Launch, LaunchContext, excuse_nothing
 from allranks.harness.launchers.launched_rank import LaunchedRank
 from allranks.harness.ranks.rank_setup import flush_output, leave
@@ -25,7 +26,7 @@ _BELOW_THE_TEST = ("/allranks/testing/process_cases.py", "/allranks/harness/")
 class RankFailureError(AssertionError):
     """One or more ranks of a launcher test were bad, or ranks disagree on a skip.
 
-    The message begins with the first bad rank and its traceback; then it has one line for each peer.
+    The message begins with the first bad rank and its traceback; then it has one line for all peers that ended alike.
 
     Args:
         message: That.
@@ -77,22 +78,27 @@ def _kind(leader: StepOutcome) -> str:
 
 
 def _account(step: Step, leader: StepOutcome) -> Iterator[str]:
-    yield _headline(leader)
+    yield _headline(leader, f"rank {leader.rank}")
     yield from (f"    {line}" for line in _text(leader, step).splitlines())
-    for outcome in sorted(step.outcomes, key=lambda each: each.rank):
-        if outcome is not leader and outcome.rank != leader.rank:
-            yield _headline(outcome)
+    yield from _headlines(each for each in step.outcomes if each.rank != leader.rank)
 
 
-def _headline(outcome: StepOutcome) -> str:
-    name = f"rank {outcome.rank}"
-    if outcome.observed and outcome.message.startswith(f"{name} "):
+def _headlines(outcomes: Iterable[StepOutcome]) -> Iterator[str]:
+    """One line for all ranks that ended alike."""
+    alike: dict[tuple[str, str, bool], list[StepOutcome]] = {}
+    for each in sorted(outcomes, key=lambda each: each.rank):
+        alike.setdefault((each.outcome, each.message, each.consequence), []).append(each)
+    yield from (_headline(group[0], words_for_ranks([each.rank for each in group])) for group in alike.values())
+
+
+def _headline(outcome: StepOutcome, who: str) -> str:
+    if outcome.observed and outcome.message.startswith(f"{who} "):
         return outcome.message
     if outcome.outcome is Outcome.ABORTED:
-        return f"{name} was {outcome.message}"
+        return f"{who} {'were' if who.startswith('ranks') else 'was'} {outcome.message}"
     message = f": {outcome.message}" if outcome.message else ""
     after = " in consequence" if outcome.consequence else ""
-    return f"{name} {outcome.outcome.replace('_', ' ')}{after}{message}"
+    return f"{who} {outcome.outcome.replace('_', ' ')}{after}{message}"
 
 
 def _text(outcome: StepOutcome, step: Step) -> str:
@@ -113,8 +119,7 @@ def _above_the_fork(stacks: str) -> Iterator[str]:
 
 
 def _disagreement(outcomes: Sequence[StepOutcome]) -> str:
-    lines = [_headline(outcome) for outcome in sorted(outcomes, key=lambda each: each.rank)]
-    return "\n".join(("ranks disagree: some skipped and others did not", *lines))
+    return "\n".join(("ranks disagree: some skipped and others did not", *_headlines(outcomes)))
 
 
 @dataclass(frozen=True, kw_only=True)

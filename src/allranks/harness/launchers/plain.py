@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
-from allranks.harness.config import TimeLimits
+from allranks.harness.config import TimeLimit, TimeLimits
 from allranks.harness.gangs.output import Output
 from allranks.harness.launchers.launch import LaunchTerms, Workplace
 from allranks.harness.launchers.launched_rank import RankTerms
@@ -38,11 +38,25 @@ def default_timeout() -> float:
     return float(os.environ.get(_TIMEOUT_VARIABLE) or _DEFAULT_TIMEOUT)
 
 
+def default_limit() -> TimeLimit:
+    """That limit, with the name of its variable."""
+    return TimeLimit(value=default_timeout(), setting=_TIMEOUT_VARIABLE)
+
+
 PROCESS_GROUP_LIMIT = 60.0
 """Seconds that ranks get to create, and to destroy, their process group if the launching process waits for it."""
 
 PEER_GRACE = 3.0
 """Seconds that the peers of the first bad rank get to end by themselves."""
+
+
+_SETTINGS = {
+    "test": _TIMEOUT_VARIABLE,
+    "job": _TIMEOUT_VARIABLE,
+    "process_group": "fixed without an agent",
+    "peer_grace": "fixed without an agent",
+}
+"""What sets each limit here."""
 
 
 class PlainSurroundings:
@@ -62,13 +76,15 @@ class PlainSurroundings:
     def workplace(self, _case: type[unittest.TestCase]) -> Iterator[Workplace]:
         """See :class:`allranks.harness.launchers.launch.LaunchContext`."""
         limit = default_timeout()
-        limits = TimeLimits(process_group=PROCESS_GROUP_LIMIT, test=limit, job=limit, peer_grace=self._peer_grace)
+        limits = TimeLimits(
+            process_group=PROCESS_GROUP_LIMIT, test=limit, job=limit, peer_grace=self._peer_grace, settings=_SETTINGS
+        )
         with tempfile.TemporaryDirectory(prefix="allranks-ranks-", ignore_cleanup_errors=True) as folder:
             yield Workplace(results=Path(folder), journal=_Unread(), limits=limits, show=_print)
 
     def launch_terms(self, case: unittest.TestCase) -> LaunchTerms:
         """See :class:`allranks.harness.launchers.launch.LaunchContext`."""
-        return LaunchTerms(nodeid=case.id(), limit=_time_limit(case) or default_timeout())
+        return LaunchTerms(nodeid=case.id(), limit=_time_limit(case) or default_limit())
 
     def rank_terms(self, case: unittest.TestCase) -> RankTerms:
         """See :class:`allranks.harness.launchers.launch.LaunchContext`."""
@@ -82,16 +98,16 @@ class _Unread:
         """See :class:`allranks.harness.gangs.ends.Journal`."""
 
 
-def _time_limit(case: unittest.TestCase) -> float | None:
-    """The value of ``@pytest.mark.time_limit(seconds)`` on the test or its class, read without a plugin."""
+def _time_limit(case: unittest.TestCase) -> TimeLimit | None:
+    """The limit of ``@pytest.mark.time_limit(seconds)`` on the test or its class, read without a plugin."""
     test = getattr(type(case), case._testMethodName, None)  # noqa: SLF001 - unittest gives the name nowhere else
     marks = [*getattr(test, "pytestmark", ()), *_as_list(getattr(type(case), "pytestmark", ()))]
     limits = [mark for mark in marks if mark.name == "time_limit"]
     if not limits:
         return None
-    from allranks.harness.collection.marker_options import seconds_of  # noqa: PLC0415 - where there are marks, pytest is
+    from allranks.harness.collection.marker_options import limit_of  # noqa: PLC0415 - where there are marks, pytest is
 
-    return seconds_of(limits[0])
+    return limit_of(limits[0])
 
 
 def _as_list(marks: object) -> list[object]:

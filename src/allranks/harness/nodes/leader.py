@@ -15,7 +15,7 @@ from dataclasses import asdict
 
 from allranks.harness import clock
 from allranks.harness.channel import End, Report, RunTest
-from allranks.harness.config import AgentConfig, TimeLimits, share_of
+from allranks.harness.config import AgentConfig, TimeLimit, TimeLimits, share_of
 from allranks.harness.gangs.call_board import LastCall
 from allranks.harness.gangs.local_ranks import Look, RankEvent, RankExit, RankHang, RankReport
 from allranks.harness.gangs.orphans import KilledOrphan
@@ -39,10 +39,10 @@ class FollowerLink:
     """The leader's connection to the agent of one other node.
 
     Args:
-        silence: Seconds that the agent may take to answer.
+        silence: The time that the agent may take to answer.
     """
 
-    def __init__(self, node: int, connection: NodeConnection, silence: float) -> None:
+    def __init__(self, node: int, connection: NodeConnection, silence: TimeLimit) -> None:
         self.node = node
         self.lost = ""  # why the agent is lost, as in "is gone"; empty as long as it answers
         self.was_told_to_stop = False
@@ -50,7 +50,7 @@ class FollowerLink:
         self._compared = -math.inf
         self._connection = connection
         self._silence = silence
-        self._timer = Timer(silence / _BEATS)
+        self._timer = Timer(silence.seconds / _BEATS)
         # Signals messages that arrived during a send or a wait: no selector reports those again.
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._unread: list[Message] = []
@@ -70,7 +70,7 @@ class FollowerLink:
         if self.lost:
             return
         try:
-            self._connection.send(message, self._silence)
+            self._connection.send(message, self._silence.seconds)
         except ConnectionLostError as error:
             self._lose(str(error))
         self._ring()
@@ -78,14 +78,14 @@ class FollowerLink:
     def ask(self, message: Message) -> Message | None:
         """Send a message and wait for its answer; None if the agent is lost."""
         self.send(message)
-        deadline = time.monotonic() + self._silence
+        deadline = time.monotonic() + self._silence.seconds
         while not self.lost:
             answers = [message["answer"] for message in self.receive() if "answer" in message]
             if answers:
                 self._ring()
                 return dict(answers[0])
             if not self.lost and not self._connection.wait(deadline):
-                self._lose("does not answer")
+                self._lose(f"does not answer within {self._silence.words()}")
         return None
 
     def compare_clocks(self) -> None:
@@ -135,8 +135,8 @@ class FollowerLink:
         if self._asked is None:
             self._asked = now
             self.send({"do": "ping"})
-        elif now - self._asked > self._silence:
-            self._lose("does not answer")
+        elif now - self._asked > self._silence.seconds:
+            self._lose(f"does not answer within {self._silence.words()}")
 
     def _lose(self, why: str) -> None:
         if not self.lost:
@@ -289,7 +289,8 @@ class Leader:
     def __init__(self, config: AgentConfig, connections: Mapping[int, NodeConnection]) -> None:
         self._config = config
         self._links = [
-            FollowerLink(node, connection, config.limits.silence) for node, connection in sorted(connections.items())
+            FollowerLink(node, connection, config.limits.limit("silence"))
+            for node, connection in sorted(connections.items())
         ]
 
     def compare(self, own: CollectionDigest) -> tuple[list[CollectionFailure], list[str]]:
@@ -336,12 +337,12 @@ class _Digests:
     """Waits for the collection digest of each follower."""
 
     def __init__(self, links: Sequence[FollowerLink], limits: TimeLimits) -> None:
-        self._limit = limits.assembly
+        self._limit = limits.limit("assembly")
         self._absent = {link.node: link for link in links}
         self._digests: dict[int, CollectionDigest] = {}
 
     def call(self) -> Mapping[int, CollectionDigest]:
-        deadline = time.monotonic() + self._limit
+        deadline = time.monotonic() + self._limit.seconds
         with selectors.DefaultSelector() as selector:
             for link in self._absent.values():
                 selector.register(link, selectors.EVENT_READ)
@@ -350,7 +351,7 @@ class _Digests:
                     if isinstance(key.fileobj, FollowerLink) and self._receive(key.fileobj):
                         selector.unregister(key.fileobj)
         if self._absent:
-            msg = f"The agent of node {min(self._absent)} has not collected its tests within {self._limit:g} s."
+            msg = f"The agent of node {min(self._absent)} has not collected its tests within {self._limit.words()}."
             raise NodesError(msg)
         return {node: self._digests[node] for node in sorted(self._digests)}
 

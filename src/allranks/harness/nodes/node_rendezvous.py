@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from allranks.harness.config import AgentConfig, NodeConfig
+from allranks.harness.config import AgentConfig, NodeConfig, TimeLimit
 from allranks.harness.nodes.connection import (
     ConnectionLostError,
     Message,
@@ -63,13 +63,13 @@ class NodeRendezvous:
             raise NodesError(msg) from error
         self._selector.register(self._listener, selectors.EVENT_READ)
 
-    def admit(self, limit: float) -> dict[int, NodeConnection]:
-        """Wait for the agents of the other nodes, for `limit` seconds, then close the port.
+    def admit(self, limit: TimeLimit) -> dict[int, NodeConnection]:
+        """Wait for the agents of the other nodes until the limit, then close the port.
 
         Raises:
             NodesError: An agent has not joined in time.
         """
-        deadline = time.monotonic() + limit
+        deadline = time.monotonic() + limit.seconds
         try:
             while self._absent and (remaining := deadline - time.monotonic()) > 0:
                 self._look(remaining)
@@ -178,10 +178,10 @@ def _addresses(post: NodeConfig, flags: int) -> Iterator[tuple[int, int, int, st
     return iter(found)  # type: ignore[arg-type]
 
 
-def _absent(nodes: Collection[int], post: NodeConfig, limit: float) -> NodesError:
+def _absent(nodes: Collection[int], post: NodeConfig, limit: TimeLimit) -> NodesError:
     agents = f"agent of node {min(nodes)}" if len(nodes) == 1 else f"agents of nodes {_listed(nodes)}"
     return NodesError(
-        f"The {agents} did not connect within {limit:g} s. "
+        f"The {agents} did not connect within {limit.words()}. "
         f"Check that every agent runs and can reach {post.leader}:{post.port}."
     )
 
@@ -190,13 +190,13 @@ def _listed(nodes: Collection[int]) -> str:
     return ", ".join(map(str, sorted(nodes)))
 
 
-def reach(post: NodeConfig, limit: float) -> NodeConnection:
-    """Connect a following agent to the leader, which may not be up yet; `limit` is in seconds.
+def reach(post: NodeConfig, limit: TimeLimit) -> NodeConnection:
+    """Connect a following agent to the leader, which may not be up yet.
 
     Raises:
         NodesError: The leader did not open its port in time, or one of the two does not have the token.
     """
-    deadline = time.monotonic() + limit
+    deadline = time.monotonic() + limit.seconds
     connection = NodeConnection(_connect(post, deadline, limit))
     try:
         _greet(connection, post, deadline)
@@ -207,7 +207,7 @@ def reach(post: NodeConfig, limit: float) -> NodeConnection:
     return connection
 
 
-def _connect(post: NodeConfig, deadline: float, limit: float) -> socket.socket:
+def _connect(post: NodeConfig, deadline: float, limit: TimeLimit) -> socket.socket:
     pause = _FIRST_RETRY
     while (remaining := deadline - time.monotonic()) > 0:
         try:
@@ -217,7 +217,7 @@ def _connect(post: NodeConfig, deadline: float, limit: float) -> socket.socket:
             time.sleep(min(pause, remaining))
             pause = min(2 * pause, _LAST_RETRY)
     msg = (
-        f"The leading agent could not be reached at {post.leader}:{post.port} within {limit:g} s. "
+        f"The leading agent could not be reached at {post.leader}:{post.port} within {limit.words()}. "
         "Check that it runs, and that this node can reach that port."
     )
     raise NodesError(msg)
@@ -260,7 +260,7 @@ def meet(config: AgentConfig) -> dict[int, NodeConnection]:
     Raises:
         NodesError: An agent did not come in time, or could not be authenticated.
     """
-    post, limit = config.post, config.limits.assembly
+    post, limit = config.post, config.limits.limit("assembly")
     if post is None:
         return {}
     if post.node:

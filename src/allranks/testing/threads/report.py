@@ -3,13 +3,15 @@
 import sys
 import traceback
 import unittest
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
 import pytest
 
+from allranks.harness.config import TimeLimit
 from allranks.harness.environment_skips import EnvironmentSkip
+from allranks.harness.gangs.unmatched_calls import words_for_ranks
 from allranks.outcomes import Outcome
 from allranks.skip_codes import SkipCode
 
@@ -25,6 +27,7 @@ class Ending:
         place: Where it was when it was stopped; empty for a rank that ended by itself.
         is_waiting: Whether it was stopped while it waited for its peers in a collective.
         is_left: Whether its thread still runs, in a call that Python cannot interrupt.
+        limit: The time limit of the test.
     """
 
     rank: int
@@ -33,6 +36,7 @@ class Ending:
     place: str = ""
     is_waiting: bool = False
     is_left: bool = False
+    limit: TimeLimit | None = None
 
 
 def ending_of(rank: int, error: BaseException | None) -> Ending:
@@ -74,7 +78,7 @@ class RankThreadError(AssertionError):
     Its cause is the exception of the leading rank; the tracebacks of other failed ranks are in its notes.
 
     Args:
-        message: The leading rank and its outcome, then one line for each peer.
+        message: The leading rank and its outcome, then one line for all peers that ended alike.
         leading: The rank that was bad first.
     """
 
@@ -118,12 +122,22 @@ def _leading(endings: Sequence[Ending]) -> Ending | None:
 
 def _error(leading: Ending, endings: Sequence[Ending]) -> RankThreadError:
     peers = sorted((ending for ending in endings if ending is not leading), key=lambda ending: ending.rank)
-    lines = [_headline(leading, endings), *(f"  rank {peer.rank} {_peer_words(peer, leading)}" for peer in peers)]
+    lines = [_headline(leading, endings), *_peer_lines(peers, leading)]
     error = RankThreadError("\n".join(lines), leading.rank)
     for peer in peers:
         if peer.outcome is Outcome.FAILED and peer.error is not None and not _is_alike(peer, leading):
             error.add_note(f"rank {peer.rank}:\n{''.join(traceback.format_exception(peer.error)).rstrip()}")
     return error
+
+
+def _peer_lines(peers: Sequence[Ending], leading: Ending) -> Iterator[str]:
+    """One line for all peers that ended alike."""
+    alike: dict[tuple[str, str], list[int]] = {}
+    for peer in peers:
+        alike.setdefault((_peer_words(peer, leading), _where(peer)), []).append(peer.rank)
+    for (words, place), ranks in alike.items():
+        subject = "it" if len(ranks) == 1 else "each"
+        yield f"  {words_for_ranks(ranks)} {words}{f': {subject} {place}' if place else ''}"
 
 
 def _headline(leading: Ending, endings: Sequence[Ending]) -> str:
@@ -132,7 +146,8 @@ def _headline(leading: Ending, endings: Sequence[Ending]) -> str:
         case Outcome.FAILED:
             return f"{who} failed first: {_first_line(leading.error)}"
         case Outcome.TIMED_OUT:
-            return f"{who} timed out: {_place_words(leading)}"
+            limit = f": no end after {leading.limit.words()}" if leading.limit else ""
+            return f"{who} timed out{limit}; it {_where(leading)}"
         case _:
             return f"ranks disagree: {who} skipped ({_first_line(leading.error)})"
 
@@ -145,18 +160,21 @@ def _peer_words(peer: Ending, leading: Ending) -> str:
             return f"failed: {_first_line(peer.error)}"
         case Outcome.ABORTED:
             skipped = ", which skipped" if leading.outcome is Outcome.SKIPPED else ""
-            return f"aborted by rank {leading.rank}{skipped}: {_place_words(peer)}"
+            return f"aborted by rank {leading.rank}{skipped}"
         case Outcome.TIMED_OUT:
-            return f"timed out: {_place_words(peer)}"
+            return "timed out"
         case Outcome.SKIPPED:
             return f"skipped: {_first_line(peer.error)}"
         case _:
             return str(peer.outcome)
 
 
-def _place_words(ending: Ending) -> str:
-    words = "it waited for its peers" if ending.is_waiting else "it was"
-    words += f" in {ending.place}" if ending.place else ""
+def _where(ending: Ending) -> str:
+    """What a rank did when it was stopped, as in "was in file:line in name"; empty if it ended by itself."""
+    if ending.outcome not in {Outcome.ABORTED, Outcome.TIMED_OUT}:
+        return ""
+    words = "waited for its peers" if ending.is_waiting else "was"
+    words += f" in {ending.place}" if ending.place else " stopped"
     return f"{words}; its thread cannot be broken off and is left" if ending.is_left else words
 
 

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import pytest
 
-from allranks.harness.launchers.plain import default_timeout
+from allranks.harness.config import TimeLimit
+from allranks.harness.launchers.plain import default_limit, default_timeout
 from allranks.testing.markers import plain_mark
 from allranks.testing.tensors import TensorEquality
 from allranks.testing.threads.report import raise_for
@@ -99,10 +100,9 @@ class MultiThreadedTestCase(TensorEquality, unittest.TestCase):
     def _in_all_ranks(self, name: str, test: Callable[[], object]) -> Callable[[], None]:
         @functools.wraps(test)
         def in_all_ranks(self: MultiThreadedTestCase) -> None:
-            endings = run_ranks(
-                self.world_size, lambda rank: self._be_rank(rank, name), JoinLimits(total=self.thread_timeout)
-            )
-            raise_for(endings)
+            is_own = type(self).thread_timeout is not MultiThreadedTestCase.thread_timeout
+            limit = TimeLimit(value=self.thread_timeout, setting="thread_timeout") if is_own else default_limit()
+            raise_for(run_ranks(self.world_size, lambda rank: self._be_rank(rank, name), JoinLimits(total=limit)))
 
         # A bound method, like the one that it replaces: unittest treats a function as a test factory.
         return types.MethodType(in_all_ranks, self)
@@ -139,7 +139,8 @@ def spawn_threads_and_init_comms(
     def decorate(test: Callable[P, object]) -> Callable[P, None]:
         @functools.wraps(test)
         def in_all_ranks(*args: P.args, **kwargs: P.kwargs) -> None:
-            patience = JoinLimits(total=default_timeout() if timeout is None else timeout)
+            own = None if timeout is None else TimeLimit(value=timeout, setting="timeout of the decorator")
+            patience = JoinLimits(total=own or default_limit())
             raise_for(run_ranks(world_size, lambda _rank: _discard(test(*args, **kwargs)), patience))
 
         return in_all_ranks

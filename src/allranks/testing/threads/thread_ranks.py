@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from allranks.harness.config import TimeLimit
 from allranks.outcomes import Outcome
 from allranks.testing.threads.report import Ending, ending_of, frame_of, place_of
 from allranks.testing.threads.thread_world import ThreadedWorld, threaded_world
@@ -17,12 +18,12 @@ class JoinLimits:
     """How long to wait for ranks, in seconds.
 
     Attributes:
-        total: For a whole test.
+        total: The time limit of a whole test.
         settling: After a rank failed, for its peers to end by themselves, as they do if all fail alike.
         grace: The same after a rank skipped; also for every rank to end after a request.
     """
 
-    total: float
+    total: TimeLimit
     settling: float = 0.2
     grace: float = 3.0
 
@@ -72,7 +73,7 @@ class _Crew:
     def _be(self, rank: int) -> None:
         error = None
         try:
-            with self._world.member(rank, self._patience.total):
+            with self._world.member(rank, self._patience.total.seconds):
                 self._body(rank)
         except BaseException as caught:  # noqa: BLE001 - whatever ends a rank is its outcome
             error = caught
@@ -80,7 +81,7 @@ class _Crew:
 
     def wait(self) -> None:
         """Wait for all ranks, but only briefly once one has not passed."""
-        deadline = time.monotonic() + self._patience.total
+        deadline = time.monotonic() + self._patience.total.seconds
         while self._live and not self._went_wrong:
             if not self._take(deadline):
                 self._mark_live(Outcome.TIMED_OUT)
@@ -156,7 +157,8 @@ class _Crew:
         while innermost is not None:
             is_waiting = is_waiting or self._world.has_file(innermost.f_code.co_filename)
             innermost = innermost.f_back
-        return Ending(rank=rank, outcome=outcome, place=place_of(frame, below=__file__), is_waiting=is_waiting)
+        place, limit = place_of(frame, below=__file__), self._patience.total
+        return Ending(rank=rank, outcome=outcome, place=place, is_waiting=is_waiting, limit=limit)
 
 
 class StopRank(BaseException):
