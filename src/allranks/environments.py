@@ -21,6 +21,7 @@ from pathlib import Path
 from allranks.errors import EnvironmentBuildError
 from allranks.pip_settings import errors_in, pip_settings, python_that_builds, without_logins
 from allranks.user_cache import cache_folder, cache_limit, hold, make_room, use
+from allranks.xml_text import clipped
 
 _COMPLETE = ".complete"
 
@@ -280,7 +281,7 @@ class _Command:
             for line in map(without_logins, process.stdout or ()):
                 last.append(line.rstrip())
                 if line.startswith(("Downloading ", "Processing ", "Installing collected ")):
-                    progress(_shortened(line.strip()))
+                    progress(clipped(line.strip(), 100))
         if process.returncode != 0:
             errors = errors_in(last) or list(last)
             msg = f"{self.what} cannot be made: pip failed."
@@ -296,7 +297,3 @@ def _killed_on_error(process: subprocess.Popen[str]) -> Iterator[None]:
         process.kill()
         process.wait()
         raise
-
-
-def _shortened(line: str) -> str:
-    return line if len(line) <= 100 else f"{line[:99]}…"

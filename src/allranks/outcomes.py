@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
+from allranks.xml_text import two_ends
+
 
 class Outcome(StrEnum):
     """The outcome of one test on one rank."""
@@ -107,11 +109,13 @@ class Phase:
 
 
 def shorten(text: str, limit: int = TEXT_LIMIT) -> str:
-    """`text`, with its middle cut out if it is longer than `limit` characters."""
+    """`text`, with its middle cut out if it is longer than `limit` characters; no word is divided."""
     if len(text) <= limit:
         return text
-    half = limit // 2
-    return f"{text[:half]}\n… {len(text) - 2 * half} characters cut …\n{text[-half:]}"
+    head, tail = two_ends(text, limit)
+    head, tail = head.rstrip(), tail.lstrip()
+    gap = "\n" if "\n" in text else " "  # a message of one line stays one
+    return f"{head}{gap}… {len(text) - len(head) - len(tail)} characters cut …{gap}{tail}"
 
 
 def following(phase: Phase) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import dropwhile, groupby, islice, takewhile
 from typing import Final
 
-from allranks.xml_text import printable
+from allranks.xml_text import clipped, printable
 
 _OF_TOOLS: Final = re.compile(
     r"/_pytest/|-packages/(?:pluggy|pytest)/|\A<frozen "
@@ -216,7 +216,7 @@ def excerpt(text: str, file: str = "", message: str = "") -> tuple[str, ...]:
     root = next((root for each in found for frame in each.frames if (root := _root(frame.file, file)) is not None), "")
     lines = map(printable, _shown(found, root, message) if found else _without_frames(text, message))
     shown = islice((line for line in lines if line.strip()), _MOST_LINES)
-    return tuple(line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…" for line in shown)
+    return tuple(clipped(line, _WIDTH) for line in shown)
 
 
 def _leading(text: str) -> list["_Traceback"]:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import Final
 
-from allranks.xml_text import printable
+from allranks.xml_text import clipped, printable
 
 SUMMARY: Final = "GITHUB_STEP_SUMMARY"
 OUTPUTS: Final = "GITHUB_OUTPUT"
@@ -95,8 +95,7 @@ def add_summary(markdown: str, environ: Mapping[str, str] = os.environ) -> None:
 
 def set_reason(text: str, environ: Mapping[str, str] = os.environ) -> None:
     """Set the step's output ``reason``, in one line; without a file for outputs nothing is set."""
-    line = printable(" ".join(text.split()))
-    line = line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+    line = clipped(printable(" ".join(text.split())), _LONGEST)
     _append(environ.get(OUTPUTS, ""), f"{REASON}={line}\n")
 
 

@@ -152,6 +152,33 @@ def element_text(text: str) -> str:
     return text.translate(_IN_TEXT)
 
 
+_WORD: Final = 32
+"""The most characters of a word, which no cut divides; a longer one may be a path, a node id, or a whole text."""
+
+
+def _word_at(text: str, place: int) -> tuple[int, int]:
+    """Start and end of the word that a cut at this place would divide; the place, twice, if it would divide none."""
+    before, after = text[max(0, place - _WORD) : place], text[place : place + _WORD]
+    if not before or not after or before[-1].isspace() or after[0].isspace():
+        return place, place
+    head, tail = len(before.split()[-1]), len(after.split(maxsplit=1)[0])
+    return (place, place) if head + tail > _WORD else (place - head, place + tail)
+
+
+def two_ends(text: str, limit: int) -> tuple[str, str]:
+    """The beginning and the end of a text that is too long, together at most ``limit`` characters; no word is divided.
+
+    The time does not grow with the text's length.
+    """
+    first, last = limit // 2, len(text) - (limit - limit // 2)
+    return text[: _word_at(text, first)[0]], text[_word_at(text, last)[1] :]
+
+
+def clipped(text: str, limit: int) -> str:
+    """``text`` in at most ``limit`` characters: if it is longer, its beginning with an ellipsis; no word is divided."""
+    return text if len(text) <= limit else f"{text[: _word_at(text, limit - 1)[0]].rstrip()}…"
+
+
 def cut(text: str, limit: int = TEXT_LIMIT) -> str:
     """``text``, with a note in place of its middle if it is longer than ``limit`` characters.
 
@@ -159,7 +186,8 @@ def cut(text: str, limit: int = TEXT_LIMIT) -> str:
     """
     if len(text) <= limit:
         return text
-    return f"{text[: limit // 2]}{_note(len(text) - limit)}{text[len(text) - (limit - limit // 2) :]}"
+    head, tail = two_ends(text, limit)
+    return f"{head}{_note(len(text) - len(head) - len(tail))}{tail}"
 
 
 def clean_cut(text: str, limit: int = TEXT_LIMIT) -> str:
@@ -168,7 +196,7 @@ def clean_cut(text: str, limit: int = TEXT_LIMIT) -> str:
     if len(text) <= 2 * ends:
         return cut(readable(text), limit)
     head, tail = readable(text[:ends]), readable(text[-ends:])
-    return f"{head[: limit // 2]}{_note(len(text) - limit)}{tail[len(tail) - (limit - limit // 2) :]}"
+    return f"{two_ends(head, limit)[0]}{_note(len(text) - limit)}{two_ends(tail, limit)[1]}"
 
 
 def _note(left_out: int) -> str:

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,7 +44,23 @@ def test_a_short_text_stays_and_a_long_one_keeps_both_ends(text, limit):
     if len(text) <= limit:
         assert short == text
     else:
-        half = limit // 2
-        assert short.startswith(text[:half])
-        assert short.endswith(text[-half:])
-        assert f" {len(text) - 2 * half} characters cut " in short
+        head, count, tail = re.fullmatch(r"(.*)…\s(\d+) characters cut\s…(.*)", short, re.DOTALL).groups()
+        assert text.startswith(head.rstrip())
+        assert text.endswith(tail.lstrip())
+        assert len(text) - len(head) - len(tail) <= int(count) + limit
+        assert len(short) <= limit + len(count) + len("\n…  characters cut …\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "short"),
+    [
+        ("the answer is wrong on every rank", "the … 26 characters cut … rank"),
+        ("one\ntwo three four five six seven", "one\ntwo\n… 21 characters cut …\nseven"),
+        ("unbreakable" * 4, "unbreaka … 28 characters cut … reakable"),
+        ("a b c d e f g h i j k l m n o p q r", "a b c d … 21 characters cut … o p q r"),
+        ("                  indented by a lot", " … 27 characters cut … by a lot"),
+        ("at a/path/that/is/too/long/to/be/a/word.py:7", "at a/pat … 28 characters cut … ord.py:7"),
+    ],
+)
+def test_a_long_text_is_cut_between_words(text, short):
+    assert shorten(text, 16) == short

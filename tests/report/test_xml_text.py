@@ -1,6 +1,7 @@
 """Text that XML can hold and people can read."""
 
 import os
+import re
 import subprocess
 from xml.etree import ElementTree as ET
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.xml_text import command, cut, first_line, for_terminal, readable
+from allranks.xml_text import clipped, command, cut, first_line, for_terminal, readable, two_ends
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=()), max_size=50))
@@ -39,9 +40,37 @@ def test_what_a_terminal_or_xml_chokes_on_is_made_harmless(raw: str, clean: str)
 @given(st.text(max_size=300), st.integers(1, 100))
 def test_a_cut_keeps_both_ends(text: str, limit: int):
     short = cut(text, limit)
-    assert short.startswith(text[: limit // 2])
-    assert short.endswith(text[len(text) - limit // 2 :])
     assert (short == text) is (len(text) <= limit)
+    if short != text:
+        head, tail = re.split(r"\n\[\.\.\. \d+ characters cut here;[^]]*\]\n", short, maxsplit=1)
+        assert text.startswith(head)
+        assert text.endswith(tail)
+        assert len(head) + len(tail) <= limit
+
+
+WORDS = st.lists(st.text("abcé🎉", min_size=1, max_size=32), min_size=1, max_size=60)
+
+
+@given(WORDS, st.integers(1, 200), st.sampled_from(" \n\t"))
+def test_no_cut_divides_a_word(words: list[str], limit: int, gap: str):
+    text = gap.join(words)
+    head, tail = two_ends(text, min(limit, len(text)))
+    start = clipped(text, limit)
+    assert len(head) + len(tail) <= limit
+    assert len(start) <= limit
+    for part in (head, tail, start.removesuffix("…")):
+        assert set(part.split()) <= set(words)
+
+
+@given(st.text("x/:", min_size=33, max_size=200), st.integers(2, 30))
+def test_a_text_without_spaces_is_cut_all_the_same(text: str, limit: int):
+    assert clipped(text, limit) == f"{text[: limit - 1]}…"
+    assert two_ends(text, limit) == (text[: limit // 2], text[len(text) - (limit - limit // 2) :])
+
+
+def test_a_cut_takes_no_longer_for_a_longer_text():
+    for huge in ("x" * 50_000_000, "word " * 10_000_000, " " * 50_000_000):
+        assert all(len(short) < 1_200 for short in (clipped(huge, 1_000), cut(huge, 1_000)))
 
 
 def test_the_first_line_is_the_first_that_says_something():

@@ -18,6 +18,7 @@ from allranks.errors import EngineError, ExitCode, UsageError
 from allranks.interruption import interruptible
 from allranks.matrix.model import Job, Matrix
 from allranks.rates import missed, needed, percent, unseen_rate
+from allranks.xml_text import clipped
 
 _FEWEST: Final = 3
 """Passes of a good commit at least: a machine has bad moments."""
@@ -99,7 +100,7 @@ class Commits:
     def _tell(self, commit: str) -> None:
         found = self.seen[commit]
         what = f"{found.bad:,} of {found.runs:,} failed" if found.runs else f"skipped: {found.why}"
-        (remark if self.trial.options.json else say)(f"  {self.repository.subject(commit)[:72]:<72} {what}")
+        (remark if self.trial.options.json else say)(f"  {clipped(self.repository.subject(commit), 72):<72} {what}")
 
 
 def find_commit(trial: Trial, jobs: Sequence[Job]) -> ExitCode:

@@ -11,6 +11,7 @@ from allranks.engine.protocol import Engine
 from allranks.engine_registry import AUTO, OF_THIS_HOST, engine_names, load_engine
 from allranks.errors import EngineDeniedError, EngineError
 from allranks.matrix.model import Image, Matrix
+from allranks.xml_text import clipped
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -153,7 +154,7 @@ def choose_engine(name: str) -> tuple[ConnectedEngine, str]:
 
 def _reason(error: EngineError) -> str:
     what = error.what[:1].lower() + error.what[1:].rstrip(".")
-    why = error.why.partition("\n")[0][:120]
+    why = clipped(error.why.partition("\n")[0], 120)
     return f"{what}: {why}" if why else what
 
 

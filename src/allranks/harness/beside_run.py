@@ -23,6 +23,7 @@ from allranks.harness.config import AgentConfig, Folders
 from allranks.harness.job_end import JobEnd
 from allranks.harness.program import ItemOptions, Program
 from allranks.harness.stress_run import Repetitions
+from allranks.xml_text import clipped
 
 LOG: Final = "beside-torch.log"
 """The file in the job's results that has the output of the first repetition of each test that went wrong."""
@@ -65,7 +66,7 @@ class _Beside:
             self.why = "it is skipped there"
         elif not self.runs and self.unclear == _UNCLEAR:
             last = next((line for line in reversed(text.splitlines()) if line.strip()), f"it ended with {status}")
-            self.why = f"it does not run there: {last.strip()[:200]}"
+            self.why = f"it does not run there: {clipped(last.strip(), 200)}"
         return bool(is_bad) and self.bad == 1
 
     @property

@@ -31,6 +31,7 @@ from allranks.network_skew import network_stretch
 from allranks.outcomes import Outcome, disagree, may_disagree, numbers
 from allranks.records import AgentFailed, GangReady, GangStarted, LeftBehind, Notice, NotRun, TestStarted
 from allranks.skew import JOINING, Delay, drawn_outside, stretch
+from allranks.xml_text import clipped
 
 DRIVER_MARGIN = 5.0
 """Seconds that a driver gets beyond its ranks' limit, to read their stacks, to stop them and to tear down."""
@@ -296,7 +297,7 @@ class TestLoop:
         self._preload.update(gang.imported)
         self._count.has_quit = self._count.has_quit or gang.has_quit
         for process in gang.close():
-            command = process.command[:_COMMAND]
+            command = clipped(process.command, _COMMAND)
             if process.has_survived:
                 text = f"process {process.pid}, which a rank left behind, could not be ended: {command}"
                 self._journal.write(Notice(nodeid=self._current, text=text))

@@ -22,6 +22,7 @@ from allranks.engine.leftovers import end_step
 from allranks.errors import ImageError
 from allranks.image.child_process import child, lines_of
 from allranks.image.daemon import Event, Progress, error_of, find, reported
+from allranks.xml_text import clipped
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -307,4 +308,4 @@ def _failure(request: BuildRequest, lines: Iterable[str]) -> ImageError:
 def shortened(line: str) -> str:
     """A line of build output without the text of the script that failed, which does not help the user."""
     line = _FAILED_STEP.sub(r"a step of the build ended with code \1", line)
-    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}..."
+    return clipped(line, _LONGEST_LINE)

@@ -19,7 +19,7 @@ from allranks.report.archives import has_results, is_archive, plain_head
 from allranks.report.rank_names import around, names_a_rank, rank_folder, rank_of, timeless, world_size_of
 from allranks.report.run_files import SCHEMA, JobRecord, Manifest, read_record
 from allranks.report.untrusted import digest, head, leads_out, listing, open_regular, parsed, special, walk
-from allranks.xml_text import legal, xml_id
+from allranks.xml_text import clipped, legal, xml_id
 
 WIDE_NAME: Final = "allranks"
 NARROW_NAME: Final = "allranks: every job"
@@ -360,7 +360,7 @@ def _foreign_place(folder: Path, path: Path, nodes: Collection[Path]) -> tuple[s
 def _each_once(members: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(members)
     if len(found) < len(members):
-        msg = f"it has a member twice: {', '.join(name for name, _ in members)[:200]}"
+        msg = f"it has a member twice: {clipped(', '.join(name for name, _ in members), 200)}"
         raise ValueError(msg)
     return found
 

@@ -12,7 +12,7 @@ from allranks.report.failure_groups import Failure
 from allranks.report.history.history_text import headline, plain_lines, told_tests
 from allranks.report.judged import KEPT_TRACEBACKS, Counts, MergedRun, SuiteRow
 from allranks.report.untrusted import write_whole
-from allranks.xml_text import printable, readable
+from allranks.xml_text import printable, readable, two_ends
 
 WIDTH: Final = 100
 """Columns that no line of the table exceeds."""
@@ -60,11 +60,8 @@ def left_out(merged: MergedRun, shown: Sequence[Failure]) -> int:
 
 
 def shorten(text: str, width: int) -> str:
-    """``text`` in at most ``width`` characters, with its middle left out."""
-    if len(text) <= width:
-        return text
-    head = (width - 1) // 2
-    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
+    """``text`` in at most ``width`` characters, with its middle left out; no word is divided."""
+    return text if len(text) <= width else "…".join(two_ends(text, width - 1))
 
 
 def seconds(value: float) -> str:

@@ -40,6 +40,7 @@ from allranks.records import (
 from allranks.repetitions import RepetitionTally, rate_in_words, summary_of
 from allranks.report.run_files import JobError
 from allranks.schedule.progress import Tests
+from allranks.xml_text import clipped
 
 R = TypeVar("R", bound=Record)
 
@@ -217,7 +218,7 @@ def _rates(repeated: Mapping[str, RepetitionTally]) -> list[str]:
 def _left_behind(found: Sequence[LeftBehind]) -> list[str]:
     """The processes that outlived their ranks and were killed, in words."""
     words = [
-        f"{_whose(each)} left a process behind in {each.nodeid}, which was killed: {each.command[:200]}"
+        f"{_whose(each)} left a process behind in {each.nodeid}, which was killed: {clipped(each.command, 200)}"
         for each in found[:_LEFT_SHOWN]
     ]
     rest = len(found) - len(words)

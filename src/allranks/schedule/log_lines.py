@@ -18,7 +18,7 @@ from allranks.schedule.progress import Pace, State, Tests, rate_so_far
 from allranks.schedule.run_detail import Detail, evidence_lines, request_lines
 from allranks.tracebacks import excerpt
 from allranks.workflow_commands import Commands, error_command, escaped
-from allranks.xml_text import file_of
+from allranks.xml_text import clipped, file_of
 
 _LINES = 12
 _SHOWN = 160  # characters of a message: one or two lines of a terminal
@@ -112,7 +112,7 @@ def failure_of(ended: RankEnded) -> str:
     """The outcome of a rank, its test and the message, on one line."""
     who, what = f"rank {ended.rank}", ended.outcome.replace("_", " ")
     message = " ".join(ended.message.split()).removeprefix(f"{who} ")
-    return f"{who} {what} in {ended.nodeid}: {message[:_SHOWN]}"
+    return f"{who} {what} in {ended.nodeid}: {clipped(message, _SHOWN)}"
 
 
 def _last_lines(text: str) -> list[str]:

@@ -13,6 +13,7 @@ from allranks.skip_codes import SkipCode
 from allranks.testing.environment import RankEnvironment
 from allranks.testing.skips.requirement import skip
 from allranks.unsupported import lack, says_unsupported
+from allranks.xml_text import clipped
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -45,7 +46,7 @@ def _skipping(item: pytest.Item) -> Generator[None, None, None]:
             raise
         refusal = _refusal_in(error)
         words = " ".join(str(refusal).split()) or type(refusal).__name__
-        skip(SkipCode.GENERIC, lack(RankEnvironment.read().backend, f"support for this: {words[:300]}"))
+        skip(SkipCode.GENERIC, lack(RankEnvironment.read().backend, f"support for this: {clipped(words, 300)}"))
 
 
 def _is_refusal(item: pytest.Item, error: Exception) -> bool:

@@ -23,6 +23,7 @@ from typing import Any, Final, cast
 from allranks.harness import linux
 from allranks.harness.channel import ChildStarted, Report
 from allranks.harness.ranks import rank_setup
+from allranks.xml_text import clipped
 
 _OF_TORCH = "torch.multiprocessing.spawn"
 
@@ -226,4 +227,4 @@ def _name(process: BaseProcess) -> str:
     target: Any = getattr(process, "_target", None)
     arguments: Any = getattr(process, "_args", ())
     is_torchs = getattr(target, "__module__", "") == _OF_TORCH and len(arguments) > 1 and isinstance(arguments[1], int)
-    return f"spawned process {arguments[1]}" if is_torchs else str(process.name)[:200]
+    return f"spawned process {arguments[1]}" if is_torchs else clipped(str(process.name), 200)

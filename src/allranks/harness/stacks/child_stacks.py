@@ -27,6 +27,7 @@ from allranks.harness.stacks.stacks import (
     wait_for_stacks,
     waits_in_distributed,
 )
+from allranks.xml_text import clipped
 
 _MOST = 16
 """Processes of a rank that are looked at."""
@@ -126,9 +127,8 @@ def _place_of(pid: int) -> str | None:
 
 def _about(pid: int) -> str:
     process = linux.describe(pid)
-    command = process.command if process else ""
-    short = command if len(command) <= _COMMAND else f"{command[:_COMMAND]}…"
-    return ", ".join(filter(None, (f"pid {pid}", f"state {linux.state_of(pid)}", linux.waits_in(pid), short)))
+    command = clipped(process.command, _COMMAND) if process else ""
+    return ", ".join(filter(None, (f"pid {pid}", f"state {linux.state_of(pid)}", linux.waits_in(pid), command)))
 
 
 def _ask(pid: int, around: Surroundings) -> str:

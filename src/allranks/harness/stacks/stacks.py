@@ -22,6 +22,7 @@ from typing import Any
 
 from allranks.harness import clock, evidence, linux
 from allranks.tracebacks import OUTSIDE, is_of_tools
+from allranks.xml_text import clipped
 
 NATIVE = ("--native",)
 """Python and native frames; the process is stopped for as long as that takes."""
@@ -103,7 +104,7 @@ def _finish(process: "subprocess.Popen[str] | OSError", pid: int, deadline: floa
 def _in_one_line(errors: str) -> str:
     """The error and its causes, without py-spy's own stack."""
     lines = [line.strip() for line in errors.partition("Stack backtrace:")[0].splitlines()]
-    return " ".join(line for line in lines if line)[:400]
+    return clipped(" ".join(line for line in lines if line), 400)
 
 
 def _render(threads: Sequence[Mapping[str, Any]], pid: int) -> str:

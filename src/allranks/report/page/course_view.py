@@ -10,7 +10,7 @@ from typing import Any, Final
 from allranks.outcomes import Outcome
 from allranks.report.rank_course import RankCourse, absent, waits
 from allranks.report.results import RankResult, TestVerdict
-from allranks.xml_text import clean_cut, readable
+from allranks.xml_text import clean_cut, clipped, readable
 
 MOST_ROWS: Final = 16
 """Ranks of a time line: the leading one, those that went wrong by themselves, first and last comers, then any."""
@@ -135,7 +135,7 @@ def _other(course: RankCourse | None, test: TestVerdict) -> RankOutput | None:
 
 def _lines(text: str) -> list[str]:
     lines = readable(clean_cut(text, _OUTPUT)).splitlines()[-MOST_LINES:]
-    return [line if len(line) <= _LINE else f"{line[:_LINE]} …" for line in lines]
+    return [clipped(line, _LINE) for line in lines]
 
 
 def _difference(theirs: Sequence[str], own: Sequence[str]) -> Iterator[str]:

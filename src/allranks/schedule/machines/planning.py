@@ -14,6 +14,7 @@ from allranks.report.durations import Durations
 from allranks.schedule.machines.packs import Division, Pack, PackOptions, divide_jobs, grouped
 from allranks.schedule.machines.plan_file import plan_document, reference, write_plan
 from allranks.schedule.results_folder import facts_of
+from allranks.xml_text import clipped
 
 LARGEST_OUTPUT: Final = 1 << 19
 """Characters: GitHub takes 1 MiB of outputs from a job, and counts two bytes for each character
@@ -66,7 +67,7 @@ def in_words(jobs: Sequence[Job]) -> str:
     """A description of some jobs: their cell if they share one, else how many cells there are."""
     cells = list(dict.fromkeys(job.cell.id for job in jobs))
     words = f"{len(cells)} cells, {cells[0]} to {cells[-1]}" if len(cells) > 1 else _of_one_cell(jobs)
-    return words if len(words) <= LONGEST_WORDS else f"{words[: LONGEST_WORDS - 1]}…"
+    return clipped(words, LONGEST_WORDS)
 
 
 def _of_one_cell(jobs: Sequence[Job]) -> str:
