@@ -270,7 +270,7 @@ def test_the_ranks_decide_the_test(report, test, outcome):
             "TestRanks.test_fails",
             (
                 r"rank 1 failed: ValueError: rank 1 broke first\n"
-                r".*\nrank 0 was aborted by rank 1 while waiting at \S+ in test_fails$"
+                r".*\nrank 0 was aborted by rank 1 at \S+ in test_fails$"
             ),
         ),
         (
