@@ -10,6 +10,7 @@ from allranks.matrix.declaration import EXAMPLE, load
 from allranks.matrix.expand import expand
 from allranks.matrix.model import Limits, Matrix, Policy
 
+VARIABLE = "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"
 AXES_LINES = '[matrix]\nbackend = ["gloo"]\nworld_size = [2]\n'
 REST = '[suites.t]\npath = "suites"\n[images.cpu]\ntorch = "2.13.0"\n'
 
@@ -67,6 +68,23 @@ def test_a_long_limit_from_the_environment_makes_room_in_the_job(load_text, docu
     monkeypatch.setenv("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "3600")
     limits = load_text(document).limits
     assert (limits.process_group, limits.test, limits.job) == (60, 3600, 7200)
+
+
+@pytest.mark.parametrize(
+    ("limits", "variable", "names"),
+    [
+        ({}, "", {}),
+        ({}, "100", {"test": VARIABLE, "process_group": f"half of {VARIABLE}"}),
+        ({}, "300", {"test": VARIABLE}),
+        ({}, "3600", {"test": VARIABLE, "job": f"twice {VARIABLE}"}),
+        ({"process_group": 5}, "100", {"test": VARIABLE}),
+        ({"test": 90}, "100", {}),
+    ],
+)
+def test_a_limit_knows_what_sets_it(load_text, document, monkeypatch, limits, variable, names):
+    monkeypatch.setenv(VARIABLE, variable)
+    table = "".join(f"{name} = {value}\n" for name, value in limits.items())
+    assert load_text(document + f"[limits]\n{table}").limits.settings == names
 
 
 def test_the_matrix_overrules_the_variable_of_torchs_harness(load_text, document, monkeypatch):
