@@ -81,10 +81,10 @@ def test_a_long_limit_from_the_environment_makes_room_in_the_job(load_text, docu
         ({"test": 90}, "100", {}),
     ],
 )
-def test_a_limit_knows_what_sets_it(load_text, document, monkeypatch, limits, variable, names):
+def test_a_limit_knows_what_sets_it(load_text, monkeypatch, limits, variable, names):
     monkeypatch.setenv(VARIABLE, variable)
     table = "".join(f"{name} = {value}\n" for name, value in limits.items())
-    assert load_text(document + f"[limits]\n{table}").limits.settings == names
+    assert load_text(AXES_LINES + REST + f"[limits]\n{table}").limits.settings == names
 
 
 def test_the_matrix_overrules_the_variable_of_torchs_harness(load_text, document, monkeypatch):

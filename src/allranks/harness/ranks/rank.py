@@ -1,6 +1,7 @@
 """A rank: a fork of the fork server that runs tests on command and reports each outcome."""
 
 import os
+import re
 import tempfile
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -21,7 +22,7 @@ from allranks.harness.collection.coverage import save_coverage
 from allranks.harness.collection.imports import ImportWatch
 from allranks.harness.collection.marker_options import has_thread_ranks, never_runs
 from allranks.harness.collection.script_folders import FOLDERS
-from allranks.harness.config import AgentConfig
+from allranks.harness.config import AgentConfig, TimeLimit
 from allranks.harness.environment_skips import EnvironmentSkip
 from allranks.harness.evidence import DiskUse
 from allranks.harness.gangs.call_board import CallBoard, map_board
@@ -180,12 +181,14 @@ class _Rank:
         if self._assignment.url is None:
             give_ports()
             return Report(outcome=Outcome.PASSED)
+        began, limit = monotonic(), self._assignment.config.limits.limit("process_group")
         try:
             init_process_group(self._assignment, self._assignment.url)
         except Exception as error:  # noqa: BLE001 - whatever torch raises here is the result
             if trouble := self._trouble_of_gpu():
                 self._connection.report(Report(goes_on=True, lost_gpu=trouble))
-            phase = self._add_error("setup", "the process group could not be made", error)
+            within = f" within {limit.words()}" if monotonic() - began >= limit.seconds else ""
+            phase = self._add_error("setup", f"the process group could not be made{within}", error)
             return Report(outcome=phase.outcome)
         return Report(outcome=Outcome.PASSED)
 
@@ -378,7 +381,11 @@ class _Rank:
         phase = phase_of(report, error, monotonic() - self._phase_began)
         if phase.outcome is Outcome.FAILED and (deaths := ", ".join(self._children.deaths())):
             phase = replace(phase, message=shorten(f"{phase.message} ({deaths})", MESSAGE_LIMIT))
-        self._add_phase(with_remedy(phase, error, has_group=self._assignment.url is not None), error)
+        phase = with_remedy(phase, error, has_group=self._assignment.url is not None)
+        if self._assignment.url is not None and phase.outcome.is_bad:
+            message = with_group_limit(phase.message, self._assignment.config.limits.limit("process_group"))
+            phase = replace(phase, message=message)
+        self._add_phase(phase, error)
 
 
 def _gpu_of(assignment: Assignment) -> int:
@@ -392,6 +399,17 @@ def _gpu_of(assignment: Assignment) -> int:
         msg = "no GPU is visible any more"
         raise RuntimeError(msg)
     return assignment.local_ranks.index(assignment.rank) % count
+
+
+def with_group_limit(message: str, limit: TimeLimit) -> str:
+    """A message of torch's, with what sets the limit of the cell's process group if the message tells that time.
+
+    gloo, NCCL and the stores tell it in ms: "Timed out waiting 60000ms", "Timeout(ms)=60000" (torch 2.6 to 2.13).
+    """
+    time = round(limit.seconds * 1000)
+    if not re.search(rf"(?<!\d){time} ?ms\b|\(ms\)={time}\b", message):
+        return message
+    return shorten(f"{message.rstrip('.')} ({limit.setting} = {limit.value:g})", MESSAGE_LIMIT)
 
 
 def init_process_group(assignment: Assignment, url: str) -> None:
