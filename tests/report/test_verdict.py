@@ -272,6 +272,23 @@ def test_message_and_text_name_a_rank_and_its_outcome_once(outcome: str, message
     assert (judged.message, section) == (sentence, sentence)
 
 
+@pytest.mark.parametrize(
+    ("message", "section"),
+    [
+        ("aborted by rank 0 while waiting at t.py:5 in test_x", "ranks 1, 2 aborted by rank 0 while waiting at t.py:5"),
+        ("aborted by rank 0, which skipped", "ranks 1, 2 aborted by rank 0, which skipped"),
+        ("aborted by the launching process, which did not", "ranks 1, 2 aborted by the launching process, which did"),
+        ("the job was ended from outside", "ranks 1, 2 aborted: the job was ended from outside"),
+        ("", "ranks 1, 2 aborted"),
+    ],
+)
+def test_the_text_says_once_that_ranks_were_aborted(message: str, section: str):
+    stopped = [result("aborted", rank, at=2.0, caused_by=0, message=message) for rank in (1, 2)]
+    judged = verdict([result("failed", 0, at=1.0, message="x"), *stopped], PLAIN)
+    [line] = [line for line in judged.text.splitlines() if line.startswith("ranks 1, 2")]
+    assert line.startswith(section)
+
+
 def test_rule_2_the_message_stays_short_however_many_peers_were_stopped():
     stopped = [result("aborted", rank, at=2.0, caused_by=0, message=f"{rank:0100}") for rank in range(1, 64)]
     judged = verdict([result("failed", 0, at=1.0), *stopped], PLAIN)

@@ -366,9 +366,11 @@ def _lead_message(lead: Lead) -> str:
 
 def _sentence(ranks: Sequence[RankResult], message: str) -> str:
     """What became of ranks with the same outcome and message, in one sentence that names them once."""
-    who = _named([rank.rank for rank in ranks])
-    # Where the agent saw how a process ended, the message is that sentence.
-    return message if message.startswith(f"{who} ") else f"{who} {describe(ranks[0].outcome)}: {message}".rstrip(": ")
+    who, how = _named([rank.rank for rank in ranks]), describe(ranks[0].outcome)
+    # Where the agent saw how a process ended, the message is that sentence; of an aborted rank, it is the predicate.
+    if message.startswith(f"{who} "):
+        return message
+    return f"{who} {message}" if message.startswith(f"{how} by ") else f"{who} {how}: {message}".rstrip(": ")
 
 
 def _reasons(ranks: Sequence[RankResult]) -> str:
