@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from allranks.harness import node_supervisor
-from allranks.harness.config import NodeConfig
+from allranks.harness.config import NodeConfig, TimeLimit
 from allranks.harness.node_supervisor import (
     NodeSupervisor,
     gpus_to_check,
@@ -55,10 +55,14 @@ def nodes(tmp_path):
     return [NodeSupervisor(tmp_path, node, {"SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"}) for node in (0, 1)]
 
 
+def assembly(seconds):
+    return TimeLimit(value=seconds, setting="limits.assembly")
+
+
 def test_a_node_learns_where_the_first_one_listens(nodes):
     posts = [NodeConfig(node=node, leader="", port=0, token=OWN) for node in (0, 1)]
-    first, held = nodes[0]._meet(posts[0], 5.0)
-    second, nothing = nodes[1]._meet(posts[1], 5.0)
+    first, held = nodes[0]._meet(posts[0], assembly(5))
+    second, nothing = nodes[1]._meet(posts[1], assembly(5))
     assert nothing is None
     with held:
         assert (second.leader, second.port) == held.getsockname() == (first.leader, first.port)
@@ -66,8 +70,8 @@ def test_a_node_learns_where_the_first_one_listens(nodes):
 
 
 def test_a_node_whose_first_one_never_comes_says_so(nodes):
-    with pytest.raises(OSError, match="node 0 has not told its address"):
-        nodes[1]._meet(NodeConfig(node=1, leader="", port=0, token=OWN), 0.1)
+    with pytest.raises(OSError, match=r"node 0 has not told its address within 0\.1 s \(limits\.assembly\)"):
+        nodes[1]._meet(NodeConfig(node=1, leader="", port=0, token=OWN), assembly(0.1))
 
 
 @pytest.mark.usefixtures("nodes")

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from allranks.harness.config import TimeLimit
 from allranks.harness.program import (
     Finish,
     Forked,
@@ -24,11 +25,14 @@ from allranks.typed_json import RecordError
 TEXT = st.text(st.characters(exclude_categories=[]), max_size=20)
 TEXTS = st.lists(TEXT, max_size=3).map(tuple)
 WHOLE = st.integers(-(2**53) + 1, 2**53 - 1)
+SECONDS = st.floats(0, 1e9)
+LIMITS = st.builds(TimeLimit, value=SECONDS, setting=TEXT, margin=SECONDS)
 TERMS = st.builds(
     ItemOptions,
     gang=TEXTS,
     has_process_group=st.booleans(),
-    limit=st.floats(0, 1e9),
+    limit=LIMITS,
+    plugin_limit=st.none() | LIMITS,
     launches=st.booleans(),
     is_skipped=st.booleans(),
     test_group=TEXT,
