@@ -84,6 +84,17 @@ def test_no_line_is_wider_than_the_table_but_a_command_that_is_there_to_be_copie
     assert "…" in text
 
 
+@pytest.mark.parametrize("padding", range(60, 100, 7))
+@pytest.mark.parametrize(
+    "word", ["/home/me/my-checkout/t-x.py:8", "gloo-w2-g0-env", "--ranks-timeout", "time-out", "test_x[a-b-c]"]
+)
+def test_no_line_ends_within_a_word_or_a_path(run_folder, padding, word):
+    run_folder.manifest(ENV)
+    message = f"{'x' * padding} {word} and the rest"
+    run_folder.both(ENV, {"t.py::test_it": {"outcome": "failed", "message": message}}, started=0.0)
+    assert word in render_table(merge(run_folder.path, environ={})).split()
+
+
 def test_a_long_name_of_a_suite_takes_the_room_that_short_cells_leave(run_folder):
     job = f"gloo-w2-g0-file/{'s' * 25}"
     run_folder.manifest(job)

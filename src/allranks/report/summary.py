@@ -110,6 +110,11 @@ def _table_row(cell_width: int, cell: str, suite: str, numbers: Sequence[str]) -
     return names + "".join(f" {number:>{room - 1}}" for number, room in columns)
 
 
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    """Lines of a text; names and paths, which have hyphens, stay in one piece where they fit into a line."""
+    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+
+
 def _first_failures(merged: MergedRun) -> Iterator[str]:
     shown = merged.failures[:FAILURES]
     if shown:
@@ -118,9 +123,9 @@ def _first_failures(merged: MergedRun) -> Iterator[str]:
     for place, failure in enumerate(shown):
         yield shorten(f"  {failure.kind.upper()} {failure.place}: {readable(failure.nodeid)}", WIDTH)
         message = shorten(readable(failure.message), _MESSAGE_LINES * (WIDTH - 8))
-        yield from textwrap.wrap(message, WIDTH, initial_indent="    ", subsequent_indent="    ")
+        yield from _wrapped(message, "    ")
         if failure.extent:
-            yield from textwrap.wrap(f"({failure.extent})", WIDTH, initial_indent="    ", subsequent_indent="    ")
+            yield from _wrapped(f"({failure.extent})", "    ")
         if place < TRACEBACKS:
             yield from (shorten(f"      {line}", WIDTH) for line in failure.traceback)
         if place < TRACEBACKS and failure.again:
@@ -139,7 +144,7 @@ def _table_notes(merged: MergedRun) -> Iterator[str]:
     if notes:
         yield ""
     for note in notes:
-        yield from textwrap.wrap(readable(note), WIDTH)
+        yield from _wrapped(readable(note))
 
 
 def _skip_but_pass(merged: MergedRun) -> Iterator[str]:
