@@ -1,6 +1,6 @@
 import pytest
 
-from allranks.harness.ranks.reports import is_symptom
+from allranks.harness.ranks.reports import waited_for
 from allranks.testing.shared_files import FileBarrier, PeerTimeoutError
 
 
@@ -36,4 +36,4 @@ def test_a_used_barrier_keeps_one_file_of_a_rank(tmp_path):
 
 
 def test_waiting_in_vain_is_a_symptom_of_a_peers_trouble():
-    assert is_symptom(PeerTimeoutError("rank 1 did not come"))
+    assert waited_for(PeerTimeoutError("rank 1 did not come"))

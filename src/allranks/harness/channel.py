@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+from allranks.harness.gangs.call_board import Wait
 from allranks.outcomes import Outcome, Phase
 from allranks.skew import OFF
 from allranks.typed_json import RecordError, decode_line, encode_line
@@ -102,11 +103,10 @@ class Report:
     early_skip: bool = False
     changed: tuple[str, ...] = ()  # names of the state that the test left changed, and that has been restored
     is_spoilt: bool = False  # not all of it could be restored: the rank has left the gang's process group, or made one
-    # The failure here is that a peer did not arrive, or was gone: see :mod:`allranks.harness.ranks.reports`.
-    is_symptom: bool = False
-    had_failed: bool = False  # it is one, and the test had failed of something else before it waited
-    # If it is one only because the rank does not know the end of a collective: the place of that among its calls.
-    waits_for: int | None = None
+    is_symptom: bool = False  # the failure follows from that of a peer, if any rank has one of its own
+    # What the rank had waited for when it failed: if a peer did not come there, the failure follows from that.
+    waits_for: Wait | None = None
+    had_failed: bool = False  # the test had failed of something else before it waited
     imported: tuple[str, ...] = ()  # with the last report: modules to import once for all later ranks
     launched: LaunchedEnd | None = None  # from a driver: the end of a rank of its test
     driver: DriverSays | None = None  # from a driver: anything else about its test

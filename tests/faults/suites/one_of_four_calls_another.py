@@ -8,19 +8,24 @@ FAULT = {
     "test": "test_dtype",
     "limits": {"process_group": 3, "test": 8},
     "seconds": 12,
-    "verdict": [("failure", "failed"), ("error", "crashed"), ("error", "errored")],
+    "verdict": [("failure", "failed"), ("error", "crashed"), ("error", "errored"), ("error", "timed_out")],
     "leading": 2,
-    "ranks": ["failed|crashed|aborted", "failed|crashed|aborted", "failed|crashed|errored", "failed|crashed|aborted"],
+    "ranks": [
+        "failed|crashed|aborted",
+        "failed|crashed|aborted",
+        "failed|crashed|errored|timed_out",
+        "failed|crashed|aborted",
+    ],
     "words": ["ranks 0, 1 and 3 called all_reduce #1 of 4 float32, rank 2 all_reduce #1 of 4 float64"],
     "undetermined": "which rank finds the difference, and how",
     "others": {
         "test_size": {
-            "verdict": [("failure", "failed"), ("error", "crashed"), ("error", "errored")],
+            "verdict": [("failure", "failed"), ("error", "crashed"), ("error", "errored"), ("error", "timed_out")],
             "leading": 2,
             "ranks": [
                 "failed|crashed|aborted",
                 "failed|crashed|aborted",
-                "failed|crashed|errored",
+                "failed|crashed|errored|timed_out",
                 "failed|crashed|aborted",
             ],
             "words": ["ranks 0, 1 and 3 called all_reduce #1 of 4 float32, rank 2 all_reduce #1 of 9 float32"],

@@ -4,7 +4,16 @@ import sys
 
 import pytest
 
-from allranks.harness.gangs.call_board import CallBoard, LastCall, blamed, map_board, open_board, read_board
+from allranks.harness.gangs.call_board import (
+    CallBoard,
+    LastCall,
+    Wait,
+    blamed,
+    map_board,
+    open_board,
+    read_board,
+    read_wait,
+)
 
 ALL_REDUCE = LastCall("default", 12, "all_reduce", None, "float32", "4x2", 9)
 SEND = LastCall("3", 7, "send", 1, "int64", "", 8)
@@ -121,6 +130,25 @@ def test_garbage_is_left_out(memory, seen, garbage):
 def test_a_memory_that_was_cut_short_is_empty(seen):
     os.ftruncate(seen, 0)
     assert read_board(seen) == []
+    assert read_wait(seen) is None
+
+
+@pytest.mark.parametrize("wait", [None, Wait(), Wait(0, 0.0), Wait(7), Wait(2**40, 1e9)])
+def test_another_process_reads_what_a_rank_waits_for(memory, seen, wait):
+    assert read_wait(seen) is None
+    CallBoard(memory).note_wait(wait)
+    assert read_wait(seen) == wait
+
+
+def test_messages_are_kept_beside_collectives(memory, seen):
+    board = CallBoard(memory)
+    slot = board.open()
+    board.note(slot, ALL_REDUCE)
+    for number in range(1, 101):
+        board.note(slot, SEND._replace(group="default", number=number, order=number + 20, tag=3))
+    messages = [(call.number, call.tag) for call in read_board(seen) if call.kind == "send"]
+    assert messages == [(number, 3) for number in range(100, 84, -1)]
+    assert ALL_REDUCE in read_board(seen)
 
 
 def test_the_counter_notes_what_a_rank_is_in():

@@ -1,6 +1,7 @@
 """Who is to blame for a step that did not end, and what that makes of the others."""
 
 import signal
+from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
@@ -8,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.harness.channel import Leaving, Report
-from allranks.harness.gangs.blame import given_up, name_crossing
-from allranks.harness.gangs.call_board import LastCall
+from allranks.harness.gangs.blame import Blame, given_up, name_crossing
+from allranks.harness.gangs.call_board import LastCall, Wait
 from allranks.harness.gangs.local_ranks import RankExit, RankHang, RankReport
-from allranks.harness.gangs.step_outcome import MOST_PHASES, Step, StepOutcome, died_of_a_peer, ended, reported
+from allranks.harness.gangs.step_outcome import MOST_PHASES, Step, StepOutcome, ended, reported
 from allranks.outcomes import Outcome, Phase, SkipKind
 
 HEAD = "Current thread 0x1 (most recent call first):\n"
@@ -37,7 +38,8 @@ def give_up(earlier, hangs, skipper=None, phases=(), calls=MappingProxyType({}))
     step = Step(nodeid="t::x" if phases else "", outcomes=list(earlier))
     for rank, whens in dict(phases).items():
         step.phases.update(step_of(*((when,) for when in whens), rank=rank).phases)
-    return given_up(step, hangs, calls, reason="no end after 9 s", skipper=skipper)
+    late = Blame(step, hangs, calls).late(is_over=step.has_gone_wrong)
+    return given_up(step, hangs, late, reason="no end after 9 s", skipper=skipper)
 
 
 def outcomes(settled):
@@ -113,15 +115,16 @@ def test_a_rank_without_a_stack_that_called_in_another_group_is_to_blame():
 
 
 @pytest.mark.parametrize("earlier", [[SYMPTOM], []])
-def test_who_waits_for_a_key_while_most_wait_for_it_in_a_collective_is_to_blame(earlier):
+def test_who_waits_for_a_key_while_others_wait_for_it_in_a_collective_is_to_blame(earlier):
     calls = {0: all_reduce(1), 1: [], 2: all_reduce(1)}
     settled = give_up(earlier, {1: IN_A_COLLECTIVE, 2: IN_A_COLLECTIVE}, calls=calls)
     assert outcomes(settled) == {1: ("timed_out", None), 2: ("aborted", 1)}
 
 
-def test_of_two_ranks_neither_is_most():
-    settled = give_up([SYMPTOM], {1: IN_A_COLLECTIVE}, calls={0: all_reduce(1), 1: []})
-    assert outcomes(settled) == {1: ("aborted", 0)}
+def test_of_two_ranks_that_wait_the_one_that_waits_for_a_key_is_to_blame():
+    calls = {0: all_reduce(1), 1: []}
+    settled = give_up([], {0: IN_A_COLLECTIVE, 1: IN_A_COLLECTIVE}, calls=calls)
+    assert outcomes(settled) == {1: ("timed_out", None), 0: ("aborted", 1)}
 
 
 def test_where_all_wait_in_collectives_the_symptom_leads():
@@ -140,7 +143,7 @@ def test_at_the_limit_all_are_timed_out_where_all_wait():
 
 
 def all_reduce(number, shape="4", group="default"):
-    return [LastCall(group, number, "all_reduce", None, "float32", shape)]
+    return [LastCall(group, number, "all_reduce", None, "float32", shape, order=number)]
 
 
 def test_of_ranks_that_do_something_else_those_are_to_blame_that_are_behind():
@@ -149,20 +152,20 @@ def test_of_ranks_that_do_something_else_those_are_to_blame_that_are_behind():
     assert outcomes(settled) == {1: ("timed_out", None), 0: ("aborted", 1), 2: ("aborted", 1)}
 
 
-def test_who_has_called_nothing_is_behind_in_the_default_group_alone():
-    hangs = {0: ELSEWHERE, 1: ELSEWHERE}
-    assert outcomes(give_up([], hangs, calls={0: all_reduce(1), 1: []}))[0] == ("aborted", 1)
-    assert outcomes(give_up([], hangs, calls={0: all_reduce(1, group="7"), 1: []}))[0] == ("timed_out", None)
+@pytest.mark.parametrize(("wait", "expected"), [(Wait(1), ("aborted", 1)), (None, ("timed_out", None))])
+def test_who_polls_for_a_collective_that_a_peer_has_not_called_is_no_cause(wait, expected):
+    hangs = {0: replace(ELSEWHERE, waits_for=wait), 1: ELSEWHERE}
+    assert outcomes(give_up([], hangs, calls={0: all_reduce(1), 1: []}))[0] == expected
 
 
 def test_who_waits_in_another_call_than_most_is_to_blame():
-    calls = {0: all_reduce(12), 1: [LastCall("default", 12, "broadcast", None, "float32", "4")], 2: all_reduce(12)}
+    calls = {0: all_reduce(12), 1: [LastCall("default", 12, "broadcast", None, "float32", "4", 12)], 2: all_reduce(12)}
     settled = give_up([], dict.fromkeys(range(3), IN_A_COLLECTIVE), calls=calls)
     assert outcomes(settled) == {1: ("timed_out", None), 0: ("aborted", 1), 2: ("aborted", 1)}
 
 
 def test_where_no_call_has_a_majority_all_are_to_blame():
-    calls = {0: all_reduce(12), 1: [LastCall("default", 12, "broadcast", None, "float32", "4")]}
+    calls = {0: all_reduce(12), 1: [LastCall("default", 12, "broadcast", None, "float32", "4", 12)]}
     settled = give_up([], dict.fromkeys(range(2), IN_A_COLLECTIVE), calls=calls)
     assert {each.outcome for each in settled} == {Outcome.TIMED_OUT}
 
@@ -352,13 +355,47 @@ def test_an_end_is_bad_unless_it_is_a_skip_that_the_test_has_chosen(status, phas
     assert (outcome.skip_kind in (SkipKind.ENVIRONMENT, SkipKind.HARDWARE)) is is_skip
 
 
+FAILED_WAIT, OPEN_WAIT = Wait(3, 2.0), Wait(3)
+
+
 @pytest.mark.parametrize(
-    ("status", "in_vain", "is_symptom"),
-    [(5, True, True), (0, True, True), (-6, True, True), (-11, True, False), (5, False, False), (-6, False, False)],
+    ("status", "wait", "may_follow"),
+    [
+        (5, FAILED_WAIT, True),
+        (0, FAILED_WAIT, True),
+        (5, OPEN_WAIT, False),
+        (-6, FAILED_WAIT, True),
+        (-6, OPEN_WAIT, True),
+        (-11, FAILED_WAIT, False),
+        (-9, OPEN_WAIT, False),
+        (5, None, False),
+        (-6, None, False),
+        (None, FAILED_WAIT, False),
+    ],
 )
-def test_a_rank_that_leaves_or_aborts_after_a_wait_in_vain_is_a_victim(status, in_vain, is_symptom):
-    rank_exit = RankExit(rank=0, status=status, at=1.0, in_vain=in_vain)
-    assert ended(rank_exit, step_of(SET_UP)).is_symptom is is_symptom
+def test_a_rank_that_leaves_after_a_failed_wait_or_aborts_in_one_may_follow_its_peers(status, wait, may_follow):
+    rank_exit = RankExit(rank=0, status=status, at=1.0, waits_for=wait)
+    assert ended(rank_exit, step_of(SET_UP)).is_symptom is may_follow
+
+
+@pytest.mark.parametrize(
+    ("follow", "leading", "consequences"),
+    [
+        ({}, 0, [False, True, True]),
+        ({0}, 1, [False, False, True]),
+        ({0, 1}, 2, [False, False, False]),
+        ({1, 2}, 0, [False, True, True]),
+        ({0, 1, 2}, None, [False, False, False]),
+    ],
+)
+def test_of_ranks_that_waited_the_first_whose_failure_follows_from_no_other_leads(follow, leading, consequences):
+    step = Step(nodeid="t::x")
+    for rank in range(3):
+        report = Report(nodeid="t::x", outcome=Outcome.FAILED, message="broken", waits_for=FAILED_WAIT)
+        step.note(reported(RankReport(rank=rank, report=report, at=1.0 + rank), step))
+    step.weigh_symptoms(lambda each: each.rank in follow)
+    assert (step.cause.rank if step.cause else None) == leading
+    assert [each.consequence for each in step.outcomes] == consequences
 
 
 def rank_report(*phases, **report):
@@ -385,11 +422,6 @@ def test_phases_without_end_are_bounded_and_the_first_bad_one_is_kept():
         step.take(rank_report(Phase(when="call", outcome=outcome, duration=0.0)))
     assert len(step.phases[0]) == MOST_PHASES + 1
     assert reported(rank_report(), step).outcome is Outcome.FAILED
-
-
-def test_a_process_that_nccls_watchdog_ended_died_of_a_peer():
-    assert died_of_a_peer("[rank0]:[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1")
-    assert not died_of_a_peer("free(): invalid pointer")
 
 
 def death(rank, at, number=signal.SIGTERM, **how):

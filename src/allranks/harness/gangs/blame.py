@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from allranks.harness import clock
-from allranks.harness.gangs.call_board import MESSAGES, LastCall
+from allranks.harness.gangs.call_board import MESSAGES, LastCall, Wait
 from allranks.harness.gangs.local_ranks import RankHang
 from allranks.harness.gangs.step_outcome import Step, StepOutcome, stopped_at, was_in
 from allranks.harness.gangs.unmatched_calls import DEFAULT_GROUP, NEW_GROUP, words_for_ranks
@@ -18,15 +18,105 @@ _UNEVEN = ("all_to_all",)
 """Calls whose tensors may have another shape on each rank."""
 
 
+class Blame:
+    """Decides whose fault it is that a step went wrong, or did not end.
+
+    Whatever failed or hangs in a call of torch.distributed follows from the other ranks if one that the call depends on
+    never entered it, entered another one, failed before, or died in it. A collective depends on its group, a message on
+    the peer, and what a rank sees of a store or of RPC on all ranks that do not wait themselves.
+
+    Args:
+        step: The step. If it has not ended, its ranks that did not end it are in `hangs`.
+        hangs: Where these ranks are.
+        calls: The last calls of each rank of the gang.
+    """
+
+    def __init__(self, step: Step, hangs: Mapping[int, RankHang], calls: _Calls) -> None:
+        self._hangs = hangs
+        self._calls = calls
+        self._bad = {each.rank: each for each in step.outcomes if each.outcome.is_bad}
+        self._alone = {rank for rank, each in self._bad.items() if not (each.is_symptom or each.waits_for)}
+        self._elsewhere = {rank for rank, hang in hangs.items() if not self._is_waiting(rank, hang)}
+        self._idle: set[int] = set()
+        waits = {rank: self._wait_of(rank, hang) for rank, hang in hangs.items()}
+        self._waits = {rank: wait for rank, wait in waits.items() if wait is not None}
+        polling = {rank for rank, wait in self._waits.items() if wait.order == 0 or self._missing(rank, wait)}
+        self._idle = self._elsewhere - polling
+
+    def _is_waiting(self, rank: int, hang: RankHang) -> bool:
+        """Whether a rank hangs in a call of torch.distributed.
+
+        A rank without stacks, or with none of the user's code in them, is taken to wait in its last call or to report
+        it, unless it is behind: on a busy host that takes seconds.
+        """
+        return waits_for_peers(hang) or _has_called(rank, hang, self._calls)
+
+    def _wait_of(self, rank: int, hang: RankHang) -> Wait | None:
+        """What a rank waits for that hangs; None if it is not known to wait for anything."""
+        if hang.waits_for is not None or rank in self._elsewhere:
+            return hang.waits_for
+        newest = next(iter(self._calls.get(rank, ())), None)
+        return Wait() if newest is None else Wait(newest.order)
+
+    def follows(self, outcome: StepOutcome) -> bool:
+        """Whether a bad outcome of a rank that had waited for something follows from what other ranks did."""
+        return bool(self._missing_at(outcome))
+
+    def _missing_at(self, outcome: StepOutcome) -> set[int]:
+        """The ranks for which a rank had waited in vain when it went wrong."""
+        rank, wait = outcome.rank, outcome.waits_for
+        if wait is None:
+            return set()
+        missing = self._missing(rank, wait) if wait.was_long else set()
+        call = _find(self._calls.get(rank, ()), wait.order)
+        other = {peer for peer, own in self._calls.items() if call is not None and _has_entered_another(call, own)}
+        failed = {peer for peer in self._needed(rank, call) if self._had_failed(peer, outcome.at)}
+        return missing | other | failed
+
+    def _missing(self, rank: int, wait: Wait) -> set[int]:
+        """The ranks that did not come to what a rank waits for."""
+        call = _find(self._calls.get(rank, ()), wait.order)
+        needed = self._needed(rank, call)
+        if call is None:
+            return needed & (self._idle | self._alone)
+        return {peer for peer in needed if not _has_entered(call, rank, self._calls.get(peer, ()))}
+
+    def _needed(self, rank: int, call: LastCall | None) -> set[int]:
+        """The ranks that a call depends on; all others for None."""
+        others = {*self._calls, *self._hangs, *self._bad} - {rank}
+        return others if call is None else {peer for peer in others if _depends_on(call, peer)}
+
+    def _had_failed(self, rank: int, at: float) -> bool:
+        """Whether a rank had failed at some time; the end of a process may be noticed later than its effects."""
+        bad = self._bad.get(rank)
+        return bad is not None and (bad.outcome is Outcome.CRASHED or bad.at < at)
+
+    def late(self, *, is_over: bool) -> Sequence[int]:
+        """The ranks that did not end the step and that others wait for.
+
+        Args:
+            is_over: A rank has gone wrong, so none of these must be to blame.
+        """
+        missing = {rank: self._missing(rank, wait) for rank, wait in self._waits.items()}
+        wanted = set().union(*missing.values(), *map(self._missing_at, self._bad.values()))
+        if self._elsewhere:
+            found = (self._idle & wanted, self._elsewhere & wanted, self._idle, self._elsewhere)
+            return sorted(next(filter(None, found)))
+        calls = self._calls if is_over else {rank: self._calls[rank] for rank in self._hangs if rank in self._calls}
+        odd = [rank for rank in odd_ones_out(calls) if rank in self._hangs]
+        free = sorted(rank for rank, found in missing.items() if not found and (rank in wanted or not is_over))
+        return odd or free or ([] if is_over else list(self._hangs))
+
+
 def given_up(
-    step: Step, hangs: Mapping[int, RankHang], calls: _Calls, *, reason: str, skipper: StepOutcome | None
+    step: Step, hangs: Mapping[int, RankHang], late: Sequence[int], *, reason: str, skipper: StepOutcome | None
 ) -> list[StepOutcome]:
     """The outcomes of ranks that had to be stopped, with the ranks to blame first.
 
     Args:
         step: The step so far: with a bad outcome, the grace after it is over; with none, the time limit is.
         hangs: Where each of them was.
-        calls: The last calls of each rank of the gang.
+        late: Those of them that others wait for.
         reason: Why they had to be stopped, in words: the time limit that they reached.
         skipper: The rank that skipped, or failed as expected, if its peers had to do the same.
     """
@@ -35,67 +125,53 @@ def given_up(
         first = None  # where the test is expected to fail on each rank, a hang is not
     if first is not None:
         return [_aborted(rank, hangs[rank], first) for rank in hangs]
-    to_blame = _to_blame(step, hangs, calls)
     if step.has_gone_wrong:
         waited = {each.rank for each in step.outcomes if each.outcome.is_bad}
-        waited |= {rank for rank in hangs if rank not in to_blame and waits_for_peers(hangs[rank])}
+        waited |= {rank for rank in hangs if rank not in late and waits_for_peers(hangs[rank])}
         reason = f"{words_for_ranks(sorted(waited))} waited for it in vain; {reason}"
-    blamed = [
-        _timed_out(rank, hangs[rank], reason, hangs[rank].phase or step.phase_under_way(rank)) for rank in to_blame
-    ]
+    blamed = [_timed_out(rank, hangs[rank], reason, hangs[rank].phase or step.phase_under_way(rank)) for rank in late]
     first = next(iter(blamed), step.leader)
     waiting = sorted(set(hangs) - {each.rank for each in blamed})
     return [*blamed, *(_aborted(rank, hangs[rank], first) for rank in waiting if first is not None)]
 
 
-def _to_blame(step: Step, hangs: Mapping[int, RankHang], calls: _Calls) -> Sequence[int]:
-    """The ranks that others wait for.
-
-    A rank that waits in a collective is not to blame, unless most ranks wait in another one, or no other rank can be.
-    Nor is one that waits for a key of a store, unless most ranks wait for it in a collective.
-    Of the ranks that do something else, those behind their peers are to blame, or all if none is behind. A rank
-    without stacks, or with none of the user's code in them, is taken to wait in its last call or to report it, unless
-    it is behind: on a busy host that takes seconds.
-    """
-    absent = [rank for rank, each in hangs.items() if not (waits_for_peers(each) or _has_called(rank, each, calls))]
-    if absent:
-        return [rank for rank in absent if _is_behind(rank, calls)] or absent
-    if step.has_gone_wrong:
-        return [rank for rank in odd_ones_out(calls) if rank in hangs] or _left_behind(hangs, calls)
-    odd = odd_ones_out({rank: calls[rank] for rank in hangs if rank in calls})
-    return odd or _left_behind(hangs, calls) or list(hangs)
+def _find(calls: Sequence[LastCall], order: int) -> LastCall | None:
+    """The call at this place among all calls of its rank; None if it is not known any more."""
+    return next((call for call in calls if call.order == order), None) if order else None
 
 
-def _left_behind(hangs: Mapping[int, RankHang], calls: _Calls) -> list[int]:
-    """The ranks that wait for a peer, as for a key of a store, where most ranks have gone on to a collective."""
-    behind = [rank for rank in calls if _is_behind(rank, calls)]
-    return [rank for rank in behind if rank in hangs] if 2 * len(behind) < len(calls) else []
+def _depends_on(call: LastCall, peer: int) -> bool:
+    """Whether a call can only end if a peer makes one."""
+    if call.kind in MESSAGES:
+        return call.peer in (peer, None)
+    return bool(call.mask >> peer & 1) if call.mask else True
 
 
-def never_entered(calls: _Calls, rank: int, order: int) -> list[int]:
-    """The ranks that have not entered a collective of another rank, or have entered another one in its place.
-
-    Args:
-        calls: The last calls of each rank.
-        rank: The rank whose collective it is.
-        order: The place of the collective among all its calls; none is found if that is not known any more.
-    """
-    own = next((call for call in calls.get(rank, ()) if call.order == order and call.kind not in MESSAGES), None)
-    if own is None:
-        return []
-    return [peer for peer in calls if peer != rank and own.mask >> peer & 1 and not _has_entered(own, calls[peer])]
+def _has_entered(call: LastCall, rank: int, others: Sequence[LastCall]) -> bool:
+    """Whether a peer with these calls has entered a collective of a rank, or made the other end of its message."""
+    if call.kind in MESSAGES:
+        other = "send" if call.kind == "recv" else "recv"
+        ends = [each for each in others if (each.group, each.kind) == (call.group, other) and each.peer in (rank, None)]
+        return any(each.number >= call.number for each in ends if call.peer is None or each.tag == call.tag)
+    same = _same_place(call, others)
+    later = (each for each in others if each.group == call.group and each.kind not in MESSAGES)
+    return same.essence == call.essence if same else any(each.number > call.number for each in later)
 
 
-def _has_entered(call: LastCall, others: Sequence[LastCall]) -> bool:
-    """Whether a peer with these calls has entered a collective of another rank."""
-    in_group = [each for each in others if each.group == call.group and each.kind not in MESSAGES]
-    same = next((each for each in in_group if each.number == call.number), None)
-    return same.kind == call.kind if same else any(each.number > call.number for each in in_group)
+def _has_entered_another(call: LastCall, others: Sequence[LastCall]) -> bool:
+    """Whether a peer with these calls has entered another collective in the place of a rank's."""
+    same = _same_place(call, others)
+    return same is not None and same.essence != call.essence
+
+
+def _same_place(call: LastCall, others: Sequence[LastCall]) -> LastCall | None:
+    places = (each for each in others if each.group == call.group and each.kind not in MESSAGES)
+    return None if call.kind in MESSAGES else next((each for each in places if each.number == call.number), None)
 
 
 def waits_for_peers(hang: RankHang) -> bool:
     """Whether a rank only waits in torch.distributed."""
-    return not hang.held and waits_in_distributed(hang.stacks)
+    return not hang.held and waits_in_distributed(hang.stacks, is_logged=hang.waits_for is not None)
 
 
 def _has_called(rank: int, hang: RankHang, calls: _Calls) -> bool:
@@ -106,8 +182,14 @@ def _has_called(rank: int, hang: RankHang, calls: _Calls) -> bool:
 def _is_behind(rank: int, calls: _Calls) -> bool:
     """Whether another rank has begun more collectives in one of this rank's groups."""
     # Newest calls come first: reversed, the newest of each group is kept.
-    own = {DEFAULT_GROUP: 0, **{call.group: call.number for call in reversed(calls.get(rank, ()))}}
-    return any(call.number > own.get(call.group, call.number) for others in calls.values() for call in others)
+    own = {DEFAULT_GROUP: 0, **{each.group: each.number for each in reversed(_collectives(calls.get(rank, ())))}}
+    return any(
+        each.number > own.get(each.group, each.number) for others in calls.values() for each in _collectives(others)
+    )
+
+
+def _collectives(calls: Sequence[LastCall]) -> list[LastCall]:
+    return [call for call in calls if call.kind not in MESSAGES]
 
 
 def odd_ones_out(calls: _Calls) -> list[int]:

@@ -4,7 +4,9 @@ import mmap
 import os
 import re
 from collections.abc import Iterable, Sequence
-from math import prod
+from dataclasses import dataclass
+from math import isnan, nan, prod
+from struct import Struct
 from typing import NamedTuple
 from zlib import crc32
 
@@ -15,25 +17,27 @@ _WORD_BYTES = 36
 _MOST_MEMBERS = 256
 
 _KEPT = 16
-"""Collectives kept for each group; its messages have a line of their own."""
+"""Collectives kept for each group, and messages."""
 
 _BLAMED = 4
 """The newest collectives of each group, which decide who is to blame; the others only show how a test went."""
 
-_SLOT_BYTES = (_KEPT + 1) * _LINE_BYTES
+_SLOT_BYTES = 2 * _KEPT * _LINE_BYTES
 _SLOTS = 64
 
 _PHASE = slice(_SLOT_BYTES * _SLOTS, _SLOT_BYTES * _SLOTS + 15)
 """The place of the current phase."""
 
-_IN_VAIN = _PHASE.stop
-"""The place of the byte that is 1 if the rank's last wait for a peer was in vain."""
+_WAIT = Struct("<qd")
+"""One more than the order of a wait, 0 for none, and its seconds, no number for one that goes on."""
+
+_WAIT_AT = _PHASE.stop
 
 _SHAPE = re.compile(r"(\d+(x\d+)*)?")
 
 _PHASES = ("set-up", "call", "tear-down")
 
-BOARD_BYTES = _IN_VAIN + 1
+BOARD_BYTES = _WAIT_AT + _WAIT.size
 
 MESSAGES = ("send", "recv")
 """The kinds of calls that are not collectives."""
@@ -59,7 +63,7 @@ class LastCall(NamedTuple):
 
     Attributes:
         group: Name of the group, as in :class:`allranks.harness.gangs.unmatched_calls.GroupCalls`.
-        number: A collective's number in its group, from 1; for a message, the number of the collective before it.
+        number: A collective's number in its group, from 1; a message's number among those of its kind, peer and tag.
         kind: ``all_reduce``, ``send``, ``recv``, …
         peer: The other rank of a message, or the root of a collective that has one; None for other collectives, and for
             a receive from any source.
@@ -68,6 +72,7 @@ class LastCall(NamedTuple):
         order: Its place among all calls of the rank.
         at: Nanoseconds on the monotonic clock, when it began; 0 if unknown.
         mask: The ranks of its group, a bit for each; 0 if unknown, as in a group with a rank of 256 or more.
+        tag: Of a message.
     """
 
     group: str
@@ -79,11 +84,35 @@ class LastCall(NamedTuple):
     order: int = 0
     at: int = 0
     mask: int = 0
+    tag: int = 0
 
     @property
     def essence(self) -> tuple[object, ...]:
         """What no two ranks may differ in: a backend may pair views of one size, and parts of different sizes."""
         return self.kind, self.dtype, self.peer, size_of(self.shape) if self.kind in EVEN else None
+
+
+_SHORTEST = 0.1
+"""Seconds: a call that fails sooner has not waited for a peer, but refused its arguments, or found a peer gone."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """What a rank waits for, or has waited for without success.
+
+    Attributes:
+        order: The place of the collective or message among all calls of the rank; 0 for anything else that other ranks
+            do, as set the key of a store or answer a remote call.
+        seconds: From the beginning of the call to its failure; None if its end is not known.
+    """
+
+    order: int = 0
+    seconds: float | None = None
+
+    @property
+    def was_long(self) -> bool:
+        """Whether it has taken so long that a peer may have been late."""
+        return self.seconds is None or self.seconds >= _SHORTEST
 
 
 class CallBoard:
@@ -96,14 +125,16 @@ class CallBoard:
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
         self._free = list(range(_SLOTS))
+        self._messages = [0] * _SLOTS
 
     def enter(self, phase: str) -> None:
         """Note the current phase, in words; empty for none."""
         self._memory[_PHASE] = phase.encode().ljust(_PHASE.stop - _PHASE.start, b"\0")
 
-    def note_wait(self, in_vain: bool) -> None:
-        """Note whether the last wait for a peer was in vain."""
-        self._memory[_IN_VAIN] = in_vain
+    def note_wait(self, wait: Wait | None) -> None:
+        """Note what the rank waits for, or has waited for without success."""
+        place, seconds = (0, None) if wait is None else (wait.order + 1, wait.seconds)
+        _WAIT.pack_into(self._memory, _WAIT_AT, place, nan if seconds is None else seconds)
 
     def open(self) -> int | None:
         """A slot for a group; None if all are taken."""
@@ -119,7 +150,10 @@ class CallBoard:
         """Note a call, overwriting an older one."""
         if slot is not None:
             line = _line_of(call)
-            place = _KEPT if call.kind in MESSAGES else call.number % _KEPT
+            place = call.number % _KEPT
+            if call.kind in MESSAGES:
+                place = _KEPT + self._messages[slot] % _KEPT
+                self._messages[slot] += 1
             start = slot * _SLOT_BYTES + place * _LINE_BYTES
             self._memory[start : start + len(line)] = line
 
@@ -172,9 +206,11 @@ def read_phase(descriptor: int) -> str:
     return phase if phase in _PHASES else ""
 
 
-def read_wait(descriptor: int) -> bool:
-    """Whether the rank's last wait for a peer was in vain."""
-    return os.pread(descriptor, 1, _IN_VAIN) == b"\1"
+def read_wait(descriptor: int) -> Wait | None:
+    """What the rank waits for, or has waited for without success; None for nothing, and if it has cut the board."""
+    data = os.pread(descriptor, _WAIT.size, _WAIT_AT)
+    place, seconds = _WAIT.unpack(data) if len(data) == _WAIT.size else (0, nan)
+    return None if place <= 0 else Wait(place - 1, None if isnan(seconds) else seconds)
 
 
 def _line_of(call: LastCall) -> bytes:
@@ -185,7 +221,7 @@ def _line_of(call: LastCall) -> bytes:
         dtype=_shortened(call.dtype),
         shape=call.shape if len(call.shape) <= _WORD_BYTES else str(size_of(call.shape)),
     )
-    return ("\t".join([*map(str, short[:-1]), f"{call.mask:x}"]) + "\0").encode()
+    return ("\t".join([*map(str, short[:-2]), f"{call.mask:x}", str(call.tag)]) + "\0").encode()
 
 
 def _shortened(word: str) -> str:
@@ -197,11 +233,12 @@ def _shortened(word: str) -> str:
 
 def _call_of(line: str) -> LastCall | None:
     try:
-        group, number, kind, peer, dtype, shape, order, at, mask = line.split("\t")
+        group, number, kind, peer, dtype, shape, order, at, mask, tag = line.split("\t")
         known_peer = None if peer == "None" else int(peer)
         if not _SHAPE.fullmatch(shape):
             return None
-        return LastCall(group, int(number), kind, known_peer, dtype, shape, int(order), int(at), int(mask, 16))
+        numbers = int(order), int(at), int(mask, 16), int(tag)
+        return LastCall(group, int(number), kind, known_peer, dtype, shape, *numbers)
     except ValueError:
         return None
 

@@ -5,16 +5,15 @@ import signal
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 from allranks.harness import clock, linux
 from allranks.harness.channel import End, RunTest
 from allranks.harness.config import TimeLimit, TimeLimits
 from allranks.harness.gangs.blame import (
+    Blame,
     given_up,
     name_crossing,
     name_parting,
-    never_entered,
     odd_ones_out,
     strays,
     waits_for_peers,
@@ -192,7 +191,7 @@ class Gang:
         """
         self._look(0.0)
         if self._pending:
-            self._give_up(reason, None)
+            self._settle(reason, None)
         self._stop(self._alive)
         self._step.explain_symptoms(None)
         return self._step
@@ -236,21 +235,12 @@ class Gang:
             else:
                 # A rank that does not wait for its peers may be about to skip as well.
                 timer.go_on()
-        skipper = None if deadlines.skip is None else step.skipper
-        self._weigh(step)
-        if self._pending:
-            self._give_up(timer.reason, skipper)
+        self._settle(timer.reason, None if deadlines.skip is None else step.skipper)
         self._wait_for_the_jobs_end(step)
         if step.has_gone_wrong:
-            self._explain(step, skipper)
+            self._explain(step, None if deadlines.skip is None else step.skipper)
         step.compare_subtests()
         return step
-
-    def _weigh(self, step: Step) -> None:
-        """Let the ranks' calls decide which failures only tell of a peer that did not come."""
-        if any(each.waits_for is not None for each in step.outcomes):
-            calls = self._look_at_calls(step)
-            step.weigh_symptoms(partial(never_entered, calls))
 
     def _wait_for_the_jobs_end(self, step: Step) -> None:
         """If SIGTERM has ended a rank, wait a moment for the end of the job.
@@ -351,16 +341,23 @@ class Gang:
         if self._clock is not None:
             self._clock.restart()
 
-    def _give_up(self, reason: str, skipper: StepOutcome | None) -> None:
-        """Find out where the pending ranks are, stop them, and settle the outcome of each."""
+    def _settle(self, reason: str, skipper: StepOutcome | None) -> None:
+        """Find out where the pending ranks are, stop them, and settle whose fault each bad outcome is."""
+        step = self._step
+        if not (self._pending or step.has_gone_wrong):
+            return
         self._each(lambda node_ranks, own: node_ranks.freeze(own), self._pending)
         hangs = self._find(self._pending)
         out = set(self._pending)
         self._pending = set()
         self._stop(out)
-        calls = self._look_at_calls(self._step)
-        for outcome in given_up(self._step, hangs, calls, reason=reason, skipper=skipper):
-            self._step.note(outcome)
+        calls = self._look_at_calls(step)
+        blame = Blame(step, hangs, calls)
+        step.weigh_symptoms(blame.follows)
+        if hangs:
+            late = blame.late(is_over=step.has_gone_wrong)
+            for outcome in given_up(step, hangs, late, reason=reason, skipper=skipper):
+                step.note(outcome)
 
     def _find(self, ranks: Collection[int]) -> dict[int, RankHang]:
         return {

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from allranks.harness import clock, evidence, linux
 from allranks.harness.channel import End, Report, RunTest
-from allranks.harness.gangs.call_board import LastCall, read_board, read_phase, read_wait
+from allranks.harness.gangs.call_board import LastCall, Wait, read_board, read_phase, read_wait
 from allranks.harness.gangs.orphans import REAP_TIMEOUT, KilledOrphan, Mark, Orphans, kill_orphans
 from allranks.harness.gangs.output import Output, OutputLog
 from allranks.harness.gangs.outside_skew import disturbing
@@ -52,7 +52,7 @@ class RankExit:
         stacks: Stacks that a fatal signal left in its stack file.
         output: Its last output.
         lost: Why its status is unknown; empty if it is known.
-        in_vain: Its last wait for a peer was in vain.
+        waits_for: What it waited for, or had last waited for without success.
         was_told_to_stop: It is lost with its node, whose agent was told to stop.
     """
 
@@ -64,7 +64,7 @@ class RankExit:
     stacks: str = ""
     output: Output = field(default_factory=Output)
     lost: str = ""
-    in_vain: bool = False
+    waits_for: Wait | None = None
     was_told_to_stop: bool = False
 
 
@@ -81,6 +81,7 @@ class RankHang:
         stacks: Its stacks; empty if there are none.
         held: What keeps it from running, in words; empty for nothing.
         phase: Of its test, in words; empty if unknown.
+        waits_for: As of :class:`RankExit`.
         children: Where the processes are that it has started, in words; empty if unknown.
         child_stacks: Their stacks.
     """
@@ -88,6 +89,7 @@ class RankHang:
     stacks: str = ""
     held: str = ""
     phase: str = ""
+    waits_for: Wait | None = None
     children: str = ""
     child_stacks: str = ""
 
@@ -271,7 +273,7 @@ class LocalRanks:
             for_want_of_memory=linux.is_memory_kill(status, self._killed_for_memory),
             stacks=self._stacks[rank.number].added(),
             output=rank.glance(),
-            in_vain=read_wait(rank.board),
+            waits_for=read_wait(rank.board),
         )
 
     def _forget(self, descriptor: int) -> None:
@@ -323,6 +325,7 @@ class LocalRanks:
         before = {rank: self._processes[rank].state_before or linux.state_of(pid) for rank, pid in pids.items()}
         # A rank may go on to the end of its test as soon as it has written its stacks.
         phases = {rank: read_phase(self._processes[rank].board) for rank in ranks}
+        waits = {rank: read_wait(self._processes[rank].board) for rank in ranks}
         stopped = {rank for rank, state in before.items() if state in ("T", "t")}
         # A rank takes up to a second to write its recording: it is asked first, and waited for last.
         recordings = self._recorder.request(pids) if self._recorder else []
@@ -341,6 +344,7 @@ class LocalRanks:
                 stacks=stacks.get(rank, ""),
                 held=held.get(rank, ""),
                 phase=phases[rank],
+                waits_for=waits[rank],
                 children=words_for(children.get(rank, ())),
                 child_stacks=text_of(children.get(rank, ())),
             )

@@ -8,13 +8,14 @@ import re
 import signal
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from allranks import skip_codes
 from allranks.harness import clock, linux
 from allranks.harness.channel import DriverSays, LaunchedEnd, Leaving, Report
 from allranks.harness.config import TimeLimit
+from allranks.harness.gangs.call_board import Wait
 from allranks.harness.gangs.local_ranks import RankExit, RankReport
 from allranks.harness.gangs.unmatched_calls import Calls, Mismatch, calls_of, find_mismatch
 from allranks.harness.stacks.stacks import innermost, is_machinery, waits_in_distributed
@@ -63,9 +64,9 @@ class StepOutcome:
         consequence: The outcome followed from another rank's bad one, or came within the grace after it.
         caused_by: For an aborted rank: the rank that caused it.
         is_final: The rank's step is over.
-        is_symptom: The only failure here is that a peer did not arrive, or was gone.
-        had_failed: It is a symptom, and its test had failed of something else before it waited.
-        waits_for: See :attr:`allranks.harness.channel.Report.waits_for`.
+        is_symptom: It follows from another rank's outcome, or may do so until :meth:`Step.weigh_symptoms` has decided.
+        waits_for: What the rank had waited for, in vain; None for nothing.
+        had_failed: Its test had failed of something else before it waited.
         observed: The supervisor determined the outcome, because the rank itself could not report it.
         is_lost: The rank's exit status is unknown.
         was_terminated: SIGTERM ended the rank, or its node: perhaps everything is ended from outside.
@@ -85,8 +86,8 @@ class StepOutcome:
     changed: tuple[str, ...] = ()
     is_final: bool = True
     is_symptom: bool = False
+    waits_for: Wait | None = None
     had_failed: bool = False
-    waits_for: int | None = None
     consequence: bool = False
     caused_by: int | None = None
     observed: bool = False
@@ -280,19 +281,20 @@ class Step:
             for each in self.outcomes
         ]
 
-    def weigh_symptoms(self, never_entered: Callable[[int, int], Sequence[int]]) -> None:
-        """Let the ranks' calls decide which failures of ranks that do not know the end of a collective are symptoms.
+    def weigh_symptoms(self, follows: Callable[[StepOutcome], bool]) -> None:
+        """Decide which bad outcomes follow from those of other ranks, and which are their rank's own.
 
         Args:
-            never_entered: Returns the ranks that did not enter a collective, given a rank and the place of the
-                collective among its calls.
+            follows: Whether an outcome of a rank that had waited for something follows from what its peers did.
         """
-        self.outcomes = [
-            replace(each, is_symptom=bool(never_entered(each.rank, each.waits_for)), waits_for=None)
-            if each.is_symptom and each.waits_for is not None
-            else each
-            for each in self.outcomes
-        ]
+        weighed: list[StepOutcome] = []
+        has_cause = False
+        for each in self.outcomes:
+            is_symptom = follows(each) if each.is_symptom and each.waits_for is not None else each.is_symptom
+            outcome = replace(each, is_symptom=is_symptom, consequence=has_cause and each.outcome.is_bad)
+            weighed.append(outcome)
+            has_cause = has_cause or (outcome.outcome.is_bad and outcome.is_own)
+        self.outcomes = weighed
 
     def explain_symptoms(self, skipper: StepOutcome | None, odd: Collection[int] = ()) -> None:
         """At the step's end, mark symptoms as consequences of the rank that caused them.
@@ -410,9 +412,9 @@ def reported(event: RankReport, step: Step) -> StepOutcome:
         early_skip=report.early_skip,
         is_spoilt=report.is_spoilt,
         changed=report.changed,
-        is_symptom=report.is_symptom,
-        had_failed=report.had_failed,
+        is_symptom=report.is_symptom or report.waits_for is not None,
         waits_for=report.waits_for,
+        had_failed=report.had_failed,
         is_final=report.is_final,
         calls=_calls(report),
         skipped_subtests=report.skipped_subtests,
@@ -446,7 +448,8 @@ def ended(rank_exit: RankExit, step: Step) -> StepOutcome:
         at=rank_exit.at,
         message=f"{timed_out or died}{', when it had ended its own part of the test' if is_late else ''}",
         text=rank_exit.stacks,
-        is_symptom=_ended_for_a_peer(rank_exit),
+        is_symptom=_may_follow(rank_exit),
+        waits_for=rank_exit.waits_for,
         consequence=step.has_cause_before(rank_exit.at),
         observed=True,
         is_lost=bool(rank_exit.lost),
@@ -454,20 +457,15 @@ def ended(rank_exit: RankExit, step: Step) -> StepOutcome:
     )
 
 
-def _ended_for_a_peer(rank_exit: RankExit) -> bool:
-    """Whether a rank ended itself because a peer was late or gone: code that handles such failures often does so."""
-    if rank_exit.status == -signal.SIGABRT:
-        return rank_exit.in_vain or died_of_a_peer(rank_exit.output.stderr)
-    return rank_exit.in_vain and rank_exit.status is not None and rank_exit.status >= 0
+def _may_follow(rank_exit: RankExit) -> bool:
+    """Whether a rank may have ended itself because a peer was late or gone: code that handles such failures often does.
 
-
-# NCCL's watchdog prints this when it ends a process because one of its collectives took too long (torch 2.13).
-_WATCHDOG = re.compile(r"Watchdog caught collective operation timeout|ProcessGroupNCCL.*time(d |-)?out", re.IGNORECASE)
-
-
-def died_of_a_peer(stderr: str) -> bool:
-    """Whether NCCL's watchdog ended a process because one of its collectives took too long."""
-    return _WATCHDOG.search(stderr) is not None
+    NCCL's watchdog aborts a process whose collective goes on for too long.
+    """
+    status, wait = rank_exit.status, rank_exit.waits_for
+    if wait is None or status is None:
+        return False
+    return status == -signal.SIGABRT or (status >= 0 and wait.seconds is not None)
 
 
 def describe_end(rank_exit: RankExit) -> str:

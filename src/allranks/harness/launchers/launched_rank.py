@@ -16,11 +16,11 @@ from allranks.harness.channel import End, RankEnd, Report, RunTest
 from allranks.harness.clock import monotonic
 from allranks.harness.collection.coverage import save_coverage
 from allranks.harness.collection.imports import ImportWatch
-from allranks.harness.gangs.call_board import CallBoard, map_board
+from allranks.harness.gangs.call_board import CallBoard, Wait, map_board
 from allranks.harness.ranks import debugging, rank_setup
 from allranks.harness.ranks.call_counter import CallCounter
 from allranks.harness.ranks.rank_setup import flush_output, live
-from allranks.harness.ranks.reports import CodedSkip, is_symptom, skip_with_code, with_cause
+from allranks.harness.ranks.reports import CodedSkip, failed_before, skip_with_code, waited_for, with_cause
 from allranks.harness.seeding import seed_everything
 from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, SkipKind, shorten
 from allranks.tracebacks import headline
@@ -56,6 +56,7 @@ class LaunchedRank:
         self._running: RankTerms | None = None
         self._began = 0.0
         self._reported: Exception | None = None
+        self._wait: Wait | None = None
         self._imports = ImportWatch()
         self._calls = CallCounter(CallBoard(map_board(place.board)), place.world_size)
         rank_setup.announce_to(self._connection)
@@ -63,7 +64,7 @@ class LaunchedRank:
 
     def start(self, body: Callable[[], object]) -> bool:
         """Run the set-up before the first test; its errors are this rank's. Returns whether it passed."""
-        phase, error = _attempt("setup", body)
+        phase, error = _attempt("setup", body, self._note)
         if phase.outcome is not Outcome.PASSED:
             self._report("", phase, error)
         self._conclude("", phase)
@@ -77,7 +78,7 @@ class LaunchedRank:
         self._report(terms.nodeid, Phase(when="setup", outcome=Outcome.PASSED, duration=0.0), None)
         os.environ["ALLRANKS_SEED"] = str(terms.seed)
         seed_everything(terms.seed)
-        phase, error = _attempt("call", body)
+        phase, error = _attempt("call", body, self._note)
         if error is None or error is not self._reported:
             self._report(terms.nodeid, phase, error)
         self._conclude(terms.nodeid, phase)
@@ -88,13 +89,14 @@ class LaunchedRank:
         if self._running is None:
             return
         self._reported = error
+        self._note(error)
         phase = _ended_by(error, "call", monotonic() - self._began)
         flush_output()
         self._report(self._running.nodeid, phase, error)
 
     def end(self, body: Callable[[], object]) -> None:
         """Run the teardown after the last test; its errors are this rank's."""
-        phase, error = _attempt("teardown", body)
+        phase, error = _attempt("teardown", body, self._note)
         if phase.outcome.is_bad:
             self._report("", phase, error)
         self._conclude("", phase)
@@ -104,10 +106,23 @@ class LaunchedRank:
         while (command := self._connection.command()) is not None:
             yield command
 
+    def _note(self, error: BaseException) -> None:
+        """Note what the rank waits for when it goes wrong; to report it takes its time."""
+        self._calls.mark(error)
+        self._wait = self._calls.waits.current
+
     def _report(self, nodeid: str, phase: Phase, error: BaseException | None) -> None:
-        has_waited = is_symptom(error, has_waited=error is not None and self._calls.has_waited_in_vain)
+        wait, self._wait = waited_for(error, self._wait), None
+        had_failed = wait is not None and failed_before(error) is not None
         self._connection.report(
-            Report(nodeid=nodeid, outcome=phase.outcome, phases=(phase,), goes_on=True, is_symptom=has_waited)
+            Report(
+                nodeid=nodeid,
+                outcome=phase.outcome,
+                phases=(phase,),
+                goes_on=True,
+                waits_for=wait,
+                had_failed=had_failed,
+            )
         )
 
     def _conclude(self, nodeid: str, phase: Phase) -> None:
@@ -144,11 +159,14 @@ def be_launched_rank(place: Place, work: Callable[[LaunchedRank], int], variable
     live(work_alone, place.parent, stacks=place.results / f"rank-{place.rank}.stacks.txt", environment=environment)
 
 
-def _attempt(when: str, body: Callable[[], object]) -> tuple[Phase, BaseException | None]:
+def _attempt(
+    when: str, body: Callable[[], object], note: Callable[[BaseException], object]
+) -> tuple[Phase, BaseException | None]:
     began = monotonic()
     try:
         body()
     except BaseException as error:  # noqa: BLE001 - whatever a test raises is its result
+        note(error)
         phase = _ended_by(error, when, monotonic() - began)
         if phase.outcome.is_bad:
             debugging.look_at(error)

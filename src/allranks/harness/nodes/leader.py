@@ -248,7 +248,7 @@ class RemoteRanks:
         if not ranks:
             return {}
         found = self._link.ask({"do": "find", "ranks": list(ranks)}) or {}
-        return {rank: RankHang(**found.get(str(rank), {})) for rank in ranks}
+        return {rank: build(RankHang, found.get(str(rank), {})) for rank in ranks}
 
     def calls(self) -> Mapping[int, Sequence[LastCall]]:
         """See :meth:`allranks.harness.gangs.local_ranks.Ranks.calls`."""
@@ -280,7 +280,7 @@ def _event_of(fields: Message, ahead: float) -> RankEvent:
     if "report" in fields:
         report = build(Report, fields["report"])
         return RankReport(rank=rank, report=report, at=at, has_strangers=bool(fields.get("has_strangers")))
-    return RankExit(**{**fields, "at": at, "output": Output(**fields["output"])})
+    return build(RankExit, {**fields, "at": at})
 
 
 class Leader:

@@ -15,13 +15,14 @@ ranks than the gang and ends with its test.
 
 import functools
 import itertools
-import re
+import traceback
 import unittest
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import FunctionType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
@@ -29,9 +30,10 @@ from torch import distributed
 from torch.distributed import distributed_c10d
 
 from allranks.harness.clock import monotonic_ns
-from allranks.harness.gangs.call_board import CallBoard, LastCall
+from allranks.harness.gangs.call_board import CallBoard, LastCall, Wait
 from allranks.harness.gangs.unmatched_calls import DEFAULT_GROUP, NEW_GROUP, Calls, GroupCalls, words_for_ranks
 from allranks.harness.ranks.counted_group import ANY, MESSAGES, UNEVEN, CountedGroup, describe, message_of, sequence_of
+from allranks.harness.ranks.waits import Waits
 
 COLLECTIVES: Mapping[str, tuple[str, int]] = {
     method: (kind, place)
@@ -60,22 +62,19 @@ _ROOTED = frozenset({"broadcast", "gather", "reduce", "scatter"})
 _WAITS = (
     (distributed.Work, "wait"),
     (distributed.Work, "synchronize"),
-    (torch._C.Future, "wait"),  # noqa: SLF001 - what Work.get_future returns
+    (torch._C.Future, "wait"),  # noqa: SLF001 - what Work.get_future and calls of RPC return
     (torch._C.Future, "value"),  # noqa: SLF001
 )
 """Methods that raise the error of a call."""
 
-# Messages of gloo, NCCL, the stores and TensorPipe about a peer that is late or gone (torch 2.13).
-_PEER = re.compile(
-    r"timed?[ -]?out|wait timeout|closed by peer|reset by peer|connection (was )?(closed|reset|refused)|broken pipe"
-    r"|remote process (exited|has exited)|socket (was )?closed|failed to recv|failed to pass"
-    r"|eof(: end of file| \(this error)",
-    re.IGNORECASE,
-)
-OF_A_CALLEE = re.compile(r"(\w+: )?On WorkerInfo\(.*\):\n(?P<error>.+)")
-"""What a function raised on another worker of RPC, which speaks of that worker's own affairs (torch 2.13)."""
+_WAIT = "allranks_wait"
+"""The attribute of an exception with what the call that raised it had waited for."""
+
+_ANSWERS = "_handle_exception"
+"""torch's function that raises what a function has raised on another worker of RPC (torch 2.6 to 2.14)."""
+
 _STORE_WAITS = ("get", "wait", "multi_get", "queue_pop", "barrier")
-"""Methods of a store that wait for other ranks; wrapped so that the stack of a waiting rank shows them."""
+"""Methods of a store that wait for other ranks; the stack of a waiting rank shows their wrappers."""
 
 _STORE_POLLS = ("add", "compare_set", "num_keys")
 """Methods of a store by which a rank may poll for what other ranks write."""
@@ -86,11 +85,16 @@ _EXPECTATIONS: tuple[type, ...] = (
 )
 """The classes behind ``pytest.raises`` and ``assertRaises``: a failure that their block expects does not count."""
 
-_IN_VAIN = 3
-"""Consecutive negative answers (call not completed, key not found) from which on a rank counts as polling."""
+_MOST_EXCEPTIONS = 100
+"""Maximum number of exceptions to inspect in a chain."""
 
 _MOST_GROUPS = 200
 """Maximum number of groups in a test: a report of more would not fit into a pipe."""
+
+_TORCH = Path(torch.__file__).parent
+_RPC = f"{_TORCH}/distributed/rpc/"
+_CALLERS = (f"{_TORCH}/distributed/", f"{_TORCH}/autograd/", f"{_TORCH}/_ops.py")
+"""Paths of code that calls C++ functions which call collectives: their exceptions end in the caller's frame."""
 
 _UNMET: Any = object()
 
@@ -121,43 +125,48 @@ class CallCounter:
         self._failures = itertools.count()
         self._order = itertools.count(1)
         self._made_groups = itertools.count(1)
-        self._refusals = 0
-        self._unsettled: int | None = None
         self._answer: tuple[object, ...] = ()
-        self._has_missed_a_peer = False
+        self.waits = Waits(board)
+        # By the identity of what a call has returned: a weak reference to it, as another object may get its identity.
+        self._works: dict[int, tuple[Callable[[], object], _Begun]] = {}
         for method, (kind, place) in COLLECTIVES.items():
             wrap(distributed.ProcessGroup, method, functools.partial(self._counted, kind=kind, place=place))
         for method, (kind, names) in MESSAGES.items():
             wrap(distributed.ProcessGroup, method, functools.partial(self._counted, kind=kind, place=0, names=names))
         wrap(distributed.ProcessGroup, UNEVEN, self._unnumbered)
         wrap(distributed_c10d, "_new_group_with_tag", self._made)
+        wrap(distributed_c10d, "_new_process_group_helper", self._waiting)
         self._new_groups = board.open() if board else None
         for owner, method in _WAITS:
             wrap(owner, method, self._waited)
-        polled = functools.partial(self._asked, refusals=1)
-        wrap(distributed.Work, "is_completed", polled)
-        wrap(torch._C._distributed_c10d.Store, "check", polled)  # noqa: SLF001
+        wrap(distributed.Work, "is_completed", self._asked_for_end)
+        wrap(distributed.Work, "get_future", self._passed_to_future)
+        store = torch._C._distributed_c10d.Store  # noqa: SLF001
+        wrap(store, "check", self._asked)
         for method in _STORE_POLLS:
-            asked = functools.partial(polled, has_news=functools.partial(self._has_news, method))
-            wrap(torch._C._distributed_c10d.Store, method, asked)  # noqa: SLF001
+            wrap(store, method, functools.partial(self._asked, has_news=functools.partial(self._has_news, method)))
         for expectation in _EXPECTATIONS:
-            wrap(expectation, "__exit__", functools.partial(self._asked, refusals=0))
+            wrap(expectation, "__exit__", self._expected)
         for method in _STORE_WAITS:
-            wrap(torch._C._distributed_c10d.Store, method, _passed_on)  # noqa: SLF001
+            wrap(store, method, self._waiting)
 
-    @property
-    def waits_for(self) -> int | None:
-        """The place of the newest collective among the rank's calls, if it is not known to have ended or failed."""
-        return self._unsettled
+    def mark(self, error: BaseException) -> None:
+        """Mark exceptions of calls that no method counts: the backward pass of DDP, functional collectives.
 
-    @property
-    def has_waited_in_vain(self) -> bool:
-        """Whether the rank's last wait for a peer was in vain: it failed, or the rank polled without success.
+        torch's sequence numbers tell whether there were any such calls. Making a group or a store has no number, but
+        exceptions of a type of its own.
 
-        The rank's failure may be a consequence, whatever its message, and whatever became of the exception of the wait.
-        Failures that the test declares as expected do not count.
+        Args:
+            error: The last one; those that it followed from are marked, too.
         """
-        return self._has_missed_a_peer or self._refusals >= _IN_VAIN
+        groups = [self._find(group) for group in list(distributed_c10d._world.pg_map)]  # noqa: SLF001 - see below
+        has_uncounted = any(known.uncounted > 0 for known in groups if known is not None)
+        kind = RuntimeError if has_uncounted else distributed.DistError
+        for each in chain(error):
+            frames = [frame for frame, _ in traceback.walk_tb(each.__traceback__)]
+            is_torchs = bool(frames) and frames[-1].f_code.co_filename.startswith(_CALLERS)
+            if is_torchs and isinstance(each, kind) and wait_of(each) is None:
+                setattr(each, _WAIT, Wait())
 
     def watch(self, world: distributed.ProcessGroup | None) -> None:
         """Start counting.
@@ -172,7 +181,8 @@ class CallCounter:
     def take(self) -> Calls:
         """Return the calls since the last time; none if the current world is not the gang's."""
         failures, self._failures = next(self._failures), itertools.count()
-        self._settle_wait()
+        self.waits.clear()
+        self._works.clear()
         self._settle_receives()
         world = distributed_c10d._world  # noqa: SLF001 - torch has no public list of groups
         self._kept = (list(world.pg_map), self._kept[0])
@@ -255,20 +265,22 @@ class CallCounter:
             known.begun += peer is None
             dtype, shape = describe(kind, arguments, place)
             other = getattr(arguments[-1], "rootRank", None) if kind in _ROOTED and arguments else peer
-            place_in_order, rank = next(self._order), known.rank_of(other)
-            begun = LastCall(
-                known.name, known.begun, kind, rank, dtype, shape, place_in_order, monotonic_ns(), known.mask
-            )
+            order, at = next(self._order), monotonic_ns()
+            number = known.begun if peer is None else known.number_message(kind, peer, tag)
+            begun = LastCall(known.name, number, kind, known.rank_of(other), dtype, shape, order, at, known.mask, tag)
             if self._board:
                 self._board.note(known.slot, begun)
-            if peer is None:
-                self._unsettled = begun.order
+            call = _Begun(order, at, has_peers=len(known.members) > 1)
+            if kind != "send" and call.has_peers:
+                self.waits.begin(order, at)
             try:
                 work = original(group, *arguments, **options)
             except BaseException as error:
                 known.begun -= peer is None
-                self._note_failure(error)
+                next(self._failures)
+                self._note_failure(error, order, at)
                 raise
+            self._keep(work, call)
             if peer == ANY:
                 self._from_any[id(work)] = (known, tag, work)
             else:
@@ -313,31 +325,94 @@ class CallCounter:
 
         return call
 
+    def _keep(self, work: object, call: "_Begun") -> None:
+        """Keep which call has returned something, for the one that waits for that."""
+        with suppress(TypeError):  # None has no weak reference
+            self._works[id(work)] = weakref.ref(work), call
+
+    def _call_of(self, work: object) -> "_Begun | None":
+        """The call that has returned this; None if that is not known."""
+        reference, call = self._works.get(id(work), (lambda: None, None))
+        return call if reference() is work else None
+
     def _waited(self, original: _Method) -> _Method:
         """Wrap a method so that it notes its failures, and the sources of messages."""
 
-        def call(work: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
+        def wait(work: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
             __tracebackhide__ = True
+            call = self._call_of(work)
+            if call is None and type(work) is torch.futures.Future:
+                return original(work, *arguments, **options)  # made in Python: no other rank sets it
+            at = monotonic_ns() if call is None else call.at
+            if call is None:
+                self.waits.begin_elsewhere()
+            elif call.has_peers:
+                self.waits.begin(call.order, at)
             try:
                 result = original(work, *arguments, **options)
             except BaseException as error:
-                self._note_failure(error)
+                if _is_an_answer(error):
+                    self.waits.forgive()
+                else:
+                    next(self._failures)
+                    self._note_failure(error, 0 if call is None else call.order, at)
                 raise
-            self._settle_wait()
+            finally:
+                if call is None:
+                    self.waits.end_elsewhere()
+            self._note_success(call)
             if self._from_any:
                 self._settle_receive(id(work))
             return result
 
+        return wait
+
+    def _waiting(self, original: _Method) -> _Method:
+        """Wrap a function that waits for something else that other ranks do."""
+
+        def call(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
+            __tracebackhide__ = True
+            if _is_private(next(iter(arguments), None)):
+                return original(*arguments, **options)
+            at = monotonic_ns()
+            self.waits.begin_elsewhere()
+            try:
+                return original(*arguments, **options)
+            except BaseException as error:
+                self._note_failure(error, 0, at)
+                raise
+            finally:
+                self.waits.end_elsewhere()
+
         return call
 
-    def _asked(
-        self, original: _Method, *, refusals: int, has_news: _Method = lambda _, answer: bool(answer)
-    ) -> _Method:
-        """Wrap a method so that a true answer clears earlier waits in vain.
+    def _asked_for_end(self, original: _Method) -> _Method:
+        """Wrap a method that tells whether a call has ended."""
+
+        def call(work: Any) -> Any:  # noqa: ANN401 - torch's
+            has_ended = original(work)
+            if has_ended:
+                self._note_success(self._call_of(work))
+            return has_ended
+
+        return call
+
+    def _passed_to_future(self, original: _Method) -> _Method:
+        """Wrap a method that returns another object to wait for."""
+
+        def call(work: Any) -> Any:  # noqa: ANN401 - torch's
+            future = original(work)
+            if (begun := self._call_of(work)) is not None:
+                self._keep(future, begun)
+            return future
+
+        return call
+
+    def _asked(self, original: _Method, *, has_news: _Method = lambda _, answer: bool(answer)) -> _Method:
+        """Wrap a method of a store by whose false answers a rank waits for others, if it asks again and again.
 
         Args:
             original: The method.
-            refusals: How many refusals a false answer counts as.
             has_news: Whether an answer to some arguments counts as true; None if it says nothing.
         """
 
@@ -346,12 +421,22 @@ class CallCounter:
             answer = original(asked, *arguments, **options)
             is_yes = has_news(arguments, answer)
             if is_yes:
-                self._settle_wait()
-            elif is_yes is not None:
-                self._refusals += refusals
-                if self._refusals == _IN_VAIN:
-                    self._note_wait()
+                self.waits.forgive()
+            elif is_yes is not None and not _is_private(asked):
+                self.waits.refuse()
             return answer
+
+        return call
+
+    def _expected(self, original: _Method) -> _Method:
+        """Wrap the end of a block that expects an exception: if that is a failed wait, it does not count."""
+
+        def call(block: Any, kind: Any, error: Any, trace: Any) -> Any:  # noqa: ANN401 - pytest's and unittest's
+            __tracebackhide__ = True
+            is_expected = original(block, kind, error, trace)
+            if is_expected and any(wait_of(each) is not None for each in chain(error)):
+                self.waits.forgive()
+            return is_expected
 
         return call
 
@@ -362,25 +447,20 @@ class CallCounter:
             return None
         return before[2] != answer
 
-    def _note_failure(self, error: BaseException) -> None:
-        """Note that a call, or a wait for one, has failed."""
-        next(self._failures)
-        self._unsettled = None
-        self._has_missed_a_peer = speaks_of_a_peer(error)
-        self._note_wait()
+    def _note_failure(self, error: BaseException, order: int, began: int) -> None:
+        """Note that a call, or a wait for one, has failed.
 
-    def _settle_wait(self) -> None:
-        """Clear earlier waits in vain: a later wait succeeded."""
-        self._unsettled = None
-        if self._refusals or self._has_missed_a_peer:
-            self._refusals = 0
-            self._has_missed_a_peer = False
-            self._note_wait()
+        Args:
+            error: What it has raised, which gets a mark.
+            order: Of the call: see :class:`Wait`.
+            began: When it began.
+        """
+        setattr(error, _WAIT, self.waits.fail(order, began))
 
-    def _note_wait(self) -> None:
-        """Put it where the supervisor finds it if this process ends without a word."""
-        if self._board:
-            self._board.note_wait(self.has_waited_in_vain)
+    def _note_success(self, call: "_Begun | None") -> None:
+        """Note that a call, or something else that other ranks do, has ended."""
+        if call is None or call.has_peers:
+            self.waits.succeed(0 if call is None else call.order)
 
     def _settle_receive(self, identity: int) -> None:
         """Count a completed receive from any source under its actual source."""
@@ -398,20 +478,46 @@ class CallCounter:
         self._from_any.clear()
 
 
-def speaks_of_a_peer(error: BaseException) -> bool:
-    """Whether an exception has a type that torch.distributed raises, and its message reports a late or lost peer."""
-    text = str(error) if isinstance(error, RuntimeError | TimeoutError) else ""
-    return _PEER.search(text) is not None and OF_A_CALLEE.match(text) is None
+class _Begun(NamedTuple):
+    """A call that has begun.
+
+    Attributes:
+        order: Its place among all calls of the rank.
+        at: Nanoseconds on the monotonic clock.
+        has_peers: Other ranks are in its group.
+    """
+
+    order: int
+    at: int
+    has_peers: bool
 
 
-def _passed_on(original: _Method) -> _Method:
-    """Wrap a method only to add a Python frame."""
+def _is_private(store: object) -> bool:
+    """Whether a store is one that no other rank can see."""
+    while isinstance(store, distributed.PrefixStore):  # type: ignore[attr-defined]
+        store = store.underlying_store
+    return isinstance(store, distributed.HashStore)  # type: ignore[attr-defined]
 
-    def call(store: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
-        __tracebackhide__ = True
-        return original(store, *arguments, **options)
 
-    return call
+def wait_of(error: BaseException) -> Wait | None:
+    """What the call had waited for that raised an exception; None if no call of torch.distributed is known to have."""
+    wait = getattr(error, _WAIT, None)
+    return wait if isinstance(wait, Wait) else None
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception and those that it followed from; the chain may be circular."""
+    for _ in range(_MOST_EXCEPTIONS):
+        if error is None:
+            return
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _is_an_answer(error: BaseException) -> bool:
+    """Whether a function raised it on another worker of RPC, which has answered."""
+    frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].co_name == _ANSWERS and frames[-1].co_filename.startswith(_RPC)
 
 
 def wrap(owner: object, name: str, wrapper: Callable[[_Method], _Method]) -> None:

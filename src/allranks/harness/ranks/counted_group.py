@@ -62,17 +62,31 @@ class CountedGroup:
         self._counters: _Counters = defaultdict(itertools.count)
         self._order = 0
         self._sequence = 0
+        self._numbers: dict[tuple[str, int, int], int] = {}
+        self._numbered = 0
+
+    def number_message(self, kind: str, peer: int, tag: int) -> int:
+        """The number of the next message among those of its kind, peer and tag since the group was created."""
+        key = kind, peer, tag if self._is_gloo else 0
+        self._numbers[key] = self._numbers.get(key, 0) + 1
+        return self._numbers[key]
 
     def count(self, kind: str, peer: int | None = None, tag: int = 0, dtype: str = "") -> None:
         """Count a call; a reduction of a dtype also as such."""
         # With +=, two threads that use one group could count two calls as one; next() is atomic.
         next(self._counters[kind, peer, tag if self._is_gloo else 0])
+        self._numbered += self._is_numbered(kind, peer, tag)
         if kind in _REDUCTIONS:
             next(self._counters[f"{kind}{_OF}{dtype}", None, 0])
 
     def note_order(self, collective: LastCall) -> None:
         """Add the next collective to the digest of all in order."""
         self._order = crc32(repr(collective.essence).encode(), self._order)
+
+    @property
+    def uncounted(self) -> int:
+        """The number of calls since the last :meth:`take` that torch has counted and this object has not."""
+        return sequence_of(self.reference()) - self._sequence - self._numbered
 
     @property
     def has_calls(self) -> bool:
@@ -87,7 +101,7 @@ class CountedGroup:
         """Return the calls since the last time, and reset the counters."""
         counters, self._counters = self._counters, defaultdict(itertools.count)
         counts = {key: next(counter) for key, counter in counters.items()}
-        order, self._order = self._order, 0
+        order, self._order, self._numbered = self._order, 0, 0
         received = self._messages("recv", counts)
         return GroupCalls(
             name=self.name,

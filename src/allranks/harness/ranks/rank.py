@@ -25,7 +25,7 @@ from allranks.harness.collection.script_folders import FOLDERS
 from allranks.harness.config import AgentConfig, TimeLimit
 from allranks.harness.environment_skips import EnvironmentSkip
 from allranks.harness.evidence import DiskUse
-from allranks.harness.gangs.call_board import CallBoard, map_board
+from allranks.harness.gangs.call_board import CallBoard, Wait, map_board
 from allranks.harness.gangs.orphans import Mark
 from allranks.harness.gpu_check import compute, trouble_of
 from allranks.harness.ranks import debugging, rank_setup
@@ -39,10 +39,10 @@ from allranks.harness.ranks.reports import (
     broken_off,
     changed,
     failed_before,
-    is_symptom,
     phase_of,
     raise_unraisable,
     unreported,
+    waited_for,
     with_remedy,
 )
 from allranks.harness.ranks.skewed_calls import DELAYS
@@ -146,6 +146,7 @@ class _Rank:
         self._is_condemned = False
         self._has_exited = False
         self._errors: dict[str, BaseException] = {}
+        self._wait: Wait | None = None
         self._last: pytest.Item | None = None
         self._imports = ImportWatch()
         self._room = DiskUse(assignment.results, assignment.shared, Path(tempfile.gettempdir()))
@@ -209,6 +210,7 @@ class _Rank:
             self._add_error("teardown", "the process group could not be destroyed", error)
 
     def _add_error(self, when: str, what: str, error: Exception) -> Phase:
+        self._calls.mark(error)
         message = f"{what}: {error}".splitlines()[0]
         text = "".join(traceback.format_exception(error))
         phase = Phase(
@@ -317,18 +319,16 @@ class _Rank:
             return
         if phase.outcome.is_bad:
             flush_output()
-        waits_for = None if error is None else self._calls.waits_for
-        waited = error is not None and (self._calls.has_waited_in_vain or waits_for is not None)
-        has_waited = may_be_peers or is_symptom(error, has_waited=waited)
+        wait, self._wait = waited_for(error, self._wait or self._calls.waits.current), None
         self._connection.report(
             Report(
                 nodeid=self._nodeid,
                 outcome=phase.outcome,
                 phases=self._take_unreported(),
                 goes_on=True,
-                is_symptom=has_waited,
-                had_failed=has_waited and failed_before(error) is not None,
-                waits_for=None if may_be_peers else waits_for,
+                is_symptom=may_be_peers,
+                waits_for=wait,
+                had_failed=wait is not None and failed_before(error) is not None,
             )
         )
 
@@ -364,6 +364,10 @@ class _Rank:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Keep the exception: the report has only its text. An exit during the report cannot be a skip of the test."""
         rank_setup.now_running("")
+        self._wait = None
+        if call.excinfo is not None:
+            self._calls.mark(call.excinfo.value)
+            self._wait = self._calls.waits.current  # now: the report takes its time
         report = yield
         if call.excinfo is not None:
             self._errors[call.when] = call.excinfo.value

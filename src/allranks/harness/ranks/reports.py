@@ -1,28 +1,25 @@
-"""From pytest's reports to phases, with symptoms of a peer's failure told apart.
+"""From pytest's reports to phases, and what a rank had waited for that goes wrong.
 
-If one rank dies, its peers' collectives fail a moment later: those failures are symptoms. A symptom does not lead a
-verdict if the peer's own failure is known.
+If one rank dies, its peers' collectives fail a moment later. Such a failure does not lead a verdict if the ranks' calls
+show that it follows from the peer's: see :mod:`allranks.harness.gangs.blame`.
 """
 
-import dis
 import gc
 import re
 import traceback
 import unittest
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from types import TracebackType
 from typing import Final, NamedTuple
 
 import pytest
-import torch
 from _pytest._io.saferepr import saferepr
 
 from allranks import skip_codes
 from allranks.harness.environment_skips import EnvironmentSkip, SandcastleReason
-from allranks.harness.ranks import call_counter
+from allranks.harness.gangs.call_board import Wait
+from allranks.harness.ranks.call_counter import chain, wait_of
 from allranks.harness.ranks.rank_setup import is_failure, tears_down
 from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, SkipKind, shorten
 from allranks.tracebacks import headline
@@ -31,23 +28,25 @@ SYMPTOM_ATTRIBUTE = "allranks_symptom"
 """An exception with a true attribute of this name declares that its rank waited for a peer in vain."""
 
 _SKIPS: Final = (pytest.skip.Exception, unittest.SkipTest)
-_MOST: Final = 100
-"""Maximum number of exceptions to inspect in a chain, which may be circular."""
-
-_DISTRIBUTED: Final = (str(Path(torch.__file__).parent / "distributed") + "/", call_counter.__file__)
-"""Paths of code that calls torch.distributed's C++ functions: their exceptions end in the caller's frame."""
 
 
-def is_symptom(error: BaseException | None, *, has_waited: bool = False) -> bool:
-    """Whether an exception only tells that a peer was late or gone.
+def waited_for(error: BaseException | None, last: Wait | None = None) -> Wait | None:
+    """What a failure may follow from: the rank had waited for that, in vain; None if it failed by itself.
 
-    That includes any after a wait in vain, and exceptions raised from a symptom, or while one was handled. In a group,
-    all must be symptoms.
+    That includes exceptions raised from a wait that failed, or while that was handled: of several waits, the first one
+    counts. In a group, all must be such.
+
+    Args:
+        error: The exception.
+        last: What the rank waits for, or has last waited for without success, whatever became of that.
     """
     try:
-        return (has_waited or any(map(_is_one, _chain(error)))) and not is_failure(failed_before(error))
+        if error is None or is_failure(failed_before(error)):
+            return None
+        waits = [wait for each in chain(error) if (wait := _wait_of(each)) is not None]
+        return waits[-1] if waits else last
     except Exception:  # noqa: BLE001 - a suite's own exceptions may have methods that raise
-        return False
+        return None
 
 
 def failed_before(error: BaseException | None) -> BaseException | None:
@@ -56,47 +55,20 @@ def failed_before(error: BaseException | None) -> BaseException | None:
     Before an exit that is an assertion alone: a script may well leave when it handles anything else.
     """
     try:
-        chain = [each for each in _chain(error) if not isinstance(each, _SKIPS)]
-        waits = [place for place, each in enumerate(chain) if _is_one(each)]
+        errors = [each for each in chain(error) if not isinstance(each, _SKIPS)]
+        waits = [place for place, each in enumerate(errors) if _wait_of(each)]
         if isinstance(error, SystemExit):
-            return next((each for each in chain[max(waits, default=0) + 1 :] if is_failure(each)), None)
-        return next(iter(chain[waits[-1] + 1 :]), None) if waits else None
+            return next((each for each in errors[max(waits, default=0) + 1 :] if is_failure(each)), None)
+        return next(iter(errors[waits[-1] + 1 :]), None) if waits else None
     except Exception:  # noqa: BLE001 - see above
         return None
 
 
-def _is_one(error: BaseException) -> bool:
-    if isinstance(error, BaseExceptionGroup) and all(map(is_symptom, error.exceptions)):
-        return True
-    return getattr(error, SYMPTOM_ATTRIBUTE, False) is True or _is_of_distributed(error)
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    for _ in range(_MOST):
-        if error is None:
-            return
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _is_of_distributed(error: BaseException) -> bool:
-    """Whether torch.distributed raised it about a peer; other code can raise the same type and message."""
-    if not call_counter.speaks_of_a_peer(error):
-        return False
-    traceback = _innermost(error.__traceback__)
-    if traceback is None:
-        return False
-    code = traceback.tb_frame.f_code
-    if code.co_filename.startswith(_DISTRIBUTED):
-        return True
-    was_raised_here = dis.opname[code.co_code[traceback.tb_lasti]] == "RAISE_VARARGS"
-    return isinstance(error, RuntimeError) and not was_raised_here
-
-
-def _innermost(traceback: TracebackType | None) -> TracebackType | None:
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    return traceback
+def _wait_of(error: BaseException) -> Wait | None:
+    if isinstance(error, BaseExceptionGroup):
+        waits = [waited_for(each) for each in error.exceptions]
+        return waits[0] if all(waits) else None
+    return Wait() if getattr(error, SYMPTOM_ATTRIBUTE, False) is True else wait_of(error)
 
 
 def phase_of(report: pytest.TestReport, error: BaseException | None, seconds: float) -> Phase:

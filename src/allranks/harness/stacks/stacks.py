@@ -144,7 +144,8 @@ _END_OF_STACKS = re.compile(r"(?: in (?:<module>|_run_module_as_main)|^  \.\.\.)
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)$', re.MULTILINE)
 _CURRENT_THREAD = "Current thread 0x"
 _TESTS_OF_TORCH = "-packages/torch/testing/_internal/distributed/"
-_WAITS = ("-packages/torch/distributed/", "/allranks/harness/ranks/call_counter.py")
+_WAITS = ("-packages/torch/distributed/", "/allranks/testing/shared_files.py")
+_WRAPPER = "/allranks/harness/ranks/call_counter.py"
 _NATIVE_WAITS = re.compile(r"\b(c10d|gloo|nccl\w*|tensorpipe|torch::distributed)(::|\b)")
 _IMPORTED = "<module>"
 """The name of a frame in a module that is being imported: torch imports some of its modules late, and slowly."""
@@ -254,15 +255,20 @@ def innermost(stacks: str) -> str:
     return f"{match['file']}:{match['line']} in {match['name']}" if match else ""
 
 
-def waits_in_distributed(stacks: str) -> bool:
+def waits_in_distributed(stacks: str, *, is_logged: bool = True) -> bool:
     """Whether the innermost frames are torch.distributed's: this rank waits for its peers.
 
     Its C++ functions have no Python frame, only their callers have: the call counter, if ranks count their calls.
+
+    Args:
+        stacks: Of the rank.
+        is_logged: It is known to wait for something: a call of the counter's alone may wait for the rank itself.
     """
     inner = list(itertools.takewhile(lambda frame: is_machinery(frame["file"]), _frames(stacks)))
     if any(frame["name"] == _IMPORTED for frame in inner):
         return False
-    return any(part in frame["file"] for frame in inner for part in _WAITS) or _waits_in_native_code(stacks)
+    waits = (*_WAITS, _WRAPPER) if is_logged else _WAITS
+    return any(part in frame["file"] for frame in inner for part in waits) or _waits_in_native_code(stacks)
 
 
 def _waits_in_native_code(stacks: str) -> bool:
