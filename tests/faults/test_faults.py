@@ -42,6 +42,7 @@ IN_CONTAINERS = (
     "node_removed_by_hand",
     "one_of_four_is_killed",
     "os_exit_0",
+    "os_exit_1",
     "os_exit_77",
     "out_of_memory",
     "results_files_deleted",
