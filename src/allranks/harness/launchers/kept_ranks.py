@@ -45,11 +45,17 @@ class KeptRanks:
             self._raise_for(self._launch.start(), terms)
             self._resources = resources.pop_all()
 
-    def run(self, case: unittest.TestCase) -> None:
-        """Have the ranks run a test, and raise their outcome; see :meth:`OwnRanks.join`."""
+    def run(self, case: unittest.TestCase) -> bool:
+        """Have the ranks run a test, and raise their outcome; see :meth:`OwnRanks.join`.
+
+        Returns:
+            Whether they may run another test: no call of theirs raised, and all match.
+        """
         __tracebackhide__ = True
         terms = self._surroundings.launch_terms(case)
-        self._raise_for(self._launch.run(terms, self._names.index(_name(case))), terms)
+        step = self._launch.run(terms, self._names.index(_name(case)))
+        self._raise_for(step, terms)
+        return step.is_clean and step.compare_calls() is None
 
     def end(self) -> None:
         """Have the ranks tear down and leave, and raise any error of that."""
@@ -92,17 +98,19 @@ def take_from(cls: type[unittest.TestCase]) -> KeptRanks | None:
 
 
 def run_in(ranks: KeptRanks, case: unittest.TestCase) -> None:
-    """Run a test in the ranks of its class, and end them if it fails."""
+    """Run a test in the ranks of its class, and end them if it fails, or leaves calls that do not match."""
     __tracebackhide__ = True
+    may_go_on = False
     try:
-        ranks.run(case)
+        may_go_on = ranks.run(case)
     except unittest.SkipTest:
+        may_go_on = True
         raise
-    except BaseException:
-        # The state that ranks share, above all the process group, is no longer reliable.
-        take_from(type(case))
-        ranks.close()
-        raise
+    finally:
+        if not may_go_on:
+            # The state that ranks share, above all the process group, is no longer reliable.
+            take_from(type(case))
+            ranks.close()
 
 
 def end_ranks_of(cls: type[unittest.TestCase]) -> None:

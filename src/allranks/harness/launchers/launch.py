@@ -139,11 +139,12 @@ class Launch:
         return step
 
     def run(self, terms: LaunchTerms, index: int) -> Step:
-        """Have each rank run the test with this index, which both sides know, and wait for all."""
+        """Have each rank run the test with this index, which both sides know, wait for all, and compare their calls."""
         self.release(terms)
         step = self._supervise(
             lambda: self._gang.run(RunTest(index=index, nodeid=terms.nodeid, following=None), self._deadlines(terms))
         )
+        step.compare_calls()
         self._record(step)
         return step
 

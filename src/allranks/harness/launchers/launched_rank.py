@@ -5,6 +5,7 @@ import os
 import unittest
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from json import dumps
 from pathlib import Path
 from typing import NoReturn
 
@@ -128,8 +129,10 @@ class LaunchedRank:
     def _conclude(self, nodeid: str, phase: Phase) -> None:
         save_coverage()
         flush_output()
-        self._calls.take()
-        self._connection.report(Report(nodeid=nodeid, outcome=phase.outcome, imported=self._imports.take()))
+        calls = dumps(self._calls.take().as_fields())
+        self._connection.report(
+            Report(nodeid=nodeid, outcome=phase.outcome, imported=self._imports.take(), calls=calls)
+        )
         rank_setup.end_fork(is_bad=phase.outcome.is_bad, text=lambda: phase.text)
 
 
