@@ -9,8 +9,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # the helpers, which pytest's im
 
 
 @pytest.fixture
-def shell(tmp_path, environment_without_ranks):
+def shell(tmp_path_factory, environment_without_ranks):
     """Run lines as a user would, in a folder of theirs: what they print."""
+    tmp_path = tmp_path_factory.mktemp("docs")  # short: a path of more than a line is divided, and those shown are not
     folder = tmp_path / "demo"
     (tmp_path / "home" / ".zfunc").mkdir(parents=True)
     folder.mkdir()
