@@ -148,7 +148,9 @@ def test_a_message_that_did_not_come_follows_from_a_peer_that_has_not_sent_it(se
     [
         (outcome(1, at=0.5), 0.001, True),
         (outcome(1, at=1.5), 0.001, False),
-        (outcome(1, "crashed", at=1.5), 0.001, True),
+        (outcome(1, "crashed", at=1.5, has_left=True), 0.001, True),
+        (outcome(1, "skipped", at=1.5, has_left=True), 0.001, True),
+        (outcome(1, "skipped", at=0.5), 0.001, False),
         (outcome(1, "passed", at=0.5), 0.001, False),
         (outcome(1, "passed", at=0.5), 2.0, True),
     ],
@@ -171,6 +173,7 @@ def test_a_wait_for_a_store_follows_from_a_rank_that_does_something_else(place, 
     ("peer", "seconds", "follows"),
     [
         (outcome(1, at=2.0), 2.0, True),
+        (outcome(1, "skipped", at=2.0, has_left=True), 0.001, True),
         (outcome(1, at=2.0), 0.001, False),
         (outcome(1, at=0.5), 0.001, True),
         (outcome(1, at=2.0, is_symptom=True), 2.0, False),

@@ -34,6 +34,8 @@ class Blame:
     def __init__(self, step: Step, hangs: Mapping[int, RankHang], calls: _Calls) -> None:
         self._hangs = hangs
         self._calls = calls
+        # At whatever time: the end of a process may be noticed later than its effects.
+        self._left = {each.rank for each in step.outcomes if each.has_left}
         self._bad = {each.rank: each for each in step.outcomes if each.outcome.is_bad}
         self._alone = {rank for rank, each in self._bad.items() if not (each.is_symptom or each.waits_for)}
         self._elsewhere = {rank for rank, hang in hangs.items() if not self._is_waiting(rank, hang)}
@@ -70,7 +72,7 @@ class Blame:
         missing = self._missing(rank, wait) if wait.was_long else set()
         call = _find(self._calls.get(rank, ()), wait.order)
         other = {peer for peer, own in self._calls.items() if call is not None and _has_entered_another(call, own)}
-        failed = {peer for peer in self._needed(rank, call) if self._had_failed(peer, outcome.at)}
+        failed = {peer for peer in self._needed(rank, call) if peer in self._left or self._had_failed(peer, outcome.at)}
         return missing | other | failed
 
     def _missing(self, rank: int, wait: Wait) -> set[int]:
@@ -87,9 +89,9 @@ class Blame:
         return others if call is None else {peer for peer in others if _depends_on(call, peer)}
 
     def _had_failed(self, rank: int, at: float) -> bool:
-        """Whether a rank had failed at some time; the end of a process may be noticed later than its effects."""
+        """Whether a rank had failed at some time."""
         bad = self._bad.get(rank)
-        return bad is not None and (bad.outcome is Outcome.CRASHED or bad.at < at)
+        return bad is not None and bad.at < at
 
     def late(self, *, is_over: bool) -> Sequence[int]:
         """The ranks that did not end the step and that others wait for.

@@ -68,6 +68,7 @@ class StepOutcome:
         waits_for: What the rank had waited for, in vain; None for nothing.
         had_failed: Its test had failed of something else before it waited.
         observed: The supervisor determined the outcome, because the rank itself could not report it.
+        has_left: The rank's process has ended instead of reporting.
         is_lost: The rank's exit status is unknown.
         was_terminated: SIGTERM ended the rank, or its node: perhaps everything is ended from outside.
         calls: The rank's calls in its process groups; None if it has not reported them.
@@ -91,6 +92,7 @@ class StepOutcome:
     consequence: bool = False
     caused_by: int | None = None
     observed: bool = False
+    has_left: bool = False
     skip_kind: SkipKind | None = None
     skip_code: int | None = None
     gpus_needed: int | None = None
@@ -434,6 +436,7 @@ def ended(rank_exit: RankExit, step: Step) -> StepOutcome:
             at=rank_exit.at,
             message=step.leaving[rank_exit.rank].reason or reason,
             observed=True,
+            has_left=True,
             skip_kind=skip_codes.kind_of_exit(status),
             skip_code=status,
             gpus_needed=skip_codes.gpus_needed(status),
@@ -452,6 +455,7 @@ def ended(rank_exit: RankExit, step: Step) -> StepOutcome:
         waits_for=rank_exit.waits_for,
         consequence=step.has_cause_before(rank_exit.at),
         observed=True,
+        has_left=True,
         is_lost=bool(rank_exit.lost),
         was_terminated=rank_exit.status == -signal.SIGTERM or rank_exit.was_told_to_stop,
     )
