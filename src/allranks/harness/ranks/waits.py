@@ -19,7 +19,7 @@ class Waits:
     def __init__(self, board: CallBoard | None) -> None:
         self._board = board
         self._began: dict[int, int] = {}
-        self._elsewhere: list[int] = []
+        self._elsewhere: list[int] = []  # one entry for each: two threads could lose one of a number
         self._failed: Wait | None = None
         self._newest = self._newest_at_failure = 0
         self._refusals = 0
@@ -34,13 +34,15 @@ class Waits:
         if self._failed is not None:
             return self._failed
         if self._began:
-            return Wait(newest := max(self._began), _seconds_since(self._began[newest]))
+            last = next(reversed(self._began))
+            return Wait(last, _seconds_since(self._began[last]))
         return Wait(0, _seconds_since(self._asks_since)) if self._refusals >= _POLLS else None
 
     def begin(self, order: int, at: int) -> None:
         """The rank begins a call, or to wait for it, which ends when other ranks have made theirs."""
         self._newest = max(self._newest, order)
-        self._began[order] = at
+        self._began.pop(order, None)
+        self._began[order] = at  # the last one: what the rank waits for now may be an earlier call
         self._show(Wait(order))
 
     def begin_elsewhere(self) -> None:
@@ -55,10 +57,10 @@ class Waits:
 
     def succeed(self, order: int) -> None:
         """A call has ended, or a peer has answered: what has failed before it is over, too."""
-        began = self._began.pop(order, None)
+        self._began.pop(order, None)
         if order == 0 or order > self._newest_at_failure:
             self.forgive()
-        elif began is not None:
+        else:
             self._show_current()
 
     def fail(self, order: int, began: int) -> Wait:
@@ -79,8 +81,7 @@ class Waits:
         """A store has given a negative answer."""
         self._asks_since = self._asks_since if self._refusals else monotonic_ns()
         self._refusals += 1
-        if self._refusals >= _POLLS:
-            self._show_current()
+        self._show_current()
 
     def clear(self) -> None:
         """Forget everything: the test has ended."""
@@ -92,7 +93,7 @@ class Waits:
         if self._elsewhere:
             self._show(Wait())
         elif self._failed is None and self._began:
-            self._show(Wait(max(self._began)))
+            self._show(Wait(next(reversed(self._began))))
         else:
             self._show(self.current)
 
