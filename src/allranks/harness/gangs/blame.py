@@ -156,8 +156,8 @@ def _has_entered(call: LastCall, rank: int, others: Sequence[LastCall]) -> bool:
         ends = [each for each in others if (each.group, each.kind) == (call.group, other) and each.peer in (rank, None)]
         return any(each.number >= call.number for each in ends if call.peer is None or each.tag == call.tag)
     same = _same_place(call, others)
-    later = (each for each in others if each.group == call.group and each.kind not in MESSAGES)
-    return same.essence == call.essence if same else any(each.number > call.number for each in later)
+    in_group = (each for each in _collectives(others) if each.group == call.group)
+    return same.essence == call.essence if same else any(each.number > call.number for each in in_group)
 
 
 def _has_entered_another(call: LastCall, others: Sequence[LastCall]) -> bool:
@@ -167,8 +167,10 @@ def _has_entered_another(call: LastCall, others: Sequence[LastCall]) -> bool:
 
 
 def _same_place(call: LastCall, others: Sequence[LastCall]) -> LastCall | None:
-    places = (each for each in others if each.group == call.group and each.kind not in MESSAGES)
-    return None if call.kind in MESSAGES else next((each for each in places if each.number == call.number), None)
+    """The collective of a peer in the place of a rank's; None if there is none, and for a message."""
+    place = call.group, call.number
+    same = (each for each in _collectives(others) if (each.group, each.number) == place)
+    return None if call.kind in MESSAGES else next(same, None)
 
 
 def waits_for_peers(hang: RankHang) -> bool:

@@ -235,10 +235,11 @@ class Gang:
             else:
                 # A rank that does not wait for its peers may be about to skip as well.
                 timer.go_on()
-        self._settle(timer.reason, None if deadlines.skip is None else step.skipper)
+        skipper = None if deadlines.skip is None else step.skipper
+        calls = self._settle(timer.reason, skipper)
         self._wait_for_the_jobs_end(step)
         if step.has_gone_wrong:
-            self._explain(step, None if deadlines.skip is None else step.skipper)
+            self._explain(step, skipper, calls)
         step.compare_subtests()
         return step
 
@@ -256,9 +257,8 @@ class Gang:
             if left <= 0:
                 return
 
-    def _explain(self, step: Step, skipper: StepOutcome | None) -> None:
+    def _explain(self, step: Step, skipper: StepOutcome | None, calls: Mapping[int, Sequence[LastCall]]) -> None:
         """Explain a step that went wrong by the ranks' last calls."""
-        calls = self._look_at_calls(step)
         if step.cause is not None:
             death = step.cause.text if step.cause.outcome is Outcome.CRASHED else ""
             step.blame_strays(strays(calls, step.cause.rank, death))
@@ -341,11 +341,15 @@ class Gang:
         if self._clock is not None:
             self._clock.restart()
 
-    def _settle(self, reason: str, skipper: StepOutcome | None) -> None:
-        """Find out where the pending ranks are, stop them, and settle whose fault each bad outcome is."""
+    def _settle(self, reason: str, skipper: StepOutcome | None) -> Mapping[int, Sequence[LastCall]]:
+        """Find out where the pending ranks are, stop them, and settle whose fault each bad outcome is.
+
+        Returns:
+            The calls by which that was settled; none if nothing has gone wrong.
+        """
         step = self._step
         if not (self._pending or step.has_gone_wrong):
-            return
+            return {}
         self._each(lambda node_ranks, own: node_ranks.freeze(own), self._pending)
         hangs = self._find(self._pending)
         out = set(self._pending)
@@ -358,6 +362,7 @@ class Gang:
             late = blame.late(is_over=step.has_gone_wrong)
             for outcome in given_up(step, hangs, late, reason=reason, skipper=skipper):
                 step.note(outcome)
+        return calls
 
     def _find(self, ranks: Collection[int]) -> dict[int, RankHang]:
         return {

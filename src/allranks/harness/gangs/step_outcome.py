@@ -128,6 +128,7 @@ class Step:
         since: The same in seconds since the epoch.
         collectives: Of a step that went wrong, those that its ranks entered last.
         plugin_limit: The limit that pytest-timeout enforces in the ranks; None for none.
+        mismatch: What :meth:`compare_calls` has found.
     """
 
     nodeid: str = ""
@@ -142,6 +143,7 @@ class Step:
     since: float = field(default_factory=clock.now, compare=False)
     collectives: tuple[EnteredCollective, ...] = ()
     plugin_limit: TimeLimit | None = None
+    mismatch: Mismatch | None = None
 
     def take(self, event: RankReport) -> None:
         """Keep the contents of a rank's report."""
@@ -266,7 +268,7 @@ class Step:
     def compare_calls(self) -> Mismatch | None:
         """Compare the calls of ranks that ended alike; a mismatch that is an error changes the blamed outcomes."""
         calls = {each.rank: each.calls for each in self.outcomes if each.calls is not None}
-        mismatch = find_mismatch(calls) if self._ended_alike else None
+        mismatch = self.mismatch = find_mismatch(calls) if self._ended_alike else None
         if mismatch is not None and mismatch.is_error and self.skipper is None:
             self.outcomes = [_blamed(each, mismatch) for each in self.outcomes]
         return mismatch

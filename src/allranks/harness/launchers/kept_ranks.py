@@ -55,7 +55,7 @@ class KeptRanks:
         terms = self._surroundings.launch_terms(case)
         step = self._launch.run(terms, self._names.index(_name(case)))
         self._raise_for(step, terms)
-        return step.is_clean and step.compare_calls() is None
+        return step.is_clean and step.mismatch is None
 
     def end(self) -> None:
         """Have the ranks tear down and leave, and raise any error of that."""

@@ -109,8 +109,7 @@ class LaunchedRank:
 
     def _note(self, error: BaseException) -> None:
         """Note what the rank waits for when it goes wrong; to report it takes its time."""
-        self._calls.mark(error)
-        self._wait = self._calls.waits.current
+        self._wait = self._calls.wait_behind(error)
 
     def _report(self, nodeid: str, phase: Phase, error: BaseException | None) -> None:
         wait, self._wait = waited_for(error, self._wait), None

@@ -150,6 +150,11 @@ class CallCounter:
         for method in _STORE_WAITS:
             wrap(store, method, self._waiting)
 
+    def wait_behind(self, error: BaseException) -> Wait | None:
+        """What the rank waits for when it goes wrong, as of now; its exceptions get their marks."""
+        self.mark(error)
+        return self.waits.current
+
     def mark(self, error: BaseException) -> None:
         """Mark exceptions of calls that no method counts: the backward pass of DDP, functional collectives.
 

@@ -366,8 +366,7 @@ class _Rank:
         rank_setup.now_running("")
         self._wait = None
         if call.excinfo is not None:
-            self._calls.mark(call.excinfo.value)
-            self._wait = self._calls.waits.current  # now: the report takes its time
+            self._wait = self._calls.wait_behind(call.excinfo.value)  # now: the report takes its time
         report = yield
         if call.excinfo is not None:
             self._errors[call.when] = call.excinfo.value
