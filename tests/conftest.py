@@ -18,7 +18,7 @@ from hypothesis import settings
 
 from allranks.cli import main
 from allranks.engine import ownership
-from allranks.engine.docker import connect
+from allranks.engine.daemon import connect
 from allranks.engine.ownership import own_run
 from allranks.engine.package import package_folder
 from allranks.engine.protocol import JobSpec

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.engine.docker import connect
+from allranks.engine.daemon import connect
 from allranks.errors import EngineError
 from allranks.user_cache import cache_folder
 

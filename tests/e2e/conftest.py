@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from junitparser import JUnitXml, TestCase
 
-from allranks.engine.docker import connect
+from allranks.engine.daemon import connect
 from allranks.errors import EngineError
 
 MATRIX = """\

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from docker.errors import ImageNotFound
 
-from allranks.engine.docker import connect
+from allranks.engine.daemon import connect
 from allranks.errors import ExitCode, ImageError
 from allranks.image.base import DEFAULT, find_base
 from allranks.image.daemon import Site

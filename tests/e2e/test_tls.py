@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from allranks.engine.docker import DockerEngine, connect
+from allranks.engine.daemon import connect
+from allranks.engine.docker import DockerEngine
 from allranks.engine.package import package_files
 from allranks.engine.protocol import FileCopy
 from allranks.image import ensure_image

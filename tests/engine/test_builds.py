@@ -28,7 +28,7 @@ RUN echo at work; sleep 600
 
 BUILD = """
 import sys
-from allranks.engine.docker import connect
+from allranks.engine.daemon import connect
 from allranks.image.builders import BuildRequest, build_with_sdk
 tag, base, builder = sys.argv[1:]
 request = BuildRequest(tag=tag, dockerfile="Dockerfile", arguments={"BASE_IMAGE": base, "BUILDER": builder})

@@ -55,7 +55,8 @@ from allranks.engine.package import package_files
 
 spec, name, package = pickle.load(sys.stdin.buffer)
 if name == "docker":
-    from allranks.engine.docker import DockerEngine, connect
+    from allranks.engine.daemon import connect
+    from allranks.engine.docker import DockerEngine
 
     engine = DockerEngine(connect(), package_files())
 else:

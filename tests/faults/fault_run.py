@@ -26,7 +26,7 @@ from strike import WORD, strike
 from trial_cluster import left_on_cluster
 
 from allranks.engine import ownership
-from allranks.engine.docker import connect
+from allranks.engine.daemon import connect
 from allranks.engine.package import package_folder
 from allranks.records import JOURNAL, Imported, Record, Went, decode
 

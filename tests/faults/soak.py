@@ -22,7 +22,7 @@ from fault_run import why_not_here
 from side_by_side import Outcome, SideBySide
 from trial_cluster import trial_cluster
 
-from allranks.engine.docker import connect
+from allranks.engine.daemon import connect
 from allranks.errors import EngineError
 
 COUNT = 20

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.engine import docker as engine_docker
+from allranks.engine import daemon as engine_daemon
 from allranks.engine.kind import JobEnvironment, cleaners
 from allranks.engine_kinds import containers, host_processes
 from allranks.errors import EngineError, ImageError
@@ -45,7 +45,7 @@ def fakes(monkeypatch, tmp_path):
 @pytest.fixture
 def daemon(monkeypatch):
     monkeypatch.setattr(containers, "_SOCKET", Path("/"))
-    monkeypatch.setattr(engine_docker, "connect", Client)
+    monkeypatch.setattr(engine_daemon, "connect", Client)
 
 
 @pytest.fixture
@@ -55,12 +55,12 @@ def dead_daemon(monkeypatch):
         raise EngineError(msg, why="connection refused\nand more")
 
     monkeypatch.setattr(containers, "_SOCKET", Path("/"))
-    monkeypatch.setattr(engine_docker, "connect", refuse)
+    monkeypatch.setattr(engine_daemon, "connect", refuse)
 
 
 @pytest.mark.usefixtures("daemon")
 def test_without_the_sdk_auto_is_processes_and_docker_is_refused(matrix, lines, monkeypatch):
-    monkeypatch.setitem(sys.modules, "allranks.engine.docker", None)
+    monkeypatch.setitem(sys.modules, "allranks.engine.daemon", None)
     assert choose_host("auto", matrix, lines).engine.name == "process"
     assert lines[0].startswith("engine: process (the Docker SDK for Python is not installed: import of allranks.engine")
     assert lines[0].endswith("; GPUs: none")
@@ -131,7 +131,7 @@ def test_what_dead_runs_left_is_removed_and_named(matrix, lines, monkeypatch):
 def test_cleaning_up_covers_processes_always_and_containers_where_a_daemon_answers(monkeypatch):
     assert [engine.name for engine in cleaners()] == ["process"]
     monkeypatch.setattr(containers, "_SOCKET", Path("/"))
-    monkeypatch.setattr(engine_docker, "connect", Client)
+    monkeypatch.setattr(engine_daemon, "connect", Client)
     assert [engine.name for engine in cleaners()] == ["docker", "process"]
 
 

@@ -31,7 +31,8 @@ from scene import ALL, BOTH, ON_CLUSTERS, Incident
 from trial import FAILURE, Moment, Place, Trial, attempt, measure
 from world import INSIDE, HostDaemon, enter_world, in_world, own_daemon, why_no_world
 
-from allranks.engine.docker import DockerEngine, connect
+from allranks.engine.daemon import connect
+from allranks.engine.docker import DockerEngine
 from allranks.engine_kinds.slurm_cluster import SlurmKind
 from allranks.errors import EngineError
 from allranks.image.base import find_base

@@ -19,8 +19,8 @@ from allranks.engine import agents
 from allranks.engine.agent_output import STDOUT, Damage, FrameReader, RecordReader
 from allranks.engine.agents import JobOfAgents, bring_home
 from allranks.engine.archive import unpack
+from allranks.engine.daemon import FAILURES
 from allranks.engine.docker_requests import ROOT, own_folder
-from allranks.engine.leftovers import FAILURES
 from allranks.engine.protocol import NodeExit
 from allranks.errors import EngineError
 from allranks.harness.linux import signal_name

@@ -11,10 +11,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import requests
 from docker import APIClient
-from docker.errors import DockerException
 
+from allranks.engine.daemon import FAILURES
 from allranks.engine.ownership import alone, host_id, image_lock, is_held, is_of_earlier_boot
 
 Listed = Mapping[str, Any]
@@ -51,8 +50,6 @@ LABEL = "allranks.builder"
 
 _NO_COMMAND = "#(nop)"
 """The legacy builder's placeholder for the command of a step that has none."""
-
-FAILURES = (DockerException, requests.RequestException, OSError)
 
 
 def builder_of(reference: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from allranks.engine.docker import connect
+from allranks.engine.daemon import connect
 from allranks.engine.leftovers import reap_builders, reference_of
 from allranks.engine.ownership import alone, image_lock, is_held
 from allranks.errors import ImageError
