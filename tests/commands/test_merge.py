@@ -76,12 +76,6 @@ def test_merge_puts_the_cell_into_class_names_where_that_is_asked_for(allranks, 
     assert ' classname="ranks.tests.t" ' in (folder / "junit.xml").read_text()
 
 
-def test_merge_writes_the_form_of_the_schemas_where_that_is_asked_for(allranks, ranks):
-    folder = ranks("", "")
-    assert allranks("merge", str(folder), "--strict-xsd")[0] == 0
-    assert "<testsuites" not in (folder / "junit.xml").read_text()
-
-
 def test_merge_names_every_file_of_a_split_report(allranks, ranks, monkeypatch):
     folder = ranks("")
     many = "".join(f'<testcase classname="t" name="test_{number}"/>' for number in range(50))

@@ -1,4 +1,4 @@
-"""What allranks tells of a run, read back from its report: each value typed, in either form."""
+"""What allranks tells of a run, read back from its report: each value typed."""
 
 import json
 import subprocess
@@ -15,8 +15,6 @@ from allranks.report.junit_case import JUnitForm
 from allranks.report.merging import merge
 from allranks.report.results import VerdictKind
 
-USUAL, NARROW = JUnitForm(), JUnitForm(schema="narrow")
-FORMS = pytest.mark.parametrize("form", [USUAL, NARROW], ids=["usual", "narrow"])
 JOB = "gloo-w2-g0-env/s"
 TRACE = "/repo/t/test_a.py:31: in test_x\n    check()\n/repo/t/helpers.py:2: ValueError"
 
@@ -31,20 +29,15 @@ def torn(run_folder):
     waits = {"outcome": "aborted", "at": 2, "caused_by": 1, "message": "in all_reduce", "text": "stack\n\nof 0"}
     run_folder.rank(JOB, 0, {"t/test_a.py::test_x": waits, "t/test_a.py::test_y": "passed"})
     run_folder.rank(JOB, 1, {"t/test_a.py::test_x": said, "t/test_a.py::test_y": {"outcome": "passed", "time": 2}})
-
-    def make(form):
-        return text, junit.load(merge(run_folder.path, environ={}, junit_form=form).junit)
-
-    return make
+    return text, junit.load(merge(run_folder.path, environ={}).junit)
 
 
 def by_name(report):
     return {case.nodeid: case for case in report.cases()}
 
 
-@FORMS
-def test_each_rank_has_its_outcome_its_time_and_its_own_text(torn, form):
-    text, report = torn(form)
+def test_each_rank_has_its_outcome_its_time_and_its_own_text(torn):
+    text, report = torn
     case = by_name(report)["t/test_a.py::test_x"]
     first, second = case.ranks
     assert (first.rank, first.outcome, first.time, first.leads) == (0, Outcome.ABORTED, 0.25, False)
@@ -54,9 +47,8 @@ def test_each_rank_has_its_outcome_its_time_and_its_own_text(torn, form):
     assert case.rank(2) is None
 
 
-@FORMS
-def test_a_pass_has_the_time_of_each_rank(torn, form):
-    case = by_name(torn(form)[1])["t/test_a.py::test_y"]
+def test_a_pass_has_the_time_of_each_rank(torn):
+    case = by_name(torn[1])["t/test_a.py::test_y"]
     assert [(rank.outcome, rank.time, rank.text) for rank in case.ranks] == [
         (Outcome.PASSED, 0.25, ""),
         (Outcome.PASSED, 2.0, ""),
@@ -64,15 +56,14 @@ def test_a_pass_has_the_time_of_each_rank(torn, form):
     assert case.time == 2.0
 
 
-@FORMS
-def test_ranks_that_take_as_long_as_each_other_cost_nothing(run_folder, form):
+def test_ranks_that_take_as_long_as_each_other_cost_nothing(run_folder):
     run_folder.manifest(JOB)
     run_folder.job(JOB, collected=["t.py::x", "t.py::y"])
     for rank, (short, long) in enumerate([(0.001, 10.0), (0.009, 10.4)]):
         run_folder.rank(
             JOB, rank, {"t.py::x": {"outcome": "passed", "time": short}, "t.py::y": {"outcome": "passed", "time": long}}
         )
-    path = merge(run_folder.path, environ={}, junit_form=form).junit
+    path = merge(run_folder.path, environ={}).junit
     assert "allranks.seconds" not in path.read_text()
     assert [[rank.time for rank in case.ranks] for case in junit.load(path).cases()] == [[0.009] * 2, [10.4] * 2]
 
@@ -84,23 +75,21 @@ def test_a_report_from_before_has_no_times_of_ranks(write):
     assert [rank.time for rank in case.ranks] == [None, None]
 
 
-@FORMS
-def test_a_case_has_its_cell_its_axes_and_its_verdict(torn, form):
-    case = by_name(torn(form)[1])["t/test_a.py::test_x"]
+def test_a_case_has_its_cell_its_axes_and_its_verdict(torn):
+    case = by_name(torn[1])["t/test_a.py::test_x"]
     assert (case.cell, case.job, case.axes) == ("gloo-w2-g0-env", "s", {"backend": "gloo", "world_size": 2})
     assert (case.verdict, case.is_bad, case.cause, case.leading) == (VerdictKind.FAILURE, True, "failed", 1)
     assert case.message.startswith("rank 1 failed: boom")
     assert case.is_failure, "junitparser's own"
 
 
-def test_the_usual_form_has_file_and_line(torn):
-    case = by_name(torn(USUAL)[1])["t/test_a.py::test_x"]
+def test_a_case_has_file_and_line(torn):
+    case = by_name(torn[1])["t/test_a.py::test_x"]
     assert (case.file, case.line) == ("t/test_a.py", 31)
 
 
-@FORMS
-def test_every_verdict_of_a_rich_run_is_read_back(report, form):
-    merged, folder = report(form)
+def test_every_verdict_of_a_rich_run_is_read_back(report):
+    merged, folder = report(JUnitForm())
     found = list(junit.load(folder).cases())
     counts = merged.counts
     assert Counter(case.verdict.value for case in found) == Counter(
@@ -113,18 +102,16 @@ def test_every_verdict_of_a_rich_run_is_read_back(report, form):
     assert sorted(case.nodeid for case in found) == sorted(nodeids)
 
 
-@FORMS
-def test_a_stream_has_the_same_cases_as_the_whole(report, form):
-    _, folder = report(form)
+def test_a_stream_has_the_same_cases_as_the_whole(report):
+    _, folder = report(JUnitForm())
     assert [case.row for case in junit.stream(folder)] == [case.row for case in junit.load(folder).cases()]
     assert [list(case.rank_rows) for case in junit.stream(folder)] == [
         list(case.rank_rows) for case in junit.load(folder).cases()
     ]
 
 
-@FORMS
-def test_skips_have_a_code_a_kind_and_a_reason(report, form):
-    cases = by_name(junit.load(report(form)[1]))
+def test_skips_have_a_code_a_kind_and_a_reason(report):
+    cases = by_name(junit.load(report(JUnitForm())[1]))
     lacks = cases["t/test_a.py::environment"]
     assert (lacks.verdict, lacks.skip_code, lacks.skip_kind) == (VerdictKind.PASSED, 76, SkipKind.ENVIRONMENT)
     assert lacks.skip_reason == "no NCCL"
@@ -132,9 +119,8 @@ def test_skips_have_a_code_a_kind_and_a_reason(report, form):
     assert (plain.verdict, plain.skip_code, plain.skip_kind) == (VerdictKind.SKIPPED, None, None)
 
 
-@FORMS
-def test_attempts_have_their_numbers_causes_and_texts(report, form):
-    cases = by_name(junit.load(report(form)[1]))
+def test_attempts_have_their_numbers_causes_and_texts(report):
+    cases = by_name(junit.load(report(JUnitForm())[1]))
     flaky = cases["t/test_a.py::flaky_error"]
     assert [(each.number, each.cause, each.message) for each in flaky.attempts] == [
         (1, "crashed", "rank 0 crashed: flaky_error <&>"),
@@ -167,7 +153,7 @@ def test_a_report_in_parts_is_read_whole(report):
 
 
 def test_cases_are_selected_by_cell_axis_rank_and_verdict(report):
-    _, folder = report(USUAL)
+    _, folder = report(JUnitForm())
     whole = junit.load(folder)
     bad = list(whole.cases(verdict=["failure", "error"]))
     assert len(bad) == sum(case.is_bad for case in whole.cases()) > 5
@@ -178,7 +164,7 @@ def test_cases_are_selected_by_cell_axis_rank_and_verdict(report):
 
 
 def test_a_row_is_flat_and_has_the_axes(torn):
-    row = by_name(torn(USUAL)[1])["t/test_a.py::test_x"].row
+    row = by_name(torn[1])["t/test_a.py::test_x"].row
     assert (row["world_size"], row["cell"], row["verdict"], row["leading"]) == (2, "gloo-w2-g0-env", "failure", 1)
     assert {type(value) for value in row.values()} <= {str, int, float, bool, type(None)}
 
@@ -211,7 +197,7 @@ def test_an_axis_may_have_the_name_of_a_column(allranks, write):
 
 
 def test_junitparsers_own_commands_work_on_ours(report, tmp_path):
-    merged, folder = report(USUAL)
+    merged, folder = report(JUnitForm())
     command = [sys.executable, "-m", "junitparser"]
     twice = tmp_path / "twice.xml"
     subprocess.run([*command, "merge", folder / "junit.xml", folder / "junit.xml", twice], check=True)
@@ -220,7 +206,7 @@ def test_junitparsers_own_commands_work_on_ours(report, tmp_path):
 
 
 def test_what_is_loaded_is_junitparsers_and_can_be_changed_and_written(report, tmp_path):
-    merged, folder = report(USUAL)
+    merged, folder = report(JUnitForm())
     whole = junit.load(folder)
     assert isinstance(whole, junitparser.JUnitXml)
     whole.update_statistics()
@@ -242,5 +228,5 @@ def test_text_that_was_cut_is_nobodys(run_folder):
 
 
 def test_values_are_frozen(torn):
-    rank = by_name(torn(USUAL)[1])["t/test_a.py::test_x"].ranks[0]
+    rank = by_name(torn[1])["t/test_a.py::test_x"].ranks[0]
     assert replace(rank, text="") != rank

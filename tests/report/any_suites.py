@@ -14,7 +14,6 @@ HOSTILE = (
 TEXT = st.one_of(st.sampled_from(HOSTILE), st.text(alphabet=st.characters(exclude_categories=()), max_size=8))
 FORMS = st.builds(
     JUnitForm,
-    schema=st.sampled_from(["wide", "narrow"]),
     classname=st.sampled_from(["pytest", "cell"]),
     file_limit=st.sampled_from([2_000, 30_000_000]),
 )

@@ -7,7 +7,6 @@ import junitparser
 import pytest
 
 from allranks.report.judged import MergedRun
-from allranks.report.junit_case import JUnitForm
 from allranks.report.merging import merge
 
 ENV, TCP = "gloo-w2-g0-env/collectives", "gloo-w2-g0-tcp/collectives"
@@ -170,5 +169,3 @@ def test_a_bad_test_names_its_file_and_the_line_that_went_wrong(run_folder):
     found = cases(merge(run_folder.path, environ={}))
     places = {name: (case._elem.get("file"), case._elem.get("line")) for name, case in found.items()}
     assert places == {"test_x": ("a/test_a.py", "31"), "test_y": ("a/test_a.py", None), "test_z": ("a/test_a.py", None)}
-    found = cases(merge(run_folder.path, environ={}, junit_form=JUnitForm(schema="narrow")))
-    assert {case._elem.get("file") for case in found.values()} == {None}

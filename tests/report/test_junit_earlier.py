@@ -9,11 +9,9 @@ import pytest
 from allranks.outcomes import Outcome
 from allranks.report.judged import CellSuite
 from allranks.report.junit import JUnitWriter
-from allranks.report.junit_case import RETRIES, JUnitForm, Schema
+from allranks.report.junit_case import RETRIES
 from allranks.report.results import EarlierAttempt, RankResult, TestVerdict
 from allranks.report.verdict import VerdictPolicy, verdict
-
-SCHEMAS = pytest.mark.parametrize("schema", ["wide", "narrow"])
 
 
 def rank(outcome: Outcome, number: int = 0, **said: str) -> RankResult:
@@ -24,13 +22,13 @@ def attempt(number: int, *ranks: RankResult) -> EarlierAttempt:
     return EarlierAttempt(number=number, verdict=verdict(ranks, VerdictPolicy()), ranks=ranks)
 
 
-def written(tmp_path: Path, now: Outcome, *earlier: EarlierAttempt, schema: Schema = "wide") -> ET.Element:
+def written(tmp_path: Path, now: Outcome, *earlier: EarlierAttempt) -> ET.Element:
     ranks = (rank(now, message="now"),)
     test = TestVerdict(
         nodeid="t.py::a", classname="t", name="a", verdict=verdict(ranks, VerdictPolicy()), ranks=ranks, earlier=earlier
     )
     path = tmp_path / "junit.xml"
-    with JUnitWriter(path, JUnitForm(schema=schema)) as writer:
+    with JUnitWriter(path) as writer:
         writer.add(CellSuite(cell="c", suite="s", tests=(test,)))
     case = ET.parse(path).getroot().find(".//testcase")  # noqa: S314 - our own file
     assert case is not None
@@ -45,14 +43,12 @@ def tags(case: ET.Element) -> list[str]:
     return [child.tag for child in case if child.tag != "properties"]
 
 
-@SCHEMAS
 @pytest.mark.parametrize(("before", "tag"), [(FAILED, "flakyFailure"), (CRASHED, "flakyError")], ids=["fail", "error"])
-def test_what_went_wrong_before_a_pass_is_flaky(tmp_path: Path, before: EarlierAttempt, tag: str, schema: Schema):
-    case = written(tmp_path, Outcome.PASSED, before, schema=schema)
+def test_what_went_wrong_before_a_pass_is_flaky(tmp_path: Path, before: EarlierAttempt, tag: str):
+    case = written(tmp_path, Outcome.PASSED, before)
     assert sorted(tags(case)) == sorted(["system-out", tag])
 
 
-@SCHEMAS
 @pytest.mark.parametrize(
     ("before", "now", "expected"),
     [
@@ -64,15 +60,14 @@ def test_what_went_wrong_before_a_pass_is_flaky(tmp_path: Path, before: EarlierA
     ids=str,
 )
 def test_what_went_wrong_before_a_failure_is_a_rerun(
-    tmp_path: Path, before: EarlierAttempt, now: Outcome, expected: list[str], schema: Schema
+    tmp_path: Path, before: EarlierAttempt, now: Outcome, expected: list[str]
 ):
-    case = written(tmp_path, now, before, schema=schema)
+    case = written(tmp_path, now, before)
     assert sorted(set(tags(case)) - {"system-out"}) == expected
 
 
-@SCHEMAS
-def test_an_attempt_tells_message_type_stack_and_output(tmp_path: Path, schema: Schema):
-    flaky = written(tmp_path, Outcome.PASSED, FAILED, schema=schema).find("flakyFailure")
+def test_an_attempt_tells_message_type_stack_and_output(tmp_path: Path):
+    flaky = written(tmp_path, Outcome.PASSED, FAILED).find("flakyFailure")
     assert flaky is not None
     assert (flaky.get("message"), flaky.get("type"), flaky.text) == ("rank 0 failed: boom", "failed", None)
     assert [child.tag for child in flaky] == ["stackTrace", "system-out", "system-err"]
@@ -96,22 +91,17 @@ def test_a_flaky_pass_says_first_what_was_wrong_so_that_no_client_takes_the_atte
     )
 
 
-@SCHEMAS
-def test_a_test_that_is_skipped_in_the_end_tells_its_attempts_in_the_text_of_the_skip(tmp_path: Path, schema: Schema):
-    case = written(tmp_path, Outcome.SKIPPED, FAILED, schema=schema)
+def test_a_test_that_is_skipped_in_the_end_tells_its_attempts_in_the_text_of_the_skip(tmp_path: Path):
+    case = written(tmp_path, Outcome.SKIPPED, FAILED)
     assert set(tags(case)) - {"system-out"} == {"skipped"}
     text = case.findtext("skipped") or ""
     assert "attempt 1 (failed): rank 0 failed: boom" in text
     assert "--- rank 0 ---\nout" in text
 
 
-@SCHEMAS
-def test_of_very_many_attempts_the_first_and_the_last_are_told(tmp_path: Path, schema: Schema):
+def test_of_very_many_attempts_the_first_and_the_last_are_told(tmp_path: Path):
     attempts = [replace(FAILED, number=number) for number in range(1, 101)]
-    case = written(tmp_path, Outcome.FAILED, *attempts, schema=schema)
+    case = written(tmp_path, Outcome.FAILED, *attempts)
     assert tags(case).count("rerunFailure") == RETRIES
     said = {item.get("name"): item.get("value") for item in case.iter("property")}
-    left_out = f"{100 - RETRIES}"
-    assert said.get("allranks.earlier_left_out") == left_out or f"earlier_left_out: {left_out}\n" in "".join(
-        case.itertext()
-    )
+    assert said["allranks.earlier_left_out"] == f"{100 - RETRIES}"

@@ -10,21 +10,20 @@ from allranks.errors import ResultsError, UsageError
 from allranks.junit import stream
 from allranks.report.folder import is_merged_report
 from allranks.report.judged import MergedRun
-from allranks.report.junit_case import FILE_LIMIT, JUnitForm, Schema
+from allranks.report.junit_case import FILE_LIMIT, JUnitForm
 from allranks.report.junit_document import report_parts
 from allranks.report.merging import merge
 
 JOB, OTHER = "gloo-w2-g0-env/s", "gloo-w2-g0-tcp/s"
 LIMIT = 12_000
-SCHEMAS = pytest.mark.parametrize("schema", ["wide", "narrow"])
 
 
-def many(run_folder, schema: Schema = "wide", limit: int = LIMIT, tests: int = 60) -> MergedRun:
+def many(run_folder, limit: int = LIMIT, tests: int = 60) -> MergedRun:
     run_folder.manifest(JOB, OTHER)
     outcomes = ("passed", "failed", "crashed", "skipped")
     run_folder.both(JOB, {f"t.py::test_{number}": outcomes[number % 4] for number in range(tests)}, deselected=1)
     run_folder.both(OTHER, {"t.py::test_last": "passed"})
-    return merge(run_folder.path, environ={}, junit_form=JUnitForm(schema=schema, file_limit=limit))
+    return merge(run_folder.path, environ={}, junit_form=JUnitForm(file_limit=limit))
 
 
 def root_of(path: Path) -> ET.Element:
@@ -50,15 +49,13 @@ def test_the_limit_is_below_what_gitlab_takes():
     assert FILE_LIMIT <= 30 * 1000**2
 
 
-@SCHEMAS
-def test_what_fits_is_one_file(run_folder, schema: Schema):
-    merged = many(run_folder, schema, limit=1_000_000)
+def test_what_fits_is_one_file(run_folder):
+    merged = many(run_folder, limit=1_000_000)
     assert merged.junit_files == (merged.junit,) == (run_folder.path / "junit.xml",)
 
 
-@SCHEMAS
-def test_what_does_not_fit_goes_on_in_files_with_numbers(run_folder, schema: Schema):
-    merged = many(run_folder, schema)
+def test_what_does_not_fit_goes_on_in_files_with_numbers(run_folder):
+    merged = many(run_folder)
     names = [path.name for path in merged.junit_files]
     assert names == ["junit.xml", *(f"junit-{number}.xml" for number in range(2, len(names) + 1))]
     assert len(names) >= 3
@@ -66,9 +63,8 @@ def test_what_does_not_fit_goes_on_in_files_with_numbers(run_folder, schema: Sch
     assert merged.junit == merged.junit_files[0]
 
 
-@SCHEMAS
-def test_a_part_that_is_absent_is_missed(run_folder, schema: Schema):
-    parts = many(run_folder, schema).junit_files
+def test_a_part_that_is_absent_is_missed(run_folder):
+    parts = many(run_folder).junit_files
     assert list(report_parts(parts[0])) == list(parts)
     parts[-1].unlink()
     assert list(report_parts(parts[0])) == list(parts)
@@ -76,16 +72,14 @@ def test_a_part_that_is_absent_is_missed(run_folder, schema: Schema):
         list(stream(parts[0]))
 
 
-@SCHEMAS
-def test_every_file_stays_below_the_limit_and_is_well_used(run_folder, schema: Schema):
-    sizes = [path.stat().st_size for path in many(run_folder, schema).junit_files]
+def test_every_file_stays_below_the_limit_and_is_well_used(run_folder):
+    sizes = [path.stat().st_size for path in many(run_folder).junit_files]
     assert max(sizes) < LIMIT
     assert min(sizes[:-1]) > LIMIT * 0.8
 
 
-@SCHEMAS
-def test_every_file_states_the_counts_of_what_is_in_it_and_together_they_have_everything(run_folder, schema: Schema):
-    merged = many(run_folder, schema)
+def test_every_file_states_the_counts_of_what_is_in_it_and_together_they_have_everything(run_folder):
+    merged = many(run_folder)
     roots = [root_of(path) for path in merged.junit_files]
     for element in (suite for root in roots for suite in root.iter() if suite.tag in {"testsuites", "testsuite"}):
         assert stated(element) == found(element)
@@ -125,23 +119,21 @@ def test_a_file_of_somebody_else_is_neither_overwritten_nor_removed(run_folder):
     assert not list(run_folder.path.glob(".*unfinished*"))
 
 
-@SCHEMAS
-def test_no_part_is_read_as_results(write_ranks, schema: Schema):
+def test_no_part_is_read_as_results(write_ranks):
     cases = [f'<testcase classname="t" name="test_{number}"/>' for number in range(100)]
     root = write_ranks("unit/rank-0.xml", cases)
-    form = JUnitForm(schema=schema, file_limit=LIMIT)
+    form = JUnitForm(file_limit=LIMIT)
     first = merge(root, environ={}, junit_form=form)
     assert len(first.junit_files) > 1
     assert all(map(is_merged_report, first.junit_files))
     assert merge(root, environ={}, junit_form=form).counts.tests == first.counts.tests == 100
 
 
-@SCHEMAS
-def test_a_testcase_beyond_the_limit_has_a_file_of_its_own(run_folder, schema: Schema):
+def test_a_testcase_beyond_the_limit_has_a_file_of_its_own(run_folder):
     run_folder.manifest(JOB)
     large = {"outcome": "failed", "text": "x" * 30_000}
     run_folder.both(JOB, {"t.py::a": "passed", "t.py::b": large, "t.py::c": "passed"})
-    merged = merge(run_folder.path, environ={}, junit_form=JUnitForm(schema=schema, file_limit=LIMIT))
+    merged = merge(run_folder.path, environ={}, junit_form=JUnitForm(file_limit=LIMIT))
     assert [found(root_of(path))["tests"] for path in merged.junit_files] == [1, 1, 1]
 
 

@@ -85,14 +85,6 @@ def _add_form(group: OptionGroup) -> None:
         default="pytest",
         help="begin class names in junit.xml with cell and suite, for clients that ignore suites",
     )
-    group.add_argument(
-        "--strict-xsd",
-        dest="schema",
-        action="store_const",
-        const="narrow",
-        default="wide",
-        help="write junit.xml as the schemas of Jenkins and Surefire both accept it: one suite, cells in class names",
-    )
 
 
 def _object(merged: "MergedRun", code: ExitCode) -> Mapping[str, object]:
@@ -166,7 +158,7 @@ def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
         policy=options.policy,
         observers=[*([meter.add] if options.durations else []), *([layout.add] if layout else [])],
         baseline=_baseline(options),
-        junit_form=JUnitForm(schema=options.schema, classname=options.classname),
+        junit_form=JUnitForm(classname=options.classname),
         history=options.history,
     )
     if options.durations:

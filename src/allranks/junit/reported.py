@@ -16,8 +16,6 @@ import junitparser
 from allranks.outcomes import Outcome, SkipKind
 from allranks.records import MOST_RANKS
 from allranks.report.declared import count_of, details_of
-from allranks.report.folder import NARROW_NAME
-from allranks.report.junit_document import facts_in
 from allranks.report.outcome_words import outcome_of
 from allranks.report.results import VerdictKind
 from allranks.report.untrusted import number, whole_number
@@ -104,24 +102,22 @@ class ReportedCase(junitparser.TestCase):
     @cached_property
     def facts(self) -> Mapping[str, str]:
         """What allranks tells in properties (``ranks``, ``rule``), without the prefix of their names."""
-        if self.suite is not None and self.suite.is_of_all_jobs:
-            return facts_in(self._elem.findtext("system-out") or "")
         return _facts_of(self._elem)
 
     @property
     def cell(self) -> str:
         """The cell's id; empty in a report of another writer."""
-        return self.facts.get("cell") or (self.suite.cell if self.suite is not None else "")
+        return self.suite.cell if self.suite is not None else ""
 
     @property
     def job(self) -> str:
         """The name of allranks' suite in that cell; of another writer's report, that of its ``testsuite``."""
-        return self.facts.get("suite") or (self.suite.job if self.suite is not None else "")
+        return self.suite.job if self.suite is not None else ""
 
     @property
     def axes(self) -> Mapping[str, str | int]:
         """The cell's value on each axis; empty if the report does not tell."""
-        return self.suite.axes_of(self.cell, self.job) if self.suite is not None else {}
+        return self.suite.axes if self.suite is not None else {}
 
     @property
     def nodeid(self) -> str:
@@ -143,7 +139,7 @@ class ReportedCase(junitparser.TestCase):
     def cause(self) -> str:
         """A word or two on the outcome: ``failed``, ``timed_out``, ``ranks disagree``, ``pytest.skip``."""
         kind, element = self._result
-        return element.get("type") or self.facts.get("type", "") if kind is not VerdictKind.PASSED else ""
+        return element.get("type") or "" if kind is not VerdictKind.PASSED else ""
 
     @property
     def message(self) -> str:
@@ -180,7 +176,7 @@ class ReportedCase(junitparser.TestCase):
         found = sorted(islice(_outcomes(self.facts.get("ranks", "")), MOST_RANKS))
         times = [number(said) for said in self.facts.get("seconds", "").split()]
         if len(times) != len(found):
-            is_alike = not times and self.suite is not None and self.suite.fact_of(self.cell, self.job, "alike_times")
+            is_alike = not times and self.suite is not None and self.suite.facts.get("alike_times")
             times = [self.time if is_alike or len(found) == 1 else None] * len(found)
         texts, leading = dict(islice(self._texts(), MOST_RANKS)), self.leading
         return tuple(
@@ -292,13 +288,8 @@ class ReportedSuite(junitparser.TestSuite):
         return _facts_of(self._elem)
 
     @property
-    def is_of_all_jobs(self) -> bool:
-        """True for the one suite of a report in the narrow form (``--strict-xsd``)."""
-        return bool(self.name == NARROW_NAME)
-
-    @property
     def cell(self) -> str:
-        """The cell's id; empty in a report of another writer, and in the narrow form."""
+        """The cell's id; empty in a report of another writer."""
         return self.facts.get("cell", "")
 
     @property
@@ -309,15 +300,7 @@ class ReportedSuite(junitparser.TestSuite):
     @property
     def axes(self) -> Mapping[str, str | int]:
         """The cell's value on each axis; empty if the report does not tell."""
-        return self.axes_of(self.cell, self.job)
-
-    def fact_of(self, cell: str, job: str, name: str) -> str:
-        """What allranks tells of a job in this suite, which has several in the narrow form alone; empty for nothing."""
-        return self.facts.get(f"{cell} / {job}.{name}" if self.is_of_all_jobs else name, "")
-
-    def axes_of(self, cell: str, job: str) -> Mapping[str, str | int]:
-        """The axes of a cell with a job in this suite."""
-        prefix = f"{cell} / {job}.axis." if self.is_of_all_jobs else "axis."
+        prefix = "axis."
         return {
             name.removeprefix(prefix): int(value) if re.fullmatch("0|[1-9][0-9]{0,8}", value) else value
             for name, value in self.facts.items()

@@ -13,11 +13,11 @@ from allranks.outcomes import Outcome
 from allranks.report.accounting import account, damaged_manifest
 from allranks.report.comparison import ComparedJob, ComparedOutcome, together
 from allranks.report.declared import details_of
-from allranks.report.folder import NARROW_NAME, ROOTS, is_merged_report
+from allranks.report.folder import ROOTS, is_merged_report
 from allranks.report.gathering import gather
 from allranks.report.history.history_recorder import code_of
 from allranks.report.judged import CellSuite
-from allranks.report.junit_document import facts_in, report_parts
+from allranks.report.junit_document import report_parts
 from allranks.report.outcome_words import element_said, is_bad
 from allranks.report.rank_names import timeless
 from allranks.report.rank_xml import RankReader
@@ -128,7 +128,7 @@ def _from_xml(path: Path) -> Iterator[ComparedJob]:
                 if element.tag in ROOTS:
                     _add_case_of_suite(element)
                     if any(each.tag not in ROOTS for each in element):
-                        yield from _from_suite_element(element, path.stem)
+                        yield _from_suite_element(element, path.stem)
                     element.clear()
         if element.tag not in ROOTS:
             msg = f"its root element is <{element.tag[:40]}>"
@@ -144,20 +144,13 @@ def _add_case_of_suite(suite: ET.Element) -> None:
         case.extend(found)
 
 
-def _from_suite_element(element: ET.Element, name: str) -> Iterator[ComparedJob]:
-    """The job of a suite; in the narrow form, those of all its testcases."""
-    facts, is_narrow = _facts(element), element.get("name") == NARROW_NAME
-    cell, suite = facts.get("cell", ""), facts.get("suite") or element.get("name") or name
-    by_job: dict[tuple[str, str], list[tuple[str, ComparedOutcome]]] = {} if is_narrow else {(cell, suite): []}
-    for case in element.iter("testcase"):
-        own = facts_in(case.findtext("system-out") or "") if is_narrow else _facts(case)
-        job = (own.get("cell", ""), own.get("suite", "")) if is_narrow else (cell, suite)
-        by_job.setdefault(job, []).append(_case(case, own))
-    for job, outcomes in by_job.items():
-        start = f"{job[0]} / {job[1]}.axis." if is_narrow else "axis."
-        axes = {name.removeprefix(start): value for name, value in facts.items() if name.startswith(start)}
-        tests = _reached(together(outcomes))
-        yield ComparedJob(cell=job[0], suite=timeless(_SHARD.sub("", job[1])), axes=axes, tests=tests)
+def _from_suite_element(element: ET.Element, name: str) -> ComparedJob:
+    """The job of a suite."""
+    facts = _facts(element)
+    axes = {name.removeprefix("axis."): value for name, value in facts.items() if name.startswith("axis.")}
+    tests = _reached(together(_case(case, _facts(case)) for case in element.iter("testcase")))
+    suite = timeless(_SHARD.sub("", facts.get("suite") or element.get("name") or name))
+    return ComparedJob(cell=facts.get("cell", ""), suite=suite, axes=axes, tests=tests)
 
 
 def _facts(element: ET.Element) -> dict[str, str]:

@@ -21,16 +21,13 @@ from allranks.report.run_files import SCHEMA, JobRecord, Manifest, read_record
 from allranks.report.untrusted import digest, head, leads_out, listing, open_regular, parsed, special, walk
 from allranks.xml_text import clipped, legal, xml_id
 
-WIDE_NAME: Final = "allranks"
-NARROW_NAME: Final = "allranks: every job"
-"""Names of the root elements that identify a merged report, in either form."""
+REPORT_NAME: Final = "allranks"
+"""The name of the root element, by which a merged report is identified."""
 
 ROOTS: Final = frozenset({"testsuites", "testsuite"})
 """The elements that a JUnit report may begin with."""
 
-_MERGED: Final = re.compile(
-    rf'(<\?xml[^>]*>\s*)?<(testsuites name="{WIDE_NAME}"|testsuite name="{NARROW_NAME}")'.encode()
-)
+_MERGED: Final = re.compile(rf'(<\?xml[^>]*>\s*)?<testsuites name="{REPORT_NAME}"'.encode())
 _BEFORE_ROOT: Final = rb"(?:\s|\xef\xbb\xbf|<\?.*?\?>|<!--.*?-->|<!DOCTYPE[^>\[]*>)*+"
 _NO_RESULTS: Final = re.compile(_BEFORE_ROOT + rb"<(?:coverage|checkstyle)[\s>]", re.DOTALL)  # Cobertura, Clover
 _NODE: Final = re.compile(r"(?:node|host|machine)[-_.]?[0-9]+", re.IGNORECASE)

@@ -6,7 +6,7 @@ complete document with its own counts, and a suite may continue in the next file
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -15,16 +15,12 @@ from typing import Final, Self
 from allranks.errors import ResultsError
 from allranks.report.folder import is_merged_report
 from allranks.report.judged import CellSuite, JobSummary
-from allranks.report.junit_case import Fact, JUnitForm, Schema, render_case, shown, unique_names
-from allranks.report.junit_document import CONTINUED, JUnitDocument, NarrowDocument, SuiteHead, WideDocument
+from allranks.report.junit_case import Fact, JUnitForm, render_case, shown, unique_names
+from allranks.report.junit_document import CONTINUED, JUnitDocument, SuiteHead
 from allranks.report.junit_ranks import ALIKE
 from allranks.report.results import TestVerdict
 from allranks.xml_text import attribute
 
-_DOCUMENTS: Final[Mapping[Schema, type[WideDocument] | type[NarrowDocument]]] = {
-    "wide": WideDocument,
-    "narrow": NarrowDocument,
-}
 _USUAL: Final = JUnitForm()
 
 
@@ -79,7 +75,7 @@ class JUnitWriter:
 
     def _cases(self, suite: CellSuite) -> Iterator[tuple[bytes, TestVerdict]]:
         for test, name in zip(suite.tests, unique_names(suite, suite.tests, self._form), strict=True):
-            yield render_case(test, name, suite, self._form).encode(), test
+            yield render_case(test, name).encode(), test
 
     @property
     def _open(self) -> JUnitDocument:
@@ -94,7 +90,7 @@ class JUnitWriter:
             with _unfinished(self.files[-1]).open("ab") as file:
                 file.write(CONTINUED)
         path = _unfinished(_place(self._path, len(self._parts) + 1))
-        self._parts.append(_DOCUMENTS[self._form.schema](path))
+        self._parts.append(JUnitDocument(path))
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """End the report; on an error, the previous report stays.

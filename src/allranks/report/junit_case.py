@@ -33,10 +33,6 @@ from allranks.xml_text import (
     remembered,
 )
 
-Schema = Literal["wide", "narrow"]
-"""``wide``: ``testsuites`` with a suite for each job, and properties everywhere. ``narrow``: one ``testsuite``, with
-only the elements that the schemas of Jenkins' xUnit plug-in and of Maven's Surefire share."""
-
 ClassNames = Literal["pytest", "cell"]
 """``pytest``: testcases have pytest's class names. ``cell``: these are prefixed with cell and suite, for clients that
 identify a test only by class name and name and would take its results in two cells for two attempts."""
@@ -49,15 +45,8 @@ FILE_LIMIT: Final = 30_000_000
 class JUnitForm:
     """The form of the merged report."""
 
-    schema: Schema = "wide"
-    # The narrow schema has one suite for all jobs, so its class names always include the cell.
     classname: ClassNames = "pytest"
     file_limit: int = FILE_LIMIT  # bytes below which each file stays, unless a single testcase is as large
-
-    @property
-    def says_cell(self) -> bool:
-        """True if class names are prefixed with cell and suite."""
-        return self.classname == "cell" or self.schema == "narrow"
 
 
 NAME_LIMIT: Final = 2000
@@ -85,7 +74,7 @@ def unique_names(suite: JobSummary, tests: Sequence[TestVerdict], form: JUnitFor
 
     The first of several equal names stays unchanged, and no numbered name collides with another test's own name.
     """
-    prefix = shown(f"{suite.cell}.{suite.suite}") if form.says_cell else ""
+    prefix = shown(f"{suite.cell}.{suite.suite}") if form.classname == "cell" else ""
     classes = _Classes(prefix)
     names = [(classes.shown(test.classname), shown(test.name)) for test in tests]
     natural = [classes.identities(name) for name in names]
@@ -175,23 +164,15 @@ RETRIES: Final = 20
 """Earlier attempts that are reported in full: rerunning until a pass may produce thousands."""
 
 _ELEMENTS: Final = {VerdictKind.FAILURE: "failure", VerdictKind.ERROR: "error", VerdictKind.SKIPPED: "skipped"}
-_ORDER: Final = ("failure", "rerunFailure", "flakyFailure", "skipped", "error", "rerunError", "flakyError")
-"""The order of Surefire's schema, which is a sequence."""
-
 Fact = tuple[str, object]
 """A property's name and value; a value that is None or empty is left out."""
 
-Element = tuple[str, str]
-"""A tag, and the whole element as XML."""
 
-
-def render_case(test: TestVerdict, name: Name, suite: JobSummary, form: JUnitForm) -> str:
+def render_case(test: TestVerdict, name: Name) -> str:
     """A testcase as XML; its name is unique in the suite."""
     classname, own = name
-    place = _place(test) if form.schema == "wide" else ""
-    start = f'<testcase classname={attribute(classname)} name={attribute(own)}{place} time="{test.time:.6g}">\n'
-    body = _BODIES[form.schema](test, suite)
-    return f"{start}{body}</testcase>\n"
+    start = f'<testcase classname={attribute(classname)} name={attribute(own)}{_place(test)} time="{test.time:.6g}">\n'
+    return f"{start}{_body(test)}</testcase>\n"
 
 
 def _place(test: TestVerdict) -> str:
@@ -229,28 +210,15 @@ def is_told(value: object) -> bool:
     return value is not None and value != ""
 
 
-def _wide(test: TestVerdict, _: JobSummary) -> str:
+def _body(test: TestVerdict) -> str:
     """Facts are properties; output follows an outcome and precedes retries."""
     if _has_just_passed(test):
         own = f"{property_line('nodeid', test.nodeid)}{_passed(compact(test.ranks))}"
         return f"<properties>{own}{_seconds(seconds_of(test.ranks))}</properties>\n"
     parts = [properties(_facts(test))]
     if test.verdict.kind in _ELEMENTS or test.earlier:
-        told = (*outcome_element(test, "wide"), *_output(test, ()), *_before(test), *_retries(test))
-        parts.extend(xml for _, xml in told)
+        parts.extend((*outcome_element(test), *_output(test), *_before(test), *_retries(test)))
     return "".join(parts)
-
-
-def _narrow(test: TestVerdict, suite: JobSummary) -> str:
-    """The schemas have no properties for testcases: facts are the first lines of the output."""
-    facts = (("cell", suite.cell), ("suite", suite.suite), *_facts(test), *_type_of_skip(test.verdict))
-    if _has_just_passed(test):
-        return f"<system-out>{element_text(_lines(facts))}</system-out>\n"
-    told = sorted((*outcome_element(test, "narrow"), *_retries(test)), key=lambda element: _ORDER.index(element[0]))
-    return "".join(xml for _, xml in (*told, *_output(test, facts)))
-
-
-_BODIES: Final = {"wide": _wide, "narrow": _narrow}
 
 
 def _has_just_passed(test: TestVerdict) -> bool:
@@ -280,17 +248,11 @@ def _facts_of_verdict(verdict: Verdict) -> Iterator[Fact]:
         yield "skip_but_pass", clean_cut(verdict.message, MESSAGE_LIMIT) or "skipped"
 
 
-def _type_of_skip(verdict: Verdict) -> Iterator[Fact]:
-    """The type as a fact: Surefire's ``skipped`` has none to distinguish a skip from an expected failure."""
-    if verdict.kind is VerdictKind.SKIPPED:
-        yield "type", verdict.reason
-
-
 def _type(verdict: Verdict) -> str:
     return (verdict.reason or verdict.kind.value).replace(" ", "_")
 
 
-def outcome_element(test: TestVerdict, schema: Schema) -> Iterator[Element]:
+def outcome_element(test: TestVerdict) -> Iterator[str]:
     """The element with the outcome of a test; none for a pass."""
     verdict = test.verdict
     if verdict.kind not in _ELEMENTS:
@@ -299,8 +261,7 @@ def outcome_element(test: TestVerdict, schema: Schema) -> Iterator[Element]:
     message, text = _message(verdict, MESSAGE_LIMIT), _text(verdict, TEXT_LIMIT)
     if tag == "skipped":
         text = "\n\n".join([text, *map(_told, _shown(test.earlier))])
-    kind = "" if tag == "skipped" and schema == "narrow" else f" type={attribute(_reason(verdict))}"
-    yield tag, f"<{tag} message={attribute(message)}{kind}>{element_text(text)}</{tag}>\n"
+    yield f"<{tag} message={attribute(message)} type={attribute(_reason(verdict))}>{element_text(text)}</{tag}>\n"
 
 
 def _reason(verdict: Verdict) -> str:
@@ -316,20 +277,12 @@ def _text(verdict: Verdict, limit: int) -> str:
     return text if text.strip() else _message(verdict, limit)
 
 
-def _output(test: TestVerdict, facts: Sequence[Fact]) -> Iterator[Element]:
-    """The facts of a test and, if it is bad, the output of its ranks, each under its number."""
+def _output(test: TestVerdict) -> Iterator[str]:
+    """The output of the ranks of a bad test, each under its number."""
     ranks = test.ranks if test.verdict.is_bad else ()
     out, err = _streams(ranks, test.verdict.leading, TEXT_LIMIT)
-    yield from _stream("system-out", _lines(facts) + out)
+    yield from _stream("system-out", out)
     yield from _stream("system-err", err)
-
-
-def _lines(facts: Iterable[Fact]) -> str:
-    return "".join([f"allranks.{name}: {_line(str(value))}\n" for name, value in facts if is_told(value)])
-
-
-def _line(value: str) -> str:
-    return clean_cut(value).replace("\n", "\n    ")
 
 
 def _streams(ranks: Sequence[RankResult], leading: int | None, limit: int) -> tuple[str, str]:
@@ -342,19 +295,19 @@ def _streams(ranks: Sequence[RankResult], leading: int | None, limit: int) -> tu
     return clean_cut(out, limit), clean_cut(err, limit)
 
 
-def _stream(tag: str, text: str) -> Iterator[Element]:
+def _stream(tag: str, text: str) -> Iterator[str]:
     if text:
-        yield tag, f"<{tag}>{element_text(text)}</{tag}>\n"
+        yield f"<{tag}>{element_text(text)}</{tag}>\n"
 
 
-def _before(test: TestVerdict) -> Iterator[Element]:
+def _before(test: TestVerdict) -> Iterator[str]:
     """One line for each earlier attempt at a test that passed in the end."""
     if test.earlier and test.verdict.kind is VerdictKind.PASSED:
         lines = (f"attempt {attempt.number}: {_message(attempt.verdict, MESSAGE_LIMIT)}\n" for attempt in test.earlier)
         yield from _stream("system-out", cut(f"passed in the end; before:\n{''.join(lines)}"))
 
 
-def _retries(test: TestVerdict) -> Iterator[Element]:
+def _retries(test: TestVerdict) -> Iterator[str]:
     """The earlier attempts, in Surefire's form for reruns; for a test skipped in the end, they are in its text."""
     if test.verdict.kind is VerdictKind.SKIPPED:
         # junit-to-ctrf takes a skipped test with a flaky failure for a passed one.
@@ -362,7 +315,7 @@ def _retries(test: TestVerdict) -> Iterator[Element]:
     word = "rerun" if test.verdict.is_bad else "flaky"
     for attempt in _shown(test.earlier):
         tag = word + ("Failure" if attempt.verdict.kind is VerdictKind.FAILURE else "Error")
-        yield tag, _retry(tag, attempt)
+        yield _retry(tag, attempt)
 
 
 def _shown(earlier: Sequence[EarlierAttempt]) -> Sequence[EarlierAttempt]:
@@ -375,7 +328,7 @@ def _retry(tag: str, attempt: EarlierAttempt) -> str:
     out, err = _streams(attempt.ranks, verdict.leading, RETRY_LIMIT)
     start = f"<{tag} message={attribute(_message(verdict, MESSAGE_LIMIT))} type={attribute(_reason(verdict))}>"
     stack = f"<stackTrace>{element_text(_text(verdict, RETRY_LIMIT))}</stackTrace>"
-    streams = "".join(xml.rstrip("\n") for _, xml in (*_stream("system-out", out), *_stream("system-err", err)))
+    streams = "".join(xml.rstrip("\n") for xml in (*_stream("system-out", out), *_stream("system-err", err)))
     return f"{start}{stack}{streams}</{tag}>\n"
 
 

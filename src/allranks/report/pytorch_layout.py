@@ -16,7 +16,7 @@ from allranks.report.folder import is_merged_report
 from allranks.report.judged import CellSuite
 from allranks.report.junit import refuse_foreign
 from allranks.report.junit_case import RETRIES, RETRY_LIMIT, outcome_element, shown
-from allranks.report.junit_document import SuiteHead, WideDocument
+from allranks.report.junit_document import JUnitDocument, SuiteHead
 from allranks.report.results import EarlierAttempt, TestVerdict
 from allranks.report.untrusted import leads_out
 from allranks.xml_text import MESSAGE_LIMIT, attribute, clean_cut, element_text, file_of
@@ -71,7 +71,7 @@ class PyTorchLayout:
             raise ResultsError(msg, why="PyTorch's layout would be written there.", remedy="Remove that link.")
         path.parent.mkdir(parents=True, exist_ok=True)
         refuse_foreign(path, is_merged_report)
-        document = WideDocument(path)
+        document = JUnitDocument(path)
         try:
             facts = (("cell", suite.cell), ("suite", suite.suite))
             document.begin(SuiteHead(name=_SUITE, started=suite.started, facts=facts))
@@ -99,7 +99,7 @@ def _case(test: TestVerdict, file: str) -> str:
     classname = classes[-1] if classes else _dotted(file).rpartition(".")[2] if path else ""
     place = f" file={attribute(file)}" if file != _NO_FILE else ""
     names = f"classname={attribute(classname)} name={attribute(shown(test.name))}"
-    told = (*_reruns(test.earlier), *(xml for _, xml in outcome_element(test, "wide")))
+    told = (*_reruns(test.earlier), *outcome_element(test))
     return f'<testcase {names} time="{test.time:.3f}"{place}>{"".join(told)}</testcase>\n'
 
 

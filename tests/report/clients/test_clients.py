@@ -1,10 +1,9 @@
 """The merged report in clients that we did not write: each counts what we counted."""
 
 import re
-from collections import Counter
 
 import pytest
-from client_counts import COUNTING, allure, allure_stats, as_seen_by, ctrf_report, datadog, xunit_viewer
+from client_counts import COUNTING, allure, allure_stats, as_seen_by, ctrf_report, datadog
 
 from allranks.report.judged import Counts
 from allranks.report.junit_case import JUnitForm
@@ -13,7 +12,6 @@ pytestmark = pytest.mark.node
 
 USUAL = JUnitForm()
 WITH_CELL = JUnitForm(classname="cell")
-NARROW = JUnitForm(schema="narrow")
 SPLIT = JUnitForm(classname="cell", file_limit=60_000)
 
 
@@ -44,21 +42,6 @@ def test_with_the_cell_in_class_names_every_client_counts_right(client: str, for
     assert COUNTING[client](clients, folder) == as_seen_by(client, ours(merged.counts))
 
 
-@pytest.mark.parametrize("client", sorted(COUNTING.keys() - {"xunit-viewer"}))
-def test_the_narrow_form_is_counted_right(client: str, clients, report):
-    merged, folder = report(NARROW)
-    assert COUNTING[client](clients, folder) == as_seen_by(client, ours(merged.counts))
-
-
-def test_xunit_viewer_has_an_outcome_of_its_own_for_flaky_tests_of_the_narrow_form(clients, report):
-    """The first element that it does not know is the outcome, and in Surefire's order that is the flaky failure."""
-    merged, folder = report(NARROW)
-    seen = Counter(xunit_viewer(clients, folder))
-    flaky = seen.pop("flakyFailure") + seen.pop("flakyError")
-    assert flaky == merged.counts.flaky
-    assert seen + Counter(passed=flaky) == ours(merged.counts)
-
-
 def test_allure_takes_a_test_in_two_cells_for_two_attempts_unless_class_names_tell_the_cell(clients, report):
     merged, folder = report(USUAL)
     folded = allure_stats(clients, folder)
@@ -69,7 +52,7 @@ def test_allure_takes_a_test_in_two_cells_for_two_attempts_unless_class_names_te
     assert (told_apart["total"], told_apart.get("retries", 0)) == (merged.counts.tests, 0)
 
 
-@pytest.mark.parametrize("form", [USUAL, WITH_CELL, NARROW, SPLIT], ids=["usual", "cell", "narrow", "split"])
+@pytest.mark.parametrize("form", [USUAL, WITH_CELL, SPLIT], ids=["usual", "cell", "split"])
 def test_datadog_would_upload_every_file(form: JUnitForm, clients, report):
     merged, folder = report(form)
     told = datadog(clients, folder)
@@ -77,9 +60,8 @@ def test_datadog_would_upload_every_file(form: JUnitForm, clients, report):
     assert f"Uploaded {len(merged.junit_files)} files" in told
 
 
-@pytest.mark.parametrize("form", [USUAL, NARROW], ids=["usual", "narrow"])
-def test_junit_to_ctrf_tells_flaky_tests_and_each_attempt_with_its_stack(form: JUnitForm, clients, report):
-    _, folder = report(form)
+def test_junit_to_ctrf_tells_flaky_tests_and_each_attempt_with_its_stack(clients, report):
+    _, folder = report(USUAL)
     tests = {test["name"].rpartition(": ")[2]: test for test in ctrf_report(clients, folder)["tests"]}
     flaky = tests["flaky_error"]
     assert (flaky["status"], flaky["flaky"], flaky["retries"]) == ("passed", True, 2)
