@@ -7,12 +7,10 @@ that merge the same folder wait for each other. At most one job's tests are in m
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
-from importlib.metadata import EntryPoint, entry_points
 from itertools import chain
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from allranks.errors import ResultsError, UsageError
 from allranks.report import capability_tables
@@ -43,58 +41,8 @@ TABLE_NAME: Final = f"{capability_tables.NAME}.json"
 
 LOCK_NAME: Final = ".merge.lock"
 
-
-FORMATS: Final = "allranks.report_formats"
-"""The group of entry points by which other packages add forms of the report: each names a :data:`ReportFormat`."""
-
 Observer = Callable[[CellSuite], None]
 """Receives each job with its tests, before these are dropped."""
-
-
-class ReportWriter(Protocol):
-    """Writes a run in one form."""
-
-    def add(self, suite: CellSuite) -> None:
-        """Take a job with its tests, which are dropped after it."""
-
-    def finish(self, run: MergedRun) -> None:
-        """Write the rest: all jobs have been added, and allranks' own reports are written."""
-
-
-ReportFormat = Callable[[Path], ReportWriter]
-"""Makes a writer for a folder, that of the merged report; the writer's files have names of their own."""
-
-
-class _Added:
-    """The writer of another package: all other reports are written first, even if it raises."""
-
-    def __init__(self, point: EntryPoint, folder: Path) -> None:
-        self._point = point
-        self._writer: ReportWriter | None = None
-        self.error: ResultsError | None = None
-        with self._kept():
-            make: ReportFormat = point.load()
-            self._writer = make(folder)
-
-    @contextmanager
-    def _kept(self) -> Iterator[None]:
-        try:
-            yield
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - of code that is not ours
-            self._writer = None
-            msg = f"The report {self._point.name} could not be written ({self._point.value})."
-            remedy = "Repair or remove the package that adds it, and merge again: all other reports are written."
-            self.error = ResultsError(msg, why=f"{type(error).__name__}: {error}", remedy=remedy)
-
-    def add(self, suite: CellSuite) -> None:
-        with self._kept():
-            if self._writer is not None:
-                self._writer.add(suite)
-
-    def finish(self, run: MergedRun) -> None:
-        with self._kept():
-            if self._writer is not None:
-                self._writer.finish(run)
 
 
 def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
@@ -122,8 +70,7 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
 
     Raises:
         UsageError: The folder does not exist, or has no results.
-        ResultsError: The reports cannot be written, or would overwrite a file that allranks did not write; or, after
-            all of allranks' own have been written, one that another package adds could not be.
+        ResultsError: The reports cannot be written, or would overwrite a file that allranks did not write.
     """
     root = Path(os.path.realpath(folder))  # Path.resolve raises for circular links
     if not root.is_dir():
@@ -194,10 +141,9 @@ def _write(  # noqa: PLR0913, PLR0917 - one call, with names alike
 ) -> MergedRun:
     capabilities = CapabilityReader()
     page = PageWriter(run.page, capabilities.tables)
-    added = [_Added(point, run.folder) for point in entry_points(group=FORMATS)]
     with JsonWriter(run.folder / JSON_NAME) as machine:
         with JUnitWriter(run.junit, form) as junit:
-            more = (*(each.add for each in added), *((recorder.add,) if recorder else ()), *observers)
+            more = (*((recorder.add,) if recorder else ()), *observers)
             rows = tuple(_rows(suites, (junit.add, machine.add, page.add, capabilities.add, *more)))
         merged = replace(run, suites=rows, junit_files=junit.files, blames=page.blames)
         merged = replace(merged, history=recorder.record(merged.run_id)) if recorder else merged
@@ -208,10 +154,6 @@ def _write(  # noqa: PLR0913, PLR0917 - one call, with names alike
         table = as_document(merged.run_id, capabilities.tables)
         write_whole(run.folder / TABLE_NAME, f"{json.dumps(table, indent=1)}\n")
         write_whole(run.folder / f"{capability_tables.NAME}.md", capability_tables.as_markdown(capabilities.tables))
-    for each in added:
-        each.finish(merged)
-    if error := next((each.error for each in added if each.error), None):
-        raise error
     return merged
 
 
