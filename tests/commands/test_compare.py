@@ -18,11 +18,11 @@ def run(path: Path, cells: dict[str, str]) -> Path:
     axes = {cell: {"backend": "gloo", "world_size": 1, "torch": cell.rpartition("-t")[2]} for cell in cells}
     jobs = [{"id": f"{cell}/s", "cell": cell, "suite": "s"} for cell in cells]
     path.mkdir(parents=True)
-    (path / "run.json").write_text(json.dumps({"schema": 1, "run_id": path.name, "cells": axes, "jobs": jobs}))
+    (path / "run.json").write_text(json.dumps({"schema": 2, "run_id": path.name, "cells": axes, "jobs": jobs}))
     for cell, letters in cells.items():
         folder = path / "cells" / cell / "s" / "attempt-1"
         folder.mkdir(parents=True)
-        record = {"schema": 1, "cell": cell, "suite": "s", "world_size": 1, "run_id": path.name, "started": 1.0}
+        record = {"schema": 2, "cell": cell, "suite": "s", "world_size": 1, "run_id": path.name, "started": 1.0}
         (folder / "job.json").write_text(json.dumps(record))
         cases = "".join(
             f'<testcase classname="t" name="{name}" time="0.1">{RESULTS[letter]}</testcase>'
@@ -197,3 +197,13 @@ def test_jobs_are_matched_by_the_axes_that_are_not_compared():
 
     found = list(compare([job("1", "2", "P"), job("1", "4", "P")], [job("2", "2", "P"), job("2", "4", "F")]))
     assert [(test.kind, test.cells) for test in found] == [(Difference.FAILS, ("w4-t1", "w4-t2"))]
+
+
+@pytest.mark.parametrize("schema", [0, 2, 99, "1", None])
+def test_a_report_of_another_schema_is_refused(allranks, runs, schema):
+    allranks("merge", str(runs[0]))
+    report = runs[0] / "report.json"
+    report.write_text(json.dumps(json.loads(report.read_text()) | {"schema": schema}))
+    code, _, err = allranks("compare", str(report), str(runs[1]))
+    assert code == 2
+    assert f"It is of schema {schema!r}, and this allranks reads schema 1." in err

@@ -108,11 +108,11 @@ def test_a_history_that_cannot_be_used_is_a_warning(allranks, ranks):
 def test_merge_takes_durations_from_the_results(allranks, repository, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(repository / "cache"))
     jobs = [{"cell": "gloo-w1", "suite": "s", "id": "gloo-w1/s"}]
-    manifest = {"schema": 1, "run_id": "r", "cells": {"gloo-w1": {"backend": "gloo"}}, "jobs": jobs}
+    manifest = {"schema": 2, "run_id": "r", "cells": {"gloo-w1": {"backend": "gloo"}}, "jobs": jobs}
     attempt = repository / "r/cells/gloo-w1/s/attempt-1"
     attempt.mkdir(parents=True)
     (repository / "r/run.json").write_text(json.dumps(manifest))
-    (attempt / "job.json").write_text(json.dumps({"schema": 1, "world_size": 1, "collected": []}))
+    (attempt / "job.json").write_text(json.dumps({"schema": 2, "world_size": 1, "collected": []}))
     (attempt / "rank-0.xml").write_text("<testsuite><testcase classname='t' name='a' time='1.25'/></testsuite>")
     for _ in range(2):
         allranks("merge", "r", "--durations", "mine.json")

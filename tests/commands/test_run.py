@@ -163,7 +163,7 @@ def earlier(repository):
     _, attempt = folder.new_attempt(jobs[0])
     case = "<testsuites><testsuite><testcase classname='t' name='x'/></testsuite></testsuites>"
     (attempt / "rank-0.xml").write_text(case)
-    record = {"schema": 1, "world_size": 1, "collected": ["t::x"], "error": None}
+    record = {"schema": 2, "world_size": 1, "collected": ["t::x"], "error": None}
     (attempt / "job.json").write_text(json.dumps(record))
     return [job.id for job in jobs]
 

@@ -24,7 +24,7 @@ def write_run(folder: Path) -> None:
         place.mkdir(parents=True)
         size = CELLS[cell]["world_size"]
         record = {
-            "schema": 1,
+            "schema": 2,
             "cell": cell,
             "suite": "tests",
             "world_size": size,
@@ -37,7 +37,7 @@ def write_run(folder: Path) -> None:
                 'size" value="1"', f'size" value="{size}"'
             )
             (place / f"rank-{rank}.xml").write_text(text)
-    (folder / "run.json").write_text(json.dumps({"schema": 1, "run_id": folder.name, "cells": CELLS, "jobs": jobs}))
+    (folder / "run.json").write_text(json.dumps({"schema": 2, "run_id": folder.name, "cells": CELLS, "jobs": jobs}))
 
 
 def page_blocks(kind):

@@ -68,13 +68,6 @@ def test_ranks_that_take_as_long_as_each_other_cost_nothing(run_folder):
     assert [[rank.time for rank in case.ranks] for case in junit.load(path).cases()] == [[0.009] * 2, [10.4] * 2]
 
 
-def test_a_report_from_before_has_no_times_of_ranks(write):
-    inside = '<properties><property name="allranks.ranks" value="0,1:passed"/></properties>'
-    text = f'<testsuite name="c / s"><testcase name="x" time="3">{inside}</testcase></testsuite>'
-    (case,) = junit.load(write(text)).cases()
-    assert [rank.time for rank in case.ranks] == [None, None]
-
-
 def test_a_case_has_its_cell_its_axes_and_its_verdict(torn):
     case = by_name(torn[1])["t/test_a.py::test_x"]
     assert (case.cell, case.job, case.axes) == ("gloo-w2-g0-env", "s", {"backend": "gloo", "world_size": 2})

@@ -28,7 +28,7 @@ class RunFolder:
         cells = {job.partition("/")[0]: {"backend": "gloo", "world_size": 2} for job in jobs}
         planned = [dict(zip(("cell", "suite"), job.split("/"), strict=True), id=job, image="cpu") for job in jobs]
         document = {
-            "schema": 1,
+            "schema": 2,
             "run_id": "r1",
             "allranks": "0",
             "policy": policy,
@@ -48,7 +48,7 @@ class RunFolder:
         """``job.json`` of an attempt."""
         cell, suite = job.split("/")
         record = {
-            "schema": 1, "id": job, "cell": cell, "suite": suite, "attempt": number, "engine": "process", "spec": {},
+            "schema": 2, "id": job, "cell": cell, "suite": suite, "attempt": number, "engine": "process", "spec": {},
             "gpus": [], "world_size": 2, "exit_status": 0, "error": None, "started": 1000.0, "finished": 1002.5,
             "collected": None, "deselected": 0, "not_run": [], **changes,
         }  # fmt: skip

@@ -48,7 +48,7 @@ def write(folder):
     """A run of two jobs in which all is well."""
     jobs = [job.split("/") for job in (GOOD, OTHER)]
     manifest = {
-        "schema": 1,
+        "schema": 2,
         "run_id": "r1",
         "allranks": "0",
         "cells": {cell: {"backend": "gloo", "world_size": 2} for cell, _ in jobs},
@@ -58,7 +58,7 @@ def write(folder):
     for job in (GOOD, OTHER):
         attempt = folder / "cells" / job / "attempt-1"
         attempt.mkdir(parents=True)
-        (attempt / "job.json").write_text(json.dumps({"schema": 1, "world_size": 2, "collected": [A]}))
+        (attempt / "job.json").write_text(json.dumps({"schema": 2, "world_size": 2, "collected": [A]}))
         for rank in range(2):
             case = f'<testcase name="{A}" time="0.1"/>'
             (attempt / f"rank-{rank}.xml").write_text(

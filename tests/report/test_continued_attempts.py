@@ -143,9 +143,7 @@ def test_attempts_of_several_machines_are_numbered_anew_with_what_they_go_on_wit
     def write(place, number, started, tests, continues=0):
         folder = part(place)
         folder.manifest(JOB)
-        folder.job(
-            JOB, number=number, started=started, collected=list(tests), continues=continues, spec={"run_id": "r1"}
-        )
+        folder.job(JOB, number=number, started=started, collected=list(tests), continues=continues, run_id="r1")
         for rank in range(2):
             folder.rank(JOB, rank, tests, number=number)
 

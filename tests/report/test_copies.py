@@ -99,7 +99,7 @@ def test_loose_ranks_of_two_jobs_in_one_folder_are_an_error(run_folder, tmp_path
 
 def test_results_of_another_run_are_an_error_that_names_both(run_folder):
     run_folder.manifest(JOB)
-    run_folder.both(JOB, {A: "passed"}, spec={"run_id": "r2"})
+    run_folder.both(JOB, {A: "passed"}, run_id="r2")
     bad, _, code = judged(run_folder.path)
     assert bad == [("run", "These results are from the run r2, the others from r1: two runs are mixed.")]
     assert code is ExitCode.UNACCOUNTED
@@ -107,7 +107,7 @@ def test_results_of_another_run_are_an_error_that_names_both(run_folder):
 
 def test_without_a_plan_the_run_that_most_results_are_of_is_the_run(run_folder):
     for cell, run in (("a", "r1"), ("b", "r1"), ("c", "r2")):
-        run_folder.both(f"{cell}/s", {A: "passed"}, spec={"run_id": run})
+        run_folder.both(f"{cell}/s", {A: "passed"}, run_id=run)
     bad, merged, _ = judged(run_folder.path)
     assert len(bad) == 1
     assert [suite.cell for suite in merged.suites if suite.counts.errors] == ["c"]

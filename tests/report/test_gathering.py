@@ -12,7 +12,6 @@ from allranks.errors import ResultsError
 from allranks.report.merging import merge
 
 A, B = "gloo-w2-g0-env/s", "gloo-w2-g0-tcp/s"
-SPEC = {"run_id": "r1"}
 
 
 @pytest.fixture
@@ -20,7 +19,7 @@ def gathered(part, tmp_path):
     """Two machines, each with a plan and a job of its own."""
     for place, job in (("machine-1/r1", A), ("machine-2/results/r1", B)):
         part(place).manifest(job)
-        part(place).both(job, {"t.py::test_x": "passed"}, spec=SPEC)
+        part(place).both(job, {"t.py::test_x": "passed"}, run_id="r1")
     return tmp_path / "gathered"
 
 
@@ -82,7 +81,7 @@ def test_a_part_that_was_gathered_twice_counts_once(merged, gathered):
 def test_of_two_machines_attempts_at_one_job_the_later_counts(merged, part, again):
     machine = part(again)
     machine.manifest(A)
-    machine.both(A, {"t.py::test_x": "failed"}, spec=SPEC, started=2000.0)
+    machine.both(A, {"t.py::test_x": "failed"}, run_id="r1", started=2000.0)
     _, suites = merged()
     assert kinds(suites[A]) == {"t.py::test_x": "failure"}
     assert (suites[A].attempt, suites[A].folder) == (2, f"{again}/cells/{A}/attempt-1")
@@ -91,7 +90,7 @@ def test_of_two_machines_attempts_at_one_job_the_later_counts(merged, part, agai
 @pytest.mark.parametrize("again", ["again/r1", "a-first/r1"])
 def test_what_failed_on_the_machine_before_is_flaky(merged, part, again):
     machine = part(again)
-    machine.both(A, {"t.py::test_x": "failed"}, spec=SPEC, started=500.0)
+    machine.both(A, {"t.py::test_x": "failed"}, run_id="r1", started=500.0)
     _, suites = merged()
     [test] = suites[A].tests
     assert test.is_flaky
@@ -108,15 +107,15 @@ def test_an_attempt_without_a_record_is_not_outdone_by_one_of_another_machine(me
 def test_the_order_on_a_machine_stays_where_several_have_attempts(merged, part):
     machine = part("machine-1/r1")
     machine.rank(A, 0, {"t.py::test_x": "passed"}, number=2)
-    part("another/r1").both(A, {"t.py::test_x": "passed"}, spec=SPEC, started=5.0)
+    part("another/r1").both(A, {"t.py::test_x": "passed"}, run_id="r1", started=5.0)
     _, suites = merged()
     assert suites[A].folder == f"machine-1/r1/cells/{A}/attempt-2"
     assert "job.json is missing" in suites[A].tests[0].verdict.message
 
 
 def test_a_later_attempt_counts_whatever_its_machine_calls_it(merged, part):
-    part("machine-3/r1").both(A, {"t.py::test_x": "failed"}, spec=SPEC, started=2000.0)
-    part("machine-1/r1").job(A, number=2, spec=SPEC, started=1500.0, collected=[])
+    part("machine-3/r1").both(A, {"t.py::test_x": "failed"}, run_id="r1", started=2000.0)
+    part("machine-1/r1").job(A, number=2, run_id="r1", started=1500.0, collected=[])
     _, suites = merged()
     assert suites[A].folder == f"machine-3/r1/cells/{A}/attempt-1"
 
@@ -129,7 +128,7 @@ def test_a_shard_whose_machine_is_lost_is_missed_as_soon_as_two_have_come(part, 
         machine = part(f"machine-{number}/r1")
         machine.manifest(job)
         share = {"suite": "s", "number": number, "count": 4, "split": "same", "elsewhere": 3}
-        machine.both(job, {f"t.py::test_{number}": "passed"}, spec=SPEC, share=share)
+        machine.both(job, {f"t.py::test_{number}": "passed"}, run_id="r1", share=share)
     run = merge(tmp_path / "gathered")
     missed = [suite.suite for suite in run.suites if suite.counts.bad]
     assert missed == [f"s@{number}of4" for number in lost]
@@ -154,7 +153,7 @@ def test_a_folder_that_cannot_be_read_ends_the_merge(merged, monkeypatch):
 def test_another_run_in_the_folder_is_said_and_not_counted(merged, part):
     other = part("old/r0")
     other.manifest(A, run_id="r0")
-    other.both(A, {"t.py::test_x": "failed"}, spec={"run_id": "r0"}, started=9000.0)
+    other.both(A, {"t.py::test_x": "failed"}, run_id="r0", started=9000.0)
     run, suites = merged()
     assert run.run_id == "r1"
     messages = {test.nodeid: test.verdict.message for test in suites[A].tests}
@@ -164,7 +163,7 @@ def test_another_run_in_the_folder_is_said_and_not_counted(merged, part):
 
 def test_a_job_of_another_run_alone_is_an_error(merged, part):
     job = "gloo-w2-g0-file/s"
-    part("old/r0").both(job, {"t.py::test_x": "passed"}, spec={"run_id": "r0"})
+    part("old/r0").both(job, {"t.py::test_x": "passed"}, run_id="r0")
     _, suites = merged()
     assert [test.verdict.message for test in suites[job].tests if test.name == "run"]
 

@@ -13,17 +13,19 @@ from allranks.report.summary import render_table
 JOB = "gloo-w2-g0-env/s"
 A = "t.py::test_a"
 MANIFEST = {
-    "schema": 1,
+    "schema": 2,
     "run_id": "r1",
     "policy": {"skip": "pass", "mixed_skip": ["t.py::*"], "baseline": {"gloo-w2-g0-env": {"s": 1}}},
     "cells": {"gloo-w2-g0-env": {"backend": "gloo", "world_size": 2}},
     "jobs": [{"cell": "gloo-w2-g0-env", "suite": "s", "id": JOB, "image": "cpu", "pytest_args": ["-x"]}],
 }
 RECORD = {
-    "schema": 1,
+    "schema": 2,
     "world_size": 2,
     "engine": "process",
-    "spec": {"run_id": "r1", "image": "cpu"},
+    "run_id": "r1",
+    "image": "cpu",
+    "spec": {"code": "/c"},
     "gpus": ["GPU-1"],
     "error": {"kind": "agent", "what": "It broke.", "why": "Somehow.", "remedy": "None."},
     "collected": [A],

@@ -5,10 +5,10 @@ from contextlib import closing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.records import JobStarted, Passed, encode
+from allranks.records import SCHEMA, JobStarted, Passed, encode
 from allranks.schedule.adopted_journal import AdoptedJournal
 
-STARTED = encode(JobStarted(at=1.0, schema=1, run_id="r", cell="c", suite="s", attempt=1, world_size=1)) + b"\n"
+STARTED = encode(JobStarted(at=1.0, schema=SCHEMA, run_id="r", cell="c", suite="s", attempt=1, world_size=1)) + b"\n"
 RECORDS = [Passed(nodeid=f"t{n % 3}", ranks=(0,), arrived=(2.0,), seconds=(0.5,), world_size=1, at=n) for n in range(6)]
 
 

@@ -199,7 +199,7 @@ def test_a_run_goes_on_with_the_policy_that_it_began_with(tmp_path, pair):
     assert earlier_run(tmp_path, "r1").setting == VerdictPolicy(skip="pass", mixed_skip=("x",))
 
 
-ENDED = {"schema": 1, "world_size": 1, "collected": list(ALL), "error": None}
+ENDED = {"schema": 2, "world_size": 1, "collected": list(ALL), "error": None}
 ONE_MORE = [*ALL, "t::new"]
 FAILED, NEW = Again(tests=(BAD, FLAKY), base=1), Again(tests=("t::new",), base=1)
 

@@ -176,8 +176,7 @@ class ReportedCase(junitparser.TestCase):
         found = sorted(islice(_outcomes(self.facts.get("ranks", "")), MOST_RANKS))
         times = [number(said) for said in self.facts.get("seconds", "").split()]
         if len(times) != len(found):
-            is_alike = not times and self.suite is not None and self.suite.facts.get("alike_times")
-            times = [self.time if is_alike or len(found) == 1 else None] * len(found)
+            times = [self.time] * len(found)
         texts, leading = dict(islice(self._texts(), MOST_RANKS)), self.leading
         return tuple(
             ReportedRank(rank=rank, outcome=outcome, time=time, text=texts.get(rank, ""), leads=rank == leading)

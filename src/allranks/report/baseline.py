@@ -83,8 +83,8 @@ def read_baseline(path: Path) -> Baseline:
 
 def _executed(text: str) -> Baseline:
     document = parsed(_Document, json.loads(text))
-    if document.schema > SCHEMA:
-        msg = "it was written by a newer allranks"
+    if document.schema != SCHEMA:
+        msg = f"it is of schema {document.schema}, and this allranks reads schema {SCHEMA}"
         raise ValueError(msg)
     return document.executed
 

@@ -21,7 +21,7 @@ from allranks.report.junit_document import report_parts
 from allranks.report.outcome_words import element_said, is_bad
 from allranks.report.rank_names import timeless
 from allranks.report.rank_xml import RankReader
-from allranks.report.report_json import is_report_json
+from allranks.report.report_json import SCHEMA, is_report_json
 from allranks.report.run_files import JudgingPolicy
 from allranks.report.untrusted import open_regular
 from allranks.report.verdict import VerdictPolicy
@@ -98,7 +98,10 @@ def _from_file(path: Path) -> Iterator[ComparedJob]:
         yield from _from_xml(path)
         return
     with open_regular(path) as file:
-        yield from map(_from_json, json.load(file)["suites"])
+        document = json.load(file)
+    if document["schema"] != SCHEMA:
+        raise _unreadable(path, f"it is of schema {document['schema']!r:.20}, and this allranks reads schema {SCHEMA}")
+    yield from map(_from_json, document["suites"])
 
 
 def _from_json(suite: Mapping[str, Any]) -> ComparedJob:

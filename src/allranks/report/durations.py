@@ -127,8 +127,8 @@ def parse(text: str) -> Durations:
     try:
         document = json.loads(text)
         schema, seconds = document["schema"], document["seconds"]
-        if not isinstance(schema, int) or schema > SCHEMA:
-            msg = "was written by a newer version of allranks"
+        if schema != SCHEMA:
+            msg = f"is of schema {schema!r:.20}, and this allranks reads schema {SCHEMA}"
             raise DurationsError(msg)
         return {
             suite: {

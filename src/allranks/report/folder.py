@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 from allranks.records import JOURNAL, MOST_RANKS
 from allranks.report.archives import has_results, is_archive, plain_head
 from allranks.report.rank_names import around, names_a_rank, rank_folder, rank_of, timeless, world_size_of
-from allranks.report.run_files import SCHEMA, JobRecord, Manifest, read_record
+from allranks.report.run_files import SCHEMA, JobRecord, Manifest
 from allranks.report.untrusted import digest, head, leads_out, listing, open_regular, parsed, special, walk
 from allranks.xml_text import clipped, legal, xml_id
 
@@ -304,10 +304,9 @@ def _attempt(root: Path, folder: Path, number: int, planned: int | None) -> Atte
 
 
 def _is_changed(record: JobRecord, path: Path) -> bool:
-    """True if a file is not the one that allranks wrote; older versions stored no digest, or none of the journal."""
+    """True if a file is not the one that allranks wrote; an attempt that has not ended has no digests."""
     known = record.rank_files
-    is_known = path.name in known or (bool(known) and path.name != JOURNAL)
-    return is_known and not special(path) and digest(path) != known.get(path.name)
+    return bool(known) and not special(path) and digest(path) != known.get(path.name)
 
 
 def _record_of(root: Path, folder: Path) -> tuple[JobRecord | None, str]:
@@ -316,7 +315,7 @@ def _record_of(root: Path, folder: Path) -> tuple[JobRecord | None, str]:
         return None, _LEADS_OUT.format(said.name)
     if not folder.is_dir():
         return None, f"{folder.name} is {special(folder) or 'a file'}, not the folder of an attempt."
-    return _read_json(said, read_record)
+    return _read_json(said, lambda document: parsed(JobRecord, document))
 
 
 def _is_stray(root: Path, path: Path) -> bool:
@@ -372,8 +371,9 @@ def _read_json(path: Path, build: Callable[[object], _T]) -> tuple[_T | None, st
     try:
         with open_regular(path) as file:
             document = json.loads(file.read(), object_pairs_hook=_each_once)
-        if (schema := parsed(_Versioned, document).schema) > SCHEMA:
-            return None, f"{path.name} was written by a newer allranks (schema {schema}): merge with that one."
+        if (schema := parsed(_Versioned, document).schema) != SCHEMA:
+            said = f"{path.name} is of schema {schema}, and this allranks reads schema {SCHEMA}"
+            return None, f"{said}: merge with the version that wrote it."
         return build(document), ""
     except FileNotFoundError:
         return (None, f"{path.name} is a broken link.") if special(path) else (None, "")

@@ -1,7 +1,7 @@
 """The tests of each attempt at a job, judged, and what went wrong before the last attempt."""
 
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
@@ -28,7 +28,7 @@ from allranks.report.results import (
 )
 from allranks.report.run_files import JobRecord
 from allranks.report.verdict import VerdictPolicy, verdict
-from allranks.xml_text import first_line, legal, split_nodeid, xml_id
+from allranks.xml_text import first_line, split_nodeid, xml_id
 
 
 def read_ranks(paths: Sequence[Path]) -> list[RankFile]:
@@ -58,12 +58,12 @@ def judge(attempt: Attempt, files: Sequence[RankFile], setting: VerdictPolicy) -
     record, teams = attempt.record, teams_of(files)
     gpus = -(-len(record.gpus) // max(record.nodes, 1)) if record else 0
     setting = replace(setting, gpus=gpus, job_has_ended=_has_ended(record, files))
-    reported = dict.fromkeys(nodeid for team in teams for nodeid in team.places)
-    collected = _names(record.collected or (), reported) if record else {}
-    not_run = _reasons_not_to_run(record, collected) if record else {}
+    reported = (nodeid for team in teams for nodeid in team.places)
+    collected = map(xml_id, record.collected or ()) if record else ()
+    not_run = _reasons_not_to_run(record) if record else {}
     expected, absent = expected_ranks(attempt, files), _absences(attempt, files)
     good = _Good.of(teams, expected, setting)
-    for nodeid in dict.fromkeys((*collected.values(), *reported)):
+    for nodeid in dict.fromkeys((*collected, *reported)):
         if passed := good and good.verdict_of(nodeid):
             yield passed
         elif (results := results_of(nodeid, teams)) or nodeid not in not_run:
@@ -116,27 +116,14 @@ def _has_ended(record: JobRecord | None, files: Sequence[RankFile]) -> bool:
     return has_ended and not any(file.is_unfinished or file.problem for file in files)
 
 
-def _names(collected: Iterable[str], reported: Container[str]) -> dict[str, str]:
-    """The name of each collected test in reports.
-
-    Older versions of allranks wrote ``#x01`` unescaped, unlike :func:`xml_id`: if a rank reports a test under
-    such a name, and no other test has it, it is this test.
-    """
-    names = {nodeid: xml_id(nodeid) for nodeid in collected}
-    changed = {nodeid: legal(nodeid) for nodeid, name in names.items() if name not in reported}
-    taken = frozenset(names.values()) if changed else frozenset()
-    older = {nodeid: name for nodeid, name in changed.items() if name in reported and name not in taken}
-    return names | older
-
-
-def _reasons_not_to_run(record: JobRecord, names: Mapping[str, str]) -> dict[str, str]:
+def _reasons_not_to_run(record: JobRecord) -> dict[str, str]:
     """The reason for each collected test that may have no result."""
     error = record.error if record.error and record.error.kind in _EXPLAINS_WHAT_DID_NOT_RUN else None
     explained = record.collected or () if error else ()
     ended = first_line(error.text) or error.kind if error else ""
     stopped = f"stopped by {record.stop_reason or 'the job'}"
     reasons = {**dict.fromkeys(explained, ended), **dict.fromkeys(record.not_run, stopped)}
-    return {names.get(nodeid) or xml_id(nodeid): f"not run: {reason}" for nodeid, reason in reasons.items()}
+    return {xml_id(nodeid): f"not run: {reason}" for nodeid, reason in reasons.items()}
 
 
 def _judge(

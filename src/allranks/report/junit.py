@@ -17,7 +17,6 @@ from allranks.report.folder import is_merged_report
 from allranks.report.judged import CellSuite, JobSummary
 from allranks.report.junit_case import Fact, JUnitForm, render_case, shown, unique_names
 from allranks.report.junit_document import CONTINUED, JUnitDocument, SuiteHead
-from allranks.report.junit_ranks import ALIKE
 from allranks.report.results import TestVerdict
 from allranks.xml_text import attribute
 
@@ -162,7 +161,6 @@ def _facts(suite: JobSummary) -> Iterator[Fact]:
     yield "attempt", suite.attempt
     yield "elapsed", None if suite.elapsed is None else f"{suite.elapsed:.3f}"
     yield "gpus", " ".join(suite.gpus)
-    yield "alike_times", ALIKE
 
 
 def _totals(suite: CellSuite) -> Iterator[Fact]:

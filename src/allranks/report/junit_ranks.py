@@ -1,7 +1,6 @@
 """Properties that tell the ranks of a testcase apart: the seconds of each, and where its text is."""
 
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 from allranks.outcomes import numbers
 from allranks.report.results import PassedRanks, RankResult, TestVerdict, VerdictRule
@@ -10,12 +9,8 @@ from allranks.report.verdict import own_text, sections
 _LEADS_THE_TEXT = frozenset({VerdictRule.LEADING_OUTCOME, VerdictRule.UNACCOUNTED})
 
 
-ALIKE: Final = "within 0.01 s or 5 %"
-"""Times that all ranks of a test share: without further ones, that of the test, which is the slowest rank's."""
-
-
 def seconds_of(ranks: Sequence[RankResult]) -> str:
-    """``0.25 0.31``: what the test took on each rank, by rank; empty if that is :data:`ALIKE` for all.
+    """``0.25 0.31``: what the test took on each rank, by rank; empty if they differ by 0.01 s or 5 % at most.
 
     Ranks run in lockstep, so that nearly all tests have none. Of 64 ranks they would be half of the report.
     """

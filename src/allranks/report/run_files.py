@@ -1,10 +1,7 @@
-"""``run.json`` and ``job.json``: how runs and attempts describe themselves to reports.
-
-Files of schema 1 lack some of the fields and are read in the same way.
-"""
+"""``run.json`` and ``job.json``: how runs and attempts describe themselves to reports."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Final, Self
 
 from allranks.errors import AllranksError, ExitCode
@@ -12,11 +9,10 @@ from allranks.records import MOST_RANKS
 from allranks.repetitions import RepetitionTally
 from allranks.report.judged import Share
 from allranks.report.results import SkipPolicy
-from allranks.report.untrusted import parsed
 from allranks.xml_text import xml_id
 
 SCHEMA: Final = 2
-"""The schema that this version writes, and the newest that it reads."""
+"""The schema that this version writes, and the only one that it reads."""
 
 _Id = Annotated[str, xml_id]
 _NodeId = Annotated[str, str]
@@ -145,25 +141,6 @@ class JobRecord:
         agent = (self.spec or {}).get("agent")
         seed = agent.get("seed") if isinstance(agent, Mapping) else None
         return seed if isinstance(seed, int) and not isinstance(seed, bool) else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Spec:
-    """The part of a job's request in which schema 1 has what later ones have in the record itself."""
-
-    run_id: str = ""
-    image: str = ""
-
-
-def read_record(document: object) -> JobRecord:
-    """Parse the content of job.json.
-
-    Raises:
-        ValueError: A field is missing or invalid.
-    """
-    record = parsed(JobRecord, document)
-    spec = parsed(_Spec, record.spec or {}, "spec")
-    return replace(record, run_id=record.run_id or spec.run_id, image=record.image or spec.image)
 
 
 def as_json(document: Manifest | JobRecord) -> dict[str, Any]:

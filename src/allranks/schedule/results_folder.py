@@ -18,7 +18,7 @@ from allranks.errors import ResultsError, UsageError
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job
 from allranks.report.baseline import read_baseline
-from allranks.report.run_files import DroppedCells, JudgingPolicy, Manifest, PlannedJob, as_json, read_record
+from allranks.report.run_files import DroppedCells, JobRecord, JudgingPolicy, Manifest, PlannedJob, as_json
 from allranks.report.untrusted import parsed
 from allranks.schedule.packing.estimate import seconds_of_tests
 from allranks.user_cache import hold
@@ -186,7 +186,7 @@ def has_begun(suite: Path) -> bool:
 
 def _is_refused(attempt: Path) -> bool:
     try:
-        return not read_record(json.loads((attempt / "job.json").read_bytes())).engine
+        return not parsed(JobRecord, json.loads((attempt / "job.json").read_bytes())).engine
     except (OSError, ValueError, RecursionError):
         return False
 

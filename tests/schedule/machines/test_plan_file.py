@@ -184,7 +184,8 @@ def swap_jobs(document):
         (swap_jobs, "has been changed since it was made"),
         (lambda document: document["jobs"][0].update(image="cuda"), "has been changed since it was made"),
         (lambda document: document["policy"].update(skip="pass"), "has been changed since it was made"),
-        (lambda document: document.update(schema=99), "was written by a newer version of allranks"),
+        (lambda document: document.update(schema=99), "was written by another version of allranks"),
+        (lambda document: document.update(schema=1), "was written by another version of allranks"),
         (lambda document: document.pop("plan"), "is not a plan file of allranks, or is damaged"),
         (
             lambda document: document["plan"]["packs"][0].update(jobs=[999]),
@@ -199,7 +200,7 @@ def test_a_file_that_is_not_as_it_was_made_is_refused(make, edit, path, expansio
         own_part(expansion, path, entries[0]["pack"])
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b'{"schema": 1}', b"[" * 100_000])
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b'{"schema": 2}', b"[" * 100_000])
 def test_a_file_that_is_no_plan_is_refused(path, expansion, content):
     path.write_bytes(content)
     with pytest.raises(UsageError, match="is not a plan file of allranks, or is damaged"):

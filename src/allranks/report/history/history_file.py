@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import sqlite3
 
 SCHEMA: Final = 1
-"""``user_version`` of the file; a newer one is not touched."""
+"""``user_version`` of the file; a file of another one is not touched."""
 
 APPLICATION: Final = 0x616C6C72
 """``application_id`` of the file, by which it is told from other databases."""
@@ -128,7 +128,7 @@ def _is_ours(database: "sqlite3.Connection") -> bool:
     """False if the file has nothing in it yet.
 
     Raises:
-        HistoryError: Another program wrote it, or a newer allranks.
+        HistoryError: Another program wrote it, or it is of another schema.
     """
     [application], [schema], [tables] = (
         database.execute(query).fetchone()
@@ -139,8 +139,8 @@ def _is_ours(database: "sqlite3.Connection") -> bool:
     if application != APPLICATION:
         msg = "is a database of another program"
         raise HistoryError(msg)
-    if schema > SCHEMA:
-        msg = f"was written by a newer allranks (schema {schema})"
+    if schema != SCHEMA:
+        msg = f"is of schema {schema}, and this allranks reads schema {SCHEMA}"
         raise HistoryError(msg)
     if {sql for [sql] in database.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL")} != _STATEMENTS:
         msg = "is damaged (its tables are not those of a history)"  # a view could be without end

@@ -166,9 +166,9 @@ def read_plan(path: Path) -> PlanFile:
     try:
         document = json.loads(path.read_bytes())
         made = (str(document["allranks"]), str(document["started"]))
-        if document["schema"] > SCHEMA:
-            why = f"It was made by allranks {made[0]}."
-            msg = f"{path} was written by a newer version of allranks."
+        if document["schema"] != SCHEMA:
+            why = f"It is of schema {document['schema']!r:.20}, and this allranks reads schema {SCHEMA}."
+            msg = f"{path} was written by another version of allranks, {made[0]}."
             raise UsageError(msg, why=why, remedy="Use that version here, too.")
         plan, said = _plan_file(path, document, made), _digest(document)
     except OSError as error:

@@ -27,4 +27,4 @@ def test_attack(rank):
             elif name.endswith(".jsonl"):
                 (folder / name).write_bytes(reach.plausible())
             elif name.endswith(".json"):
-                (folder / name).write_text(json.dumps({"schema": 1, "status": 0, "collected": [], "finished": 1e9}))
+                (folder / name).write_text(json.dumps({"schema": 2, "status": 0, "collected": [], "finished": 1e9}))

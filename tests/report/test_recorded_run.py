@@ -1,15 +1,11 @@
-"""Results folders that allranks wrote before come to what they came to then.
+"""A results folder that was recorded once comes to what it came to then: while the schema has its number, the same.
 
-``earlier_schemas/schema-1`` is one of version 0.1, recorded as it was: the manifest, the records of attempts, what the
-ranks left, and journals that nobody reads any more. ``schema-2`` has the present schema: while that has its number,
-its reports are the same and its page shows as much. ``expected.json`` has the verdicts of the version that wrote it.
+``expected.json`` has the verdicts of the version that wrote it.
 """
 
 import json
 import shutil
 from pathlib import Path
-
-import pytest
 
 from allranks import junit
 from allranks.report.judged import exit_code
@@ -17,7 +13,7 @@ from allranks.report.merging import merge
 from allranks.report.page.course_view import output_diff, time_line
 from allranks.report.results import compact
 
-RECORDED = Path(__file__).with_name("earlier_schemas")
+RECORDED = Path(__file__).with_name("recorded")
 
 
 def told(suites):
@@ -47,20 +43,19 @@ def told(suites):
     ]
 
 
-@pytest.mark.parametrize("schema", ["schema-1", "schema-2"])
-def test_a_folder_of_an_earlier_schema_is_judged_as_it_was_then(schema, tmp_path):
-    shutil.copytree(RECORDED / schema, tmp_path / schema)
+def test_a_recorded_folder_is_judged_as_it_was_then(tmp_path):
+    shutil.copytree(RECORDED / "recorded-1", tmp_path / "recorded-1")
     suites = []
-    merged = merge(tmp_path / schema / "recorded-1", environ={}, observers=[suites.append])
-    expected = json.loads((RECORDED / schema / "expected.json").read_text(encoding="utf-8"))
+    merged = merge(tmp_path / "recorded-1", environ={}, observers=[suites.append])
+    expected = json.loads((RECORDED / "expected.json").read_text(encoding="utf-8"))
     assert told(suites) == expected["jobs"]
     assert exit_code(merged, nothing_ran_allowed=False) == expected["exit_code"]
 
 
-def test_a_folder_of_the_present_schema_renders_with_all_that_it_tells(tmp_path):
-    shutil.copytree(RECORDED / "schema-2", tmp_path / "schema-2")
+def test_a_recorded_folder_renders_with_all_that_it_tells(tmp_path):
+    shutil.copytree(RECORDED / "recorded-1", tmp_path / "recorded-1")
     suites = []
-    merged = merge(tmp_path / "schema-2" / "recorded-1", environ={}, observers=[suites.append])
+    merged = merge(tmp_path / "recorded-1", environ={}, observers=[suites.append])
     (suite,) = suites
     waits, compares, killed = ((test, suite.course_of(test)) for test in suite.tests if test.verdict.is_bad)
     assert time_line(waits[1], waits[0])["s"] == ["rank 1 never called barrier #3; rank 0 had, 3.42 s before the end"]
