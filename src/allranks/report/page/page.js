@@ -865,7 +865,7 @@
 
   start().catch((error) => {
     const trouble = byId("trouble");
-    trouble.textContent = `Search and details are not available: ${error.message}. Counts and failures are below; junit.xml has everything.`;
+    trouble.textContent = `This page cannot show its tests: ${error.message}. Read summary.md and junit.xml beside it.`;
     trouble.hidden = false;
     document.documentElement.dataset.ready = "no";
   });

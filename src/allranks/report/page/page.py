@@ -1,4 +1,4 @@
-"""The page as one document: counts, matrix and failures without a script, then its data.
+"""The page as one document: a frame with the counts, and the data from which its script shows the rest.
 
 Its size is bounded, however large the run: the script shows all of it, and ``junit.xml`` has it too.
 
@@ -20,8 +20,7 @@ from allranks.report.capabilities import CapabilityTable
 from allranks.report.capability_tables import as_html
 from allranks.report.failure_groups import GroupKey, key_of, ranks_of
 from allranks.report.history.history_text import headline, told_tests
-from allranks.report.judged import Counts, MergedRun, SuiteRow
-from allranks.report.judged import total as total_of
+from allranks.report.judged import Counts, MergedRun
 from allranks.report.results import TestVerdict, VerdictKind
 from allranks.report.summary import times
 from allranks.xml_text import readable
@@ -75,35 +74,24 @@ class Groups:
         return self._numbers[key]
 
 
-SHOWN_FAILURES: Final = 50
-"""Groups of failures that are shown without the script."""
-
-SHOWN_TILES: Final = 1200
-"""Matrix entries that are shown without the script; if there are more, those of the cells that failed."""
-
 SHOWN_PASTS: Final = 500
 """Tests that are listed with their past."""
 
 _SHOWN_NOTES: Final = 100
-_SHOWN_REASONS: Final = 20
 _NAME: Final = 300
+
+_FAILURES: Final = (
+    '<section id="failures" class="js-only" aria-labelledby="failures-title"><h2 id="failures-title">Failures</h2>'
+    '<div id="failures-body"><p class="none">No failure.</p></div></section>'
+)
+_MATRIX: Final = (
+    '<section id="matrix" class="js-only" aria-labelledby="matrix-title"><h2 id="matrix-title">Matrix <small>cells by '
+    'suites</small></h2><div class="wide" id="matrix-body" tabindex="0" role="region" aria-label="Cells by suites">'
+    "</div></section>"
+)
 
 _UNRULY: Final = {code: f"\\u{code:04x}" for code in (*range(0x2028, 0x202F), *range(0x2066, 0x206A))}
 """Line separators and bidirectional marks that elements do not contain: they would reverse the text around them."""
-
-
-@dataclass(kw_only=True)
-class Sample:
-    """A group of failures, represented by the first of them."""
-
-    place: str  # ``<cell> / <suite>``
-    nodeid: str
-    kind: VerdictKind
-    message: str
-    text: str
-    order: int = 0
-    ranks: str = ""  # whose failure it is, in words, in all of them
-    count: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +99,6 @@ class Static:
     """The static part of the page."""
 
     merged: MergedRun
-    samples: Sequence[Sample]
-    reasons: Sequence[tuple[str, int, int]]  # of skips, each with the number of skips and of skips that count as passes
     listed: str = ""  # a sentence for what the page leaves out; empty for nothing
     capabilities: Mapping[str, CapabilityTable] = field(default_factory=dict)  # what tagged tests show of each backend
 
@@ -138,59 +124,7 @@ class Static:
     @property
     def sections(self) -> str:
         """Failures, then the matrix; a run without failures begins with the matrix."""
-        failures = (
-            '<section id="failures" aria-labelledby="failures-title"><h2 id="failures-title">Failures</h2>'
-            f'<div id="failures-body">{self.failures}</div></section>'
-        )
-        matrix = (
-            '<section id="matrix" aria-labelledby="matrix-title"><h2 id="matrix-title">Matrix <small>cells by suites'
-            '</small></h2><div class="wide" id="matrix-body" tabindex="0" role="region" aria-label="Cells by suites">'
-            f"{self.matrix}</div></section>"
-        )
-        return "\n".join((failures, matrix) if self.merged.counts.bad else (matrix, failures))
-
-    @property
-    def matrix(self) -> str:
-        """Cells by suites."""
-        places: dict[str, dict[str, list[SuiteRow]]] = {}
-        for row in self.merged.suites:
-            places.setdefault(row.cell, {}).setdefault(row.whole_suite, []).append(row)
-        suites = list(dict.fromkeys(suite for of_cell in places.values() for suite in of_cell))
-        suites, more = suites[:SHOWN_TILES], len(suites) - SHOWN_TILES
-        room = max(1, SHOWN_TILES // max(1, len(suites)))
-        cells = sorted(places, key=lambda cell: not _has_bad(places[cell])) if len(places) > room else list(places)
-        head = "".join(f'<th scope="col"><bdi>{escaped(suite)}</bdi></th>' for suite in suites)
-        rows = "".join(_cell(cell, places[cell], suites) for cell in cells[:room])
-        out = "".join(
-            f"<p>{count} more {what} are not shown here.</p>"
-            for count, what in ((len(cells) - room, "cells"), (more, "suites"))
-            if count > 0
-        )
-        return f'<table><thead><tr><th scope="col">cell</th>{head}</tr></thead><tbody>{rows}</tbody></table>{out}'
-
-    @property
-    def failures(self) -> str:
-        """The first failures, with equal ones grouped."""
-        shown = sorted(self.samples, key=lambda sample: sample.order)[:SHOWN_FAILURES]
-        if not shown:
-            return '<p class="none">No failure.</p>'
-        left = self.merged.counts.bad - sum(sample.count for sample in shown)
-        more = f"<p>And {left:,} more, in {escaped(self.merged.junit.name)} beside this page.</p>" if left else ""
-        return "".join(map(_failure, shown)) + more
-
-    @property
-    def skips(self) -> str:
-        """The reasons of skips, most frequent first."""
-        most = sorted(self.reasons, key=lambda reason: (-reason[1] - reason[2], reason[0]))
-        rows = "".join(
-            f"<tr><td>{skipped or ''}</td><td>{passed or ''}</td><td><bdi>{escaped(text)}</bdi></td></tr>"
-            for text, skipped, passed in most[:_SHOWN_REASONS]
-        )
-        more = f"<p>And {len(most) - _SHOWN_REASONS:,} more reasons.</p>" if len(most) > _SHOWN_REASONS else ""
-        if not rows:
-            return '<p class="none">Nothing was skipped.</p>'
-        head = "<th>skipped</th><th>skipped, counts as passed</th><th>reason</th>"
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{more}"
+        return "\n".join((_FAILURES, _MATRIX) if self.merged.counts.bad else (_MATRIX, _FAILURES))
 
     @property
     def history(self) -> str:
@@ -258,35 +192,6 @@ def _counts(counts: Counts) -> Iterator[str]:
             yield f'<li class="v-{letter}"><b>{count:,}</b> {what}</li>'
 
 
-def _has_bad(of_cell: Mapping[str, Sequence[SuiteRow]]) -> bool:
-    return any(row.counts.bad for rows in of_cell.values() for row in rows)
-
-
-def _cell(cell: str, places: Mapping[str, Sequence[SuiteRow]], suites: Sequence[str]) -> str:
-    tiles = "".join(_tile(total_of(places[suite])) if suite in places else "<td></td>" for suite in suites)
-    return f'<tr><th scope="row"><bdi>{escaped(cell)}</bdi></th>{tiles}</tr>'
-
-
-def _tile(counts: Counts) -> str:
-    if bad := counts.bad:
-        return f'<td class="t-bad">{bad:,} bad <small>of {counts.tests:,}</small></td>'
-    if counts.passed:
-        return f'<td class="t-good">{counts.passed:,} ok</td>'
-    return f'<td class="t-idle">{counts.skipped:,} skipped</td>'
-
-
-def _failure(sample: Sample) -> str:
-    said = [f"and {sample.count - 1:,} more like it"] if sample.count > 1 else []
-    said += [sample.ranks] if sample.ranks else []
-    more = f" <small>{'; '.join(said)}</small>" if said else ""
-    letter = "F" if sample.kind is VerdictKind.FAILURE else "E"
-    return (
-        f'<details class="failure"><summary><span class="badge v-{letter}">{sample.kind}</span> '
-        f"<bdi>{escaped(sample.nodeid[:_NAME])}</bdi>{more}<br><small><bdi>{escaped(sample.place[:_NAME])}</bdi>: "
-        f"<bdi>{escaped(sample.message)}</bdi></small></summary><pre>{escaped(sample.text)}</pre></details>"
-    )
-
-
 GENERATOR: Final = '<meta name="generator" content="allranks">'
 """The mark by which a page of allranks is recognized."""
 
@@ -305,7 +210,6 @@ def document(static: Static, index: str, chunks: Sequence[str]) -> str:
         header=static.header,
         junit=escaped(static.merged.junit.name),
         sections=static.sections,
-        skips=static.skips,
         history=static.history,
         capabilities=as_html(static.capabilities),
         notes=static.notes,

@@ -12,19 +12,14 @@ from allranks.report.capabilities import CapabilityTable
 from allranks.report.failure_groups import GroupKey, message_of, order_of, whose
 from allranks.report.judged import CellSuite, MergedRun, SuiteRow
 from allranks.report.page.case_list import Details, Index, files_of_ranks, folder_to_link
-from allranks.report.page.page import GENERATOR, Groups, Sample, Static, document
+from allranks.report.page.page import GENERATOR, Groups, Static, document
 from allranks.report.results import PassedRanks, TestVerdict, VerdictKind, VerdictRule, compact
 from allranks.report.untrusted import head, write_whole
-from allranks.tracebacks import folded
 from allranks.xml_text import cut, first_line, readable
 
 MOST_REASONS: Final = 1000
 """The most distinct skip reasons."""
 
-_SAMPLES: Final = 60
-"""Groups of failures whose text is kept for the part of the page that needs no script."""
-
-_SAMPLE: Final = 1500
 _SLOWEST: Final = 50
 _REASON: Final = 200
 _OTHER_REASONS: Final = "other reasons"
@@ -60,7 +55,6 @@ class PageWriter:
         self._usual: dict[int, str] = {}
         self._index, self._details = Index(), Details()
         self._groups, self._evidence = Groups(), Evidence()
-        self._samples: dict[int, Sample] = {}
         self._reasons: dict[str, int] = {}
         self._histogram: list[_Reason] = []
         self._slowest: list[Slow] = []
@@ -92,13 +86,9 @@ class PageWriter:
         """
         blames = Blames(self._evidence)
         groups = list(self._told_groups(blames))
-        for number, sample in self._samples.items():
-            sample.ranks = groups[number].get("r", "")
         rest = {**self._rest(merged), "groups": groups, "tests": blames.of_tests(self._index), "blames": blames.told}
         static = Static(
             merged=merged,
-            samples=tuple(self._samples.values()),
-            reasons=tuple((reason.text, reason.skipped, reason.passed) for reason in self._histogram),
             listed=self._listed(merged),
             capabilities=self._capabilities,
         )
@@ -119,7 +109,7 @@ class PageWriter:
         letter = "K" if test.verdict.is_skip_but_pass else _LETTERS[test.verdict.kind]
         extra: dict[str, Any] = {"r": compact(test.ranks)}
         if test.verdict.is_bad:
-            extra |= self._failure(cell, key, test, suite)
+            extra |= self._failure(cell, key, test)
         elif test.verdict.rule is not VerdictRule.PASSED:
             extra["s"] = self._reason(test)
         if tells(test) and letter == "P":
@@ -135,24 +125,13 @@ class PageWriter:
         self._index.add(job, key.nodeid, letter, test.time, extra)
         self._time(job, key.nodeid, letter, test.time)
 
-    def _failure(self, cell: int, key: CaseKey, test: TestVerdict, suite: CellSuite) -> dict[str, Any]:
+    def _failure(self, cell: int, key: CaseKey, test: TestVerdict) -> dict[str, Any]:
         message, is_of_job = message_of(test), test.verdict.rule is VerdictRule.JOB
         order = order_of(test.verdict.exit_code, is_of_job=is_of_job)
         group = self._groups.number_of(test, message)
         if not is_of_job:
             # A job's own trouble has no matching pass in other cells, so it is not evidence.
             self._evidence.failed(key, group, cell)
-        if group in self._samples:
-            self._samples[group].count += 1
-        elif len(self._samples) < _SAMPLES or (is_of_job and len(self._samples) < 2 * _SAMPLES):
-            self._samples[group] = Sample(
-                place=readable(suite.name),
-                nodeid=key.nodeid,
-                kind=test.verdict.kind,
-                message=message,
-                text=cut(folded(readable(test.verdict.text)), _SAMPLE),
-                order=order,
-            )
         same = self._groups.groups[group].message == message
         more = {} if same else {"m": message}
         return {"g": group, "w": test.verdict.reason} | more | ({"o": order} if is_of_job else {})
