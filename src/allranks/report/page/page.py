@@ -1,7 +1,5 @@
 """The page as one document: a frame with the counts, and the data from which its script shows the rest.
 
-Its size is bounded, however large the run: the script shows all of it, and ``junit.xml`` has it too.
-
 All text from tests and ranks is escaped, or packed in base64. Anything that slipped through would still not run: the
 page's own policy allows one style and one script, by their hashes, and no outgoing requests.
 """
