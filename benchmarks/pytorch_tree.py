@@ -56,6 +56,9 @@ launches_ranks = true
 overlap = {overlap}
 exclude = {exclude}
 
+[suites.pytorch.test_groups]
+port-6789 = ["test_c10d_common.py::PythonProcessGroupExtensionTest"]
+
 {cell}
 [images.own]
 torch = {torch}

@@ -25,7 +25,7 @@ def plain_mark(name: str, *args: str) -> pytest.MarkDecorator:
 
 HARNESS_MARKERS = (
     "no_process_group: this test makes its own process group, or needs none",
-    "test_group(name): launcher tests of one group never overlap one another, as those with one fixed port",
+    "test_group(name): launcher tests of one group never overlap one another, such as tests that bind one port",
     "isolation(kind): how long the ranks of this test live: test, file or job",
     "time_limit(seconds): how long this test may take",
     "conformance(operation, feature, mode, group, dtype, ranks): what this test shows of a backend",

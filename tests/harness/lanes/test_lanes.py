@@ -163,10 +163,6 @@ GROUPED = {
     class TestTwo(Exclusive):
         def test_c(self): ...
 
-    class TestByItsSource(Exclusive):
-        def test_f(self):
-            os.environ["MASTER_PORT"] = "29500"
-
     class TestBeside(Case):
         def test_d(self):
             meet("beside", "grouped")
@@ -181,7 +177,7 @@ GROUPED = {
 def test_tests_of_one_group_never_overlap_and_others_run_beside_them(run_agent):
     files = {"test_ports.py": GROUPED["test_ports.py"].partition("    @pytest.mark.test_group\n")[0]}
     agent = run_agent(files, overlap=2, test_groups={"port-29500": ("test_ports.py::TestOne",)})
-    assert {agent.outcomes(f"test_{name}") for name in "abcdf"} == {("passed", "passed")}
+    assert {agent.outcomes(f"test_{name}") for name in "abcd"} == {("passed", "passed")}
 
 
 def test_a_group_without_a_name_is_an_error(run_agent):

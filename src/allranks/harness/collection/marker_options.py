@@ -11,7 +11,6 @@ from typing import Any, get_args
 import pytest
 
 from allranks.harness.collection import FOREIGN_ATTRIBUTE
-from allranks.harness.collection.fixed_ports import fixed_port
 from allranks.harness.config import AgentConfig, Isolation, TimeLimit
 from allranks.harness.program import ItemOptions
 from allranks.harness.torch_cases.adapt import torchs_limit
@@ -160,21 +159,15 @@ def _has_process_group(item: pytest.Item, config: AgentConfig) -> bool:
 
 
 def _test_group(item: pytest.Item, config: AgentConfig) -> str:
-    """The tests that must not overlap this one: by its marker, the suite's list, or a fixed port in its source."""
+    """The group of tests that must not overlap this one, by its marker or the suite's list; empty for none."""
     marker = item.get_closest_marker("test_group")
     if marker is None:
         named = ((name, each) for name, patterns in config.test_groups.items() for each in patterns)
-        return next((name for name, each in named if is_named(item.nodeid, each)), "") or _port_group(item, config)
+        return next((name for name, each in named if is_named(item.nodeid, each)), "")
     if len(marker.args) == 1 and not marker.kwargs and isinstance(marker.args[0], str) and marker.args[0]:
         return marker.args[0]
     msg = f"test_group{marker.args} makes no sense: it takes the name of one group"
     raise MarkerError(item.nodeid, msg)
-
-
-def _port_group(item: pytest.Item, config: AgentConfig) -> str:
-    test_class = getattr(item, "cls", None)
-    port = fixed_port(test_class, _method_of(item)) if config.overlap > 1 and test_class is not None else ""
-    return f"port-{port}" if port else ""
 
 
 def is_named(nodeid: str, pattern: str) -> bool:
