@@ -51,9 +51,6 @@ def test_the_command_of_a_repetition_draws_the_same_again(skew):
     name = name_of_repetition("a.py::test", 2, 42, skew)
     assert command_to_repeat(name, [])[1:6] == ["stress", "--skew", skew, "--replay", "42"]
     assert repeated_test(name) == "a.py::test"
-    name = name_of_repetition("a.py::test", 2, 42, skew, "0-1:loss:2%,0-1:cut")
-    command = ["stress", "--skew", skew, "--network", "0-1:loss:2%,0-1:cut", "--replay", "42"]
-    assert command_to_repeat(name, [])[1:8] == command
 
 
 def test_the_command_of_a_test_runs_it_once():
@@ -62,7 +59,7 @@ def test_the_command_of_a_test_runs_it_once():
 
 
 def test_the_command_of_a_test_that_was_repeated_repeats_it_as_often_and_under_the_same():
-    told = RepetitionTally(runs=40, how=" ".join(options_of("heavy", None)))
+    told = RepetitionTally(runs=40, how=" ".join(options_of("heavy")))
     command = ["allranks", "stress", "cell", "--skew", "heavy", "--count", "40"]
     assert command_to_repeat("a.py::test", ["cell"], told) == [*command, "--", "a.py::test"]
     assert command_to_repeat("", ["cell"], RepetitionTally()) == ["allranks", "stress", "cell", "--count", "1"]

@@ -14,9 +14,7 @@ from allranks.rates import log_chance, percent
 from allranks.skew import OFF
 
 _NAME: Final = re.compile(
-    r"(?P<test>.+) \(repetition [1-9]\d{0,17}, seed (?P<seed>\d{1,10})(?:, skew (?P<skew>[a-z\d:.,]+))?"
-    r"(?:, network (?P<network>[a-z\d:.,%-]+))?\)",
-    re.DOTALL,
+    r"(?P<test>.+) \(repetition [1-9]\d{0,17}, seed (?P<seed>\d{1,10})(?:, skew (?P<skew>[a-z\d:.,]+))?\)", re.DOTALL
 )
 
 _Z: Final = 1.959964
@@ -41,7 +39,7 @@ class RepetitionTally:
         slowest_at: Its number.
         left: Processes that outlived the ranks that had started them, and were killed.
         shrunk: Which delays the most frequent of them need, in words; empty if that was not searched.
-        how: The options that drew what disturbed them: ``--skew heavy``.
+        how: The option that drew their delays: ``--skew heavy``.
         beside_runs: Repetitions under torch's own runner.
         beside_bad: Those of them that went wrong.
         beside: The command of one of them, or why there is none; empty if it was not asked for.
@@ -63,10 +61,9 @@ class RepetitionTally:
     beside: str = ""
 
 
-def name_of_repetition(nodeid: str, number: int, seed: int, skew: str = OFF, network: str = OFF) -> str:
+def name_of_repetition(nodeid: str, number: int, seed: int, skew: str = OFF) -> str:
     """The name under which a repetition is reported that went wrong."""
-    late, disturbed = "" if skew == OFF else f", skew {skew}", "" if network == OFF else f", network {network}"
-    return f"{nodeid} (repetition {number}, seed {seed}{late}{disturbed})"
+    return f"{nodeid} (repetition {number}, seed {seed}{'' if skew == OFF else f', skew {skew}'})"
 
 
 def repeated_test(name: str) -> str:
@@ -75,10 +72,9 @@ def repeated_test(name: str) -> str:
     return found["test"] if found else name
 
 
-def options_of(skew: str | None, network: str | None) -> list[str]:
-    """The options for what disturbs repetitions, word by word."""
-    how = {"--skew": skew or OFF, "--network": network or OFF}
-    return [word for option, value in how.items() if value != OFF for word in (option, value)]
+def options_of(skew: str) -> list[str]:
+    """The option that delays the ranks of repetitions, word by word; empty for no delays."""
+    return [] if skew == OFF else ["--skew", skew]
 
 
 def command_to_repeat(name: str, selection: Sequence[str], told: RepetitionTally | None = None) -> list[str]:
@@ -95,7 +91,7 @@ def command_to_repeat(name: str, selection: Sequence[str], told: RepetitionTally
     nodeid = found["test"] if found else name
     test = ["--", f"./{nodeid}" if nodeid.startswith("-") else nodeid] if nodeid else []
     if found is not None:
-        how = options_of(found["skew"], found["network"])
+        how = options_of(found["skew"] or OFF)
         return ["allranks", "stress", *selection, *how, "--replay", found["seed"], *test]
     if told is not None:
         return ["allranks", "stress", *selection, *told.how.split(), "--count", str(max(1, told.runs)), *test]

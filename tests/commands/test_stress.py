@@ -102,37 +102,6 @@ def test_limits_of_ours_are_stretched_by_what_delays_may_add(asked):
     assert matrix.limits.process_group == usual + stretch("heavy", 2) > usual + 4
 
 
-@pytest.fixture
-def nodes(repository):
-    """The cell that is asked for has two nodes."""
-    text = (repository / "matrix.toml").read_text()
-    (repository / "matrix.toml").write_text(text.replace("world_size = [1, 2]", "world_size = [2]\nnodes = [2]"))
-
-
-@pytest.mark.usefixtures("nodes")
-def test_a_disturbed_network_takes_containers_and_stretches_limits(asked):
-    usual = asked("--count", "5", cell="gloo-w2-g0-env-n2")[0].limits.process_group
-    matrix, _, options = asked("--count", "5", "--network", "heavy", cell="gloo-w2-g0-env-n2")
-    assert (options.policy.stress.network, options.engine) == ("heavy", "docker")
-    assert matrix.limits.process_group == usual + 8
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["heavy", "--engine", "process"], "--network cannot be used with the engine process"),
-        (["heavy", "--engine", "slurm"], "--network cannot be used with the engine slurm"),
-        (["heavy"], "has 1.\n  Select cells with 2 nodes"),
-        (["0-1:slow"], "'0-1:slow' is no disturbance"),
-    ],
-    ids=str,
-)
-def test_a_network_that_cannot_be_disturbed_is_refused_before_anything_runs(allranks, runs, arguments, words):
-    code, _, err = allranks("stress", "gloo-w2-g0-env", "--suite", "tiny", "--count", "1", "--network", *arguments)
-    assert (code, runs) == (2, [])
-    assert words in err
-
-
 def test_beside_torch_one_gang_has_the_load_of_the_other_runner_and_a_job_time_for_both(asked):
     matrix, [job], _ = asked("--duration", "10m", "--beside", "torch")
     assert (job.suite.overlap, matrix.limits.job) == (1, 1800 + 1200)

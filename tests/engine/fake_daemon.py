@@ -117,7 +117,7 @@ class FakeClient:
             **self.states.get(identifier, {}),
         }
         networks = self.networks_of.get(identifier, [self.network])
-        return {"State": state, "NetworkSettings": {"Networks": {name: {"IPAddress": "10.0.0.1"} for name in networks}}}
+        return {"State": state, "NetworkSettings": {"Networks": {name: {} for name in networks}}}
 
     def unpause(self, identifier):
         self._call("unpause", identifier)

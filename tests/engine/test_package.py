@@ -26,8 +26,6 @@ def test_what_is_copied_is_the_package_the_harness_and_what_suites_import():
     names = (
         "__init__.py",
         "launcher_variables.py",
-        "network_helper.py",
-        "network_skew.py",
         "outcomes.py",
         "pytest_plugin.py",
         "rates.py",

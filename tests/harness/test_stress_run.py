@@ -16,7 +16,7 @@ from allranks.harness.stress_run import (
     Repetitions,
 )
 from allranks.outcomes import Outcome
-from allranks.records import GangReady, LeftBehind, Notice, NotRun, Passed, RankEnded, Repeated, TestStarted
+from allranks.records import GangReady, LeftBehind, NotRun, Passed, RankEnded, Repeated, TestStarted
 
 LIMIT = TimeLimit(value=1, setting="limits.test")
 
@@ -267,20 +267,3 @@ def test_a_time_out_of_a_test_is_called_tight_under_delays_alone():
         job.repeat(0, bad="wait timed out")
         job.journal.conclude()
         assert job.all(RankEnded)[0].message == message
-
-
-@pytest.mark.parametrize(
-    ("network", "message"),
-    [
-        ("0-1:cut", "under a partition between nodes 0 and 1: wait timed out"),
-        ("0-1:late:20ms", "tight time-out, under a delay of 20 ms between nodes 0 and 1: wait timed out"),
-    ],
-)
-def test_a_failure_names_what_the_network_did_and_the_job_how_often(network, message):
-    job = Job("a", Stress(count=2, network=network))
-    job.repeat(0, bad="wait timed out")
-    job.repeat(0)
-    job.journal.conclude()
-    job.repetitions.finish()
-    assert job.all(RankEnded)[0].message == message
-    assert job.all(Notice)[0].text == f"--network {network} disturbed 2 of 2 repetitions"

@@ -3,7 +3,7 @@
 import argparse
 import os
 import re
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from allranks.commands.command_parser import CommandParser, OptionGroup, one_of
@@ -13,7 +13,6 @@ from allranks.errors import ExitCode, UsageError
 from allranks.harness.config import Stress
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job
-from allranks.network_skew import NETWORK_LEVELS, named_disturbances, network_of, network_stretch, nodes_needed
 from allranks.skew import LEVELS, MOST_BUSY, OFF, delays_of, skew_of, stretch
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -53,9 +52,6 @@ def _add_end(group: OptionGroup) -> None:
     group.add_argument("--until-failure", action="store_true", help="stop at the first repetition that goes wrong")
     add_gangs(group)
     add_skew(group)
-    meaning = "disturb connections between nodes in containers: light or heavy, as drawn; or 0-1:late:20ms,0-1:cut,..."
-    named = _level_or(NETWORK_LEVELS, lambda text: network_of(named_disturbances(text)))
-    group.add_argument("--network", type=named, default=OFF, metavar="HOW", help=meaning)
     add_seed(group)
     meaning = "also repeat tests that start their ranks with torch's own runner, and compare the rates"
     group.add_argument("--beside", type=one_of(["torch"]), metavar="torch", help=meaning)
@@ -72,8 +68,7 @@ def add_gangs(group: OptionGroup) -> None:
 def add_skew(group: OptionGroup) -> None:
     """Declare the option for delays of ranks."""
     meaning = "delay calls of ranks: light (up to 20 ms) or heavy (0.5 s), as drawn; or RANK:before:CALL:40ms,..."
-    named = _level_or(LEVELS, lambda text: skew_of(delays_of(text)))
-    group.add_argument("--skew", type=named, default=OFF, metavar="HOW", help=meaning)
+    group.add_argument("--skew", type=_skew, default=OFF, metavar="HOW", help=meaning)
 
 
 def _stress(options: argparse.Namespace) -> ExitCode:
@@ -88,22 +83,19 @@ def _stress(options: argparse.Namespace) -> ExitCode:
     if options.until_failure:
         options.pytest_args, options.own_pytest_args = (*STOP, *options.pytest_args), [*options.own_pytest_args, *STOP]
         options.fail_fast = True
-    if options.beside and (options.skew != OFF or options.network != OFF or options.replay is not None):
-        msg = "--beside torch compares plain repetitions: torch's runner has no --skew, no --network and no --replay."
+    if options.beside and (options.skew != OFF or options.replay is not None):
+        msg = "--beside torch compares plain repetitions: torch's runner has no --skew and no --replay."
         raise UsageError(msg, remedy="Leave these out, or leave --beside out.")
     options.stress = Stress(
         count=options.count,
         seconds=options.duration,
         replay=options.replay,
         skew=options.skew,
-        network=options.network,
         beside=bool(options.beside),
     )
-    chosen = chosen_jobs(expansion, options)
-    _see_to_network(options, chosen)
     # As torch's runner has them: one at a time.
     options.gangs = options.gangs or (1 if options.beside else None)
-    jobs = [with_gangs(job, options.gangs, options.engine) for job in chosen]
+    jobs = [with_gangs(job, options.gangs, options.engine) for job in chosen_jobs(expansion, options)]
     _refuse_what_is_in_no_cell(options.skew, max(job.cell.world_size for job in jobs))
     return run_chosen(with_time(expansion, options.stress, jobs), jobs, options)
 
@@ -121,8 +113,7 @@ def with_time(expansion: Expansion, stress: Stress, jobs: Sequence[Job]) -> Expa
     """The same matrix, with time enough for each job, and without the history: it is one of single results."""
     limits = expansion.matrix.limits
     job = max(limits.job, _DAY) if stress.seconds is None else limits.job + stress.seconds * (1 + stress.beside)
-    cells = [job.cell for job in jobs]
-    more = max(stretch(stress.skew, each.world_size) + network_stretch(stress.network, each.nodes) for each in cells)
+    more = stretch(stress.skew, max(job.cell.world_size for job in jobs))
     group = limits.process_group + more
     settings = {**limits.settings, "job": "limits.job and --duration"}
     if more:
@@ -163,38 +154,17 @@ def _seed(text: str) -> int:
     return found
 
 
-def _level_or(levels: Container[str], named: Callable[[str], str]) -> Callable[[str], str]:
-    """A parser of a level, or of what is named one by one, which ends in a ValueError for a text that is neither."""
-
-    def parse(text: str) -> str:
-        try:
-            return text if text in levels else named(text)
-        except ValueError as error:
-            msg = f"{error}; or off, light or heavy"
-            raise argparse.ArgumentTypeError(msg) from error
-
-    return parse
-
-
-def _see_to_network(options: argparse.Namespace, jobs: Sequence[Job]) -> None:
-    """Take the engine that can disturb connections between nodes, where that is asked for.
+def _skew(text: str) -> str:
+    """Parse a level, or delays that are named one by one.
 
     Raises:
-        UsageError: Another one is asked for, or a cell lacks the nodes.
+        argparse.ArgumentTypeError: The text is neither.
     """
-    if options.network == OFF:
-        return
-    if options.engine not in {"auto", "docker"}:
-        msg = f"--network cannot be used with the engine {options.engine}."
-        why = (
-            "Only in containers of the engine docker does each node have a network of its own to disturb from outside."
-        )
-        raise UsageError(msg, why=why, remedy="Use --engine docker, or leave out --network.")
-    options.engine = "docker"
-    needed = nodes_needed(options.network)
-    if lacking := [job.cell for job in jobs if job.cell.nodes < needed]:
-        msg = f"--network disturbs connections between nodes, and the cell {lacking[0].id} has {lacking[0].nodes}."
-        raise UsageError(msg, remedy=f"Select cells with {needed} nodes: --where 'nodes >= {needed}'.")
+    try:
+        return text if text in LEVELS else skew_of(delays_of(text))
+    except ValueError as error:
+        msg = f"{error}; or off, light or heavy"
+        raise argparse.ArgumentTypeError(msg) from error
 
 
 def _duration(text: str) -> float:

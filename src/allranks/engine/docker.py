@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property, partial
-from typing import Any
 
 import docker
 import requests
@@ -20,7 +19,6 @@ from allranks.engine.agents import make_token
 from allranks.engine.archive import PAGE, Archive
 from allranks.engine.daemon import FAILURES, sees_daemon
 from allranks.engine.docker_job import Container, DockerJob, as_engine_error
-from allranks.engine.docker_network import is_disturbed, start_helpers
 from allranks.engine.docker_requests import (
     Daemon,
     container_name,
@@ -115,8 +113,6 @@ class DockerEngine:
         job = DockerJob(self._client, containers, spec.resources.seconds)
         stack.callback(job.close)
         job.start(archive.data)
-        if is_disturbed(spec):
-            start_helpers(self._client, specs, containers, self._owner, partial(self._make_helper, stack))
         return job
 
     def _archive(self, spec: JobSpec, specs: Sequence[JobSpec]) -> Archive:
@@ -137,22 +133,13 @@ class DockerEngine:
 
     def _make_container(self, spec: JobSpec, code_bytes: int, stack: ExitStack) -> Container:
         request = creation_request(spec, self._owner, code_bytes, self._daemon)
-        return self._make(request, container_name(spec), container_title(spec), stack=stack, network=network_of(spec))
-
-    def _make_helper(self, stack: ExitStack, request: dict[str, Any], name: str, title: str) -> Container:
-        helper = self._make(request, name, title, stack=stack)
-        stack.callback(helper.close)  # not earlier: it ends when its input does
-        return helper
-
-    def _make(
-        self, request: dict[str, Any], name: str, title: str, *, stack: ExitStack, network: str | None = None
-    ) -> Container:
+        name, title = container_name(spec), container_title(spec)
         host_config = self._client.create_host_config(**request.pop("host_config"))
         with as_engine_error(f"{title} could not be started."), uninterrupted():
             with _undone_without_answer(partial(self._remove_container, name)):
                 made = self._client.create_container(**request, name=name, host_config=host_config)
             stack.callback(_insist, partial(self._remove_container, made["Id"]))
-        return Container(self._client, made["Id"], title, network)
+        return Container(self._client, made["Id"], title, network_of(spec))
 
     def _clear_network(self, network: str) -> None:
         """Remove a job's network, and disconnect containers that others have put into it meanwhile."""

@@ -44,7 +44,7 @@ class Container:
     Its title is its name in messages; a job on one node has no network.
     """
 
-    def __init__(self, client: docker.APIClient, identifier: str, title: str, network: str | None = None) -> None:
+    def __init__(self, client: docker.APIClient, identifier: str, title: str, network: str | None) -> None:
         self.identifier = identifier
         self.title = title
         self.has_ended = False
@@ -64,14 +64,6 @@ class Container:
                 self.identifier, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
             )
             self._client.start(self.identifier)
-
-    def first_line(self, seconds: float) -> str:
-        """The first line of a program that sends no records, or what it has said until its end or for so long."""
-        self._socket.settimeout(seconds)
-        text = b""
-        while b"\n" not in text and (data := self._receive()):
-            text += b"".join(payload for _, payload in self._frames.feed(data))
-        return text.decode("utf-8", "replace").strip()
 
     @property
     def _socket(self) -> socket.socket:

@@ -89,9 +89,9 @@ def object_name(spec: JobSpec, *further: str) -> str:
     return unique_name(spec.job_id, str(spec.attempt), *further, spec.run_id, longest=_LONGEST_NAME)
 
 
-def container_name(spec: JobSpec, *further: str) -> str:
-    """The name of one node's container, or of a further one beside it."""
-    return object_name(spec, *([] if spec.agent.nodes == 1 else [node_name(spec.agent.node)]), *further)
+def container_name(spec: JobSpec) -> str:
+    """The name of one node's container."""
+    return object_name(spec, *([] if spec.agent.nodes == 1 else [node_name(spec.agent.node)]))
 
 
 def container_title(spec: JobSpec) -> str:

@@ -22,8 +22,6 @@ from allranks.user_cache import WRITABLE
 _NEEDED = (
     "__init__.py",
     "launcher_variables.py",
-    "network_helper.py",
-    "network_skew.py",
     "outcomes.py",
     "pytest_plugin.py",
     "rates.py",

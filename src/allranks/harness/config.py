@@ -125,7 +125,6 @@ class Stress:
     seconds: float | None = None  # how long repetitions may begin, from the first on; None for no limit
     replay: int | None = None  # the seed of every repetition; None to derive them from the job's
     skew: str = OFF  # how ranks are delayed
-    network: str = OFF  # how connections between nodes are disturbed
     beside: bool = False  # tests that start their ranks are also repeated under torch's own runner
 
 

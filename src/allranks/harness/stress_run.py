@@ -19,7 +19,6 @@ from allranks.harness.config import Stress, seed_of_repetition
 from allranks.harness.gangs.ends import Journal
 from allranks.harness.program import Program
 from allranks.harness.repetition_journal import End, outcomes_of, seconds_of, was_bad
-from allranks.network_skew import Disturbance, disturbances
 from allranks.outcomes import Outcome
 from allranks.records import (
     FailureCourse,
@@ -100,28 +99,21 @@ class Repetitions:
         program: The tests.
         journal: Where records go.
         clock: Seconds.
-        nodes: How many the job has.
     """
 
     def __init__(
-        self,
-        stress: Stress,
-        program: Program,
-        journal: Journal,
-        clock: Callable[[], float] = time.monotonic,
-        nodes: int = 1,
+        self, stress: Stress, program: Program, journal: Journal, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._stress = stress
         self._program = program
         self._journal = journal
-        self._nodes = nodes
         self._clock = clock
         self._assemblies = list(assemblies(program.terms, range(len(program.tests))))
-        how = RepetitionTally(how=" ".join(options_of(stress.skew, stress.network)))
+        how = RepetitionTally(how=" ".join(options_of(stress.skew)))
         self._tests = {nodeid: _Test(tally=how) for nodeid in program.tests}
         self._notes: Counter[type[Record]] = Counter()
         self._has_stopped = False
-        self._runs = self._bad = self._disturbed = 0
+        self._runs = self._bad = 0
         self._began: float | None = None
         self._told_at = 0.0
         self._lock = threading.Lock()
@@ -212,7 +204,7 @@ class Repetitions:
         with self._lock:
             test = self._tests[failed.nodeid]
             test.tally = replace(test.tally, shrunk=why)
-            name = name_of_repetition(failed.nodeid, failed.number, failed.seed, skew, self._stress.network)
+            name = name_of_repetition(failed.nodeid, failed.number, failed.seed, skew)
             for record in (replace(failed, number=1), *shown) if shown else ():
                 told = replace(record, nodeid=name)
                 if isinstance(told, RankEnded) and told.outcome.is_bad and not told.consequence:
@@ -240,9 +232,6 @@ class Repetitions:
                     self._tell(nodeid)
                 for record in () if test.is_lost else _all_in_all(nodeid, test):
                     self._journal.write(record)
-            if (network := self._stress.network) != OFF:
-                text = f"--network {network} disturbed {self._disturbed:,} of {self._runs:,} repetitions"
-                self._journal.write(Notice(text=text))
             if self._is_over and (left := tuple(nodeid for nodeid, test in self._tests.items() if not test.begun)):
                 why = "-x or --maxfail" if self._has_stopped else "the end of the time for repetitions"
                 self._journal.write(NotRun(tests=left, reason=why))
@@ -277,7 +266,6 @@ class Repetitions:
             return may_begin
 
     def _count(self, test: _Test, started: TestStarted, ends: Sequence[End]) -> None:
-        self._disturbed += bool(disturbances(self._stress.network, started.seed, self._nodes))
         self._runs += 1
         seconds = seconds_of(ends)
         test.durations[_step_of(seconds)] += 1
@@ -288,9 +276,7 @@ class Repetitions:
     def _count_bad(self, test: _Test, started: TestStarted, ends: Sequence[End], now: float) -> None:
         self._bad += 1
         test.tally = replace(test.tally, bad=test.tally.bad + 1)
-        skew, network = self._stress.skew, self._stress.network
-        found = disturbances(network, started.seed, self._nodes)
-        told = [_under(each, skew, found) for each in ends]
+        told = ends if self._stress.skew == OFF else [_of_a_tight_time_out(each) for each in ends]
         if test.tally.bad == 1:
             test.first_bad = told
             test.tally = replace(test.tally, first_bad=started.number, first_bad_after=round(now, 3))
@@ -300,7 +286,7 @@ class Repetitions:
             test.alike[kind] = count + 1, first
         if count < MOST_ALIKE and sum(each.tally.kept for each in self._tests.values()) < MOST_KEPT:
             test.tally = replace(test.tally, kept=test.tally.kept + 1)
-            name = name_of_repetition(started.nodeid, started.number, started.seed, skew, network)
+            name = name_of_repetition(started.nodeid, started.number, started.seed, self._stress.skew)
             self._journal.write(replace(started, nodeid=name, number=1))
             for record in told:
                 self._journal.write(replace(record, nodeid=name))
@@ -330,15 +316,11 @@ def _all_in_all(nodeid: str, test: _Test) -> Sequence[Record]:
     return [*(replace(told, rank=rank, consequence=True, caused_by=leader, text="") for rank in others), told]
 
 
-def _under(end: End, skew: str, disturbed: Sequence[Disturbance]) -> End:
+def _of_a_tight_time_out(end: End) -> End:
     """The end of a repetition under delays: a time-out that the test has set itself may be too short for them."""
-    if (skew == OFF and not disturbed) or not isinstance(end, RankEnded) or not end.outcome.is_bad or end.consequence:
+    if not isinstance(end, RankEnded) or end.outcome is not Outcome.FAILED or end.consequence:
         return end
-    may_be_tight = end.outcome is Outcome.FAILED and all(math.isfinite(each.value) for each in disturbed)
-    causes = ["tight time-out"] if may_be_tight and _TIME_OUT.search(end.message) else []
-    if disturbed:
-        causes.append(f"under {' and '.join(each.words for each in disturbed)}")
-    return replace(end, message=": ".join([*filter(None, [", ".join(causes)]), end.message]))
+    return replace(end, message=f"tight time-out: {end.message}") if _TIME_OUT.search(end.message) else end
 
 
 def _lead(ends: Sequence[End]) -> RankEnded | None:

@@ -27,7 +27,6 @@ from allranks.harness.rendezvous import OWN_GROUPS, Rendezvous, make_rendezvous
 from allranks.harness.repetition_journal import Plan, RepetitionJournal
 from allranks.harness.shrink_run import Trials, shrink_failures
 from allranks.harness.stress_run import Repetitions
-from allranks.network_skew import network_stretch
 from allranks.outcomes import Outcome, disagree, may_disagree, numbers
 from allranks.records import AgentFailed, GangReady, GangStarted, LeftBehind, Notice, NotRun, TestStarted
 from allranks.skew import JOINING, Delay, drawn_outside, stretch
@@ -147,11 +146,10 @@ class TestLoop:
 
     def _repeat(self, stress: Stress, of_lane: OfLane | None) -> None:
         """Run the tests again and again, on one gang or on several at a time."""
-        more = stretch(stress.skew, self._config.world_size) + network_stretch(stress.network, self._config.nodes)
-        terms = self._program.terms
+        more, terms = stretch(stress.skew, self._config.world_size), self._program.terms
         terms = tuple(replace(each, reruns=0, limit=each.limit.plus(more)) for each in terms)
         program = replace(self._program, terms=terms)
-        repetitions = Repetitions(stress, program, self._job.journal, nodes=self._config.nodes)
+        repetitions = Repetitions(stress, program, self._job.journal)
 
         def make_worker(results: Path, plan: Plan = repetitions, own: Program = program) -> TestLoop:
             job = replace(self._job, folders=replace(self._folders, results=results))

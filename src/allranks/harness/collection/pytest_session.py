@@ -58,9 +58,9 @@ from allranks.harness.program import (
     parts_of,
 )
 from allranks.harness.ranks import debugging
-from allranks.harness.ranks.disturbed_network import register_skew
 from allranks.harness.ranks.rank import Assignment, run_rank
 from allranks.harness.ranks.reports import skip_reason
+from allranks.harness.ranks.skewed_calls import register_skew
 from allranks.harness.seeding import seed_generators
 from allranks.harness.torch_cases.adapt import adapt_collected, adapt_torch_cases
 from allranks.outcomes import MESSAGE_LIMIT, shorten

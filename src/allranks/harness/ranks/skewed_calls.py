@@ -20,6 +20,7 @@ import pytest
 import torch
 from torch import distributed
 
+from allranks.harness.config import AgentConfig
 from allranks.harness.ranks.call_counter import COLLECTIVES, wrap
 from allranks.harness.ranks.counted_group import MESSAGES
 from allranks.skew import OFF, LateRank, NamedDelays, lateness, milliseconds
@@ -54,6 +55,12 @@ _STARTED = "_allranks_started"
 """The attribute of a thread that has the place of its start."""
 
 _sleep = time.sleep
+
+
+def register_skew(session: pytest.Config, config: AgentConfig) -> None:
+    """Register the plugin that delays the ranks of a job, if the job asks for it."""
+    if config.stress is not None and config.stress.skew != OFF:
+        session.pluginmanager.register(SkewedCalls(), DELAYS)
 
 
 class SkewedCalls:
