@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,11 +114,13 @@ def environment_of_image(job):
 
 @pytest.fixture
 def dispatcher(matrix, make_folder, engine, lines):
-    def make(wanted, *, gpus=(), cores=1, most_jobs=None, environment_of=environment_of_image, **policy):
+    def make(
+        wanted, *, gpus=(), cores=1, most_jobs=None, environment_of=environment_of_image, durations=None, **policy
+    ):
         host = Host(
             engine=engine, gpus=gpus, cores=cores, memory=4000, environment_of=environment_of, most_jobs=most_jobs
         )
-        folder = make_folder(wanted)
+        folder = replace(make_folder(wanted), durations=durations or {})
         return Dispatcher(AttemptRunner(matrix, host, folder, LiveView(lines), ("-k", "x"), RunPolicy(**policy)))
 
     return make

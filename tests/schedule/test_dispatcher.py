@@ -156,6 +156,45 @@ def test_a_job_waits_for_gpus_that_another_run_holds(dispatcher, engine, jobs, l
 
 
 FIRST, SECOND, BOTH = "nccl-w1-g1-env", "gloo-w1-g0-env", "nccl-w2-g2-env"
+
+
+def called(name, job):
+    """The job, of a suite with this name."""
+    return replace(job, suite=replace(job.suite, name=name))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "order"),
+    [
+        ({"a": 1.0, "b": 2.0, "c": 3.0}, "cba"),
+        ({"a": 3.0, "b": 1.0, "c": 2.0}, "acb"),
+        ({"a": 1.0, "b": 5.0, "c": 5.0}, "bca"),
+        ({"b": 5.0}, "abc"),  # the others count as long as the one that is known
+        ({}, "abc"),
+    ],
+)
+def test_the_longest_job_starts_first(dispatcher, engine, jobs, *, seconds, order):
+    wanted, started = [called(name, jobs[ONE]) for name in "abc"], []
+    engine.acts["start", ONE] = lambda: started.append(engine.specs[ONE][0].agent.suite)
+    dispatcher(wanted, durations={name: {"gloo": {"t": each}} for name, each in seconds.items()}, most=1).run(wanted)
+    assert started == list(order)
+
+
+def test_a_job_that_does_not_fit_waits_while_a_later_one_that_fits_starts(dispatcher, engine, jobs):
+    wanted = [called("long", jobs[FIRST]), jobs[BOTH], called("short", jobs[FIRST])]
+    durations = {name: {"nccl": {"t": each}} for name, each in (("long", 9.0), ("tiny", 5.0), ("short", 1.0))}
+    engine.acts["wait", FIRST] = Together(2)
+    dispatcher(wanted, gpus=("GPU-a", "GPU-b"), cores=8, durations=durations).run(wanted)
+    assert engine.log[: engine.log.index(f"start {BOTH}")].count(f"close {FIRST}") == 2
+
+
+def test_no_job_with_gpus_overtakes_one_that_lacks_only_gpus_of_another_run(dispatcher, engine, jobs):
+    lease, wanted = try_lease(("GPU-a",), 1), [jobs[FIRST], jobs[BOTH], jobs[ONE]]
+    engine.acts["close", ONE] = lambda: lease.__exit__(None, None, None)
+    dispatcher(wanted, gpus=("GPU-a", "GPU-b"), cores=8).run(wanted)
+    assert [line for line in engine.log if line.startswith("start")] == [f"start {cell}" for cell in (ONE, BOTH, FIRST)]
+
+
 SICK = (GpuFailed(gpu="GPU-a", name="GPU 0 (GPU-a)", message="it hangs"), FINISHED)
 
 

@@ -7,7 +7,7 @@ import pytest
 from allranks.report.run_files import JobError
 from allranks.schedule.gpu_leases import Lease
 from allranks.schedule.job_attempt import JobAttempt
-from allranks.schedule.packing.estimate import Capacity, Task
+from allranks.schedule.tasks import Capacity, Task
 
 WHY = JobError(kind="stopped", what="Enough.")
 

@@ -32,10 +32,10 @@ from allranks.report.run_files import JobError, Manifest
 from allranks.schedule.attempt_runner import AttemptRunner
 from allranks.schedule.earlier_runs import setting_of
 from allranks.schedule.host import Host, require_kernel
-from allranks.schedule.packing.estimate import Task
 from allranks.schedule.request import Pdb
 from allranks.schedule.results_folder import new_run_id, open_run
 from allranks.schedule.retry_policy import Again, RunPolicy
+from allranks.schedule.tasks import Task
 
 _NO_LIMIT: Final = 1e6
 """Seconds: eleven days, within the range of the kernel's timers."""

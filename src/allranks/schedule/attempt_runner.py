@@ -31,11 +31,11 @@ from allranks.schedule.host import Host
 from allranks.schedule.job_attempt import JobAttempt
 from allranks.schedule.ledger import MOST_BYTES, ContradictionError, Ledger
 from allranks.schedule.log_lines import LiveView
-from allranks.schedule.packing.estimate import Capacity, Task
 from allranks.schedule.request import AttemptOptions, job_spec, room_of
 from allranks.schedule.results_folder import RunFolder, as_results_error, write_json
 from allranks.schedule.retry_policy import WHOLE, Again, RunPolicy, newest_attempt, to_run_again
 from allranks.schedule.sick_gpus import report_failures, report_successes
+from allranks.schedule.tasks import Capacity, Task
 
 
 @dataclass(eq=False)

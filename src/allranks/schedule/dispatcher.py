@@ -1,5 +1,6 @@
-"""Starts jobs side by side, as many as fit, with the next one already on standby.
+"""Starts jobs side by side, the longest first, as many as fit, with the next one already on standby.
 
+A job that does not fit waits while later ones that fit start: no job waits forever, since the jobs of a run are finite.
 Each job has a thread of its own. The main thread decides what starts, makes images, and alone receives signals.
 """
 
@@ -9,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 
 from allranks.harness.collection.selection import drawn
@@ -18,10 +18,9 @@ from allranks.matrix.model import Job
 from allranks.report.run_files import JobError
 from allranks.schedule.attempt_runner import AttemptRunner
 from allranks.schedule.job_attempt import JobAttempt
-from allranks.schedule.packing.backlog import Backlog, ordered
-from allranks.schedule.packing.estimate import Capacity, Running, Task
 from allranks.schedule.progress import Tests
 from allranks.schedule.retry_policy import Again, RetryPolicy
+from allranks.schedule.tasks import Capacity, Task, expected, longest_first
 
 _POLL = 0.25
 """Seconds between two polls of GPUs that another run holds."""
@@ -42,7 +41,7 @@ class Dispatcher:
         self._retries = RetryPolicy(0, {})
         self._jobs: Sequence[Job] = ()
         self._capacity = self._host.room
-        self._backlog = Backlog((), self._capacity)
+        self._waiting: list[Task] = []
         self._active: list[JobAttempt] = []
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._has_announced_wait = False
@@ -58,11 +57,11 @@ class Dispatcher:
         """
         self._jobs = jobs
         self._retries = RetryPolicy(self._policy.retries, selections or {})
-        self._backlog = Backlog(self._tasks(), self._host.room)
+        self._waiting = self._tasks()
         if self._policy.seconds is not None:
             self._deadline = time.monotonic() + self._policy.seconds
         try:
-            while self._backlog or self._active:
+            while self._waiting or self._active:
                 self._start_what_fits()
                 self._handle_next_event()
                 self._check_deadline()
@@ -71,32 +70,25 @@ class Dispatcher:
             self._end_all()
 
     def _tasks(self) -> list[Task]:
-        """The jobs, the most important first; one that needs more than the whole host gets all of it."""
-        expected = [self._attempts.folder.expected(job) for job in self._jobs]
-        known = sorted(seconds for seconds in expected if seconds is not None)
-        median = known[len(known) // 2] if known else 1.0
+        """The jobs in the order in which they start; one that needs more than the whole host gets all of it."""
+        seconds = expected(self._attempts.folder.durations, self._jobs)
         tasks = [
-            Task(number, self._attempts.room_of(job), median if seconds is None else seconds)
-            for number, (job, seconds) in enumerate(zip(self._jobs, expected, strict=True))
+            Task(number, self._attempts.room_of(job).within(self._host.room), seconds[number].seconds)
+            for number, job in enumerate(self._jobs)
         ]
         if (seed := self._policy.shuffle) is not None:
-            tasks.sort(key=lambda task: drawn(seed, self._jobs[task.number].id))
-        elif known:
-            tasks = ordered(tasks, self._host.room)
-        else:
-            tasks.sort(key=lambda task: -task.room.gpus)
-        return [replace(task, room=task.room.within(self._host.room)) for task in tasks]
+            return sorted(tasks, key=lambda task: drawn(seed, self._jobs[task.number].id))
+        return longest_first(tasks)
 
     def _start_what_fits(self) -> None:
         """Run jobs while there is room; then put the next one on standby, if cores are all that it lacks."""
         self._release_standby()
-        while self._has_slot and (task := self._take()):
+        while self._has_slot and (task := self._next_task()):
             if not self._start(task):
                 return
             self._release_standby()
-        following = self._backlog.first
-        if not self._standby and following and self._active and self._can_stand_by(following):
-            self._start(self._backlog.take_first())
+        if self._waiting and self._active and not self._standby and self._can_stand_by(self._waiting[0]):
+            self._start(self._waiting[0])
         self._release_standby()
 
     @property
@@ -121,13 +113,15 @@ class Dispatcher:
             if self._has_slot and self._free.holds(Capacity(cores=attempt.task.room.cores)):
                 attempt.release()
 
-    def _take(self) -> Task | None:
-        started = [attempt for attempt in self._active if attempt.state != "standby"]
-        running = [Running(replace(attempt.task, room=attempt.held), attempt.began) for attempt in started]
-        before = next((Capacity(cores=attempt.task.room.cores) for attempt in self._standby), None)
+    def _next_task(self) -> Task | None:
+        """The first task that fits; none with GPUs overtakes one that lacks only GPUs that other runs hold."""
         free = self._free
-        free = free._replace(gpus=min(free.gpus, self._pool.count_free()))  # other runs of this host may hold some
-        return self._backlog.take(time.monotonic(), free, running, before)
+        for task in self._waiting:
+            if free.holds(task.room):
+                if not task.room.gpus or task.room.gpus <= self._pool.count_free():
+                    return task
+                free = free._replace(gpus=0)
+        return None
 
     def _can_stand_by(self, task: Task) -> bool:
         """Whether the task lacks only cores, and has its image: a build may block all events for minutes.
@@ -140,13 +134,13 @@ class Dispatcher:
         return fits and self._attempts.has_image(self._jobs[task.number])
 
     def _start(self, task: Task) -> bool:
-        """Put a job on standby in its own thread; False, with the task put back, if another run took its GPUs first."""
+        """Put a job on standby in its own thread; False, and it still waits, if another run took its GPUs first."""
         job = self._jobs[task.number]
         with ExitStack() as undo:
             attempt = self._attempts.prepare(task, job, self._retries.selection(job.id), undo)
             if attempt is None:
-                self._backlog.put_back(task)
                 return False
+            self._waiting.remove(task)
             attempt.thread = threading.Thread(target=self._see_through, args=(attempt,), name=job.id)
             # Threads inherit the signal mask: only the main thread takes interrupts.
             with uninterrupted():
@@ -166,10 +160,9 @@ class Dispatcher:
 
     def _handle_next_event(self) -> None:
         """Wait a short while for an event of a thread, and handle it."""
-        wanted, seconds = self._backlog.first, _NAP
-        fits = wanted and self._has_slot and not self._standby and self._free.holds(wanted.room)
-        if wanted and fits and wanted.room.gpus:  # other runs hold them
-            self._wait_for_gpus(wanted)
+        seconds = _NAP
+        if task := self._task_without_gpus():
+            self._wait_for_gpus(task)
             seconds = _POLL
         else:
             self._pool.leave_queue()
@@ -179,6 +172,12 @@ class Dispatcher:
             return
         handle()
 
+    def _task_without_gpus(self) -> Task | None:
+        """The first task that could start now if other runs did not hold its GPUs."""
+        free = self._free
+        fitting = (task for task in self._waiting if task.room.gpus and free.holds(task.room))
+        return next(fitting, None) if self._has_slot else None
+
     def _wait_for_gpus(self, task: Task) -> None:
         if not self._has_announced_wait:
             self._has_announced_wait = True
@@ -187,7 +186,7 @@ class Dispatcher:
 
     def _check_deadline(self) -> None:
         """End the run if its time is over: if it were ended from outside later, there would be no report."""
-        if time.monotonic() >= self._deadline and (self._backlog or self._active):
+        if time.monotonic() >= self._deadline and (self._waiting or self._active):
             over = f"the run's limit of {self._policy.seconds:g} s is over"
             self._stop(f"Not completed: {over}.", f"{over}, and ends it")
 
@@ -210,10 +209,9 @@ class Dispatcher:
     def _give_up_too_large(self) -> None:
         """Record an error for each job that needs more GPUs than are healthy."""
         well, sick = len(self._pool.healthy), self._pool.sick_among(self._host.gpus)
-        for task in self._backlog.clear() if sick else ():
-            if task.room.gpus <= well:
-                self._backlog.add(task)
-                continue
+        too_large = [task for task in self._waiting if task.room.gpus > well] if sick else []
+        for task in too_large:
+            self._waiting.remove(task)
             names = ", ".join(map(self._host.name_of, sick))
             what = f"It needs {task.room.gpus} GPUs, and {well} GPUs of this host are well: {names} is sick."
             why = JobError(kind="infrastructure", what=what, remedy="Repair it, and go on: allranks run --resume.")
@@ -226,7 +224,7 @@ class Dispatcher:
         job_id, error = attempt.job.id, attempt.error
         retry = self._retries.retry(job_id, left, error.kind if error else "") if attempt.spec else None
         if retry is not None:
-            self._backlog.add(attempt.task)
+            self._waiting.append(attempt.task)
             self._live.job_is(job_id, "waiting")
             self._live.say(f"{job_id}: {retry}")
         elif self._policy.fail_fast:
@@ -240,8 +238,9 @@ class Dispatcher:
         self._live.say(line)
         for attempt in self._active:
             attempt.cancel(self._stopped)
-        for task in self._backlog.clear():
+        for task in self._waiting:
             self._attempts.record_unstarted(task, self._jobs[task.number], self._stopped)
+        self._waiting.clear()
 
     def _end_all(self) -> None:
         """Cancel all jobs, and wait until they are closed; the first interrupt may come even now."""

@@ -12,7 +12,7 @@ from allranks.harness import kernel
 from allranks.harness.config import share_of
 from allranks.matrix.cell_images import image_for
 from allranks.matrix.model import Cell, Image, Job, Matrix
-from allranks.schedule.packing.estimate import Capacity
+from allranks.schedule.tasks import Capacity
 
 _NO_GPUS = Inventory()
 

@@ -15,8 +15,8 @@ from allranks.report.judged import Share
 from allranks.report.run_files import JobError, JobRecord
 from allranks.schedule.gpu_leases import Lease
 from allranks.schedule.job_facts import JobFacts
-from allranks.schedule.packing.estimate import Capacity, Task
 from allranks.schedule.retry_policy import WHOLE, Again
+from allranks.schedule.tasks import Capacity, Task
 
 _UNKNOWN_EXIT = JobExit(status=None)
 INTERRUPTED = JobError(kind="interrupted", what="The run was interrupted.")
@@ -48,7 +48,6 @@ class JobAttempt:
     fault: JobError | None = None  # why its further reports are ignored
     cancelled: JobError | None = None  # the reason for its cancellation; None without one
     state: Literal["standby", "running", "closing"] = "standby"
-    began: float = 0.0  # when it left standby, on the monotonic clock
     started: float = field(default_factory=time.time)  # when it left standby, in seconds since the epoch
     left: Again | None = None  # what would have to run again, known when it is closed; None if all is well
     rank_files: Mapping[str, str] = field(default_factory=dict)  # digests of its journal and its rank XML
@@ -63,7 +62,7 @@ class JobAttempt:
 
     def release(self) -> None:
         """Let it run."""
-        self.state, self.began = "running", time.monotonic()
+        self.state = "running"
         self._may_run.set()
 
     def free_cores(self) -> None:

@@ -9,7 +9,7 @@ from allranks.engine.kind import JobEnvironment
 from allranks.engine.protocol import LISTS, FileCopy, JobSpec, Passthrough, Resources, ranks_at_once, resources, total
 from allranks.harness.config import AgentConfig, GpuToCheck, JobShard, Stress, TimeLimits, share_of
 from allranks.matrix.model import Job, Matrix
-from allranks.schedule.packing.estimate import Capacity
+from allranks.schedule.tasks import Capacity
 
 _CONFIGURATION = (
     *("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini"),
@@ -54,7 +54,7 @@ def job_spec(matrix: Matrix, job: Job, environment: JobEnvironment, attempt: Att
     gpus = list(_gpus_to_check(environment, attempt))
     root = matrix.root.resolve()
     code, wanted = job.suite.home or root, (*job.suite.paths, *job.suite.files)
-    each = _resources_of_nodes(matrix, job, _seconds(matrix, job) + (TimeLimits.gpu_check if gpus else 0.0))
+    each = _resources_of_nodes(matrix, job, time_limit(matrix, job) + (TimeLimits.gpu_check if gpus else 0.0))
     return JobSpec(
         run_id=attempt.run_id,
         job_id=job.id,
@@ -116,8 +116,8 @@ def _resources_of_nodes(matrix: Matrix, job: Job, seconds: float) -> tuple[Resou
     )
 
 
-def _seconds(matrix: Matrix, job: Job) -> float:
-    """The job's time limit, and for a job on several nodes what their rendezvous may take."""
+def time_limit(matrix: Matrix, job: Job) -> float:
+    """Seconds that a job may take: its own limit, and on several nodes what their rendezvous may take."""
     limits = matrix.limits
     return limits.job + (limits.assembly if job.cell.nodes > 1 else 0.0)
 

@@ -20,7 +20,6 @@ from allranks.matrix.model import Job
 from allranks.report.baseline import read_baseline
 from allranks.report.run_files import DroppedCells, JobRecord, JudgingPolicy, Manifest, PlannedJob, as_json
 from allranks.report.untrusted import parsed
-from allranks.schedule.packing.estimate import seconds_of_tests
 from allranks.user_cache import hold
 
 if TYPE_CHECKING:
@@ -136,10 +135,6 @@ class RunFolder:
     def seconds_of(self, job: Job) -> Mapping[str, float]:
         """Durations of the tests of a shard's suite under its backend, by node id; empty for a whole suite."""
         return self.durations.get(job.suite.name, {}).get(job.cell.backend, {}) if job.shard else {}
-
-    def expected(self, job: Job) -> float | None:
-        """Expected seconds of a job, by earlier ones of its suite under its backend; None if there are none."""
-        return seconds_of_tests(self.durations, job)
 
     def unended_attempt(self, job: Job) -> tuple[int, Path] | None:
         """The newest attempt at a job, if it has records and no end: its orchestrator was killed."""

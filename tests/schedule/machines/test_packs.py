@@ -1,6 +1,7 @@
 """Jobs divided among the machines of a CI: each once, on machines that can run it, and never too many machines."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,12 @@ from allranks.matrix.model import Image, Limits, Matrix, Rule, RunnerRule, Suite
 from allranks.matrix.runners import minutes_of, runner_for
 from allranks.matrix.when import parse_condition
 from allranks.report.run_files import Manifest
-from allranks.schedule.machines.packs import PackOptions, divide_jobs
+from allranks.schedule.machines.packs import PackOptions, divide_jobs, load, shared_out
 from allranks.schedule.machines.plan_file import plan_document
 from allranks.schedule.machines.planning import render_entries
+from allranks.schedule.tasks import Capacity, Task
 
+HOST = Capacity(gpus=8, cores=16)
 ILLEGAL_IN_ARTIFACTS = re.compile(r'["<>|*?\r\n\\/:]')
 CPU, GPU = parse_condition("gpu_count == 0"), parse_condition("gpu_count > 0")
 
@@ -98,9 +101,8 @@ def test_each_job_is_on_one_machine_that_can_run_it(matrix, known, wished):
 def test_time_limits_nest_and_none_is_above_what_the_machine_allows(matrix, known, wished):
     _, division = divided_if_possible(matrix, known, wished)
     for pack in division.packs:
-        limits = pack.limits
-        assert matrix.limits.job < limits.run < 60 * limits.step_minutes < 60 * limits.job_minutes
-        assert limits.job_minutes <= minutes_of(pack.rule)
+        assert matrix.limits.job < 60 * pack.run_minutes < 60 * pack.step_minutes < 60 * pack.job_minutes
+        assert pack.job_minutes <= minutes_of(pack.rule)
 
 
 @settings(max_examples=40)
@@ -117,20 +119,54 @@ def test_the_same_jobs_come_to_the_same_packs(matrix, known, wished):
     assert divided_if_possible(matrix, known, wished) == divided_if_possible(matrix, known, wished)
 
 
-@settings(max_examples=40)
-@given(matrices(), durations, wishes)
-def test_packs_of_a_group_are_within_a_tenth_of_each_other_or_one_job_explains_it(matrix, known, wished):
-    _, division = divided_if_possible(matrix, known, wished)
-    groups = {}
-    for pack in division.packs:
-        groups.setdefault(pack.group, []).append(pack)
-    longest = max([GUESSED, *(sum(tests.values()) + 3 for kinds in known.values() for tests in kinds.values())])
-    for packs in groups.values():
-        least, most = min(pack.seconds for pack in packs), max(pack.seconds for pack in packs)
-        assert most - least <= max(0.1 * most, longest) + 1e-6  # sums of the same seconds in another order differ
+tasks = st.lists(
+    st.builds(
+        Task,
+        st.just(0),
+        st.builds(Capacity, gpus=st.integers(0, 9), cores=st.integers(1, 18)),
+        st.floats(0.1, 100),
+    ),
+    min_size=1,
+    max_size=40,
+).map(lambda some: [replace(task, number=number) for number, task in enumerate(some)])
 
 
-GUESSED = 60.0
+@given(tasks, st.integers(1, 12))
+def test_machines_differ_by_the_work_of_one_job_at_most_and_none_is_idle(tasks, count):
+    packs = shared_out(tasks, HOST, min(count, len(tasks)))
+    assert sorted(task.number for pack in packs for task in pack) == list(range(len(tasks)))
+    assert all(packs)
+    work = [sum(load(task, HOST) for task in pack) for pack in packs]
+    assert max(work) - min(work) <= max(load(task, HOST) for task in tasks) + 1e-6  # sums are rounded
+
+
+@pytest.mark.parametrize(
+    ("seconds", "count", "shared"),
+    [
+        ([100, 1, 1, 1, 1], 2, [[100], [1, 1, 1, 1]]),
+        ([8, 7, 6, 5, 4], 2, [[4, 5, 8], [6, 7]]),
+        ([2, 2, 2, 2], 4, [[2], [2], [2], [2]]),
+        ([9, 5, 4], 2, [[9], [4, 5]]),
+        ([3, 1], 1, [[1, 3]]),
+    ],
+)
+def test_the_longest_job_goes_first_to_the_machine_with_the_least_work(seconds, count, shared):
+    packs = shared_out([Task(number, HOST, each) for number, each in enumerate(seconds)], HOST, count)
+    assert sorted(sorted(task.seconds for task in pack) for pack in packs) == sorted(shared)
+
+
+@pytest.mark.parametrize(
+    ("room", "work"),
+    [
+        (Capacity(gpus=8, cores=1), 12),
+        (Capacity(gpus=2, cores=2), 3),
+        (Capacity(gpus=1, cores=16), 12),
+        (Capacity(gpus=99, cores=1), 12),
+        (Capacity(cores=4), 3),
+    ],
+)
+def test_a_job_that_takes_a_part_of_a_machine_is_as_much_less_work(room, work):
+    assert load(Task(0, room, 12), HOST) == work
 
 
 def small_matrix(**changes):
@@ -171,7 +207,7 @@ def test_a_pack_that_would_not_end_in_time_is_split():
     matrix = small_matrix(runners=(rule(minutes=120),), limits=Limits(job=600))
     division = divided(matrix, known(matrix, 300), PackOptions(minutes=1000))[1]
     assert len(division.packs) > 3
-    assert all(pack.limits.job_minutes <= 120 for pack in division.packs)
+    assert all(pack.job_minutes <= 120 for pack in division.packs)
 
 
 def test_a_job_whose_own_limit_does_not_fit_is_an_error_that_names_it():
@@ -201,7 +237,7 @@ def test_cells_of_several_nodes_run_beside_others():
     matrix = small_matrix(runners=(rule(),), suites=1)
     matrix = Matrix(**{**matrix.__dict__, "axes": {**matrix.axes, "world_size": (2,), "nodes": (1, 2)}})
     [pack] = divided(matrix, {}, PackOptions())[1].packs
-    assert (pack.engine, len(pack.jobs)) == (None, 2)
+    assert (pack.rule.engine, len(pack.jobs)) == (None, 2)
 
 
 def test_even_the_longest_names_fit_into_what_github_takes_of_a_job():

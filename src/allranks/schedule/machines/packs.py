@@ -1,18 +1,18 @@
 """Divides jobs into packs, one for each CI machine: by runner and image, evenly, with limits."""
 
-from collections.abc import Iterable, Sequence
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from math import ceil
+from itertools import chain
+from math import ceil, inf
 from typing import Final
 
 from allranks.errors import UsageError
-from allranks.matrix.model import Job, Limits, Matrix, RunnerRule
+from allranks.matrix.model import Job, Matrix, RunnerRule
 from allranks.matrix.runners import cores_of, minutes_of, runner_for
 from allranks.report.durations import Durations
-from allranks.schedule.packing.division import Work, divide, host_counts
-from allranks.schedule.packing.estimate import Capacity, Expected, Task, expected, packed_seconds
-from allranks.schedule.request import room_of
+from allranks.schedule.request import room_of, time_limit
+from allranks.schedule.tasks import Capacity, Expected, Task, expected, host_seconds, longest_first
 
 MOST_ENTRIES: Final = 256
 """Most jobs that GitHub makes of one matrix (https://docs.github.com/actions/reference/limits)."""
@@ -44,37 +44,26 @@ GUESSED_SLACK: Final = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackLimits:
-    """The limits of a pack."""
+class Pack:
+    """The jobs of one machine."""
 
-    run: float  # seconds until allranks itself ends the run, in an orderly way
-    step_minutes: int  # until the CI ends the step
-    job_minutes: int  # until the CI ends the job
+    slug: str = ""  # its name, valid for files and artifacts: ``cuda-g4-03of12``
+    rule: RunnerRule
+    image: str
+    jobs: tuple[int, ...]
+    gpus: int  # the most GPUs that one of them needs
+    seconds: float  # how long it is expected to run
+    run_minutes: int  # until allranks itself ends the run, in an orderly way
 
+    @property
+    def step_minutes(self) -> int:
+        """Minutes until the CI ends the step."""
+        return self.run_minutes + STOP_MINUTES
 
-def limit_of(job: Job, limits: Limits) -> float:
-    """Seconds that a job may take by its own limit."""
-    return limits.job + (limits.assembly if job.cell.nodes > 1 else 0.0)
-
-
-def allowed(job: Job, expected: Expected, limits: Limits) -> float:
-    """Seconds that are set aside for a job: more than is expected, and no more than its own limit."""
-    slack = MEASURED_SLACK if expected.is_measured else GUESSED_SLACK
-    return min(slack * expected.seconds, limit_of(job, limits))
-
-
-def pack_limits(tasks: Sequence[Task], total: Capacity, own_limit: float) -> PackLimits:
-    """The limits of a pack, which leave the last job to begin all of its own limit.
-
-    Args:
-        tasks: The pack's jobs, at least one, with the seconds that are set aside for each.
-        total: The resources of its machine.
-        own_limit: The longest limit that a job of the pack has, in seconds.
-    """
-    last_begins = packed_seconds(tasks, total) - min(task.seconds for task in tasks)
-    run_minutes = ceil((last_begins + own_limit) / 60) + START_MINUTES
-    step = run_minutes + STOP_MINUTES
-    return PackLimits(run=60.0 * run_minutes, step_minutes=step, job_minutes=step + AROUND_MINUTES)
+    @property
+    def job_minutes(self) -> int:
+        """Minutes until the CI ends the job."""
+        return self.step_minutes + AROUND_MINUTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,24 +72,63 @@ class PackGroup:
 
     rule: RunnerRule
     image: str
-    total: Capacity
     tasks: tuple[Task, ...]  # the jobs, by their numbers among all that are planned, with their expected durations
-    allowed: dict[int, float]  # seconds that are set aside for each, by its number
+    set_aside: Mapping[int, float]  # seconds for each of them, by its number: more than it is expected to take
     own_limit: float  # the longest limit that one of them has, in seconds
 
-    @cached_property
-    def work(self) -> Work:
-        """The total work of the group."""
-        return Work(
-            seconds=packed_seconds(self.tasks, self.total),
-            longest=max(task.seconds for task in self.tasks),
-            tasks=len(self.tasks),
+    @property
+    def total(self) -> Capacity:
+        """The resources of a machine, as far as the matrix file says: its memory is unknown."""
+        return Capacity(gpus=self.rule.gpus, cores=cores_of(self.rule))
+
+    def packs(self, seconds: float) -> list[Pack]:
+        """Packs that take about this long; more of them where one would not end within the minutes of the rule."""
+        longest = max(task.seconds for task in self.tasks)
+        count = max(1, round(sum(load(task, self.total) for task in self.tasks) / max(seconds, longest)))
+        most = minutes_of(self.rule)
+        while True:
+            count = min(count, len(self.tasks))
+            packs = [self.pack(tasks) for tasks in shared_out(self.tasks, self.total, count)]
+            latest = max(pack.job_minutes for pack in packs)
+            if latest <= most:
+                return packs
+            count = max(count + 1, ceil(count * latest / most))
+
+    def pack(self, tasks: Sequence[Task]) -> Pack:
+        """A pack of these tasks, whose time leaves the last one to start all of its own limit."""
+        set_aside = [replace(task, seconds=self.set_aside[task.number]) for task in tasks]
+        last_starts = host_seconds(set_aside, self.total) - min(task.seconds for task in set_aside)
+        return Pack(
+            rule=self.rule,
+            image=self.image,
+            jobs=tuple(sorted(task.number for task in tasks)),
+            gpus=max(task.room.gpus for task in tasks),
+            seconds=host_seconds(tasks, self.total),
+            run_minutes=START_MINUTES + ceil((last_starts + self.own_limit) / 60),
         )
 
-    def limits_of(self, tasks: Sequence[Task]) -> PackLimits:
-        """The time limits of a pack of these tasks."""
-        set_aside = [replace(task, seconds=self.allowed[task.number]) for task in tasks]
-        return pack_limits(set_aside, self.total, self.own_limit)
+
+def load(task: Task, total: Capacity) -> float:
+    """The work of a task, in seconds of a whole machine: half of its seconds if it takes half of the machine."""
+    return task.seconds * max(part / most for part, most in zip(task.room.within(total), total, strict=True) if most)
+
+
+def shared_out(tasks: Sequence[Task], total: Capacity, count: int) -> list[list[Task]]:
+    """Tasks for each machine, the longest first, each for the machine with the least work so far.
+
+    Args:
+        tasks: All of them.
+        total: The resources of each machine.
+        count: How many machines there are, and no more than tasks.
+    """
+    packs: list[list[Task]] = [[] for _ in range(count)]
+    heap = [(0.0, 0, number) for number in range(count)]
+    for task in longest_first(tasks):
+        work, size, number = heap[0]
+        packs[number].append(task)
+        # Of machines with as much work, the one with fewer tasks: none stays empty.
+        heapq.heapreplace(heap, (work + load(task, total), size + 1, number))
+    return packs
 
 
 def groups_of(matrix: Matrix, jobs: Sequence[Job], foreseen: Sequence[Expected]) -> list[PackGroup]:
@@ -114,18 +142,23 @@ def groups_of(matrix: Matrix, jobs: Sequence[Job], foreseen: Sequence[Expected])
         numbers.setdefault((runner_for(matrix, job.cell), job.image.name), []).append(number)
     groups, rooms = [], dict[tuple[int, int, int], Capacity]()
     for (rule, image), own in numbers.items():
-        longest = max((jobs[number] for number in own), key=lambda job: limit_of(job, matrix.limits))
+        longest = max((jobs[number] for number in own), key=lambda job: time_limit(matrix, job))
         group = PackGroup(
             rule=rule,
             image=image,
-            total=Capacity(gpus=rule.gpus, cores=cores_of(rule)),
             tasks=tuple(Task(number, _room(matrix, jobs[number], rooms), foreseen[number].seconds) for number in own),
-            allowed={number: allowed(jobs[number], foreseen[number], matrix.limits) for number in own},
-            own_limit=limit_of(longest, matrix.limits),
+            set_aside={number: _set_aside(foreseen[number], time_limit(matrix, jobs[number])) for number in own},
+            own_limit=time_limit(matrix, longest),
         )
         _refuse_what_never_fits(group, longest)
         groups.append(group)
     return groups
+
+
+def _set_aside(expected: Expected, limit: float) -> float:
+    """Seconds for a job: more than is expected, and no more than its own limit."""
+    slack = MEASURED_SLACK if expected.is_measured else GUESSED_SLACK
+    return min(slack * expected.seconds, limit)
 
 
 def _room(matrix: Matrix, job: Job, known: dict[tuple[int, int, int], Capacity]) -> Capacity:
@@ -142,47 +175,25 @@ def _refuse_what_never_fits(group: PackGroup, longest: Job) -> None:
     Raises:
         UsageError: There is one.
     """
-    needs, most = group.limits_of(group.tasks[:1]).job_minutes, minutes_of(group.rule)
+    needs, most = group.pack(group.tasks[:1]).job_minutes, minutes_of(group.rule)
     if needs > most:
         what = f"The job {longest.id} does not fit into the {most} minutes that it gets on {group.rule.runs_on}."
         why = f"Its own limit is {group.own_limit:g} s; with the time around it, that makes {needs} minutes."
         raise UsageError(what, why=why, remedy="Lower limits.job, or send the cell to machines with more minutes.")
 
 
-LONGEST_IMAGE: Final = 40
-"""Characters of an image's name in a slug."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pack:
-    """The jobs of one machine."""
-
-    slug: str  # its name, valid for files and artifacts: ``cuda-g4-03of12``
-    rule: RunnerRule
-    image: str
-    jobs: tuple[int, ...]
-    gpus: int  # the most GPUs that one of them needs
-    seconds: float  # how long it is expected to run
-    limits: PackLimits
-
-    @property
-    def group(self) -> tuple[RunnerRule, str]:
-        """The traits that it shares with other packs that could have had its jobs."""
-        return self.rule, self.image
-
-    @property
-    def engine(self) -> str | None:
-        """The engine of its jobs; None if unspecified."""
-        return self.rule.engine
-
-
 @dataclass(frozen=True, kw_only=True)
 class Division:
     """All packs."""
 
-    packs: tuple[Pack, ...]  # group by group, in the order of the jobs
+    groups: tuple[tuple[Pack, ...], ...]  # by rule and image, in the order of the jobs
     jobs: int
     guessed: int  # how many of them have never been measured
+
+    @property
+    def packs(self) -> tuple[Pack, ...]:
+        """Those of all groups."""
+        return tuple(chain(*self.groups))
 
 
 def divide_jobs(matrix: Matrix, jobs: Sequence[Job], durations: Durations, wishes: PackOptions) -> Division:
@@ -193,77 +204,34 @@ def divide_jobs(matrix: Matrix, jobs: Sequence[Job], durations: Durations, wishe
             enough packs for all.
     """
     foreseen = expected(durations, jobs)
-    groups = groups_of(matrix, jobs, foreseen)
-    packs = [pack for own in _packs(groups, wishes) for pack in own]
-    named = tuple(replace(pack, slug=slug) for pack, slug in zip(packs, _slugs(packs), strict=True))
-    return Division(packs=named, jobs=len(jobs), guessed=sum(not each.is_measured for each in foreseen))
+    groups, seconds = groups_of(matrix, jobs, foreseen), wishes.minutes * 60.0
+    if (fewest := sum(len(group.packs(inf)) for group in groups)) > wishes.most:
+        what = f"{fewest} entries of the job matrix are needed, over the limit of {wishes.most}."
+        why = f"There are {len(groups)} combinations of rule and image, and each pack has to end within its minutes."
+        remedy = "Allow more entries or minutes, or plan a part of the cells with --where."
+        raise UsageError(what, why=why, remedy=remedy)
+    packs = [group.packs(seconds) for group in groups]
+    while (count := sum(map(len, packs))) > wishes.most:
+        seconds *= max(1.05, count / wishes.most)
+        packs = [group.packs(seconds) for group in groups]
+    return Division(groups=_named(packs), jobs=len(jobs), guessed=sum(not each.is_measured for each in foreseen))
 
 
-def _packs(groups: Sequence[PackGroup], wishes: PackOptions) -> list[list[Pack]]:
-    """For each group as many packs as wished, more if they would take too long, and never more than allowed.
-
-    Raises:
-        UsageError: More are needed than allowed.
-    """
-    works = [group.work for group in groups]
-    known: dict[tuple[int, int], list[Pack]] = {}
-    while True:
-        if sum(work.least for work in works) > wishes.most:
-            raise _too_many(works, wishes.most)
-        counts = list(enumerate(host_counts(works, wishes.minutes * 60.0, wishes.most)))
-        known |= {place: _divided(groups[place[0]], place[1]) for place in counts if place not in known}
-        packs = [known[place] for place in counts]
-        needed = [_needed(group, own) for group, own in zip(groups, packs, strict=True)]
-        if all(more <= len(own) for more, own in zip(needed, packs, strict=True)):
-            return packs
-        works = [replace(work, least=max(work.least, more)) for work, more in zip(works, needed, strict=True)]
+LONGEST_IMAGE: Final = 40
+"""Characters of an image's name in a slug."""
 
 
-def _divided(group: PackGroup, count: int) -> list[Pack]:
-    return [_pack(group, tasks) for tasks in divide(group.tasks, group.total, count)]
-
-
-def _needed(group: PackGroup, packs: Sequence[Pack]) -> int:
-    """The fewest packs that are needed, judged by these: one if all of them end in time."""
-    latest, most = max(pack.limits.job_minutes for pack in packs), minutes_of(group.rule)
-    return 1 if latest <= most else min(len(group.tasks), max(len(packs) + 1, ceil(len(packs) * latest / most)))
-
-
-def _too_many(works: Sequence[Work], most: int) -> UsageError:
-    what = f"{sum(work.least for work in works)} entries of the job matrix are needed, over the limit of {most}."
-    why = f"There are {len(works)} combinations of runner rule and image, and each pack has to end within its minutes."
-    return UsageError(what, why=why, remedy="Allow more entries or minutes, or plan a part of the cells with --where.")
-
-
-def _pack(group: PackGroup, tasks: Sequence[Task]) -> Pack:
-    return Pack(
-        slug="",
-        rule=group.rule,
-        image=group.image,
-        jobs=tuple(task.number for task in tasks),
-        gpus=max(task.room.gpus for task in tasks),
-        seconds=packed_seconds(tasks, group.total),
-        limits=group.limits_of(tasks),
-    )
-
-
-def grouped(packs: Iterable[Pack]) -> list[list[Pack]]:
-    """The packs by their groups, in order."""
-    groups: dict[tuple[RunnerRule, str], list[Pack]] = {}
-    for pack in packs:
-        groups.setdefault(pack.group, []).append(pack)
-    return list(groups.values())
-
-
-def _slugs(packs: Sequence[Pack]) -> list[str]:
-    """A name for each pack, unique regardless of case: image, GPUs, and its number among how many."""
+def _named(groups: Iterable[Sequence[Pack]]) -> tuple[tuple[Pack, ...], ...]:
+    """The packs with their slugs, unique regardless of case: image, GPUs, and their number among how many."""
     taken: set[str] = set()
-    slugs: list[str] = []
-    for own in grouped(packs):
-        stem = _stem(f"{own[0].image[:LONGEST_IMAGE].lower()}-g{max(pack.gpus for pack in own)}", taken)
-        width = len(str(len(own)))
-        slugs += [f"{stem}-{number:0{width}}of{len(own)}" for number in range(1, len(own) + 1)]
-    return slugs
+    named = []
+    for packs in groups:
+        stem = _stem(f"{packs[0].image[:LONGEST_IMAGE].lower()}-g{max(pack.gpus for pack in packs)}", taken)
+        count, width = len(packs), len(str(len(packs)))
+        named.append(
+            tuple(replace(pack, slug=f"{stem}-{number:0{width}}of{count}") for number, pack in enumerate(packs, 1))
+        )
+    return tuple(named)
 
 
 def _stem(wanted: str, taken: set[str]) -> str:

@@ -129,7 +129,7 @@ def plan_document(  # noqa: PLR0913 - all of them go into one file
         "declaration": declaration_digests(matrix),
         "durations": {suite: durations[suite] for suite in durations if suite in split},
         "packs": [
-            {"slug": pack.slug, "engine": pack.engine, "limit": pack.limits.run, "jobs": list(pack.jobs)}
+            {"slug": pack.slug, "engine": pack.rule.engine, "limit": 60 * pack.run_minutes, "jobs": list(pack.jobs)}
             for pack in packs
         ],
     }

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +10,7 @@ from allranks.errors import UsageError, counted
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job, RunnerRule
 from allranks.report.durations import Durations
-from allranks.schedule.machines.packs import Division, Pack, PackOptions, divide_jobs, grouped
+from allranks.schedule.machines.packs import Division, Pack, PackOptions, divide_jobs
 from allranks.schedule.machines.plan_file import plan_document, reference, write_plan
 from allranks.schedule.results_folder import facts_of
 from allranks.xml_text import clipped
@@ -45,10 +44,10 @@ def _entry(document: Mapping[str, Any], pack: Pack, jobs: Sequence[Job]) -> dict
         "runs_on": _runs_on(pack.rule),
         "hosted": pack.rule.hosted,
         "image": pack.image,
-        "engine": pack.engine or "auto",
-        "timeout_minutes": pack.limits.job_minutes,
-        "step_timeout_minutes": pack.limits.step_minutes,
-        "limit_seconds": ceil(pack.limits.run),
+        "engine": pack.rule.engine or "auto",
+        "timeout_minutes": pack.job_minutes,
+        "step_timeout_minutes": pack.step_minutes,
+        "limit_seconds": 60 * pack.run_minutes,
         "cells": in_words(jobs),
         "gpus": pack.gpus,
         "seconds": round(pack.seconds, 1),
@@ -76,11 +75,11 @@ def _of_one_cell(jobs: Sequence[Job]) -> str:
 
 def render_notes(division: Division) -> list[str]:
     """A summary of the packing, as lines."""
-    packs = division.packs
-    lines = [f"{counted(division.jobs, 'job')} in {counted(len(packs), 'entry', 'entries')} of the job matrix"]
+    entries = counted(len(division.packs), "entry", "entries")
+    lines = [f"{counted(division.jobs, 'job')} in {entries} of the job matrix"]
     if division.guessed:
         lines.append(f"{counted(division.guessed, 'job')} of these were never measured: what they take is a guess")
-    for group in grouped(packs):
+    for group in division.groups:
         least, most = min(pack.seconds for pack in group), max(pack.seconds for pack in group)
         where, jobs = group[0].rule.runs_on, sum(len(pack.jobs) for pack in group)
         minutes = f"{_minutes(least)} to {_minutes(most)}" if len(group) > 1 else _minutes(most)

@@ -1,21 +1,11 @@
-"""How long jobs are expected to run, one by one and together."""
+"""How long jobs are expected to run, one by one and together on one host."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.matrix.model import Cell, Image, Job, Shard, Suite
-from allranks.schedule.packing.backlog import makespan, ordered, simulate
-from allranks.schedule.packing.estimate import (
-    GUESS,
-    OVERHEAD,
-    Capacity,
-    Task,
-    expected,
-    lower_bound,
-    packed_seconds,
-    share,
-)
+from allranks.schedule.tasks import GUESS, OVERHEAD, Capacity, Task, expected, host_seconds, longest_first
 
 HOST = Capacity(gpus=8, cores=16)
 
@@ -62,43 +52,35 @@ def test_where_nothing_is_known_at_all_it_is_a_guess():
     assert expected({}, [job()]) == [(GUESS, False)]
 
 
+def test_the_longest_tasks_start_first_and_of_equally_long_ones_those_with_the_most_gpus():
+    tasks = tasks_of([((1, 1), 5), ((0, 4), 9), ((4, 4), 5), ((8, 8), 1)])
+    assert [task.number for task in longest_first(tasks)] == [1, 2, 0, 3]
+
+
 @pytest.mark.parametrize(
-    ("room", "part"),
+    ("tasks", "seconds"),
     [
-        (Capacity(gpus=8, cores=1), 1),
-        (Capacity(gpus=2, cores=2), 1 / 4),
-        (Capacity(gpus=3, cores=3), 1 / 2),
-        (Capacity(gpus=1, cores=16), 1),
-        (Capacity(gpus=99, cores=1), 1),
-        (Capacity(), 0),
+        ([], 0),
+        ([((8, 8), 10), ((8, 8), 5)], 15),  # one after the other
+        ([((4, 4), 10), ((4, 4), 5)], 10),  # side by side
+        ([((2, 2), 10)] * 8, 20),  # four at a time
+        ([((6, 6), 10), ((6, 6), 9), ((2, 2), 8)], 19),  # the short one overtakes the one that does not fit
+        ([((0, 16), 10), ((8, 1), 5)], 15),  # cores are what they share
+        ([((99, 99), 3), ((1, 1), 2)], 5),  # one that asks for more than there is runs alone
     ],
 )
-def test_a_task_takes_the_part_of_a_host_that_others_like_it_leave_it(room, part):
-    assert share(room, HOST) == part
+def test_a_host_runs_the_longest_tasks_that_fit(tasks, seconds):
+    assert host_seconds(tasks_of(tasks), HOST) == seconds
 
 
 @given(lists)
-def test_no_estimate_is_below_what_no_schedule_can_beat(tasks):
-    fitting = [Task(task.number, task.room.within(HOST), task.seconds) for task in tasks]
-    assert packed_seconds(tasks, HOST) >= 0.999 * lower_bound(fitting, HOST)
-
-
-@settings(max_examples=40)
-@given(lists)
-def test_an_estimate_is_near_what_the_scheduler_makes_of_it(tasks):
-    real = makespan(simulate(ordered(tasks, HOST, effort=2000), HOST))
-    assert real * 0.6 <= packed_seconds(tasks, HOST) <= real * 2
+def test_a_host_takes_at_least_as_long_as_no_schedule_can_beat_and_at_most_one_task_after_the_other(tasks):
+    rooms = [task.room.within(HOST) for task in tasks]
+    work = [sum(room[kind] * task.seconds for room, task in zip(rooms, tasks, strict=True)) for kind in (0, 1)]
+    least = max([work[0] / HOST.gpus, work[1] / HOST.cores, *(task.seconds for task in tasks)])
+    assert 0.999 * least <= host_seconds(tasks, HOST) <= 1.001 * sum(task.seconds for task in tasks)
 
 
 @given(lists, st.randoms(use_true_random=False))
 def test_the_order_of_tasks_changes_no_estimate(tasks, chance):
-    assert packed_seconds(chance.sample(tasks, len(tasks)), HOST) == packed_seconds(tasks, HOST)
-
-
-def test_many_tasks_are_packed_without_gaps():
-    tasks = tasks_of([((gpus, gpus), seconds) for gpus in (1, 2, 4, 8) for seconds in range(1, 60)])
-    assert packed_seconds(tasks, HOST) <= 1.01 * lower_bound(tasks, HOST)
-
-
-def test_nothing_takes_no_time():
-    assert packed_seconds([], HOST) == 0
+    assert host_seconds(chance.sample(tasks, len(tasks)), HOST) == host_seconds(tasks, HOST)

@@ -1,1 +1,0 @@
-"""Which job begins when: pure, and the same for a run and for the simulator."""
