@@ -243,15 +243,15 @@ def _run_pack(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
     _refuse_beside_a_pack(options)
     own = own_part(expansion, options.plan_file, options.pack)
     own.refuse_others(os.environ.get(RUN_ID_VARIABLE), options.pytest_args)
-    options.pytest_args = own.plan.pytest_args
+    options.pytest_args = own.file.pytest_args
     if options.seed is None:
-        options.seed = own.plan.seed
+        options.seed = own.file.manifest.seed
     if options.engine == "auto":
         # On a machine of a plan, a daemon that does not answer is an error, not a reason to run without containers.
         options.engine = own.pack.engine or "docker"
     if options.dry_run:
         return _show_requests(expansion, own.jobs, options)
-    return _run_jobs(expansion, own.jobs, options, PartOf(run_id=own.plan.run_id, own=own))
+    return _run_jobs(expansion, own.jobs, options, PartOf(run_id=own.file.manifest.run_id, own=own))
 
 
 def _refuse_beside_a_pack(options: argparse.Namespace) -> None:
@@ -345,7 +345,7 @@ def run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namesp
         nothing_ran_allowed=options.allow_nothing_ran,
         durations=options.durations,
         history=options.history or own_history,
-        known=of.own.plan.durations if of.own else None,
+        known=of.own.file.plan.durations if of.own else None,
         policy=policy,
         left=left,
         gpus=options.gpus,

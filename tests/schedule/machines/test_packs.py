@@ -18,6 +18,7 @@ from allranks.report.run_files import Manifest
 from allranks.schedule.machines.packs import PackOptions, divide_jobs, load, shared_out
 from allranks.schedule.machines.plan_file import plan_document
 from allranks.schedule.machines.planning import render_entries
+from allranks.schedule.results_folder import announced
 from allranks.schedule.tasks import Capacity, Task
 
 HOST = Capacity(gpus=8, cores=16)
@@ -245,14 +246,6 @@ def test_even_the_longest_names_fit_into_what_github_takes_of_a_job():
     image = Image(name="i" * 63)
     matrix = Matrix(**{**matrix.__dict__, "images": {image.name: image}})
     jobs, division = divided(matrix, known(matrix, 3000), PackOptions())
-    document = plan_document(
-        run_id="r" * 60,
-        matrix=matrix,
-        facts=Manifest(run_id=""),
-        jobs=jobs,
-        packs=division.packs,
-        durations={},
-        pytest_args=(),
-    )
+    document = plan_document(announced(Manifest(run_id="r" * 60), jobs, ()), matrix, division.packs, {})
     assert len(division.packs) == 256
     assert len(render_entries(document, division, jobs)) < 1 << 19

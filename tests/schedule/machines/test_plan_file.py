@@ -100,8 +100,9 @@ def test_a_machine_gets_the_runs_seed_its_limit_and_the_durations_of_split_suite
     entries, _ = make(expansion, pytest_args=("-k", "x"))
     own = own_part(expansion, path, entries[0]["pack"])
     document = json.loads(path.read_text())
-    assert (own.plan.run_id, own.plan.seed, own.plan.pytest_args) == ("r1", document["seed"], ("-k", "x"))
-    assert own.plan.durations == {"split": KNOWN["split"]}
+    manifest = own.file.manifest
+    assert (manifest.run_id, manifest.seed, own.file.pytest_args) == ("r1", document["seed"], ("-k", "x"))
+    assert own.file.plan.durations == {"split": KNOWN["split"]}
     assert own.pack.limit == entries[0]["limit_seconds"]
 
 
@@ -174,8 +175,8 @@ def test_another_version_of_allranks_is_refused(make, path, expansion, monkeypat
 
 
 def swap_jobs(document):
-    one, other = document["plan"]["packs"][:2]
-    one["jobs"], other["jobs"] = other["jobs"], one["jobs"]
+    one, *_, other = document["jobs"]
+    one["pack"], other["pack"] = other["pack"], one["pack"]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +189,7 @@ def swap_jobs(document):
         (lambda document: document.update(schema=1), "was written by another version of allranks"),
         (lambda document: document.pop("plan"), "is not a plan file of allranks, or is damaged"),
         (
-            lambda document: document["plan"]["packs"][0].update(jobs=[999]),
+            lambda document: document["plan"]["packs"][0].update(limit="long"),
             "is not a plan file of allranks, or is damaged",
         ),
     ],

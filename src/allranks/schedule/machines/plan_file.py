@@ -7,12 +7,11 @@ gathered folder the file lists the expected jobs, so that a missing machine is n
 
 import hashlib
 import json
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import allranks
 from allranks.errors import UsageError, did_you_mean, listed
@@ -21,10 +20,10 @@ from allranks.matrix.jobs import plan as plan_jobs
 from allranks.matrix.model import Job, Matrix, Suite
 from allranks.matrix.when import Condition
 from allranks.report.durations import Durations
-from allranks.report.run_files import SCHEMA, Manifest, as_json
+from allranks.report.run_files import SCHEMA, Manifest, PlannedJob, as_json
 from allranks.report.untrusted import parsed
 from allranks.schedule.machines.packs import Pack
-from allranks.schedule.results_folder import RUN_ID_VARIABLE, announced, fresh_manifest
+from allranks.schedule.results_folder import RUN_ID_VARIABLE
 
 LENGTH: Final = 16
 """Hexadecimal digits of a digest: enough unless two plans with the same one are constructed on purpose."""
@@ -73,24 +72,30 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - any value of a declaration in, 
     return value
 
 
-def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """The parts that differ, or that only one of two files has."""
-    return [name for name in dict.fromkeys((*one, *other)) if one.get(name) != other.get(name)]
-
-
 _AGAIN: Final = "Use the plan file of the `allranks plan` that made the pack."
-_PACK: Final = re.compile(r"(?P<slug>[^@]+)(@(?P<digest>[0-9a-f]+))?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedPack:
-    """A pack, as a machine reads it from the file."""
+    """A pack; its jobs are those of the manifest that name it."""
 
     slug: str
-    jobs: tuple[str, ...]  # ids of its jobs, in order
-    cells: Mapping[str, Mapping[str, Any]]  # the cells of these jobs, each with its value on each axis
-    engine: str | None  # their engine; None if unspecified
-    limit: float  # seconds until allranks itself ends the run
+    engine: str | None = None  # of its jobs; None if unspecified
+    limit: int  # seconds until allranks itself ends the run
+
+
+_Name = Annotated[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The additions of a plan file to the manifest of its run."""
+
+    digest: str = ""
+    declaration: Mapping[_Name, str]  # digests of the parts of the matrix file
+    # Durations of tests when the plan was made, for the suites that are split: by suite, backend and node id.
+    durations: Mapping[_Name, Mapping[_Name, Mapping[_Name, float]]]
+    packs: tuple[PlannedPack, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,41 +103,39 @@ class PlanFile:
     """A plan, as read from its file."""
 
     path: Path
-    run_id: str  # the run that all packs are parts of
-    seed: int  # the seed of every rank of every test on all machines
-    pytest_args: tuple[str, ...]
-    durations: Durations  # what tests had taken when the plan was made, for the suites that are split
-    digest: str
-    declaration: Mapping[str, str]  # digests of the parts of the matrix file
-    made: tuple[str, str]  # which version of allranks made it, and when
-    packs: Mapping[str, PlannedPack]  # by slug
-    manifest: Manifest  # the jobs of all packs, as merges read them
+    manifest: Manifest  # the run that all packs are parts of, as merges read it
+    plan: Plan
+
+    @property
+    def pytest_args(self) -> tuple[str, ...]:
+        """The arguments to pytest on all machines."""
+        return next((job.pytest_args for job in self.manifest.jobs), ())
+
+    def jobs_of(self, slug: str | None) -> list[PlannedJob]:
+        """The jobs of a pack, or of all packs."""
+        return [job for job in self.manifest.jobs if slug in {None, job.pack}]
 
 
-def plan_document(  # noqa: PLR0913 - all of them go into one file
-    *,
-    run_id: str,
-    matrix: Matrix,
-    facts: Manifest,
-    jobs: Sequence[Job],
-    packs: Sequence[Pack],
-    durations: Durations,
-    pytest_args: Sequence[str],
-) -> dict[str, Any]:
-    """The contents of the file: a manifest, and under ``plan`` the packs."""
-    document = as_json(announced(fresh_manifest(run_id, facts, None), jobs, pytest_args))
-    for pack in packs:
-        for number in pack.jobs:
-            document["jobs"][number]["pack"] = pack.slug
-    split = {job.suite.name for job in jobs if job.shard}
-    document["plan"] = {
-        "declaration": declaration_digests(matrix),
-        "durations": {suite: durations[suite] for suite in durations if suite in split},
-        "packs": [
-            {"slug": pack.slug, "engine": pack.rule.engine, "limit": 60 * pack.run_minutes, "jobs": list(pack.jobs)}
-            for pack in packs
-        ],
-    }
+def plan_document(manifest: Manifest, matrix: Matrix, packs: Sequence[Pack], durations: Durations) -> dict[str, Any]:
+    """The contents of the file.
+
+    Args:
+        manifest: That of the run, with all jobs.
+        matrix: What the jobs are planned of.
+        packs: The jobs of each machine, by their places in the manifest.
+        durations: What tests took before.
+    """
+    slugs = {number: pack.slug for pack in packs for number in pack.jobs}
+    jobs = tuple(replace(job, pack=slugs[number]) for number, job in enumerate(manifest.jobs))
+    split = {name for name, suite in matrix.suites.items() if suite.shards > 1}
+    plan = Plan(
+        declaration=declaration_digests(matrix),
+        durations={suite: durations[suite] for suite in durations if suite in split},
+        packs=tuple(
+            PlannedPack(slug=pack.slug, engine=pack.rule.engine, limit=60 * pack.run_minutes) for pack in packs
+        ),
+    )
+    document = {**as_json(replace(manifest, jobs=jobs)), "plan": asdict(plan)}
     document["plan"]["digest"] = _digest(document)
     return document
 
@@ -165,48 +168,23 @@ def read_plan(path: Path) -> PlanFile:
     """
     try:
         document = json.loads(path.read_bytes())
-        made = (str(document["allranks"]), str(document["started"]))
         if document["schema"] != SCHEMA:
             why = f"It is of schema {document['schema']!r:.20}, and this allranks reads schema {SCHEMA}."
-            msg = f"{path} was written by another version of allranks, {made[0]}."
+            msg = f"{path} was written by another version of allranks, {document['allranks']}."
             raise UsageError(msg, why=why, remedy="Use that version here, too.")
-        plan, said = _plan_file(path, document, made), _digest(document)
+        found = PlanFile(path=path, manifest=parsed(Manifest, document), plan=parsed(Plan, document["plan"], "plan"))
+        said, digest_here = found.plan.digest, _digest(document)
     except OSError as error:
         msg = f"The plan file {path} cannot be read."
         remedy = "Make one: allranks plan --format github --plan-file plan.json"
         raise UsageError(msg, why=f"{error.strerror or error}.", remedy=remedy) from error
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         msg = f"{path} is not a plan file of allranks, or is damaged."
         raise UsageError(msg, why=f"{type(error).__name__}: {error}.", remedy=_AGAIN) from error
-    if said != plan.digest:
+    if said != digest_here:
         msg = f"{path} has been changed since it was made."
-        raise UsageError(msg, why=f"It records the digest {plan.digest}, but its content has {said}.", remedy=_AGAIN)
-    return plan
-
-
-def _plan_file(path: Path, document: Mapping[str, Any], made: tuple[str, str]) -> PlanFile:
-    plan, jobs = document["plan"], document["jobs"]
-    return PlanFile(
-        path=path,
-        run_id=str(document["run_id"]),
-        seed=int(document["seed"]),
-        pytest_args=tuple(jobs[0]["pytest_args"]),
-        durations=plan["durations"],
-        digest=plan["digest"],
-        declaration=plan["declaration"],
-        made=made,
-        packs={
-            pack["slug"]: PlannedPack(
-                slug=pack["slug"],
-                jobs=tuple(jobs[number]["id"] for number in pack["jobs"]),
-                cells={jobs[number]["cell"]: document["cells"][jobs[number]["cell"]] for number in pack["jobs"]},
-                engine=pack["engine"],
-                limit=float(pack["limit"]),
-            )
-            for pack in plan["packs"]
-        },
-        manifest=parsed(Manifest, document),
-    )
+        raise UsageError(msg, why=f"It records the digest {said}, but its content has {digest_here}.", remedy=_AGAIN)
+    return found
 
 
 def _digest(document: Mapping[str, Any]) -> str:
@@ -215,42 +193,39 @@ def _digest(document: Mapping[str, Any]) -> str:
     return digest([document["allranks"], document["policy"], document["cells"], document["jobs"], plan])
 
 
-def pack_called(plan: PlanFile, text: str) -> PlannedPack:
+def pack_called(found: PlanFile, text: str) -> PlannedPack:
     """The pack that a command line names, by its slug, with or without the digest of its plan.
 
     Raises:
         UsageError: There is none, or it is of another plan.
     """
-    found = _PACK.fullmatch(text)
-    slug, said = (found["slug"], found["digest"]) if found else (text, None)
-    if said and said != plan.digest:
-        version, when = plan.made
-        what = f"The pack {slug} is of the plan {said}, and {plan.path} is the plan {plan.digest}."
-        why = f"That one was made on {when} by allranks {version}, for the run {plan.run_id}: {_contents(plan)}."
+    slug, at, said = text.partition("@")
+    packs = {pack.slug: pack for pack in found.plan.packs}
+    contents = f"{len(found.manifest.jobs)} jobs in {len(packs)} packs"
+    if at and said != found.plan.digest:
+        made = found.manifest
+        what = f"The pack {slug} is of the plan {said}, and {found.path} is the plan {found.plan.digest}."
+        why = f"That one was made on {made.started} by allranks {made.allranks}, for the run {made.run_id}: {contents}."
         raise UsageError(what, why=why, remedy=_AGAIN)
-    if slug not in plan.packs:
-        what = f"There is no pack {slug!r} in {plan.path}."
-        raise UsageError(what, why=f"It has {_contents(plan)}.", remedy=did_you_mean(slug, plan.packs))
-    return plan.packs[slug]
+    if slug not in packs:
+        what = f"There is no pack {slug!r} in {found.path}."
+        raise UsageError(what, why=f"It has {contents}.", remedy=did_you_mean(slug, packs))
+    return packs[slug]
 
 
-def _contents(plan: PlanFile) -> str:
-    jobs = sum(len(pack.jobs) for pack in plan.packs.values())
-    return f"{jobs} jobs in {len(plan.packs)} packs"
-
-
-def _refuse_another_matrix(plan: PlanFile, matrix: Matrix) -> None:
+def _refuse_another_matrix(found: PlanFile, matrix: Matrix) -> None:
     """Check that this machine has the matrix that was planned, and the same version of allranks.
 
     Raises:
         UsageError: It has another one; the message names the differences.
     """
     here = allranks.__version__
-    if plan.made[0] != here:
-        msg = f"{plan.path} was made by allranks {plan.made[0]}, and this is {here}."
+    if found.manifest.allranks != here:
+        msg = f"{found.path} was made by allranks {found.manifest.allranks}, and this is {here}."
         raise UsageError(msg, remedy="Install one version on all machines.")
-    if parts := differences(plan.declaration, declaration_digests(matrix)):
-        msg = f"{matrix.path.name} is not the matrix file of {plan.path}: they differ in {listed(parts)}."
+    planned, own = found.plan.declaration, declaration_digests(matrix)
+    if parts := [name for name in {**planned, **own} if planned.get(name) != own.get(name)]:
+        msg = f"{matrix.path.name} is not the matrix file of {found.path}: they differ in {listed(parts)}."
         why = "Limits may differ by environment variables, too." if "limits" in parts else ""
         raise UsageError(msg, why=why, remedy="Check out the same commit on all machines.")
 
@@ -259,7 +234,7 @@ def _refuse_another_matrix(plan: PlanFile, matrix: Matrix) -> None:
 class OwnPart:
     """What one machine has to run."""
 
-    plan: PlanFile
+    file: PlanFile
     pack: PlannedPack
     jobs: tuple[Job, ...]
 
@@ -269,12 +244,12 @@ class OwnPart:
         Raises:
             UsageError: They differ: its results would not be the planned ones.
         """
-        if run_id and run_id != self.plan.run_id:
-            msg = f"{RUN_ID_VARIABLE} is {run_id!r}, and {self.plan.path} plans the run {self.plan.run_id!r}."
+        path, planned = self.file.path, self.file.manifest.run_id
+        if run_id and run_id != planned:
+            msg = f"{RUN_ID_VARIABLE} is {run_id!r}, and {path} plans the run {planned!r}."
             raise UsageError(msg, remedy="Leave it unset where a pack is run: the plan says which run it is of.")
-        if pytest_args and tuple(pytest_args) != self.plan.pytest_args:
-            planned = shlex.join(self.plan.pytest_args) or "none"
-            msg = f"{self.plan.path} plans other arguments for pytest: {planned}."
+        if pytest_args and tuple(pytest_args) != self.file.pytest_args:
+            msg = f"{path} plans other arguments for pytest: {shlex.join(self.file.pytest_args) or 'none'}."
             raise UsageError(msg, remedy="Give them to `allranks plan`, and none to the runs of its packs.")
 
 
@@ -286,27 +261,26 @@ def own_part(expansion: Expansion, plan_file: Path, pack_text: str) -> OwnPart:
     """
     found = read_plan(plan_file)
     pack = pack_called(found, pack_text)
-    _refuse_another_matrix(found, expansion.matrix)
-    return OwnPart(plan=found, pack=pack, jobs=_jobs(expansion, pack))
+    return OwnPart(file=found, pack=pack, jobs=_jobs(expansion, found, pack.slug))
 
 
 def planned_jobs(expansion: Expansion, plan_file: Path) -> tuple[Job, ...]:
     """The jobs of all packs; arguments and errors as of :func:`own_part`."""
-    found = read_plan(plan_file)
-    _refuse_another_matrix(found, expansion.matrix)
-    return tuple(job for pack in found.packs.values() for job in _jobs(expansion, pack))
+    return _jobs(expansion, read_plan(plan_file), None)
 
 
-def _jobs(expansion: Expansion, pack: PlannedPack) -> tuple[Job, ...]:
-    """The pack's jobs, as this machine's matrix makes them.
+def _jobs(expansion: Expansion, found: PlanFile, slug: str | None) -> tuple[Job, ...]:
+    """The jobs of a pack, or of all packs, as this machine's matrix makes them.
 
     Raises:
-        UsageError: The matrix lacks one of them.
+        UsageError: This machine has another matrix.
     """
-    cells = [expansion.by_id[cell_id] for cell_id in pack.cells if cell_id in expansion.by_id]
-    suites = tuple(dict.fromkeys(job_id.partition("/")[2] for job_id in pack.jobs))
+    _refuse_another_matrix(found, expansion.matrix)
+    planned = found.jobs_of(slug)
+    cells = [expansion.by_id[name] for name in dict.fromkeys(job.cell for job in planned) if name in expansion.by_id]
+    suites = tuple(dict.fromkeys(job.suite for job in planned))
     there = {job.id: job for job in plan_jobs(expansion.matrix, cells, suites)}
-    if lost := [job_id for job_id in pack.jobs if job_id not in there]:
-        msg = f"The pack {pack.slug} has the job {lost[0]}, and {expansion.matrix.path.name} has no such job here."
+    if lost := [job.id for job in planned if job.id not in there]:
+        msg = f"{found.path} has the job {lost[0]}, and {expansion.matrix.path.name} has no such job here."
         raise UsageError(msg, remedy="Check out the same commit on all machines.")
-    return tuple(there[job_id] for job_id in pack.jobs)
+    return tuple(there[job.id] for job in planned)

@@ -12,7 +12,7 @@ from allranks.matrix.model import Job, RunnerRule
 from allranks.report.durations import Durations
 from allranks.schedule.machines.packs import Division, Pack, PackOptions, divide_jobs
 from allranks.schedule.machines.plan_file import plan_document, reference, write_plan
-from allranks.schedule.results_folder import facts_of
+from allranks.schedule.results_folder import announced, facts_of, fresh_manifest
 from allranks.xml_text import clipped
 
 LARGEST_OUTPUT: Final = 1 << 19
@@ -110,15 +110,8 @@ def plan_machines(expansion: Expansion, jobs: Sequence[Job], options: PlanOption
         UsageError: The jobs cannot be divided so, or the file cannot be written.
     """
     division = divide_jobs(expansion.matrix, jobs, options.durations, options.wishes)
-    document = plan_document(
-        run_id=options.run_id,
-        matrix=expansion.matrix,
-        facts=facts_of(expansion),
-        jobs=jobs,
-        packs=division.packs,
-        durations=options.durations,
-        pytest_args=options.pytest_args,
-    )
+    manifest = announced(fresh_manifest(options.run_id, facts_of(expansion), None), jobs, options.pytest_args)
+    document = plan_document(manifest, expansion.matrix, division.packs, options.durations)
     entries = render_entries(document, division, jobs)
     if options.plan_file:
         write_plan(options.plan_file, document)

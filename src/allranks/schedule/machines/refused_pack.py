@@ -62,17 +62,15 @@ def _reason(error: BaseException) -> JobError:
 
 
 def _record(results: Path, plan_file: Path, pack: str | None, why: JobError) -> None:
-    plan = read_plan(plan_file)
-    packs = plan.packs.values() if pack is None else [pack_called(plan, pack)]
-    ids = {job_id for each in packs for job_id in each.jobs}
-    own = [job for job in plan.manifest.jobs if job.id in ids]
+    found = read_plan(plan_file)
+    plan, own = found.manifest, found.jobs_of(None if pack is None else pack_called(found, pack).slug)
     names = {plan.run_id, *(name for job in own for name in job.place)}
     if not all(map(_NAME.fullmatch, names)):
         return
 
     def with_jobs(there: Manifest | None) -> Manifest:
-        began = there or replace(plan.manifest, cells={}, jobs=())
-        cells = {job.cell: plan.manifest.cells[job.cell] for job in own}
+        began = there or replace(plan, cells={}, jobs=())
+        cells = {job.cell: plan.cells[job.cell] for job in own}
         more = [job for job in own if job.place not in {each.place for each in began.jobs}]
         return replace(began, cells={**cells, **began.cells}, jobs=(*began.jobs, *more))
 
