@@ -23,10 +23,6 @@ class Capacity(NamedTuple):
         """Whether the other amount fits in, for each resource."""
         return self.gpus >= other.gpus and self.cores >= other.cores and self.memory >= other.memory
 
-    def plus(self, other: Self) -> "Capacity":
-        """Both together."""
-        return Capacity(self.gpus + other.gpus, self.cores + other.cores, self.memory + other.memory)
-
     def minus(self, other: Self) -> "Capacity":
         """The rest without the other; negative where that does not fit in."""
         return Capacity(self.gpus - other.gpus, self.cores - other.cores, self.memory - other.memory)

@@ -187,8 +187,7 @@ class Division:
     """All packs."""
 
     groups: tuple[tuple[Pack, ...], ...]  # by rule and image, in the order of the jobs
-    jobs: int
-    guessed: int  # how many of them have never been measured
+    guessed: int  # how many of the jobs have never been measured
 
     @property
     def packs(self) -> tuple[Pack, ...]:
@@ -214,7 +213,7 @@ def divide_jobs(matrix: Matrix, jobs: Sequence[Job], durations: Durations, wishe
     while (count := sum(map(len, packs))) > wishes.most:
         seconds *= max(1.05, count / wishes.most)
         packs = [group.packs(seconds) for group in groups]
-    return Division(groups=_named(packs), jobs=len(jobs), guessed=sum(not each.is_measured for each in foreseen))
+    return Division(groups=_named(packs), guessed=sum(not each.is_measured for each in foreseen))
 
 
 LONGEST_IMAGE: Final = 40

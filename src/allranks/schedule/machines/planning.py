@@ -75,8 +75,8 @@ def _of_one_cell(jobs: Sequence[Job]) -> str:
 
 def render_notes(division: Division) -> list[str]:
     """A summary of the packing, as lines."""
-    entries = counted(len(division.packs), "entry", "entries")
-    lines = [f"{counted(division.jobs, 'job')} in {entries} of the job matrix"]
+    jobs, entries = sum(len(pack.jobs) for pack in division.packs), counted(len(division.packs), "entry", "entries")
+    lines = [f"{counted(jobs, 'job')} in {entries} of the job matrix"]
     if division.guessed:
         lines.append(f"{counted(division.guessed, 'job')} of these were never measured: what they take is a guess")
     for group in division.groups:
