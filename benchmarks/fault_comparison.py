@@ -39,8 +39,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import allranks
+from allranks.agent.linux import is_readable
 from allranks.errors import AllranksError
-from allranks.harness.linux import is_readable
 from allranks.records import JOURNAL, Passed, RankEnded, TestStarted, decode
 from allranks.report.judged import CellSuite
 from allranks.report.merging import merge

@@ -16,6 +16,7 @@ import docker
 import pytest
 from hypothesis import settings
 
+from allranks.agent.config import AgentConfig
 from allranks.cli import main
 from allranks.engine import ownership
 from allranks.engine.daemon import connect
@@ -24,7 +25,6 @@ from allranks.engine.package import package_folder
 from allranks.engine.protocol import JobSpec
 from allranks.engine_kinds.slurm_cluster import SlurmKind
 from allranks.errors import EngineError
-from allranks.harness.config import AgentConfig
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers, which pytest's importlib mode does not find
 

@@ -157,7 +157,7 @@ def _of_finished(reference: str) -> Cuda | None:
     client = choose_engine("docker")[0].image_daemon
     if client is None:
         return None
-    import docker.errors  # noqa: PLC0415 - see engine_kinds/containers.py
+    import docker.errors  # noqa: PLC0415 - see engines/containers.py
 
     look: Callable[[str], Mapping[str, Any]] = client.api.inspect_image
     with closing(client):

@@ -1,7 +1,7 @@
 """The outcome of a test on a rank, of each of its phases, and what a skip means.
 
-The harness writes these words into events and rank XML; the report reads them back. This module is
-copied into jobs with the rest of the harness, so it uses only the standard library.
+The agent writes these words into events and rank XML; the report reads them back. This module is
+copied into jobs with the rest of the agent, so it uses only the standard library.
 """
 
 from collections.abc import Collection, Iterable, Sequence

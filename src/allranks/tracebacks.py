@@ -16,7 +16,7 @@ from allranks.xml_text import clipped, printable
 
 _OF_TOOLS: Final = re.compile(
     r"/_pytest/|-packages/(?:pluggy|pytest)/|\A<frozen "
-    r"|/allranks/(?:(?:harness|testing)/|(?:outcomes|records|skip_codes|typed_json|xml_text)\.py\Z)"
+    r"|/allranks/(?:(?:agent|testing)/|(?:outcomes|records|skip_codes|typed_json|xml_text)\.py\Z)"
 )
 
 _FRAME: Final = re.compile(

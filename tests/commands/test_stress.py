@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from allranks.harness.config import Stress
+from allranks.agent.config import Stress
 from allranks.skew import stretch
 
 

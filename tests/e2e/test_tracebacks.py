@@ -147,7 +147,7 @@ def test_each_red_test_has_its_traceback_and_its_command(launch, scratch, monkey
         command = re.search(r"^allranks (run .*)$", items[name], re.MULTILINE)
         assert command, name
         assert command[1].startswith("run gloo-w2-g0-env --suite tiny --seed 7 -- suite/test_tiny.py::")
-    for name in ("_pytest", "pluggy", "allranks/harness"):
+    for name in ("_pytest", "pluggy", "allranks/agent"):
         assert name not in summary.replace("/_pytest/x.py", "")
     assert not {"\x1b", "\x9b", "\x07"} & set(summary + done.output)
 

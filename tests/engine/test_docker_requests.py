@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allranks.agent.config import GpuToCheck
 from allranks.engine.docker_requests import (
     RESULTS_BYTES,
     USER,
@@ -28,7 +29,6 @@ from allranks.engine.docker_requests import (
 )
 from allranks.engine.ownership import HOST_LABEL
 from allranks.engine.protocol import LISTS, FileCopy, Passthrough, resources
-from allranks.harness.config import GpuToCheck
 
 DAEMON = Daemon(cpus=8, limits_cpus=True, has_seccomp=True)
 
@@ -185,7 +185,7 @@ def test_agents_are_started_with_the_folders_of_the_volume(request_of):
     assert request_of["entrypoint"] == ["python3"]
     assert request_of["command"] == keeper_arguments(0)
     arguments = " ".join(keeper_arguments(0))
-    assert "-I -S /job/agent/allranks/harness/__main__.py keep --config /job/agent/config.json" in arguments
+    assert "-I -S /job/agent/allranks/agent/__main__.py keep --config /job/agent/config.json" in arguments
     assert "--results /job/results" in arguments
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from allranks.agent.config import PYTEST_CACHE, AgentConfig, NodeConfig
 from allranks.engine import intake
 from allranks.engine import process as engine_process
 from allranks.engine.agents import arrange_meeting, bring_home, gpus_of, name_of
@@ -18,7 +19,6 @@ from allranks.engine.package import package_folder
 from allranks.engine.process import ProcessEngine, environment, remove_tree
 from allranks.engine.protocol import JobExit, NodeExit
 from allranks.errors import EngineError
-from allranks.harness.config import PYTEST_CACHE, AgentConfig, NodeConfig
 from allranks.outcomes import Outcome
 from allranks.records import NodeLost, Notice, Passed, RankEnded
 

@@ -14,14 +14,14 @@ from allranks.errors import EnvironmentBuildError
 def installed(tmp_path, monkeypatch):
     """A copy of the package's outline among others, as in site-packages."""
     folder = tmp_path / "site-packages" / "allranks"
-    for name in ("__init__.py", "harness/__init__.py", "testing/__init__.py"):
+    for name in ("__init__.py", "agent/__init__.py", "testing/__init__.py"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("")
     monkeypatch.setattr(package, "package_folder", lambda: folder)
     return folder
 
 
-def test_what_is_copied_is_the_package_the_harness_and_what_suites_import():
+def test_what_is_copied_is_the_package_the_agent_and_what_suites_import():
     targets = {copy.target for copy in package_files()}
     names = (
         "__init__.py",
@@ -37,7 +37,7 @@ def test_what_is_copied_is_the_package_the_harness_and_what_suites_import():
         "typed_json.py",
         "unsupported.py",
         "xml_text.py",
-        "harness",
+        "agent",
         "testing",
     )
     assert targets == {Path("allranks", name) for name in names}
@@ -107,9 +107,9 @@ def test_two_installed_packages_do_not_share_a_link(installed, tmp_path, monkeyp
     assert package_path(tmp_path / "cache") != first
 
 
-def test_another_python_finds_the_harness_on_that_path(tmp_path):
-    program = "import allranks.harness.config as c; print(c.__file__)"
+def test_another_python_finds_the_agent_on_that_path(tmp_path):
+    program = "import allranks.agent.config as c; print(c.__file__)"
     environment = {"PYTHONPATH": str(package_path(tmp_path))}
     command = [sys.executable, "-S", "-c", program]
     found = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.strip()
-    assert Path(found).resolve() == package_folder() / "harness" / "config.py"
+    assert Path(found).resolve() == package_folder() / "agent" / "config.py"

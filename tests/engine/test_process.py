@@ -72,7 +72,7 @@ def ends(pid: int) -> bool:
 
 def test_command_starts_the_agent_with_the_folders_of_its_job():
     assert command("/py", Path("/package"), Path("/code"), SCRATCH, SCRATCH / "shared") == [
-        "/py", "-I", "-S", "/package/allranks/harness/__main__.py",
+        "/py", "-I", "-S", "/package/allranks/agent/__main__.py",
         "--config", "/scratch/config.json", "--code", "/code",
         "--results", "/scratch/results", "--shared", "/scratch/shared",
     ]  # fmt: skip
@@ -95,7 +95,7 @@ def test_environment_has_where_a_users_etcd_is(make_spec):
     assert environment(make_spec(), SCRATCH, PACKAGE, host).items() >= host.items()
 
 
-def test_environment_finds_the_harness_before_the_project_and_the_users_own_path(make_spec):
+def test_environment_finds_the_agent_before_the_project_and_the_users_own_path(make_spec):
     made = environment(make_spec(python_path=(Path("/project"),)), SCRATCH, PACKAGE, {"PYTHONPATH": "/host"})
     assert made["PYTHONPATH"] == "/package:/project:/host"
 

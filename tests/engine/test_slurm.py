@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from programs import write_python_program
 
+from allranks.agent import node_files as files
 from allranks.engine import slurm, slurm_queue
 from allranks.engine.agent_output import Damage
 from allranks.engine.kind import JobEnvironment
@@ -24,7 +25,6 @@ from allranks.engine.slurm import SlurmEngine
 from allranks.engine.slurm_requests import job_name, request
 from allranks.engine_contract import ENDED, EngineContract, Heard, HeardOnce
 from allranks.errors import EngineError
-from allranks.harness import node_files as files
 from allranks.matrix.model import Slurm
 from allranks.records import Finished, Interrupted
 

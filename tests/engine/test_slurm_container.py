@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from allranks.agent.node_container import AgentFolders
 from allranks.engine.slurm import SlurmEngine
 from allranks.engine.slurm_container import agent_container, docker_options, step_options, supervisor_python
 from allranks.engine.slurm_requests import script
 from allranks.engine_contract import job_of_two_ranks
 from allranks.errors import EngineError
-from allranks.harness.node_container import AgentFolders
 from allranks.matrix.model import Slurm
 
 FOLDERS = AgentFolders(job=Path("/spool/job"), code=Path("/home/me/code"), package=Path("/spool/package"))
@@ -33,7 +33,7 @@ def test_pyxis_starts_the_supervisor_in_the_container_at_the_same_paths_without_
         "--container-workdir=/spool/job",
         "--no-container-mount-home",
         "--no-container-entrypoint",
-        *("python3", "-I", "-S", "/spool/package/allranks/harness/node_supervisor.py", "/spool/job"),
+        *("python3", "-I", "-S", "/spool/package/allranks/agent/node_supervisor.py", "/spool/job"),
     ]
     assert agent_container("pyxis:x", FOLDERS) == ""
 

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from allranks.agent.node_files import AgentExit
 from allranks.engine import shared_folder_job
 from allranks.engine.allocation import Allocation
 from allranks.engine.shared_folder_job import SharedFolderJob, _NodeAgent
 from allranks.engine.slurm_queue import QueuedJob, Sighting
-from allranks.harness.node_files import AgentExit
 
 
 class FakeQueue:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from importlib.util import find_spec
 
-from allranks.harness import kernel
+from allranks.agent import kernel
 from gpu_acceptance.pretence import PRETENDS
 from gpu_acceptance.verdict import PRETENDED
 

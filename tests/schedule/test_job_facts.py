@@ -3,9 +3,9 @@
 import pytest
 from scripted_engine import COLLECTED, FINISHED, PASSED, facts_of, failed
 
+from allranks.agent.config import TimeLimit
 from allranks.engine.protocol import JobExit
 from allranks.errors import EngineError
-from allranks.harness.config import TimeLimit
 from allranks.records import (
     AgentFailed,
     Begun,

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from scripted_engine import facts_of
 
+from allranks.agent.config import TimeLimit
 from allranks.engine.kind import JobEnvironment
 from allranks.engine.protocol import JobExit, NodeExit, resources
-from allranks.harness.config import TimeLimit
 from allranks.records import Finished, NodeLost, NodesFailed
 from allranks.schedule.request import AttemptOptions, job_spec, room_of
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from scripted_engine import BEGUN, FINISHED, PASSED
 
+from allranks.agent.config import AgentConfig, JobShard
 from allranks.engine.kind import JobEnvironment
 from allranks.engine.protocol import FileCopy, JobExit
 from allranks.errors import ExitCode, ResultsError
-from allranks.harness.config import AgentConfig, JobShard
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
 from allranks.matrix.jobs import plan

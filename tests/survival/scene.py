@@ -15,8 +15,8 @@ import docker
 from cluster import Cluster
 from world import HostDaemon
 
+from allranks.agent.linux import variables_of
 from allranks.engine.ownership import RUN_LABEL, RUN_VARIABLE
-from allranks.harness.linux import variables_of
 
 BOTH: Final = ("process", "docker")
 ON_CLUSTERS: Final = ("slurm",)
@@ -101,7 +101,7 @@ class Scene:
     def _is_agent_on_node(self, pid: int) -> bool:
         with suppress(OSError):
             command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-            return self.run_id in command and "harness/__main__.py" in command
+            return self.run_id in command and "agent/__main__.py" in command
         return False
 
     def whenever(self, find: Callable[[], list[object]]) -> object | None:

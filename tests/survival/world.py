@@ -17,7 +17,7 @@ from typing import Final
 
 import docker
 
-from allranks.harness.linux import die_with_parent
+from allranks.agent.linux import die_with_parent
 
 INSIDE: Final = "SURVIVAL_WORLD"
 """Set for whoever is in a world: its folder."""

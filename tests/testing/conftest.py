@@ -6,12 +6,12 @@ import pytest
 import torch
 
 # The helpers that drive real agents, which pytest's importlib mode does not find.
-sys.path.insert(0, str(Path(__file__).parents[1] / "harness"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "agent"))
 
 from agent_nursery import Nursery
 from agent_run import AgentRun
 
-from allranks.harness.environment_skips import EnvironmentSkip
+from allranks.agent.environment_skips import EnvironmentSkip
 
 CELL_VARIABLES = (
     "RANK",

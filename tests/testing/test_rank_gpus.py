@@ -1,6 +1,6 @@
 import pytest
 
-from allranks.harness.environment_skips import EnvironmentSkip
+from allranks.agent.environment_skips import EnvironmentSkip
 from allranks.testing import rank_to_gpus
 
 

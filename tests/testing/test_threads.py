@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from allranks.harness.config import TimeLimit
-from allranks.harness.environment_skips import EnvironmentSkip
-from allranks.harness.gangs.unmatched_calls import words_for_ranks
+from allranks.agent.config import TimeLimit
+from allranks.agent.environment_skips import EnvironmentSkip
+from allranks.agent.gangs.unmatched_calls import words_for_ranks
 from allranks.outcomes import Outcome
 from allranks.skip_codes import SkipCode
 from allranks.testing import MultiThreadedTestCase, RankThreadError, ThreadedWorldError, spawn_threads_and_init_comms

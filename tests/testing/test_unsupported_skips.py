@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from allranks.harness.environment_skips import EnvironmentSkip
+from allranks.agent.environment_skips import EnvironmentSkip
 from allranks.testing import unsupported_skips
 from allranks.unsupported import is_lack
 

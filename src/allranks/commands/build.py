@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from allranks.image.daemon import Site
     from allranks.image.sharing import Shelf
 
-# The Docker SDK and the modules that need it are imported late: see engine_kinds/containers.py.
+# The Docker SDK and the modules that need it are imported late: see engines/containers.py.
 
 
 def add(parser: CommandParser) -> None:

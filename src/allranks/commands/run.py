@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from allranks.agent.refusals import REFUSED
 from allranks.commands.command_parser import CommandParser, OptionGroup
 from allranks.commands.images import PRUNE_VARIABLE, prune_after_run
 from allranks.commands.inside import refuse_launched, refuse_too_wide, run_inside
@@ -35,7 +36,6 @@ from allranks.commands.options import (
     selected_cells,
 )
 from allranks.errors import ExitCode, UsageError
-from allranks.harness.refusals import REFUSED
 from allranks.matrix.cell_images import image_for
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import plan
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 
-# The Docker SDK and the modules that need it are imported late: see engine_kinds/containers.py.
+# The Docker SDK and the modules that need it are imported late: see engines/containers.py.
 
 
 def add_images(group: OptionGroup) -> None:

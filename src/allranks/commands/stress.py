@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from allranks.agent.config import Stress
 from allranks.commands.command_parser import CommandParser, OptionGroup, one_of
 from allranks.commands.options import STOP, chosen_jobs, number, read_request
 from allranks.commands.run import add_seed, add_shared, refuse_options, run_chosen
 from allranks.errors import ExitCode, UsageError
-from allranks.harness.config import Stress
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job
 from allranks.skew import LEVELS, MOST_BUSY, OFF, delays_of, skew_of, stretch

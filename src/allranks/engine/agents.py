@@ -16,10 +16,10 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import IO, Generic, Protocol, TypeVar
 
+from allranks.agent.config import PYTEST_CACHE, RESULTS_BYTES, AgentConfig, GpuToCheck, NodeConfig, share_of
 from allranks.engine.agent_output import Damage
 from allranks.engine.intake import MOST_ENTRIES, Intake
 from allranks.engine.protocol import JobExit, JobSpec, NodeExit, Passthrough, Placement, RecordSink
-from allranks.harness.config import PYTEST_CACHE, RESULTS_BYTES, AgentConfig, GpuToCheck, NodeConfig, share_of
 from allranks.records import NodesMet, Record
 
 _TOKEN_BYTES = 32

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
+from allranks.agent import clock
+from allranks.agent import node_files as files
+from allranks.agent.evidence import read
+from allranks.agent.node_files import AgentExit
 from allranks.engine.file_calls import FileCalls
 from allranks.engine.protocol import Placement
 from allranks.engine.slurm_queue import QueuedJob, Sighting
 from allranks.errors import EngineError
-from allranks.harness import clock
-from allranks.harness import node_files as files
-from allranks.harness.evidence import read
-from allranks.harness.node_files import AgentExit
 
 _LATE_FILES: Final = 10.0
 """Seconds that files of an ended job may take to be seen here: NFS keeps names for up to 30, and looks for new ones

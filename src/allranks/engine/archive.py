@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
+from allranks.agent.config import RESULTS_BYTES
 from allranks.engine.intake import Intake
 from allranks.engine.protocol import FileCopy
 from allranks.errors import EngineError
-from allranks.harness.config import RESULTS_BYTES
 
 PAGE = 4096
 """The allocation unit of a file system in memory, in bytes."""

@@ -15,6 +15,7 @@ import docker
 import requests
 from docker.errors import APIError, NotFound
 
+from allranks.agent.linux import signal_name
 from allranks.engine import agents
 from allranks.engine.agent_output import STDOUT, Damage, FrameReader, RecordReader
 from allranks.engine.agents import JobOfAgents, bring_home
@@ -23,7 +24,6 @@ from allranks.engine.daemon import FAILURES
 from allranks.engine.docker_requests import ROOT, own_folder
 from allranks.engine.protocol import NodeExit
 from allranks.errors import EngineError
-from allranks.harness.linux import signal_name
 from allranks.records import ContainerEnded, Record
 
 """Errors of a daemon that refuses, or is gone."""

@@ -8,12 +8,12 @@ from typing import Any
 
 from docker.types import DeviceRequest, DriverConfig, Mount, Ulimit
 
+from allranks.agent.config import RESULTS_BYTES, NodeConfig
+from allranks.agent.container_init import COMMAND, ISOLATED
 from allranks.engine.agents import spec_of_node
 from allranks.engine.archive import Archive, ArchiveBuilder
 from allranks.engine.ownership import RUN_VARIABLE
 from allranks.engine.protocol import LISTS, FileCopy, JobSpec, unique_name
-from allranks.harness.config import RESULTS_BYTES, NodeConfig
-from allranks.harness.container_init import COMMAND, ISOLATED
 
 USER = 10001
 """User and group of every job: a number that no distribution assigns."""
@@ -247,7 +247,7 @@ def keeper_arguments(node: int) -> list[str]:
     own = own_folder(node)
     return [
         *("-ISc", _WAIT_FOR_FILES),
-        *(*ISOLATED, f"{ROOT}/agent/allranks/harness/{COMMAND.name}", "keep"),
+        *(*ISOLATED, f"{ROOT}/agent/allranks/agent/{COMMAND.name}", "keep"),
         *("--config", f"{own}/agent/config.json"),
         *("--code", f"{ROOT}/code"),
         *("--results", f"{own}/results"),

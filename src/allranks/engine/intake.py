@@ -9,8 +9,8 @@ from heapq import nlargest
 from pathlib import Path, PurePosixPath
 from typing import Final, Literal
 
+from allranks.agent.config import RESULTS_BYTES
 from allranks.errors import EngineError
-from allranks.harness.config import RESULTS_BYTES
 from allranks.records import JOURNAL
 
 DRAFT = ".allranks.part"

@@ -6,6 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from allranks.agent.config import share_of
+from allranks.agent.evidence import remove_tree
+from allranks.agent.node_files import NodeOrder, write_whole
 from allranks.engine.allocation import Allocation
 from allranks.engine.launch_leader import LaunchLeader
 from allranks.engine.launched_node import ORDER, LaunchOrder, Variable
@@ -15,9 +18,6 @@ from allranks.engine.protocol import JobSpec, RunningJob
 from allranks.engine.shared_folder_job import SharedFolderJob, fill_folder
 from allranks.engine.slurm_requests import job_name
 from allranks.errors import EngineError
-from allranks.harness.config import share_of
-from allranks.harness.evidence import remove_tree
-from allranks.harness.node_files import NodeOrder, write_whole
 from allranks.typed_json import told
 
 _OF_A_NODE: Final = ("TMPDIR", RUN_VARIABLE, HOST_VARIABLE, "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")

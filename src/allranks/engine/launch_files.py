@@ -6,7 +6,7 @@
         process-R.json  process R: who it is, and a growing number as long as it lives (Member)
         session.json    process 0: whom it has seen, the jobs and their nodes, and at last the exit code (Session)
         package/        process 0: the parts of allranks that agents need
-        JOB/            process 0: the folder of a job on several nodes (see allranks.harness.node_files)
+        JOB/            process 0: the folder of a job on several nodes (see allranks.agent.node_files)
 
 A folder of an earlier launch of the same name may still be there: process 0 empties it, and the others take no session
 for theirs that does not have their own nonce.
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
+from allranks.agent.node_files import write_whole
 from allranks.errors import EngineError
-from allranks.harness.node_files import write_whole
 from allranks.typed_json import RecordError, build, told
 
 SESSION: Final = "session.json"

@@ -5,6 +5,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from allranks.agent.config import TimeLimit
+from allranks.agent.evidence import remove_tree
 from allranks.engine.launch_files import (
     BEAT,
     LOOK_AGAIN,
@@ -20,8 +22,6 @@ from allranks.engine.launch_files import (
 from allranks.engine.launch_leader import SHARE, unusable
 from allranks.engine.launched_node import LaunchedNode
 from allranks.errors import EngineError, ExitCode
-from allranks.harness.config import TimeLimit
-from allranks.harness.evidence import remove_tree
 from allranks.interruption import deaf
 
 _LATER = 10.0

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from allranks.agent.evidence import remove_tree
+from allranks.agent.node_files import GO, is_there
 from allranks.engine.launch_files import (
     BEAT,
     LOOK_AGAIN,
@@ -24,8 +26,6 @@ from allranks.engine.launch_files import (
 from allranks.engine.launched_node import LaunchedNode
 from allranks.engine.slurm_queue import QueuedJob, Sighting
 from allranks.errors import AllranksError, EngineError, ExitCode, counted
-from allranks.harness.evidence import remove_tree
-from allranks.harness.node_files import GO, is_there
 from allranks.interruption import deaf
 
 _DEAD: Final = 600.0

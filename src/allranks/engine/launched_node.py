@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from allranks.agent import node_files, node_supervisor
+from allranks.agent.container_init import ISOLATED
+from allranks.agent.node_files import AgentExit, write_whole
 from allranks.engine.gpus import Inventory
 from allranks.engine.launch_files import Session, read_file
 from allranks.engine.process import of_no_rank
-from allranks.harness import node_files, node_supervisor
-from allranks.harness.container_init import ISOLATED
-from allranks.harness.node_files import AgentExit, write_whole
 from allranks.launcher_variables import outside_of_launchers
 
 ORDER: Final = "launch.json"
@@ -84,7 +84,7 @@ class LaunchedNode:
         return read_file(self._folder / name / f"node-{node}" / ORDER, LaunchOrder)
 
     def _start(self, folder: Path, node: int, order: LaunchOrder) -> subprocess.Popen[bytes]:
-        supervisor = Path(order.package, "allranks", "harness", Path(node_supervisor.__file__).name)
+        supervisor = Path(order.package, "allranks", "agent", Path(node_supervisor.__file__).name)
         with (folder / f"node-{node}" / node_files.LOG).open("ab") as log:
             return subprocess.Popen(
                 [order.python, *ISOLATED, str(supervisor), str(folder), str(node)],

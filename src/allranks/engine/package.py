@@ -33,7 +33,7 @@ _NEEDED = (
     "typed_json.py",
     "unsupported.py",
     "xml_text.py",
-    "harness",
+    "agent",
     "testing",
 )
 
@@ -44,7 +44,7 @@ def package_folder() -> Path:
 
 
 def package_files() -> tuple[FileCopy, ...]:
-    """What to copy so that ``python -m allranks.harness`` works, relative to a folder on Python's path."""
+    """What to copy so that ``python -m allranks.agent`` works, relative to a folder on Python's path."""
     folder = package_folder()
     return tuple(FileCopy(source=folder / name, target=Path("allranks") / name) for name in _NEEDED)
 

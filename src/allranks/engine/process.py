@@ -12,6 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
+from allranks.agent.container_init import COMMAND, ISOLATED
+from allranks.agent.evidence import read, remove_tree
+from allranks.agent.linux import is_readable, processes, signal_group, signal_pidfd, variables_of
 from allranks.engine.agent_output import Damage, RecordReader
 from allranks.engine.agents import STOP_GRACE, JobOfAgents, Meeting, arrange_meeting, bring_home, gpus_of
 from allranks.engine.archive import copy_files
@@ -25,9 +28,6 @@ from allranks.engine.ownership import (
 )
 from allranks.engine.protocol import JobSpec, NodeExit, RunningJob
 from allranks.errors import EngineError
-from allranks.harness.container_init import COMMAND, ISOLATED
-from allranks.harness.evidence import read, remove_tree
-from allranks.harness.linux import is_readable, processes, signal_group, signal_pidfd, variables_of
 from allranks.records import Record
 
 _OF_A_RANK = re.compile(
@@ -257,7 +257,7 @@ def command(python: str, package_path: Path, code: Path, scratch: Path, shared: 
     """
     return [
         python,
-        *(*ISOLATED, str(package_path / "allranks" / "harness" / COMMAND.name)),
+        *(*ISOLATED, str(package_path / "allranks" / "agent" / COMMAND.name)),
         *("--config", str(scratch / "config.json")),
         *("--code", str(code)),
         *("--results", str(scratch / "results")),

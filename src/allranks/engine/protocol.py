@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
+from allranks.agent.config import AgentConfig
 from allranks.engine.agent_output import Damage
 from allranks.engine.ownership import GPUS_LABEL, RUN_LABEL
-from allranks.harness.config import AgentConfig
 from allranks.records import Record
 
 

@@ -18,17 +18,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
 
+from allranks.agent import node_files as files
+from allranks.agent.config import NodeConfig
+from allranks.agent.evidence import open_start, read
+from allranks.agent.linux import Timer
+from allranks.agent.node_files import AgentExit, NodeOrder, write_whole
 from allranks.engine.agent_output import Damage, RecordReader
 from allranks.engine.agents import JobOfAgents, bring_home, make_token
 from allranks.engine.allocation import Allocation, told_in
 from allranks.engine.archive import copy_files
 from allranks.engine.protocol import JobExit, JobSpec, NodeExit, Placement, RecordSink
 from allranks.errors import EngineError
-from allranks.harness import node_files as files
-from allranks.harness.config import NodeConfig
-from allranks.harness.evidence import open_start, read
-from allranks.harness.linux import Timer
-from allranks.harness.node_files import AgentExit, NodeOrder, write_whole
 from allranks.records import Record
 from allranks.typed_json import RecordError, build
 

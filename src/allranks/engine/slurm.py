@@ -9,6 +9,9 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from allranks.agent.evidence import remove_tree
+from allranks.agent.node_container import AgentFolders
+from allranks.agent.node_files import NodeOrder, write_whole
 from allranks.engine.allocation import OWNER_BEAT, Allocation
 from allranks.engine.archive import check_links
 from allranks.engine.file_calls import answered
@@ -20,9 +23,6 @@ from allranks.engine.slurm_container import agent_container, docker_options
 from allranks.engine.slurm_queue import SlurmQueue, outside_of_jobs
 from allranks.engine.slurm_requests import job_name, request, script
 from allranks.errors import EngineError
-from allranks.harness.evidence import remove_tree
-from allranks.harness.node_container import AgentFolders
-from allranks.harness.node_files import NodeOrder, write_whole
 from allranks.matrix.model import Slurm
 
 _OWNER: Final = "owner.json"

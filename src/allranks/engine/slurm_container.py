@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from allranks.agent import node_docker
+from allranks.agent.node_container import AgentFolders
 from allranks.engine.protocol import JobSpec
 from allranks.errors import EngineError
-from allranks.harness import node_docker
-from allranks.harness.node_container import AgentFolders
 
 PYTHON: Final = "python3"
 """The interpreter in a container."""

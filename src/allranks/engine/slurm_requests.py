@@ -4,9 +4,9 @@ import math
 import shlex
 from pathlib import Path
 
+from allranks.agent.node_container import AgentFolders
 from allranks.engine.protocol import JobSpec, unique_name
 from allranks.engine.slurm_container import step_options, supervisor_python
-from allranks.harness.node_container import AgentFolders
 from allranks.matrix.model import Slurm
 
 _LONGEST_NAME = 140
@@ -20,7 +20,7 @@ def job_name(spec: JobSpec) -> str:
 
 def script(spec: JobSpec, folder: Path, package: Path, container: str | None = None) -> str:
     """The batch script: a supervisor on each node, started at once; one that ends does not end the others."""
-    supervisor = package / "allranks" / "harness" / "node_supervisor.py"
+    supervisor = package / "allranks" / "agent" / "node_supervisor.py"
     step = [
         *("srun", "--no-kill", "--kill-on-bad-exit=0", "--input=none", "--export=ALL"),
         *(f"--nodes={spec.agent.nodes}", "--ntasks-per-node=1", f"--cpus-per-task={_cores(spec)}"),

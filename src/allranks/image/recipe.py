@@ -68,7 +68,7 @@ def _is_path(text: str) -> bool:
 
 
 PYTEST = "pytest>=8"
-"""The harness runs pytest inside every image, whether or not the suites' packages name it."""
+"""The agent runs pytest inside every image, whether or not the suites' packages name it."""
 
 
 @dataclass(frozen=True, kw_only=True)

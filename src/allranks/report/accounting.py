@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from allranks.agent.collection.parameter_values import REMEDY, VARIABLE, changes
 from allranks.errors import ExitCode
-from allranks.harness.collection.parameter_values import REMEDY, VARIABLE, changes
 from allranks.outcomes import named
 from allranks.records import JOURNAL
 from allranks.report.baseline import Baseline, BaselineWatch

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from allranks.agent import clock
 from allranks.engine.agent_output import Damage
 from allranks.engine.kind import JobEnvironment
 from allranks.engine.protocol import JobSpec, Placement, RunningJob
 from allranks.errors import AllranksError
-from allranks.harness import clock
 from allranks.matrix.model import Image, Job, Matrix
 from allranks.records import JOURNAL, SCHEMA, JobStarted, Printed, Record
 from allranks.report.journal import JournalWriter

@@ -14,11 +14,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from allranks.agent.config import COVERAGE, EARLIER_COVERAGE, PYTEST_CACHE
 from allranks.engine.archive import copy_files
 from allranks.engine.ownership import is_dead
 from allranks.engine.protocol import FileCopy
 from allranks.errors import UsageError
-from allranks.harness.config import COVERAGE, EARLIER_COVERAGE, PYTEST_CACHE
 from allranks.matrix.model import Job, Matrix
 from allranks.report.durations import Durations, DurationsError, parse, read_durations, render
 from allranks.report.folder import read_manifest

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 
+from allranks.agent import kernel
+from allranks.agent.config import share_of
 from allranks.engine.gpus import Inventory, take_inventory
 from allranks.engine.kind import ConnectedEngine, JobEnvironment, MakeEnvironment, Progress, choose_engine, cleaners
 from allranks.engine.protocol import Engine
 from allranks.errors import AllranksError, EngineError, MatrixError
-from allranks.harness import kernel
-from allranks.harness.config import share_of
 from allranks.matrix.cell_images import image_for
 from allranks.matrix.model import Cell, Image, Job, Matrix
 from allranks.schedule.tasks import Capacity
@@ -18,7 +18,7 @@ _NO_GPUS = Inventory()
 
 
 def require_kernel() -> None:
-    """Check that this host's kernel has what runs rely on: see :mod:`allranks.harness.kernel`.
+    """Check that this host's kernel has what runs rely on: see :mod:`allranks.agent.kernel`.
 
     Raises:
         EngineError: It lacks a feature.

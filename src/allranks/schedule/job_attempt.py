@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from allranks.agent import clock
 from allranks.engine.protocol import JobExit, JobSpec, RunningJob
-from allranks.harness import clock
 from allranks.matrix.model import Job
 from allranks.report.judged import Share
 from allranks.report.run_files import JobError, JobRecord

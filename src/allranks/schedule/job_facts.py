@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
+from allranks.agent import kernel
+from allranks.agent.config import TimeLimit
 from allranks.engine.protocol import JobExit, NodeExit
-from allranks.harness import kernel
-from allranks.harness.config import TimeLimit
 from allranks.records import (
     AgentFailed,
     Collected,

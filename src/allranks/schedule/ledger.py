@@ -6,9 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NoReturn
 
+from allranks.agent.config import share_of
 from allranks.engine.agent_output import Damage
 from allranks.engine.ownership import is_dead
-from allranks.harness.config import share_of
 from allranks.outcomes import Outcome
 from allranks.records import (
     JOURNAL,

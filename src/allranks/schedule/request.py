@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from allranks.agent.config import AgentConfig, GpuToCheck, JobShard, Stress, TimeLimits, share_of
 from allranks.engine.kind import JobEnvironment
 from allranks.engine.protocol import LISTS, FileCopy, JobSpec, Passthrough, Resources, ranks_at_once, resources, total
-from allranks.harness.config import AgentConfig, GpuToCheck, JobShard, Stress, TimeLimits, share_of
 from allranks.matrix.model import Job, Matrix
 from allranks.schedule.tasks import Capacity
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from allranks.harness.environment_skips import EnvironmentSkip as EnvironmentSkip
+    from allranks.agent.environment_skips import EnvironmentSkip as EnvironmentSkip
     from allranks.skip_codes import SkipCode as SkipCode
     from allranks.skip_codes import kind as kind
     from allranks.skip_codes import kind_of_exit as kind_of_exit

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
-from allranks.harness.collection import FOREIGN_ATTRIBUTE
+from allranks.agent.collection import FOREIGN_ATTRIBUTE
 from allranks.launcher_variables import IN_A_JOB
 from allranks.skip_codes import SkipCode
 from allranks.testing.environment import RankEnvironment

@@ -8,7 +8,7 @@ from collections.abc import Generator
 
 import pytest
 
-from allranks.harness.collection import CONFORMANCE
+from allranks.agent.collection import CONFORMANCE
 from allranks.skip_codes import SkipCode
 from allranks.testing.environment import RankEnvironment
 from allranks.testing.skips.requirement import skip

@@ -1,6 +1,6 @@
 """The kernel: which of the features that allranks relies on it has."""
 
-from allranks.harness import kernel
+from allranks.agent import kernel
 from gpu_acceptance.bench import Bench
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from allranks.harness.environment_skips import EnvironmentSkip
+from allranks.agent.environment_skips import EnvironmentSkip
 from allranks.outcomes import SkipKind
 from allranks.skip_codes import SkipCode
 from allranks.testing.skips import requirement as skips

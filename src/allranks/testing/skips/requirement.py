@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
-from allranks.harness.environment_skips import EnvironmentSkip
+from allranks.agent.environment_skips import EnvironmentSkip
 from allranks.skip_codes import SkipCode, multi_gpu
 
 

@@ -9,9 +9,9 @@ from types import FrameType
 
 import pytest
 
-from allranks.harness.config import TimeLimit
-from allranks.harness.environment_skips import EnvironmentSkip
-from allranks.harness.gangs.unmatched_calls import words_for_ranks
+from allranks.agent.config import TimeLimit
+from allranks.agent.environment_skips import EnvironmentSkip
+from allranks.agent.gangs.unmatched_calls import words_for_ranks
 from allranks.outcomes import Outcome
 from allranks.skip_codes import SkipCode
 

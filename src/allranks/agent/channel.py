@@ -1,0 +1,356 @@
+"""The messages between a supervisor and a rank, over one pair of sockets.
+
+The supervisor sends :class:`RunTest` and :class:`End`; a rank answers with :class:`Report`. Each message is one line of
+JSON. The kernel attaches the sender's process id to every piece (``SO_PASSCRED``, unix(7)): data that a child of the
+rank has sent is discarded.
+"""
+
+import array
+import selectors
+import socket
+import struct
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from allranks.agent.gangs.call_board import Wait
+from allranks.outcomes import Outcome, Phase
+from allranks.skew import OFF
+from allranks.typed_json import RecordError, decode_line, encode_line
+
+MESSAGE_LIMIT: Final = 4 << 20
+"""Bytes of one message: a phase with its texts takes a fifth of it at most."""
+
+_Socket: Final = socket.socket
+"""The class as first imported: a test may have replaced it since, as pytest-socket does."""
+
+_PIECE: Final = 1 << 16
+_PIECES: Final = 16
+_CREDENTIALS: Final = struct.Struct("3i")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTest:
+    """Run the test at `index`; `following` is the gang's next test, None when this is its last."""
+
+    index: int
+    nodeid: str  # its node id; a rank refuses if its own test at that index has another one
+    following: int | None
+    seed: int = 0  # the seed of every rank
+    skew: str = OFF  # how ranks are delayed
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """Tear down what is left and end.
+
+    A rank that is not condemned reports after tear-down and exits at the second command of this kind: until then its
+    peers may need what it holds, such as the server of a store.
+    """
+
+    is_condemned: bool  # a bad outcome has ended this gang: any later failure is its consequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaving:
+    """A rank's main thread is about to end its process."""
+
+    status: int  # the exit status
+    # The reason of the skip that it stands for, in the words of the installed torch; empty if it is none.
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChildStarted:
+    """A rank has started a process."""
+
+    pid: int  # its process id
+    name: str  # what the report calls it
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchedEnd:
+    """A driver's report on a rank that its test has started."""
+
+    record: str  # the line of a :class:`~allranks.records.Passed` or :class:`~allranks.records.RankEnded`
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverSays:
+    """A driver's report on its test, apart from the ranks' ends."""
+
+    released: int | None = None  # the number of ranks that start the test now
+    repeats: str = ""  # the phase of this name only repeats what ranks have reported
+    shares_outcome: bool = False  # its ranks are threads, which share one outcome
+    hidden: Phase | None = None  # an error that pytest does not show
+    printed: str | None = None  # a line that rank `rank` has just printed
+    rank: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A rank's report: it is ready for tests, has run one, has torn down, or has news within a step."""
+
+    outcome: Outcome = Outcome.PASSED  # the step's outcome on this rank; passed for a start or an end without trouble
+    nodeid: str = ""  # the test; empty for a start and an end
+    message: str = ""  # one line on a bad outcome
+    # Those that have ended since the last report; plain passes travel with the next report.
+    phases: tuple[Phase, ...] = ()
+    goes_on: bool = False  # the step has not ended yet
+    # The test was skipped where no peer can wait in it: before its call, or by the only rank. The only rank also sets
+    # it after an expected failure, which no peer was in.
+    early_skip: bool = False
+    changed: tuple[str, ...] = ()  # names of the state that the test left changed, and that has been restored
+    is_spoilt: bool = False  # not all of it could be restored: the rank has left the gang's process group, or made one
+    is_symptom: bool = False  # the failure follows from that of a peer, if any rank has one of its own
+    # What the rank had waited for when it failed: if a peer did not come there, the failure follows from that.
+    waits_for: Wait | None = None
+    had_failed: bool = False  # the test had failed of something else before it waited
+    imported: tuple[str, ...] = ()  # with the last report: modules to import once for all later ranks
+    launched: LaunchedEnd | None = None  # from a driver: the end of a rank of its test
+    driver: DriverSays | None = None  # from a driver: anything else about its test
+    leaving: Leaving | None = None  # the process is about to end
+    started: ChildStarted | None = None  # a process that the rank has started
+    is_debugging: bool | None = None  # a debugger now waits for a command in the rank, or no longer; None for no change
+    has_quit: bool = False  # with the end of that wait: the user has quit the debugger, and so the session
+    # With the end of a test, what the rank called in its process groups, in JSON: see
+    # :mod:`allranks.agent.gangs.unmatched_calls`.
+    calls: str = ""
+    # With the end of a test that passed: which of its subtests were skipped, in words that are equal on all ranks up to
+    # the first colon, and the reason of the first; empty for none.
+    skipped_subtests: str = ""
+    # Before a start fails: why the GPU of this rank does not compute, in one line; empty if it does.
+    lost_gpu: str = ""
+    # With the end of a test: the signals that killed children of the rank, one for each.
+    killed_children: tuple[int, ...] = ()
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the step is over."""
+        others = (self.launched, self.driver, self.leaving, self.started, self.is_debugging)
+        return not self.goes_on and all(each is None for each in others)
+
+    @property
+    def tells_of_trouble(self) -> bool:
+        """Whether a phase has gone wrong."""
+        return any(phase.outcome.is_bad for phase in self.phases)
+
+
+COMMANDS: Final[Mapping[str, type[RunTest | End]]] = {kind.__name__: kind for kind in (RunTest, End)}
+_REPORTS: Final = {Report.__name__: Report}
+
+
+def encode_message(message: RunTest | End | Report) -> bytes:
+    """The line of a message, with its line feed."""
+    return encode_line(message) + b"\n"
+
+
+class RankEnd:
+    """A rank's own end of the connection."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = _Socket(fileno=descriptor)
+        # A suite may have set a default timeout for all sockets, but waiting for slow peers must not time out.
+        self._socket.settimeout(None)
+        self._commands = self._socket.makefile("rb")
+
+    def command(self) -> RunTest | End | None:
+        """Wait for the next command; None when the supervisor has closed the connection."""
+        line = self._commands.readline()
+        return decode_line(line, COMMANDS) if line else None
+
+    def report(self, report: Report) -> None:
+        """Send a report.
+
+        Raises:
+            BrokenPipeError: The supervisor is gone.
+        """
+        self._socket.sendall(encode_message(report))
+
+
+class Outgoing:
+    """What is to be sent over a non-blocking socket: all of it, in order, as the other side makes room.
+
+    Attributes:
+        has_failed: The other side takes no more data, and what it has not taken was dropped.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.has_failed = False
+        self._socket = connection
+        self._unsent = bytearray()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something waits for room: then :meth:`flush` has to be called when the socket is writable."""
+        return bool(self._unsent)
+
+    @property
+    def events(self) -> int:
+        """The events for which a selector has to watch the socket: data, and room if something waits for it."""
+        return selectors.EVENT_READ | (selectors.EVENT_WRITE if self.is_waiting else 0)
+
+    def add(self, data: bytes) -> None:
+        """Send data after what still waits; never blocks."""
+        if not self.has_failed:
+            self._unsent += data
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what there is room for; never blocks."""
+        try:
+            while self._unsent:
+                del self._unsent[: self._socket.send(self._unsent)]
+        except BlockingIOError:
+            return
+        except OSError:
+            self.has_failed = True
+            self._unsent.clear()
+
+
+@dataclass(eq=False)
+class Link:
+    """The supervisor's end of the connection to one rank.
+
+    Args:
+        socket: Its socket, from :func:`link_pair`.
+
+    Attributes:
+        pid: The rank's process; nothing is read before it is set.
+        at_end: The rank has closed its end.
+        is_garbled: It has sent something other than a report: later data is not trusted.
+        has_strangers: Processes other than the rank have sent something, which was discarded.
+    """
+
+    socket: socket.socket
+    pid: int = 0
+    at_end: bool = False
+    is_garbled: bool = False
+    has_strangers: bool = False
+    _rest: bytearray = field(default_factory=bytearray)
+    _outgoing: Outgoing = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Make the queue of the socket."""
+        self._outgoing = Outgoing(self.socket)
+
+    @property
+    def descriptor(self) -> int:
+        """Readable when data has arrived."""
+        return self.socket.fileno()
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether a part of a command waits for room: then :meth:`flush` has to be called when there is some."""
+        return self._outgoing.is_waiting
+
+    @property
+    def events(self) -> int:
+        """The events for which a selector has to watch :attr:`descriptor`."""
+        return self._outgoing.events
+
+    def send(self, command: RunTest | End) -> None:
+        """Send a command, as far as there is room; never blocks."""
+        self._outgoing.add(encode_message(command))
+        self._end_if_broken()
+
+    def flush(self) -> None:
+        """Send more of the commands that wait for room; never blocks."""
+        self._outgoing.flush()
+        self._end_if_broken()
+
+    def _end_if_broken(self) -> None:
+        """End a connection over which a command could not be sent: its descriptor becomes readable."""
+        if self._outgoing.has_failed:
+            with suppress(OSError):  # the other side has closed it already
+                self.socket.shutdown(socket.SHUT_RDWR)
+
+    def read(self) -> list[Report]:
+        """The reports that have arrived; each call reads a bounded number of bytes."""
+        self._fill()
+        if self.is_garbled or b"\n" not in self._rest:
+            return []
+        *lines, rest = bytes(self._rest).split(b"\n")
+        self._rest = bytearray(rest)
+        reports: list[Report] = []
+        try:
+            for line in lines:
+                reports.append(decode_line(line, _REPORTS))  # noqa: PERF401 - those before a damaged one count
+        except RecordError:
+            self._garble()
+        return reports
+
+    def take_strangers(self) -> bool:
+        """Whether other processes have sent something since the last call."""
+        had, self.has_strangers = self.has_strangers, False
+        return had
+
+    def _garble(self) -> None:
+        self.at_end = self.is_garbled = True
+        self._rest.clear()
+
+    def _fill(self) -> None:
+        for _ in range(_PIECES):
+            try:
+                data, sender = receive(self.socket, _PIECE)
+            except BlockingIOError:
+                return
+            except OSError:
+                data, sender = b"", 0
+            if not data:
+                self.at_end = True
+                return
+            if sender != self.pid:
+                self.has_strangers = True
+                continue
+            start = len(self._rest)
+            self._rest += data
+            if len(self._rest) > MESSAGE_LIMIT and b"\n" not in self._rest[start:]:
+                self._garble()
+                return
+
+    def close(self) -> None:
+        """Close it."""
+        self.socket.close()
+
+
+def receive(connection: socket.socket, size: int) -> tuple[bytes, int]:
+    """Receive data from a socket with ``SO_PASSCRED``, and its sender's process id; the kernel never mixes two senders.
+
+    Raises:
+        OSError: Receiving failed, or no data is there.
+    """
+    data, ancillary, _, _ = connection.recvmsg(size, socket.CMSG_SPACE(_CREDENTIALS.size))
+    return data, _sender(ancillary)
+
+
+def _sender(ancillary: list[tuple[int, int, bytes]]) -> int:
+    """The process that has sent a piece; 0 if unknown. Descriptors that came with it are closed."""
+    pid = 0
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS) and len(data) >= _CREDENTIALS.size:
+            pid = _CREDENTIALS.unpack(data[: _CREDENTIALS.size])[0]
+        elif (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            _close_all(data)
+    return pid
+
+
+def _close_all(data: bytes) -> None:
+    numbers = array.array("i")
+    numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+    for number in numbers:
+        with suppress(OSError):
+            socket.close(number)
+
+
+def link_pair() -> tuple[Link, int]:
+    """Both ends of a new connection: the supervisor's, and the descriptor of the rank's.
+
+    Raises:
+        OSError: The system has no descriptor left.
+    """
+    own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    own.setblocking(False)
+    return Link(own), theirs.detach()

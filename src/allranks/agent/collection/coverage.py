@@ -1,0 +1,123 @@
+"""pytest-cov in a job: all ranks' data makes one figure, and lies among the results.
+
+pytest-cov itself measures, combines, reports and decides. This module only sets the paths: the code may be read-only,
+and concurrent jobs would overwrite each other's files.
+"""
+
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from allranks.agent.config import COVERAGE, EARLIER_COVERAGE, AgentConfig, Folders
+
+
+def save_coverage() -> None:
+    """Save what coverage.py has measured in this process so far; does nothing if it is not measuring.
+
+    A fork of a measuring process measures, too. It saves to its own file, named after the process, next to that of the
+    fork server, which combines them.
+    """
+    module = sys.modules.get("coverage")
+    with suppress(Exception), warnings.catch_warnings():
+        measuring = module.Coverage.current() if module is not None else None
+        if measuring is not None:
+            # Ignore warnings about code that this rank did not run: its peers may have run it.
+            warnings.simplefilter("ignore")
+            measuring.stop()
+            measuring.save()
+            measuring.start()
+
+
+DATA: Final = "data"
+"""The file in the coverage folder with the data of the whole job; its name is the prefix of each process's file."""
+
+_TERMINAL: Final = "report.txt"
+_DEFAULTS: Final[Mapping[str, str]] = {
+    "xml": "coverage.xml",
+    "json": "coverage.json",
+    "lcov": "coverage.lcov",
+    "html": "htmlcov",
+    "annotate": "annotated",
+    "markdown": "coverage.md",
+    "markdown-append": "coverage.md",
+}
+"""The default file or folder of each report."""
+
+
+class Measurement:
+    """Runs pytest-cov in a job, if the user asked for it."""
+
+    def __init__(self, config: AgentConfig, folders: Folders) -> None:
+        self._config = config
+        self._folder = folders.results / COVERAGE
+        self._earlier = folders.results / EARLIER_COVERAGE
+        self.is_asked_for = False  # whether the user asked for coverage
+
+    def begin(self, early_config: pytest.Config) -> None:
+        """Set the path of the data file before anything is measured."""
+        options = early_config.known_args_namespace
+        if not getattr(options, "cov_source", None) or getattr(options, "no_cov", False):
+            return
+        self.is_asked_for = True
+        self._folder.mkdir(exist_ok=True)
+        # In coverage.py the environment takes precedence. Absolute: a process in another folder must use the same file.
+        os.environ["COVERAGE_FILE"] = str(self._folder / DATA)
+
+    def redirect(self, config: pytest.Config) -> None:
+        """Redirect reports into the results folder.
+
+        Raises:
+            pytest.UsageError: --cov-fail-under is set, but this job alone cannot decide it.
+        """
+        if (plugin := _plugin(config)) is None:
+            return
+        if plugin.options.cov_fail_under and (why := self._why_undecided()):
+            msg = (
+                f"--cov-fail-under (or fail_under) cannot decide in {why}. Take it away, or run `coverage combine` and "
+                "`coverage report --fail-under` on what all jobs have left in their folders `coverage`."
+            )
+            raise pytest.UsageError(msg)
+        for number, path in enumerate(sorted(self._earlier.glob(f"{DATA}*"))):
+            path.rename(self._folder / f"{DATA}.earlier-{number}")
+        shutil.rmtree(self._earlier, ignore_errors=True)
+        wanted = plugin.options.cov_report
+        if isinstance(wanted, dict):
+            for kind in wanted.keys() & _DEFAULTS.keys():
+                wanted[kind] = str(self._folder / Path(wanted[kind] or _DEFAULTS[kind]).name)
+
+    def _why_undecided(self) -> str:
+        if self._config.share is not None:
+            return "a suite that is split into shards, each of which runs a part"
+        if self._config.nodes > 1:
+            return "a job on several nodes, each of which measures its own ranks"
+        return ""
+
+    def verdict(self, session: pytest.Session, bad_tests: int) -> str:
+        """Save the terminal report; returns a message if coverage is too low, else an empty string.
+
+        If it is too low, pytest-cov adds one failure to those of the bad tests.
+        """
+        plugin = _plugin(session.config)
+        if plugin is None or plugin.cov_total is None:
+            return ""
+        if report := plugin.cov_report.getvalue():
+            (self._folder / _TERMINAL).write_text(report, encoding="utf-8", errors="backslashreplace")
+        wanted = plugin.options.cov_fail_under
+        if not wanted or session.testsfailed <= bad_tests:
+            return ""
+        return (
+            f"Coverage over all ranks of this job is {plugin.cov_total:.2f} %, and --cov-fail-under wants {wanted:g}."
+        )
+
+
+def _plugin(config: pytest.Config) -> Any:  # noqa: ANN401 - pytest-cov's, which has no types
+    """The plugin that pytest-cov registers when it measures; None if it does not."""
+    plugin = config.pluginmanager.get_plugin("_cov")
+    return plugin if getattr(plugin, "cov_controller", None) is not None else None

@@ -1,0 +1,133 @@
+"""A rank that is no fork: it imports torch, and the files of its tests, again.
+
+The import of those files, or a hook that ran before, starts threads, which no fork would have. The fork server forks as
+ever, so that the supervisor sees no difference, and the fork becomes a new Python.
+"""
+
+import faulthandler
+import gc
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from json import dumps, loads
+from pathlib import Path
+from typing import NoReturn
+
+from allranks.agent import evidence, linux
+from allranks.agent.channel import RankEnd, Report
+from allranks.agent.fork_server import Supervisor
+from allranks.agent.gangs.orphans import Mark
+from allranks.agent.program import Reply, StartGang, parse_request
+from allranks.agent.ranks import rank_setup
+from allranks.agent.stacks.stacks import STACKS_SIGNAL
+from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, shorten
+from allranks.records import AgentFailed, CollectionFailed
+
+_LOG = "agent.log"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreshRank:
+    """What the new Python has to know."""
+
+    config: str  # the job, as JSON
+    folders: dict[str, str]  # its folders, by name
+    request: str  # the line of the request for its gang
+    gang: int
+    rank: int
+    connection: int  # descriptor of its connection
+    board: int  # descriptor of its call board
+    supervisor: int  # process id of the supervisor
+    digests: dict[str, str]  # the digests of the parameter values of its tests, by node id
+
+
+def become_fresh(rank: FreshRank) -> NoReturn:
+    """Replace this fork by a new Python that becomes the rank. Never returns."""
+    rank_setup.settle(rank.supervisor)
+    file = os.memfd_create("rank")
+    linux.write_all(file, dumps(vars(rank)).encode())
+    os.lseek(file, 0, os.SEEK_SET)
+    for descriptor in (file, rank.connection, rank.board):
+        os.set_inheritable(descriptor, True)
+    os.environ.update(Mark.of_gang(rank.gang).environment(rank.rank))
+    os.execv(  # noqa: S606 - this process becomes the rank
+        sys.executable, [sys.executable, "-m", "allranks.agent.fresh_rank", str(file)]
+    )
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Become the rank that is described on a descriptor."""
+    with os.fdopen(int(arguments[0])) as file:
+        rank = FreshRank(**loads(file.read()))
+    request = parse_request(rank.request.encode())
+    if not isinstance(request, StartGang):
+        os._exit(1)
+    stacks = os.fdopen(evidence.open_end(Path(request.results) / f"rank-{rank.rank}.stacks.txt"), "ab")
+    faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
+    faulthandler.enable(file=stacks, all_threads=True)
+    for descriptor in (rank.connection, rank.board):
+        os.set_inheritable(descriptor, False)
+    gc.disable()
+    rank_setup.watch_exits()
+    failures = Failures(rank.supervisor)
+    try:
+        _collect(rank, request, failures)
+    except BaseException:  # noqa: BLE001 - the last frame of this process has no caller to raise to
+        failures.texts.append(traceback.format_exc())
+    _report(rank, failures.texts)
+    os._exit(1)
+
+
+class Failures(Supervisor):
+    """Stands for the connection to the supervisor, which the fork server holds: keeps what goes wrong.
+
+    Args:
+        pid: The supervisor's process id.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.texts: list[str] = []
+
+    def write(self, reply: Reply) -> None:
+        """Keep a failure; all else the fork server has reported."""
+        if isinstance(reply, CollectionFailed):
+            self.texts.append(reply.text)
+        elif isinstance(reply, AgentFailed):
+            self.texts.append("\n".join(filter(None, (reply.message, reply.text))))
+
+
+def _collect(rank: FreshRank, request: StartGang, failures: Failures) -> None:
+    """Collect the files of the gang, and run as its rank; returns only if that fails."""
+    outputs = [os.dup(1), os.dup(2)]
+    log = evidence.open_end(Path(rank.folders["results"]) / _LOG)
+    for target in (1, 2):
+        os.dup2(log, target)
+    from allranks.agent.collection.fresh_session import FreshSession  # noqa: PLC0415 - needs torch and pytest
+
+    try:
+        FreshSession(rank, request, failures, outputs).run()
+    finally:
+        os.close(log)
+
+
+def _report(rank: FreshRank, texts: Sequence[str]) -> None:
+    text = "\n".join(texts)
+    lines = [line for line in text.splitlines() if line.strip()]
+    message = f"the files of this test could not be imported again, in a process of their own: {''.join(lines[-1:])}"
+    phase = Phase(
+        when="setup",
+        outcome=Outcome.ERRORED,
+        duration=0.0,
+        message=shorten(message, MESSAGE_LIMIT),
+        text=shorten(text or message),
+    )
+    with suppress(OSError):
+        RankEnd(rank.connection).report(Report(outcome=phase.outcome, phases=(phase,)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

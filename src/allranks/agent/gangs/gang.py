@@ -1,0 +1,483 @@
+"""A gang: the ranks that run together. Started together, supervised from outside, and ended together."""
+
+import selectors
+import signal
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from allranks.agent import clock, linux
+from allranks.agent.channel import End, RunTest
+from allranks.agent.config import TimeLimit, TimeLimits
+from allranks.agent.gangs.blame import (
+    Blame,
+    given_up,
+    name_crossing,
+    name_parting,
+    odd_ones_out,
+    strays,
+    waits_for_peers,
+)
+from allranks.agent.gangs.call_board import LastCall, blamed
+from allranks.agent.gangs.failure_course import entered
+from allranks.agent.gangs.local_ranks import Look, RankEvent, RankExit, RankHang, RankReport, Ranks
+from allranks.agent.gangs.orphans import KilledOrphan
+from allranks.agent.gangs.output import Output
+from allranks.agent.gangs.step_outcome import Step, StepOutcome, ended, reported
+from allranks.agent.job_end import JobEnd
+from allranks.agent.program import changed_status
+from allranks.outcomes import Outcome, shorten
+from allranks.records import AgentFailed, FailureKind
+from allranks.skew import Delay
+
+TERM_GRACE = 1.0
+"""Seconds between TERM and KILL: enough for an exit handler, and too short to matter."""
+
+KILL_GRACE = 10.0
+"""Seconds after KILL: a process survives it while a call into a driver or a file system hangs."""
+
+SKIP_GRACES = 5
+"""Multiple of ``peer_grace`` for the peers of a rank that skipped: they may skip as well, or wait for it in vain."""
+
+END_GRACE = 3.0
+"""Seconds after SIGTERM has ended a rank in which the job's end makes that a part of it: a scheduler that cancels a job
+signals all of its processes, in any order."""
+
+ROUNDED_UP = 2.0
+"""Seconds that a rendezvous may take beyond its limit: torch's stores wait for whole seconds (measured with 2.13)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deadlines:
+    """The time limits of a step.
+
+    Attributes:
+        limit: The time from its start.
+        during: The activity of the ranks, in words, if it is not a test.
+        anew: The time from a rank's report that restarts the clock; None for `limit`.
+        skip: Seconds for the peers of a rank that skipped; None for all of `limit`.
+        of_plugin: The limit that pytest-timeout enforces in the ranks; None for none.
+    """
+
+    limit: TimeLimit
+    during: str = ""
+    anew: TimeLimit | None = None
+    skip: float | None = None
+    of_plugin: TimeLimit | None = None
+
+
+class Gang:
+    """Ranks in lockstep.
+
+    Args:
+        ranks: The ranks of each node.
+        limits: Time limits.
+        end: When the job is over.
+        may_be_held: A debugger may wait for commands in one of the ranks, whose reports about it stop the clock.
+        start_up: Seconds that the ranks get before they join the process group.
+
+    Attributes:
+        imported: Modules that its ranks imported late, for the next gang to import before its forks; in order.
+        ranks_may_leave: A rank whose test is over may exit before its peers' are.
+        has_quit: The user has quit the debugger.
+        session_problem: What went wrong when ranks ended pytest sessions of their own; None for nothing.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[Ranks],
+        *,
+        limits: TimeLimits,
+        end: JobEnd,
+        may_be_held: bool = False,
+        start_up: float = 0.0,
+    ) -> None:
+        self._ranks = ranks
+        self.ranks_may_leave = False
+        self.has_quit = False
+        self._may_be_held = may_be_held
+        self._start_up = start_up
+        self.session_problem: AgentFailed | None = None
+        self._limits = limits
+        self._alive = {rank for node_ranks in ranks for rank in node_ranks.ranks}
+        self._exits: dict[int, RankExit] = {}
+        self._noted_exits: set[int] = set()
+        self.imported: dict[str, None] = {}
+        self._step = Step()
+        self._pending: set[int] = set()
+        self._clock: _Clock | None = None
+        self._job_end = end
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(end, selectors.EVENT_READ, self._see_the_end)
+        for node_ranks in ranks:
+            node_ranks.watch(self._selector)
+
+    def start(self) -> Step:
+        """Wait until every rank has joined the process group."""
+        margin = self._start_up + self._limits.peer_grace + ROUNDED_UP
+        limit = self._limits.limit("process_group").plus(margin)
+        imported = "imported its file again and " if self._start_up else ""
+        return self._supervise(Deadlines(limit=limit, during=f"while it {imported}joined the process group"), Step())
+
+    def run(self, command: RunTest, deadlines: Deadlines) -> Step:
+        """Release one test and wait for its last rank."""
+        step = Step(nodeid=command.nodeid, plugin_limit=deadlines.of_plugin)  # begins before any rank does
+        self._send(command)
+        return self._supervise(deadlines, step)
+
+    @contextmanager
+    def disturbed(self, delays: Collection[Delay]) -> Iterator[None]:
+        """Have its ranks disturbed from outside for the length of a block."""
+        if not delays:
+            yield
+            return
+        for node_ranks in self._ranks:
+            node_ranks.disturb(delays)
+        try:
+            yield
+        finally:
+            for node_ranks in self._ranks:
+                node_ranks.disturb(())
+
+    def end(self, session_end: float = 0.0) -> Step:
+        """Let the ranks tear down and exit; late ones are made to.
+
+        Args:
+            session_end: Seconds for the ranks to end pytest sessions of their own; 0 if they have none.
+        """
+        self._send(End(is_condemned=False))
+        during = "while fixtures and process group were torn down"
+        step = self._supervise(Deadlines(limit=self._limits.limit("process_group"), during=during), Step())
+        self._send(End(is_condemned=False))
+        self._wait_for_ends(max(TERM_GRACE, session_end), self._alive)
+        late = dict.fromkeys(self._alive, session_end)
+        self._end_alone()
+        if session_end:
+            problems = (_problem_at_session_end(each, late.get(rank)) for rank, each in sorted(self._exits.items()))
+            self.session_problem = next(filter(None, problems), None)
+        return step
+
+    def condemn(self) -> None:
+        """End a gang after a bad outcome: fixtures get the peers' grace to tear down, then all ranks are stopped."""
+        self._send(End(is_condemned=True))
+        grace = self._limits.limit("peer_grace")
+        timer = self._clock = _Clock(Deadlines(limit=grace), grace)
+        while self._alive and not self._job_end.is_over and (remaining := timer.remaining(self._step)) > 0:
+            self._look(min(remaining, self._job_end.remaining()))
+        self._stop(self._alive)
+
+    def abort(self, reason: str) -> Step:
+        """Stop every rank at once, for a reason outside of the gang, in words; return the aborted step.
+
+        Returns:
+            The aborted step.
+        """
+        self._look(0.0)  # a report that was under way still counts
+        pending, self._pending = self._pending, set()
+        self._stop(self._alive)
+        for rank in sorted(pending):
+            aborted = StepOutcome(rank=rank, outcome=Outcome.ABORTED, at=clock.now(), message=reason, observed=True)
+            self._step.note(aborted)
+        return self._step
+
+    def give_up(self, reason: str) -> Step:
+        """Stop every rank because there is no time left for the gang.
+
+        Args:
+            reason: Why the ranks that have not ended their step are stopped, in words.
+
+        Returns:
+            The step that was given up, with the place of each of those ranks and the rank that others waited for.
+        """
+        self._look(0.0)
+        if self._pending:
+            self._settle(reason, None)
+        self._stop(self._alive)
+        self._step.explain_symptoms(None)
+        return self._step
+
+    def put_output_away(self, title: str) -> Mapping[int, Output]:
+        """See :meth:`allranks.agent.gangs.local_ranks.Ranks.put_output_away`."""
+        return {
+            rank: output for node_ranks in self._ranks for rank, output in node_ranks.put_output_away(title).items()
+        }
+
+    def close(self) -> Sequence[KilledOrphan]:
+        """End all live ranks and descendants that outlived their rank, and close all descriptors.
+
+        Returns:
+            Those descendants; none of ranks that were stopped in a step that went wrong.
+        """
+        if self._step.has_gone_wrong:
+            self._stop(self._alive)
+        self._end_alone()
+        self._selector.close()
+        return [process for node_ranks in self._ranks for process in node_ranks.close()]
+
+    def _send(self, command: RunTest | End) -> None:
+        for node_ranks in self._ranks:
+            node_ranks.send(command)
+
+    def _supervise(self, deadlines: Deadlines, step: Step) -> Step:
+        """Wait until each rank has reported, ended or been given up."""
+        self._step = step
+        for rank, rank_exit in self._exits.items():
+            if rank not in self._noted_exits:
+                self._noted_exits.add(rank)
+                step.note(ended(rank_exit, step))
+        self._pending = set(self._alive)
+        timer = self._clock = _Clock(deadlines, self._limits.limit("peer_grace"))
+        while self._pending:
+            if (remaining := timer.remaining(step)) > 0:
+                self._wait(remaining)
+            elif not timer.is_about_a_skip or all(map(waits_for_peers, self._find(self._pending).values())):
+                break
+            else:
+                # A rank that does not wait for its peers may be about to skip as well.
+                timer.go_on()
+        skipper = None if deadlines.skip is None else step.skipper
+        calls = self._settle(timer.reason, skipper)
+        self._wait_for_the_jobs_end(step)
+        if step.has_gone_wrong:
+            self._explain(step, skipper, calls)
+        step.compare_subtests()
+        return step
+
+    def _wait_for_the_jobs_end(self, step: Step) -> None:
+        """If SIGTERM has ended a rank, wait a moment for the end of the job.
+
+        Raises:
+            HangupError: The job is to end.
+            JobLimitError: The job's time is up.
+        """
+        last = step.last_termination
+        while last is not None:
+            left = last + END_GRACE - clock.now()
+            self._wait(max(0.0, left))
+            if left <= 0:
+                return
+
+    def _explain(self, step: Step, skipper: StepOutcome | None, calls: Mapping[int, Sequence[LastCall]]) -> None:
+        """Explain a step that went wrong by the ranks' last calls."""
+        if step.cause is not None:
+            death = step.cause.text if step.cause.outcome is Outcome.CRASHED else ""
+            step.blame_strays(strays(calls, step.cause.rank, death))
+        odd, cause = odd_ones_out(calls), step.cause
+        # A rank that timed out in another group's call is a cause because of that call, and so are all in a circle.
+        is_circle = all(each.outcome is Outcome.TIMED_OUT for each in step.outcomes)
+        is_odd = cause is not None and cause.outcome is Outcome.TIMED_OUT and cause.observed and cause.rank in odd
+        may_part = cause is None or is_odd or is_circle
+        step.explain_symptoms(skipper, odd)
+        step.add(name_crossing(calls) or (name_parting(calls) if may_part else ""))
+
+    def _look_at_calls(self, step: Step) -> dict[int, Sequence[LastCall]]:
+        """The calls by which ranks are compared; the step gets those that only show how it went."""
+        seen = {rank: calls for node_ranks in self._ranks for rank, calls in node_ranks.calls().items()}
+        step.collectives = entered(seen, step.began, clock.monotonic_ns())
+        return {rank: blamed(calls) for rank, calls in seen.items()}
+
+    def _wait(self, timeout: float) -> None:
+        """Process the next events, in their order in time; return when the time is up.
+
+        Raises:
+            HangupError: The job is to end.
+            JobLimitError: The job's time is up.
+        """
+        self._look(min(timeout, self._job_end.remaining()))
+        self._job_end.check()
+
+    def _look(self, timeout: float) -> None:
+        """Like :meth:`_wait`, but without the check for the job's end, as when the ranks are being stopped anyway."""
+        self._take(self._selector.select(timeout))
+
+    def _take(self, keys: Iterable[tuple[selectors.SelectorKey, int]]) -> None:
+        looks: list[Look] = [key.data for key, _ in keys]
+        events = [event for look in looks for event in look()]
+        for event in sorted(events, key=lambda each: each.at):
+            self._note(event)
+
+    def _see_the_end(self) -> Sequence[RankEvent]:
+        """Stop watching for the hang-up: :meth:`_wait` checks for it, and loops that stop ranks must not wake on it."""
+        self._selector.unregister(self._job_end)
+        return ()
+
+    def _note(self, event: RankEvent) -> None:
+        """Add a rank's event to the step, unless the rank's step has ended."""
+        step, rank = self._step, event.rank
+        if isinstance(event, RankExit):
+            self._alive.discard(rank)
+            self._exits[rank] = event
+            self._hold(rank, is_held=False)
+        if isinstance(event, RankReport):
+            report = event.report
+            if report.is_debugging is not None:
+                self._hold(rank, is_held=report.is_debugging)
+                self.has_quit = self.has_quit or report.has_quit
+                return
+            self.imported.update(dict.fromkeys(report.imported))
+            if report.nodeid != step.nodeid or rank not in self._pending:
+                # About another test, or from a rank whose step has ended: it changes nothing.
+                return
+            step.take(event)
+            if report.driver is not None and report.driver.released is not None:
+                self._restart_clock()
+            if not report.is_final and not report.tells_of_trouble:
+                return
+        # In a test a peer may still need a rank whose own part is over, as the callee of an RPC.
+        if rank not in self._pending and (self.ranks_may_leave or not (self._pending and step.nodeid)):
+            return
+        if isinstance(event, RankExit):
+            self._noted_exits.add(rank)
+        outcome = reported(event, step) if isinstance(event, RankReport) else ended(event, step)
+        step.note(outcome)
+        if outcome.is_final:
+            self._pending.discard(rank)
+
+    def _hold(self, rank: int, *, is_held: bool) -> None:
+        if self._clock is not None and self._may_be_held:
+            self._clock.hold(rank, is_held=is_held)
+
+    def _restart_clock(self) -> None:
+        if self._clock is not None:
+            self._clock.restart()
+
+    def _settle(self, reason: str, skipper: StepOutcome | None) -> Mapping[int, Sequence[LastCall]]:
+        """Find out where the pending ranks are, stop them, and settle whose fault each bad outcome is.
+
+        Returns:
+            The calls by which that was settled; none if nothing has gone wrong.
+        """
+        step = self._step
+        if not (self._pending or step.has_gone_wrong):
+            return {}
+        self._each(lambda node_ranks, own: node_ranks.freeze(own), self._pending)
+        hangs = self._find(self._pending)
+        out = set(self._pending)
+        self._pending = set()
+        self._stop(out)
+        calls = self._look_at_calls(step)
+        blame = Blame(step, hangs, calls)
+        step.weigh_symptoms(blame.follows)
+        if hangs:
+            late = blame.late(is_over=step.has_gone_wrong)
+            for outcome in given_up(step, hangs, late, reason=reason, skipper=skipper):
+                step.note(outcome)
+        return calls
+
+    def _find(self, ranks: Collection[int]) -> dict[int, RankHang]:
+        return {
+            rank: hang
+            for node_ranks in self._ranks
+            for rank, hang in node_ranks.find([rank for rank in node_ranks.ranks if rank in ranks]).items()
+        }
+
+    def _end_alone(self) -> None:
+        """TERM, then KILL the ranks whose part is over: what they leave behind outlives them, and is reported."""
+        for number, grace in ((signal.SIGTERM, TERM_GRACE), (signal.SIGKILL, KILL_GRACE)):
+            self._signal(self._alive, number)
+            self._wait_for_ends(grace, self._alive)
+
+    def _stop(self, ranks: Collection[int]) -> None:
+        """TERM, then KILL with all that they have started, and wait until they are gone."""
+        self._each(lambda node_ranks, own: node_ranks.freeze(own), ranks)
+        self._signal(ranks, signal.SIGTERM)
+        self._wait_for_ends(TERM_GRACE, ranks)
+        self._each(lambda node_ranks, own: node_ranks.kill(own), ranks)
+        self._wait_for_ends(KILL_GRACE, ranks)
+
+    def _signal(self, ranks: Collection[int], number: int) -> None:
+        self._each(lambda node_ranks, own: node_ranks.signal(own, number), ranks)
+
+    def _each(self, act: Callable[[Ranks, list[int]], None], ranks: Collection[int]) -> None:
+        for node_ranks in self._ranks:
+            act(node_ranks, [rank for rank in node_ranks.ranks if rank in ranks and rank in self._alive])
+
+    def _wait_for_ends(self, timeout: float, ranks: Collection[int]) -> None:
+        """Wait until these ranks are gone, and process other events meanwhile."""
+        wanted = set(ranks)
+        deadline = clock.monotonic() + timeout
+        while wanted & self._alive and (remaining := deadline - clock.monotonic()) > 0:
+            self._look(remaining)
+
+
+def _problem_at_session_end(rank_exit: RankExit, overdue: float | None) -> AgentFailed | None:
+    """What went wrong when a rank ended its own pytest session, all of whose tests had passed.
+
+    Args:
+        rank_exit: How it ended.
+        overdue: The seconds in which it did not end by itself; None if it did.
+    """
+    rank, status = rank_exit.rank, rank_exit.status
+    if overdue is not None:
+        message = f"Rank {rank} did not end its pytest session within {overdue:g} s."
+    elif status is not None and status < 0:
+        message = f"Rank {rank} was killed by {linux.signal_name(-status)} when it ended its pytest session."
+    elif status:
+        message = changed_status(0, status, f" on rank {rank}")
+    else:
+        return None
+    text = shorten(rank_exit.stacks or rank_exit.output.stderr)
+    return AgentFailed(message=message, text=text, kind=FailureKind.SUITE)
+
+
+_HELD = 1000.0
+"""Seconds between checks while a debugger waits for a command."""
+
+
+class _Clock:
+    """Decides when a step is given up: at its limit, or sooner after a bad outcome or a skip.
+
+    Attributes:
+        reason: Why ranks are stopped when the time is up, in words: the limit that applies now.
+    """
+
+    def __init__(self, deadlines: Deadlines, peer_grace: TimeLimit) -> None:
+        self._deadlines = deadlines
+        self._limit = deadlines.limit
+        self._peer_grace = peer_grace
+        self._is_wrong = False
+        self._is_skipped = False
+        self._held: set[int] = set()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._deadline = self._last = clock.monotonic() + self._limit.seconds
+        self.reason = f"no end after {self._limit.words(self._deadlines.during)}"
+
+    def hold(self, rank: int, *, is_held: bool) -> None:
+        """Stop while a debugger waits for a command; restart when it no longer does, or its rank has ended."""
+        if is_held == (rank in self._held):
+            return
+        self._held ^= {rank}
+        self._is_wrong = self._is_skipped = False
+        self._begin()
+
+    def restart(self) -> None:
+        """Restart, unless a bad outcome or a skip has already shortened the step."""
+        if not self._is_wrong and not self._is_skipped:
+            self._limit = self._deadlines.anew or self._deadlines.limit
+            self._begin()
+
+    def remaining(self, step: Step) -> float:
+        """Seconds left, shortened after a bad outcome or a skip in the step."""
+        if self._held:
+            return _HELD
+        now = clock.monotonic()
+        if step.has_gone_wrong and not self._is_wrong:
+            self._is_wrong = True
+            if now + self._peer_grace.seconds < self._deadline:
+                self._deadline = now + self._peer_grace.seconds
+                self.reason = f"stopped {self._peer_grace.words(f'after {step.first_bad_in_words}')}"
+        if step.has_skipped and not self._is_skipped and self._deadlines.skip is not None:
+            self._is_skipped = True
+            self._deadline = min(self._deadline, now + self._deadlines.skip)
+        return self._deadline - now
+
+    @property
+    def is_about_a_skip(self) -> bool:
+        """Whether only a rank's skip has used up the time."""
+        return self._is_skipped and not self._is_wrong and clock.monotonic() < self._last
+
+    def go_on(self) -> None:
+        """Extend the time of the peers of a rank that skipped."""
+        self._deadline = min(self._last, clock.monotonic() + (self._deadlines.skip or 0.0))

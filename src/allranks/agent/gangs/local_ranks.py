@@ -1,0 +1,401 @@
+"""The ranks of one node, as the gang sees them: their events, and how to act on them."""
+
+import contextlib
+import os
+import selectors
+import signal
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from allranks.agent import clock, evidence, linux
+from allranks.agent.channel import End, Report, RunTest
+from allranks.agent.gangs.call_board import LastCall, Wait, read_board, read_phase, read_wait
+from allranks.agent.gangs.orphans import REAP_TIMEOUT, KilledOrphan, Mark, Orphans, kill_orphans
+from allranks.agent.gangs.output import Output, OutputLog
+from allranks.agent.gangs.outside_skew import disturbing
+from allranks.agent.gangs.rank_process import Echo, RankProcess
+from allranks.agent.stacks.child_stacks import PATIENCE, ChildHang, Surroundings, find_children, text_of, words_for
+from allranks.agent.stacks.flight_recorder import FlightRecorder
+from allranks.agent.stacks.stacks import STACKS_SIGNAL, StackFile, dump_stacks
+from allranks.skew import Delay
+
+CLOSED_TIMEOUT = 1.0
+"""Seconds for a rank to die after the end of its pipe; if it still lives then, it has closed the pipe itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankReport:
+    """A rank has reported.
+
+    Attributes:
+        at: Seconds since the epoch, on the clock of the leading agent.
+        has_strangers: Other processes have sent data in the rank's place, which was discarded.
+    """
+
+    rank: int
+    report: Report
+    at: float
+    has_strangers: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankExit:
+    """A rank's process has ended.
+
+    Attributes:
+        status: Exit code, negative for a signal; None if unknown.
+        at: Seconds since the epoch, on the clock of the leading agent.
+        cut_off: Why the supervisor killed it, in words: what it had done to its connection; empty if it did not.
+        for_want_of_memory: The kernel killed it when memory ran out.
+        stacks: Stacks that a fatal signal left in its stack file.
+        output: Its last output.
+        lost: Why its status is unknown; empty if it is known.
+        waits_for: What it waited for, or had last waited for without success.
+        was_told_to_stop: It is lost with its node, whose agent was told to stop.
+    """
+
+    rank: int
+    status: int | None
+    at: float
+    cut_off: str = ""
+    for_want_of_memory: bool = False
+    stacks: str = ""
+    output: Output = field(default_factory=Output)
+    lost: str = ""
+    waits_for: Wait | None = None
+    was_told_to_stop: bool = False
+
+
+RankEvent = RankReport | RankExit
+Look = Callable[[], Sequence[RankEvent]]
+"""Data of a descriptor in a selector: returns the new events once the descriptor is readable."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankHang:
+    """Where a rank hangs that has not ended its step.
+
+    Attributes:
+        stacks: Its stacks; empty if there are none.
+        held: What keeps it from running, in words; empty for nothing.
+        phase: Of its test, in words; empty if unknown.
+        waits_for: As of :class:`RankExit`.
+        children: Where the processes are that it has started, in words; empty if unknown.
+        child_stacks: Their stacks.
+    """
+
+    stacks: str = ""
+    held: str = ""
+    phase: str = ""
+    waits_for: Wait | None = None
+    children: str = ""
+    child_stacks: str = ""
+
+
+_HELD = {
+    "T": "it is stopped (SIGSTOP)",
+    "t": "it is stopped by its tracer (ptrace)",
+    "D": "the kernel holds it (state D)",
+}
+"""By state; any process is in the last one for a moment now and then."""
+
+
+class Ranks(Protocol):
+    """The ranks of one gang on one node."""
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """Their numbers."""
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """Their process ids, each in its own node's namespace."""
+
+    def watch(self, selector: selectors.BaseSelector) -> None:
+        """Register the descriptors that signal their events, each with a :data:`Look` as data."""
+
+    def send(self, command: RunTest | End) -> None:
+        """Send a command to each."""
+
+    def disturb(self, delays: Collection[Delay]) -> None:
+        """End what disturbs these ranks from outside, and begin with this."""
+
+    def signal(self, ranks: Collection[int], number: int) -> None:
+        """Send a signal to these ranks alone."""
+
+    def freeze(self, ranks: Collection[int]) -> None:
+        """STOP these ranks, which are about to be killed, and all that they have started, until they get a signal."""
+
+    def kill(self, ranks: Collection[int]) -> None:
+        """KILL these ranks and the rest of their process groups."""
+
+    def find(self, ranks: Collection[int]) -> Mapping[int, RankHang]:
+        """Find out where these ranks are, even if they do not respond."""
+
+    def calls(self) -> Mapping[int, Sequence[LastCall]]:
+        """The last calls of each rank in its process groups, the newest first."""
+
+    def put_output_away(self, title: str) -> Mapping[int, Output]:
+        """Log what each rank has printed since the last call, under this title, and return it."""
+
+    def close(self) -> Sequence[KilledOrphan]:
+        """Kill processes that outlived the ranks, which have ended, and close all descriptors."""
+
+
+def stack_files(results: Path, numbers: Iterable[int]) -> dict[int, StackFile]:
+    """Create the stack files of ranks before the fork; later ones would miss stacks that a rank writes at once."""
+    files = {number: results / f"rank-{number}.stacks.txt" for number in numbers}
+    for path in files.values():
+        # Created by the supervisor, so that no umask of the suite's can lock out ranks of later gangs.
+        evidence.append(path, b"", 1)
+    return {number: StackFile(path) for number, path in files.items()}
+
+
+class LocalRanks:
+    """Ranks that are children of this process.
+
+    Args:
+        processes: The forked ranks.
+        results: The folder of their files.
+        orphans: Finds the processes that they leave behind.
+        recorder: torch's flight recorder, if these ranks have one.
+        stacks: Their :func:`stack_files`, created before the fork; None to create them now.
+        echo: Gets each line that ranks of a driver's test print, passed on by the driver; None for no echo.
+        mark: Which they bear; None for none.
+        shared: The folder that they share, which goes with them; None for none.
+    """
+
+    def __init__(  # noqa: PLR0913 - all but three have defaults and are passed by name
+        self,
+        processes: Sequence[RankProcess],
+        results: Path,
+        orphans: Orphans,
+        recorder: FlightRecorder | None = None,
+        *,
+        stacks: Mapping[int, StackFile] | None = None,
+        echo: Echo | None = None,
+        mark: Mark | None = None,
+        shared: Path | None = None,
+    ) -> None:
+        self._shared = shared
+        self._mark = mark
+        self._recorder = recorder
+        self._echo = echo
+        self._processes = {process.number: process for process in processes}
+        self._results = results
+        self._orphans = orphans
+        self._killed_for_memory = linux.killed_for_memory()
+        self._logs = {number: OutputLog(results / f"rank-{number}.log") for number in self._processes}
+        self._stacks = stack_files(results, self._processes) if stacks is None else stacks
+        self._selector: selectors.BaseSelector | None = None
+        self._stopped: set[int] = set()
+        self._names: dict[int, dict[int, str]] = {}
+        self._disturbance = contextlib.ExitStack()
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """See :attr:`Ranks.ranks`."""
+        return list(self._processes)
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """See :attr:`Ranks.pids`."""
+        return [process.pid for process in self._processes.values()]
+
+    def watch(self, selector: selectors.BaseSelector) -> None:
+        """See :meth:`Ranks.watch`."""
+        self._selector = selector
+        for rank in self._processes.values():
+            for descriptor, look in self._looks(rank).items():
+                selector.register(descriptor, selectors.EVENT_READ, look)
+
+    def _looks(self, rank: RankProcess) -> dict[int, Look]:
+        return {
+            rank.link.descriptor: lambda: self._look_at_reports(rank),
+            rank.pidfd: lambda: self._look_at_end(rank),
+            rank.stdout.descriptor: lambda: self._look_at_output(rank),
+            rank.stderr.descriptor: lambda: self._look_at_output(rank),
+        }
+
+    def _look_at_reports(self, rank: RankProcess) -> Sequence[RankEvent]:
+        if rank.link.is_sending:
+            rank.link.flush()
+            self._watch_for_room(rank)
+        events = self._reports(rank)
+        return [*events, *self._look_at_end(rank)] if rank.link.at_end else events
+
+    def _reports(self, rank: RankProcess) -> list[RankEvent]:
+        events: list[RankEvent] = []
+        for report in rank.link.read():
+            if report.started is not None:
+                self._names.setdefault(rank.number, {})[report.started.pid] = report.started.name
+            elif report.driver is None or report.driver.printed is None:
+                strangers = rank.link.take_strangers()
+                events.append(RankReport(rank=rank.number, report=report, at=clock.now(), has_strangers=strangers))
+            elif self._echo is not None:
+                self._echo(report.driver.rank, report.driver.printed)
+        return events
+
+    def _look_at_output(self, rank: RankProcess) -> Sequence[RankEvent]:
+        for stream in (rank.stdout, rank.stderr):
+            stream.drain()
+            if stream.at_end:
+                self._forget(stream.descriptor)
+        return ()
+
+    def _look_at_end(self, rank: RankProcess) -> Sequence[RankEvent]:
+        """The last reports, which still count, and the exit; a rank that closed its connection counts as ended."""
+        if rank.exit_status is not None:
+            return ()
+        events = self._reports(rank)
+        cut_off = _cut_off(rank)
+        while more := self._reports(rank):
+            events += more
+        for descriptor in (rank.pidfd, rank.link.descriptor):
+            self._forget(descriptor)
+        return [*events, self._exit_of(rank, cut_off)]
+
+    def _exit_of(self, rank: RankProcess, cut_off: str) -> RankExit:
+        if rank.pid in self._stopped:
+            # It ended on TERM; once it is reaped, its frozen descendants would have to be found one by one.
+            rank.kill_group()
+        status = rank.reap()
+        # On a busy host, a rank that ends closes its connection seconds before it has ended.
+        was_killed = status == -signal.SIGKILL or rank.link.is_garbled
+        return RankExit(
+            rank=rank.number,
+            status=status,
+            at=clock.now(),
+            cut_off=cut_off if was_killed else "",
+            lost="" if status is not None else "its tracer took its exit status",
+            for_want_of_memory=linux.is_memory_kill(status, self._killed_for_memory),
+            stacks=self._stacks[rank.number].added(),
+            output=rank.glance(),
+            waits_for=read_wait(rank.board),
+        )
+
+    def _forget(self, descriptor: int) -> None:
+        with contextlib.suppress(KeyError):
+            if self._selector is not None:
+                self._selector.unregister(descriptor)
+
+    def send(self, command: RunTest | End) -> None:
+        """See :meth:`Ranks.send`."""
+        for rank in self._processes.values():
+            if rank.exit_status is None:
+                rank.link.send(command)
+                if rank.link.is_sending:
+                    self._watch_for_room(rank)
+
+    def _watch_for_room(self, rank: RankProcess) -> None:
+        """Have the selector report room for the rest of a command, as long as there is a rest."""
+        if self._selector is not None:
+            key = self._selector.get_key(rank.link.descriptor)
+            self._selector.modify(key.fd, rank.link.events, key.data)
+
+    def disturb(self, delays: Collection[Delay]) -> None:
+        """See :meth:`Ranks.disturb`."""
+        self._disturbance.close()
+        pids = {number: rank.pid for number, rank in self._processes.items() if rank.exit_status is None}
+        self._disturbance.enter_context(disturbing(pids, delays))
+
+    def signal(self, ranks: Collection[int], number: int) -> None:
+        """See :meth:`Ranks.signal`."""
+        for rank in ranks:
+            self._processes[rank].signal(number)
+
+    def freeze(self, ranks: Collection[int]) -> None:
+        """See :meth:`Ranks.freeze`."""
+        for rank in map(self._processes.__getitem__, ranks):
+            self._stopped.add(rank.pid)
+            rank.freeze()
+
+    def kill(self, ranks: Collection[int]) -> None:
+        """See :meth:`Ranks.kill`."""
+        for rank in map(self._processes.__getitem__, ranks):
+            self._stopped.add(rank.pid)
+            rank.kill_group()
+
+    def find(self, ranks: Collection[int]) -> Mapping[int, RankHang]:
+        """See :meth:`Ranks.find`."""
+        # The process id of a reaped rank may belong to another process by now.
+        pids = {rank: self._processes[rank].pid for rank in ranks if self._processes[rank].exit_status is None}
+        before = {rank: self._processes[rank].state_before or linux.state_of(pid) for rank, pid in pids.items()}
+        # A rank may go on to the end of its test as soon as it has written its stacks.
+        phases = {rank: read_phase(self._processes[rank].board) for rank in ranks}
+        waits = {rank: read_wait(self._processes[rank].board) for rank in ranks}
+        stopped = {rank for rank, state in before.items() if state in ("T", "t")}
+        # A rank takes up to a second to write its recording: it is asked first, and waited for last.
+        recordings = self._recorder.request(pids) if self._recorder else []
+        for rank in set(pids) - stopped:
+            self._processes[rank].signal(STACKS_SIGNAL)
+        stacks = dump_stacks(pids, stopped, {rank: self._stacks[rank] for rank in pids})
+        if self._recorder:
+            self._recorder.wait(recordings)
+        held = {rank: _HELD.get(before[rank], "") for rank, pid in pids.items() if linux.state_of(pid) == before[rank]}
+        # Only ranks that are about to be killed are frozen, and their children may end by being asked.
+        self.freeze([rank for rank, pid in pids.items() if pid in self._stopped])
+        deadline = clock.monotonic() + PATIENCE
+        children = {rank: self._children_of(rank, deadline) for rank, pid in pids.items() if pid in self._stopped}
+        return {
+            rank: RankHang(
+                stacks=stacks.get(rank, ""),
+                held=held.get(rank, ""),
+                phase=phases[rank],
+                waits_for=waits[rank],
+                children=words_for(children.get(rank, ())),
+                child_stacks=text_of(children.get(rank, ())),
+            )
+            for rank in ranks
+        }
+
+    def _children_of(self, number: int, deadline: float) -> Sequence[ChildHang]:
+        rank, file = self._processes[number], self._stacks[number]
+        around = Surroundings(
+            number=number,
+            names=self._names.get(number, {}),
+            stacks=file,
+            printed=rank.stderr.glance,
+            pipes=frozenset(os.fstat(each.descriptor).st_ino for each in (rank.stdout, rank.stderr)),
+        )
+        children = find_children(rank.pid, around, deadline)
+        file.append(text_of(children))
+        # Those that lead a session of their own, as torchrun's do, are no orphans of the rank: it is killed.
+        self._stopped.update(child.pid for child in children)
+        return children
+
+    def calls(self) -> Mapping[int, Sequence[LastCall]]:
+        """See :meth:`Ranks.calls`."""
+        return {number: read_board(rank.board) for number, rank in self._processes.items()}
+
+    def put_output_away(self, title: str) -> Mapping[int, Output]:
+        """See :meth:`Ranks.put_output_away`."""
+        outputs = {number: rank.take_output() for number, rank in self._processes.items()}
+        for number, output in outputs.items():
+            self._logs[number].add(title, output)
+        return outputs
+
+    def close(self) -> Sequence[KilledOrphan]:
+        """See :meth:`Ranks.close`."""
+        self._disturbance.close()
+        ranks = {each: number for number, rank in self._processes.items() for each in rank.ids}
+        stopped = {each for rank in self._processes.values() if rank.pid in self._stopped for each in rank.ids}
+        left = kill_orphans(self._orphans, ranks, stopped | self._stopped, self._mark)
+        for rank in self._processes.values():
+            rank.close()
+        if self._shared is not None:
+            evidence.remove_tree(self._shared)
+        return left
+
+
+def _cut_off(rank: RankProcess) -> str:
+    """Wait for the end of a rank that cannot report any more; if it lives on, kill it and return the reason."""
+    is_garbled = rank.link.is_garbled
+    if not is_garbled and linux.is_readable(rank.pidfd, CLOSED_TIMEOUT):
+        return ""
+    # It alone: it may only be slow to end, and what it leaves behind has to be found.
+    rank.signal(signal.SIGKILL)
+    linux.is_readable(rank.pidfd, REAP_TIMEOUT)
+    return "wrote into its connection to the supervisor" if is_garbled else "closed its connection to the supervisor"

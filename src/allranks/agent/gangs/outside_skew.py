@@ -1,0 +1,105 @@
+"""Disturbs ranks from outside as ``--skew`` decides: stops and slows processes, and keeps cores busy.
+
+Threads of C++ make no call that a rank could delay: a stopped process has none that goes on.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from allranks.agent import linux
+from allranks.skew import Delay
+
+_CROWD: Final = 4
+"""Busy processes beside a rank on its core: it gets a fifth of it."""
+
+_PERIOD, _SHARE = 0.1, 0.2
+"""A throttled rank runs for this share of each period, in seconds, as under a quota of its control group (cpu.max)."""
+
+_SPIN: Final = "import sys, time; end = time.monotonic() + float(sys.argv[1])\nwhile time.monotonic() < end: pass"
+"""Ends by itself: nothing spins on if the supervisor is killed."""
+
+_PROCESSOR: Final = 36
+"""The place of the last used processor in ``/proc/PID/stat``, counted after the name (proc(5): field 39)."""
+
+
+@contextmanager
+def disturbing(pids: Mapping[int, int], delays: Collection[Delay]) -> Iterator[None]:
+    """Disturb ranks from now on, at the longest until the block ends.
+
+    Args:
+        pids: The process of each rank of this host.
+        delays: What to do, and when.
+    """
+    over = threading.Event()
+    threads = [threading.Thread(target=_act, args=(pids, each, over), daemon=True) for each in delays if pids]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def _act(pids: Mapping[int, int], delay: Delay, over: threading.Event) -> None:
+    # A rank may have ended, and a host may have no process left: then there is nothing to disturb, or to disturb it by.
+    with suppress(OSError):
+        if delay.place == "busy":
+            _keep_busy(delay.rank, delay, over, None)
+        elif (pid := pids.get(delay.rank)) is None:
+            return
+        elif delay.place == "crowded":
+            _keep_busy(_CROWD, delay, over, lambda: _core_of(pid))
+        elif delay.place == "throttled":
+            _stop(pid, delay, over, _PERIOD * (1 - _SHARE), _PERIOD * _SHARE)
+        else:
+            _stop(pid, delay, over, delay.seconds)
+
+
+def _stop(pid: int, delay: Delay, over: threading.Event, stopped: float, goes_on: float = 0.0) -> None:
+    """Stop a process, all of its threads, for so many seconds, and again after some until the delay is over."""
+    pidfd = os.pidfd_open(pid)  # another process may get the number of one that ends meanwhile
+    try:
+        if over.wait(delay.call / 1000):
+            return
+        end = time.monotonic() + delay.seconds
+        while (left := end - time.monotonic()) > 0 and not over.is_set():
+            linux.signal_pidfd(pidfd, signal.SIGSTOP)
+            try:
+                over.wait(min(stopped, left))
+            finally:
+                linux.signal_pidfd(pidfd, signal.SIGCONT)
+            over.wait(goes_on)
+    finally:
+        os.close(pidfd)
+
+
+def _keep_busy(count: int, delay: Delay, over: threading.Event, core: Callable[[], int] | None) -> None:
+    """Have busy processes for a while, on one core or on any."""
+    if over.wait(delay.call / 1000):
+        return
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for _ in range(count):
+            command = [sys.executable, "-I", "-S", "-c", _SPIN, str(delay.seconds)]
+            processes.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL))
+            if core is not None:
+                os.sched_setaffinity(processes[-1].pid, {core()})
+        over.wait(delay.seconds)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def _core_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[_PROCESSOR])

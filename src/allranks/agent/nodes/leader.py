@@ -1,0 +1,368 @@
+"""The leading agent and its view of the other nodes, whose agents fork ranks for it.
+
+The other agent does for its ranks what :class:`~allranks.agent.gangs.local_ranks.LocalRanks` does, and reports their
+events. The leader pings it periodically (a kernel timer wakes the leader up), because a stopped process keeps its
+connection. An agent that is gone or silent is lost for good, with all its ranks.
+"""
+
+import math
+import os
+import selectors
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+
+from allranks.agent import clock
+from allranks.agent.channel import End, Report, RunTest
+from allranks.agent.config import AgentConfig, TimeLimit, TimeLimits, share_of
+from allranks.agent.gangs.call_board import LastCall
+from allranks.agent.gangs.local_ranks import Look, RankEvent, RankExit, RankHang, RankReport
+from allranks.agent.gangs.orphans import KilledOrphan
+from allranks.agent.gangs.output import Output
+from allranks.agent.linux import Timer
+from allranks.agent.nodes.connection import ConnectionLostError, Message, NodeConnection
+from allranks.agent.nodes.node import CollectionDigest, CollectionFailure, NodeLostError, Orders, difference, notice
+from allranks.agent.nodes.node_rendezvous import NodesError
+from allranks.skew import Delay, skew_of
+from allranks.typed_json import build, told
+
+_BEATS = 4
+"""Pings in the time that one answer may take."""
+
+_SAMPLES = 5
+_COMPARED_FOR = 60.0
+"""Seconds for which the comparison of two hosts' clocks holds."""
+
+
+class FollowerLink:
+    """The leader's connection to the agent of one other node.
+
+    Args:
+        silence: The time that the agent may take to answer.
+    """
+
+    def __init__(self, node: int, connection: NodeConnection, silence: TimeLimit) -> None:
+        self.node = node
+        self.lost = ""  # why the agent is lost, as in "is gone"; empty as long as it answers
+        self.was_told_to_stop = False
+        self.ahead = 0.0  # seconds by which the monotonic clock of its host is ahead of this host's
+        self._compared = -math.inf
+        self._connection = connection
+        self._silence = silence
+        self._timer = Timer(silence.seconds / _BEATS)
+        # Signals messages that arrived during a send or a wait: no selector reports those again.
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._unread: list[Message] = []
+        self._asked: float | None = None
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """At least one of these is readable when :meth:`take` has something to do."""
+        return self._connection.fileno(), self._timer.fileno(), self._bell
+
+    def fileno(self) -> int:
+        """Readable when :meth:`receive` has something to do."""
+        return self._connection.fileno()
+
+    def send(self, message: Message) -> None:
+        """Send a message; does nothing if the agent is lost."""
+        if self.lost:
+            return
+        try:
+            self._connection.send(message, self._silence.seconds)
+        except ConnectionLostError as error:
+            self._lose(str(error))
+        self._ring()
+
+    def ask(self, message: Message) -> Message | None:
+        """Send a message and wait for its answer; None if the agent is lost."""
+        self.send(message)
+        deadline = time.monotonic() + self._silence.seconds
+        while not self.lost:
+            answers = [message["answer"] for message in self.receive() if "answer" in message]
+            if answers:
+                self._ring()
+                return dict(answers[0])
+            if not self.lost and not self._connection.wait(deadline):
+                self._lose(f"does not answer within {self._silence.words()}")
+        return None
+
+    def compare_clocks(self) -> None:
+        """Measure :attr:`ahead` unless that was done lately: two hosts' clocks drift apart by some ms in a minute."""
+        if clock.monotonic() - self._compared < _COMPARED_FOR:
+            return
+        quickest = math.inf
+        for _ in range(_SAMPLES):
+            asked = clock.monotonic()
+            answer = self.ask({"do": "tell_time"})
+            answered = clock.monotonic()
+            if answer is None:
+                return
+            if answered - asked < quickest:
+                quickest = answered - asked
+                # The answer was given at some moment in between: of the quickest one, this is known best.
+                self.ahead = float(answer["now"]) - (asked + answered) / 2
+        self._compared = clock.monotonic()
+
+    def receive(self) -> list[Message]:
+        """The messages that have arrived; rank events are also kept for :meth:`take`."""
+        if self.lost:
+            return []
+        messages = self._connection.receive()
+        if messages:
+            self._asked = None
+        self._unread += [message for message in messages if "event" in message]
+        failure = next((message["failed"] for message in messages if "failed" in message), "")
+        self.was_told_to_stop = self.was_told_to_stop or any("told_to_stop" in message for message in messages)
+        if failure or self._connection.ended:
+            self._lose(failure or self._connection.ended)
+        return messages
+
+    def take(self) -> list[Message]:
+        """The rank events since the last call; pings the agent when the timer has expired."""
+        has_gone_off = self._timer.has_gone_off()
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+        self.receive()
+        if has_gone_off:
+            self._beat()
+        events, self._unread = self._unread, []
+        return events
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if self._asked is None:
+            self._asked = now
+            self.send({"do": "ping"})
+        elif now - self._asked > self._silence.seconds:
+            self._lose(f"does not answer within {self._silence.words()}")
+
+    def _lose(self, why: str) -> None:
+        if not self.lost:
+            self.lost = why
+            # An agent that was only slow must not continue alone.
+            self._connection.end()
+            self._ring()
+
+    def _ring(self) -> None:
+        if self._unread or self._connection.has_message or self.lost:
+            os.eventfd_write(self._bell, 1)
+
+
+class RemoteNode:
+    """Starts ranks through the agent of another node."""
+
+    def __init__(self, link: FollowerLink, ranks: Sequence[int]) -> None:
+        self._link = link
+        self._ranks = ranks
+
+    def start_ranks(self, orders: Orders) -> "RemoteRanks":
+        """See :meth:`allranks.agent.nodes.node.Node.start_ranks`.
+
+        Raises:
+            NodeLostError: The agent no longer answers.
+        """
+        self._link.compare_clocks()
+        answer = self._link.ask({"do": "start_ranks", "orders": asdict(orders)})
+        if answer is None:
+            raise NodeLostError(self._link.node, self._link.lost)
+        if "error" in answer:
+            msg = f"node {self._link.node} could not start its ranks: {answer['error']}"
+            raise OSError(msg)
+        return RemoteRanks(self._link, dict(zip(self._ranks, answer["pids"], strict=True)))
+
+
+class RemoteRanks:
+    """Ranks that the agent of another node has forked."""
+
+    def __init__(self, link: FollowerLink, pids: Mapping[int, int]) -> None:
+        self._link = link
+        self._pids = pids
+        self._alive = set(pids)
+        self._selector: selectors.BaseSelector | None = None
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """See :attr:`allranks.agent.gangs.local_ranks.Ranks.ranks`."""
+        return list(self._pids)
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """See :attr:`allranks.agent.gangs.local_ranks.Ranks.pids`."""
+        return list(self._pids.values())
+
+    def watch(self, selector: selectors.BaseSelector) -> None:
+        """See :meth:`allranks.agent.gangs.local_ranks.Ranks.watch`."""
+        self._selector = selector
+        look: Look = self._look
+        for descriptor in self._link.descriptors:
+            selector.register(descriptor, selectors.EVENT_READ, look)
+
+    def _look(self) -> Sequence[RankEvent]:
+        events = [_event_of(message["event"], self._link.ahead) for message in self._link.take()]
+        self._alive -= {event.rank for event in events if isinstance(event, RankExit)}
+        return [*events, *self._losses()]
+
+    def _losses(self) -> Iterator[RankExit]:
+        if not self._link.lost:
+            return
+        self._forget()
+        lost = f"the agent of node {self._link.node} {self._link.lost}"
+        for rank in sorted(self._alive):
+            told_to_stop = self._link.was_told_to_stop
+            yield RankExit(rank=rank, status=None, at=clock.now(), lost=lost, was_told_to_stop=told_to_stop)
+        self._alive.clear()
+
+    def _forget(self) -> None:
+        selector, self._selector = self._selector, None
+        if selector is not None and selector.get_map() is not None:  # else the gang has closed it already
+            for descriptor in self._link.descriptors:
+                selector.unregister(descriptor)
+
+    def send(self, command: RunTest | End) -> None:
+        """See :meth:`allranks.agent.gangs.local_ranks.Ranks.send`."""
+        self._link.send({"do": "send", "command": [type(command).__name__, told(command)]})
+
+    def disturb(self, delays: Collection[Delay]) -> None:
+        """See :meth:`allranks.agent.gangs.local_ranks.Ranks.disturb`."""
+        self._link.send({"do": "disturb", "delays": skew_of(delays)})
+
+    def signal(self, ranks: Collection[int], number: int) -> None:
+        """See :meth:`allranks.agent.gangs.local_ranks.Ranks.signal`."""
+        if ranks:
+            self._link.send({"do": "signal", "ranks": list(ranks), "number": int(number)})
+
+    def freeze(self, ranks: Collection[int]) -> None:
+        """See :meth:`allranks.agent.gangs.local_ranks.Ranks.freeze`."""
+        if ranks:
+            self._link.send({"do": "freeze", "ranks": list(ranks)})
+
+    def kill(self, ranks: Collection[int]) -> None:
+        """See :meth:`allranks.agent.gangs.local_ranks.Ranks.kill`."""
+        if ranks:
+            self._link.send({"do": "kill", "ranks": list(ranks)})
+
+    def find(self, ranks: Collection[int]) -> Mapping[int, RankHang]:
+        """See :meth:`allranks.agent.gangs.local_ranks.Ranks.find`."""
+        if not ranks:
+            return {}
+        found = self._link.ask({"do": "find", "ranks": list(ranks)}) or {}
+        return {rank: build(RankHang, found.get(str(rank), {})) for rank in ranks}
+
+    def calls(self) -> Mapping[int, Sequence[LastCall]]:
+        """See :meth:`allranks.agent.gangs.local_ranks.Ranks.calls`."""
+        found = self._link.ask({"do": "calls"}) or {}
+        ahead = round(self._link.ahead * 1e9)
+        each = {int(rank): map(LastCall._make, calls) for rank, calls in found.items()}
+        return {rank: [call._replace(at=call.at - ahead) for call in calls] for rank, calls in each.items()}
+
+    def put_output_away(self, title: str) -> Mapping[int, Output]:
+        """See :meth:`allranks.agent.gangs.local_ranks.Ranks.put_output_away`; long texts lack their middle."""
+        outputs = self._link.ask({"do": "put_output_away", "title": title}) or {}
+        return {int(rank): Output(**output) for rank, output in outputs.items()}
+
+    def close(self) -> Sequence[KilledOrphan]:
+        """See :meth:`allranks.agent.gangs.local_ranks.Ranks.close`."""
+        self._forget()
+        answer = self._link.ask({"do": "close"}) or {"left": []}
+        # Discard the remaining events of these ranks.
+        self._link.take()
+        return [KilledOrphan(**process) for process in answer["left"]]
+
+
+def _event_of(fields: Message, ahead: float) -> RankEvent:
+    """A follower's rank event, with its time on the leader's clock, of which the follower's is so many seconds ahead.
+
+    A single clock must order all events.
+    """
+    rank, at = int(fields["rank"]), min(clock.now(), clock.ORIGIN + fields["at"] - ahead)
+    if "report" in fields:
+        report = build(Report, fields["report"])
+        return RankReport(rank=rank, report=report, at=at, has_strangers=bool(fields.get("has_strangers")))
+    return build(RankExit, {**fields, "at": at})
+
+
+class Leader:
+    """This agent in its relation to its followers; a job on one node has none."""
+
+    def __init__(self, config: AgentConfig, connections: Mapping[int, NodeConnection]) -> None:
+        self._config = config
+        self._links = [
+            FollowerLink(node, connection, config.limits.limit("silence"))
+            for node, connection in sorted(connections.items())
+        ]
+
+    def compare(self, own: CollectionDigest) -> tuple[list[CollectionFailure], list[str]]:
+        """Wait until the others have collected, too, and check that they have collected the same tests.
+
+        Returns:
+            Collection failures of the others, but for those of modules that fail here, too; and notices, as sentences.
+
+        Raises:
+            NodesError: They have collected different tests, or did not finish in time.
+        """
+        digests = _Digests(self._links, self._config.limits).call()
+        same = {failure.nodeid for failure in own.failures if failure.nodeid}
+        failures = [
+            CollectionFailure(nodeid=failure.nodeid, text=f"On node {node}: {failure.text}")
+            for node, digest in digests.items()
+            for failure in digest.failures
+            if failure.nodeid not in same
+        ]
+        differences = [difference(own, digest, node) for node, digest in digests.items()]
+        if not failures and any(differences):
+            raise NodesError("\n".join(filter(None, differences)))
+        return failures, [*filter(None, (notice(own, digest, node) for node, digest in digests.items()))]
+
+    def nodes(self) -> list[RemoteNode]:
+        """The other nodes."""
+        config = self._config
+        return [
+            RemoteNode(link, share_of(link.node, total=config.world_size, nodes=config.nodes)) for link in self._links
+        ]
+
+    def dismiss(self) -> None:
+        """Tell the others that the job is done.
+
+        Raises:
+            NodeLostError: One of them is lost: its work since its last message is unknown.
+        """
+        for link in self._links:
+            if link.ask({"do": "dismiss"}) is None:
+                raise NodeLostError(link.node, link.lost)
+
+
+class _Digests:
+    """Waits for the collection digest of each follower."""
+
+    def __init__(self, links: Sequence[FollowerLink], limits: TimeLimits) -> None:
+        self._limit = limits.limit("assembly")
+        self._absent = {link.node: link for link in links}
+        self._digests: dict[int, CollectionDigest] = {}
+
+    def call(self) -> Mapping[int, CollectionDigest]:
+        deadline = time.monotonic() + self._limit.seconds
+        with selectors.DefaultSelector() as selector:
+            for link in self._absent.values():
+                selector.register(link, selectors.EVENT_READ)
+            while self._absent and (remaining := deadline - time.monotonic()) > 0:
+                for key, _ in selector.select(remaining):
+                    if isinstance(key.fileobj, FollowerLink) and self._receive(key.fileobj):
+                        selector.unregister(key.fileobj)
+        if self._absent:
+            msg = f"The agent of node {min(self._absent)} has not collected its tests within {self._limit.words()}."
+            raise NodesError(msg)
+        return {node: self._digests[node] for node in sorted(self._digests)}
+
+    def _receive(self, link: FollowerLink) -> bool:
+        """Read a follower's messages; returns whether its collection digest was among them."""
+        digests = [message["digest"] for message in link.receive() if "digest" in message]
+        if not digests and link.lost:
+            msg = f"The agent of node {link.node} {link.lost}: it ended before it had collected its tests."
+            raise NodesError(msg)
+        for digest in digests[:1]:
+            # An agent whose collection failed sends its digest again as it ends.
+            self._digests[link.node] = build(CollectionDigest, digest)
+            del self._absent[link.node]
+        return bool(digests)

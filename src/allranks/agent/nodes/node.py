@@ -1,0 +1,138 @@
+"""A node: where ranks are started, and whether all nodes collected the same tests."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Protocol
+
+from allranks.agent.collection.parameter_values import REMEDY, VARIABLE, changes
+from allranks.agent.gangs.local_ranks import Ranks
+from allranks.agent.nodes.connection import Message
+from allranks.outcomes import named
+
+_TEXT_LIMIT = 16_000
+_MOST_FAILURES = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectionFailure:
+    """A collection failure of an agent."""
+
+    nodeid: str  # what could not be collected; empty for the suite as a whole
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectionDigest:
+    """What one agent has collected."""
+
+    tests: tuple[str, ...] = ()  # Node ids, in the order of execution
+    digests: tuple[str, ...] = ()  # those of the parameter values of these tests, in the same order
+    failures: tuple[CollectionFailure, ...] = ()
+    torch: str = ""  # version; empty if it could not be imported
+    python: str = ""  # version
+    lacks: str = ""  # what its node lacks for the cell, in words; empty for nothing
+
+    @property
+    def parameters(self) -> Mapping[str, str]:
+        """The digest of the parameter values of each test."""
+        return dict(zip(self.tests, self.digests, strict=False))
+
+    def as_message(self) -> Message:
+        """Convert to the JSON of :func:`~allranks.typed_json.build`, with long texts and lists of failures cut."""
+        failures = [CollectionFailure(nodeid=each.nodeid, text=each.text[-_TEXT_LIMIT:]) for each in self.failures]
+        return asdict(replace(self, failures=tuple(failures[:_MOST_FAILURES])))
+
+
+def difference(leader: CollectionDigest, other: CollectionDigest, node: int) -> str:
+    """The difference between the digests of node 0 and another node, as a sentence; empty if there is none."""
+    for name, word in (("torch", "torch"), ("python", "Python")):
+        ours, theirs = getattr(leader, name), getattr(other, name)
+        if ours != theirs:
+            return f"Node 0 has {word} {ours}, and node {node} has {word} {theirs}."
+    if leader.lacks != other.lacks:
+        here, there = (digest.lacks or "nothing is lacking" for digest in (leader, other))
+        return f"The nodes have different hardware; node 0: {here}; node {node}: {there}."
+    if leader.tests != other.tests:
+        return _difference_of_tests(leader.tests, other.tests, node)
+    if differing := changes(leader.parameters, other.parameters).other_values:
+        return f"Nodes 0 and {node} have other parameter values under the same ids: {named(differing)}.\n{REMEDY}"
+    return ""
+
+
+def notice(leader: CollectionDigest, other: CollectionDigest, node: int) -> str:
+    """A difference between the collections of node 0 and another node that is no error, as a sentence; else empty."""
+    differing = changes(leader.parameters, other.parameters).other_variables
+    return f"Nodes 0 and {node} have other {VARIABLE}: {named(differing)}." if differing else ""
+
+
+def _difference_of_tests(ours: Sequence[str], theirs: Sequence[str], node: int) -> str:
+    here, there = set(ours), set(theirs)
+    only = [
+        f"only on node {where}: {named([test for test in tests if test not in others])}"
+        for where, tests, others in ((0, ours, there), (node, theirs, here))
+        if not set(tests) <= others
+    ]
+    if only:
+        return f"Nodes 0 and {node} have collected different tests; {'; '.join(only)}."
+    place = next((pair for pair in zip(ours, theirs, strict=False) if pair[0] != pair[1]), ("", ""))
+    return (
+        f"Nodes 0 and {node} have collected the same tests in different orders: "
+        f"{place[0]} on node 0 comes where {place[1]} comes on node {node}."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orders:
+    """How to start the ranks of one gang, the same on every node; contains only JSON's types."""
+
+    gang: int  # number of the gang in its job, from 1
+    url: str | None  # what ``init_process_group`` takes as ``init_method``; None for a gang without a process group
+    environment: dict[str, str] = field(default_factory=dict)  # variables that the ranks need for their rendezvous
+    launches: bool = False  # the gang is a driver, which starts the ranks of its tests itself
+    has_many_forks: bool = False  # many more forks will follow
+    # Modules that earlier ranks imported late; importing them once before the fork saves each rank the cost.
+    preload: Sequence[str] = ()
+    fresh: Sequence[str] = ()  # if the ranks are to be no forks, the tests of the gang, each as "INDEX NODEID"
+
+
+class NodeLostError(Exception):
+    """The agent of a node no longer answers, and cannot come back.
+
+    Args:
+        how: Why the agent is lost, as in "is gone".
+    """
+
+    def __init__(self, node: int, how: str) -> None:
+        super().__init__(f"The agent of node {node} {how}.")
+        self.node = node
+
+
+class Node(Protocol):
+    """Starts the ranks of each gang that belong to one node."""
+
+    def start_ranks(self, orders: Orders) -> Ranks:
+        """Start this node's ranks of a gang.
+
+        Raises:
+            OSError: They cannot be started; none of them is left.
+            NodeLostError: The agent of the node is lost.
+        """
+
+
+def start_gang(nodes: Iterable[Node], orders: Orders) -> list[Ranks]:
+    """Start the ranks of a gang on all nodes.
+
+    Raises:
+        OSError: One node cannot start its ranks; no rank is left on any.
+        NodeLostError: One node is lost; no rank is left on the others.
+    """
+    started: list[Ranks] = []
+    try:
+        for node in nodes:
+            started.append(node.start_ranks(orders))  # noqa: PERF401 - if one fails, those started before it must be ended
+    except (OSError, NodeLostError):
+        for node_ranks in started:
+            node_ranks.kill(node_ranks.ranks)
+            node_ranks.close()
+        raise
+    return started

@@ -1,0 +1,110 @@
+"""Writes the records that leave a job; a thread waits for a slow reader, supervision does not.
+
+A record separator (RFC 7464) precedes each record's line, which distinguishes it from any other output on the stream.
+The queue for the reader is bounded: when it is half full, texts and display-only records are dropped.
+"""
+
+import os
+import select
+import threading
+from collections import deque
+from dataclasses import replace
+
+from allranks.agent import clock
+from allranks.agent.linux import write_all
+from allranks.records import FailureCourse, Notice, Printed, RankEnded, Record, encode
+
+RECORD_SEPARATOR = b"\x1e"
+
+WAITING_LIMIT = 64 << 20
+"""Bytes that may wait for the reader; beyond half of it, texts are left out."""
+
+
+class RecordWriter:
+    """The writing end.
+
+    Args:
+        descriptor: Where to write; a blocking one.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._waiting: deque[bytes] = deque()
+        self._size = 0
+        self._left_out = 0
+        self._is_closed = False
+        self._is_broken = False
+        self._changed = threading.Condition()
+        self._room = select.poll()
+        self._room.register(descriptor, select.POLLOUT)
+        self._thread = threading.Thread(target=self._drain, daemon=True)
+        self._thread.start()
+
+    def write(self, record: Record) -> None:
+        """Stamp a record with the time of day and write or queue it; never waits."""
+        if self._size > WAITING_LIMIT // 2:
+            record = _without_texts(record)
+            if isinstance(record, Printed | Notice):
+                self._left_out += 1
+                return
+        line = RECORD_SEPARATOR + encode(replace(record, at=round(clock.now(), 6))) + b"\n"
+        with self._changed:
+            if self._size == 0 and not self._is_broken:
+                line = line[self._write_at_once(line) :]
+            if not line:
+                return
+            if self._is_broken or self._size + len(line) > WAITING_LIMIT:
+                # The reader is stuck or gone. The verdict counts missing outcomes as errors.
+                self._left_out += 1
+                return
+            self._waiting.append(line)
+            self._size += len(line)
+            self._changed.notify_all()
+
+    def _write_at_once(self, line: bytes) -> int:
+        """Write what the pipe takes without waiting (pipe(7)), which is cheaper than waking the thread up."""
+        if len(line) > select.PIPE_BUF or not self._room.poll(0):
+            return 0
+        try:
+            return os.write(self._descriptor, line)
+        except OSError:
+            self._is_broken = True
+            return 0
+
+    def _drain(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting and not self._is_closed:
+                    self._changed.wait()
+                if not self._waiting:
+                    return
+                data = b"".join(self._waiting)
+                self._waiting.clear()
+            try:
+                write_all(self._descriptor, data)
+            except OSError:
+                with self._changed:
+                    self._is_broken = True
+            with self._changed:
+                self._size -= len(data)
+                self._changed.notify_all()
+
+    @property
+    def left_out(self) -> int:
+        """The number of records that were dropped."""
+        return self._left_out
+
+    def close(self) -> None:
+        """Wait until everything queued has been written, or writing has failed."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+
+def _without_texts(record: Record) -> Record:
+    if isinstance(record, RankEnded):
+        return replace(record, text="", stdout="", stderr="")
+    if isinstance(record, FailureCourse):
+        return replace(record, collectives=(), stdout="", stderr="")
+    return record

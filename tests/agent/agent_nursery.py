@@ -1,0 +1,107 @@
+"""A process that has imported torch and forks agents on request, so that an agent costs a test no import.
+
+What the forks run is :func:`allranks.agent.agent.main`, as ``python -m allranks.agent`` does.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+
+class Nursery:
+    """The tests' side: asks for agents, and for the exit status of each."""
+
+    def __init__(self):
+        self._socket, theirs = socket.socketpair()
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, __file__], stdin=theirs, start_new_session=True, env=environment
+        )
+        theirs.close()
+
+    def start(self, arguments, environment, folder, stdin, stdout):
+        """Fork an agent; its process id."""
+        request = json.dumps([arguments, environment, str(folder)]).encode()
+        socket.send_fds(self._socket, [request], [stdin, stdout])
+        return int(self._socket.recv(100))
+
+    def exit_status(self, pid):
+        """The exit status of an agent that has ended."""
+        self._socket.send(json.dumps(pid).encode())
+        return os.waitstatus_to_exitcode(int(self._socket.recv(100)))
+
+    def close(self):
+        self._socket.close()
+        self._process.wait(20)
+
+
+def serve(requests):
+    while True:
+        message, descriptors, *_ = socket.recv_fds(requests, 1 << 20, 2)
+        if not message:
+            return
+        request = json.loads(message)
+        is_pid = isinstance(request, int)
+        answer = os.waitpid(request, 0)[1] if is_pid else fork_agent(*request, descriptors, requests)
+        requests.send(str(answer).encode())
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def fork_agent(arguments, environment, folder, descriptors, requests):
+    pid = os.fork()
+    if pid == 0:
+        become_agent(arguments, environment, folder, descriptors, requests)
+    return pid
+
+
+def become_agent(arguments, environment, folder, descriptors, requests):
+    from allranks.agent import forks
+    from allranks.agent.agent import main
+
+    requests.close()
+    for target, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, target)
+        os.close(descriptor)
+    os.setsid()
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    forks.start_process = fork_server
+    main(arguments)
+
+
+def fork_server(sockets, environment, log):
+    """Stands for the exec of a fork server: a fork has imported torch already."""
+    from allranks.agent.fork_server import main
+
+    pid = os.fork()
+    if pid == 0:
+        keep = {each.fileno() for each in sockets} | {log, 0, 1, 2}
+        for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+            if descriptor not in keep:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # exec resets what is caught
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.environ.clear()
+        os.environ.update(environment)
+        if "TORCH_VERSION" in environment:
+            sys.modules["torch"].__version__ = environment["TORCH_VERSION"]
+        main([str(each.fileno()) for each in sockets])
+    return pid
+
+
+if __name__ == "__main__":
+    import pytest  # noqa: F401 - what agents import
+    import torch.distributed  # noqa: F401 - what agents import
+
+    serve(socket.socket(fileno=0))

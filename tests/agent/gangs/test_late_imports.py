@@ -1,0 +1,64 @@
+import sys
+
+from allranks.agent.collection.imports import ImportWatch, preload
+
+SUITE = """
+    import sys
+    import torch
+
+    def test_first():
+        assert "torch.distributed.tensor" not in sys.modules
+        torch.testing.assert_close(torch.ones(1), torch.ones(1))
+
+    def test_second():
+        assert "torch.distributed.tensor" in sys.modules
+"""
+
+
+def test_what_one_gang_imports_late_is_there_for_the_next(run_agent):
+    agent = run_agent({"test_late.py": SUITE}, isolation="test")
+    assert agent.outcomes("test_first") == ("passed", "passed")
+    assert agent.outcomes("test_second") == ("passed", "passed"), agent.cases(0)["test_second"].message
+
+
+def come(monkeypatch, *names):
+    """Have modules be imported, until the test ends."""
+    for name in names:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        monkeypatch.setitem(sys.modules, name, sys)
+
+
+def test_only_packages_whose_import_is_harmless_are_named_in_their_order(monkeypatch):
+    watch = ImportWatch()
+    come(monkeypatch, "torch.made_up", "made_up", "numpy.made_up")
+    assert watch.take() == ("torch.made_up", "numpy.made_up")
+
+
+def test_what_was_named_is_not_named_again(monkeypatch):
+    watch = ImportWatch()
+    come(monkeypatch, "torch.first")
+    watch.take()
+    come(monkeypatch, "torch.second")
+    assert watch.take() == ("torch.second",)
+    assert watch.take() == ()
+
+
+def test_what_was_there_is_not_named_when_the_newest_module_goes(monkeypatch):
+    come(monkeypatch, "torch.newest")
+    watch = ImportWatch()
+    del sys.modules["torch.newest"]
+    come(monkeypatch, "torch.first", "torch.second")
+    assert set(watch.take()) <= {"torch.first", "torch.second"}
+
+
+def test_the_names_fit_into_a_pipe(monkeypatch):
+    watch = ImportWatch()
+    come(monkeypatch, *(f"torch.made_up_{number:040}" for number in range(2000)))
+    names = watch.take()
+    assert 0 < sum(map(len, names)) < 32_000
+
+
+def test_a_module_that_cannot_be_imported_is_left_alone(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch.version", raising=False)
+    preload(["torch.there_is_no_such_module", "torch.version"])
+    assert "torch.version" in sys.modules

@@ -1,0 +1,19 @@
+from allranks.agent.linux import Timer, is_readable
+
+
+def test_a_timer_goes_off_again_and_again():
+    timer = Timer(0.01)
+    try:
+        for _ in range(3):
+            assert is_readable(timer.fileno(), 10)
+            assert timer.has_gone_off()
+    finally:
+        timer.close()
+
+
+def test_a_timer_that_has_not_gone_off_says_so():
+    timer = Timer(3600)
+    try:
+        assert not timer.has_gone_off()
+    finally:
+        timer.close()

@@ -1,0 +1,13 @@
+import pytest
+from connections import local_connection
+
+from allranks.agent.nodes.connection import NodeConnection
+
+
+@pytest.fixture
+def pair():
+    """Both ends of a connection."""
+    ends = [NodeConnection(end) for end in local_connection()]
+    yield ends
+    for end in ends:
+        end.close()

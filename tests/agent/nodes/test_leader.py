@@ -1,0 +1,123 @@
+"""The leading agent, as far as it can be had without agents."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+from agent_run import CONFIG
+
+from allranks.agent import clock
+from allranks.agent.config import TimeLimit
+from allranks.agent.nodes import leader
+from allranks.agent.nodes.leader import FollowerLink, Leader, RemoteRanks
+from allranks.agent.nodes.node import CollectionDigest, CollectionFailure
+
+DIGEST = CollectionDigest(tests=("a",), torch="2", python="3")
+
+
+def test_a_follower_that_tells_twice_what_it_could_not_collect_is_heard_once(pair):
+    here, there = pair
+    here.trust()
+    failed = replace(DIGEST, failures=(CollectionFailure(nodeid="a", text="broken"),))
+    for digest in (failed, CollectionDigest(failures=failed.failures)):
+        there.send({"digest": digest.as_message()}, 10)
+    failures, notices = Leader(replace(CONFIG, nodes=2), {1: here}).compare(DIGEST)
+    assert failures == [CollectionFailure(nodeid="a", text="On node 1: broken")]
+    assert notices == []
+
+
+class OtherHost:
+    """An agent on a host whose monotonic clock is some seconds ahead, and which takes its time to answer."""
+
+    def __init__(self, connection, ahead, delays=()):
+        self.asked = 0
+        self._connection = connection
+        self._ahead = ahead
+        self._delays = iter(delays)
+        connection.trust()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def now(self):
+        return clock.monotonic() + self._ahead
+
+    def _serve(self):
+        while self._connection.wait(clock.monotonic() + 60):
+            for message in self._connection.receive():
+                if message["do"] == "tell_time":
+                    self.asked += 1
+                    clock.sleep(next(self._delays, 0.0))
+                    self._connection.send({"answer": {"now": self.now()}}, 10)
+            if self._connection.ended:
+                return
+
+    def join(self):
+        self._thread.join()
+
+    def report(self, rank, at, **report):
+        event = {"rank": rank, "at": at, "report": report, "has_strangers": False}
+        self._connection.send({"event": event}, 10)
+
+
+@pytest.fixture
+def link(pair):
+    pair[0].trust()
+    return FollowerLink(1, pair[0], TimeLimit(value=10, setting="limits.silence"))
+
+
+@pytest.fixture
+def other_host(pair):
+    """Starts the agent of another host."""
+    hosts = []
+
+    def start(ahead, delays=()):
+        hosts.append(OtherHost(pair[1], ahead, delays))
+        return hosts[-1]
+
+    yield start
+    pair[0].end()
+    for host in hosts:
+        host.join()
+
+
+AHEADS = [0.0, 1.0, -1.0, 3600.0, -3600.0, 1e7]
+
+
+@pytest.mark.parametrize("ahead", AHEADS)
+@pytest.mark.parametrize("delays", [(), (0.2,), (0.2, 0.0, 0.2, 0.2, 0.2)])
+def test_the_clock_of_a_node_is_known_by_its_quickest_answer(other_host, link, ahead, delays):
+    other_host(ahead, delays)
+    link.compare_clocks()
+    assert link.ahead == pytest.approx(ahead, abs=0.09)
+
+
+def test_clocks_are_compared_again_when_they_may_have_drifted_apart(other_host, link, monkeypatch):
+    host = other_host(5.0)
+    link.compare_clocks()
+    link.compare_clocks()
+    assert host.asked == 5
+    monkeypatch.setattr(leader, "_COMPARED_FOR", 0.0)
+    link.compare_clocks()
+    assert host.asked == 10
+
+
+@pytest.mark.parametrize("ahead", AHEADS)
+def test_an_event_has_the_time_at_which_it_happened_on_its_node(other_host, link, ahead):
+    host = other_host(ahead)
+    link.compare_clocks()
+    ranks = RemoteRanks(link, {2: 100, 3: 101})
+    happened, at = clock.now(), host.now()
+    clock.sleep(0.2)  # on its way
+    host.report(2, at, nodeid="t")
+    assert link._connection.wait(clock.monotonic() + 10)
+    [event] = ranks._look()
+    assert event.at == pytest.approx(happened, abs=0.09)
+
+
+def test_no_event_comes_from_the_future(other_host, link):
+    host = other_host(0.0)
+    link.compare_clocks()
+    host.report(2, host.now() + 1000, nodeid="t")
+    assert link._connection.wait(clock.monotonic() + 10)
+    [event] = RemoteRanks(link, {2: 100})._look()
+    assert event.at <= clock.now()

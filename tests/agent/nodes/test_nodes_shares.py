@@ -1,0 +1,44 @@
+"""A share of a suite on two nodes: both agents take the same tests."""
+
+import pytest
+from nodes_run import NodesRun
+
+from allranks.agent.config import JobShard
+from allranks.records import Collected, Finished, Shared
+
+FILES = {
+    "test_a.py": "def test_1(): pass\n",
+    "test_b.py": "def test_1(): pass\ndef test_2(): pass\n",
+}
+
+
+@pytest.fixture
+def run_share(tmp_path, launch_fork):
+    """Runs one of so many shares on two nodes."""
+    runs = []
+
+    def run(number, count):
+        share = JobShard(number=number, count=count)
+        job = NodesRun(tmp_path, FILES, launch_fork, share=share, follower={}).go()
+        runs.append(job)
+        assert job.finish() == (0, 0), job.story + job.follower.story
+        return job
+
+    yield run
+    for each in runs:
+        each.close()
+
+
+def test_both_nodes_run_the_tests_of_the_share_and_no_others(run_share):
+    job = run_share(2, 2)
+    for agent in (job, job.follower):
+        assert agent.all(Collected)[0].tests == ("suite/test_a.py::test_1",)
+        assert [event.elsewhere for event in agent.all(Shared)] == [2]
+    assert {event.rank for event in job.arrived("test_1")} == {0, 1, 2, 3}
+
+
+def test_a_share_without_tests_ends_on_both_nodes(run_share):
+    job = run_share(3, 3)
+    assert job.all(Collected)[0].tests == ()
+    assert job.all(Finished)
+    assert job.follower.all(Finished)

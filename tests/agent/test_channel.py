@@ -1,0 +1,407 @@
+"""What comes through between a supervisor and a rank, and what is left out."""
+
+import concurrent.futures
+import itertools
+import json
+import os
+import selectors
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allranks.agent import channel, linux
+from allranks.agent.channel import (
+    MESSAGE_LIMIT,
+    DriverSays,
+    End,
+    LaunchedEnd,
+    Leaving,
+    RankEnd,
+    Report,
+    RunTest,
+    encode_message,
+    link_pair,
+    receive,
+)
+from allranks.outcomes import Outcome, Phase, SkipKind
+from allranks.typed_json import RecordError, decode_line
+
+
+def test_a_patched_json_changes_no_report(monkeypatch):
+    report = Report(nodeid="t.py::test", changed=("the umask",))
+    before = encode_message(report)
+    monkeypatch.setattr(json, "dumps", None)
+    assert encode_message(report) == before
+
+
+TEXT = st.text(st.characters(exclude_categories=[]), max_size=30)
+PHASES = st.builds(
+    Phase,
+    when=st.sampled_from(["setup", "call", "teardown"]),
+    outcome=st.sampled_from(Outcome),
+    duration=st.floats(0, 1e9),
+    message=TEXT,
+    text=TEXT,
+    stdout=TEXT,
+    stderr=TEXT,
+    skip_kind=st.none() | st.sampled_from(SkipKind),
+    skip_code=st.none() | st.integers(72, 89),
+    gpus_needed=st.none() | st.integers(1, 100),
+)
+REPORTS = st.builds(
+    Report,
+    outcome=st.sampled_from(Outcome),
+    nodeid=TEXT,
+    message=TEXT,
+    phases=st.lists(PHASES, max_size=3).map(tuple),
+    goes_on=st.booleans(),
+    early_skip=st.booleans(),
+    is_spoilt=st.booleans(),
+    is_symptom=st.booleans(),
+    imported=st.lists(TEXT, max_size=3).map(tuple),
+    launched=st.none() | st.builds(LaunchedEnd, record=TEXT),
+    driver=st.none() | st.builds(DriverSays, released=st.none() | st.integers(0, 9), hidden=st.none() | PHASES),
+    leaving=st.none() | st.builds(Leaving, status=st.integers(-100, 255)),
+)
+COMMANDS = st.builds(
+    RunTest,
+    index=st.integers(0, 9),
+    nodeid=TEXT,
+    following=st.none() | st.integers(0, 9),
+    seed=st.integers(0, 2**32 - 1),
+) | st.builds(End, is_condemned=st.booleans())
+PASSED, FAILED = Report(nodeid="t"), Report(nodeid="t", outcome=Outcome.FAILED, message="why")
+END = End(is_condemned=True)
+
+
+class Pair:
+    """Both ends of a connection; this process stands for the rank."""
+
+    def __init__(self):
+        self.link, theirs = link_pair()
+        self.link.pid = os.getpid()
+        self.theirs = theirs
+        self.rank = RankEnd(theirs)
+
+    def send(self, data):
+        while data:
+            data = data[os.write(self.theirs, data) :]
+
+    def hang_up(self):
+        self.rank._commands.close()
+        self.rank._socket.close()
+
+    def in_a_child(self, deed):
+        """Have a forked child do something, and wait for its end."""
+        pid = os.fork()
+        if pid == 0:
+            try:
+                deed()
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.link.close()
+        self.hang_up()
+
+
+@pytest.fixture
+def pair():
+    with Pair() as pair:
+        yield pair
+
+
+def test_a_rank_waits_without_end_whatever_the_suite_sets_for_sockets():
+    socket.setdefaulttimeout(1e-9)
+    try:
+        pair = Pair()
+    finally:
+        socket.setdefaulttimeout(None)
+    with pair, ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(pair.rank.command)
+        concurrent.futures.wait([waiting], 0.05)
+        pair.link.send(END)
+        assert waiting.result() == END
+
+
+@given(COMMANDS)
+def test_a_command_arrives_as_it_was_sent(command):
+    with Pair() as pair:
+        pair.link.send(command)
+        assert pair.rank.command() == command
+
+
+def test_commands_arrive_in_their_order_and_then_no_more(pair):
+    sent = [RunTest(index=0, nodeid="t", following=1), END]
+    for command in sent:
+        pair.link.send(command)
+    pair.link.close()
+    assert [pair.rank.command() for _ in range(3)] == [*sent, None]
+
+
+def test_a_command_to_a_dead_rank_is_lost_silently(pair):
+    pair.hang_up()
+    pair.link.send(END)
+    assert pair.link.read() == []
+    assert pair.link.at_end
+
+
+def test_a_command_to_a_rank_that_reads_nothing_keeps_nobody_waiting(pair):
+    sent = [RunTest(index=number, nodeid="x" * 100_000, following=None) for number in range(10)]
+    for command in sent:
+        pair.link.send(command)
+    assert pair.rank.command() == sent[0]
+
+
+LENGTHS = [1, 200_000, 219_000, 1_000_000, 3_000_000]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("letter", ["x", "\\", "\U0001f4a5"])
+def test_a_command_of_any_length_arrives_whole_however_late_the_rank_reads(pair, length, letter):
+    sent = [RunTest(index=number, nodeid=letter * length, following=None) for number in range(2)]
+    for command in sent:
+        pair.link.send(command)
+    with ThreadPoolExecutor(1) as thread:
+        received = thread.submit(lambda: [pair.rank.command() for _ in sent])
+        while pair.link.is_sending:
+            assert is_writable(pair.link.descriptor)
+            pair.link.flush()
+        assert received.result() == sent
+
+
+def is_writable(descriptor):
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_WRITE)
+        return bool(selector.select(20))
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_command_that_a_rank_no_longer_reads_breaks_the_link(pair, length):
+    pair.link.send(RunTest(index=0, nodeid="x" * length, following=None))
+    pair.rank._socket.shutdown(socket.SHUT_RD)
+    pair.link.send(END)
+    assert not pair.link.is_sending
+    assert pair.link.read() == []
+    assert pair.link.at_end
+
+
+def test_the_reports_before_a_failed_send_still_count(pair):
+    pair.rank.report(FAILED)
+    pair.rank._socket.shutdown(socket.SHUT_RD)
+    pair.link.send(END)
+    assert pair.link.read() == [FAILED]
+    assert pair.link.at_end
+
+
+@pytest.mark.parametrize("line", [b'["Report", {}]', b"[]", b'["Run", {}]', b'["End", {"is_condemned": 1}]', b'"End"'])
+def test_what_is_no_command_is_a_record_error(line):
+    with pytest.raises(RecordError):
+        decode_line(line, channel.COMMANDS)
+
+
+def test_a_report_to_a_dead_supervisor_raises(pair):
+    pair.link.close()
+    with pytest.raises(BrokenPipeError):
+        pair.rank.report(PASSED)
+
+
+def test_nothing_to_read_is_no_end(pair):
+    assert pair.link.read() == []
+    assert not pair.link.at_end
+
+
+def test_the_end_is_noticed_with_the_last_report(pair):
+    pair.rank.report(FAILED)
+    pair.hang_up()
+    assert pair.link.read() == [FAILED]
+    assert pair.link.at_end
+    assert not pair.link.is_garbled
+
+
+def test_a_torn_report_is_none(pair):
+    pair.send(encode_message(FAILED)[:-9])
+    pair.hang_up()
+    assert pair.link.read() == []
+    assert pair.link.at_end
+
+
+@settings(deadline=None)
+@given(st.lists(REPORTS, max_size=3), st.data())
+def test_reports_survive_any_split_of_their_bytes(reports, data):
+    sent = b"".join(map(encode_message, reports))
+    cuts = sorted({0, len(sent), *data.draw(st.lists(st.integers(0, len(sent)), max_size=5))})
+    with Pair() as pair:
+        arrived = []
+        for start, stop in itertools.pairwise(cuts):
+            pair.send(sent[start:stop])
+            arrived += pair.link.read()
+        assert arrived == reports
+        assert not pair.link.at_end
+
+
+@settings(deadline=None)
+@given(REPORTS)
+def test_a_report_is_final_where_nothing_else_can_follow(report):
+    parts = (report.launched, report.driver, report.leaving)
+    assert report.is_final is (not report.goes_on and parts == (None,) * 3)
+
+
+GARBAGE = [
+    b"\n",
+    b"x\n",
+    b'{"event": ["x"], "at": 1}\n',
+    b'["Report"]\n',
+    b'["Report", {"outcome": "splendid"}]\n',
+    b'["Report", {"outcome": "passed", "more": 1}]\n',
+    b'["Run", {"index": 0, "nodeid": "t", "following": null}]\n',
+    b"[" * 100_000 + b"\n",
+    b"\xff\xfe\n",
+    b"1" * 5000 + b"\n",
+]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_after_garbage_nothing_of_a_rank_is_believed_any_more(pair, garbage):
+    pair.rank.report(PASSED)
+    pair.send(garbage)
+    pair.rank.report(PASSED)
+    assert pair.link.read() == [PASSED]
+    assert pair.link.is_garbled
+    assert pair.link.at_end
+    pair.rank.report(PASSED)
+    assert pair.link.read() == []
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.binary(max_size=60), max_size=4), st.booleans())
+def test_any_bytes_are_reports_or_garbage(pieces, has_valid_start):
+    with Pair() as pair:
+        if has_valid_start:
+            pair.rank.report(PASSED)
+        for piece in pieces:
+            pair.send(piece)
+            assert all(isinstance(report, Report) for report in pair.link.read())
+
+
+def test_a_report_of_much_text_arrives_whole(pair):
+    report = Report(
+        nodeid="t", phases=(Phase(when="call", outcome=Outcome.FAILED, duration=1.0, text="\U0001f4a5" * 65_536),)
+    )
+    arrived = []
+    sender = os.fork()
+    if sender == 0:
+        pair.rank.report(report)
+        os._exit(0)
+    pair.link.pid = sender
+    while not arrived and linux.is_readable(pair.link.descriptor, 20):
+        arrived += pair.link.read()
+    os.waitpid(sender, 0)
+    assert arrived == [report]
+
+
+def test_a_message_that_is_too_long_is_garbage_and_is_not_kept(pair):
+    sender = os.fork()
+    if sender == 0:
+        pair.link.close()
+        try:
+            for _ in range(2 * MESSAGE_LIMIT >> 16):
+                pair.send(b"x" * (1 << 16))
+        finally:
+            os._exit(0)
+    pair.link.pid = sender
+    while not pair.link.is_garbled and linux.is_readable(pair.link.descriptor, 20):
+        assert pair.link.read() == []
+    assert pair.link.is_garbled
+    pair.link.close()
+    os.waitpid(sender, 0)
+
+
+def test_one_look_at_a_flood_has_an_end(pair):
+    sender = os.fork()
+    if sender == 0:
+        pair.link.close()
+        try:
+            while True:
+                pair.rank.report(PASSED)
+        finally:
+            os._exit(0)
+    pair.link.pid = sender
+    assert linux.is_readable(pair.link.descriptor, 20)
+    assert pair.link.read()
+    assert not pair.link.at_end
+    pair.link.close()
+    os.waitpid(sender, 0)
+
+
+def test_what_a_forked_child_says_is_left_out_and_noted(pair):
+    pair.rank.report(PASSED)
+    pair.in_a_child(lambda: pair.rank.report(FAILED))
+    pair.rank.report(PASSED)
+    assert pair.link.read() == [PASSED, PASSED]
+    assert pair.link.has_strangers
+
+
+def test_without_strangers_nothing_is_noted(pair):
+    pair.rank.report(PASSED)
+    pair.link.read()
+    assert not pair.link.has_strangers
+
+
+def test_a_child_cannot_break_into_a_message_of_the_ranks_own(pair):
+    line = encode_message(PASSED)
+    pair.send(line[:20])
+    pair.in_a_child(lambda: pair.send(b"garbage\n"))
+    pair.send(line[20:])
+    assert pair.link.read() == [PASSED]
+    assert not pair.link.is_garbled
+
+
+def test_the_end_of_a_child_is_not_the_ranks(pair):
+    pair.in_a_child(pair.hang_up)
+    assert pair.link.read() == []
+    assert not pair.link.at_end
+
+
+def descriptors():
+    return sorted(Path("/proc/self/fd").iterdir())
+
+
+@pytest.mark.parametrize("count", [1, 200])
+def test_descriptors_that_are_sent_along_are_closed(pair, count):
+    before = descriptors()
+    with Path("/proc/self/stat").open() as file:
+        socket.send_fds(pair.rank._socket, [encode_message(PASSED)], [file.fileno()] * count)
+    assert pair.link.read() == [PASSED]
+    assert descriptors() == before
+
+
+def test_the_kernel_says_who_has_sent_a_piece(pair):
+    pair.send(b"own")
+    pair.in_a_child(lambda: pair.send(b"child's"))
+    data, sender = receive(pair.link.socket, 100)
+    assert (data, sender) == (b"own", os.getpid())
+    data, sender = receive(pair.link.socket, 100)
+    assert data == b"child's"
+    assert sender not in (0, os.getpid())
+
+
+def test_a_connection_that_the_rank_has_reset_is_at_its_end(pair):
+    pair.link.send(END)
+    pair.hang_up()  # with the command unread, which the other side gets as an error
+    pair.link.read()
+    pair.link.read()
+    assert pair.link.at_end
+
+
+def test_a_message_is_one_line_of_json():
+    assert json.loads(encode_message(FAILED)) == ["Report", {"nodeid": "t", "outcome": "failed", "message": "why"}]
+    assert encode_message(Report(message="a\nb")).count(b"\n") == 1

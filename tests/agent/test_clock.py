@@ -1,0 +1,185 @@
+"""The order of a job's events, whatever becomes of the clocks that its host and its tests have."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allranks.agent import clock
+from allranks.agent.channel import Report
+from allranks.agent.gangs.local_ranks import RankExit, RankReport
+from allranks.agent.gangs.step_outcome import Step, ended, reported
+from allranks.outcomes import Outcome
+from allranks.records import RankEnded
+
+FUNCTIONS = ("time", "time_ns", "monotonic", "monotonic_ns", "clock_gettime", "clock_gettime_ns", "perf_counter")
+
+
+@pytest.mark.parametrize("jump", [-1e9, -3600.0, -1.0, 0.001, 1.0, 3600.0, 1e9])
+def test_time_stamps_go_on_whatever_the_clock_of_the_day_is_set_to(monkeypatch, jump):
+    before, real = clock.now(), time.time
+    monkeypatch.setattr(time, "time", lambda: real() + jump)
+    assert before <= clock.now() < before + 60
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_that_a_test_freezes_stops_no_clock(monkeypatch, name):
+    stamps = [(clock.now(), clock.monotonic(), clock.monotonic_ns())]
+    monkeypatch.setattr(time, name, lambda *_: 0)
+    clock.sleep(0.001)
+    stamps.append((clock.now(), clock.monotonic(), clock.monotonic_ns()))
+    assert all(first < second for first, second in zip(*stamps, strict=True))
+
+
+def test_all_processes_of_a_job_have_one_clock_even_if_the_day_is_set_between_their_starts():
+    program = "import time; time.time = lambda: 0.0\nfrom allranks.agent import clock; print(clock.now())"
+    environment = {**os.environ, clock.VARIABLE: repr(clock.ORIGIN)}
+    before = clock.now()
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True)
+    assert before < float(done.stdout) < clock.now()
+
+
+@pytest.mark.parametrize("given", ["", "yesterday", "1e", "0x10"])
+def test_without_a_clock_of_its_job_a_process_has_one_of_its_own(given):
+    assert abs(clock._origin(given) + clock.monotonic() - time.time()) < 60
+
+
+TEST = "t::x"
+
+
+def failed(rank, at, *, is_symptom=False):
+    return RankReport(
+        rank=rank, at=at, report=Report(nodeid=TEST, outcome=Outcome.FAILED, message="broken", is_symptom=is_symptom)
+    )
+
+
+def crashed(rank, at):
+    return RankExit(rank=rank, status=-signal.SIGSEGV, at=at)
+
+
+def step_with(*events):
+    step = Step(nodeid=TEST)
+    for event in events:
+        step.note(reported(event, step) if isinstance(event, RankReport) else ended(event, step))
+    return step
+
+
+@pytest.mark.parametrize(
+    ("events", "leader"),
+    [
+        ([failed(0, 1.0), failed(1, 2.0)], 0),
+        ([failed(0, 2.0), failed(1, 1.0)], 1),
+        ([crashed(2, 3.0), failed(0, 2.0), failed(1, 1.0)], 1),
+        ([failed(0, 2.0), crashed(2, 1.5), failed(1, 2.5)], 2),
+        ([failed(0, 1.0, is_symptom=True), failed(1, 2.0)], 1),
+        ([failed(1, 2.0), failed(0, 1.0, is_symptom=True)], 1),
+        ([failed(0, 2.0, is_symptom=True), failed(1, 1.0, is_symptom=True)], 1),
+        ([failed(0, 1.0), failed(1, 1.0)], 0),
+    ],
+)
+def test_the_first_of_the_ranks_in_time_leads_in_whatever_order_their_nodes_report(events, leader):
+    step = step_with(*events)
+    step.explain_symptoms(None)
+    assert step.leader.rank == leader
+
+
+@given(st.permutations(range(5)))
+def test_an_outcome_comes_before_all_that_came_after_it(order):
+    step = step_with(*(failed(rank, float(rank)) for rank in order))
+    assert [each.rank for each in step.outcomes] == [0, 1, 2, 3, 4]
+    assert step.cause.rank == 0
+
+
+PATCHES = """
+    import time
+    import pytest
+
+    JUMPS = {"back": -3600.0, "ahead": 3600.0, "frozen": None}
+
+    @pytest.fixture(autouse=True)
+    def other_time(request, rank, monkeypatch):
+        jump = JUMPS[request.node.name.partition("[")[2].partition("]")[0].partition("-")[0]]
+        if rank == int(request.node.name.rpartition("-")[2].rstrip("]")):
+            for name in ("time", "monotonic", "perf_counter", "time_ns", "monotonic_ns"):
+                real, start = getattr(time, name), getattr(time, name)()
+                unit = 10**9 if name.endswith("_ns") else 1
+                now = (lambda start=start: start) if jump is None else (
+                    lambda real=real, unit=unit: real() + int(jump) * unit)
+                monkeypatch.setattr(time, name, now)
+"""
+
+SUITE = """
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    @pytest.mark.parametrize("patched", [0, 1])
+    @pytest.mark.parametrize("jump", ["back", "ahead", "frozen"])
+    def test_rank_1_is_wrong(rank, jump, patched):
+        assert rank == 0, "a bug of rank 1"
+        dist.all_reduce(torch.ones(1))
+
+    @pytest.mark.parametrize("patched", [0, 1])
+    @pytest.mark.parametrize("jump", ["back", "ahead", "frozen"])
+    def test_right(rank, jump, patched):
+        dist.all_reduce(torch.ones(1))
+"""
+
+
+@pytest.fixture(scope="module")
+def patched(run_once):
+    return run_once("patched", {"conftest.py": PATCHES, "test_patched.py": SUITE})
+
+
+@pytest.mark.parametrize("jump", ["back", "ahead", "frozen"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_patches_time_changes_no_order(patched, jump, rank):
+    first, *others = [each for each in patched.arrived(f"test_rank_1_is_wrong[{jump}-{rank}]") if each.outcome.is_bad]
+    assert (first.rank, first.message) == (1, "AssertionError: a bug of rank 1")
+    assert [each.caused_by for each in others] == [1]
+    assert all(first.arrived <= each.arrived < first.arrived + 60 for each in others)
+    assert patched.outcomes(f"test_right[{jump}-{rank}]") == ("passed", "passed")
+
+
+def test_the_times_of_a_job_never_go_back(patched):
+    stamps = [record.at for record in patched.records]
+    assert stamps == sorted(stamps)
+    ends = [each.arrived for each in patched.ends if isinstance(each, RankEnded)]
+    assert all(stamps[0] <= each <= stamps[-1] for each in ends)
+
+
+LAUNCHING = """
+    import time
+    import pytest
+    import torch
+    import torch.distributed as dist
+    from allranks.testing import MultiProcessTestCase
+
+    class TestFrozen(MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            if self.rank == self.MAIN_PROCESS_RANK:
+                frozen = time.time()
+                for name in ("time", "monotonic", "perf_counter"):
+                    setattr(time, name, lambda: frozen)
+            self._spawn_processes()
+
+        def test_rank_1_is_wrong(self):
+            assert self.rank == 0, "a bug of rank 1"
+            time.sleep(600)
+"""
+
+
+def test_a_launching_process_that_freezes_time_still_gives_up_ranks_that_hang(run_agent):
+    agent = run_agent({"test_launching.py": LAUNCHING}, launches_ranks=True, limits={"test": 20})
+    [first, *others] = [each for each in agent.arrived("TestFrozen::test_rank_1_is_wrong") if each.outcome.is_bad]
+    assert (first.rank, first.outcome) == (1, Outcome.FAILED)
+    assert first.message.endswith("a bug of rank 1")
+    assert [(each.rank, each.caused_by) for each in others] == [(0, 1)]

@@ -1,0 +1,182 @@
+"""GPUs are tried before anything else: here on the CPU, which torch takes for a device like any other."""
+
+import os
+import re
+import signal
+
+import pytest
+import torch
+
+from allranks.agent import linux
+from allranks.agent.config import GpuToCheck
+from allranks.agent.gpu_check import check_gpus, compute, troubles_of
+from allranks.records import AgentFailed, Collected, FailureKind, GpuFailed, GpusChecked, TestStarted
+
+GPUS = tuple(GpuToCheck(gpu=f"GPU-{letter}", visible=f"UUID-{letter}", name=f"GPU {letter}") for letter in "ab")
+
+
+class Journal(list):
+    def write(self, record):
+        self.append(record)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """As in an agent: a fork has no thread of a pool that its parent has."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def no_child_is_left():
+    before = linux.children()  # another test's, in this process
+    yield
+    assert linux.children() <= before
+
+
+def on_b(act):
+    """What does so on the second GPU, and nothing on the first."""
+
+    def work():
+        if os.environ["CUDA_VISIBLE_DEVICES"] == os.environ["HIP_VISIBLE_DEVICES"] == "UUID-b":
+            act()
+
+    return work
+
+
+def test_a_device_that_computes_is_well():
+    compute("cpu")
+    assert troubles_of(GPUS, lambda: compute("cpu"), 60) == {}
+
+
+def test_one_wrong_number_is_noticed():
+    def multiply(one, other):
+        product = one @ other
+        product[17, 4] += 1
+        return product
+
+    with pytest.raises(ArithmeticError, match="1 of the 65536 numbers"):
+        compute("cpu", multiply)
+
+
+def test_a_device_on_which_nothing_comes_out_is_sick():
+    with pytest.raises(NotImplementedError):
+        compute("meta")
+
+
+@pytest.mark.usefixtures("no_child_is_left")
+@pytest.mark.parametrize(
+    ("act", "limit", "told"),
+    [
+        (lambda: compute("cpu", torch.sub), 60, "ArithmeticError: .* of the 65536 numbers"),
+        (lambda: torch.zeros(1).to("cuda"), 60, "(AssertionError|RuntimeError): .*CUDA|NVIDIA"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), 60, "the process that used it was killed by SIGKILL"),
+        (lambda: os._exit(3), 60, "the process that used it ended with exit status 3"),
+        (signal.pause, 0.5, "it has not computed anything within 0.5 s"),
+    ],
+    ids=["wrong numbers", "an error", "a crash", "an exit", "a hang"],
+)
+def test_what_goes_wrong_on_one_gpu_is_told_of_that_one_and_befalls_nobody_else(act, limit, told):
+    troubles = troubles_of(GPUS, on_b(act), limit)
+    assert list(troubles) == ["GPU-b"]
+    assert re.match(told, troubles["GPU-b"])
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") != "UUID-b"
+
+
+def test_which_gpus_compute_is_written_down():
+    journal = Journal()
+    assert check_gpus(GPUS, "cpu", 60, journal)
+    [checked] = journal
+    assert isinstance(checked, GpusChecked)
+    assert checked.gpus == ("GPU-a", "GPU-b")
+
+
+def test_a_check_that_the_kernel_ends_for_want_of_memory_says_nothing_of_the_device(monkeypatch):
+    journal, kills = Journal(), iter((0, 1))
+    monkeypatch.setattr(linux, "killed_for_memory", lambda: next(kills))
+    assert not check_gpus(GPUS, "cpu", 60, journal)
+    [failed] = journal
+    assert isinstance(failed, AgentFailed)
+    assert failed.kind is FailureKind.OUT_OF_MEMORY
+    assert "limits.memory_mib" in failed.message
+
+
+def test_a_torch_without_cuda_tries_nothing(monkeypatch):
+    journal = Journal()
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert check_gpus(GPUS, "cuda", 60, journal)
+    assert journal == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this host has GPUs")
+def test_a_torch_with_cuda_that_sees_no_device_has_sick_gpus(monkeypatch):
+    journal = Journal()
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert not check_gpus(GPUS, "cuda", 60, journal)
+    assert [type(record) for record in journal] == [GpusChecked, GpuFailed, GpuFailed]
+    assert journal[1].name == "GPU a"
+
+
+SUITE = {"suite/test_small.py": "def test_small(): pass\n"}
+
+
+def test_an_agent_has_its_gpus_tried_and_runs_its_tests(start_agent):
+    run = start_agent(SUITE, check_gpus=GPUS, gpu_device="cpu").go()
+    assert run.wait() == 0
+    assert run.all(GpusChecked)[0].gpus == ("GPU-a", "GPU-b")
+    assert len(run.arrived("test_small")) == 2
+
+
+RESET = """
+    import os
+
+    import torch
+    from torch import distributed
+
+    torch.cuda.is_available, torch.cuda.device_count = (lambda: True), (lambda: 2)
+    join = distributed.init_process_group
+
+    def join_at_first(*args, rank, **kwargs):
+        if int(os.environ["ALLRANKS_GANG"]) > FIRST and rank == 1:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        join(*args, rank=rank, **kwargs)
+
+    distributed.init_process_group = join_at_first
+"""
+TESTS = "def test_a(rank): assert rank\ndef test_b(): pass\ndef test_c(): pass\n"
+
+
+@pytest.mark.parametrize(("gangs", "ended"), [(0, []), (1, ["test_a"]), (2, ["test_a", "test_b"])])
+def test_a_gang_that_cannot_start_on_a_lost_gpu_is_no_failure_of_a_test(start_agent, gangs, ended):
+    files = {"conftest.py": RESET.replace("FIRST", str(gangs)), "test_it.py": TESTS}
+    run = start_agent(files, gpu_count=2, gpu_device="meta", isolation="test", limits={"peer_grace": 0.3}).go()
+    assert run.wait() == 1
+    [failed] = run.all(AgentFailed)
+    assert failed.kind is FailureKind.GPU
+    following = ["test_a", "test_b", "test_c"][gangs]
+    assert failed.message.startswith(f"before suite/test_it.py::{following}, the GPU of rank 1 no longer computes: Not")
+    assert [each.nodeid.partition("::")[2] for each in run.all(TestStarted)] == ended
+
+
+def test_a_gang_that_cannot_start_on_gpus_that_compute_is_an_error_of_its_test(start_agent):
+    files = {"conftest.py": RESET.replace("FIRST", "1"), "test_it.py": TESTS}
+    run = start_agent(files, gpu_count=2, gpu_device="cpu", isolation="test", limits={"peer_grace": 0.3}).go()
+    assert run.wait() == 0
+    assert run.all(AgentFailed) == []
+    assert run.outcomes("test_b") == ("aborted", "errored")
+    assert (
+        run.cases(1)["test_b"].message == "the process group could not be made: CUDA error: unspecified launch failure"
+    )
+
+
+def test_an_agent_whose_gpu_is_sick_collects_nothing_and_says_why(start_agent):
+    run = start_agent(SUITE, check_gpus=GPUS[:1], gpu_device="meta")
+    assert run.wait() == 1
+    [failed] = run.all(GpuFailed)
+    assert failed.gpu == "GPU-a"
+    assert "NotImplementedError" in failed.message
+    assert "NotImplementedError" in run.log
+    assert run.all(Collected) == []

@@ -1,0 +1,111 @@
+"""Questions about GPUs, on a host whose torch has the stand-in of a driver: it notes which process initializes CUDA."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from allranks.agent import gpu_questions
+
+H100 = SimpleNamespace(name="H100", major=9, minor=0, total_memory=80 << 30, uuid=object(), _private=1)
+
+
+@pytest.fixture
+def initialized_in(tmp_path, monkeypatch):
+    """The processes that have initialized CUDA so far."""
+    note = tmp_path / "processes"
+    note.touch()
+
+    def initialize():
+        with note.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", initialize)
+    monkeypatch.setattr(torch.cuda, "_get_device_properties", lambda _index: H100, raising=False)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", torch.cuda.get_device_properties)  # put back afterwards
+    monkeypatch.setattr(torch.cuda, "current_device", torch.cuda.current_device)
+    gpu_questions._questions.cache_clear()
+    yield lambda: [int(line) for line in note.read_text().split()]
+    gpu_questions._questions.cache_clear()
+
+
+def in_fork(work):
+    """The exit status of a fork: 0 if the work holds."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(not work())
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_fork_answers_once_and_this_process_has_no_cuda(initialized_in):
+    gpu_questions.answer_without_cuda()
+    found = torch.cuda.get_device_properties(1)
+    assert (found.name, found.major, found.total_memory) == ("H100", 9, 80 << 30)
+    assert isinstance(found.uuid, str)
+    assert "name='H100'" in repr(found)
+    assert torch.cuda.get_device_capability() == (9, 0)
+    assert torch.cuda.get_device_name("cuda:1") == "H100"
+    assert torch.cuda.current_device() == 0
+    assert os.getpid() not in initialized_in()
+    assert len(set(initialized_in())) == 1
+
+
+@pytest.mark.usefixtures("initialized_in")
+def test_a_gpu_that_does_not_exist_is_refused():
+    gpu_questions.answer_without_cuda()
+    with pytest.raises(AssertionError, match="GPU 2 does not exist: there are 2"):
+        torch.cuda.get_device_properties(2)
+    with pytest.raises(ValueError, match="cpu is no GPU"):
+        torch.cuda.get_device_properties("cpu")
+
+
+def test_a_fork_initializes_cuda_itself_even_after_the_answer(initialized_in):
+    gpu_questions.answer_without_cuda()
+    torch.cuda.get_device_properties(0)
+    assert in_fork(lambda: torch.cuda.get_device_properties(0) is H100 and os.getpid() in initialized_in()) == 0
+
+
+def test_a_fork_that_asks_to_answer_without_cuda_does(initialized_in):
+    def as_a_driver():
+        gpu_questions.answer_without_cuda()
+        return torch.cuda.get_device_capability() == (9, 0) and os.getpid() not in initialized_in()
+
+    gpu_questions.answer_without_cuda()
+    assert in_fork(as_a_driver) == 0
+
+
+@pytest.mark.usefixtures("initialized_in")
+def test_a_process_that_has_initialized_cuda_answers_itself(monkeypatch):
+    gpu_questions.answer_without_cuda()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert torch.cuda.get_device_properties(0) is H100
+
+
+@pytest.mark.usefixtures("initialized_in")
+def test_an_error_is_raised_where_the_question_was_asked(monkeypatch):
+    def fail():
+        msg = "the driver is too old"
+        raise RuntimeError(msg)
+
+    monkeypatch.setattr(torch.cuda, "_lazy_init", fail)
+    gpu_questions.answer_without_cuda()
+    with pytest.raises(RuntimeError, match="the driver is too old"):
+        torch.cuda.get_device_capability()
+
+
+@pytest.mark.usefixtures("initialized_in")
+def test_a_crash_is_an_error_as_well(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: os._exit(1))
+    gpu_questions.answer_without_cuda()
+    with pytest.raises(RuntimeError, match="has crashed"):
+        torch.cuda.get_device_properties(0)
+
+
+def test_without_gpus_torch_answers(initialized_in, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    gpu_questions.answer_without_cuda()
+    with pytest.raises(AssertionError):
+        torch.cuda.get_device_properties(0)
+    assert os.getpid() in initialized_in()

@@ -1,0 +1,211 @@
+"""When a job is over, and who learns of it."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from allranks.agent import linux
+from allranks.agent.job_end import HANGUP_STATUS, HangupError, JobEnd, JobLimitError
+
+SUPERVISOR = """
+import sys, time
+from allranks.agent.config import TimeLimit
+from allranks.agent.job_end import HangupError, JobEnd, JobLimitError
+
+end = JobEnd.of_this_process(TimeLimit(value=float(sys.argv[1]), setting="limits.job"))
+if sys.argv[2] == "looks":
+    end.may_leave_no_more()
+print("ready", flush=True)
+try:
+    end.wait_for_turn()
+    print("went", end.remaining() <= float(sys.argv[1]), flush=True)
+    while True:
+        from allranks.agent import linux
+        linux.is_readable(end.fileno(), min(end.remaining(), 20))
+        end.check()
+except (HangupError, JobLimitError) as error:
+    print(type(error).__name__, error, flush=True)
+"""
+
+
+class Supervisor:
+    """A process that waits for its turn, and then for the end of its job."""
+
+    def __init__(self, limit=1000, manner="looks"):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SUPERVISOR, str(limit), manner], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self.line() == "ready"
+
+    def line(self):
+        return self.process.stdout.readline().decode().strip()
+
+    def go(self):
+        self.process.stdin.write(b"go\n")
+        self.process.stdin.flush()
+        assert self.line() == "went True"
+
+    def close(self):
+        self.process.kill()
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait()
+
+
+@pytest.fixture
+def start():
+    started = []
+
+    def start_supervisor(**options):
+        started.append(Supervisor(**options))
+        return started[-1]
+
+    yield start_supervisor
+    for supervisor in started:
+        supervisor.close()
+
+
+def close_stdin(supervisor):
+    supervisor.process.stdin.close()
+
+
+def terminate(supervisor):
+    supervisor.process.terminate()
+
+
+@pytest.mark.parametrize("hang_up", [close_stdin, terminate])
+def test_whoever_hangs_up_ends_the_job(start, hang_up):
+    supervisor = start()
+    supervisor.go()
+    hang_up(supervisor)
+    assert supervisor.line() == "HangupError the job was ended from outside"
+
+
+@pytest.mark.parametrize("hang_up", [close_stdin, terminate])
+def test_a_job_that_has_not_had_its_turn_ends_all_the_same(start, hang_up):
+    supervisor = start()
+    hang_up(supervisor)
+    assert supervisor.line() == "HangupError the job was ended from outside"
+
+
+@pytest.mark.parametrize("hang_up", [close_stdin, terminate])
+def test_a_process_with_nothing_to_put_away_ends_at_once(start, hang_up):
+    supervisor = start(manner="leaves")
+    hang_up(supervisor)
+    assert supervisor.process.wait(20) == HANGUP_STATUS
+    assert supervisor.line() == ""
+
+
+def test_the_time_is_up_so_long_after_the_turn(start):
+    supervisor = start(limit=0.2)
+    supervisor.go()
+    assert supervisor.line() == "JobLimitError the job's time limit of 0.2 s was reached (limits.job)"
+
+
+def test_a_second_word_does_not_start_the_clock_again(start):
+    supervisor = start(limit=0.2)
+    supervisor.go()
+    supervisor.process.stdin.write(b"go\n" * 1000)
+    supervisor.process.stdin.flush()
+    assert supervisor.line() == "JobLimitError the job's time limit of 0.2 s was reached (limits.job)"
+
+
+@pytest.fixture
+def end():
+    end = JobEnd()
+    yield end
+    end.close()
+
+
+def test_a_job_without_a_limit_goes_on(end):
+    end.check()
+    assert end.remaining() == float("inf")
+    assert not linux.is_readable(end.fileno(), 0)
+
+
+def test_an_end_stays_readable_for_every_loop_that_waits_for_it(end):
+    end.hang_up()
+    for _ in range(2):
+        assert linux.is_readable(end.fileno(), 0)
+        assert end.has_hung_up
+        with pytest.raises(HangupError):
+            end.check()
+
+
+def test_to_hang_up_again_changes_nothing(end):
+    for _ in range(100_000):  # more than a pipe holds
+        end.hang_up()
+    with pytest.raises(HangupError):
+        end.wait_for_turn()
+
+
+def test_any_thread_may_hang_up(end):
+    thread = threading.Thread(target=end.hang_up)
+    thread.start()
+    assert linux.is_readable(end.fileno(), 20)
+    thread.join()
+
+
+def test_the_handler_of_a_signal_may_hang_up_while_the_turn_is_waited_for(end):
+    before = signal.signal(signal.SIGUSR1, lambda *_: end.hang_up())
+    killer = threading.Thread(target=lambda: os.kill(os.getpid(), signal.SIGUSR1))
+    try:
+        killer.start()
+        with pytest.raises(HangupError):
+            end.wait_for_turn()
+    finally:
+        killer.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+def wait_interrupted_at(end, step):
+    """Wait for the turn in a thread, with a hang-up in the middle of it, as a handler of a signal comes."""
+    raised, steps = [], iter(range(1000))
+
+    def interrupt(_frame, _event, _argument):
+        if next(steps) == step:
+            end.hang_up()
+        return interrupt
+
+    def wait():
+        sys.settrace(interrupt)
+        try:
+            end.wait_for_turn()
+        except HangupError:
+            raised.append(step)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread, raised
+
+
+@pytest.mark.parametrize("step", range(30))
+def test_a_handler_may_hang_up_wherever_the_wait_for_the_turn_is(step):
+    end = JobEnd()
+    thread, raised = wait_interrupted_at(end, step)
+    if not linux.is_readable(end.fileno(), 0.2):
+        end.hang_up()  # the wait has fewer steps
+    thread.join(5)
+    assert raised == [step]
+    end.close()
+
+
+def test_a_limit_that_is_over_is_a_limit_and_no_hangup(end, monkeypatch):
+    monkeypatch.setattr(end, "_deadline", 0.0)
+    assert end.remaining() == 0.0
+    with pytest.raises(JobLimitError):
+        end.check()
+    end.hang_up()
+    with pytest.raises(HangupError):
+        end.check()
+
+
+def test_close_leaves_no_descriptor():
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    JobEnd().close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

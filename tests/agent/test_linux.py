@@ -1,0 +1,185 @@
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+
+from allranks.agent import linux
+
+
+@pytest.fixture
+def child():
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:  # noqa: S607 - any program that waits
+        yield process
+        process.stdin.close()
+
+
+def test_a_child_is_among_the_children_until_it_is_reaped(child):
+    assert child.pid in linux.children()
+    child.kill()
+    assert child.pid in linux.children()
+    child.wait()
+    assert child.pid not in linux.children()
+
+
+def run(script):
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], check=True, capture_output=True, text=True, timeout=60
+    ).stdout
+
+
+def test_a_process_without_children_has_none():
+    assert run("from allranks.agent import linux; print(linux.children())") == "frozenset()\n"
+
+
+def test_a_name_with_spaces_and_parentheses_confuses_nobody():
+    script = """
+        import os, signal
+        from pathlib import Path
+        from allranks.agent import linux
+        ready, done = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            Path("/proc/self/comm").write_text(") 1 (x")
+            os.write(done, b"!")
+            signal.pause()
+        os.read(ready, 1)
+        assert linux.children() == {pid}
+        os.kill(pid, signal.SIGKILL)
+    """
+    run(script)
+
+
+def test_orphans_of_a_process_that_adopts_them_become_its_children():
+    script = """
+        import os, signal
+        from allranks.agent import linux
+        linux.adopt_orphans()
+        told, tell = os.pipe()
+        child = os.fork()
+        if child == 0:
+            grandchild = os.fork()
+            if grandchild == 0:
+                signal.pause()
+            os.write(tell, str(grandchild).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        grandchild = int(os.read(told, 100))
+        assert linux.children() == {grandchild}
+        os.kill(grandchild, signal.SIGKILL)
+        os.waitpid(grandchild, 0)
+        assert linux.children() == frozenset()
+    """
+    run(script)
+
+
+def test_a_process_can_ask_to_die_with_its_parent():
+    script = """
+        import os, signal
+        from allranks.agent import linux
+        linux.adopt_orphans()
+        ready, done = os.pipe()
+        child = os.fork()
+        if child == 0:
+            if os.fork() == 0:
+                linux.die_with_parent()
+                os.write(done, b"!")
+                signal.pause()
+            signal.pause()
+        os.read(ready, 1)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        _, status = os.waitpid(-1, 0)
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    """
+    run(script)
+
+
+GATHER = """
+import re
+from allranks.agent import linux
+
+def huge():
+    with open("/proc/self/smaps_rollup") as file:
+        return int(re.search(r"AnonHugePages: +(\\d+)", file.read())[1])
+
+content = [bytes([number % 256]) * 1024 for number in range(20_000)]
+before = huge()
+linux.gather_into_huge_pages()
+assert content == [bytes([number % 256]) * 1024 for number in range(20_000)]
+print(huge() - before)
+"""
+
+
+def has_collapse():
+    major, minor = map(int, re.match(r"(\d+)\.(\d+)", platform.release()).groups())
+    return (major, minor) >= (6, 1) and Path("/sys/kernel/mm/transparent_hugepage").exists()
+
+
+@pytest.mark.skipif(not has_collapse(), reason="Linux has MADV_COLLAPSE since 6.1")
+def test_memory_is_gathered_into_huge_pages_and_stays_what_it_was():
+    kilobytes = subprocess.run([sys.executable, "-c", GATHER], capture_output=True, text=True, check=True)
+    assert int(kilobytes.stdout) >= 2048
+
+
+def test_a_signal_is_coming_until_it_has_been_taken():
+    child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    try:
+        assert not linux.is_coming(child.pid, signal.SIGUSR1)
+        child.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        child.send_signal(signal.SIGUSR1)
+        assert linux.is_coming(child.pid, signal.SIGUSR1)
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_signal_that_is_blocked_is_not_coming():
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    try:
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        assert not linux.is_coming(os.getpid(), signal.SIGUSR1)
+        assert signal.sigwait({signal.SIGUSR1}) == signal.SIGUSR1
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+
+
+def test_nothing_is_coming_to_a_process_that_is_gone():
+    assert not linux.is_coming(2**22 + 1, signal.SIGUSR1)
+
+
+def test_the_kernel_prefers_a_process_that_offers_itself_to_the_memory_killer():
+    script = """
+        from pathlib import Path
+        from allranks.agent import linux
+        before = int(Path("/proc/self/oom_score_adj").read_text())
+        for _ in range(5):
+            linux.offer_to_memory_killer()
+            print(int(Path("/proc/self/oom_score_adj").read_text()) - before, before)
+    """
+    [(first, before), *_, (last, _)] = [map(int, line.split()) for line in run(script).splitlines()]
+    assert first == min(333, 1000 - before)
+    assert last == 1000 - before
+
+
+def test_the_variables_of_a_process_that_is_starting_a_program_are_waited_for(tmp_path):
+    # as /proc shows a process within execve(2), for microseconds or until a disk has been read
+    process = tmp_path / "7"
+    process.mkdir()
+    (process / "exe").symlink_to(sys.executable)
+    for name in ("environ", "cmdline"):
+        (process / name).touch()
+
+    def begin():
+        (process / "environ").write_bytes(b"A=1\0B=2")
+        (process / "cmdline").write_bytes(b"program")
+
+    threading.Timer(0.05, begin).start()
+    assert linux.variables_of(7, proc=tmp_path) == ["A=1", "B=2"]

@@ -1,0 +1,164 @@
+"""What a fork server and its supervisor say to each other."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allranks.agent.config import TimeLimit
+from allranks.agent.program import (
+    Finish,
+    Forked,
+    ItemOptions,
+    Program,
+    SessionEnded,
+    Settled,
+    SkippedModule,
+    StartGang,
+    line_of,
+    parse_reply,
+    parse_request,
+    parts_of,
+)
+from allranks.records import Imported, Notice, Record
+from allranks.typed_json import RecordError
+
+TEXT = st.text(st.characters(exclude_categories=[]), max_size=20)
+TEXTS = st.lists(TEXT, max_size=3).map(tuple)
+WHOLE = st.integers(-(2**53) + 1, 2**53 - 1)
+SECONDS = st.floats(0, 1e9)
+LIMITS = st.builds(TimeLimit, value=SECONDS, setting=TEXT, margin=SECONDS)
+TERMS = st.builds(
+    ItemOptions,
+    gang=TEXTS,
+    has_process_group=st.booleans(),
+    limit=LIMITS,
+    plugin_limit=st.none() | LIMITS,
+    launches=st.booleans(),
+    is_skipped=st.booleans(),
+    test_group=TEXT,
+    is_script=st.booleans(),
+)
+PROGRAMS = st.builds(
+    Program,
+    tests=TEXTS,
+    terms=st.lists(TERMS, max_size=3).map(tuple),
+    skipped=st.lists(st.builds(SkippedModule, nodeid=TEXT, reason=TEXT), max_size=2).map(tuple),
+    deselected=WHOLE,
+    maxfail=WHOLE,
+    is_collected_only=st.booleans(),
+    prints_at_once=st.booleans(),
+    lacks=TEXT,
+    python=TEXT,
+)
+TOLD = (
+    PROGRAMS
+    | st.builds(Forked, pids=st.lists(WHOLE, max_size=3).map(tuple), error=TEXT)
+    | st.builds(SessionEnded, status=WHOLE, own=WHOLE)
+    | st.builds(Notice, text=TEXT, nodeid=TEXT)
+    | st.builds(Imported, torch=TEXT, seconds=st.floats(0, 1e9))
+)
+ASKED = st.builds(
+    StartGang,
+    ranks=st.lists(WHOLE, max_size=3).map(tuple),
+    gang=WHOLE,
+    url=st.none() | TEXT,
+    environment=TEXTS,
+    launches=st.booleans(),
+    preload=TEXTS,
+    has_many_forks=st.booleans(),
+    results=TEXT,
+) | st.builds(Finish, tests=st.lists(st.builds(Settled, nodeid=TEXT, is_bad=st.booleans()), max_size=3).map(tuple))
+
+
+@given(TOLD)
+def test_a_reply_survives_its_line(reply):
+    assert parse_reply(line_of(reply)) == reply
+
+
+@given(ASKED)
+def test_a_request_survives_its_line(message):
+    assert parse_request(line_of(message)) == message
+
+
+@given(TOLD | ASKED)
+def test_a_message_is_one_line(message):
+    line = line_of(message)
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+
+
+@given(TOLD)
+def test_a_reply_is_no_request(reply):
+    with pytest.raises(RecordError):
+        parse_request(line_of(reply))
+
+
+@given(ASKED)
+def test_a_request_is_no_reply(message):
+    with pytest.raises(RecordError):
+        parse_reply(line_of(message))
+
+
+def assert_reads_or_refuses(read, kinds, line):
+    try:
+        found = read(line)
+    except RecordError:
+        return
+    assert isinstance(found, kinds)
+
+
+READERS = [(parse_reply, (Record, Program, Forked, SessionEnded)), (parse_request, (StartGang, Finish))]
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=100))
+def test_any_bytes_are_a_message_or_a_record_error(line):
+    for read, kinds in READERS:
+        assert_reads_or_refuses(read, kinds, line)
+
+
+@settings(max_examples=300)
+@given(TOLD | ASKED, st.data())
+def test_a_damaged_line_is_a_message_or_a_record_error(message, data):
+    line = bytearray(line_of(message))
+    place = data.draw(st.integers(0, len(line) - 1))
+    line[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+    for read, kinds in READERS:
+        assert_reads_or_refuses(read, kinds, bytes(line))
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b"hello", "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
+        (b"{}", "is not a record"),
+        (b'["Program", []]', "has no object as its Program"),
+        (b'["Forked", {"pids": ["1"]}]', "as pids of Forked"),
+        (b'["Program", {"terms": [{}]}]', "lacks gang of ItemOptions"),
+        (b'["SessionEnded", {"own": 0}]', "lacks status of SessionEnded"),
+        (b'["StartGang", {"ranks": [0], "gang": 1}]', "is of an unknown kind: 'StartGang'"),
+    ],
+)
+def test_the_error_says_why_a_line_is_no_reply(line, why):
+    with pytest.raises(RecordError) as error:
+        parse_reply(line)
+    assert why in str(error.value)
+
+
+@pytest.mark.parametrize("line", [b'["Forked", {}]', b"[]", b"3", b'["StartGang", {}]', b'["Finish", {"tests": [1]}]'])
+def test_what_is_no_request_is_refused(line):
+    with pytest.raises(RecordError):
+        parse_request(line)
+
+
+@pytest.mark.parametrize(("length", "most"), [(20, 2000), (3_000, 87), (200_000, 1), (900_000, 1)])
+def test_tests_with_long_names_are_split_into_more_records(length, most):
+    names = [f"{number:04}{'n' * length}" for number in range(2 * most + 1)]
+    parts = list(parts_of(names))
+    assert list(map(len, parts)) == [most, most, 1]
+    assert [name for part in parts for name in part] == names
+
+
+def test_no_tests_have_no_parts():
+    assert list(parts_of([])) == []

@@ -1,0 +1,81 @@
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from agent_run import CONFIG
+
+from allranks.agent import rendezvous as rendezvous_module
+from allranks.agent.rendezvous import make_rendezvous, wait_for_store
+
+
+def port_of(rendezvous):
+    return int(rendezvous.environment["MASTER_PORT"])
+
+
+@pytest.fixture
+def held(tmp_path):
+    rendezvous = make_rendezvous(replace(CONFIG, init_method="tcp"), tmp_path)
+    yield rendezvous
+    rendezvous.joined()
+
+
+def test_a_file_rendezvous_is_a_path_that_never_existed(tmp_path):
+    urls = {make_rendezvous(replace(CONFIG, init_method="file"), tmp_path).url for _ in range(5)}
+    assert len(urls) == 5
+    assert all(url.startswith(f"file://{tmp_path}/") for url in urls)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tcp_names_address_and_port_in_its_url_too(held):
+    assert held.url == f"tcp://127.0.0.1:{port_of(held)}"
+    assert held.environment["MASTER_ADDR"] == "127.0.0.1"
+
+
+def test_env_is_all_in_the_environment(tmp_path):
+    rendezvous = make_rendezvous(replace(CONFIG, master_addr="node0"), tmp_path)
+    assert (rendezvous.url, rendezvous.environment["MASTER_ADDR"]) == ("env://", "node0")
+    rendezvous.joined()
+
+
+def test_a_held_port_cannot_be_bound_by_who_does_not_ask_to_share_it(held):
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port_of(held)))
+
+
+def test_a_held_port_can_be_listened_on_by_a_store(held):
+    with socket.socket(socket.AF_INET6) as store:
+        store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        store.bind(("::", port_of(held)))
+        store.listen()
+        assert store.getsockname()[1] == port_of(held)
+
+
+def test_a_port_is_free_when_all_have_joined(held):
+    held.joined()
+    held.joined()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port_of(held)))
+        assert other.getsockname()[1] == port_of(held)
+
+
+def test_an_unknown_init_method_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="'carrier-pigeon' is none of env, tcp, file"):
+        make_rendezvous(replace(CONFIG, init_method="carrier-pigeon"), tmp_path)
+
+
+@pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::")])
+def test_a_store_is_waited_for_until_it_listens(held, family, address):
+    with socket.socket(family) as store, ThreadPoolExecutor() as pool:
+        store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        store.bind((address, port_of(held)))
+        waiting = pool.submit(wait_for_store, port_of(held))
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=0.1)
+        store.listen()
+        waiting.result(timeout=0.5)
+
+
+def test_a_store_that_never_listens_is_left_to_torch(held, monkeypatch):
+    monkeypatch.setattr(rendezvous_module, "_STORE_TIMEOUT", 0.05)
+    wait_for_store(port_of(held))

@@ -1,0 +1,69 @@
+"""Skips of torch's sandcastle decorators; that they arrive, test_processes.py shows in an agent with the real ones."""
+
+import sys
+import types
+import unittest
+
+import pytest
+
+from allranks.agent.environment_skips import MODULE, SandcastleReason, watch_for_sandcastle_skips
+
+
+def skip_if(condition, reason):
+    """As torch's, off sandcastle."""
+    return unittest.skipIf(condition, reason)
+
+
+@pytest.fixture
+def decorators(monkeypatch):
+    """A module in the place of torch's, imported before anyone watched."""
+    module = types.ModuleType(MODULE)
+    module.skip_but_pass_in_sandcastle = unittest.skip
+    module.skip_but_pass_in_sandcastle_if = skip_if
+    monkeypatch.setitem(sys.modules, MODULE, module)
+    return module
+
+
+def reason_of(decorator):
+    @decorator
+    class Test(unittest.TestCase): ...
+
+    return getattr(Test, "__unittest_skip_why__", None)
+
+
+def test_the_reason_of_a_skip_bears_its_mark(decorators):
+    with watch_for_sandcastle_skips():
+        reasons = [
+            reason_of(decorators.skip_but_pass_in_sandcastle("no NCCL")),
+            reason_of(decorators.skip_but_pass_in_sandcastle(reason="no NCCL")),
+            reason_of(decorators.skip_but_pass_in_sandcastle_if(True, "no NCCL")),
+            reason_of(decorators.skip_but_pass_in_sandcastle_if(True, reason="no NCCL")),
+            reason_of(decorators.skip_but_pass_in_sandcastle_if(condition=True, reason="no NCCL")),
+        ]
+    assert reasons == ["no NCCL"] * 5
+    assert {type(reason) for reason in reasons} == {SandcastleReason}
+
+
+def test_what_is_not_skipped_stays_so(decorators):
+    with watch_for_sandcastle_skips():
+        assert reason_of(decorators.skip_but_pass_in_sandcastle_if(False, "no NCCL")) is None
+
+
+def test_decorators_are_wrapped_once(decorators):
+    with watch_for_sandcastle_skips():
+        ours = decorators.skip_but_pass_in_sandcastle
+        with watch_for_sandcastle_skips():
+            assert decorators.skip_but_pass_in_sandcastle is ours
+
+
+def test_a_torch_without_them_is_fine(decorators):
+    del decorators.skip_but_pass_in_sandcastle
+    with watch_for_sandcastle_skips():
+        assert not hasattr(decorators, "skip_but_pass_in_sandcastle")
+
+
+def test_nothing_watches_afterwards():
+    before = list(sys.meta_path)
+    with watch_for_sandcastle_skips():
+        assert sys.meta_path != before
+    assert sys.meta_path == before
