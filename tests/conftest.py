@@ -229,7 +229,7 @@ def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setattr(ownership, "lock_folder", lambda: folder)
     for module in ("gpu_leases", "sick_gpus"):
-        monkeypatch.setattr(f"allranks.schedule.{module}.lock_folder", lambda: folder)
+        monkeypatch.setattr(f"allranks.runner.{module}.lock_folder", lambda: folder)
     for module in ("docker", "leftovers"):
         monkeypatch.setattr(f"allranks.engine.{module}.host_id", lambda: f"test-{os.getpid()}")
     return folder

@@ -66,7 +66,7 @@ def test_a_failure_of_the_infrastructure_has_its_own_exit_code(allranks, monkeyp
     def fail(*_):
         raise EngineError("No daemon.", why="Refused.", remedy="Start one.")  # noqa: EM101
 
-    monkeypatch.setattr("allranks.schedule.run_jobs.run", fail)
+    monkeypatch.setattr("allranks.runner.run_jobs.run", fail)
     code, _, err = allranks("run")
     assert code == 4
     assert err == "allranks: error: No daemon.\n  Refused.\n  Start one.\n"
@@ -76,7 +76,7 @@ def test_an_interrupt_is_exit_code_130_and_no_traceback(allranks, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("allranks.schedule.run_jobs.run", interrupt)
+    monkeypatch.setattr("allranks.runner.run_jobs.run", interrupt)
     assert allranks("run") == (130, "", "\nallranks: interrupted\n")
 
 
@@ -110,7 +110,7 @@ def test_a_bug_of_ours_is_told_without_a_traceback(allranks, monkeypatch):
     def fail(*_):
         raise AttributeError("no such thing")  # noqa: EM101
 
-    monkeypatch.setattr("allranks.schedule.run_jobs.run", fail)
+    monkeypatch.setattr("allranks.runner.run_jobs.run", fail)
     code, _, err = allranks("run")
     assert code == 4
     assert err.startswith("allranks: error: allranks crashed: AttributeError: no such thing\n")

@@ -37,7 +37,7 @@ def test_no_package_imports_one_that_imports_it():
         graph.setdefault(package(module), set()).update(others)
     order = list(TopologicalSorter(graph).static_order())
     assert order.index("allranks.agent") < order.index("allranks.testing")
-    assert order.index("allranks.matrix") < order.index("allranks.schedule")
+    assert order.index("allranks.matrix") < order.index("allranks.runner")
 
 
 def test_one_package_alone_imports_junitparser_and_one_command_imports_that():
@@ -63,7 +63,7 @@ for module in sys.argv[1:]:
 
 
 def test_what_an_orchestrator_imports_needs_neither_pytest_nor_torch():
-    rooms = ("commands", "engine", "image", "matrix", "report", "schedule")
+    rooms = ("commands", "engine", "image", "matrix", "report", "runner")
     modules = [
         module
         for module in MODULES

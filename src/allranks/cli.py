@@ -88,7 +88,7 @@ def _recorded(own: Sequence[str], command: Callable[[], ExitCode]) -> ExitCode:
     is_build = name == "build" and given.results
     if not (given.plan_file and (is_run or is_examined or is_build)):
         return command()
-    from allranks.schedule.machines.refused_pack import recording_refusal  # noqa: PLC0415 - no other command needs it
+    from allranks.runner.machines.refused_pack import recording_refusal  # noqa: PLC0415 - no other command needs it
 
     results = given.results or Path(os.environ.get(RESULTS_VARIABLE) or results_here(given.matrix))
     return recording_refusal(command, results, given.plan_file, None if is_build else given.pack)

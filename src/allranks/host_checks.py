@@ -15,7 +15,7 @@ from allranks.engine.kind import Finding, engine_kind
 from allranks.engine.ownership import lock_folder
 from allranks.engine_registry import AUTO, engine_names
 from allranks.errors import DeviceError, EngineError
-from allranks.schedule.sick_gpus import SICK_REMEDY, sick_gpus
+from allranks.runner.sick_gpus import SICK_REMEDY, sick_gpus
 from allranks.user_cache import cache_folder, cache_limit
 
 _GIB: Final = 1 << 30

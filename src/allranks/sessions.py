@@ -26,7 +26,7 @@ from allranks.errors import AllranksError
 from allranks.matrix.declaration import load
 from allranks.matrix.model import Cell
 from allranks.matrix.select import prefixes, signature_axes
-from allranks.schedule.results_folder import PARTY_VARIABLE, RUN_ID_VARIABLE, new_party, new_run_id
+from allranks.runner.results_folder import PARTY_VARIABLE, RUN_ID_VARIABLE, new_party, new_run_id
 from allranks.user_cache import cache_folder
 
 MOST_CELLS = 5000

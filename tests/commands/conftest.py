@@ -35,7 +35,7 @@ def runs(monkeypatch):
         asked.append(([job.id for job in jobs], options))
         return ExitCode.OK
 
-    monkeypatch.setattr("allranks.schedule.run_jobs.run", run)
+    monkeypatch.setattr("allranks.runner.run_jobs.run", run)
     return asked
 
 

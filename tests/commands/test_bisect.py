@@ -17,7 +17,7 @@ def bisect(allranks, fake_runs, monkeypatch):
 
     def run(rate_of, *arguments, **more):
         runs = fake_runs(rate_of=lambda _, job: rate_of(job.cell), **more)
-        monkeypatch.setattr("allranks.schedule.run_jobs.run", runs)
+        monkeypatch.setattr("allranks.runner.run_jobs.run", runs)
         return *allranks("bisect", NODEID, "--suite", "tiny", *arguments), runs
 
     return run

@@ -54,7 +54,7 @@ def bisect(allranks, fake_runs, monkeypatch, tmp_path):
 
     def run(*arguments, **more):
         runs = fake_runs(**{"rate_of": rate_of, **more})
-        monkeypatch.setattr("allranks.schedule.run_jobs.run", runs)
+        monkeypatch.setattr("allranks.runner.run_jobs.run", runs)
         (tmp_path / "scratch").mkdir(exist_ok=True)
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
         told = allranks("bisect", NODEID, "--suite", "tiny", "gloo-w2", *arguments)

@@ -36,7 +36,7 @@ def kit(monkeypatch):
                 (folder / "conformance.json").write_text(document)
             return code
 
-        monkeypatch.setattr("allranks.schedule.run_jobs.run", run)
+        monkeypatch.setattr("allranks.runner.run_jobs.run", run)
         return main(["conformance", *arguments])
 
     monkeypatch.setattr(conformance, "installed_torch", lambda: ("2.13.0", True))

@@ -78,7 +78,7 @@ def test_no_text_of_an_error_is_a_command_or_markdown(allranks, step, monkeypatc
     def fail(*_):
         raise error
 
-    monkeypatch.setattr("allranks.schedule.run_jobs.run", fail)
+    monkeypatch.setattr("allranks.runner.run_jobs.run", fail)
     code, out, err = allranks("--debug", "run")
     assert (code, err) == (4, "")
     [annotation] = obeyed(out)
@@ -97,7 +97,7 @@ def test_a_builders_long_output_is_shown_from_its_end(allranks, step, monkeypatc
     def fail(*_):
         raise ImageError("No image.", why="\n".join(f"line {number}" for number in range(5000)))  # noqa: EM101
 
-    monkeypatch.setattr("allranks.schedule.run_jobs.run", fail)
+    monkeypatch.setattr("allranks.runner.run_jobs.run", fail)
     [annotation] = obeyed(allranks("run")[1])
     assert "No image.%0A" in annotation
     assert annotation.endswith("line 4999")
@@ -106,7 +106,7 @@ def test_a_builders_long_output_is_shown_from_its_end(allranks, step, monkeypatc
 
 
 def test_a_bug_is_shown_like_any_other_error(allranks, step, monkeypatch):
-    monkeypatch.setattr("allranks.schedule.run_jobs.run", lambda *_: 1 / 0)
+    monkeypatch.setattr("allranks.runner.run_jobs.run", lambda *_: 1 / 0)
     code, out, _ = allranks("run")
     assert code == 4
     assert "allranks crashed: ZeroDivisionError" in obeyed(out)[0]

@@ -13,7 +13,7 @@ from allranks.image.sharing import PortableImage, write_list
 from allranks.matrix.declaration import load
 from allranks.matrix.jobs import plan
 from allranks.report.run_files import Manifest
-from allranks.schedule.results_folder import open_run
+from allranks.runner.results_folder import open_run
 
 
 def test_a_dry_run_prints_the_requests_and_makes_nothing(allranks, runs, repository):
@@ -333,7 +333,7 @@ def test_images_of_another_machine_are_those_that_jobs_run_in(allranks, reposito
         images.extend(job.image for job in jobs)
         return ExitCode.OK
 
-    monkeypatch.setattr("allranks.schedule.run_jobs.run", run)
+    monkeypatch.setattr("allranks.runner.run_jobs.run", run)
     code, _, err = allranks("run", "--where", "backend=gloo", "--images", str(tmp_path / "images"))
     assert (code, err) == (0, "")
     assert {(image.name, image.image) for image in images} == {(name, "registry/all@sha256:1")}

@@ -18,7 +18,7 @@ def asked(allranks, runs, monkeypatch):
         return 0
 
     def asked(*arguments, cell="gloo-w2-g0-env"):
-        monkeypatch.setattr("allranks.schedule.run_jobs.run", run)
+        monkeypatch.setattr("allranks.runner.run_jobs.run", run)
         code, _, err = allranks("stress", cell, "--suite", "tiny", *arguments)
         assert (code, err, runs) == (0, "", [])
         return jobs_of.pop()

@@ -24,11 +24,11 @@ from allranks.image.base import DEFAULT, find_base
 from allranks.matrix.declaration import load
 from allranks.matrix.jobs import plan
 from allranks.report.run_files import Manifest
-from allranks.schedule.attempt_runner import AttemptRunner
-from allranks.schedule.dispatcher import Dispatcher
-from allranks.schedule.host import choose_host
-from allranks.schedule.log_lines import LiveView
-from allranks.schedule.results_folder import open_run
+from allranks.runner.attempt_runner import AttemptRunner
+from allranks.runner.dispatcher import Dispatcher
+from allranks.runner.host import choose_host
+from allranks.runner.log_lines import LiveView
+from allranks.runner.results_folder import open_run
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("leases")]
 
@@ -86,7 +86,7 @@ def leases(tmp_path, monkeypatch):
     """
     folder = tmp_path / "locks"
     folder.mkdir()
-    monkeypatch.setattr("allranks.schedule.gpu_leases.lock_folder", lambda: folder)
+    monkeypatch.setattr("allranks.runner.gpu_leases.lock_folder", lambda: folder)
 
 
 @pytest.fixture

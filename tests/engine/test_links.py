@@ -16,8 +16,8 @@ from allranks.engine.protocol import FileCopy
 from allranks.engine.slurm import SlurmEngine
 from allranks.errors import EngineError, ExitCode
 from allranks.matrix.model import Slurm
-from allranks.schedule.earlier_runs import carried_files
-from allranks.schedule.request import files_of, lists_of
+from allranks.runner.earlier_runs import carried_files
+from allranks.runner.request import files_of, lists_of
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----"
 

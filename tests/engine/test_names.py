@@ -11,7 +11,7 @@ from allranks.engine.docker_requests import container_name, network_of, node_nam
 from allranks.engine.ownership import image_lock
 from allranks.engine.protocol import unique_name
 from allranks.engine.slurm_requests import job_name
-from allranks.schedule import gpu_leases, sick_gpus
+from allranks.runner import gpu_leases, sick_gpus
 
 HOST_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.IGNORECASE)
 """A label of RFC 1123; Docker's names may have more, but must begin like this."""

@@ -21,7 +21,7 @@ from typing import Final, NoReturn
 from warden import adopt_orphans, end_descendants
 
 from allranks.errors import AllranksError, UsageError
-from allranks.schedule.gpu_leases import Holder, try_lease
+from allranks.runner.gpu_leases import Holder, try_lease
 from gpu_acceptance.machine import Machine
 from gpu_acceptance.out_folder import OutFolder
 from gpu_acceptance.parts import PARTS, Part
@@ -222,7 +222,7 @@ def _lay_out(work: Path, pretended_gpus: Sequence[str], wheels: Path | None) -> 
         ("suites/torch", own / "torch-suites"),
     ):
         shutil.copytree(CHECKOUT / source, target, ignore=shutil.ignore_patterns("__pycache__"))
-    for source in ("tests/faults/warden.py", "tests/faults/declaration.py", "tests/schedule/fake_nvml.py"):
+    for source in ("tests/faults/warden.py", "tests/faults/declaration.py", "tests/runner/fake_nvml.py"):
         shutil.copy(CHECKOUT / source, code)
     for name in ("tmp", "cache", "wheels"):
         (work / name).mkdir()

@@ -140,7 +140,7 @@ def test_all_parts_are_proved_on_stand_ins_and_say_that_they_pretend(tmp_path):
 @pytest.fixture
 def checkout(tmp_path):
     """A checkout of its own, whose files a test may change."""
-    for folder in ("src/allranks", "tests/gpu_acceptance", "tests/faults", "tests/schedule", "suites", "scripts"):
+    for folder in ("src/allranks", "tests/gpu_acceptance", "tests/faults", "tests/runner", "suites", "scripts"):
         shutil.copytree(ROOT / folder, tmp_path / "checkout" / folder, ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path / "checkout"
 

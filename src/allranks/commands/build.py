@@ -53,7 +53,7 @@ def _build(options: argparse.Namespace) -> ExitCode:
 
 
 def _jobs_to_build_for(expansion: Expansion, options: argparse.Namespace) -> Sequence[Job]:
-    from allranks.schedule.machines.plan_file import planned_jobs  # noqa: PLC0415 - no other build needs it
+    from allranks.runner.machines.plan_file import planned_jobs  # noqa: PLC0415 - no other build needs it
 
     if options.plan_file is None:
         return chosen_jobs(expansion, options)

@@ -28,7 +28,7 @@ from allranks.matrix.select import select
 
 if TYPE_CHECKING:
     from allranks.engine.kind import Finding
-    from allranks.schedule.gpu_leases import Holder
+    from allranks.runner.gpu_leases import Holder
 
 
 def add_doctor(parser: CommandParser) -> None:
@@ -67,7 +67,7 @@ def _examined(options: argparse.Namespace) -> "Iterable[Finding]":
     expansion = load(options.matrix or find_matrix(Path.cwd()))
     engine = options.engine
     if options.pack:
-        from allranks.schedule.machines.plan_file import own_part  # noqa: PLC0415
+        from allranks.runner.machines.plan_file import own_part  # noqa: PLC0415
 
         own = own_part(expansion, options.plan_file, options.pack)
         cells = {job.cell: job.image for job in own.jobs}
@@ -113,7 +113,7 @@ def add_leases(parser: CommandParser) -> None:
 
 def _leases(options: argparse.Namespace) -> ExitCode:
     from allranks.engine.gpus import take_inventory  # noqa: PLC0415
-    from allranks.schedule.gpu_leases import holders  # noqa: PLC0415
+    from allranks.runner.gpu_leases import holders  # noqa: PLC0415
 
     found = holders(take_inventory().gpus)
     if options.json:

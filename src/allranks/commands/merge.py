@@ -147,8 +147,8 @@ def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
     from allranks.report.pytorch_layout import PyTorchLayout  # noqa: PLC0415
     from allranks.report.summary import first_cause, render_problems  # noqa: PLC0415
     from allranks.report.summary import render_table as render_results  # noqa: PLC0415
-    from allranks.schedule.console import console_for  # noqa: PLC0415
-    from allranks.schedule.ledger import complete_dead_runs  # noqa: PLC0415
+    from allranks.runner.console import console_for  # noqa: PLC0415
+    from allranks.runner.ledger import complete_dead_runs  # noqa: PLC0415
 
     complete_dead_runs(options.folder)
     meter = Meter()

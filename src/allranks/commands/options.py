@@ -20,7 +20,7 @@ from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import chosen_suites, plan, suites_holding, unnamed_suites
 from allranks.matrix.model import Cell, Job, Matrix
 from allranks.matrix.select import select, select_where
-from allranks.schedule.results_folder import RUN_ID_VARIABLE, new_run_id
+from allranks.runner.results_folder import RUN_ID_VARIABLE, new_run_id
 from allranks.workflow_commands import unobeyed
 
 ENGINE_VARIABLE = "ALLRANKS_ENGINE"

@@ -27,7 +27,7 @@ from allranks.matrix.cell_images import image_for
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import chosen_suites, plan, unnamed_suites
 from allranks.matrix.model import Cell, Job, Matrix
-from allranks.schedule.machines.packs import MINUTES_PER_ENTRY, MOST_ENTRIES, PackOptions
+from allranks.runner.machines.packs import MINUTES_PER_ENTRY, MOST_ENTRIES, PackOptions
 from allranks.workflow_commands import unobeyed
 
 MOST_DROPPED_SHOWN = 200
@@ -86,7 +86,7 @@ def _plan(options: argparse.Namespace) -> ExitCode:
 
 def _plan_machines(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
     from allranks.report.durations import read_durations  # noqa: PLC0415 - no other plan needs them
-    from allranks.schedule.machines.planning import PlanOptions, plan_machines  # noqa: PLC0415
+    from allranks.runner.machines.planning import PlanOptions, plan_machines  # noqa: PLC0415
 
     plan_options = PlanOptions(
         run_id=run_id(),

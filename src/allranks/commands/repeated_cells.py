@@ -20,7 +20,7 @@ from allranks.interruption import RunInterrupted
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import plan
 from allranks.matrix.model import Job
-from allranks.schedule.results_folder import new_run_id
+from allranks.runner.results_folder import new_run_id
 
 _FIRST: Final = 10
 """Repetitions of a first round; each further one has as many as all before it."""

@@ -40,13 +40,13 @@ from allranks.matrix.cell_images import image_for
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import plan
 from allranks.matrix.model import Job, Matrix
-from allranks.schedule.results_folder import PARTY_VARIABLE, RUN_ID_VARIABLE
+from allranks.runner.results_folder import PARTY_VARIABLE, RUN_ID_VARIABLE
 from allranks.workflow_commands import without_commands
 
 if TYPE_CHECKING:
     from allranks.report.verdict import VerdictPolicy
-    from allranks.schedule.machines.plan_file import OwnPart
-    from allranks.schedule.retry_policy import Again
+    from allranks.runner.machines.plan_file import OwnPart
+    from allranks.runner.retry_policy import Again
 
 
 Say = Callable[[str], None]
@@ -238,7 +238,7 @@ def _terminal() -> str:
 
 def _run_pack(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
     """Run the jobs that a plan assigns to this machine, as the plan specifies."""
-    from allranks.schedule.machines.plan_file import own_part  # noqa: PLC0415 - no other run needs it
+    from allranks.runner.machines.plan_file import own_part  # noqa: PLC0415 - no other run needs it
 
     _refuse_beside_a_pack(options)
     own = own_part(expansion, options.plan_file, options.pack)
@@ -266,7 +266,7 @@ def _refuse_beside_a_pack(options: argparse.Namespace) -> None:
 
 def _go_on(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
     """Resume an earlier run in its folder, with its arguments unless others are given."""
-    from allranks.schedule.earlier_runs import earlier_run  # noqa: PLC0415 - see _run_jobs
+    from allranks.runner.earlier_runs import earlier_run  # noqa: PLC0415 - see _run_jobs
 
     earlier = earlier_run(_results(expansion, options), run_id() if RUN_ID_VARIABLE in os.environ else None)
     everything = plan(expansion.matrix, expansion.cells, earlier.suites)
@@ -304,11 +304,11 @@ def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Names
 def run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namespace, of: PartOf) -> ExitCode:
     """Run jobs under the options of the command line, and show their results; the verdict is left to the caller."""
     # A run needs the SDK; a plan does not, and a noxfile's interpreter does not have it.
-    from allranks.schedule.console import annotate_all, leave_to_the_merge  # noqa: PLC0415
-    from allranks.schedule.earlier_runs import setting_of  # noqa: PLC0415
-    from allranks.schedule.request import Pdb  # noqa: PLC0415
-    from allranks.schedule.retry_policy import RunPolicy  # noqa: PLC0415
-    from allranks.schedule.run_jobs import RunOptions, run  # noqa: PLC0415
+    from allranks.runner.console import annotate_all, leave_to_the_merge  # noqa: PLC0415
+    from allranks.runner.earlier_runs import setting_of  # noqa: PLC0415
+    from allranks.runner.request import Pdb  # noqa: PLC0415
+    from allranks.runner.retry_policy import RunPolicy  # noqa: PLC0415
+    from allranks.runner.run_jobs import RunOptions, run  # noqa: PLC0415
 
     # Each process of a launcher may run its own pack of a plan, or other jobs of a run that all of them share by name.
     is_part = of.own is not None or (RUN_ID_VARIABLE in os.environ and PARTY_VARIABLE not in os.environ)
@@ -367,7 +367,7 @@ def _results(expansion: Expansion, options: argparse.Namespace) -> Path:
 
 def _show_requests(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namespace) -> ExitCode:
     from allranks.engine.kind import JobEnvironment  # noqa: PLC0415
-    from allranks.schedule.request import AttemptOptions, job_spec  # noqa: PLC0415
+    from allranks.runner.request import AttemptOptions, job_spec  # noqa: PLC0415
 
     attempt = AttemptOptions(run_id="dry-run", number=1, seed=options.seed or 0, pytest_args=options.pytest_args)
     requests = [

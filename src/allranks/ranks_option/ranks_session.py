@@ -29,13 +29,13 @@ from allranks.records import NotRun
 from allranks.report.folder import read_attempts_at
 from allranks.report.judging import read_ranks, settled
 from allranks.report.run_files import JobError, Manifest
-from allranks.schedule.attempt_runner import AttemptRunner
-from allranks.schedule.earlier_runs import setting_of
-from allranks.schedule.host import Host, require_kernel
-from allranks.schedule.request import Pdb
-from allranks.schedule.results_folder import new_run_id, open_run
-from allranks.schedule.retry_policy import Again, RunPolicy
-from allranks.schedule.tasks import Task
+from allranks.runner.attempt_runner import AttemptRunner
+from allranks.runner.earlier_runs import setting_of
+from allranks.runner.host import Host, require_kernel
+from allranks.runner.request import Pdb
+from allranks.runner.results_folder import new_run_id, open_run
+from allranks.runner.retry_policy import Again, RunPolicy
+from allranks.runner.tasks import Task
 
 _NO_LIMIT: Final = 1e6
 """Seconds: eleven days, within the range of the kernel's timers."""

@@ -17,8 +17,8 @@ from allranks.report.judging import judge
 from allranks.report.results import XPASS, TestVerdict, VerdictKind, VerdictRule, compact
 from allranks.report.run_files import JobError
 from allranks.report.verdict import VerdictPolicy
-from allranks.schedule.log_lines import LiveView
-from allranks.schedule.progress import Tests
+from allranks.runner.log_lines import LiveView
+from allranks.runner.progress import Tests
 from allranks.tracebacks import folded
 from allranks.xml_text import xml_id
 
@@ -57,10 +57,10 @@ class VerdictReporter(LiveView):
             self._terminal.write_line(line)
 
     def job_started(self, job_id: str, where: str) -> None:
-        """See :meth:`LiveView.job_started <allranks.schedule.log_lines.LiveView.job_started>`; the header says it."""
+        """See :meth:`LiveView.job_started <allranks.runner.log_lines.LiveView.job_started>`; the header says it."""
 
     def job_ended(self, job_id: str, tests: Tests, seconds: float, error: JobError | None) -> None:
-        """See :meth:`LiveView.job_ended <allranks.schedule.log_lines.LiveView.job_ended>`; the summary says it."""
+        """See :meth:`LiveView.job_ended <allranks.runner.log_lines.LiveView.job_ended>`; the summary says it."""
 
     def take(self, job_id: str, record: Record) -> None:
         """Take in a record; report the tests that have ended when the next one starts."""

@@ -1,4 +1,4 @@
-"""In the place of NVIDIA's bindings: the tests' own NVML (``tests/schedule/fake_nvml.py``), with the pretended GPUs."""
+"""In the place of NVIDIA's bindings: the tests' own NVML (``tests/runner/fake_nvml.py``), with the pretended GPUs."""
 
 import os
 

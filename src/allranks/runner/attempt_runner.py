@@ -1,0 +1,326 @@
+"""Prepares attempts at jobs, and sees each through, from its start to its record."""
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from allranks.agent import clock
+from allranks.engine.agent_output import Damage
+from allranks.engine.kind import JobEnvironment
+from allranks.engine.protocol import JobSpec, Placement, RunningJob
+from allranks.errors import AllranksError
+from allranks.matrix.model import Image, Job, Matrix
+from allranks.records import JOURNAL, SCHEMA, JobStarted, Printed, Record
+from allranks.report.journal import JournalWriter
+from allranks.report.rank_document import write_rank_files
+from allranks.report.run_files import JobError, as_json
+from allranks.runner.adopted_journal import AdoptedJournal
+from allranks.runner.earlier_runs import (
+    cache_to_start_with,
+    carried_files,
+    earlier_coverage,
+    keep_cache,
+    keep_cache_of_shard,
+)
+from allranks.runner.gpu_leases import Lease
+from allranks.runner.gpu_pool import GpuPool
+from allranks.runner.host import Host
+from allranks.runner.job_attempt import JobAttempt
+from allranks.runner.ledger import MOST_BYTES, ContradictionError, Ledger
+from allranks.runner.log_lines import LiveView
+from allranks.runner.request import AttemptOptions, job_spec, room_of
+from allranks.runner.results_folder import RunFolder, as_results_error, write_json
+from allranks.runner.retry_policy import WHOLE, Again, RunPolicy, newest_attempt, to_run_again
+from allranks.runner.sick_gpus import report_failures, report_successes
+from allranks.runner.tasks import Capacity, Task
+
+
+@dataclass(eq=False)
+class AttemptRunner:
+    """Runs the attempts of a run."""
+
+    matrix: Matrix
+    host: Host
+    folder: RunFolder
+    live: LiveView
+    pytest_args: tuple[str, ...]
+    policy: RunPolicy = field(default_factory=RunPolicy)
+    pool: GpuPool = field(init=False)
+    _images: set[Image] = field(default_factory=set)
+    _caches: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        """Fill the pool with the host's GPUs."""
+        self.pool = GpuPool(self.host.gpus, self.folder.run_id)
+
+    def room_of(self, job: Job) -> Capacity:
+        """The demand of a job: no GPUs if the host has too few, since all its tests will be skipped."""
+        gpus = self.host.gpus_for(job.cell)
+        return room_of(self.matrix, job, gpus=gpus if gpus <= len(self.host.gpus) else 0)
+
+    def has_image(self, job: Job) -> bool:
+        """Whether :meth:`prepare` need not make the job's image, which may take minutes."""
+        return job.image in self._images
+
+    def prepare(self, task: Task, job: Job, again: Again, undo: ExitStack) -> JobAttempt | None:
+        """A new attempt, its lease and folder entered in `undo`; None if another run took its GPUs first.
+
+        Any other reason why the job cannot start is the attempt's error.
+
+        Raises:
+            ResultsError: The folder cannot be made.
+        """
+        self.live.job_is(job.id, "preparing")
+        made = self._environment(job, task.room.gpus)  # before the lease, since no job could use the GPUs meanwhile
+        lease = self.pool.lease(task.room.gpus, job.id)
+        if lease is None:
+            self.live.job_is(job.id, "waiting")
+            return None
+        undo.enter_context(lease)
+        self.live.job_is(job.id, "preparing", self.host.places(lease.gpus))
+        if not isinstance(made, AllranksError) and (adopted := self._adopt(task, job, made)) is not None:
+            return adopted
+        attempt = self._new(task, job, lease, again)
+        undo.callback(_remove_if_empty, attempt.folder)
+        try:
+            if isinstance(made, AllranksError):
+                raise made
+            if lease.gpus:
+                # If their last owner was killed, its container may still use them.
+                self.host.vacate(lease.gpus)
+            attempt.spec = self._spec(attempt, made)
+        except AllranksError as error:
+            attempt.error = JobError.from_exception(error)
+        return attempt
+
+    def _adopt(self, task: Task, job: Job, made: JobEnvironment) -> JobAttempt | None:
+        """The attempt at a job that outlived the orchestrator that started it; None if there is none."""
+        unended = None if self.host.most_jobs is None else self.folder.unended_attempt(job)
+        if unended is None:
+            return None
+        number, path = unended
+        attempt = JobAttempt(
+            run_id=self.folder.run_id, job=job, task=task, number=number, folder=path, lease=Lease(), again=WHOLE
+        )
+        attempt.spec = self._spec(attempt, made)
+        attempt.adopted = self.host.engine.adopt(attempt.spec)
+        return None if attempt.adopted is None else attempt
+
+    def record_unstarted(self, task: Task, job: Job, why: JobError) -> None:
+        """Record why a job did not run; one that was to run again keeps the results that it has.
+
+        Raises:
+            ResultsError: Results can no longer be written.
+        """
+        if newest_attempt(self.folder.path, job) is None:
+            attempt = self._new(task, job, Lease(), WHOLE)
+            attempt.error = why
+            self._write_record(attempt)
+
+    def _environment(self, job: Job, gpus: int) -> JobEnvironment | AllranksError:
+        """The job's Python, or why there is none, or no lease on its GPUs."""
+        try:
+            if gpus:
+                self.host.engine.check_leases()
+            return self.host.environment_of(job)
+        except AllranksError as error:
+            return error
+        finally:
+            self._images.add(job.image)
+
+    def _new(self, task: Task, job: Job, lease: Lease, again: Again) -> JobAttempt:
+        number, path = self.folder.new_attempt(job)
+        run_id = self.folder.run_id
+        return JobAttempt(run_id=run_id, job=job, task=task, number=number, folder=path, lease=lease, again=again)
+
+    def _spec(self, attempt: JobAttempt, environment: JobEnvironment) -> JobSpec:
+        job, gpus, base = attempt.job, attempt.lease.gpus, attempt.again.base
+        cache = cache_to_start_with(self.folder, job, attempt.number)
+        coverage = earlier_coverage(attempt.folder.with_name(f"attempt-{base}")) if base else ()
+        request = AttemptOptions(
+            run_id=attempt.run_id,
+            number=attempt.number,
+            seed=self.folder.seed,
+            gpus=gpus,
+            passthrough=self.host.inventory.of(gpus),
+            pytest_args=self.pytest_args,
+            carried=(*carried_files(cache, self.folder.path.parent), *coverage),
+            seconds=self.folder.seconds_of(job),
+            only=attempt.again.tests,
+            shuffle=self.policy.shuffle,
+            pdb=self.policy.pdb,
+            stress=self.policy.stress,
+            unchecked={gpu: self.host.name_of(gpu) for gpu in self.pool.unchecked(gpus, environment)},
+        )
+        return job_spec(self.matrix, job, environment, request)
+
+    def run(self, attempt: JobAttempt, agent_has_ended: Callable[[], None]) -> None:
+        """Start a job, let it run when it is released, wait for it, record it, and end its lease.
+
+        `agent_has_ended` is called when the job needs no more cores: its results take a while.
+
+        Raises:
+            ResultsError: Results can no longer be written.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(attempt.lease)
+            stack.callback(_remove_if_empty, attempt.folder)
+            if attempt.spec is not None:
+                self._start(attempt, attempt.spec, stack)
+            if not attempt.wait_for_release():
+                return
+            if attempt.running is not None and attempt.spec is not None:
+                self.live.job_requested(attempt.spec)
+                self.live.job_started(attempt.job.id, _place(attempt.spec))
+                attempt.started = clock.now()
+                attempt.go()
+                self._wait(attempt, attempt.running)
+                self._report_gpus(attempt, attempt.spec)
+            agent_has_ended()
+            self._put_away(attempt)
+        self.live.job_ended(attempt.job.id, attempt.facts.tests, clock.now() - attempt.started, attempt.error)
+
+    def _start(self, attempt: JobAttempt, spec: JobSpec, stack: ExitStack) -> None:
+        try:
+            started = attempt.adopted or self.host.engine.start(spec, attempt.lease.descriptors)
+            attempt.attach(stack.enter_context(started))
+            stack.callback(attempt.detach)
+        except AllranksError as error:
+            attempt.error = JobError.from_exception(error)
+
+    def _wait(self, attempt: JobAttempt, running: RunningJob) -> None:
+        cell, is_stressed = attempt.job.cell, self.policy.stress is not None
+        ledger = Ledger(cell.world_size, cell.nodes, is_stressed=is_stressed)
+        try:
+            writer = JournalWriter if attempt.adopted is None else AdoptedJournal
+            with closing(writer(attempt.folder / JOURNAL)) as journal:
+                if journal.size == 0:
+                    _write(attempt, journal, _first_record(attempt))
+                attempt.ending = running.wait(partial(self._take, attempt, ledger, journal))
+                attempt.started = attempt.ending.began or attempt.started
+                if isinstance(journal, AdoptedJournal) and attempt.fault is None and journal.is_lacking:
+                    attempt.fault = _not_believed(_LACKING)
+        except AllranksError as error:
+            attempt.error = JobError.from_exception(error)
+        if attempt.fault is None:
+            try:
+                ledger.close()
+            except ContradictionError as error:
+                attempt.fault = _not_believed(f"The agent of a node {error}")
+        if attempt.cancelled and not attempt.facts.is_done:
+            attempt.error = attempt.cancelled
+
+    def _take(
+        self,
+        attempt: JobAttempt,
+        ledger: Ledger,
+        journal: JournalWriter,
+        node: int,
+        report: Record | Damage | Placement,
+    ) -> None:
+        """Check, keep and show a report of a node's agent; ignore a job that has contradicted itself."""
+        if isinstance(report, Placement):
+            self.live.job_is_at(attempt.job.id, report)
+            return
+        if attempt.fault is not None:
+            return
+        try:
+            is_news = ledger.take(node, report)
+        except ContradictionError as error:
+            attempt.break_off(_not_believed(f"The agent of node {node} {error}"))
+            return
+        if isinstance(report, Damage) or not is_news:
+            return
+        if not isinstance(report, Printed):
+            _write(attempt, journal, report)
+            attempt.facts.take(report)
+        self.live.take(attempt.job.id, report)
+
+    def _report_gpus(self, attempt: JobAttempt, spec: JobSpec) -> None:
+        """Tell the pool which GPUs compute, before the lease ends: the next one must not hold a sick GPU."""
+        python = JobEnvironment(image=spec.image, python=spec.python, python_path=spec.python_path)
+        self.pool.report_checked(attempt.facts.well_gpus, python)
+        if attempt.facts.has_lost_a_gpu:
+            self.pool.forget_checks(attempt.lease.gpus)
+        sick = {gpu: why for gpu, why in attempt.facts.sick_gpus.items() if gpu in attempt.lease.gpus}
+        self.pool.report_sick(sick)
+        report_successes(attempt.facts.well_gpus)
+        report_failures(attempt.run_id, sick)
+
+    def _put_away(self, attempt: JobAttempt) -> None:
+        """Copy the job's files, and record its result."""
+        if attempt.running is not None:
+            try:
+                attempt.running.collect(attempt.folder)
+            except AllranksError as error:
+                attempt.error = attempt.error or JobError.from_exception(error)
+        with as_results_error(attempt.folder):
+            if (journal := attempt.folder / JOURNAL).exists():
+                attempt.rank_files = write_rank_files(attempt.folder, journal)
+            with self._caches:
+                self._keep_cache(attempt)
+            self._write_record(attempt)
+            if self.policy.retries > 0 or self.policy.fail_fast:
+                newest = newest_attempt(self.folder.path, attempt.job)
+                attempt.left = to_run_again(newest, self.policy.judges, "failed")
+
+    def _keep_cache(self, attempt: JobAttempt) -> None:
+        job, cache = attempt.job, self.folder.cache_of(attempt.job)
+        if job.shard:
+            began_with = self.folder.cache_for(job, attempt.number)
+            keep_cache_of_shard(attempt.folder, cache, began_with, frozenset(attempt.facts.collected or ()))
+        else:
+            keep_cache(attempt.folder, cache)
+
+    def _write_record(self, attempt: JobAttempt) -> None:
+        with as_results_error(attempt.folder):
+            write_json(attempt.folder / "job.json", as_json(attempt.record(self.host.engine.name)))
+
+
+_LACKING = "Records that its first orchestrator has received are no longer in the files of its nodes."
+
+
+def _first_record(attempt: JobAttempt) -> JobStarted:
+    job = attempt.job
+    return JobStarted(
+        at=clock.now(),
+        schema=SCHEMA,
+        run_id=attempt.run_id,
+        cell=job.cell.id,
+        suite=job.name,
+        attempt=attempt.number,
+        world_size=job.cell.world_size,
+    )
+
+
+def _write(attempt: JobAttempt, journal: JournalWriter, record: Record) -> None:
+    """Append a record to the job's journal; if that fails, end the job, since its end would be lost."""
+    try:
+        journal.write(record)
+    except OSError as error:
+        what = f"The journal of the job could not be written: {error.strerror}."
+        remedy = "Free space where the results folder is, then go on: allranks run --resume."
+        attempt.break_off(JobError(kind="infrastructure", what=what, why="The job was stopped.", remedy=remedy))
+    if journal.size > MOST_BYTES:
+        why = f"Its journal has {journal.size} bytes, over the limit of {MOST_BYTES}."
+        attempt.break_off(_not_believed(why))
+
+
+def _not_believed(why: str) -> JobError:
+    what = "The job reported something impossible and was stopped; its earlier reports count."
+    remedy = "See agent.log in the job's results folder: something in the job may write to its agent's output."
+    return JobError(kind="agent", what=what, why=why, remedy=remedy)
+
+
+def _place(spec: JobSpec) -> str:
+    where = spec.image or f"processes of {spec.python}"
+    return where if spec.agent.nodes == 1 else f"{spec.agent.nodes} nodes of {where}"
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """Remove the folder of an attempt that left nothing: its job counts as not started."""
+    with suppress(OSError):
+        folder.rmdir()

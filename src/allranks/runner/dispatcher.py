@@ -1,0 +1,258 @@
+"""Starts jobs side by side, the longest first, as many as fit, with the next one already on standby.
+
+A job that does not fit waits while later ones that fit start: no job waits forever, since the jobs of a run are finite.
+Each job has a thread of its own. The main thread decides what starts, makes images, and alone receives signals.
+"""
+
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+
+from allranks.agent.collection.selection import drawn
+from allranks.interruption import uninterrupted
+from allranks.matrix.model import Job
+from allranks.report.run_files import JobError
+from allranks.runner.attempt_runner import AttemptRunner
+from allranks.runner.job_attempt import JobAttempt
+from allranks.runner.progress import Tests
+from allranks.runner.retry_policy import Again, RetryPolicy
+from allranks.runner.tasks import Capacity, Task, expected, longest_first
+
+_POLL = 0.25
+"""Seconds between two polls of GPUs that another run holds."""
+
+_NAP = 1.0
+"""Most seconds of one wait: an interrupt that comes just before the wait is noticed only after it."""
+
+
+class Dispatcher:
+    """Runs jobs, each attempt in a thread of its own, and leaves a record of each in the run's folder."""
+
+    def __init__(self, attempts: AttemptRunner) -> None:
+        self._attempts = attempts
+        self._host = attempts.host
+        self._live = attempts.live
+        self._policy = attempts.policy
+        self._pool = attempts.pool
+        self._retries = RetryPolicy(0, {})
+        self._jobs: Sequence[Job] = ()
+        self._capacity = self._host.room
+        self._waiting: list[Task] = []
+        self._active: list[JobAttempt] = []
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._has_announced_wait = False
+        self._deadline = math.inf
+        self._stopped: JobError | None = None
+
+    def run(self, jobs: Sequence[Job], selections: Mapping[str, Again] | None = None) -> None:
+        """Run all jobs: of some, by their ids, only the selected part.
+
+        Raises:
+            KeyboardInterrupt: The user interrupted the run; the jobs that were running have their records.
+            ResultsError: Results can no longer be written.
+        """
+        self._jobs = jobs
+        self._retries = RetryPolicy(self._policy.retries, selections or {})
+        self._waiting = self._tasks()
+        if self._policy.seconds is not None:
+            self._deadline = time.monotonic() + self._policy.seconds
+        try:
+            while self._waiting or self._active:
+                self._start_what_fits()
+                self._handle_next_event()
+                self._check_deadline()
+        finally:
+            self._pool.leave_queue()
+            self._end_all()
+
+    def _tasks(self) -> list[Task]:
+        """The jobs in the order in which they start; one that needs more than the whole host gets all of it."""
+        seconds = expected(self._attempts.folder.durations, self._jobs)
+        tasks = [
+            Task(number, self._attempts.room_of(job).within(self._host.room), seconds[number].seconds)
+            for number, job in enumerate(self._jobs)
+        ]
+        if (seed := self._policy.shuffle) is not None:
+            return sorted(tasks, key=lambda task: drawn(seed, self._jobs[task.number].id))
+        return longest_first(tasks)
+
+    def _start_what_fits(self) -> None:
+        """Run jobs while there is room; then put the next one on standby, if cores are all that it lacks."""
+        self._release_standby()
+        while self._has_slot and (task := self._next_task()):
+            if not self._start(task):
+                return
+            self._release_standby()
+        if self._waiting and self._active and not self._standby and self._can_stand_by(self._waiting[0]):
+            self._start(self._waiting[0])
+        self._release_standby()
+
+    @property
+    def _standby(self) -> list[JobAttempt]:
+        return [attempt for attempt in self._active if attempt.state == "standby"]
+
+    @property
+    def _has_slot(self) -> bool:
+        most = min(filter(None, (self._policy.most, self._host.most_jobs)), default=None)
+        return most is None or len(self._active) - len(self._standby) < most
+
+    @property
+    def _free(self) -> Capacity:
+        """The capacity that no job of this run holds."""
+        free = self._capacity
+        for attempt in self._active:
+            free = free.minus(attempt.held)
+        return free
+
+    def _release_standby(self) -> None:
+        for attempt in self._standby if self._stopped is None else ():
+            if self._has_slot and self._free.holds(Capacity(cores=attempt.task.room.cores)):
+                attempt.release()
+
+    def _next_task(self) -> Task | None:
+        """The first task that fits; none with GPUs overtakes one that lacks only GPUs that other runs hold."""
+        free = self._free
+        for task in self._waiting:
+            if free.holds(task.room):
+                if not task.room.gpus or task.room.gpus <= self._pool.count_free():
+                    return task
+                free = free._replace(gpus=0)
+        return None
+
+    def _can_stand_by(self, task: Task) -> bool:
+        """Whether the task lacks only cores, and has its image: a build may block all events for minutes.
+
+        None does in a queue: it might get nodes and GPUs, and keep them from others while it waits for its turn.
+        """
+        if self._host.most_jobs is not None:
+            return False
+        fits = self._free._replace(cores=self._host.cores).holds(task.room)
+        return fits and self._attempts.has_image(self._jobs[task.number])
+
+    def _start(self, task: Task) -> bool:
+        """Put a job on standby in its own thread; False, and it still waits, if another run took its GPUs first."""
+        job = self._jobs[task.number]
+        with ExitStack() as undo:
+            attempt = self._attempts.prepare(task, job, self._retries.selection(job.id), undo)
+            if attempt is None:
+                return False
+            self._waiting.remove(task)
+            attempt.thread = threading.Thread(target=self._see_through, args=(attempt,), name=job.id)
+            # Threads inherit the signal mask: only the main thread takes interrupts.
+            with uninterrupted():
+                attempt.thread.start()
+                undo.pop_all()
+                self._active.append(attempt)
+        return True
+
+    def _see_through(self, attempt: JobAttempt) -> None:
+        """Run an attempt in its own thread, and report its end to the main thread."""
+        try:
+            self._attempts.run(attempt, partial(self._events.put, attempt.free_cores))
+        except BaseException as error:  # noqa: BLE001 - the main thread raises it
+            self._events.put(partial(self._remove, attempt, error))
+        else:
+            self._events.put(partial(self._remove, attempt))
+
+    def _handle_next_event(self) -> None:
+        """Wait a short while for an event of a thread, and handle it."""
+        seconds = _NAP
+        if task := self._task_without_gpus():
+            self._wait_for_gpus(task)
+            seconds = _POLL
+        else:
+            self._pool.leave_queue()
+        try:
+            handle = self._events.get(timeout=min(seconds, max(0.0, self._deadline - time.monotonic())))
+        except queue.Empty:
+            return
+        handle()
+
+    def _task_without_gpus(self) -> Task | None:
+        """The first task that could start now if other runs did not hold its GPUs."""
+        free = self._free
+        fitting = (task for task in self._waiting if task.room.gpus and free.holds(task.room))
+        return next(fitting, None) if self._has_slot else None
+
+    def _wait_for_gpus(self, task: Task) -> None:
+        if not self._has_announced_wait:
+            self._has_announced_wait = True
+            self._live.say(f"waiting for {task.room.gpus} of {len(self._host.gpus)} GPUs: another run holds them")
+        self._pool.wait_in_queue(self._jobs[task.number].id)
+
+    def _check_deadline(self) -> None:
+        """End the run if its time is over: if it were ended from outside later, there would be no report."""
+        if time.monotonic() >= self._deadline and (self._waiting or self._active):
+            over = f"the run's limit of {self._policy.seconds:g} s is over"
+            self._stop(f"Not completed: {over}.", f"{over}, and ends it")
+
+    def _remove(self, attempt: JobAttempt, error: BaseException | None = None) -> None:
+        """Remove a closed job; raise the error of its thread."""
+        attempt.thread.join()
+        self._active.remove(attempt)
+        sick = self._pool.sick_among(attempt.lease.gpus)
+        self._capacity = self._capacity.minus(Capacity(gpus=len(sick)))
+        for gpu in sick:
+            self._live.say(f"{self._host.name_of(gpu)} is sick: this run gives it to no other job")
+        if self._stopped is not None:
+            self._attempts.record_unstarted(attempt.task, attempt.job, self._stopped)
+        elif attempt.left is not None:
+            self._retry(attempt, attempt.left)
+        self._give_up_too_large()
+        if error is not None:
+            raise error
+
+    def _give_up_too_large(self) -> None:
+        """Record an error for each job that needs more GPUs than are healthy."""
+        well, sick = len(self._pool.healthy), self._pool.sick_among(self._host.gpus)
+        too_large = [task for task in self._waiting if task.room.gpus > well] if sick else []
+        for task in too_large:
+            self._waiting.remove(task)
+            names = ", ".join(map(self._host.name_of, sick))
+            what = f"It needs {task.room.gpus} GPUs, and {well} GPUs of this host are well: {names} is sick."
+            why = JobError(kind="infrastructure", what=what, remedy="Repair it, and go on: allranks run --resume.")
+            job = self._jobs[task.number]
+            self._attempts.record_unstarted(task, job, why)
+            self._live.job_ended(job.id, Tests(), 0.0, why)
+
+    def _retry(self, attempt: JobAttempt, left: Again) -> None:
+        """Retry the rest of a job if allowed; else the job is not good."""
+        job_id, error = attempt.job.id, attempt.error
+        retry = self._retries.retry(job_id, left, error.kind if error else "") if attempt.spec else None
+        if retry is not None:
+            self._waiting.append(attempt.task)
+            self._live.job_is(job_id, "waiting")
+            self._live.say(f"{job_id}: {retry}")
+        elif self._policy.fail_fast:
+            what = f"Not completed: --fail-fast ended the run when {job_id} was not good."
+            self._stop(what, f"{job_id} is not good, and --fail-fast ends the run")
+
+    def _stop(self, what: str, line: str) -> None:
+        """Cancel the running jobs, and record for each waiting one why it did not run."""
+        self._deadline = math.inf
+        self._stopped = JobError(kind="stopped", what=what, remedy="Resume it: allranks run --resume.")
+        self._live.say(line)
+        for attempt in self._active:
+            attempt.cancel(self._stopped)
+        for task in self._waiting:
+            self._attempts.record_unstarted(task, self._jobs[task.number], self._stopped)
+        self._waiting.clear()
+
+    def _end_all(self) -> None:
+        """Cancel all jobs, and wait until they are closed; the first interrupt may come even now."""
+        try:
+            with uninterrupted():
+                self._cancel_all()
+        finally:
+            self._cancel_all()
+
+    def _cancel_all(self) -> None:
+        for attempt in self._active:
+            attempt.cancel()
+        for attempt in self._active:
+            attempt.thread.join()
+        self._active.clear()

@@ -1,0 +1,164 @@
+"""Chooses where jobs run: the engine, the GPUs, and the Python environment of each job."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+
+from allranks.agent import kernel
+from allranks.agent.config import share_of
+from allranks.engine.gpus import Inventory, take_inventory
+from allranks.engine.kind import ConnectedEngine, JobEnvironment, MakeEnvironment, Progress, choose_engine, cleaners
+from allranks.engine.protocol import Engine
+from allranks.errors import AllranksError, EngineError, MatrixError
+from allranks.matrix.cell_images import image_for
+from allranks.matrix.model import Cell, Image, Job, Matrix
+from allranks.runner.tasks import Capacity
+
+_NO_GPUS = Inventory()
+
+
+def require_kernel() -> None:
+    """Check that this host's kernel has what runs rely on: see :mod:`allranks.agent.kernel`.
+
+    Raises:
+        EngineError: It lacks a feature.
+    """
+    if refusal := kernel.examine().refusal:
+        raise EngineError(refusal, remedy=kernel.REMEDY)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """Where the jobs of a run execute."""
+
+    engine: Engine
+    gpus: tuple[str, ...]
+    cores: int  # CPU cores that ranks share
+    memory: int  # MiB
+    environment_of: Callable[[Job], JobEnvironment]  # where each job's Python comes from, made on first use
+    inventory: Inventory = _NO_GPUS
+    other_engines: tuple[Engine, ...] = ()  # further engines whose runs may have used the GPUs
+    # The most jobs at a time on an engine that queues them and leases GPUs itself; None on others.
+    most_jobs: int | None = None
+    nodes: int = 1  # how many nodes of its own the engine has for jobs on several
+
+    def vacate(self, gpus: Sequence[str]) -> None:
+        """Remove everything else that uses GPUs that have just been leased.
+
+        Raises:
+            EngineError: The engine cannot find out what uses them.
+        """
+        self.engine.vacate(gpus)
+        for engine in self.other_engines:
+            with suppress(EngineError):  # it has nothing to do with this run
+                engine.vacate(gpus)
+
+    @property
+    def room(self) -> Capacity:
+        """The total capacity that jobs share."""
+        return Capacity(gpus=len(self.gpus), cores=self.cores, memory=self.memory)
+
+    def gpus_for(self, cell: Cell) -> int:
+        """How many of its GPUs a job of the cell takes: see :func:`gpus_here`."""
+        return gpus_here(cell, self.nodes)
+
+    def name_of(self, gpu: str) -> str:
+        """The name of one of its GPUs for people."""
+        return replace(self.inventory, gpus=self.gpus).name_of(gpu)
+
+    def places(self, gpus: Sequence[str]) -> tuple[int, ...]:
+        """The numbers of some of its GPUs for people: their indexes among all that it has."""
+        return tuple(map((self.inventory.everything or self.gpus).index, gpus))
+
+
+def gpus_here(cell: Cell, nodes: int) -> int:
+    """How many GPUs of this host a job of the cell takes: its own share if the engine spreads it over several nodes."""
+    return len(share_of(0, total=cell.gpu_count, nodes=cell.nodes)) if nodes > 1 else cell.gpu_count
+
+
+def choose_host(  # noqa: PLR0913, PLR0917 - all but two have defaults
+    engine: str | ConnectedEngine,
+    matrix: Matrix,
+    say: Progress,
+    inventory: Inventory | None = None,
+    uses: ExitStack | None = None,
+    nodes: int = 1,
+) -> Host:
+    """The host of a run, after removal of what dead runs left on it.
+
+    Args:
+        engine: The engine, or the name of the one to connect to.
+        matrix: The matrix of the run.
+        say: Receives lines while something is made.
+        inventory: The GPUs that jobs may lease; None to look for them.
+        uses: Until it is closed, nothing that was made for the run is removed.
+        nodes: How many nodes of its own the engine has for jobs on several.
+
+    Raises:
+        EngineError: The engine that was asked for is not there.
+    """
+    inventory = take_inventory() if inventory is None else inventory
+    gpus = inventory.gpus
+    connected, why = choose_engine(engine) if isinstance(engine, str) else (engine, engine.answer)
+    most_jobs = connected.most_jobs(matrix)
+    say(f"engine: {connected.name} ({why}); GPUs: {'its own' if most_jobs else len(gpus) or 'none'}")
+    gpus = () if most_jobs else gpus
+    chosen, make = connected.engine_for(matrix, say, uses)
+    for name in chosen.reap():
+        say(f"removed {name}, left by a dead run")
+    cores, memory = connected.capacity()
+    return Host(
+        engine=chosen,
+        gpus=gpus,
+        cores=cores,
+        memory=memory,
+        environment_of=_ForHost(gpus, matrix, say, make, leases_gpus=most_jobs is None, nodes=nodes),
+        inventory=inventory,
+        other_engines=tuple(cleaners(beside=connected.name)) if gpus else (),
+        most_jobs=most_jobs,
+        nodes=nodes,
+    )
+
+
+@dataclass
+class _ForHost:
+    """Makes the environment of a job, once for each image; a failure is not retried in this run."""
+
+    gpus: tuple[str, ...]
+    matrix: Matrix
+    say: Progress
+    make: MakeEnvironment
+    leases_gpus: bool = True
+    nodes: int = 1
+    _made: dict[Image, JobEnvironment | AllranksError] = field(default_factory=dict)
+
+    def __call__(self, job: Job) -> JobEnvironment:
+        image = self._image(job)
+        if image not in self._made:
+            self._made[image] = self._try(image)
+        made = self._made[image]
+        if isinstance(made, AllranksError):
+            raise made
+        return made
+
+    def _try(self, image: Image) -> JobEnvironment | AllranksError:
+        try:
+            return replace(self.make(image), torch=image.torch or "")
+        except AllranksError as error:
+            return error
+
+    def _image(self, job: Job) -> Image:
+        """The job's image; if the host lacks its GPUs, the image of the same cell without any.
+
+        All its tests will be skipped, which is not worth a wait for gigabytes of CUDA.
+        """
+        wanted = gpus_here(job.cell, self.nodes)
+        if wanted <= len(self.gpus) or not self.leases_gpus:
+            return job.image
+        lacks = f"{job.cell.id} asks for {wanted} GPUs, this host has {len(self.gpus)}: its tests will be skipped"
+        with suppress(MatrixError):
+            image = image_for(self.matrix, replace(job.cell, gpu_count=0))
+            self.say(f"{lacks}, in image {image.name} instead of {job.image.name}")
+            return image
+        self.say(lacks)
+        return job.image

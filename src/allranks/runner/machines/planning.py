@@ -1,0 +1,118 @@
+"""Plans the machines of a CI, as GitHub's job matrix too."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from allranks.errors import UsageError, counted
+from allranks.matrix.expand import Expansion
+from allranks.matrix.model import Job, RunnerRule
+from allranks.report.durations import Durations
+from allranks.runner.machines.packs import Division, Pack, PackOptions, divide_jobs
+from allranks.runner.machines.plan_file import plan_document, reference, write_plan
+from allranks.runner.results_folder import announced, facts_of, fresh_manifest
+from allranks.xml_text import clipped
+
+LARGEST_OUTPUT: Final = 1 << 19
+"""Characters: GitHub takes 1 MiB of outputs from a job, and counts two bytes for each character
+(https://docs.github.com/actions/reference/workflows-and-actions/workflow-syntax#jobsjob_idoutputs)."""
+
+LONGEST_WORDS: Final = 80
+"""Most characters of an entry's description, its name in the list of a workflow's jobs."""
+
+
+def render_entries(document: Mapping[str, Any], division: Division, jobs: Sequence[Job]) -> str:
+    """One JSON object, on one line, for ``strategy.matrix``.
+
+    Raises:
+        UsageError: It is longer than GitHub takes.
+    """
+    entries = [_entry(document, pack, [jobs[number] for number in pack.jobs]) for pack in division.packs]
+    text = json.dumps({"include": entries}, separators=(",", ":"))
+    if len(text) > LARGEST_OUTPUT:
+        what = f"The job matrix has {len(text):,} characters, and GitHub takes {LARGEST_OUTPUT:,} from a job."
+        raise UsageError(what, remedy="Give the runners shorter labels, or allow fewer entries: --max-entries")
+    return text
+
+
+def _entry(document: Mapping[str, Any], pack: Pack, jobs: Sequence[Job]) -> dict[str, Any]:
+    return {
+        "slug": pack.slug,
+        "pack": reference(document, pack),
+        "runs_on": _runs_on(pack.rule),
+        "hosted": pack.rule.hosted,
+        "image": pack.image,
+        "engine": pack.rule.engine or "auto",
+        "timeout_minutes": pack.job_minutes,
+        "step_timeout_minutes": pack.step_minutes,
+        "limit_seconds": 60 * pack.run_minutes,
+        "cells": in_words(jobs),
+        "gpus": pack.gpus,
+        "seconds": round(pack.seconds, 1),
+        "jobs": len(jobs),
+    }
+
+
+def _runs_on(rule: RunnerRule) -> list[str] | dict[str, str | list[str]]:
+    labels = list(rule.labels)
+    if not rule.group:
+        return labels
+    return {"group": rule.group, **({"labels": labels} if labels else {})}
+
+
+def in_words(jobs: Sequence[Job]) -> str:
+    """A description of some jobs: their cell if they share one, else how many cells there are."""
+    cells = list(dict.fromkeys(job.cell.id for job in jobs))
+    words = f"{len(cells)} cells, {cells[0]} to {cells[-1]}" if len(cells) > 1 else _of_one_cell(jobs)
+    return clipped(words, LONGEST_WORDS)
+
+
+def _of_one_cell(jobs: Sequence[Job]) -> str:
+    return jobs[0].id if len(jobs) == 1 else f"{jobs[0].cell.id}, {len(jobs)} suites"
+
+
+def render_notes(division: Division) -> list[str]:
+    """A summary of the packing, as lines."""
+    jobs, entries = sum(len(pack.jobs) for pack in division.packs), counted(len(division.packs), "entry", "entries")
+    lines = [f"{counted(jobs, 'job')} in {entries} of the job matrix"]
+    if division.guessed:
+        lines.append(f"{counted(division.guessed, 'job')} of these were never measured: what they take is a guess")
+    for group in division.groups:
+        least, most = min(pack.seconds for pack in group), max(pack.seconds for pack in group)
+        where, jobs = group[0].rule.runs_on, sum(len(pack.jobs) for pack in group)
+        minutes = f"{_minutes(least)} to {_minutes(most)}" if len(group) > 1 else _minutes(most)
+        entries = counted(len(group), "entry", "entries")
+        lines.append(f"{group[0].image} on {where}: {counted(jobs, 'job')} in {entries} of {minutes} min")
+    return lines
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.1f}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """The command line's options for a plan of machines."""
+
+    run_id: str
+    pytest_args: tuple[str, ...]
+    durations: Durations
+    wishes: PackOptions
+    plan_file: Path | None  # where the plan is written; None for nowhere
+
+
+def plan_machines(expansion: Expansion, jobs: Sequence[Job], options: PlanOptions) -> tuple[str, list[str]]:
+    """Write the plan file; return the job matrix for GitHub Actions, and a summary as lines.
+
+    Raises:
+        UsageError: The jobs cannot be divided so, or the file cannot be written.
+    """
+    division = divide_jobs(expansion.matrix, jobs, options.durations, options.wishes)
+    manifest = announced(fresh_manifest(options.run_id, facts_of(expansion), None), jobs, options.pytest_args)
+    document = plan_document(manifest, expansion.matrix, division.packs, options.durations)
+    entries = render_entries(document, division, jobs)
+    if options.plan_file:
+        write_plan(options.plan_file, document)
+    return entries, render_notes(division)

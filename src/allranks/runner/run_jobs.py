@@ -1,0 +1,230 @@
+"""One run, from its jobs to its report and its exit code."""
+
+import resource
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from allranks.engine.gpus import GpuMode, Inventory, chosen_inventory
+from allranks.engine.kind import ConnectedEngine, cleaners, engine_kind
+from allranks.engine.ownership import own_run
+from allranks.engine_registry import AUTO, OF_THIS_HOST
+from allranks.errors import AllranksError, DeviceError, ExitCode, UsageError
+from allranks.interruption import interruptible
+from allranks.matrix.expand import Expansion
+from allranks.matrix.model import Job
+from allranks.report.durations import Durations, Meter, keep_durations
+from allranks.report.judged import MergedRun, exit_code
+from allranks.report.merging import Observer, merge
+from allranks.report.summary import render_problems, render_table
+from allranks.runner.attempt_runner import AttemptRunner
+from allranks.runner.combined_coverage import combine
+from allranks.runner.console import Annotate, Console, annotate_all, console_for
+from allranks.runner.dispatcher import Dispatcher
+from allranks.runner.earlier_runs import take_snapshot
+from allranks.runner.host import choose_host, require_kernel
+from allranks.runner.results_folder import RunFolder, facts_of, open_run, own_party, take_jobs
+from allranks.runner.retry_policy import Again, RunPolicy
+from allranks.runner.run_detail import Detail
+from allranks.runner.sick_gpus import SICK_REMEDY, sick_gpus
+
+ENOUGH = 65_536
+"""For some ten thousand jobs at a time; far below what slows programs that iterate over all possible descriptors."""
+
+
+def make_room_for_descriptors(enough: int = ENOUGH) -> None:
+    """Raise this process's limit of open descriptors, and that of its children, as far as it may (setrlimit(2))."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = enough if hard == resource.RLIM_INFINITY else min(enough, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The command line's options for a run."""
+
+    run_id: str
+    results: Path
+    engine: str | ConnectedEngine  # the engine, or the name of the requested one, or ``auto``
+    seed: int | None  # the requested seed; None for a random one
+    pytest_args: tuple[str, ...]
+    nothing_ran_allowed: bool  # whether a run in which no test executed is good
+    durations: Path | None = None  # the file of durations; None for the one that the matrix names
+    history: Path | None = None  # the file in which the run is recorded; None for none
+    known: Durations | None = None  # durations for its shards; None for those in the file of durations
+    policy: RunPolicy = field(default_factory=RunPolicy)
+    # The remaining parts of the jobs of a resumed run, by id; None for a new run.
+    left: Mapping[str, Again] | None = None
+    gpus: str | None = None  # the GPUs that jobs may use, by number or by id; None for all of the host's
+    gpu_mode: GpuMode = "auto"  # whose GPUs, and how containers are given them
+    planned_gpus: int = 0  # how many GPUs this machine must have, since a plan has chosen it for jobs that need them
+    nodes: int = 1  # how many nodes of its own the engine has for jobs on several
+    annotate: Annotate = annotate_all  # reports failures to a CI service
+    detail: Detail = "usual"
+
+
+def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Callable[[str], None]) -> ExitCode:
+    """Run jobs, or the remaining ones of a resumed run, merge the results of all, and show them.
+
+    Raises:
+        AllranksError: The run could not begin, or nothing can be written.
+    """
+    make_room_for_descriptors()
+    pytest_args = [(*job.suite.pytest_args, *options.pytest_args) for job in jobs]
+    if options.policy.pdb:
+        pytest_args = [("-s",)]  # the terminal is the debugger's
+    with console_for(say, pytest_args, detail=options.detail) as console:
+        return _run(expansion, jobs, options, console)
+
+
+def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console: Console) -> ExitCode:
+    # Before there is a run: a refused request is not a failed run.
+    say = console.say if options.detail != "quiet" else _say_nothing
+    require_kernel()
+    inventory = chosen_inventory(options.gpu_mode, options.gpus)
+    _refuse_missing_gpus(inventory, options.planned_gpus)
+    _refuse_uneven_gpus(options.engine, jobs)
+    _refuse_sick_gpus(inventory, options.engine, jobs)
+    if options.left is not None:
+        _remove_remains()
+    to_do, again = _to_do(jobs, options.left)
+    with own_run(options.run_id) as owned, ExitStack() as uses, interruptible():
+        goes_on = options.left is not None
+        take_jobs(options.results, owned, to_do, say, party=own_party(), goes_on=goes_on)
+        facts = facts_of(expansion)
+        folder = open_run(options.results, options.run_id, jobs, facts, options.seed, options.pytest_args)
+        durations = options.durations or expansion.matrix.root / expansion.matrix.durations
+        try:
+            folder = take_snapshot(folder, jobs, durations, say, known=options.known)
+            if options.detail == "verbose":
+                say(f"run {folder.run_id} of {expansion.matrix.path}, into {folder.path}")
+            host = choose_host(options.engine, expansion.matrix, say, inventory, uses, options.nodes)
+            with console.watch([job.id for job in to_do]) as live:
+                attempts = AttemptRunner(expansion.matrix, host, folder, live, options.pytest_args, options.policy)
+                Dispatcher(attempts).run(to_do, again)
+            combine(expansion.matrix, folder.path, jobs, options.pytest_args, say)
+            return _conclude(folder, jobs, options, durations, console)
+        except KeyboardInterrupt:
+            console.say("interrupted: containers and processes of this run are gone")
+            options.annotate(console, _show(folder, {job.id for job in jobs}, console, options.detail))
+            return ExitCode.INTERRUPTED
+        except Exception:
+            # Even after an error a report has the plan and the results so far.
+            with suppress(AllranksError):
+                merge(folder.path)
+            raise
+
+
+def _refuse_missing_gpus(inventory: Inventory, planned: int) -> None:
+    """Refuse a machine without its planned GPUs: jobs would skip all their tests, which run on no other machine."""
+    there = len(inventory.gpus)
+    if there < planned:
+        what = f"The plan has a job with {planned} GPUs for this machine, but allranks finds {there}."
+        why = "All of its tests would be skipped unnoticed."
+        remedy = "See `allranks doctor` on this machine, or correct gpus of its [[runners]] in the matrix file."
+        raise DeviceError(what, why=why, remedy=remedy)
+
+
+def _refuse_sick_gpus(inventory: Inventory, engine: str | ConnectedEngine, jobs: Iterable[Job]) -> None:
+    """Refuse a host with a GPU that is known to be sick: whichever job it fails, the machine is at fault.
+
+    Raises:
+        DeviceError: There is one, and a job may get it.
+    """
+    if not any(job.cell.gpu_count for job in jobs) or not _leases_here(engine):
+        return
+    if sick := sick_gpus(inventory):
+        names = [f"{inventory.name_of(gpu)} is sick: {why}" for gpu, why in sick.items()]
+        msg = f"This machine ({socket.gethostname()}) takes no jobs with GPUs: {'; '.join(names)}."
+        raise DeviceError(msg, remedy=SICK_REMEDY)
+
+
+def _leases_here(engine: str | ConnectedEngine) -> bool:
+    """Whether an engine's jobs get GPUs of this host; a cluster gives them its own."""
+    if not isinstance(engine, str) or engine in {AUTO, *OF_THIS_HOST}:
+        return True
+    return engine_kind(engine).connect().most_jobs() is None
+
+
+def _refuse_uneven_gpus(engine: str | ConnectedEngine, jobs: Iterable[Job]) -> None:
+    """Refuse jobs whose nodes would need different numbers of GPUs, on an engine that asks a cluster for its nodes.
+
+    Raises:
+        UsageError: There is one.
+    """
+    if _leases_here(engine):
+        return
+    for job in jobs:
+        gpus, nodes = job.cell.gpu_count, job.cell.nodes
+        if gpus % nodes:
+            what = f"{job.cell.id} has {gpus} GPUs on {nodes} nodes, and {engine} gives each node as many."
+            remedy = f'Exclude it in the matrix file: when = "gpu_count == {gpus} and nodes == {nodes}".'
+            raise UsageError(what, remedy=remedy)
+
+
+def _remove_remains() -> None:
+    """Reap a killed process's leftovers of the resumed run, before we own that run and it counts as alive.
+
+    Jobs that outlive their orchestrator are adopted instead.
+    """
+    for engine in cleaners(queues=False):
+        engine.reap()
+
+
+def _to_do(jobs: Sequence[Job], left: Mapping[str, Again] | None) -> tuple[Sequence[Job], Mapping[str, Again]]:
+    if left is None:
+        return jobs, {}
+    return [job for job in jobs if job.id in left], left
+
+
+def _conclude(
+    folder: RunFolder, jobs: Sequence[Job], options: RunOptions, durations: Path, console: Console
+) -> ExitCode:
+    """The exit code of these jobs alone: other sessions that share the run report theirs, in any order."""
+    ids = {job.id for job in jobs}
+    meter = Meter(lambda facts: facts.id in ids and (facts.share is not None or durations.exists()))
+    own = _show(folder, ids, console, options.detail, meter.add, history=options.history)
+    options.annotate(console, own)
+    keep_durations(durations, meter.durations, console.say if options.detail != "quiet" else _say_nothing)
+    return exit_code(own, nothing_ran_allowed=options.nothing_ran_allowed)
+
+
+def _say_nothing(_line: str) -> None:
+    """Take a line of progress in a quiet run."""
+
+
+def _show(
+    folder: RunFolder,
+    job_ids: AbstractSet[str],
+    console: Console,
+    detail: Detail,
+    *observers: Observer,
+    history: Path | None = None,
+) -> MergedRun:
+    own, say = merge(folder.path, observers=observers, history=history).only(job_ids), console.say
+    if detail != "quiet":
+        say(f"\n{render_table(own)}\n")
+    elif problems := render_problems(own):
+        say(f"{problems}\n")
+    else:
+        return own
+    report = _lasting(folder.path)
+    say("report: " + "\n        ".join(str(_from_here(report / file.name)) for file in own.junit_files))
+    say(f"page: {_from_here(report / own.page.name)}")
+    return own
+
+
+def _lasting(folder: Path) -> Path:
+    """The run's folder as ``results/latest``, unless a later run has taken that name."""
+    latest = folder.parent / "latest"
+    return latest if latest.resolve() == folder.resolve() else folder
+
+
+def _from_here(path: Path) -> Path:
+    """The path as a person in the current folder would type it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path

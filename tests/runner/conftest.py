@@ -1,0 +1,142 @@
+"""A small matrix, its jobs, a run's folder, and an engine that is a script."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # the helper, which pytest's importlib mode does not find
+
+from scripted_engine import ScriptedEngine
+
+from allranks.engine.kind import JobEnvironment
+from allranks.matrix.declaration import load
+from allranks.matrix.expand import expand
+from allranks.matrix.jobs import plan
+from allranks.matrix.model import Job, Matrix
+from allranks.report.run_files import Manifest
+from allranks.runner.attempt_runner import AttemptRunner
+from allranks.runner.dispatcher import Dispatcher
+from allranks.runner.host import Host
+from allranks.runner.log_lines import LiveView
+from allranks.runner.results_folder import RunFolder, open_run
+from allranks.runner.retry_policy import RunPolicy
+
+DOCUMENT = """\
+[matrix]
+backend = ["gloo", "nccl"]
+world_size = [1, 2]
+gpu_count = [0, 1, 2]
+
+[[matrix.exclude]]
+when = "backend == 'nccl' and gpu_count != world_size"
+reason = "a GPU for each rank"
+
+[[matrix.exclude]]
+when = "backend == 'gloo' and gpu_count > 0"
+reason = "gloo is tested on CPU tensors"
+
+[suites.tiny]
+path = "suite"
+files = ["data"]
+pytest_args = ["--strict-markers"]
+
+[images.cpu]
+when = "gpu_count == 0"
+torch = "2.13.0"
+
+[images.cuda]
+when = "gpu_count > 0"
+torch = "2.14.1"
+
+[limits]
+process_group = 10
+test = 20
+job = 30
+memory_mib = 777
+
+[[env]]
+when = "backend == 'nccl'"
+set = { NCCL_DEBUG = "WARN" }
+"""
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    folder = tmp_path / "repository"
+    (folder / "suite").mkdir(parents=True)
+    (folder / "data").mkdir()
+    (folder / "suite" / "test_tiny.py").write_text("")
+    (folder / "matrix.toml").write_text(DOCUMENT)
+    return folder
+
+
+@pytest.fixture
+def matrix(repository: Path) -> Matrix:
+    return load(repository).matrix
+
+
+@pytest.fixture
+def jobs(matrix: Matrix) -> dict[str, Job]:
+    """Every job of the matrix, by the id of its cell."""
+    return {job.cell.id: job for job in plan(matrix, expand(matrix).cells)}
+
+
+@pytest.fixture
+def make_folder(tmp_path: Path) -> Callable[..., RunFolder]:
+    def make(jobs: object = (), *, run_id: str = "r1", seed: int | None = 7) -> RunFolder:
+        return open_run(tmp_path / "results", run_id, jobs, Manifest(run_id="", command="allranks run"), seed)
+
+    return make
+
+
+@pytest.fixture
+def lines() -> list[str]:
+    """A list that is also the callable that fills it."""
+
+    class Lines(list):
+        __call__ = list.append
+
+    return Lines()
+
+
+@pytest.fixture
+def engine():
+    return ScriptedEngine()
+
+
+def environment_of_image(job):
+    return JobEnvironment(image=job.image.name)
+
+
+@pytest.fixture
+def dispatcher(matrix, make_folder, engine, lines):
+    def make(
+        wanted, *, gpus=(), cores=1, most_jobs=None, environment_of=environment_of_image, durations=None, **policy
+    ):
+        host = Host(
+            engine=engine, gpus=gpus, cores=cores, memory=4000, environment_of=environment_of, most_jobs=most_jobs
+        )
+        folder = replace(make_folder(wanted), durations=durations or {})
+        return Dispatcher(AttemptRunner(matrix, host, folder, LiveView(lines), ("-k", "x"), RunPolicy(**policy)))
+
+    return make
+
+
+@pytest.fixture
+def records(tmp_path):
+    """The records of a run by cell, read from its files."""
+
+    def read():
+        found = (tmp_path / "results" / "r1" / "cells").glob("*/tiny/attempt-*/job.json")
+        return {path.parents[2].name: json.loads(path.read_text()) for path in found}
+
+    return read
+
+
+@pytest.fixture
+def pair(jobs):
+    return [jobs["gloo-w1-g0-env"], jobs["gloo-w2-g0-env"]]

@@ -1,0 +1,251 @@
+"""Jobs divided among the machines of a CI: each once, on machines that can run it, and never too many machines."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from allranks.errors import ExitCode, UsageError
+from allranks.matrix.expand import expand
+from allranks.matrix.jobs import plan
+from allranks.matrix.model import Image, Limits, Matrix, Rule, RunnerRule, Suite
+from allranks.matrix.runners import minutes_of, runner_for
+from allranks.matrix.when import parse_condition
+from allranks.report.run_files import Manifest
+from allranks.runner.machines.packs import PackOptions, divide_jobs, load, shared_out
+from allranks.runner.machines.plan_file import plan_document
+from allranks.runner.machines.planning import render_entries
+from allranks.runner.results_folder import announced
+from allranks.runner.tasks import Capacity, Task
+
+HOST = Capacity(gpus=8, cores=16)
+ILLEGAL_IN_ARTIFACTS = re.compile(r'["<>|*?\r\n\\/:]')
+CPU, GPU = parse_condition("gpu_count == 0"), parse_condition("gpu_count > 0")
+
+durations = st.dictionaries(
+    st.sampled_from(["a", "b", "c"]),
+    st.dictionaries(st.sampled_from(["gloo", "nccl"]), st.dictionaries(st.just("t"), st.floats(0.1, 9000))),
+)
+wishes = st.builds(PackOptions, most=st.integers(12, 256), minutes=st.integers(1, 200))
+
+
+@st.composite
+def matrices(draw):
+    """A matrix whose images have names that differ by case alone, with machines of their own or without."""
+    world_sizes = tuple(draw(st.sets(st.integers(1, 9), min_size=1, max_size=4)))
+    small = draw(st.sampled_from([1, 2, 4]))
+    return Matrix(
+        path=Path("matrix.toml"),
+        axes={
+            "backend": ("gloo", "nccl"),
+            "world_size": world_sizes,
+            "gpu_count": (0, 1, 2, 4, 8),
+            "init_method": ("env", "tcp"),
+            "nodes": draw(st.sampled_from([(1,), (1, 2)])),
+            "torch": ("",),
+        },
+        excludes=(
+            Rule(when=parse_condition("nodes > world_size"), reason="a rank for each", line=1),
+            Rule(when=parse_condition("backend == 'nccl' and gpu_count < world_size"), reason="a GPU for each", line=2),
+            Rule(when=parse_condition("backend == 'gloo' and gpu_count > 0"), reason="CPU tensors", line=3),
+        ),
+        suites={
+            "a": Suite(name="a", paths=(Path("a"),)),
+            "b": Suite(name="b", paths=(Path("b"),), shards=draw(st.integers(1, 3))),
+            "c": Suite(name="c", paths=(Path("c"),), overlap=draw(st.integers(1, 2))),
+        },
+        images={"Torch": Image(name="Torch", when=CPU), "torch": Image(name="torch", when=GPU)},
+        limits=Limits(job=draw(st.sampled_from([600.0, 1800.0, 10_000.0]))),
+        runners=(
+            RunnerRule(when=CPU, labels=("ubuntu-latest",), hosted=True, line=1),
+            RunnerRule(when=parse_condition(f"gpu_count <= {small}"), labels=("gpu",), gpus=small, line=2),
+            RunnerRule(
+                labels=("self-hosted", "big"), gpus=8, cores=16, minutes=draw(st.sampled_from([None, 400])), line=3
+            ),
+        ),
+    )
+
+
+def divided(matrix, known, wished):
+    jobs = plan(matrix, expand(matrix).cells)
+    return jobs, divide_jobs(matrix, jobs, known, wished)
+
+
+def divided_if_possible(matrix, known, wished):
+    """A division; an example that needs more machines than there may be is none."""
+    try:
+        return divided(matrix, known, wished)
+    except UsageError as error:
+        assume("entries of the job matrix are needed" not in error.what)
+        raise
+
+
+@settings(max_examples=40)
+@given(matrices(), durations, wishes)
+def test_each_job_is_on_one_machine_that_can_run_it(matrix, known, wished):
+    jobs, division = divided_if_possible(matrix, known, wished)
+    assert sorted(number for pack in division.packs for number in pack.jobs) == list(range(len(jobs)))
+    assert 1 <= len(division.packs) <= wished.most
+    for pack in division.packs:
+        for job in (jobs[number] for number in pack.jobs):
+            assert runner_for(matrix, job.cell) == pack.rule
+            assert job.image.name == pack.image
+            assert job.cell.gpu_count <= pack.gpus <= pack.rule.gpus
+            assert not (pack.rule.hosted and job.cell.gpu_count)
+
+
+@settings(max_examples=40)
+@given(matrices(), durations, wishes)
+def test_time_limits_nest_and_none_is_above_what_the_machine_allows(matrix, known, wished):
+    _, division = divided_if_possible(matrix, known, wished)
+    for pack in division.packs:
+        assert matrix.limits.job < 60 * pack.run_minutes < 60 * pack.step_minutes < 60 * pack.job_minutes
+        assert pack.job_minutes <= minutes_of(pack.rule)
+
+
+@settings(max_examples=40)
+@given(matrices(), durations, wishes)
+def test_names_of_packs_are_legal_short_and_unique_whatever_the_case(matrix, known, wished):
+    slugs = [pack.slug for pack in divided_if_possible(matrix, known, wished)[1].packs]
+    assert len({slug.lower() for slug in slugs}) == len(slugs)
+    assert not any(ILLEGAL_IN_ARTIFACTS.search(slug) or len(slug) > 60 for slug in slugs)
+
+
+@settings(max_examples=20)
+@given(matrices(), durations, wishes)
+def test_the_same_jobs_come_to_the_same_packs(matrix, known, wished):
+    assert divided_if_possible(matrix, known, wished) == divided_if_possible(matrix, known, wished)
+
+
+tasks = st.lists(
+    st.builds(
+        Task,
+        st.just(0),
+        st.builds(Capacity, gpus=st.integers(0, 9), cores=st.integers(1, 18)),
+        st.floats(0.1, 100),
+    ),
+    min_size=1,
+    max_size=40,
+).map(lambda some: [replace(task, number=number) for number, task in enumerate(some)])
+
+
+@given(tasks, st.integers(1, 12))
+def test_machines_differ_by_the_work_of_one_job_at_most_and_none_is_idle(tasks, count):
+    packs = shared_out(tasks, HOST, min(count, len(tasks)))
+    assert sorted(task.number for pack in packs for task in pack) == list(range(len(tasks)))
+    assert all(packs)
+    work = [sum(load(task, HOST) for task in pack) for pack in packs]
+    assert max(work) - min(work) <= max(load(task, HOST) for task in tasks) + 1e-6  # sums are rounded
+
+
+@pytest.mark.parametrize(
+    ("seconds", "count", "shared"),
+    [
+        ([100, 1, 1, 1, 1], 2, [[100], [1, 1, 1, 1]]),
+        ([8, 7, 6, 5, 4], 2, [[4, 5, 8], [6, 7]]),
+        ([2, 2, 2, 2], 4, [[2], [2], [2], [2]]),
+        ([9, 5, 4], 2, [[9], [4, 5]]),
+        ([3, 1], 1, [[1, 3]]),
+    ],
+)
+def test_the_longest_job_goes_first_to_the_machine_with_the_least_work(seconds, count, shared):
+    packs = shared_out([Task(number, HOST, each) for number, each in enumerate(seconds)], HOST, count)
+    assert sorted(sorted(task.seconds for task in pack) for pack in packs) == sorted(shared)
+
+
+@pytest.mark.parametrize(
+    ("room", "work"),
+    [
+        (Capacity(gpus=8, cores=1), 12),
+        (Capacity(gpus=2, cores=2), 3),
+        (Capacity(gpus=1, cores=16), 12),
+        (Capacity(gpus=99, cores=1), 12),
+        (Capacity(cores=4), 3),
+    ],
+)
+def test_a_job_that_takes_a_part_of_a_machine_is_as_much_less_work(room, work):
+    assert load(Task(0, room, 12), HOST) == work
+
+
+def small_matrix(**changes):
+    axes = {"backend": ("gloo",), "world_size": (1,), "gpu_count": (0,), "init_method": ("env",), "nodes": (1,)}
+    axes |= {"torch": ("",)}
+    suites = {f"s{number}": Suite(name=f"s{number}", paths=(Path("s"),)) for number in range(changes.pop("suites", 40))}
+    return Matrix(path=Path("matrix.toml"), axes=axes, suites=suites, images={"cpu": Image(name="cpu")}, **changes)
+
+
+def rule(**changes):
+    return RunnerRule(labels=("self-hosted",), cores=1, **changes)
+
+
+def known(matrix, seconds):
+    return {name: {"gloo": {"t": seconds - 3}} for name in matrix.suites}
+
+
+def test_little_work_gets_one_machine():
+    matrix = small_matrix(runners=(rule(),))
+    assert len(divided(matrix, known(matrix, 25), PackOptions(minutes=20))[1].packs) == 1
+
+
+def test_fewer_minutes_for_each_make_more_machines():
+    matrix = small_matrix(runners=(rule(),))
+    counts = [
+        len(divided(matrix, known(matrix, 60), PackOptions(minutes=minutes))[1].packs) for minutes in (40, 20, 5, 1)
+    ]
+    assert counts == [1, 2, 8, 40]
+
+
+def test_no_machine_is_there_to_wait_for_the_longest_job():
+    matrix = small_matrix(runners=(rule(),))
+    lengths = {**known(matrix, 60), "s0": {"gloo": {"t": 1200.0}}}
+    assert len(divided(matrix, lengths, PackOptions(minutes=1))[1].packs) == 3
+
+
+def test_a_pack_that_would_not_end_in_time_is_split():
+    matrix = small_matrix(runners=(rule(minutes=120),), limits=Limits(job=600))
+    division = divided(matrix, known(matrix, 300), PackOptions(minutes=1000))[1]
+    assert len(division.packs) > 3
+    assert all(pack.job_minutes <= 120 for pack in division.packs)
+
+
+def test_a_job_whose_own_limit_does_not_fit_is_an_error_that_names_it():
+    matrix = small_matrix(runners=(rule(minutes=30),))
+    with pytest.raises(UsageError, match=r"^The job gloo-w1-g0-env/s0 does not fit into the 30 minutes") as caught:
+        divided(matrix, {}, PackOptions())
+    assert "1800 s" in caught.value.why
+    assert caught.value.exit_code is ExitCode.USAGE
+
+
+def test_jobs_that_need_more_machines_than_there_may_be_are_an_error():
+    matrix = small_matrix(runners=(rule(minutes=60),), limits=Limits(job=1200))
+    with pytest.raises(UsageError, match=r"entries of the job matrix are needed, over the limit of 3") as caught:
+        divided(matrix, known(matrix, 1200), PackOptions(most=3))
+    assert "--where" in caught.value.remedy
+
+
+def test_more_kinds_of_machines_than_entries_are_an_error():
+    other = RunnerRule(when=parse_condition("world_size == 2"), labels=("b",), line=2)
+    matrix = small_matrix(runners=(other, rule()))
+    matrix = Matrix(**{**matrix.__dict__, "axes": {**matrix.axes, "world_size": (1, 2)}})
+    with pytest.raises(UsageError, match=r"2 entries .* limit of 1"):
+        divided(matrix, {}, PackOptions(most=1))
+
+
+def test_cells_of_several_nodes_run_beside_others():
+    matrix = small_matrix(runners=(rule(),), suites=1)
+    matrix = Matrix(**{**matrix.__dict__, "axes": {**matrix.axes, "world_size": (2,), "nodes": (1, 2)}})
+    [pack] = divided(matrix, {}, PackOptions())[1].packs
+    assert (pack.rule.engine, len(pack.jobs)) == (None, 2)
+
+
+def test_even_the_longest_names_fit_into_what_github_takes_of_a_job():
+    matrix = small_matrix(suites=256, runners=(RunnerRule(labels=tuple("l" * 60 + str(n) for n in range(5)), cores=1),))
+    image = Image(name="i" * 63)
+    matrix = Matrix(**{**matrix.__dict__, "images": {image.name: image}})
+    jobs, division = divided(matrix, known(matrix, 3000), PackOptions())
+    document = plan_document(announced(Manifest(run_id="r" * 60), jobs, ()), matrix, division.packs, {})
+    assert len(division.packs) == 256
+    assert len(render_entries(document, division, jobs)) < 1 << 19

@@ -1,0 +1,51 @@
+"""The journal of a job whose orchestrator was killed goes on, and what was in it stays."""
+
+from contextlib import closing
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allranks.records import SCHEMA, JobStarted, Passed, encode
+from allranks.runner.adopted_journal import AdoptedJournal
+
+STARTED = encode(JobStarted(at=1.0, schema=SCHEMA, run_id="r", cell="c", suite="s", attempt=1, world_size=1)) + b"\n"
+RECORDS = [Passed(nodeid=f"t{n % 3}", ranks=(0,), arrived=(2.0,), seconds=(0.5,), world_size=1, at=n) for n in range(6)]
+
+
+def lines(records):
+    return b"".join(encode(record) + b"\n" for record in records)
+
+
+@given(heard=st.integers(0, 6), cut=st.integers(0, 30), order=st.permutations(RECORDS))
+def test_it_ends_with_all_records_once_and_keeps_its_beginning(tmp_path_factory, heard, cut, order):
+    path = tmp_path_factory.mktemp("journal") / "journal.jsonl"
+    before = STARTED + lines(RECORDS[:heard])
+    torn = encode(RECORDS[heard])[:cut] if heard < len(RECORDS) else b""
+    path.write_bytes(before + torn)
+    with closing(AdoptedJournal(path)) as journal:
+        assert journal.size == len(before)
+        for record in order:
+            journal.write(record)
+        assert not journal.is_lacking
+    after = path.read_bytes()
+    assert after.startswith(before)
+    assert sorted(after.splitlines()) == sorted((STARTED + lines(RECORDS)).splitlines())
+
+
+def test_a_record_that_does_not_come_again_is_lacking(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(STARTED + lines(RECORDS[:2]))
+    with closing(AdoptedJournal(path)) as journal:
+        journal.write(RECORDS[0])
+        assert journal.is_lacking
+        journal.write(RECORDS[2])
+        assert journal.is_lacking
+        journal.write(RECORDS[1])
+        assert not journal.is_lacking
+
+
+def test_without_a_journal_it_begins_one(tmp_path):
+    with closing(AdoptedJournal(tmp_path / "journal.jsonl")) as journal:
+        assert journal.size == 0
+        journal.write(RECORDS[0])
+    assert (tmp_path / "journal.jsonl").read_bytes() == lines(RECORDS[:1])

@@ -1,0 +1,98 @@
+"""Which kind of console a run gets."""
+
+import io
+import re
+
+import pytest
+from scripted_engine import failed
+
+from allranks.records import Printed
+from allranks.report.merging import merge
+from allranks.report.run_files import JobError
+from allranks.runner.console import ActionsConsole, PlainConsole, console_for, is_streamed
+from allranks.runner.log_lines import LiveView
+from allranks.runner.progress import Tests
+from allranks.runner.terminal import TerminalConsole
+
+XTERM = {"TERM": "xterm-256color"}
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "environ", "arguments", "kind"),
+    [
+        (Terminal(), XTERM, [("-k", "s"), ()], TerminalConsole),
+        (io.StringIO(), XTERM, [], PlainConsole),
+        (Terminal(), {**XTERM, "GITHUB_ACTIONS": "true"}, [], ActionsConsole),
+        (Terminal(), {"TERM": "dumb"}, [], PlainConsole),
+        (Terminal(), {}, [], PlainConsole),
+        (Terminal(), XTERM, [(), ("-s",)], PlainConsole),
+    ],
+    ids=["terminal", "pipe", "workflow", "dumb terminal", "no terminal is named", "output is streamed"],
+)
+def test_a_table_is_for_a_person_at_a_terminal(lines, stream, environ, arguments, kind):
+    with console_for(lines, arguments, environ, stream) as console:
+        assert type(console) is kind
+
+
+@pytest.mark.parametrize("detail", ["quiet", "verbose"])
+@pytest.mark.parametrize("environ", [XTERM, {**XTERM, "GITHUB_ACTIONS": "true"}], ids=["terminal", "workflow"])
+def test_how_much_is_printed_reaches_the_view_and_a_quiet_run_has_no_table(lines, environ, detail):
+    with console_for(lines, [], environ, Terminal(), detail) as console, console.watch(["cell/s"]) as live:
+        assert live.detail == detail
+        assert isinstance(console, TerminalConsole) == (detail == "verbose" and environ == XTERM)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("-s", True),
+        ("-xs", True),
+        ("-vsx -k a", True),
+        ("--capture=no", True),
+        ("--capture no", True),
+        ("suite/test_a.py -p xdist --unknown -s", True),
+        ("", False),
+        ("-rs", False),
+        ("-k s", False),
+        ("-ks", False),
+        ("--capture=sys", False),
+        ("--stepwise -m slow", False),
+        ("-k", False),
+    ],
+)
+def test_what_streams_output_is_known_as_pytest_knows_it(arguments, expected):
+    assert is_streamed(arguments.split()) is expected
+
+
+def test_a_run_whose_lines_go_to_a_file_says_what_it_says(lines, tmp_path):
+    (tmp_path / "rank-0.xml").write_text("<testsuites><testsuite/></testsuites>")
+    with console_for(lines, environ={}) as console:
+        with console.watch(["cell/s"]) as live:
+            assert type(live) is LiveView
+            live.job_is("cell/s", "preparing", (0,))
+        console.annotate(merge(tmp_path))
+    assert lines == []
+
+
+def test_no_text_of_a_test_gives_orders_to_the_terminal(lines):
+    for environ in ({}, {"GITHUB_ACTIONS": "true"}):
+        with console_for(lines, environ=environ) as console, console.watch(["cell/s"]) as live:
+            live.take("cell/s", failed("t[\x9b2J]", 1, "\x1b]0;owned\x07\x1b[2Jno \x1b[31mred"))
+            live.take("cell/s", Printed(rank=0, line="10 %\r\x1b[Hdone\x08"))
+            live.job_ended("cell/s", Tests(), 1.0, JobError(kind="agent", what="\x1b[2Jlost", why="\x07why"))
+            console.say("\x1b[2Jrow\nrow")
+    shown = "\n".join(lines)
+    assert not re.search(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[[0-9;]*m)", shown)
+    for text in (
+        "first failure: rank 1 failed in t[�2J]: no",
+        "[rank 0] done�",
+        "lost (1.0 s)",
+        "    �why",
+        "row\nrow",
+    ):
+        assert shown.count(text) == 2

@@ -1,0 +1,19 @@
+import pytest
+
+from allranks.runner.combined_coverage import CoverageOptions, wishes_of
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wishes"),
+    [
+        ("--cov=a", CoverageOptions()),
+        ("--cov-report=xml", CoverageOptions(reports=(("xml", ""),))),
+        ("--cov-report xml:deep/c.xml", CoverageOptions(reports=(("xml", "deep/c.xml"),))),
+        ("--cov-report=html:h --cov-report=json", CoverageOptions(reports=(("html", "h"), ("json", "")))),
+        ("--cov-report=term-missing:skip-covered", CoverageOptions(show_missing=True, skip_covered=True)),
+        ("--cov-config=own.rc -k xml", CoverageOptions(config="own.rc")),
+        ("--cov-config own.rc", CoverageOptions(config="own.rc")),
+    ],
+)
+def test_what_arguments_ask_for(arguments, wishes):
+    assert wishes_of(["--cov", *arguments.split()]) == wishes

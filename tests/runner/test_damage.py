@@ -1,0 +1,186 @@
+"""A job whose output is damaged, at each byte of it: never green where it was not, and no other job's business."""
+
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scripted_engine import BEGUN, FINISHED, failed
+
+from allranks.engine.agent_output import SEPARATOR, RecordReader
+from allranks.engine.kind import JobEnvironment
+from allranks.engine.protocol import JobExit
+from allranks.records import JOURNAL, Collected, GangReady, GangStarted, Passed, TestStarted, Went, encode
+from allranks.report.judged import exit_code
+from allranks.report.merging import merge
+from allranks.runner.attempt_runner import AttemptRunner
+from allranks.runner.dispatcher import Dispatcher
+from allranks.runner.host import Host
+from allranks.runner.log_lines import LiveView
+
+pytestmark = pytest.mark.usefixtures("locks")
+
+GOOD, BAD = "t.py::good", "t.py::bad"
+
+
+def stream_of(*records):
+    return b"".join(SEPARATOR + encode(record) + b"\n" for record in records)
+
+
+def passed(nodeid, *ranks):
+    return Passed(nodeid=nodeid, ranks=ranks, arrived=ranks, seconds=ranks, world_size=2)
+
+
+FAILING = stream_of(
+    BEGUN,
+    Collected(tests=(GOOD, BAD)),
+    Went(),
+    GangStarted(gang=1, pids=(7, 8)),
+    GangReady(),
+    TestStarted(nodeid=GOOD),
+    passed(GOOD, 0, 1),
+    TestStarted(nodeid=BAD),
+    passed(BAD, 0),
+    failed(BAD, 1, "no"),
+    FINISHED,
+)
+WHOLE = stream_of(BEGUN, Collected(tests=(GOOD,)), passed(GOOD, 0, 1), FINISHED)
+
+
+@dataclass
+class StreamingEngine:
+    """An engine whose jobs write what a test has them write, in pieces of a few bytes.
+
+    Attributes:
+        streams: By the name of the suite.
+    """
+
+    streams: dict
+    name: str = "streaming"
+
+    @contextmanager
+    def start(self, spec, _held=()):
+        yield StreamingJob(self.streams[spec.agent.suite])
+
+    def reap(self):
+        return []
+
+
+@dataclass
+class StreamingJob:
+    data: bytes
+
+    def go(self):
+        pass
+
+    def hang_up(self):
+        pass
+
+    def stop(self):
+        pass
+
+    def wait(self, sink):
+        stream = RecordReader()
+        for place in range(0, len(self.data), 97):
+            for said in stream.feed(self.data[place : place + 97]):
+                sink(0, said)
+        return JobExit(status=0)
+
+    def collect(self, results):
+        (results / "agent.log").write_text("")
+
+
+@pytest.fixture
+def green(matrix, jobs, make_folder, lines):
+    """Runs jobs that write these streams, in one run; whether each came to nothing bad, by their places."""
+    runs = 0
+
+    def run(streams):
+        nonlocal runs
+        runs += 1
+        names = [f"s{number}" for number in range(len(streams))]
+        job = jobs["gloo-w2-g0-env"]
+        several = [replace(job, suite=replace(job.suite, name=name)) for name in names]
+        engine = StreamingEngine(dict(zip(names, streams, strict=True)))
+        host = Host(engine=engine, gpus=(), cores=16, memory=99999, environment_of=lambda _: JobEnvironment(image="i"))
+        folder = make_folder(several, run_id=f"r{runs}")
+        Dispatcher(AttemptRunner(matrix, host, folder, LiveView(lines), ())).run(several)
+        merged = merge(folder.path, environ={})
+        return [not suite.counts.bad for suite in merged.suites]
+
+    return run
+
+
+def damaged(data, place, change):
+    """The stream with one byte of it flipped, lost or added, or cut off there."""
+    match change:
+        case "flip":
+            return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+        case "lose":
+            return data[:place] + data[place + 1 :]
+        case "add":
+            return data[:place] + b"1" + data[place:]
+        case "cut":
+            return data[:place]
+
+
+@pytest.mark.parametrize(
+    "change", ["flip", "cut", *(pytest.param(each, marks=pytest.mark.thorough) for each in ("lose", "add"))]
+)
+def test_one_damaged_byte_betters_nothing_and_is_no_other_jobs_business(green, change):
+    streams = [damaged(FAILING, place, change) for place in range(len(FAILING))]
+    *greens, whole, failing = green([*streams, WHOLE, FAILING])
+    assert (whole, failing) == (True, False)
+    assert [place for place, is_green in enumerate(greens) if is_green] == []
+
+
+def test_a_stream_without_a_list_of_tests_is_not_green(green):
+    assert green([stream_of(BEGUN, FINISHED), WHOLE]) == [False, True]
+
+
+@pytest.mark.parametrize("has_journal", [True, False])
+@pytest.mark.parametrize("rank", [0, 7])
+def test_rank_xml_that_was_changed_contradicts_what_was_recorded(green, tmp_path, rank, has_journal):
+    assert green([WHOLE]) == [True]
+    [attempt] = (tmp_path / "results" / "r1").glob("cells/*/*/attempt-1")
+    written = (attempt / "rank-0.xml").read_text()
+    (attempt / f"rank-{rank}.xml").write_text(written.replace("<testcase ", '<testcase file="t.py" '))
+    if not has_journal:
+        (attempt / JOURNAL).unlink()
+    merged = merge(tmp_path / "results" / "r1", environ={})
+    assert exit_code(merged, nothing_ran_allowed=False) == 3
+    assert f"rank-{rank}.xml is not the file that allranks wrote" in merged.junit.read_text()
+
+
+def test_a_journal_that_was_changed_contradicts_what_was_recorded(green, tmp_path):
+    assert green([WHOLE]) == [True]
+    [journal] = (tmp_path / "results" / "r1").glob(f"cells/*/*/attempt-1/{JOURNAL}")
+    journal.write_text(journal.read_text().replace('"at":', '"at": '))
+    merged = merge(tmp_path / "results" / "r1", environ={})
+    assert exit_code(merged, nothing_ran_allowed=False) == 3
+    assert f"{JOURNAL} is not the file that allranks wrote" in merged.junit.read_text()
+
+
+edits = st.one_of(
+    st.binary(max_size=6).map(lambda data: lambda text, start, _end: text[:start] + data + text[start:]),
+    st.just(lambda text, start, end: text[:start] + text[end:]),
+    st.just(lambda text, start, end: text[:end] + text[start:]),
+    st.just(lambda text, start, end: text[:start] + text[start:end][::-1] + text[end:]),
+)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+@pytest.mark.thorough
+def test_no_damage_at_all_betters_anything(green, data):
+    streams = []
+    for _ in range(20):
+        text = FAILING
+        for _ in range(data.draw(st.integers(1, 2))):
+            start, end = sorted(data.draw(st.tuples(*[st.integers(0, len(text))] * 2)))
+            text = data.draw(edits)(text, start, end)
+        streams.append(text)
+    *greens, whole = green([*streams, WHOLE])
+    assert whole
+    assert not any(greens), [text for text, is_green in zip(streams, greens, strict=True) if is_green]

@@ -1,0 +1,32 @@
+import subprocess
+import sys
+
+from allranks.runner.run_jobs import ENOUGH
+
+PROGRAM = """
+import resource, sys
+from allranks.runner.run_jobs import make_room_for_descriptors
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
+make_room_for_descriptors(int(sys.argv[3]))
+print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def limits_from(soft: int, hard: int, enough: int = ENOUGH) -> tuple[int, int]:
+    command = [sys.executable, "-c", PROGRAM, *map(str, (soft, hard, enough))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found, most = done.stdout.split()
+    return int(found), int(most)
+
+
+def test_as_many_as_the_host_allows_may_be_open():
+    assert limits_from(256, 2048) == (2048, 2048)
+
+
+def test_more_than_enough_is_not_taken():
+    assert limits_from(256, 2048, enough=1024) == (1024, 2048)
+
+
+def test_a_limit_that_is_high_already_stays():
+    assert limits_from(512, 2048, enough=300) == (512, 2048)

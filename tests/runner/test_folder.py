@@ -1,0 +1,288 @@
+import fcntl
+import json
+import subprocess
+import sys
+from contextlib import ExitStack, nullcontext
+
+import pytest
+
+import allranks
+from allranks.engine.ownership import own_run
+from allranks.errors import ExitCode, ResultsError, UsageError
+from allranks.matrix.declaration import load
+from allranks.report.run_files import JobRecord, Manifest, as_json
+from allranks.runner import results_folder as schedule_folder
+from allranks.runner.results_folder import facts_of, new_run_id, open_run, own_party, take_jobs, write_json
+
+JOIN = """
+import sys
+from pathlib import Path
+from allranks.matrix.declaration import load
+from allranks.matrix.jobs import plan
+from allranks.report.run_files import JobRecord, Manifest, as_json
+from allranks.runner.results_folder import open_run
+
+expansion = load(Path(sys.argv[1]))
+jobs = plan(expansion.matrix, expansion.cells)
+open_run(Path(sys.argv[2]), "r1", [jobs[int(sys.argv[3])]], Manifest(run_id=""), None)
+"""
+
+
+def manifest_of(folder):
+    return json.loads((folder.path / "run.json").read_text())
+
+
+def test_run_ids_sort_by_time_and_never_repeat():
+    ids = [new_run_id() for _ in range(50)]
+    assert len(set(ids)) == 50
+    assert ids[0][:8].isdigit()
+
+
+def test_manifest_announces_jobs_and_their_cells_before_any_runs(make_folder, jobs):
+    folder = make_folder(jobs.values())
+    manifest = manifest_of(folder)
+    assert (manifest["schema"], manifest["run_id"], manifest["seed"]) == (2, "r1", 7)
+    assert manifest["allranks"] == allranks.__version__
+    assert manifest["command"] == "allranks run"
+    assert manifest["cells"]["nccl-w2-g2-env"] == {
+        "backend": "nccl", "world_size": 2, "gpu_count": 2, "init_method": "env", "nodes": 1,
+    }  # fmt: skip
+    assert manifest["jobs"][0] == {
+        "id": "gloo-w1-g0-env/tiny", "cell": "gloo-w1-g0-env", "suite": "tiny", "image": "cpu", "pytest_args": [],
+        "pack": "",
+    }  # fmt: skip
+    assert len(manifest["jobs"]) == len(jobs)
+
+
+def test_a_manifest_has_the_matrix_files_folder_in_its_repository(repository, tmp_path, monkeypatch):
+    assert facts_of(load(repository)).folder == ""
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path))
+    assert facts_of(load(repository)).folder == "repository"
+    (repository / ".git").touch()
+    assert facts_of(load(repository)).folder == ""
+
+
+def test_a_run_without_a_seed_gets_one_and_keeps_it(make_folder):
+    first = make_folder(seed=None)
+    assert make_folder(seed=None).seed == first.seed == manifest_of(first)["seed"]
+
+
+def test_a_session_that_joins_adds_its_jobs_once(make_folder, jobs):
+    one, other = jobs["gloo-w1-g0-env"], jobs["gloo-w2-g0-env"]
+    make_folder([one])
+    manifest = manifest_of(make_folder([one, other], seed=99))
+    assert [job["id"] for job in manifest["jobs"]] == [one.id, other.id]
+    assert list(manifest["cells"]) == [one.cell.id, other.cell.id]
+    assert manifest["seed"] == 7
+
+
+def test_processes_that_join_at_once_lose_no_job(repository, tmp_path, jobs):
+    results = tmp_path / "results"
+    commands = [[sys.executable, "-c", JOIN, str(repository), str(results), str(number)] for number in range(len(jobs))]
+    running = [subprocess.Popen(command) for command in commands]
+    assert [process.wait(60) for process in running] == [0] * len(jobs)
+    manifest = json.loads((results / "r1" / "run.json").read_text())
+    assert {job["cell"] for job in manifest["jobs"]} == set(jobs)
+
+
+def test_a_manifest_is_read_and_written_under_its_lock(make_folder, monkeypatch):
+    held = []
+
+    def note(function):
+        def noted(path, *arguments):
+            with (path.parent / ".manifest.lock").open() as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    held.append(function.__name__)
+            return function(path, *arguments)
+
+        return noted
+
+    monkeypatch.setattr(schedule_folder, "_read", note(schedule_folder._read))
+    monkeypatch.setattr(schedule_folder, "write_json", note(write_json))
+    make_folder()
+    assert held == ["_read", "write_json"]
+
+
+OWN = """
+import sys
+from pathlib import Path
+from allranks.engine import ownership
+from allranks.matrix.declaration import load
+from allranks.matrix.jobs import plan
+from allranks.runner.results_folder import take_jobs
+
+ownership.lock_folder = lambda: Path(sys.argv[1])
+expansion = load(Path(sys.argv[2]))
+jobs = [job for job in plan(expansion.matrix, expansion.cells) if job.cell.id in sys.argv[5:]]
+with ownership.own_run("r1") as owned:
+    try:
+        take_jobs(Path(sys.argv[3]), owned, jobs, print, party=sys.argv[4], goes_on=False)
+    except Exception as error:
+        print(error, flush=True)
+    else:
+        print("taken", flush=True)
+    sys.stdin.read()
+"""
+
+ONE, OTHER = "gloo-w1-g0-env", "gloo-w2-g0-env"
+
+
+@pytest.fixture
+def elsewhere(locks, repository, tmp_path):
+    """Have another process take jobs, and keep them until its standard input ends; it and its first line."""
+    with ExitStack() as stack:
+
+        def take(party, *cells):
+            command = [sys.executable, "-c", OWN, *map(str, (locks, repository, tmp_path / "results", party)), *cells]
+            process = stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            )
+            stack.callback(process.kill)
+            return process, process.stdout.readline().strip()
+
+        yield take
+
+
+@pytest.fixture
+def take(tmp_path, jobs, lines, locks):
+    """Take jobs as a party, for as long as the run is owned afterwards."""
+    assert locks
+    with ExitStack() as stack:
+
+        def take(party, *cells, goes_on=False, say=lines):
+            owned = stack.enter_context(own_run("r1"))
+            take_jobs(tmp_path / "results", owned, [jobs[cell] for cell in cells], say, party=party, goes_on=goes_on)
+
+        yield take
+
+
+def test_two_parties_never_own_one_job_at_once_and_who_is_refused_has_none(take, elsewhere):
+    _, first = elsewhere("a", ONE)
+    assert first == "taken"
+    with pytest.raises(UsageError, match=f"{ONE}/tiny of the run r1 is being run by another process") as refused:
+        take("b", OTHER, ONE)
+    assert refused.value.exit_code is ExitCode.USAGE
+    assert "--resume" in refused.value.remedy
+    assert "ALLRANKS_RUN_ID" in refused.value.remedy
+    assert elsewhere("c", OTHER)[1] == "taken"
+
+
+def test_going_on_does_not_take_what_a_living_owner_has(take, elsewhere):
+    elsewhere("a", ONE)
+    with pytest.raises(UsageError, match="is being run"):
+        take("b", ONE, goes_on=True)
+
+
+def test_what_another_party_has_run_is_not_run_again_unless_it_is_gone_on_with(take, make_folder, jobs, elsewhere):
+    process, _ = elsewhere("a", ONE)
+    make_folder([jobs[ONE]]).new_attempt(jobs[ONE])
+    process.kill()
+    process.wait()
+    with pytest.raises(UsageError, match=f"{ONE}/tiny of the run r1 has been run already"):
+        take("b", ONE, OTHER)
+    take("c", OTHER)
+    take("d", ONE, goes_on=True)
+
+
+def test_what_was_taken_and_never_begun_is_free_when_its_owner_is_dead(take, elsewhere):
+    process, _ = elsewhere("a", ONE)
+    process.kill()
+    process.wait()
+    take("b", ONE)
+
+
+def test_sessions_of_one_nox_run_different_jobs_at_once_and_one_job_after_the_other(
+    take, elsewhere, make_folder, jobs, lines
+):
+    process, _ = elsewhere("nox", ONE)
+    make_folder([jobs[ONE]]).new_attempt(jobs[ONE])
+    assert elsewhere("nox", OTHER)[1] == "taken"
+
+    def say(line):
+        lines(line)
+        process.stdin.close()
+
+    take("nox", ONE, say=say)
+    assert lines == [f"waiting for {ONE}/tiny: another session of this nox command runs it"]
+
+
+def test_a_party_of_its_own_is_who_has_no_nox(monkeypatch):
+    monkeypatch.delenv("ALLRANKS_PARTY", raising=False)
+    assert own_party() != own_party()
+    monkeypatch.setenv("ALLRANKS_PARTY", "nox")
+    assert own_party() == "nox"
+
+
+def test_owners_that_cannot_be_read_are_an_error_that_names_the_folder(take, make_folder):
+    (make_folder().path / ".owners.json").write_text("{")
+    with pytest.raises(ResultsError, match="results"):
+        take("a", ONE)
+
+
+def test_attempts_are_numbered_and_never_overwritten(make_folder, jobs):
+    folder, job = make_folder(), jobs["gloo-w1-g0-env"]
+    first = folder.new_attempt(job)
+    (first[1] / "kept").write_text("kept")
+    second = folder.new_attempt(job)
+    assert [first[0], second[0]] == [1, 2]
+    assert first[1] == folder.path / "cells" / "gloo-w1-g0-env" / "tiny" / "attempt-1"
+    assert (first[1] / "kept").read_text() == "kept"
+
+
+def test_latest_leads_to_the_newest_run_from_wherever_results_are_moved_to(make_folder, tmp_path):
+    make_folder(run_id="r1")
+    make_folder(run_id="r2")
+    link = tmp_path / "results" / "latest"
+    assert str(link.readlink()) == "r2"
+    assert (link / "run.json").exists()
+
+
+def test_no_draft_is_left_behind(make_folder, tmp_path):
+    make_folder()
+    names = {path.name for path in (tmp_path / "results").rglob("*")}
+    assert names == {"r1", "latest", "run.json", ".manifest.lock"}
+
+
+def test_results_that_cannot_be_a_folder_are_an_error_that_names_them(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ResultsError) as error:
+        open_run(tmp_path / "file", "r1", [], Manifest(run_id=""), None)
+    assert str(tmp_path / "file") in error.value.what
+    assert "--results" in error.value.remedy
+
+
+def test_a_folder_in_place_of_the_latest_link_is_an_error(make_folder, tmp_path):
+    (tmp_path / "results" / "latest").mkdir(parents=True)
+    with pytest.raises(ResultsError):
+        make_folder()
+
+
+def test_a_manifest_that_cannot_be_read_is_an_error(make_folder):
+    (make_folder().path / "run.json").write_text("{")
+    with pytest.raises(ResultsError):
+        make_folder()
+
+
+def test_an_attempt_that_cannot_be_made_is_an_error(make_folder, jobs):
+    folder = make_folder()
+    (folder.path / "cells").touch()
+    with pytest.raises(ResultsError):
+        folder.new_attempt(jobs["gloo-w1-g0-env"])
+
+
+def test_json_is_there_whole_or_not_at_all(tmp_path):
+    write_json(tmp_path / "a.json", {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(tmp_path / "a.json", {"a": object()})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"a": 1}
+
+
+@pytest.mark.parametrize(("engine", "is_free"), [("", True), ("docker", False)])
+def test_a_job_that_a_machine_refused_is_anyones_and_one_that_had_an_engine_is_not(take, tmp_path, engine, is_free):
+    attempt = tmp_path / "results" / "r1" / "cells" / ONE / "tiny" / "attempt-1"
+    attempt.mkdir(parents=True)
+    write_json(attempt / "job.json", as_json(JobRecord(world_size=1, engine=engine)))
+    with nullcontext() if is_free else pytest.raises(UsageError, match="has been run already"):
+        take("a", ONE)

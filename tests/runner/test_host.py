@@ -1,0 +1,218 @@
+import os
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from allranks.engine import daemon as engine_daemon
+from allranks.engine.kind import JobEnvironment, cleaners
+from allranks.engine_kinds import containers, host_processes
+from allranks.errors import EngineError, ImageError
+from allranks.runner.host import _ForHost, choose_host, gpus_here
+
+
+@dataclass
+class FakeEngine:
+    name: str
+    left: list = field(default_factory=list)
+
+    def reap(self):
+        return self.left
+
+    def vacate(self, gpus):
+        self.left.append(f"{self.name} vacates {gpus}")
+
+
+class Client:
+    def info(self):
+        return {"NCPU": 64, "MemTotal": 256 << 30}
+
+
+pytestmark = pytest.mark.usefixtures("no_slurm")
+
+
+@pytest.fixture(autouse=True)
+def fakes(monkeypatch, tmp_path):
+    """No GPU, no daemon's socket, no DOCKER_HOST; engines that do nothing."""
+    monkeypatch.setenv("ALLRANKS_GPUS", "")
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setattr(containers, "_SOCKET", tmp_path / "docker.sock")
+    monkeypatch.setattr(host_processes, "ProcessEngine", lambda _: FakeEngine("process"))
+    monkeypatch.setattr(containers, "_docker_engine", lambda *_: FakeEngine("docker"))
+
+
+@pytest.fixture
+def daemon(monkeypatch):
+    monkeypatch.setattr(containers, "_SOCKET", Path("/"))
+    monkeypatch.setattr(engine_daemon, "connect", Client)
+
+
+@pytest.fixture
+def dead_daemon(monkeypatch):
+    def refuse():
+        msg = "No Docker daemon answers."
+        raise EngineError(msg, why="connection refused\nand more")
+
+    monkeypatch.setattr(containers, "_SOCKET", Path("/"))
+    monkeypatch.setattr(engine_daemon, "connect", refuse)
+
+
+@pytest.mark.usefixtures("daemon")
+def test_without_the_sdk_auto_is_processes_and_docker_is_refused(matrix, lines, monkeypatch):
+    monkeypatch.setitem(sys.modules, "allranks.engine.daemon", None)
+    assert choose_host("auto", matrix, lines).engine.name == "process"
+    assert lines[0].startswith("engine: process (the Docker SDK for Python is not installed: import of allranks.engine")
+    assert lines[0].endswith("; GPUs: none")
+    with pytest.raises(EngineError, match="pip install docker"):
+        choose_host("docker", matrix, lines)
+
+
+def test_auto_without_a_socket_is_processes_and_says_why(matrix, lines, tmp_path):
+    assert choose_host("auto", matrix, lines).engine.name == "process"
+    assert lines == [f"engine: process (no Docker daemon: there is no {tmp_path}/docker.sock); GPUs: none"]
+
+
+@pytest.mark.usefixtures("dead_daemon")
+def test_auto_with_a_daemon_that_does_not_answer_is_processes_and_says_why(matrix, lines):
+    assert choose_host("auto", matrix, lines).engine.name == "process"
+    assert lines == ["engine: process (no Docker daemon answers: connection refused); GPUs: none"]
+
+
+@pytest.mark.usefixtures("daemon")
+def test_the_host_of_containers_is_the_daemons(matrix, lines):
+    host = choose_host("docker", matrix, lines)
+    assert (host.cores, host.memory) == (64, 256 << 10)
+
+
+def test_the_host_of_processes_is_this_one(matrix, lines):
+    host = choose_host("process", matrix, lines)
+    assert host.cores == len(os.sched_getaffinity(0))
+    assert host.memory > 256
+
+
+@pytest.mark.usefixtures("daemon")
+def test_auto_with_a_daemon_is_containers_and_says_why(matrix, lines):
+    assert choose_host("auto", matrix, lines).engine.name == "docker"
+    assert lines == ["engine: docker (a Docker daemon answers); GPUs: none"]
+
+
+@pytest.mark.usefixtures("daemon")
+def test_a_daemon_elsewhere_needs_no_socket_here(matrix, lines, monkeypatch, tmp_path):
+    monkeypatch.setattr(containers, "_SOCKET", tmp_path / "nothing")
+    monkeypatch.setenv("DOCKER_HOST", "ssh://far")
+    assert choose_host("auto", matrix, lines).engine.name == "docker"
+
+
+@pytest.mark.usefixtures("daemon")
+def test_processes_that_were_asked_for_are_taken_whatever_else_is_there(matrix, lines):
+    assert choose_host("process", matrix, lines).engine.name == "process"
+    assert "(asked for)" in lines[0]
+
+
+@pytest.mark.usefixtures("dead_daemon")
+def test_containers_that_were_asked_for_are_never_replaced(matrix, lines):
+    with pytest.raises(EngineError, match="No Docker daemon answers"):
+        choose_host("docker", matrix, lines)
+
+
+def test_gpus_of_the_host_are_counted(matrix, lines, monkeypatch):
+    monkeypatch.setenv("ALLRANKS_GPUS", "a,b")
+    assert choose_host("process", matrix, lines).gpus == ("a", "b")
+    assert lines[0].endswith("GPUs: 2")
+
+
+def test_what_dead_runs_left_is_removed_and_named(matrix, lines, monkeypatch):
+    monkeypatch.setattr(host_processes, "ProcessEngine", lambda _: FakeEngine("process", ["process 12"]))
+    choose_host("process", matrix, lines)
+    assert lines[1:] == ["removed process 12, left by a dead run"]
+
+
+def test_cleaning_up_covers_processes_always_and_containers_where_a_daemon_answers(monkeypatch):
+    assert [engine.name for engine in cleaners()] == ["process"]
+    monkeypatch.setattr(containers, "_SOCKET", Path("/"))
+    monkeypatch.setattr(engine_daemon, "connect", Client)
+    assert [engine.name for engine in cleaners()] == ["docker", "process"]
+
+
+@pytest.fixture
+def made():
+    return []
+
+
+@pytest.fixture
+def for_host(matrix, lines, made):
+    def build(*gpus):
+        def make(image):
+            made.append(image.name)
+            return JobEnvironment(image=image.name)
+
+        return _ForHost(gpus, matrix, lines, make)
+
+    return build
+
+
+def test_a_job_runs_in_its_own_image_where_the_host_has_its_gpus(for_host, jobs, lines):
+    assert for_host("a", "b")(jobs["nccl-w2-g2-env"]).image == "cuda"
+    assert lines == []
+
+
+def test_a_job_whose_gpus_are_not_here_runs_in_the_image_without_and_says_so(for_host, jobs, lines):
+    assert for_host("a")(jobs["nccl-w2-g2-env"]).image == "cpu"
+    assert lines == [
+        "nccl-w2-g2-env asks for 2 GPUs, this host has 1: its tests will be skipped, in image cpu instead of cuda"
+    ]
+
+
+def test_a_job_whose_gpus_are_not_here_keeps_its_image_where_there_is_no_other(for_host, jobs, lines, matrix):
+    del matrix.images["cpu"]
+    assert for_host()(jobs["nccl-w1-g1-env"]).image == "cuda"
+    assert lines == ["nccl-w1-g1-env asks for 1 GPUs, this host has 0: its tests will be skipped"]
+
+
+def test_an_image_is_made_once_for_all_its_jobs(for_host, jobs, made):
+    environment = for_host()
+    for job in jobs.values():
+        environment(job)
+    assert made == ["cpu"]
+
+
+def test_an_image_is_made_once_for_each_version_of_torch(for_host, jobs, made):
+    environment = for_host()
+    job = jobs["gloo-w2-g0-env"]
+    for version in ("2.13.0", "2.14.1", "2.13.0"):
+        environment(replace(job, image=replace(job.image, torch=version)))
+    assert made == ["cpu", "cpu"]
+
+
+def test_an_image_that_could_not_be_made_is_not_tried_again(matrix, jobs, lines, made):
+    def fail(image):
+        made.append(image.name)
+        msg = "No base."
+        raise ImageError(msg)
+
+    environment = _ForHost((), matrix, lines, fail)
+    for cell in ("gloo-w1-g0-env", "gloo-w2-g0-env"):
+        with pytest.raises(ImageError, match="No base"):
+            environment(jobs[cell])
+    assert made == ["cpu"]
+
+
+@pytest.mark.usefixtures("daemon")
+def test_processes_that_lease_a_gpu_see_to_it_that_no_container_still_has_it(matrix, lines, monkeypatch):
+    monkeypatch.setenv("ALLRANKS_GPUS", "0")
+    vacated = []
+    monkeypatch.setattr(containers, "_docker_engine", lambda *_: FakeEngine("docker", vacated))
+    choose_host("process", matrix, lines).vacate(("0",))
+    assert vacated == ["docker vacates ('0',)"]
+
+
+@pytest.mark.usefixtures("daemon")
+def test_without_gpus_processes_have_nothing_to_do_with_a_daemon(matrix, lines):
+    assert choose_host("process", matrix, lines).other_engines == ()
+
+
+@pytest.mark.parametrize(("nodes", "here"), [(1, 3), (2, 2)])
+def test_a_job_on_several_hosts_takes_its_share_of_this_ones_gpus(jobs, nodes, here):
+    cell = replace(next(iter(jobs.values())).cell, gpu_count=3, nodes=2)
+    assert gpus_here(cell, nodes) == here

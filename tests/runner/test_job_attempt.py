@@ -1,0 +1,60 @@
+"""The state of one attempt, without an engine: what it holds, and what cancelling does at each moment."""
+
+from pathlib import Path
+
+import pytest
+
+from allranks.report.run_files import JobError
+from allranks.runner.gpu_leases import Lease
+from allranks.runner.job_attempt import JobAttempt
+from allranks.runner.tasks import Capacity, Task
+
+WHY = JobError(kind="stopped", what="Enough.")
+
+
+class Running:
+    def __init__(self):
+        self.calls = []
+
+    def go(self):
+        self.calls.append("go")
+
+    def hang_up(self):
+        self.calls.append("hang_up")
+
+
+@pytest.fixture
+def attempt(pair):
+    task = Task(0, Capacity(gpus=1, cores=2, memory=3), 1.0)
+    return JobAttempt(run_id="r1", job=pair[0], task=task, number=1, folder=Path("unused"), lease=Lease())
+
+
+def test_cores_are_held_only_while_the_agent_runs(attempt):
+    assert (attempt.state, attempt.held) == ("standby", Capacity(gpus=1, cores=0, memory=3))
+    attempt.release()
+    assert (attempt.state, attempt.held) == ("running", Capacity(gpus=1, cores=2, memory=3))
+    attempt.free_cores()
+    assert (attempt.state, attempt.held) == ("closing", Capacity(gpus=1, cores=0, memory=3))
+
+
+def test_a_released_attempt_goes(attempt):
+    attempt.attach(running := Running())
+    attempt.release()
+    assert attempt.wait_for_release()
+    attempt.go()
+    assert running.calls == ["go"]
+
+
+def test_an_attempt_that_is_cancelled_before_its_start_ends_at_once(attempt):
+    attempt.cancel(WHY)
+    attempt.attach(running := Running())
+    assert not attempt.wait_for_release()
+    attempt.go()
+    assert (running.calls, attempt.cancelled) == (["hang_up"], WHY)
+
+
+def test_a_job_that_is_removed_is_not_touched_any_more(attempt):
+    attempt.attach(running := Running())
+    attempt.detach()
+    attempt.cancel(WHY)
+    assert running.calls == []

@@ -1,0 +1,161 @@
+"""What no honest agent reports: one test for each rule, and any order of any records."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted_engine import BEGUN, COLLECTED, FINISHED, PASSED, WELL, failed
+
+from allranks.engine.agent_output import Damage
+from allranks.outcomes import Outcome
+from allranks.records import (
+    MOST_RANKS,
+    Begun,
+    Collected,
+    ContainerEnded,
+    FullCollection,
+    GangReady,
+    GpuFailed,
+    GpusChecked,
+    Interrupted,
+    JobStarted,
+    NotRun,
+    Printed,
+    TestStarted,
+)
+from allranks.runner import ledger
+from allranks.runner.ledger import ContradictionError, Ledger
+
+SKIPPED = failed("module.py", outcome=Outcome.SKIPPED, phase="collect")
+CHECKED = GpusChecked(gpus=("GPU-a",), seconds=1.0)
+
+
+def take(*records, node=0, world_size=2, nodes=1):
+    """Has a ledger take what one agent says; which of it was news."""
+    book = Ledger(world_size, nodes)
+    return [book.take(node, record) for record in records]
+
+
+def test_an_honest_job_contradicts_nothing():
+    ends = (PASSED, failed("t"), SKIPPED)
+    records = (BEGUN, COLLECTED, TestStarted(nodeid="t"), *ends, Printed(rank=0, line="x"), Interrupted(), FINISHED)
+    assert all(take(*records))
+
+
+@pytest.mark.parametrize(
+    ("records", "says"),
+    [
+        ([COLLECTED], "Collected before Begun"),
+        ([BEGUN, BEGUN], "a second Begun"),
+        ([Begun(schema=99)], "records of schema 99, and this allranks reads schema"),
+        ([Begun(schema=BEGUN.schema, node=1)], "identifies itself as that of node 1"),
+        ([BEGUN, *WELL, GangReady()], "GangReady after Finished"),
+        ([BEGUN, Damage("record 2, from byte 9 on, is not JSON")], "record 2, from byte 9 on, is not JSON"),
+        ([BEGUN, JobStarted(schema=2, run_id="", cell="", suite="", attempt=1, world_size=1)], "JobStarted, which no"),
+        ([BEGUN, ContainerEnded(status=0, memory_kills=0)], "ContainerEnded, which no agent does"),
+        ([BEGUN, COLLECTED, COLLECTED], "a list of tests after the last one"),
+        ([BEGUN, PASSED], "an outcome of 't', which it has not collected"),
+        ([BEGUN, COLLECTED, failed("u")], "an outcome of 'u', which it has not collected"),
+        ([BEGUN, replace(SKIPPED, outcome=Outcome.FAILED)], "an outcome of 'module.py', which it has not collected"),
+        ([BEGUN, COLLECTED, TestStarted(nodeid="u")], "the start of 'u', which it has not collected"),
+        ([BEGUN, COLLECTED, NotRun(tests=("t", "u"), reason="-x")], "has not run 'u', which it has not collected"),
+        ([BEGUN, COLLECTED, replace(PASSED, ranks=(1,))], "rank 1 in 't', in a world of 1 ranks"),
+        ([BEGUN, COLLECTED, failed("t", -1, world_size=1)], "rank -1 in 't', in a world of 1 ranks"),
+        ([BEGUN, COLLECTED, PASSED, failed("t", 1)], "gives 't' 2 ranks, and gave it 1 before"),
+        ([BEGUN, COLLECTED, replace(PASSED, world_size=MOST_RANKS + 1)], f"over the limit of {MOST_RANKS}"),
+        ([BEGUN, COLLECTED, replace(PASSED, world_size=0)], "gives 't' 0 ranks"),
+        ([BEGUN, COLLECTED, replace(PASSED, seconds=())], "1 ranks, 1 times and 0 durations for one end of 't'"),
+        ([BEGUN, COLLECTED, replace(PASSED, ranks=(0, 0))], "2 ranks, 1 times"),
+    ],
+)
+def test_what_contradicts_itself_is_refused_in_words_that_name_both(records, says):
+    *before, last = records
+    book = Ledger(2)
+    for record in before:
+        book.take(0, record)
+    with pytest.raises(ContradictionError) as refused:
+        book.take(0, last)
+    assert says in str(refused.value)
+
+
+def test_of_a_follower_only_what_the_leader_may_lack_is_news():
+    own = failed("t", 1, world_size=2)
+    book = Ledger(2, nodes=2)
+    book.take(0, BEGUN)
+    book.take(0, COLLECTED)
+    said = (Begun(schema=BEGUN.schema, node=1), CHECKED, GpuFailed(gpu="", name="", message=""), COLLECTED, own)
+    assert [book.take(1, each) for each in said] == [False, True, True, False, True]
+    assert [book.take(1, each) for each in (Printed(rank=1, line="x"), FINISHED)] == [True, False]
+    assert book.take(0, failed("t", world_size=2))
+    book.close()
+
+
+def test_a_follower_speaks_for_its_own_ranks_alone():
+    book = Ledger(4, nodes=2)
+    book.take(0, BEGUN)
+    book.take(0, COLLECTED)
+    book.take(1, Begun(schema=BEGUN.schema, node=1))
+    with pytest.raises(ContradictionError, match="rank 1 in 't', in node 1, which has the ranks 2 to 3 of 4 ranks"):
+        book.take(1, failed("t", 1, world_size=4))
+
+
+@pytest.mark.parametrize("is_collected", [True, False])
+def test_a_follower_may_be_ahead_of_the_leader_whose_word_still_counts(is_collected):
+    book = Ledger(2, nodes=2)
+    book.take(1, Begun(schema=BEGUN.schema, node=1))
+    assert book.take(1, failed("t", 1, world_size=2))
+    book.take(0, BEGUN)
+    if is_collected:
+        book.take(0, COLLECTED)
+        book.close()
+        return
+    with pytest.raises(ContradictionError, match="'t', which the leading agent has not collected"):
+        book.close()
+
+
+def test_there_are_no_more_records_than_tests_can_have(monkeypatch):
+    monkeypatch.setattr(ledger, "_RECORDS_BESIDE_TESTS", 3)
+    with pytest.raises(ContradictionError, match="more records than 1 tests can have"):
+        take(BEGUN, COLLECTED, *[PASSED] * 99, world_size=1)
+
+
+def test_what_ranks_print_counts_for_nothing(monkeypatch):
+    monkeypatch.setattr(ledger, "_RECORDS_BESIDE_TESTS", 3)
+    assert all(take(BEGUN, *[Printed(rank=0, line="x")] * 99))
+
+
+@pytest.mark.parametrize(
+    ("limit", "records", "says"),
+    [
+        ("MOST_TESTS", [Collected(tests=("a", "b"), is_last=False), COLLECTED], "more than 2 tests"),
+        ("MOST_TESTS", [FullCollection(tests=("a",), digests=("",))] * 3, "more than 2 tests"),
+        ("TESTS_IN_ONE", [FullCollection(tests=("a", "b", "c"), digests=("", "", ""))], "names 3 tests in one record"),
+        ("TESTS_IN_ONE", [FullCollection(tests=("a", "b"), digests=("",))], "names 2 tests and 1 digests"),
+        ("TESTS_IN_ONE", [Collected(tests=("a", "b", "c"))], "names 3 tests in one record"),
+        ("MOST_FURTHER_RANKS", [COLLECTED, failed("t", 4)], "gives its tests 3 ranks more than its job has"),
+    ],
+)
+def test_what_reports_would_have_to_account_for_is_bounded(monkeypatch, limit, records, says):
+    monkeypatch.setattr(ledger, limit, 2)
+    with pytest.raises(ContradictionError, match=says):
+        take(BEGUN, *records)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from([BEGUN, *WELL, SKIPPED, CHECKED, failed("t", 3)]))))
+def test_any_records_in_any_order_are_taken_or_refused(said):
+    book = Ledger(2, nodes=2)
+    try:
+        for node, record in said:
+            book.take(node, record)
+        book.close()
+    except ContradictionError:
+        pass
+
+
+def test_a_repetition_of_a_collected_test_is_known_where_tests_are_repeated():
+    named = failed("t (repetition 7, seed 3)")
+    book = Ledger(2, is_stressed=True)
+    assert all(book.take(0, record) for record in (BEGUN, COLLECTED, named))
+    with pytest.raises(ContradictionError, match="which it has not collected"):
+        take(BEGUN, COLLECTED, named)

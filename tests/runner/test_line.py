@@ -1,0 +1,201 @@
+"""The line for GPUs, with processes that really compete, stop and die."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from allranks.runner import gpu_leases
+from allranks.runner.gpu_leases import claimed, count_free, stand_in_line, try_lease
+
+GPUS = tuple(f"GPU-{number}" for number in range(4))
+LIMIT = 60.0
+
+pytestmark = pytest.mark.usefixtures("locks")
+
+# Leases `count` GPUs again and again, as a run does: what it cannot have it stands in line for.
+COMPETITOR = """
+import json, os, sys, time
+from pathlib import Path
+from allranks.runner import gpu_leases
+
+folder, name, count, rounds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+gpu_leases.lock_folder = lambda: folder
+gpus = [f"GPU-{number}" for number in range(4)]
+book = os.open(folder.parent / "book", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+def note(what):
+    os.write(book, (json.dumps([time.monotonic_ns(), name, what, os.getpid()]) + "\\n").encode())
+
+def wait_for_lease():
+    ticket = None
+    while (lease := gpu_leases.try_lease(gpus, count, None, ticket)) is None:
+        if ticket is None:
+            ticket = gpu_leases.stand_in_line(gpus)
+            note("waits")
+        ticket.touch()
+        time.sleep(0.002)
+    note("has")
+    if ticket:
+        ticket.leave()
+    return lease
+
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(rounds):
+    with wait_for_lease() as lease:
+        for gpu in lease.gpus:
+            # Fails when somebody else is in there: the kernel makes it for one process alone.
+            os.close(os.open(folder.parent / f"in-{gpu}", os.O_CREAT | os.O_EXCL))
+        time.sleep(0.02)  # its job
+        for gpu in lease.gpus:
+            os.unlink(folder.parent / f"in-{gpu}")
+"""
+
+WAITER = """
+import sys, time
+from pathlib import Path
+from allranks.runner import gpu_leases
+
+gpu_leases.lock_folder = lambda: Path(sys.argv[1])
+ticket = gpu_leases.stand_in_line(["GPU-0"])
+print("waits", flush=True)
+while True:
+    ticket.touch()
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def compete(locks):
+    """Runs competitors ``(name, count, rounds)`` at the same time, and gives what they have written down."""
+
+    def run(*competitors):
+        with ExitStack() as stack:
+            processes = [
+                stack.enter_context(
+                    subprocess.Popen(
+                        [sys.executable, "-c", COMPETITOR, locks, name, str(count), str(rounds)],
+                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                    )
+                )
+                for name, count, rounds in competitors
+            ]  # fmt: skip
+            for process in processes:
+                assert process.stdout.readline() == "ready\n"
+            for process in processes:
+                process.stdin.write("go\n")
+                process.stdin.flush()
+            for process in processes:
+                _, errors = process.communicate(timeout=LIMIT)
+                assert process.returncode == 0, errors
+        book = (locks.parent / "book").read_text().splitlines()
+        return sorted(json.loads(entry) for entry in book)
+
+    return run
+
+
+def overtaken_by(book, name):
+    """For each time that somebody waited: how many of the others got their GPUs meanwhile."""
+    counts, waits = [], None
+    for _, who, what, _ in book:
+        if who == name and what == "waits":
+            waits = 0
+        elif who == name and waits is not None:
+            counts.append(waits)
+            waits = None
+        elif waits is not None and what == "has":
+            waits += 1
+    return counts
+
+
+def test_who_needs_all_gpus_has_its_turn_after_as_many_small_jobs_as_there_are_other_runs(compete):
+    small = [(f"small-{number}", 1, 40) for number in range(5)]
+    found = overtaken_by(compete(("large", 4, 3), *small), "large")
+    # Each of the others may have looked at the line the moment before.
+    assert found
+    assert max(found) <= len(small)
+
+
+def test_two_that_need_all_gpus_take_turns(compete):
+    book = compete(("one", 4, 15), ("two", 4, 15), ("small", 1, 15))
+    for name in ("one", "two"):
+        assert [what for _, who, what, _ in book if who == name].count("has") == 15
+        assert max(overtaken_by(book, name), default=0) <= 2
+
+
+@pytest.fixture
+def waiter(locks):
+    with subprocess.Popen([sys.executable, "-c", WAITER, locks], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"waits\n"
+        yield process
+        process.kill()
+
+
+def wait_until(is_so):
+    deadline = time.monotonic() + LIMIT
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.usefixtures("waiter")
+def test_what_somebody_waits_for_is_left_to_them():
+    assert claimed() == {"GPU-0"}
+    assert (count_free(GPUS), try_lease(GPUS[:1], 1)) == (3, None)
+    with try_lease(GPUS, 3) as lease:
+        assert lease.gpus == GPUS[1:]
+
+
+def test_the_line_ends_with_the_life_of_who_waits(waiter, locks):
+    waiter.kill()
+    waiter.wait()
+    assert claimed() == frozenset()
+    assert list(locks.glob("line-*")) == []
+
+
+def test_who_is_stopped_holds_nobody_up_and_has_its_place_again_when_it_goes_on(waiter, monkeypatch):
+    monkeypatch.setattr(gpu_leases, "PATIENCE", 0.2)
+    wait_until(lambda: claimed() == {"GPU-0"})
+    os.kill(waiter.pid, signal.SIGSTOP)
+    wait_until(lambda: claimed() == frozenset())
+    with try_lease(GPUS, 4) as lease:
+        assert lease.gpus == GPUS
+    os.kill(waiter.pid, signal.SIGCONT)
+    wait_until(lambda: claimed() == {"GPU-0"})
+
+
+def test_who_came_first_goes_first(locks):
+    first, second = stand_in_line(GPUS[:2]), stand_in_line(GPUS[1:])
+    assert (claimed(first), claimed(second), claimed()) == (frozenset(), {*GPUS[:2]}, {*GPUS})
+    with try_lease(GPUS, 4, ticket=first) as lease:
+        assert lease is not None
+    assert try_lease(GPUS, 3, ticket=second) is None
+    first.leave()
+    with try_lease(GPUS, 3, ticket=second) as lease:
+        assert lease is not None
+    second.leave()
+    assert list(locks.glob("line-*")) == []
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"gpus": 3}'])
+def test_a_ticket_that_says_nothing_claims_nothing(text):
+    ticket = stand_in_line(GPUS)
+    ticket.path.write_text(text)
+    ticket.touch()
+    assert claimed() == frozenset()
+    ticket.leave()
+
+
+@pytest.mark.usefixtures("waiter")
+def test_looking_at_the_line_keeps_no_file_open():
+    before = set(Path("/proc/self/fd").iterdir())
+    claimed()
+    stand_in_line(GPUS).leave()
+    assert set(Path("/proc/self/fd").iterdir()) == before

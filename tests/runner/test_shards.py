@@ -1,0 +1,364 @@
+"""Shards of one suite: what they start with, what each leaves, and what becomes of the caches and durations."""
+
+import json
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from scripted_engine import BEGUN, FINISHED, PASSED
+
+from allranks.agent.config import AgentConfig, JobShard
+from allranks.engine.kind import JobEnvironment
+from allranks.engine.protocol import FileCopy, JobExit
+from allranks.errors import ExitCode, ResultsError
+from allranks.matrix.declaration import load
+from allranks.matrix.expand import expand
+from allranks.matrix.jobs import plan
+from allranks.records import Collected, Shared
+from allranks.report.durations import render
+from allranks.report.merging import merge
+from allranks.runner.attempt_runner import AttemptRunner
+from allranks.runner.dispatcher import Dispatcher
+from allranks.runner.earlier_runs import cache_to_start_with, keep_cache_of_shard, take_snapshot
+from allranks.runner.host import Host
+from allranks.runner.log_lines import LiveView
+from allranks.runner.request import AttemptOptions, job_spec
+from allranks.runner.run_jobs import RunOptions, run
+
+pytestmark = pytest.mark.usefixtures("locks")
+
+CELL = "gloo-w1-g0-env"
+KNOWN = {"tiny": {"gloo": {"t::a": 1.5}, "nccl": {"t::a": 9.0}}, "other": {"gloo": {"t::b": 2.0}}}
+
+
+@pytest.fixture(autouse=True)
+def user_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))
+
+
+@pytest.fixture
+def split(repository):
+    """The matrix with its suite split in two."""
+    path = repository / "matrix.toml"
+    path.write_text(path.read_text().replace('path = "suite"', 'path = "suite"\nshards = 2'))
+    return load(repository).matrix
+
+
+@pytest.fixture
+def pair(split):
+    """Both shards in one cell."""
+    return [job for job in plan(split, expand(split).cells) if job.cell.id == CELL]
+
+
+@pytest.fixture
+def file(repository):
+    """A file of durations."""
+    path = repository / ".allranks-durations.json"
+    path.write_text(render(KNOWN))
+    return path
+
+
+def write(path, value):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+
+
+def failed_of(cache):
+    return json.loads((cache / "cache" / "lastfailed").read_text())
+
+
+# the request
+
+
+def test_a_request_names_the_shard_and_what_its_tests_have_taken(split, pair):
+    attempt = AttemptOptions(run_id="r", number=1, seed=1, seconds={"t::a": 1.5})
+    spec = job_spec(split, pair[1], JobEnvironment(image="i"), attempt)
+    assert spec.job_id == f"{CELL}/tiny@2of2"
+    assert spec.agent.suite == "tiny@2of2"
+    assert spec.agent.share == JobShard(number=2, count=2, seconds={"t::a": 1.5})
+
+
+def test_a_request_for_a_whole_suite_has_no_share(matrix, jobs):
+    spec = job_spec(matrix, jobs[CELL], JobEnvironment(image="i"), AttemptOptions(run_id="r", number=1, seed=1))
+    assert spec.agent.share is None
+
+
+def test_an_agent_reads_its_share_from_its_config(split, pair, tmp_path):
+    attempt = AttemptOptions(run_id="r", number=1, seed=1, seconds={"t::a": 1.5})
+    agent = job_spec(split, pair[0], JobEnvironment(image="i"), attempt).agent
+    (tmp_path / "config.json").write_text(agent.to_json())
+    assert AgentConfig.read(tmp_path / "config.json") == agent
+
+
+def test_a_printed_request_is_short_of_the_table_of_durations(split, pair):
+    attempt = AttemptOptions(run_id="r", number=1, seed=1, seconds={"t::a": 1.5})
+    printed = job_spec(split, pair[0], JobEnvironment(image="i"), attempt).to_json()
+    assert printed["agent"]["share"] == {"number": 1, "count": 2, "seconds": {}}
+
+
+# what a run begins with
+
+
+def test_shards_go_by_the_durations_of_their_suite_and_backend(make_folder, pair, file, lines):
+    folder = take_snapshot(make_folder(pair), pair, file, lines)
+    assert folder.seconds_of(pair[0]) == {"t::a": 1.5}
+    assert folder.seconds_of(replace(pair[0], cell=replace(pair[0].cell, backend="mpi"))) == {}
+
+
+def test_all_sessions_of_a_run_go_by_the_durations_that_it_began_with(make_folder, pair, file, lines):
+    take_snapshot(make_folder(pair), pair, file, lines)
+    file.write_text(render({"tiny": {"gloo": {"t::a": 100.0}}}))
+    assert take_snapshot(make_folder(pair), pair, file, lines).seconds_of(pair[1]) == {"t::a": 1.5}
+
+
+def test_all_shards_start_an_attempt_with_the_cache_that_the_first_of_them_found(make_folder, pair):
+    folder = make_folder(pair)
+    write(folder.cache_of(pair[0]) / "cache/lastfailed", {"t::a": True})
+    one = cache_to_start_with(folder, pair[0], 1)
+    write(folder.cache_of(pair[0]) / "cache/lastfailed", {})
+    assert cache_to_start_with(folder, pair[1], 1) == one
+    assert failed_of(one) == {"t::a": True}
+    assert failed_of(cache_to_start_with(folder, pair[0], 2)) == {}
+
+
+def test_shards_of_which_the_first_found_no_cache_have_none(make_folder, pair):
+    folder = make_folder(pair)
+    cache_to_start_with(folder, pair[0], 1)
+    write(folder.cache_of(pair[0]) / "cache/lastfailed", {"t::a": True})
+    assert list(cache_to_start_with(folder, pair[1], 1).iterdir()) == []
+
+
+def test_a_whole_suite_costs_no_snapshot(make_folder, jobs, repository, lines):
+    (repository / ".allranks-durations.json").write_text("broken")
+    folder = make_folder(jobs.values())
+    before = sorted(folder.path.iterdir())
+    assert take_snapshot(folder, jobs.values(), repository / ".allranks-durations.json", lines) == folder
+    assert cache_to_start_with(folder, jobs[CELL], 1) == folder.cache_of(jobs[CELL])
+    assert sorted(folder.path.iterdir()) == before
+    assert lines == []
+
+
+def test_a_file_of_durations_that_is_broken_is_said_and_the_run_goes_on(make_folder, pair, file, lines):
+    file.write_text("<<<<<<< ours")
+    folder = take_snapshot(make_folder(pair), pair, file, lines)
+    assert folder.seconds_of(pair[0]) == {}
+    assert lines[0].startswith(f"{file} is left out: it holds no durations of allranks")
+
+
+def test_a_snapshot_that_somebody_broke_is_an_error(make_folder, pair, file, lines):
+    folder = make_folder(pair)
+    (folder.path / "durations.json").write_text("[]")
+    with pytest.raises(ResultsError, match="holds no durations"):
+        take_snapshot(folder, pair, file, lines)
+
+
+# pytest's cache
+
+
+@pytest.fixture
+def after_shard(tmp_path):
+    """What has failed by the suite's cache after a shard: from how it is now, how it was, and what the shard says."""
+
+    def keep(states, own):
+        now, before, after = states
+        for folder, failed in (("cache", now), ("began", before), ("results/pytest-cache/v", after)):
+            write(tmp_path / folder / "cache/lastfailed", dict.fromkeys(failed, True))
+        keep_cache_of_shard(tmp_path / "results", tmp_path / "cache", tmp_path / "began", own)
+        assert not (tmp_path / "results/pytest-cache").exists()
+        return set(failed_of(tmp_path / "cache"))
+
+    return keep
+
+
+@pytest.mark.parametrize(
+    ("states", "own", "failed"),
+    [
+        # a test that failed before passes in this shard; another shard has mended one, too, and broken one
+        ((("t::a", "t::x"), ("t::a", "t::b"), ("t::b",)), {"t::a"}, {"t::x"}),
+        # a test fails in this shard
+        (((), (), ("t::a",)), {"t::a"}, {"t::a"}),
+        # nothing of this shard's changes
+        ((("t::x",), ("t::b",), ("t::b",)), {"t::a"}, {"t::x"}),
+        # a module that can be collected again: pytest takes its tests for failed, which other shards have judged
+        ((("t.py", "t.py::x"), ("t.py",), ("t.py::a", "t.py::b")), {"t.py::a"}, {"t.py::a", "t.py::x"}),
+        # a module that cannot be collected any more
+        (((), (), ("t.py",)), set(), {"t.py"}),
+    ],
+)
+def test_a_shard_changes_what_has_failed_for_its_own_tests_alone(after_shard, states, own, failed):
+    assert after_shard(states, own) == failed
+
+
+def test_a_shard_that_left_no_cache_changes_nothing(tmp_path):
+    write(tmp_path / "cache/cache/lastfailed", {"t::a": True})
+    (tmp_path / "results").mkdir()
+    keep_cache_of_shard(tmp_path / "results", tmp_path / "cache", tmp_path / "began", set())
+    assert failed_of(tmp_path / "cache") == {"t::a": True}
+
+
+def test_other_values_of_the_cache_are_kept_as_they_are(tmp_path):
+    write(tmp_path / "results/pytest-cache/v/cache/nodeids", ["t::a"])
+    keep_cache_of_shard(tmp_path / "results", tmp_path / "cache", tmp_path / "began", set())
+    assert json.loads((tmp_path / "cache/cache/nodeids").read_text()) == ["t::a"]
+
+
+def test_a_link_in_the_place_of_what_has_failed_leads_nowhere(tmp_path):
+    write(tmp_path / "secret", {"secret": True})
+    (tmp_path / "results/pytest-cache/v/cache").mkdir(parents=True)
+    (tmp_path / "results/pytest-cache/v/cache/lastfailed").symlink_to(tmp_path / "secret")
+    keep_cache_of_shard(tmp_path / "results", tmp_path / "cache", tmp_path / "began", set())
+    assert not (tmp_path / "cache/cache/lastfailed").exists()
+    assert json.loads((tmp_path / "secret").read_text()) == {"secret": True}
+
+
+# whole runs
+
+
+@dataclass
+class SharingEngine:
+    """An engine whose jobs run one test each, ``t::1`` in the first shard, and leave a cache.
+
+    Attributes:
+        carried: What each job was given to start with, by its id.
+    """
+
+    name: str = "sharing"
+    splits: dict = field(default_factory=dict)
+    carried: dict = field(default_factory=dict)
+    seconds: dict = field(default_factory=dict)
+
+    @contextmanager
+    def start(self, spec, _held=()):
+        self.carried[spec.job_id] = spec.carried
+        self.seconds[spec.job_id] = spec.agent.share.seconds
+        yield SharingJob(spec, self.splits.get(spec.agent.share.number, "5eed"))
+
+    def reap(self):
+        return []
+
+
+@dataclass
+class SharingJob:
+    spec: object
+    split: str
+
+    def go(self):
+        pass
+
+    @property
+    def test(self):
+        return f"t::{self.spec.agent.share.number}"
+
+    def wait(self, sink):
+        for record in (
+            BEGUN,
+            Shared(split=self.split, elsewhere=1),
+            Collected(tests=(self.test,)),
+            replace(PASSED, nodeid=self.test, seconds=(0.75,)),
+            FINISHED,
+        ):
+            sink(0, record)
+        return JobExit(status=0)
+
+    def stop(self):
+        pass
+
+    def collect(self, results):
+        write(results / "pytest-cache/v/cache/lastfailed", {self.test: True})
+
+
+@pytest.fixture
+def engine():
+    return SharingEngine()
+
+
+@pytest.fixture(autouse=True)
+def host(engine, monkeypatch):
+    host = Host(engine=engine, gpus=(), cores=1, memory=4000, environment_of=lambda _job: JobEnvironment(image="i"))
+    monkeypatch.setattr("allranks.runner.run_jobs.choose_host", lambda *_: host)
+    return host
+
+
+@pytest.fixture
+def run_pair(split, pair, lines, tmp_path):
+    """Runs both shards, or those given, to their report."""
+
+    def go(jobs=None, **changes):
+        options = RunOptions(
+            run_id="r1", results=tmp_path / "results", engine="auto", seed=7, pytest_args=(), nothing_ran_allowed=False
+        )
+        return run(expand(split), jobs or pair, replace(options, **changes), lines)
+
+    return go
+
+
+def test_a_run_of_shards_has_a_folder_for_each_and_says_how_they_split(run_pair, tmp_path, lines):
+    assert run_pair() is ExitCode.OK, lines
+    found = {
+        path.parents[1].name: json.loads(path.read_text()) for path in tmp_path.glob("results/r1/cells/**/job.json")
+    }
+    assert {name: record["share"] for name, record in found.items()} == {
+        f"tiny@{number}of2": {"suite": "tiny", "number": number, "count": 2, "split": "5eed", "elsewhere": 1}
+        for number in (1, 2)
+    }
+    assert any(line.startswith(f"{CELL}/tiny@1of2: running in") for line in lines)
+
+
+def test_a_run_of_shards_keeps_what_its_tests_took(run_pair, file):
+    run_pair()
+    assert json.loads(file.read_text())["seconds"]["tiny"]["gloo"] == {"t::1": 0.75, "t::2": 0.75, "t::a": 1.5}
+
+
+def test_the_durations_may_be_in_another_file(run_pair, file, tmp_path):
+    run_pair(durations=tmp_path / "mine.json")
+    assert json.loads((tmp_path / "mine.json").read_text())["seconds"] == {
+        "tiny": {"gloo": {"t::1": 0.75, "t::2": 0.75}}
+    }
+    assert file.read_text() == render(KNOWN)
+
+
+def test_a_run_goes_by_what_an_earlier_run_has_measured(run_pair, engine):
+    run_pair()
+    run_pair(run_id="r2")
+    assert engine.seconds[f"{CELL}/tiny@2of2"] == {"t::1": 0.75, "t::2": 0.75}
+
+
+def test_a_broken_file_of_durations_ends_no_run_and_stays_as_it_is(run_pair, file, lines):
+    file.write_text("{")
+    assert run_pair() is ExitCode.OK
+    assert file.read_text() == "{"
+    assert [line.split(": it ")[0] for line in lines if str(file) in line] == [
+        f"{file} is left out",
+        f"{file} was not renewed by what this run took",
+    ]
+
+
+def test_what_failed_in_each_shard_is_in_the_cache_of_the_suite(run_pair, engine, tmp_path):
+    run_pair()
+    cache = tmp_path / "results/.cache" / CELL / "tiny"
+    assert failed_of(cache) == {"t::1": True, "t::2": True}
+    assert engine.carried[f"{CELL}/tiny@2of2"] == ()
+    run_pair(run_id="r2")
+    assert engine.carried[f"{CELL}/tiny@1of2"] == engine.carried[f"{CELL}/tiny@2of2"]
+    [copy] = engine.carried[f"{CELL}/tiny@2of2"]
+    source = tmp_path / "results/r2/.caches" / CELL / "tiny/attempt-1"
+    assert copy == FileCopy(source=source, target=Path("pytest-cache/v"), root=tmp_path / "results")
+
+
+def test_shards_that_split_the_suite_differently_are_unaccounted_for(run_pair, engine):
+    engine.splits[2] = "0ther"
+    assert run_pair() is ExitCode.UNACCOUNTED
+
+
+def test_a_shard_may_run_alone(run_pair, pair, tmp_path):
+    assert run_pair([pair[1]]) is ExitCode.OK
+    assert [path.name for path in (tmp_path / "results/r1/cells" / CELL).iterdir()] == ["tiny@2of2"]
+
+
+def test_a_planned_shard_that_was_never_run_is_missed(split, pair, host, make_folder, lines):
+    folder = make_folder(pair)
+    Dispatcher(AttemptRunner(split, host, folder, LiveView(lines), ())).run(pair[:1])
+    absent = merge(folder.path).suites[1]
+    assert absent.name == f"{CELL} / tiny@2of2"
+    assert "left no results" in absent.failures[0].message
