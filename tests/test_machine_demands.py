@@ -158,14 +158,14 @@ def test_else_the_metadata_of_the_torch_that_pip_chooses_does(monkeypatch, matri
         metadata = {"version": version, "requires_dist": ["filelock", requires]}
         Path(report).write_text(json.dumps({"install": [{"metadata": metadata}]}))
 
-    monkeypatch.setattr("allranks.image.wheels.run_pip", run_pip)
+    monkeypatch.setattr("allranks.images.wheels.run_pip", run_pip)
     cuda = cuda_of(Image(name="i", torch=version.partition("+")[0]), matrix, "docker")
     assert (cuda and (cuda.major, cuda.minor)) == said
 
 
 def test_of_processes_the_interpreters_packages_do(monkeypatch, matrix):
     versions = {"torch": "2.8.0", "nvidia-cuda-runtime-cu12": "12.8.90"}
-    monkeypatch.setattr("allranks.environments.probe", lambda _: SimpleNamespace(versions=versions))
+    monkeypatch.setattr("allranks.images.environments.probe", lambda _: SimpleNamespace(versions=versions))
     cuda = cuda_of(Image(name="i"), replace(matrix, process=Process(python=sys.executable)), "process")
     assert (cuda.major, cuda.minor) == (12, 8)
 

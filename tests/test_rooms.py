@@ -63,7 +63,7 @@ for module in sys.argv[1:]:
 
 
 def test_what_an_orchestrator_imports_needs_neither_pytest_nor_torch():
-    rooms = ("commands", "engine", "image", "matrix", "report", "runner")
+    rooms = ("commands", "engine", "images", "matrix", "report", "runner")
     modules = [
         module
         for module in MODULES

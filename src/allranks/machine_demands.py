@@ -145,7 +145,7 @@ def cuda_of(image: Image, matrix: Matrix, engine: str) -> Cuda | None:
 
 
 def _of_interpreter(matrix: Matrix) -> Cuda | None:
-    from allranks.environments import probe  # noqa: PLC0415 - only this engine needs it
+    from allranks.images.environments import probe  # noqa: PLC0415 - only this engine needs it
 
     python = matrix.process.python or ""
     versions = probe(str(matrix.root / python) if "/" in python else python).versions
@@ -174,7 +174,7 @@ def _of_finished(reference: str) -> Cuda | None:
 
 def _of_metadata(image: Image, root: Path) -> Cuda | None:
     """By the requirements of the torch that pip would choose, whose metadata an index has apart from the wheel."""
-    from allranks.image.wheels import PipRequest, run_pip  # noqa: PLC0415 - most demands are known without
+    from allranks.images.wheels import PipRequest, run_pip  # noqa: PLC0415 - most demands are known without
 
     with tempfile.TemporaryDirectory() as folder:
         file, report = Path(folder, "requirements.txt"), Path(folder, "report.json")

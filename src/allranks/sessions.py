@@ -21,8 +21,8 @@ from typing import Any, NoReturn
 
 import nox
 
-from allranks.environments import EnvironmentRecipe, ensure_environment
 from allranks.errors import AllranksError
+from allranks.images.environments import EnvironmentRecipe, ensure_environment
 from allranks.matrix.declaration import load
 from allranks.matrix.model import Cell
 from allranks.matrix.select import prefixes, signature_axes

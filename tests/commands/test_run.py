@@ -9,7 +9,7 @@ import pytest
 
 from allranks.commands import run
 from allranks.errors import ExitCode
-from allranks.image.sharing import PortableImage, write_list
+from allranks.images.sharing import PortableImage, write_list
 from allranks.matrix.declaration import load
 from allranks.matrix.jobs import plan
 from allranks.report.run_files import Manifest

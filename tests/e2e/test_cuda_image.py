@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from allranks.engine.leftovers import builder_of
-from allranks.image import ensure_image
+from allranks.images import ensure_image
 from allranks.matrix.model import Image
 
 ASKED = "ALLRANKS_CUDA_IMAGE"

@@ -20,7 +20,7 @@ from allranks.engine import docker as docker_engine
 from allranks.engine.docker import DockerEngine
 from allranks.engine.gpus import Inventory
 from allranks.engine.ownership import HOST_LABEL, own_run
-from allranks.image.base import DEFAULT, find_base
+from allranks.images.base import DEFAULT, find_base
 from allranks.matrix.declaration import load
 from allranks.matrix.jobs import plan
 from allranks.report.run_files import Manifest

@@ -11,7 +11,7 @@ import pytest
 
 from allranks.engine.leftovers import builder_of
 from allranks.errors import ImageError
-from allranks.image import ensure_image
+from allranks.images import ensure_image
 from allranks.matrix.model import Image
 
 pytestmark = pytest.mark.docker

@@ -12,11 +12,11 @@ from docker.errors import ImageNotFound
 
 from allranks.engine.daemon import connect
 from allranks.errors import ExitCode, ImageError
-from allranks.image.base import DEFAULT, find_base
-from allranks.image.daemon import Site
-from allranks.image.layers import with_debian_packages
-from allranks.image.recipe import Recipe
-from allranks.image.stock import OTHERS, StockLimits, remove, take_stock, to_remove
+from allranks.images.base import DEFAULT, find_base
+from allranks.images.daemon import Site
+from allranks.images.layers import with_debian_packages
+from allranks.images.recipe import Recipe
+from allranks.images.stock import OTHERS, StockLimits, remove, take_stock, to_remove
 
 pytestmark = pytest.mark.docker
 

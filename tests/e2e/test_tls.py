@@ -17,7 +17,7 @@ from allranks.engine.daemon import connect
 from allranks.engine.docker import DockerEngine
 from allranks.engine.package import package_files
 from allranks.engine.protocol import FileCopy
-from allranks.image import ensure_image
+from allranks.images import ensure_image
 from allranks.matrix.model import Image
 from allranks.records import Finished, Passed, RankEnded
 

@@ -88,5 +88,5 @@ def test_the_wheel_has_what_jobs_and_images_need(wheels):
     [wheel] = wheels.iterdir()
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    assert {"allranks/py.typed", "allranks/agent/__main__.py", "allranks/image/Dockerfile.cuda"} <= names
+    assert {"allranks/py.typed", "allranks/agent/__main__.py", "allranks/images/Dockerfile.cuda"} <= names
     assert not [name for name in names if name.startswith(("tests/", "suites/")) or "__pycache__" in name]

@@ -11,8 +11,8 @@ import pytest
 
 from allranks.engine.leftovers import LABEL, builder_of, dead_builders, end_step, reap_builders
 from allranks.engine.ownership import image_lock, shared
-from allranks.image.base import DEFAULT, find_base
-from allranks.image.builders import BuildRequest, build_with_sdk
+from allranks.images.base import DEFAULT, find_base
+from allranks.images.builders import BuildRequest, build_with_sdk
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("locks")]
 
@@ -29,7 +29,7 @@ RUN echo at work; sleep 600
 BUILD = """
 import sys
 from allranks.engine.daemon import connect
-from allranks.image.builders import BuildRequest, build_with_sdk
+from allranks.images.builders import BuildRequest, build_with_sdk
 tag, base, builder = sys.argv[1:]
 request = BuildRequest(tag=tag, dockerfile="Dockerfile", arguments={"BASE_IMAGE": base, "BUILDER": builder})
 build_with_sdk(connect(), request, iter([sys.stdin.buffer.read()]), lambda line: print(line, flush=True))

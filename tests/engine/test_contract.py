@@ -18,7 +18,7 @@ from allranks.engine.process import ProcessEngine
 from allranks.engine.protocol import Engine, FileCopy, JobSpec, Passthrough
 from allranks.engine_contract import ENDLESS, EngineContract, Heard, HeardOnce, with_small_suite
 from allranks.errors import EngineError
-from allranks.image import ensure_image
+from allranks.images import ensure_image
 from allranks.matrix.model import Image
 from allranks.records import (
     AgentFailed,

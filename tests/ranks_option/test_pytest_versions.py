@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import allranks
-from allranks.image.recipe import PYTEST
+from allranks.images.recipe import PYTEST
 
 COLLECTIVES = Path(__file__).parents[2] / "suites" / "collectives"
 OLDEST = f"{PYTEST.replace('>=', '==')}.0.0"

@@ -35,9 +35,9 @@ from allranks.engine.daemon import connect
 from allranks.engine.docker import DockerEngine
 from allranks.engine_kinds.slurm_cluster import SlurmKind
 from allranks.errors import EngineError
-from allranks.image.base import find_base
-from allranks.image.built_image import ensure_image
-from allranks.image.recipe import recipe_of
+from allranks.images.base import find_base
+from allranks.images.built_image import ensure_image
+from allranks.images.recipe import recipe_of
 from allranks.matrix.declaration import load
 from allranks.matrix.jobs import plan
 

@@ -15,8 +15,8 @@ from allranks.matrix.model import Image, Job
 from allranks.workflow_commands import without_commands
 
 if TYPE_CHECKING:
-    from allranks.image.daemon import Site
-    from allranks.image.sharing import Shelf
+    from allranks.images.daemon import Site
+    from allranks.images.sharing import Shelf
 
 # The Docker SDK and the modules that need it are imported late: see engines/containers.py.
 
@@ -65,7 +65,7 @@ def _jobs_to_build_for(expansion: Expansion, options: argparse.Namespace) -> Seq
 
 def _build_for(jobs: Iterable[Job], root: Path, options: argparse.Namespace) -> None:
     from allranks.engine.kind import choose_engine  # noqa: PLC0415
-    from allranks.image.daemon import Site  # noqa: PLC0415
+    from allranks.images.daemon import Site  # noqa: PLC0415
 
     _check(options)
     of = [job for job in jobs if not (options.without_gpus and job.cell.gpu_count)]
@@ -100,14 +100,14 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _write_empty(folder: Path) -> None:
-    from allranks.image.sharing import write_list  # noqa: PLC0415
+    from allranks.images.sharing import write_list  # noqa: PLC0415
 
     write_list(folder, ())
 
 
 def _build_images(images: Sequence[Image], site: "Site", options: argparse.Namespace) -> None:
-    from allranks.image.built_image import ensure_image, image_reference  # noqa: PLC0415
-    from allranks.image.sharing import export_images  # noqa: PLC0415
+    from allranks.images.built_image import ensure_image, image_reference  # noqa: PLC0415
+    from allranks.images.sharing import export_images  # noqa: PLC0415
 
     if options.dry_run:
         # CI steps parse standard output: nothing else may be on it, such as progress of pulling a base image.
@@ -126,7 +126,7 @@ def _build_images(images: Sequence[Image], site: "Site", options: argparse.Names
 
 
 def _shelf(options: argparse.Namespace) -> "Shelf":
-    from allranks.image.sharing import Shelf, as_archive, by_push, in_no_registry, look_up  # noqa: PLC0415
+    from allranks.images.sharing import Shelf, as_archive, by_push, in_no_registry, look_up  # noqa: PLC0415
 
     return Shelf(
         folder=options.export,

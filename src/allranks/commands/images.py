@@ -11,7 +11,7 @@ from allranks.commands.options import add_json, moment, remark, say, say_json
 from allranks.errors import AllranksError, ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from allranks.image.stock import StoredImage
+    from allranks.images.stock import StoredImage
 
 _SECONDS_IN: Mapping[str, float] = {"": 0, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _BYTES_IN: Mapping[str, float] = {"": 0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
@@ -33,8 +33,8 @@ def add(parser: CommandParser) -> None:
 
 
 def _images(options: argparse.Namespace) -> ExitCode:
-    from allranks.image import stock  # noqa: PLC0415 - a plan needs no SDK
-    from allranks.image.stock import StockLimits  # noqa: PLC0415
+    from allranks.images import stock  # noqa: PLC0415 - a plan needs no SDK
+    from allranks.images.stock import StockLimits  # noqa: PLC0415
 
     limits = StockLimits(unused=options.older_than, size=options.keep_size)
     if options.prune:
@@ -60,8 +60,8 @@ PRUNE_VARIABLE: Final = "ALLRANKS_PRUNE_IMAGES"
 
 def prune_after_run(age: str, say_line: Callable[[str], None]) -> None:
     """Remove images unused for an age such as ``30d``; a failure is a remark, since the run has its results."""
-    from allranks.image import stock  # noqa: PLC0415
-    from allranks.image.stock import StockLimits  # noqa: PLC0415
+    from allranks.images import stock  # noqa: PLC0415
+    from allranks.images.stock import StockLimits  # noqa: PLC0415
 
     try:
         stock.prune(StockLimits(unused=_age(age)), say_line)

@@ -74,7 +74,7 @@ def taking_images(matrix: Matrix, folder: Path, names: Iterable[str], say: Say) 
         ImageError: The folder or an image cannot be used.
     """
     from allranks.engine.daemon import connect  # noqa: PLC0415
-    from allranks.image.sharing import read_images, take_images  # noqa: PLC0415
+    from allranks.images.sharing import read_images, take_images  # noqa: PLC0415
 
     there = read_images(folder)
     if not (wanted := [there[name] for name in dict.fromkeys(names) if name in there]):

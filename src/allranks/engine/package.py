@@ -15,8 +15,8 @@ from pathlib import Path
 
 import allranks
 from allranks.engine.protocol import FileCopy
-from allranks.environments import forget_unused
 from allranks.errors import EnvironmentBuildError
+from allranks.images.environments import forget_unused
 from allranks.user_cache import WRITABLE
 
 _NEEDED = (

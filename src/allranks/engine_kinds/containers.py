@@ -28,7 +28,7 @@ _SOCKET = Path("/var/run/docker.sock")
 _GIB: Final = 1 << 30
 _ROOM_FOR_IMAGES: Final = 4 * _GIB
 _ROOM_FOR_CUDA: Final = 24 * _GIB
-"""A CUDA image of torch is 6 GB, and its build takes 24 GB meanwhile (``allranks.image.builders``)."""
+"""A CUDA image of torch is 6 GB, and its build takes 24 GB meanwhile (``allranks.images.builders``)."""
 
 _SECONDS_APART: Final = 5.0
 _CDI_SINCE: Final = 25
@@ -58,7 +58,7 @@ class DockerKind:
         """See :meth:`allranks.engine.kind.EngineKind.examine`."""
         try:
             client = _connector()(timeout=10)
-            from allranks.image.builders import images_folder  # noqa: PLC0415 - see _connector
+            from allranks.images.builders import images_folder  # noqa: PLC0415 - see _connector
         except EngineError as error:
             yield Finding("Docker", f"{error.what} {error.why}".strip(), error.remedy)
             return
@@ -126,8 +126,8 @@ class ConnectedDaemon:
         self, matrix: Matrix, progress: Progress, uses: ExitStack | None
     ) -> "tuple[Engine, MakeEnvironment]":
         """See :meth:`allranks.engine.kind.ConnectedEngine.engine_for`."""
-        from allranks.image.built_image import ensure_image  # noqa: PLC0415 - see _connector
-        from allranks.image.project import project_files  # noqa: PLC0415
+        from allranks.images.built_image import ensure_image  # noqa: PLC0415 - see _connector
+        from allranks.images.project import project_files  # noqa: PLC0415
 
         def make(image: Image) -> JobEnvironment:
             made = ensure_image(image, root=matrix.root, client=self.image_daemon, progress=progress, uses=uses)

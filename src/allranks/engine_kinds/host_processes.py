@@ -18,13 +18,20 @@ from allranks.engine.kind import Finding, JobEnvironment, MakeEnvironment, Progr
 from allranks.engine.package import package_path
 from allranks.engine.process import ProcessEngine
 from allranks.engine.protocol import Engine
-from allranks.environments import EnvironmentRecipe, Interpreter, ensure_environment, packages_of, probe, run_pip_of
 from allranks.errors import EngineError
-from allranks.image.project import in_cache, kept_wheel
-from allranks.image.recipe import Recipe, recipe_of
-from allranks.image.wheels import requirements
+from allranks.images.environments import (
+    EnvironmentRecipe,
+    Interpreter,
+    ensure_environment,
+    packages_of,
+    probe,
+    run_pip_of,
+)
+from allranks.images.pip_settings import requirement_lines
+from allranks.images.project import in_cache, kept_wheel
+from allranks.images.recipe import Recipe, recipe_of
+from allranks.images.wheels import requirements
 from allranks.matrix.model import Image, Matrix, Process
-from allranks.pip_settings import requirement_lines
 from allranks.user_cache import cache_folder
 
 if TYPE_CHECKING:

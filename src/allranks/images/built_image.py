@@ -1,0 +1,151 @@
+"""The image of a cell: found by its key, or built layer by layer."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from allranks.engine.ownership import image_lock, shared
+from allranks.images.base import Base, dockerfile_path, find_base
+from allranks.images.daemon import OURS, Progress, Site, find, pull, reported, touch
+from allranks.images.recipe import Recipe, image_key, recipe_of
+from allranks.images.sources import source_digest, while_it_stays
+from allranks.user_cache import locked
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+    from allranks.matrix.model import Image
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltImage:
+    """An image that the daemon has."""
+
+    reference: str  # its name, for display
+    id: str
+    built: bool  # whether this call made or pulled it
+
+
+def ensure_image(
+    image: Image, *, root: Path, client: DockerClient, progress: Progress, uses: ExitStack | None = None
+) -> BuiltImage:
+    """Find, pull or build the image of a cell.
+
+    With unchanged inputs nothing is built, and the cost is three requests to the daemon and a check of the project's
+    files. If two processes need the same image, one of them builds it.
+
+    Args:
+        image: The image as the matrix file declares it.
+        root: The folder that the matrix file's relative paths start from.
+        client: Connection to the daemon.
+        progress: Receives lines, without end of line, while something is pulled, resolved or built.
+        uses: Until it is closed, no process on this host removes the image (``allranks images --prune``); None if it is
+            needed no longer than this call.
+
+    Returns:
+        The image, which the daemon now has.
+
+    Raises:
+        ImageError: It cannot be found, pulled or built.
+    """
+    with ExitStack() as held:
+        site = Site(client=client, root=root, progress=progress, uses=held)
+        there = _finished(image.name, image.image, site) if image.image is not None else _found_or_built(image, site)
+        if uses is not None:
+            uses.push(held.pop_all())
+        return there
+
+
+def _found_or_built(image: Image, site: Site) -> BuiltImage:
+    recipe = recipe_of(_installed_whole(image, site), root=site.root)
+    if recipe.project is None:
+        return _ensure(recipe, site)
+    return while_it_stays(recipe.project, lambda source: _ensure(replace(recipe, source=source), site), site.progress)
+
+
+def _ensure(recipe: Recipe, site: Site) -> BuiltImage:
+    base, reference = _named(recipe, site)
+    site.uses.enter_context(shared(image_lock(reference)))
+    return _present(site.client, reference) or _build_once(recipe, base, reference, site)
+
+
+def _present(client: DockerClient, reference: str) -> BuiltImage | None:
+    """An image that the daemon has, after marking it as wanted; None if it has none."""
+    if present := find(client, reference):
+        touch(client, reference)
+        return BuiltImage(reference=reference, id=str(present.id), built=False)
+    return None
+
+
+def image_reference(image: Image, site: Site) -> str:
+    """The name that an image has, or will have once it is built, with the key of its content.
+
+    Raises:
+        ImageError: Its recipe cannot be read, or its base image cannot be obtained.
+    """
+    if image.image is not None:
+        return image.image
+    return _named(_with_source(recipe_of(_installed_whole(image, site), root=site.root)), site)[1]
+
+
+def _named(recipe: Recipe, site: Site) -> tuple[Base, str]:
+    base = find_base(site.client, recipe.base, environ=os.environ, progress=site.progress)
+    return base, f"{repository(recipe.name)}:{_key(recipe, base)}"
+
+
+def _with_source(recipe: Recipe) -> Recipe:
+    return replace(recipe, source=source_digest(recipe.project)) if recipe.project else recipe
+
+
+def _installed_whole(image: Image, site: Site) -> Image:
+    """The image as it is built: without a project that is copied into jobs, but with that project's requirements."""
+    if image.mode == "install":
+        return image
+    from allranks.images.project import without_project  # noqa: PLC0415 - it builds a wheel, which few need
+
+    return without_project(image, site.root, site.progress)
+
+
+def repository(name: str) -> str:
+    """The repository of a matrix file's image: Docker allows lower case, digits and single separators."""
+    return f"{OURS}{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-') or 'image'}"
+
+
+def _finished(name: str, reference: str, site: Site) -> BuiltImage:
+    site.uses.enter_context(shared(image_lock(reference)))
+    if present := find(site.client, reference):
+        if reference.startswith(OURS):
+            touch(site.client, reference)
+        return BuiltImage(reference=reference, id=str(present.id), built=False)
+    remedy = (
+        f"Correct image of [images.{name}], log in to its registry (docker login), or build it here under that name."
+    )
+    pulled = pull(site.client, reference, progress=site.progress, remedy=remedy)
+    return BuiltImage(reference=reference, id=str(pulled.id), built=True)
+
+
+def _key(recipe: Recipe, base: Base) -> str:
+    return image_key(
+        recipe,
+        base_id=base.id,
+        dockerfile=dockerfile_path().read_text(encoding="utf-8"),
+    )
+
+
+def _build_once(recipe: Recipe, base: Base, reference: str, site: Site) -> BuiltImage:
+    from allranks.images.layers import build_layers  # noqa: PLC0415 - most runs build nothing
+
+    name, _, tag = reference.partition(":")
+    with locked(f"{name.replace('/', '-')}-{tag}"):
+        if present := find(site.client, reference):
+            return BuiltImage(reference=reference, id=str(present.id), built=False)
+        site.progress(f"building image {reference} on {base.reference}{f' ({base.reason})' if base.reason else ''}")
+        top = build_layers(recipe, base, site)
+        with reported(f"The image {reference} could not be tagged.", remedy="Run again."):
+            site.client.api.tag(top.id, name, tag)
+        return BuiltImage(reference=reference, id=top.id, built=True)

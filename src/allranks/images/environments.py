@@ -1,0 +1,299 @@
+"""Python environments, made on first use, one for each content, shared by all runs of a user.
+
+It needs only the standard library: the nox sessions use it before anything is installed.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from allranks.errors import EnvironmentBuildError
+from allranks.images.pip_settings import errors_in, pip_settings, python_that_builds, without_logins
+from allranks.user_cache import cache_folder, cache_limit, hold, make_room, use
+from allranks.xml_text import clipped
+
+_COMPLETE = ".complete"
+
+_UNUSED = 14 * 24 * 3600.0
+"""Seconds that an unused entry stays in the cache."""
+
+
+_REMEDY = "Check the package names and versions in the matrix file, and pip's configuration (pip config list)."
+
+_PROBE = """
+import importlib.metadata, json, os, sys
+folders = [os.path.abspath(path) for path in sys.path if path and os.path.isdir(path)]
+versions = {}
+for found in importlib.metadata.distributions():
+    versions.setdefault((found.name or "").lower().replace("_", "-").replace(".", "-"), found.version)
+content = [sys.version, os.path.realpath(sys.executable), *folders]
+print(json.dumps({"folders": folders, "content": content, "versions": versions}))
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interpreter:
+    """An interpreter of the user's, with its packages."""
+
+    python: str  # its path, or its name on the PATH
+    folders: tuple[str, ...]  # the folders that it imports from
+    content: tuple[str, ...]  # its version and its place
+    versions: Mapping[str, str]  # its packages: versions by name, in lower case and with hyphens
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """All that decides what is to be installed above it."""
+        return (*self.content, *(f"{name}=={version}" for name, version in sorted(self.versions.items())))
+
+
+def probe(python: str) -> Interpreter:
+    """Ask an interpreter for its packages, which takes a tenth of a second.
+
+    Raises:
+        EnvironmentBuildError: It cannot be started.
+    """
+    try:
+        answer = subprocess.run([python, "-c", _PROBE], capture_output=True, check=True, text=True).stdout
+        said = json.loads(answer.splitlines()[-1])
+    except (OSError, subprocess.CalledProcessError, ValueError, IndexError) as error:
+        msg = f"The interpreter {python} does not report which packages it has."
+        why = (getattr(error, "stderr", "") or str(error)).strip()
+        raise EnvironmentBuildError(msg, why=why, remedy="Check process.python in the matrix file.") from error
+    folders, content = tuple(said["folders"]), tuple(said["content"])
+    return Interpreter(python=python, folders=folders, content=content, versions=said["versions"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentRecipe:
+    """The content of an environment."""
+
+    name: str  # its purpose; part of its folder's name
+    arguments: tuple[str, ...] = ()
+    file: str = ""  # the text of a further requirements file; `content` must have what is in it
+    content: tuple[str, ...] = ()  # everything else that decides whether an existing environment can be reused
+    folder: Path = field(default_factory=Path.cwd)  # the folder that pip works in; relative paths start there
+    below: Interpreter | None = None  # the interpreter whose packages it sees; None for this one, without its packages
+    remedy: str = _REMEDY  # what to do if pip fails
+
+    @property
+    def key(self) -> str:
+        """A hash of the content, of the interpreter, and of pip's configuration."""
+        interpreter = self.below.key if self.below else (sys.version, os.path.realpath(sys.executable))
+        parts = (*interpreter, *self.arguments, "", *self.content, "", *pip_settings(self.folder))
+        return hashlib.sha256("\0".join(map(without_logins, parts)).encode()).hexdigest()[:12]
+
+    @property
+    def told(self) -> str:
+        """What is installed, for people."""
+        return without_logins(" ".join((*self.arguments, *self.file.splitlines())))
+
+
+def ensure_environment(recipe: EnvironmentRecipe, progress: Callable[[str], None]) -> Path:
+    """Return the interpreter of an environment, which is created if it does not exist yet.
+
+    Args:
+        recipe: The content of the environment.
+        progress: Receives lines while the environment is created.
+
+    Raises:
+        EnvironmentBuildError: The environment cannot be created.
+    """
+    folder = cache_folder() / "environments" / f"{recipe.name}-{recipe.key}"
+    python = folder / "bin" / "python"
+    limit = cache_limit()
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        use(folder)
+        if (folder / _COMPLETE).exists():
+            return python
+        with locked(folder):
+            if not (folder / _COMPLETE).exists():
+                _make(folder, recipe, progress)
+                use(folder)
+                make_room(folder.parent, limit, progress)
+    except OSError as error:
+        msg = f"The environment {folder} cannot be made."
+        remedy = "Free some space, or set XDG_CACHE_HOME to a folder that can be written."
+        raise EnvironmentBuildError(msg, why=str(error), remedy=remedy) from error
+    return python
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a cache folder, so that two runs never build the same thing twice."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with hold(folder.with_name(f"{folder.name}.lock")):
+        yield
+
+
+def forget_unused(cache: Path) -> None:
+    """Remove the subfolders of a cache folder that no run has used lately: each use updates a folder's mtime."""
+    for folder in cache.iterdir():
+        if folder.is_dir() and _is_unused(folder):
+            with locked(folder):
+                if _is_unused(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_unused(folder: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return time.time() - folder.stat().st_mtime > _UNUSED
+    return False
+
+
+def _make(folder: Path, recipe: EnvironmentRecipe, progress: Callable[[str], None]) -> None:
+    progress(f"making the {recipe.name} environment ({recipe.told}), once")
+    shutil.rmtree(folder, ignore_errors=True)
+    if recipe.below:
+        _create_above(folder, recipe.below)
+    else:
+        _create(folder)
+    _install(folder, recipe, progress)
+    (folder / _COMPLETE).touch()
+
+
+def _create(folder: Path) -> None:
+    try:
+        venv.EnvBuilder(with_pip=True, symlinks=True).create(folder)
+    except subprocess.CalledProcessError as error:
+        msg = f"{sys.executable} cannot make a virtual environment."
+        why = "Its venv module lacks ensurepip."
+        raise EnvironmentBuildError(msg, why=why, remedy="On Debian: apt-get install python3-venv.") from error
+
+
+def _create_above(folder: Path, below: Interpreter) -> None:
+    """Create an environment that sees the packages of an interpreter, which may itself be in an environment.
+
+    It has no pip, and no setuptools that would hide another version.
+    """
+    command = [below.python, "-m", "venv", "--without-pip", str(folder)]
+    done = subprocess.run(command, capture_output=True, check=False, text=True)
+    if done.returncode:
+        msg = f"{below.python} cannot make a virtual environment."
+        raise EnvironmentBuildError(
+            msg, why=done.stdout + done.stderr, remedy="On Debian: apt-get install python3-venv."
+        )
+    lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in below.folders)
+    (packages_of(folder / "bin" / "python") / "below.pth").write_text(lines, encoding="utf-8")
+
+
+def packages_of(python: Path) -> Path:
+    """The folder of packages of an environment, by its interpreter."""
+    return next(python.parents[1].glob("lib/python*/site-packages"))
+
+
+def _install(folder: Path, recipe: EnvironmentRecipe, progress: Callable[[str], None]) -> None:
+    python = folder / "bin" / "python"
+    # Only this user can read the file, whose addresses may have passwords.
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        file = Path(scratch, "requirements.txt")
+        file.write_text(recipe.file, encoding="utf-8")
+        arguments = (*recipe.arguments, *(("--requirement", str(file)) if recipe.file else ()))
+        what = f"The {recipe.name} environment"
+        # `pip wheel` takes no account of what an interpreter below has, or of [install] in pip.conf.
+        if recipe.below or any(text.startswith("install.") for text in pip_settings(recipe.folder)):
+            command = _Command((*_pip_of(python), *arguments), what, recipe.folder, recipe.remedy)
+            command.run(progress)
+            return
+        wheels = Path(scratch, "wheels")
+        fetch = (str(python), *("-m", "pip", "wheel", "--no-input", "--wheel-dir", str(wheels)), *arguments)
+        _Command(fetch, what, recipe.folder, recipe.remedy).run(progress)
+        progress("Installing collected packages")
+        _unpack(python, wheels, what)
+
+
+def _unpack(python: Path, wheels: Path, what: str) -> None:
+    """Install the wheels that pip has chosen, fetched, checked and built: by uv if it is there, which takes less time.
+
+    uv gets no index and no configuration, so that its result is that of pip.
+    """
+    chosen = ["==".join(wheel.name.split("-")[:2]) for wheel in sorted(wheels.glob("*.whl"))]
+    where = ["--no-index", "--no-deps", "--find-links", str(wheels), *chosen]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_"))}
+    environ["PIP_CONFIG_FILE"] = os.devnull
+    if uv := shutil.which("uv"):
+        cache = ["--cache-dir", str(wheels.parent / "uv")]
+        by_uv = [uv, "pip", "install", "--no-config", "--offline", *cache, "--python", str(python), *where]
+        if subprocess.run(by_uv, env=environ, capture_output=True, check=False).returncode == 0:
+            return
+    # What an early end of uv has left has no list of its files, by which pip could remove it.
+    by_pip = (*_pip_of(python), "--ignore-installed", *where) if uv else (*_pip_of(python), *where)
+    _Command(by_pip, what, environ=environ).run(lambda _: None)
+
+
+def _pip_of(python: Path) -> list[str]:
+    own = next(python.parents[1].glob("lib/python*/site-packages"), None)
+    lacks_pip = own is not None and not (own / "pip").exists()
+    pip = [python_that_builds() or sys.executable, "-m", "pip", "--python"] if lacks_pip else []
+    return [*pip, str(python), *(() if lacks_pip else ("-m", "pip")), "install", "--no-input"]
+
+
+def run_pip_of(python: Path, arguments: Sequence[str], what: str, progress: Callable[[str], None]) -> None:
+    """Run ``pip install`` of an environment.
+
+    Args:
+        python: The environment's interpreter.
+        arguments: The arguments of ``pip install``.
+        what: The thing being built, as the start of the error message.
+        progress: Receives a line for each file that pip fetches.
+
+    Raises:
+        EnvironmentBuildError: pip failed.
+    """
+    _Command((*_pip_of(python), *arguments), what).run(progress)
+
+
+@dataclass(frozen=True)
+class _Command:
+    """One run of pip: its command line, what it makes, its folder, the remedy for a failure, and its variables."""
+
+    line: Sequence[str]
+    what: str
+    folder: Path | None = None
+    remedy: str = _REMEDY
+    environ: Mapping[str, str] | None = None
+
+    def run(self, progress: Callable[[str], None]) -> None:
+        last: deque[str] = deque(maxlen=15)
+        with (
+            subprocess.Popen(
+                self.line,
+                cwd=self.folder,
+                env=self.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            ) as process,
+            _killed_on_error(process),
+        ):
+            for line in map(without_logins, process.stdout or ()):
+                last.append(line.rstrip())
+                if line.startswith(("Downloading ", "Processing ", "Installing collected ")):
+                    progress(clipped(line.strip(), 100))
+        if process.returncode != 0:
+            errors = errors_in(last) or list(last)
+            msg = f"{self.what} cannot be made: pip failed."
+            raise EnvironmentBuildError(msg, why="\n".join(errors), remedy=self.remedy)
+
+
+@contextmanager
+def _killed_on_error(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Kill pip on any error: it would go on writing into a folder that the next run recreates."""
+    try:
+        yield
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise

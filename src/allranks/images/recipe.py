@@ -1,0 +1,241 @@
+"""What a matrix file asks of an image, with every file it names, and the key of all that.
+
+An image has two kinds of key. The *image key* is made from the inputs as they are written down: the recipe, the
+base image's id, the text of the requirements, the project's sources, the Dockerfile. It is known without
+asking a package index, so a run with unchanged inputs costs two requests to the daemon. The price: a
+requirement without a version (``numpy``) keeps the version it had when the image was built; to get a
+newer one, name its version or remove the image. The *layer key* is made from the wheels themselves, so
+two recipes that resolve to the same wheels share their layers.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from allranks.errors import ImageError
+from allranks.images.pip_settings import (
+    pip_settings,
+    prefix_of,
+    python_that_builds,
+    requirement_lines,
+    requirement_texts,
+    with_variables,
+    without_logins,
+)
+from allranks.matrix.model import Image
+
+_EDITABLE = re.compile(r"(?:-e|--ed[a-z]*)(?:[\s=]+|(?<=-e))(?P<target>.+)")
+_NAMED = re.compile(r"[\w.-]+\s*(?:\[[^\]]*\])?\s*@\s*(?P<url>\S+)")
+_URL = re.compile(r"(?:[a-z]+\+)?(?P<transport>[a-z][a-z0-9.-]*)://", re.IGNORECASE)
+_MARKER_OR_OPTION = re.compile(r"\s*;|\s--?[a-z]")
+_EXTRAS = re.compile(r"\[[^\]]*\]$")
+_ARCHIVES = (".whl", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz", ".tar.xz", ".txz", ".tar.lzma", ".tlz")
+
+
+def names_local_path(requirement: str) -> bool:
+    """Whether a requirement, or a line of a requirements file, names a file or folder of this host.
+
+    Options other than ``--editable`` name nothing that would be installed.
+    """
+    text = os.path.expandvars(requirement.strip())
+    if editable := _EDITABLE.fullmatch(text):
+        return not _is_remote(_target(editable["target"].strip("\"' ")))
+    if text.startswith("-"):
+        return False
+    target = _target(text)
+    return not _is_remote(target) and (target != text or _is_path(text))
+
+
+def _target(requirement: str) -> str:
+    """The target of a ``name @ target``; any other requirement as it is."""
+    named = _NAMED.match(requirement)
+    return named["url"] if named else requirement
+
+
+def _is_remote(text: str) -> bool:
+    url = _URL.match(text)
+    return url is not None and url["transport"].lower() != "file"
+
+
+def _is_path(text: str) -> bool:
+    name = _EXTRAS.sub("", _MARKER_OR_OPTION.split(text, maxsplit=1)[0])
+    return name.startswith((".", "file:")) or os.sep in name or name.lower().endswith(_ARCHIVES)
+
+
+PYTEST = "pytest>=8"
+"""The agent runs pytest inside every image, whether or not the suites' packages name it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What goes into a built image."""
+
+    name: str
+    base: str  # base image as the matrix file names it
+    torch: str  # exact torch version
+    index: str = ""  # address of the package index, in place of all that the host's pip is set to; empty for those
+    extra_index: tuple[str, ...] = ()  # addresses of package indexes beside it
+    packages: tuple[str, ...] = (PYTEST,)  # requirement strings, pytest among them
+    requirements: Path | None = None  # the requirements file, or None
+    requirements_text: str = ""  # the content of that file and of all that it includes, without logins
+    project: Path | None = None  # the folder of the user's project, or None
+    source: str = ""  # a hash of the project's files; empty without a project
+    tests: tuple[Path, ...] = ()  # the files and folders of all suites
+    apt: tuple[str, ...] = ()  # names of Debian packages, with or without ``=version``
+    pip: tuple[str, ...] = ()  # the settings of the host's pip that decide what it installs
+
+    def requirements_file(self, further: Iterable[str] = ()) -> str:
+        """What pip is to install, as the text of a requirements file.
+
+        In such a file ``--index-url`` replaces every index of pip's configuration; as an option it would only join the
+        extra ones there. The user's file is first: its hashes then hold for what is repeated after it.
+
+        Args:
+            further: Requirements of the user's project.
+        """
+        index = [f"--index-url {self.index}"] if self.index else []
+        extra = [f"--extra-index-url {each}" for each in self.extra_index]
+        file = [f"--requirement {shlex.quote(str(self.requirements.absolute()))}"] if self.requirements else []
+        return "\n".join([*index, *extra, *file, f"torch=={self.torch}", *self.packages, *further, ""])
+
+    def wanted(self, further: Iterable[str] = ()) -> tuple[object, ...]:
+        """The same for a key: the text of the user's file, pip's settings, and no login, which may change.
+
+        Args:
+            further: Requirements of the user's project.
+        """
+        addresses = [without_logins(self.index), *map(without_logins, self.extra_index)]
+        packages = [without_logins(each) for each in (*self.packages, *further)]
+        return (self.torch, addresses, packages, self.requirements_text, self.pip)
+
+    @property
+    def remedy(self) -> str:
+        """What to do if pip cannot find all that is wanted."""
+        if "--hash" in self.requirements_text:
+            return (
+                f"A requirements file with hashes must have all packages: torch=={self.torch}, pytest, those of the "
+                "matrix file and of the project, and what these need. pip-compile --generate-hashes writes such a file."
+            )
+        if self.index and not self.extra_index:
+            return (
+                f"index of [images.{self.name}] is the only index: check it and the versions in matrix.toml, or name "
+                "another one beside it in extra_index."
+            )
+        return (
+            "Check the versions in matrix.toml and this host's package index (`pip config list`); "
+            "PIP_FIND_LINKS can supply a package that has no wheel."
+        )
+
+
+def recipe_of(image: Image, *, root: Path) -> Recipe:
+    """Read what an image declaration names.
+
+    Args:
+        image: A declaration that is to be built (``image.image`` is None).
+        root: The folder that its relative paths start from.
+
+    Raises:
+        ImageError: The torch version is missing, or a file or folder that the declaration names, or a requirement
+            names a path.
+    """
+    if not image.torch:
+        what = f"Image {image.name} cannot be built."
+        raise ImageError(
+            what,
+            why="Neither a torch version nor a finished image is given.",
+            remedy=f'Add torch = "<version>" or image = "<reference>" to [images.{image.name}].',
+        )
+    requirements = root / image.requirements if image.requirements else None
+    requirements_text = _text(requirements) if requirements else ""
+    _refuse_local_paths(image, (*image.packages, *requirement_lines(requirements_text)))
+    return Recipe(
+        name=image.name,
+        base=image.base,
+        torch=image.torch,
+        index=with_variables(image.index),
+        extra_index=tuple(map(with_variables, image.extra_index)),
+        packages=(PYTEST, *map(with_variables, image.packages)),
+        requirements=requirements,
+        requirements_text=requirements_text,
+        project=_project_folder(image, root),
+        tests=tuple(root.resolve() / path for path in image.tests),
+        apt=image.apt,
+        pip=pip_settings(root, prefix_of(python_that_builds())),
+    )
+
+
+def _refuse_local_paths(image: Image, requirements: Iterable[str]) -> None:
+    """Refuse requirements that are paths: an image is found by their text, which does not change with the files."""
+    local = next((requirement for requirement in requirements if names_local_path(requirement)), None)
+    if local is None:
+        return
+    what = f"Image {image.name} cannot be built from the requirement {local}."
+    raise ImageError(
+        what,
+        why="It names a path of this host, and a change of what lies there would not reach the image.",
+        remedy=f'Remove it, and let project = "." of [images.{image.name}] name the folder of your own code.',
+    )
+
+
+def _project_folder(image: Image, root: Path) -> Path | None:
+    if image.project is None:
+        return None
+    folder = (root / image.project).resolve()
+    if not any((folder / name).is_file() for name in ("pyproject.toml", "setup.py")):
+        what = f"The project of image {image.name} cannot be built."
+        raise ImageError(
+            what,
+            why=f"{folder} has no pyproject.toml and no setup.py.",
+            remedy=f"Let project of [images.{image.name}] name the folder that pip install would take.",
+        )
+    return folder
+
+
+def _text(file: Path) -> str:
+    try:
+        return "\n".join(requirement_texts(file))
+    except OSError as error:
+        what = f"The requirements file {error.filename or file} cannot be read."
+        raise ImageError(
+            what,
+            why=f"{error.strerror}.",
+            remedy="Correct the path, which is relative to the file that names it.",
+        ) from error
+
+
+_SCHEMA = 2
+_LENGTH = 12
+
+
+def digest(*parts: object) -> str:
+    """A hash of values that JSON can hold, the same in every process and on every host."""
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def image_key(recipe: Recipe, *, base_id: str, dockerfile: str) -> str:
+    """The tag of an image.
+
+    Args:
+        recipe: What goes in.
+        base_id: Id of the base image in the daemon.
+        dockerfile: Text of the Dockerfile.
+    """
+    return digest(_SCHEMA, recipe.wanted(), recipe.source, recipe.apt, base_id, dockerfile)[:_LENGTH]
+
+
+def layer_key(*, parent_id: str, content: tuple[str, ...], dockerfile: str) -> str:
+    """The tag of one layer of an image.
+
+    Args:
+        parent_id: Id of the image below.
+        content: What goes in: the :func:`allranks.images.wheels.identity` of each wheel, or the names of Debian
+            packages.
+        dockerfile: Text of the Dockerfile.
+    """
+    return digest(_SCHEMA, parent_id, sorted(content), dockerfile)[:_LENGTH]

@@ -1,0 +1,253 @@
+"""The wheels of an image, resolved by the host's pip for the image's Python.
+
+Containers need no way to a package index then, and the host's pip configuration (mirrors, certificates, links)
+counts. Only wheels are taken: a source distribution would be built for the host.
+"""
+
+import email.parser
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from allranks.errors import ImageError
+from allranks.images.base import ImagePython, as_json
+from allranks.images.child_process import child, lines_of
+from allranks.images.daemon import Progress
+from allranks.images.pip_settings import errors_in, has_pip, python_that_builds, without_logins
+from allranks.images.recipe import Recipe, digest
+from allranks.user_cache import cache_limit, made_cache_folder, make_room, use
+
+_OF_AN_EXTRA = re.compile(r"\bextra\s*==")
+
+
+def identity(wheel: Path) -> str:
+    """A wheel's name and a hash of its RECORD, which lists the hash of every file in it.
+
+    Two builds of one source give the same identity although the archive's time stamps differ, and a wheel of
+    three gigabytes is identified without being read.
+    """
+    record = "\n".join(sorted(_metadata(wheel, "RECORD").splitlines()))
+    return f"{wheel.name}={hashlib.sha256(record.encode()).hexdigest()}"
+
+
+def requirements(wheel: Path) -> tuple[str, ...]:
+    """The requirements of a wheel without those of its extras."""
+    message = email.parser.HeaderParser().parsestr(_metadata(wheel, "METADATA"))
+    return tuple(text for text in message.get_all("Requires-Dist", []) if not _OF_AN_EXTRA.search(text))
+
+
+def is_pure(wheel: Path) -> bool:
+    """Whether a wheel is pure Python, and its installation only unpacks it into a folder on Python's path."""
+    with zipfile.ZipFile(wheel) as archive:
+        elsewhere = any(member.partition("/")[0].endswith(".data") for member in archive.namelist())
+    message = email.parser.HeaderParser().parsestr(_metadata(wheel, "WHEEL"))
+    return message.get("Root-Is-Purelib", "").strip().lower() == "true" and not elsewhere
+
+
+def _metadata(wheel: Path, name: str) -> str:
+    with zipfile.ZipFile(wheel) as archive:
+        member = next(member for member in archive.namelist() if _is_metadata(member, name))
+        return archive.read(member).decode()
+
+
+def _is_metadata(member: str, name: str) -> bool:
+    folder, _, rest = member.partition("/")
+    return folder.endswith(".dist-info") and rest == name
+
+
+_KEPT_LINES = 15
+
+# pip takes tags from --platform and --abi, but reads environment markers off the interpreter that runs it
+# (pypa/pip#11664): on a newer host, an image's "python_version < '3.12'" dependencies would be lost.
+_WITH_MARKERS = """
+import json, os, runpy, sys
+sys.path[:] = [entry for entry in sys.path if entry]
+markers = json.loads(os.environ.pop("ALLRANKS_MARKERS"))
+if markers:
+    import pip._vendor.packaging.markers as module
+    own = module.default_environment()
+    module.default_environment = lambda: {**own, **markers}
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
+
+_SHOWN = ("Downloading ", "Processing ", "Building wheel for ")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipRequest:
+    """One run of pip."""
+
+    arguments: Sequence[str]  # what follows ``pip`` on its command line
+    what: str  # the error if it fails, as a sentence
+    remedy: str  # what to do then, as a sentence
+    folder: Path  # the folder that relative paths in requirements start from
+    environ: Mapping[str, str]  # the environment variables, with the host's configuration of pip
+    # Environment markers to resolve for; empty for the running interpreter's.
+    markers: Mapping[str, str] = field(default_factory=dict)
+
+
+def run_pip(request: PipRequest, progress: Progress) -> None:
+    """Run the host's pip.
+
+    Args:
+        request: The run of pip.
+        progress: Receives a line for each file that pip fetches or builds.
+
+    Raises:
+        ImageError: pip is missing, or fails; the cause is in its last lines.
+    """
+    last: deque[str] = deque(maxlen=_KEPT_LINES)
+    command = [_python_with_pip(), "-c", _WITH_MARKERS, *request.arguments]
+    environ = {**request.environ, "ALLRANKS_MARKERS": json.dumps(dict(request.markers)), "PIP_NO_INPUT": "1"}
+    with child(command, environ=environ, folder=request.folder) as process:
+        for line in map(without_logins, lines_of(process)):
+            last.append(line)
+            if (shown := line.strip()).startswith(_SHOWN):
+                progress(shown)
+    if process.returncode:
+        raise ImageError(request.what, why=cause(last), remedy=request.remedy)
+
+
+def cause(lines: Iterable[str]) -> str:
+    """The lines of pip's output with the reason why it failed: its errors, or all of them if it names none."""
+    kept = [line for line in lines if line.strip()]
+    return "\n".join(line.removeprefix("ERROR: ") for line in errors_in(kept) or kept)
+
+
+def _python_with_pip() -> str:
+    python = python_that_builds()
+    if python and (
+        has_pip() or subprocess.run([python, "-c", "import pip"], capture_output=True, check=False).returncode == 0
+    ):
+        return python
+    what = "The packages of the image cannot be resolved."
+    raise ImageError(
+        what,
+        why=f"Neither {sys.executable} nor the python3 on the PATH has pip.",
+        remedy="Install pip (Debian: apt install python3-pip; elsewhere: python3 -m ensurepip).",
+    )
+
+
+def without_configuration() -> dict[str, str]:
+    """Environment variables that keep pip from all sources but those on its command line."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    return {**kept, "PIP_CONFIG_FILE": os.devnull}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """The input of a resolution."""
+
+    recipe: Recipe
+    further: tuple[str, ...]  # requirements of the user's project
+    python: ImagePython
+    root: Path  # the folder that relative paths in requirements start from
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wheelhouse:
+    """Folders of wheels, in the order of their installation."""
+
+    tools: Path  # the wheel of pip, which is not installed itself
+    torch: Path  # torch and all that it depends on
+    packages: Path  # everything else but the user's project
+
+
+def resolve(wanted: Wanted, progress: Progress) -> Wheelhouse:
+    """The wheels of a recipe, from the cache or from the host's package index.
+
+    All requirements are resolved together, so that no layer of the image replaces a package of another.
+
+    Args:
+        wanted: The requirements, and the Python to meet them for.
+        progress: Receives lines about downloads.
+
+    Raises:
+        ImageError: The requirements cannot be met with wheels.
+    """
+    folder = made_cache_folder("wheels") / _key(wanted)
+    limit = cache_limit()
+    use(folder)
+    if not folder.is_dir():
+        progress(f"resolving the packages of image {wanted.recipe.name}")
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix="partial-") as scratch:
+            _fill(Path(scratch), wanted, progress)
+            _publish(Path(scratch), folder)
+        use(folder)
+        make_room(folder.parent, limit, progress)
+    return Wheelhouse(tools=folder / "tools", torch=folder / "torch", packages=folder / "packages")
+
+
+def _key(wanted: Wanted) -> str:
+    return digest(wanted.recipe.wanted(wanted.further), as_json(wanted.python))[:16]
+
+
+def _fill(scratch: Path, wanted: Wanted, progress: Progress) -> None:
+    for name in ("tools", "torch", "packages"):
+        (scratch / name).mkdir()
+    file = scratch / "requirements.txt"  # in a folder that only this user can read: addresses may have passwords
+    file.write_text(wanted.recipe.requirements_file(wanted.further), encoding="utf-8")
+    run_pip(_download(wanted, scratch / "packages", ["--requirement", str(file)]), progress)
+    run_pip(_download(wanted, scratch / "tools", ["--no-deps", "pip"]), progress)
+    for name in _torch_wheels(wanted, scratch):
+        (scratch / "packages" / name).rename(scratch / "torch" / name)
+
+
+def _publish(scratch: Path, folder: Path) -> None:
+    """Rename a finished wheelhouse into place; another run that was faster wins."""
+    finished = scratch / "finished"
+    finished.mkdir()
+    for part in ("tools", "torch", "packages"):
+        (scratch / part).rename(finished / part)
+    try:
+        finished.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+        shutil.rmtree(finished)
+
+
+def target_flags(python: ImagePython) -> list[str]:
+    """The options by which pip chooses wheels for another Python than its own."""
+    major, minor = python.version
+    platforms = [f"--platform={platform}" for platform in python.platforms]
+    version = [f"--python-version={major}.{minor}", "--implementation=cp", f"--abi={python.abi}"]
+    return ["--only-binary=:all:", *version, *platforms]
+
+
+def _download(wanted: Wanted, into: Path, requirements: Sequence[str]) -> PipRequest:
+    options = ["--progress-bar=off", f"--dest={into}", *target_flags(wanted.python)]
+    return _request(wanted, ["download", *options, *requirements], os.environ)
+
+
+def _torch_wheels(wanted: Wanted, scratch: Path) -> list[str]:
+    """The names of torch's wheel and of the wheels that it depends on."""
+    report = scratch / "report.json"
+    where = ["--no-index", f"--find-links={scratch / 'packages'}", f"--target={scratch / 'never'}"]
+    how = ["--dry-run", "--ignore-installed", f"--report={report}", *target_flags(wanted.python)]
+    install = ["install", *how, *where, f"torch=={wanted.recipe.torch}"]
+    run_pip(_request(wanted, install, without_configuration()), lambda _: None)
+    entries = json.loads(report.read_text(encoding="utf-8"))["install"]
+    return [Path(unquote(urlsplit(entry["download_info"]["url"]).path)).name for entry in entries]
+
+
+def _request(wanted: Wanted, command: Sequence[str], environ: Mapping[str, str]) -> PipRequest:
+    return PipRequest(
+        arguments=command,
+        what=f"The packages of image {wanted.recipe.name} could not be resolved.",
+        remedy=wanted.recipe.remedy,
+        folder=wanted.root,
+        environ=environ,
+        markers=wanted.python.markers,
+    )

@@ -1,0 +1,149 @@
+"""What of a host's pip configuration counts."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from allranks.images import pip_settings
+from allranks.images.pip_settings import prefix_of, requirement_texts, with_variables, without_logins
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch, tmp_path):
+    """No configuration but the test's own."""
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_CONFIG_DIRS", str(tmp_path / "system"))
+    monkeypatch.setattr(pip_settings, "_HOSTS", tmp_path / "etc/pip.conf")
+
+
+def settings(folder, prefix=None):
+    return pip_settings.pip_settings(folder, prefix)
+
+
+def write(file, text):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+def test_a_host_without_configuration_has_no_settings(tmp_path):
+    assert settings(tmp_path) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PIP_INDEX_URL", "https://example.org/simple"),
+        ("PIP_EXTRA_INDEX_URL", "https://example.org/simple"),
+        ("PIP_FIND_LINKS", "/wheels"),
+        ("PIP_NO_INDEX", "1"),
+        ("PIP_PRE", "1"),
+        ("PIP_ONLY_BINARY", ":all:"),
+        ("PIP_REQUIRE_HASHES", "1"),
+        ("PIP_CONSTRAINT", "/limits.txt"),
+        ("PIP_AN_OPTION_OF_THE_FUTURE", "x"),
+    ],
+)
+def test_a_variable_that_decides_what_is_installed_counts(tmp_path, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    assert len(settings(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("name", ["PIP_TIMEOUT", "PIP_DEFAULT_TIMEOUT", "PIP_CERT", "PIP_NO_INPUT", "PIP_CACHE_DIR"])
+def test_one_that_does_not_is_left_out(tmp_path, monkeypatch, name):
+    monkeypatch.setenv(name, "1")
+    assert settings(tmp_path) == ()
+
+
+@pytest.mark.parametrize(
+    "place", ["etc/pip.conf", "system/pip/pip.conf", "home/.pip/pip.conf", "config/pip/pip.conf", "env/pip.conf"]
+)
+def test_each_file_that_pip_reads_counts(tmp_path, place):
+    write(tmp_path / place, "[global]\nindex_url = https://example.org/simple\ntimeout = 3\n")
+    assert settings(tmp_path, tmp_path / "env") == ("global.index-url=https://example.org/simple",)
+
+
+def test_a_named_file_counts_and_takes_the_place_of_the_users(tmp_path, monkeypatch):
+    write(tmp_path / "home/.pip/pip.conf", "[global]\npre = 1\n")
+    write(tmp_path / "own.conf", "[install]\nfind-links =\n    /a\n    /b\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "own.conf"))
+    assert settings(tmp_path) == ("install.find-links=/a /b",)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    assert settings(tmp_path) == ()
+
+
+def test_a_file_that_pip_cannot_read_is_left_to_pip(tmp_path):
+    write(tmp_path / "etc/pip.conf", "no section\n")
+    (tmp_path / "home/.pip/pip.conf").mkdir(parents=True)
+    assert settings(tmp_path) == ()
+
+
+def test_links_relative_to_a_project_are_those_of_that_project(monkeypatch):
+    monkeypatch.setenv("PIP_FIND_LINKS", "wheels https://example.org/x")
+    assert settings(Path("/one")) == (".find-links=/one/wheels https://example.org/x",)
+
+
+def test_the_text_of_constraints_counts(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_CONSTRAINT", "limits.txt")
+    write(tmp_path / "limits.txt", "numpy<2\n-c more.txt\n")
+    write(tmp_path / "more.txt", "six<2\n")
+    assert settings(tmp_path) == (".constraint=numpy<2\n-c more.txt\n\nsix<2\n",)
+
+
+def test_a_login_does_not_count(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_INDEX_URL", "https://me:s3cret@example.org/simple")
+    assert settings(tmp_path) == (".index-url=https://****@example.org/simple",)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://me:pass@host/x", "https://****@host/x"),
+        ("git+ssh://git@host/x", "git+ssh://****@host/x"),
+        ("foo @ https://host/foo@1.whl", "foo @ https://host/foo@1.whl"),
+        ("https://host me@x", "https://host me@x"),
+    ],
+)
+def test_logins_are_hidden(text, shown):
+    assert without_logins(text) == shown
+
+
+def test_variables_are_read_as_pip_reads_them(monkeypatch):
+    monkeypatch.setenv("HOST", "example.org")
+    assert with_variables("https://${HOST}/${GONE}/$HOST/${host}") == "https://example.org/${GONE}/$HOST/${host}"
+
+
+@pytest.mark.parametrize(
+    "line", ["-r more.txt", "-rmore.txt", "-c more.txt", "--requirement=more.txt", '--constraint "more.txt"  # why']
+)
+def test_the_text_of_each_included_file_counts_once(tmp_path, line):
+    write(tmp_path / "all.txt", f"numpy\n{line}\n{line}\n")
+    write(tmp_path / "more.txt", "six\n-r all.txt\n")
+    assert requirement_texts(tmp_path / "all.txt") == [f"numpy\n{line}\n{line}\n", "six\n-r all.txt\n"]
+
+
+@pytest.mark.parametrize(
+    "option", ["--find-links wheels", "-f wheels", "--index-url=wheels", "--extra-index-url wheels"]
+)
+def test_a_folder_that_a_file_names_relative_to_itself_counts_in_full(tmp_path, option):
+    (tmp_path / "wheels").mkdir()
+    write(tmp_path / "all.txt", f"{option}\n")
+    assert requirement_texts(tmp_path / "all.txt")[1].endswith(f" {tmp_path}/wheels")
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path):
+    (tmp_path / "all.txt").write_text("-r more.txt\n")
+    (tmp_path / "more.txt").write_bytes(b"\xff")
+    with pytest.raises(OSError, match=r"more\.txt") as error:
+        requirement_texts(tmp_path / "all.txt")
+    assert error.value.filename == str(tmp_path / "more.txt")
+
+
+def test_the_environment_of_an_interpreter_is_that_of_its_folder():
+    assert prefix_of(sys.executable) == Path(sys.prefix)
+    assert prefix_of("/opt/env/bin/python3") == Path("/opt/env")
+    assert prefix_of(None) is None
