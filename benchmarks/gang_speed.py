@@ -34,9 +34,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allranks.agent.config import AgentConfig, Isolation, TimeLimits
-from allranks.engine.ownership import own_run
 from allranks.engine.process import ProcessEngine
 from allranks.engine.protocol import JobSpec, resources
+from allranks.ownership import own_run
 from allranks.records import Finished, Passed, RankEnded, Record, Went
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -16,15 +16,15 @@ import docker
 import pytest
 from hypothesis import settings
 
+from allranks import ownership
 from allranks.agent.config import AgentConfig
 from allranks.cli import main
-from allranks.engine import ownership
-from allranks.engine.daemon import connect
-from allranks.engine.ownership import own_run
 from allranks.engine.package import package_folder
 from allranks.engine.protocol import JobSpec
 from allranks.engine_kinds.slurm_cluster import SlurmKind
 from allranks.errors import EngineError
+from allranks.images.docker_client import connect
+from allranks.ownership import own_run
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers, which pytest's importlib mode does not find
 
@@ -230,8 +230,8 @@ def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(ownership, "lock_folder", lambda: folder)
     for module in ("gpu_leases", "sick_gpus"):
         monkeypatch.setattr(f"allranks.runner.{module}.lock_folder", lambda: folder)
-    for module in ("docker", "leftovers"):
-        monkeypatch.setattr(f"allranks.engine.{module}.host_id", lambda: f"test-{os.getpid()}")
+    for module in ("engine.docker", "images.leftovers"):
+        monkeypatch.setattr(f"allranks.{module}.host_id", lambda: f"test-{os.getpid()}")
     return folder
 
 

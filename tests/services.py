@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from allranks.engine.daemon import connect
 from allranks.errors import EngineError
+from allranks.images.docker_client import connect
 from allranks.user_cache import cache_folder
 
 REQUIRE = "ALLRANKS_REQUIRE"

@@ -27,9 +27,9 @@ import pytest
 
 from allranks.agent.config import AgentConfig, TimeLimits
 from allranks.engine.kind import JobEnvironment
-from allranks.engine.ownership import own_run
 from allranks.engine.protocol import Engine, FileCopy, JobSpec, resources
 from allranks.errors import EngineError
+from allranks.ownership import own_run
 from allranks.records import (
     Begun,
     Collected,

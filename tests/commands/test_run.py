@@ -327,7 +327,7 @@ def test_images_of_another_machine_are_those_that_jobs_run_in(allranks, reposito
         matrix.write_text(text.replace('[images.all]\ntorch = "2.13.0"', "[images.all]"))
     name = "all-t2.13.0" if axis else "all"
     write_list(tmp_path / "images", [PortableImage(name=name, key="k", reference="registry/all@sha256:1")])
-    monkeypatch.setattr("allranks.engine.daemon.connect", lambda: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr("allranks.images.docker_client.connect", lambda: SimpleNamespace(close=lambda: None))
 
     def run(_expansion, jobs, _options, _say):
         images.extend(job.image for job in jobs)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from junitparser import JUnitXml, TestCase
 
-from allranks.engine.daemon import connect
 from allranks.errors import EngineError
+from allranks.images.docker_client import connect
 
 MATRIX = """\
 [matrix]

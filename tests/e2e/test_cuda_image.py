@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from allranks.engine.leftovers import builder_of
 from allranks.images import ensure_image
+from allranks.images.leftovers import builder_of
 from allranks.matrix.model import Image
 
 ASKED = "ALLRANKS_CUDA_IMAGE"

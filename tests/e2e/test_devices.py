@@ -19,10 +19,10 @@ from docker.errors import NotFound
 from allranks.engine import docker as docker_engine
 from allranks.engine.docker import DockerEngine
 from allranks.engine.gpus import Inventory
-from allranks.engine.ownership import HOST_LABEL, own_run
 from allranks.images.base import DEFAULT, find_base
 from allranks.matrix.declaration import load
 from allranks.matrix.jobs import plan
+from allranks.ownership import HOST_LABEL, own_run
 from allranks.report.run_files import Manifest
 from allranks.runner.attempt_runner import AttemptRunner
 from allranks.runner.dispatcher import Dispatcher

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from allranks.engine.leftovers import builder_of
 from allranks.errors import ImageError
 from allranks.images import ensure_image
+from allranks.images.leftovers import builder_of
 from allranks.matrix.model import Image
 
 pytestmark = pytest.mark.docker

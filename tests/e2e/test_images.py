@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 from docker.errors import ImageNotFound
 
-from allranks.engine.daemon import connect
 from allranks.errors import ExitCode, ImageError
 from allranks.images.base import DEFAULT, find_base
 from allranks.images.daemon import Site
+from allranks.images.docker_client import connect
 from allranks.images.layers import with_debian_packages
 from allranks.images.recipe import Recipe
 from allranks.images.stock import OTHERS, StockLimits, remove, take_stock, to_remove

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import trustme
 
-from allranks.engine.daemon import connect
 from allranks.engine.docker import DockerEngine
 from allranks.engine.package import package_files
 from allranks.engine.protocol import FileCopy
 from allranks.images import ensure_image
+from allranks.images.docker_client import connect
 from allranks.matrix.model import Image
 from allranks.records import Finished, Passed, RankEnded
 

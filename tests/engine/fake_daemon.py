@@ -8,7 +8,7 @@ from docker.errors import APIError, NotFound
 
 from allranks.engine.agent_output import SEPARATOR
 from allranks.engine.docker import DockerEngine
-from allranks.engine.leftovers import LABEL
+from allranks.images.leftovers import LABEL
 from allranks.records import ContainerEnded, Record, encode
 
 ID = "c0ffee"

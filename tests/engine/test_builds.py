@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from allranks.engine.leftovers import LABEL, builder_of, dead_builders, end_step, reap_builders
-from allranks.engine.ownership import image_lock, shared
 from allranks.images.base import DEFAULT, find_base
 from allranks.images.builders import BuildRequest, build_with_sdk
+from allranks.images.leftovers import LABEL, builder_of, dead_builders, end_step, reap_builders
+from allranks.ownership import image_lock, shared
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("locks")]
 
@@ -28,7 +28,7 @@ RUN echo at work; sleep 600
 
 BUILD = """
 import sys
-from allranks.engine.daemon import connect
+from allranks.images.docker_client import connect
 from allranks.images.builders import BuildRequest, build_with_sdk
 tag, base, builder = sys.argv[1:]
 request = BuildRequest(tag=tag, dockerfile="Dockerfile", arguments={"BASE_IMAGE": base, "BUILDER": builder})

@@ -50,12 +50,12 @@ import pickle
 import sys
 from pathlib import Path
 
-from allranks.engine.ownership import own_run
+from allranks.ownership import own_run
 from allranks.engine.package import package_files
 
 spec, name, package = pickle.load(sys.stdin.buffer)
 if name == "docker":
-    from allranks.engine.daemon import connect
+    from allranks.images.docker_client import connect
     from allranks.engine.docker import DockerEngine
 
     engine = DockerEngine(connect(), package_files())

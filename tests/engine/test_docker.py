@@ -14,15 +14,16 @@ import requests
 from docker.errors import NotFound
 from fake_daemon import ID, end_agent, engine_of, frame, ignore, refusal, say
 
-from allranks.engine import agents, ownership
+from allranks import ownership
+from allranks.engine import agents
 from allranks.engine import docker as docker_engine
 from allranks.engine.agent_output import Damage
-from allranks.engine.daemon import connect
 from allranks.engine.docker_requests import container_title, volume_names
-from allranks.engine.leftovers import LABEL, unjudged_builders
-from allranks.engine.ownership import HOST_LABEL, LOCKS_LABEL, LOCKS_VARIABLE, RUN_LABEL, locks_place, own_run
 from allranks.engine.protocol import FileCopy, Resources
 from allranks.errors import EngineError, ExitCode
+from allranks.images.docker_client import connect
+from allranks.images.leftovers import LABEL, unjudged_builders
+from allranks.ownership import HOST_LABEL, LOCKS_LABEL, LOCKS_VARIABLE, RUN_LABEL, locks_place, own_run
 from allranks.records import Notice
 
 REMOVED = ["remove", "remove_volume", "remove_volume"]

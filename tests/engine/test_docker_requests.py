@@ -27,8 +27,8 @@ from allranks.engine.docker_requests import (
     specs_of_nodes,
     volume_names,
 )
-from allranks.engine.ownership import HOST_LABEL
 from allranks.engine.protocol import LISTS, FileCopy, Passthrough, resources
+from allranks.ownership import HOST_LABEL
 
 DAEMON = Daemon(cpus=8, limits_cpus=True, has_seccomp=True)
 

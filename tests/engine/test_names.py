@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.engine.docker_requests import container_name, network_of, node_name, specs_of_nodes, volume_names
-from allranks.engine.ownership import image_lock
 from allranks.engine.protocol import unique_name
 from allranks.engine.slurm_requests import job_name
+from allranks.ownership import image_lock
 from allranks.runner import gpu_leases, sick_gpus
 
 HOST_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.IGNORECASE)

@@ -13,10 +13,10 @@ import pytest
 
 from allranks.engine import agents
 from allranks.engine import process as engine_process
-from allranks.engine.ownership import HOST_VARIABLE, RUN_VARIABLE, host_id, lock_folder, own_run
 from allranks.engine.process import ProcessEngine, command, environment
 from allranks.engine.protocol import Passthrough, Resources
 from allranks.errors import EngineError
+from allranks.ownership import HOST_VARIABLE, RUN_VARIABLE, host_id, lock_folder, own_run
 
 SCRATCH = Path("/scratch")
 PACKAGE = Path("/package")
@@ -264,7 +264,7 @@ def test_a_held_descriptor_is_inherited(engine, spec, tmp_path):
 def own_host(monkeypatch, run_id):
     """A host of the test's own: other runs on this machine leave alone what the test starts."""
     name = f"test.{run_id}.host"
-    monkeypatch.setattr("allranks.engine.ownership.host_id", lambda: name)
+    monkeypatch.setattr("allranks.ownership.host_id", lambda: name)
     monkeypatch.setattr(engine_process, "host_id", lambda: name)
 
 

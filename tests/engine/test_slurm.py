@@ -18,7 +18,6 @@ from allranks.agent import node_files as files
 from allranks.engine import slurm, slurm_queue
 from allranks.engine.agent_output import Damage
 from allranks.engine.kind import JobEnvironment
-from allranks.engine.ownership import own_run
 from allranks.engine.package import copied_package
 from allranks.engine.protocol import Placement
 from allranks.engine.slurm import SlurmEngine
@@ -26,6 +25,7 @@ from allranks.engine.slurm_requests import job_name, request
 from allranks.engine_contract import ENDED, EngineContract, Heard, HeardOnce
 from allranks.errors import EngineError
 from allranks.matrix.model import Slurm
+from allranks.ownership import own_run
 from allranks.records import Finished, Interrupted
 
 FAKE = Path(__file__).with_name("fake_slurm.py")

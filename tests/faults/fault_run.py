@@ -25,9 +25,9 @@ from junitparser import JUnitXml, Properties, SystemErr, SystemOut, TestCase
 from strike import WORD, strike
 from trial_cluster import left_on_cluster
 
-from allranks.engine import ownership
-from allranks.engine.daemon import connect
+from allranks import ownership
 from allranks.engine.package import package_folder
+from allranks.images.docker_client import connect
 from allranks.records import JOURNAL, Imported, Record, Went, decode
 
 SLACK = 4.0

@@ -22,8 +22,8 @@ from fault_run import why_not_here
 from side_by_side import Outcome, SideBySide
 from trial_cluster import trial_cluster
 
-from allranks.engine.daemon import connect
 from allranks.errors import EngineError
+from allranks.images.docker_client import connect
 
 COUNT = 20
 

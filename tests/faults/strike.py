@@ -6,7 +6,7 @@ from contextlib import closing
 import docker
 from docker.errors import APIError
 
-from allranks.engine.daemon import connect
+from allranks.images.docker_client import connect
 
 WORD = "waiting now"
 """What a rank prints right before it waits: ``pytest_args`` of such a fault has ``-s``, which brings it out at once."""

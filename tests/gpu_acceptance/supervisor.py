@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from allranks.engine.ownership import LOCKS_VARIABLE
+from allranks.ownership import LOCKS_VARIABLE
 from gpu_acceptance.child import VERDICT
 from gpu_acceptance.parts import Part
 from gpu_acceptance.verdict import TIME_UP, Outcome, Verdict

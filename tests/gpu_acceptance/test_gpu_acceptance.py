@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.engine.ownership import lock_folder
+from allranks.ownership import lock_folder
 from allranks.testing.shared_files import wait_until
 from gpu_acceptance.__main__ import _groups
 from gpu_acceptance.parts import PARTS

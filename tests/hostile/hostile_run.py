@@ -21,7 +21,7 @@ from docker.errors import APIError
 from fault_run import WARDEN, _by_rank, _environment, _left
 from truth import BAD, GOOD, Hostile, Truth
 
-from allranks.engine.daemon import connect
+from allranks.images.docker_client import connect
 
 COMMON = Path(__file__).parent / "common"
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import docker.errors
 import pytest
 
-from allranks.engine import ownership
+from allranks import ownership
 
 
 @dataclass

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 import docker.errors
 import pytest
 
-from allranks.engine.leftovers import builder_of
-from allranks.engine.ownership import image_lock, is_held
 from allranks.errors import ImageError
 from allranks.images.base import DEFAULT, LOCAL, Base, find_base, platform_tags, python_of, read_probe
+from allranks.images.leftovers import builder_of
+from allranks.ownership import image_lock, is_held
 
 PROBE = {
     "python": [3, 11],

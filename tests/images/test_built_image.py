@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from allranks.engine import ownership
-from allranks.engine.ownership import image_lock, is_held
+from allranks import ownership
 from allranks.errors import ImageError
 from allranks.images import ensure_image, layers
 from allranks.images.base import DEFAULT, Base
 from allranks.images.built_image import BuiltImage, repository
 from allranks.images.sources import changed, has_changed
 from allranks.matrix.model import Image
+from allranks.ownership import image_lock, is_held
 
 CPU = Image(name="cpu", torch="2.13.0")
 

@@ -5,9 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from allranks.engine import ownership
-from allranks.engine.leftovers import builder_of
-from allranks.engine.ownership import image_lock, is_held
+from allranks import ownership
 from allranks.errors import ImageError, SourceChangedError
 from allranks.images import layers
 from allranks.images import project as the_project
@@ -15,8 +13,10 @@ from allranks.images.base import Base, ImagePython
 from allranks.images.builders import build_with_sdk
 from allranks.images.daemon import Site
 from allranks.images.layers import build_layers
+from allranks.images.leftovers import builder_of
 from allranks.images.recipe import Recipe
 from allranks.images.wheels import Wheelhouse
+from allranks.ownership import image_lock, is_held
 
 BASE = Base(reference="debian", id="sha256:base")
 RECIPE = Recipe(name="cpu", base="debian", torch="2.13.0")

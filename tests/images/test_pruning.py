@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.engine.ownership import image_lock, shared
 from allranks.images.stock import StockLimits, StoredImage, remove, to_remove
+from allranks.ownership import image_lock, shared
 
 GB = 10**9
 NOW = 1_000_000.0

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from scripted_engine import FINISHED, PASSED, ScriptedEngine, failed
 
-from allranks import cli
-from allranks.engine import ownership
+from allranks import cli, ownership
 from allranks.engine.gpus import Inventory
 from allranks.engine.kind import JobEnvironment
 from allranks.records import Collected

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from scripted_engine import COLLECTED, FINISHED, PASSED, failed
 
-from allranks.engine.ownership import own_run
 from allranks.errors import EngineError, UsageError
 from allranks.interruption import interruptible
+from allranks.ownership import own_run
 from allranks.records import Collected, CollectionFailed
 from allranks.report.merging import merge
 from allranks.report.run_files import JudgingPolicy, Manifest

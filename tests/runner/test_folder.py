@@ -7,9 +7,9 @@ from contextlib import ExitStack, nullcontext
 import pytest
 
 import allranks
-from allranks.engine.ownership import own_run
 from allranks.errors import ExitCode, ResultsError, UsageError
 from allranks.matrix.declaration import load
+from allranks.ownership import own_run
 from allranks.report.run_files import JobRecord, Manifest, as_json
 from allranks.runner import results_folder as schedule_folder
 from allranks.runner.results_folder import facts_of, new_run_id, open_run, own_party, take_jobs, write_json
@@ -108,7 +108,7 @@ def test_a_manifest_is_read_and_written_under_its_lock(make_folder, monkeypatch)
 OWN = """
 import sys
 from pathlib import Path
-from allranks.engine import ownership
+from allranks import ownership
 from allranks.matrix.declaration import load
 from allranks.matrix.jobs import plan
 from allranks.runner.results_folder import take_jobs

@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 from scripted_engine import COLLECTED, PASSED, failed
 
-from allranks.engine.ownership import own_run
+from allranks.ownership import own_run
 from allranks.records import JOURNAL, SCHEMA, JobStarted, decode
 from allranks.report.journal import JournalWriter
 from allranks.report.rank_xml import RankReader

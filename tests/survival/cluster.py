@@ -13,7 +13,7 @@ from typing import Final
 
 from world import mount_disk, unmount
 
-from allranks.engine.ownership import is_held
+from allranks.ownership import is_held
 
 _SCRIPT: Final = Path(__file__).parents[2] / "scripts" / "slurm-cluster"
 _NAMESPACES: Final = Path("/run/netns")

@@ -12,7 +12,7 @@ from pathlib import Path
 from project import GPUS, WANTED
 from world import HostDaemon
 
-from allranks.engine import ownership
+from allranks import ownership
 from allranks.outcomes import Outcome
 from allranks.records import JOURNAL, Collected, Passed, RankEnded, Record, decode
 from allranks.typed_json import RecordError

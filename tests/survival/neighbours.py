@@ -10,7 +10,7 @@ from pathlib import Path
 
 from world import HostDaemon
 
-from allranks.engine.ownership import HOST_LABEL, HOST_VARIABLE, RUN_LABEL, RUN_VARIABLE, host_id, own_run
+from allranks.ownership import HOST_LABEL, HOST_VARIABLE, RUN_LABEL, RUN_VARIABLE, host_id, own_run
 from allranks.runner.gpu_leases import Holder, holders, try_lease
 
 LIVING = "survival-neighbour"

@@ -16,7 +16,7 @@ from cluster import Cluster
 from world import HostDaemon
 
 from allranks.agent.linux import variables_of
-from allranks.engine.ownership import RUN_LABEL, RUN_VARIABLE
+from allranks.ownership import RUN_LABEL, RUN_VARIABLE
 
 BOTH: Final = ("process", "docker")
 ON_CLUSTERS: Final = ("slurm",)

@@ -31,12 +31,12 @@ from scene import ALL, BOTH, ON_CLUSTERS, Incident
 from trial import FAILURE, Moment, Place, Trial, attempt, measure
 from world import INSIDE, HostDaemon, enter_world, in_world, own_daemon, why_no_world
 
-from allranks.engine.daemon import connect
 from allranks.engine.docker import DockerEngine
 from allranks.engine_kinds.slurm_cluster import SlurmKind
 from allranks.errors import EngineError
 from allranks.images.base import find_base
 from allranks.images.built_image import ensure_image
+from allranks.images.docker_client import connect
 from allranks.images.recipe import recipe_of
 from allranks.matrix.declaration import load
 from allranks.matrix.jobs import plan

@@ -74,8 +74,8 @@ def _with_others(
     from allranks.engine.launch_follower import LaunchFollower  # noqa: PLC0415
     from allranks.engine.launch_leader import LaunchLeader, assemble, leading  # noqa: PLC0415
     from allranks.engine.launched_node import LaunchedNode  # noqa: PLC0415
-    from allranks.engine.ownership import host_id  # noqa: PLC0415
     from allranks.engine_kinds.launched_hosts import ConnectedLaunch  # noqa: PLC0415
+    from allranks.ownership import host_id  # noqa: PLC0415
 
     limits, folder = expansion.matrix.limits, results.resolve() / f".inside-{process.launch}"
     own = Member(

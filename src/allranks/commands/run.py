@@ -73,7 +73,7 @@ def taking_images(matrix: Matrix, folder: Path, names: Iterable[str], say: Say) 
         EngineError: No daemon answers to load them.
         ImageError: The folder or an image cannot be used.
     """
-    from allranks.engine.daemon import connect  # noqa: PLC0415
+    from allranks.images.docker_client import connect  # noqa: PLC0415
     from allranks.images.sharing import read_images, take_images  # noqa: PLC0415
 
     there = read_images(folder)

@@ -17,7 +17,6 @@ from docker.errors import APIError, NotFound
 
 from allranks.engine.agents import make_token
 from allranks.engine.archive import PAGE, Archive
-from allranks.engine.daemon import FAILURES, sees_daemon
 from allranks.engine.docker_job import Container, DockerJob, as_engine_error
 from allranks.engine.docker_requests import (
     Daemon,
@@ -30,7 +29,10 @@ from allranks.engine.docker_requests import (
     specs_of_nodes,
     volume_names,
 )
-from allranks.engine.leftovers import (
+from allranks.engine.protocol import FileCopy, JobSpec
+from allranks.errors import EngineError
+from allranks.images.docker_client import FAILURES, sees_daemon
+from allranks.images.leftovers import (
     Listed,
     dead_builders,
     is_still,
@@ -40,7 +42,8 @@ from allranks.engine.leftovers import (
     reference_of,
     unjudged_builders,
 )
-from allranks.engine.ownership import (
+from allranks.interruption import uninterrupted
+from allranks.ownership import (
     GPUS_LABEL,
     HOST_LABEL,
     LOCKS_LABEL,
@@ -53,9 +56,6 @@ from allranks.engine.ownership import (
     lock_folder,
     locks_place,
 )
-from allranks.engine.protocol import FileCopy, JobSpec
-from allranks.errors import EngineError
-from allranks.interruption import uninterrupted
 
 _REMOVED_WITHIN = 10.0
 """Seconds: an object of a job that has ended stays in use no longer than a removal by another process takes."""

@@ -20,10 +20,10 @@ from allranks.engine import agents
 from allranks.engine.agent_output import STDOUT, Damage, FrameReader, RecordReader
 from allranks.engine.agents import JobOfAgents, bring_home
 from allranks.engine.archive import unpack
-from allranks.engine.daemon import FAILURES
 from allranks.engine.docker_requests import ROOT, own_folder
 from allranks.engine.protocol import NodeExit
 from allranks.errors import EngineError
+from allranks.images.docker_client import FAILURES
 from allranks.records import ContainerEnded, Record
 
 """Errors of a daemon that refuses, or is gone."""

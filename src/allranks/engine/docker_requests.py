@@ -12,8 +12,8 @@ from allranks.agent.config import RESULTS_BYTES, NodeConfig
 from allranks.agent.container_init import COMMAND, ISOLATED
 from allranks.engine.agents import spec_of_node
 from allranks.engine.archive import Archive, ArchiveBuilder
-from allranks.engine.ownership import RUN_VARIABLE
 from allranks.engine.protocol import LISTS, FileCopy, JobSpec, unique_name
+from allranks.ownership import RUN_VARIABLE
 
 USER = 10001
 """User and group of every job: a number that no distribution assigns."""

@@ -12,12 +12,12 @@ from allranks.agent.node_files import NodeOrder, write_whole
 from allranks.engine.allocation import Allocation
 from allranks.engine.launch_leader import LaunchLeader
 from allranks.engine.launched_node import ORDER, LaunchOrder, Variable
-from allranks.engine.ownership import HOST_VARIABLE, RUN_VARIABLE
 from allranks.engine.process import ProcessEngine, environment
 from allranks.engine.protocol import JobSpec, RunningJob
 from allranks.engine.shared_folder_job import SharedFolderJob, fill_folder
 from allranks.engine.slurm_requests import job_name
 from allranks.errors import EngineError
+from allranks.ownership import HOST_VARIABLE, RUN_VARIABLE
 from allranks.typed_json import told
 
 _OF_A_NODE: Final = ("TMPDIR", RUN_VARIABLE, HOST_VARIABLE, "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")

@@ -18,7 +18,9 @@ from allranks.agent.linux import is_readable, processes, signal_group, signal_pi
 from allranks.engine.agent_output import Damage, RecordReader
 from allranks.engine.agents import STOP_GRACE, JobOfAgents, Meeting, arrange_meeting, bring_home, gpus_of
 from allranks.engine.archive import copy_files
-from allranks.engine.ownership import (
+from allranks.engine.protocol import JobSpec, NodeExit, RunningJob
+from allranks.errors import EngineError
+from allranks.ownership import (
     HOST_VARIABLE,
     RUN_VARIABLE,
     Owner,
@@ -26,8 +28,6 @@ from allranks.engine.ownership import (
     host_id,
     process_namespace,
 )
-from allranks.engine.protocol import JobSpec, NodeExit, RunningJob
-from allranks.errors import EngineError
 from allranks.records import Record
 
 _OF_A_RANK = re.compile(
@@ -37,7 +37,7 @@ _OF_A_RANK = re.compile(
 _SCRATCH_PREFIX = "allranks-job-"
 
 _OWNER = "owner"
-"""File of a scratch folder that names its owner's host: :func:`host_id <allranks.engine.ownership.host_id>`."""
+"""File of a scratch folder that names its owner's host: :func:`host_id <allranks.ownership.host_id>`."""
 
 
 class ProcessEngine:

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, Protocol
 
 from allranks.agent.config import AgentConfig
 from allranks.engine.agent_output import Damage
-from allranks.engine.ownership import GPUS_LABEL, RUN_LABEL
+from allranks.ownership import GPUS_LABEL, RUN_LABEL
 from allranks.records import Record
 
 

@@ -15,7 +15,6 @@ from allranks.agent.node_files import NodeOrder, write_whole
 from allranks.engine.allocation import OWNER_BEAT, Allocation
 from allranks.engine.archive import check_links
 from allranks.engine.file_calls import answered
-from allranks.engine.ownership import HOST_VARIABLE, RUN_VARIABLE, Owner, host_id
 from allranks.engine.process import environment
 from allranks.engine.protocol import JobSpec
 from allranks.engine.shared_folder_job import SharedFolderJob, fill_folder
@@ -24,6 +23,7 @@ from allranks.engine.slurm_queue import SlurmQueue, outside_of_jobs
 from allranks.engine.slurm_requests import job_name, request, script
 from allranks.errors import EngineError
 from allranks.matrix.model import Slurm
+from allranks.ownership import HOST_VARIABLE, RUN_VARIABLE, Owner, host_id
 
 _OWNER: Final = "owner.json"
 """File of a job's folder with its owner's run and host."""
@@ -187,7 +187,7 @@ def _owner_of(spec: JobSpec) -> str:
 
 
 def _refuse_living(folder: Path) -> None:
-    """Refuse a job whose orchestrator lives on another host; on this one, locks tell (allranks.engine.ownership)."""
+    """Refuse a job whose orchestrator lives on another host; on this one, locks tell (allranks.ownership)."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         owner = json.loads((folder / _OWNER).read_text(encoding="utf-8"))
         silent = _now_at(folder) - (folder / _OWNER).stat().st_mtime

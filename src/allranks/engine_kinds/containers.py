@@ -84,7 +84,7 @@ def _connector() -> "Callable[..., DockerClient]":
     """
     try:
         # The SDK takes a tenth of a second to import: hosts without a daemon do without.
-        from allranks.engine.daemon import connect  # noqa: PLC0415
+        from allranks.images.docker_client import connect  # noqa: PLC0415
     except ImportError as error:
         msg = "The Docker SDK for Python is not installed."
         remedy = "Install it (pip install docker), or use --engine process."

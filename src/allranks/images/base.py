@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.engine.ownership import image_lock, shared
 from allranks.errors import ImageError
 from allranks.images.daemon import Progress, find, pull, reported
 from allranks.interruption import uninterrupted
 from allranks.matrix.model import Image
+from allranks.ownership import image_lock, shared
 from allranks.user_cache import keep, made_cache_folder
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def python_of(client: DockerClient, base: Base) -> ImagePython:
 
 
 def _ask(client: DockerClient, base: Base) -> str:
-    from allranks.engine.leftovers import LABEL, builder_of  # noqa: PLC0415 - a plan has no SDK, which they import
+    from allranks.images.leftovers import LABEL, builder_of  # noqa: PLC0415 - a plan has no SDK, which they import
 
     what = f"The base image {base.reference} cannot be used."
     remedy = f"Name a base that has python3, such as python:3.11-slim-bookworm, or the one of {_SCRIPT}."

@@ -18,10 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from allranks.engine.leftovers import end_step
 from allranks.errors import ImageError
 from allranks.images.child_process import child, lines_of
 from allranks.images.daemon import Event, Progress, error_of, find, reported
+from allranks.images.leftovers import end_step
 from allranks.xml_text import clipped
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.engine.ownership import image_lock, shared
 from allranks.images.base import Base, dockerfile_path, find_base
 from allranks.images.daemon import OURS, Progress, Site, find, pull, reported, touch
 from allranks.images.recipe import Recipe, image_key, recipe_of
 from allranks.images.sources import source_digest, while_it_stays
+from allranks.ownership import image_lock, shared
 from allranks.user_cache import locked
 
 if TYPE_CHECKING:

@@ -8,15 +8,15 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.engine.leftovers import builder_of, remove_remains
-from allranks.engine.ownership import image_lock, shared
 from allranks.errors import ImageError
 from allranks.images.base import DEBIAN, Base, dockerfile_path, python_of
 from allranks.images.builders import BuildRequest, builder_of_host, check_room, stream
 from allranks.images.daemon import Progress, Site, find, reported
+from allranks.images.leftovers import builder_of, remove_remains
 from allranks.images.project import wheel_of
 from allranks.images.recipe import Recipe, layer_key
 from allranks.images.wheels import Wanted, Wheelhouse, identity, requirements, resolve
+from allranks.ownership import image_lock, shared
 from allranks.user_cache import locked
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from allranks.engine.daemon import connect
-from allranks.engine.leftovers import reap_builders, reference_of
-from allranks.engine.ownership import alone, image_lock, is_held
 from allranks.errors import ImageError
 from allranks.images.builders import gigabytes
 from allranks.images.daemon import OURS, Progress, reported
+from allranks.images.docker_client import connect
 from allranks.images.layers import REPOSITORY
+from allranks.images.leftovers import reap_builders, reference_of
+from allranks.ownership import alone, image_lock, is_held
 
 if TYPE_CHECKING:
     from docker import APIClient

@@ -18,11 +18,11 @@ from allranks.agent.config import COVERAGE, seed_of_test
 from allranks.agent.seeding import seed_generators
 from allranks.engine.gpus import take_inventory
 from allranks.engine.kind import JobEnvironment
-from allranks.engine.ownership import own_run
 from allranks.engine_kinds.host_processes import ConnectedProcesses
 from allranks.errors import MEANING, AllranksError, ExitCode, counted
 from allranks.matrix.model import Cell, Image, Job, Limits, Matrix, Suite
 from allranks.outcomes import named
+from allranks.ownership import own_run
 from allranks.ranks_option.kept_results import forget, forget_older, new_folder
 from allranks.ranks_option.verdict_reports import VerdictReporter
 from allranks.records import NotRun

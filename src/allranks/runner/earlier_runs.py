@@ -16,10 +16,10 @@ from pathlib import Path
 
 from allranks.agent.config import COVERAGE, EARLIER_COVERAGE, PYTEST_CACHE
 from allranks.engine.archive import copy_files
-from allranks.engine.ownership import is_dead
 from allranks.engine.protocol import FileCopy
 from allranks.errors import UsageError
 from allranks.matrix.model import Job, Matrix
+from allranks.ownership import is_dead
 from allranks.report.durations import Durations, DurationsError, parse, read_durations, render
 from allranks.report.folder import read_manifest
 from allranks.report.verdict import VerdictPolicy

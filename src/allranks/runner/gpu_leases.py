@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote
 
-from allranks.engine.ownership import is_at, lock_folder, open_lock
+from allranks.ownership import is_at, lock_folder, open_lock
 
 _QUEUE_PREFIX: Final = "line-"
 

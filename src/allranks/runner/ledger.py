@@ -8,8 +8,8 @@ from typing import Final, NoReturn
 
 from allranks.agent.config import share_of
 from allranks.engine.agent_output import Damage
-from allranks.engine.ownership import is_dead
 from allranks.outcomes import Outcome
+from allranks.ownership import is_dead
 from allranks.records import (
     JOURNAL,
     MOST_RANKS,

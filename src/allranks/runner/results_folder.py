@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import allranks
-from allranks.engine.ownership import OwnedRun
 from allranks.errors import ResultsError, UsageError
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job
+from allranks.ownership import OwnedRun
 from allranks.report.baseline import read_baseline
 from allranks.report.run_files import DroppedCells, JobRecord, JudgingPolicy, Manifest, PlannedJob, as_json
 from allranks.report.untrusted import parsed

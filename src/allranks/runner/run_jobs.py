@@ -10,12 +10,12 @@ from pathlib import Path
 
 from allranks.engine.gpus import GpuMode, Inventory, chosen_inventory
 from allranks.engine.kind import ConnectedEngine, cleaners, engine_kind
-from allranks.engine.ownership import own_run
 from allranks.engine_registry import AUTO, OF_THIS_HOST
 from allranks.errors import AllranksError, DeviceError, ExitCode, UsageError
 from allranks.interruption import interruptible
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job
+from allranks.ownership import own_run
 from allranks.report.durations import Durations, Meter, keep_durations
 from allranks.report.judged import MergedRun, exit_code
 from allranks.report.merging import Observer, merge

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
-from allranks.engine.ownership import lock_folder, open_lock
+from allranks.ownership import lock_folder, open_lock
 
 if TYPE_CHECKING:
     from allranks.engine.gpus import Inventory

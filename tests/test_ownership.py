@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.engine import ownership
-from allranks.engine.ownership import (
+from allranks import ownership
+from allranks.errors import UsageError
+from allranks.ownership import (
     alone,
     forget_dead_runs,
     host_id,
@@ -25,12 +26,11 @@ from allranks.engine.ownership import (
     own_run,
     shared,
 )
-from allranks.errors import UsageError
 
 OWNER = """
 import sys
 from pathlib import Path
-from allranks.engine import ownership
+from allranks import ownership
 ownership.lock_folder = lambda: Path(sys.argv[1])
 with ownership.own_run("r") as owned:
     print(*(owned.try_own(job) for job in sys.argv[2:]), flush=True)
@@ -242,7 +242,7 @@ def test_a_lock_that_nobody_shares_is_held_alone_and_leaves_no_file(locks):
 def test_who_shares_waits_for_who_holds_alone(locks):
     lock = image_lock("allranks/cpu:1")
     program = (
-        "import sys; from pathlib import Path; from allranks.engine.ownership import shared\n"
+        "import sys; from pathlib import Path; from allranks.ownership import shared\n"
         "print('asks', flush=True)\nwith shared(Path(sys.argv[1])): print('has', flush=True)"
     )
     with alone(lock):

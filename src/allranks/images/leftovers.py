@@ -13,8 +13,8 @@ from typing import Any
 
 from docker import APIClient
 
-from allranks.engine.daemon import FAILURES
-from allranks.engine.ownership import alone, host_id, image_lock, is_held, is_of_earlier_boot
+from allranks.images.docker_client import FAILURES
+from allranks.ownership import alone, host_id, image_lock, is_held, is_of_earlier_boot
 
 Listed = Mapping[str, Any]
 """A container, image, volume or network as the daemon lists it."""
