@@ -34,8 +34,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allranks.agent.config import AgentConfig, Isolation, TimeLimits
-from allranks.engine.process import ProcessEngine
-from allranks.engine.protocol import JobSpec, resources
+from allranks.engines.process import ProcessEngine
+from allranks.engines.protocol import JobSpec, resources
 from allranks.ownership import own_run
 from allranks.records import Finished, Passed, RankEnded, Record, Went
 

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from allranks import host_checks
-from allranks.engine.gpus import Inventory
-from allranks.engine.kind import Finding
-from allranks.engine.process import ProcessEngine
-from allranks.engine_kinds import host_processes
-from allranks.engine_kinds.containers import examine_daemon, examine_images
+from allranks.engines import host_processes
+from allranks.engines.containers import examine_daemon, examine_images
+from allranks.engines.gpus import Inventory
+from allranks.engines.kind import Finding
+from allranks.engines.process import ProcessEngine
 from allranks.errors import DeviceError, EngineError
 from allranks.host_checks import examine, examine_folders, examine_gpus
 

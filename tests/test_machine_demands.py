@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from allranks import machine_demands
-from allranks.engine.gpus import Inventory
-from allranks.engine.kind import Finding
+from allranks.engines.gpus import Inventory
+from allranks.engines.kind import Finding
 from allranks.errors import DeviceError
 from allranks.machine_demands import Cuda, Where, compare_driver, cuda_of, examine_demands
 from allranks.matrix.declaration import load

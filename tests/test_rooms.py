@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-from allranks.engine.package import _NEEDED
+from allranks.engines.package import _NEEDED
 
 SOURCE = Path(__file__).parents[1] / "src"
 MODULES = {
@@ -63,7 +63,7 @@ for module in sys.argv[1:]:
 
 
 def test_what_an_orchestrator_imports_needs_neither_pytest_nor_torch():
-    rooms = ("commands", "engine", "images", "matrix", "report", "runner")
+    rooms = ("commands", "engines", "images", "matrix", "report", "runner")
     modules = [
         module
         for module in MODULES

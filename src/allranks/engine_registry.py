@@ -6,15 +6,15 @@ from typing import Final
 from allranks.errors import EngineError
 
 GROUP: Final = "allranks.engines"
-"""The group of the entry points; each names an :class:`~allranks.engine.kind.EngineKind`."""
+"""The group of the entry points; each names an :class:`~allranks.engines.kind.EngineKind`."""
 
 AUTO: Final = "auto"
 """The name for the first of allranks' own engines that is there."""
 
 OWN_ENGINES: Final = {
-    "docker": "allranks.engine_kinds.containers:KIND",
-    "process": "allranks.engine_kinds.host_processes:KIND",
-    "slurm": "allranks.engine_kinds.slurm_cluster:KIND",
+    "docker": "allranks.engines.containers:KIND",
+    "process": "allranks.engines.host_processes:KIND",
+    "slurm": "allranks.engines.slurm_cluster:KIND",
 }
 """Where allranks' own kinds of engines are, by name, those of this host first."""
 
@@ -34,7 +34,7 @@ def is_engine(name: str) -> bool:
 
 
 def load_engine(name: str) -> object:
-    """The engine registered under that name: an :class:`~allranks.engine.kind.EngineKind`.
+    """The engine registered under that name: an :class:`~allranks.engines.kind.EngineKind`.
 
     Raises:
         EngineError: There is none, or its package cannot be imported.

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from allranks.agent import kernel
-from allranks.engine.gpus import GpuMode, Inventory, nvidia_cards, take_inventory
-from allranks.engine.kind import Finding, engine_kind
 from allranks.engine_registry import AUTO, engine_names
+from allranks.engines.gpus import GpuMode, Inventory, nvidia_cards, take_inventory
+from allranks.engines.kind import Finding, engine_kind
 from allranks.errors import DeviceError, EngineError
 from allranks.ownership import lock_folder
 from allranks.runner.sick_gpus import SICK_REMEDY, sick_gpus

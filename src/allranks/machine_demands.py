@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from allranks.engine.gpus import GpuMode, Inventory, take_inventory
-from allranks.engine.kind import Finding, choose_engine, engine_kind
+from allranks.engines.gpus import GpuMode, Inventory, take_inventory
+from allranks.engines.kind import Finding, choose_engine, engine_kind
 from allranks.errors import AllranksError, DeviceError
 from allranks.host_checks import examine_health
 from allranks.matrix.model import Cell, Image, Matrix

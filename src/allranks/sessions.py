@@ -153,7 +153,7 @@ def orchestrator() -> tuple[str, dict[str, str]]:
     """
     if _is_installed():
         return sys.executable, {}
-    from allranks.engine.package import package_path  # noqa: PLC0415 - not needed to list sessions
+    from allranks.engines.package import package_path  # noqa: PLC0415 - not needed to list sessions
 
     recipe = EnvironmentRecipe(name="orchestrator", arguments=_dependencies())
     python = ensure_environment(recipe, lambda line: print(f"allranks: {line}", flush=True))

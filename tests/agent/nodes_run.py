@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from agent_run import AgentRun
 
-from allranks.engine.agents import arrange_meeting, bring_home
+from allranks.engines.agents import arrange_meeting, bring_home
 
 
 class Storied(AgentRun):

@@ -10,7 +10,7 @@ import pytest
 
 from allranks import records
 from allranks.agent import container_init as keeper_module
-from allranks.engine.docker_requests import keeper_arguments
+from allranks.engines.docker_requests import keeper_arguments
 from allranks.records import ContainerEnded
 
 SOURCE = Path(__file__).parents[2] / "src" / "allranks"

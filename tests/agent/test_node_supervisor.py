@@ -1,4 +1,4 @@
-"""The parts of a node's supervisor; tests/engine/test_slurm.py runs whole ones."""
+"""The parts of a node's supervisor; tests/engines/test_slurm.py runs whole ones."""
 
 import json
 import os

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.engine.kind import Finding
+from allranks.engines.kind import Finding
 
 
 def test_the_doctors_findings_are_printed_and_a_problem_is_exit_code_4(allranks, monkeypatch):

@@ -12,9 +12,9 @@ ENGINE = """\
 import dataclasses
 from pathlib import Path
 
-from allranks.engine.package import package_path
-from allranks.engine.process import ProcessEngine
-from allranks.engine_kinds.host_processes import ConnectedProcesses, ProcessKind
+from allranks.engines.package import package_path
+from allranks.engines.process import ProcessEngine
+from allranks.engines.host_processes import ConnectedProcesses, ProcessKind
 
 
 class LsfEngine(ProcessEngine):

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from docker.errors import NotFound
 
-from allranks.engine import docker as docker_engine
-from allranks.engine.docker import DockerEngine
-from allranks.engine.gpus import Inventory
+from allranks.engines import docker as docker_engine
+from allranks.engines.docker import DockerEngine
+from allranks.engines.gpus import Inventory
 from allranks.images.base import DEFAULT, find_base
 from allranks.matrix.declaration import load
 from allranks.matrix.jobs import plan

@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
-from allranks.engine.kind import JobEnvironment
-from allranks.engine.package import copied_package
-from allranks.engine.slurm import SlurmEngine
-from allranks.engine_contract import EngineContract
+from allranks.engines.contract import EngineContract
+from allranks.engines.kind import JobEnvironment
+from allranks.engines.package import copied_package
+from allranks.engines.slurm import SlurmEngine
 from allranks.matrix.model import Slurm
 
 pytestmark = [pytest.mark.slurm, pytest.mark.thorough]

@@ -26,7 +26,7 @@ from strike import WORD, strike
 from trial_cluster import left_on_cluster
 
 from allranks import ownership
-from allranks.engine.package import package_folder
+from allranks.engines.package import package_folder
 from allranks.images.docker_client import connect
 from allranks.records import JOURNAL, Imported, Record, Went, decode
 

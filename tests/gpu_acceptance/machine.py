@@ -127,7 +127,7 @@ def _can_import(name: str) -> bool:
 
 
 def _ask_nvml() -> tuple[tuple[Gpu, ...], str]:
-    from allranks.engine.gpus import nvidia_gpus
+    from allranks.engines.gpus import nvidia_gpus
 
     try:
         found = nvidia_gpus(has_cards=False)

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # the helper, which pytest's imp
 
 from scripted_engine import ScriptedEngine
 
-from allranks.engine.kind import JobEnvironment
+from allranks.engines.kind import JobEnvironment
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
 from allranks.matrix.jobs import plan

@@ -13,8 +13,8 @@ from pathlib import Path
 from scripted_engine import FINISHED, PASSED, ScriptedEngine, failed
 
 from allranks import cli, ownership
-from allranks.engine.gpus import Inventory
-from allranks.engine.kind import JobEnvironment
+from allranks.engines.gpus import Inventory
+from allranks.engines.kind import JobEnvironment
 from allranks.records import Collected
 from allranks.runner import gpu_leases, run_jobs
 from allranks.runner.host import Host

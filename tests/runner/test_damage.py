@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scripted_engine import BEGUN, FINISHED, failed
 
-from allranks.engine.agent_output import SEPARATOR, RecordReader
-from allranks.engine.kind import JobEnvironment
-from allranks.engine.protocol import JobExit
+from allranks.engines.agent_output import SEPARATOR, RecordReader
+from allranks.engines.kind import JobEnvironment
+from allranks.engines.protocol import JobExit
 from allranks.records import JOURNAL, Collected, GangReady, GangStarted, Passed, TestStarted, Went, encode
 from allranks.report.judged import exit_code
 from allranks.report.merging import merge

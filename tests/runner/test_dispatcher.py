@@ -12,8 +12,8 @@ from dataclasses import replace
 import pytest
 from scripted_engine import BEGUN, COLLECTED, FINISHED, PASSED, WELL, failed
 
-from allranks.engine.agent_output import Damage
-from allranks.engine.kind import JobEnvironment
+from allranks.engines.agent_output import Damage
+from allranks.engines.kind import JobEnvironment
 from allranks.errors import EngineError, ImageError, ResultsError
 from allranks.interruption import interruptible
 from allranks.records import (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.engine.kind import JobEnvironment
+from allranks.engines.kind import JobEnvironment
 from allranks.runner.gpu_leases import claimed, holders
 from allranks.runner.gpu_pool import GpuPool
 

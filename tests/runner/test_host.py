@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from allranks.engine.kind import JobEnvironment, cleaners
-from allranks.engine_kinds import containers, host_processes
+from allranks.engines import containers, host_processes
+from allranks.engines.kind import JobEnvironment, cleaners
 from allranks.errors import EngineError, ImageError
 from allranks.images import docker_client as engine_daemon
 from allranks.runner.host import _ForHost, choose_host, gpus_here
@@ -62,7 +62,9 @@ def dead_daemon(monkeypatch):
 def test_without_the_sdk_auto_is_processes_and_docker_is_refused(matrix, lines, monkeypatch):
     monkeypatch.setitem(sys.modules, "allranks.images.docker_client", None)
     assert choose_host("auto", matrix, lines).engine.name == "process"
-    assert lines[0].startswith("engine: process (the Docker SDK for Python is not installed: import of allranks.engine")
+    assert lines[0].startswith(
+        "engine: process (the Docker SDK for Python is not installed: import of allranks.engines"
+    )
     assert lines[0].endswith("; GPUs: none")
     with pytest.raises(EngineError, match="pip install docker"):
         choose_host("docker", matrix, lines)

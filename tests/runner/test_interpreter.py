@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from allranks.engine_kinds import host_processes
-from allranks.engine_kinds.host_processes import environment_of
+from allranks.engines import host_processes
+from allranks.engines.host_processes import environment_of
 from allranks.errors import EngineError, EnvironmentBuildError
 from allranks.matrix.model import Image, Process
 

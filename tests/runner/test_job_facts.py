@@ -4,7 +4,7 @@ import pytest
 from scripted_engine import COLLECTED, FINISHED, PASSED, facts_of, failed
 
 from allranks.agent.config import TimeLimit
-from allranks.engine.protocol import JobExit
+from allranks.engines.protocol import JobExit
 from allranks.errors import EngineError
 from allranks.records import (
     AgentFailed,

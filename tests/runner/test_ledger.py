@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_engine import BEGUN, COLLECTED, FINISHED, PASSED, WELL, failed
 
-from allranks.engine.agent_output import Damage
+from allranks.engines.agent_output import Damage
 from allranks.outcomes import Outcome
 from allranks.records import (
     MOST_RANKS,

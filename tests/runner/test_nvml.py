@@ -8,7 +8,7 @@ import pynvml
 import pytest
 from fake_nvml import FakeDevice, FakeNvml, device
 
-from allranks.engine.gpus import Gpu, nvidia_gpus, take_inventory
+from allranks.engines.gpus import Gpu, nvidia_gpus, take_inventory
 from allranks.errors import DeviceError, ExitCode
 
 # What a real driver exports, of a host with a GPU, one that is cut up, and one that is lost where LOST is defined.
@@ -100,7 +100,7 @@ def test_a_library_that_never_answers_does_not_hold_up_the_run():
     is_over.set()
 
 
-ASK = "from allranks.engine.gpus import nvidia_gpus; print([gpu.uuid for gpu in nvidia_gpus()])"
+ASK = "from allranks.engines.gpus import nvidia_gpus; print([gpu.uuid for gpu in nvidia_gpus()])"
 
 
 @pytest.mark.compiler

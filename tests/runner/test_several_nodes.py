@@ -6,8 +6,8 @@ import pytest
 from scripted_engine import facts_of
 
 from allranks.agent.config import TimeLimit
-from allranks.engine.kind import JobEnvironment
-from allranks.engine.protocol import JobExit, NodeExit, resources
+from allranks.engines.kind import JobEnvironment
+from allranks.engines.protocol import JobExit, NodeExit, resources
 from allranks.records import Finished, NodeLost, NodesFailed
 from allranks.runner.request import AttemptOptions, job_spec, room_of
 

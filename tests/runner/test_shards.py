@@ -9,8 +9,8 @@ import pytest
 from scripted_engine import BEGUN, FINISHED, PASSED
 
 from allranks.agent.config import AgentConfig, JobShard
-from allranks.engine.kind import JobEnvironment
-from allranks.engine.protocol import FileCopy, JobExit
+from allranks.engines.kind import JobEnvironment
+from allranks.engines.protocol import FileCopy, JobExit
 from allranks.errors import ExitCode, ResultsError
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from allranks.engine.gpus import Inventory
+from allranks.engines.gpus import Inventory
 from allranks.errors import DeviceError, ExitCode
 from allranks.host_checks import examine_gpus
 from allranks.runner.run_jobs import _refuse_sick_gpus

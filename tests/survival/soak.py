@@ -31,8 +31,8 @@ from scene import ALL, BOTH, ON_CLUSTERS, Incident
 from trial import FAILURE, Moment, Place, Trial, attempt, measure
 from world import INSIDE, HostDaemon, enter_world, in_world, own_daemon, why_no_world
 
-from allranks.engine.docker import DockerEngine
-from allranks.engine_kinds.slurm_cluster import SlurmKind
+from allranks.engines.docker import DockerEngine
+from allranks.engines.slurm_cluster import SlurmKind
 from allranks.errors import EngineError
 from allranks.images.base import find_base
 from allranks.images.built_image import ensure_image

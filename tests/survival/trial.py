@@ -22,8 +22,8 @@ from project import CODE, GPUS, write_project
 from scene import LAST_RESORT, Incident, Scene
 from world import HostDaemon, mount_disk, unmount, until
 
-from allranks.engine.docker import DockerEngine
-from allranks.engine.package import package_folder
+from allranks.engines.docker import DockerEngine
+from allranks.engines.package import package_folder
 
 _RESULTS_MIB: Final = 24
 _LINGER: Final = 15.0

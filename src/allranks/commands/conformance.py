@@ -27,9 +27,9 @@ from allranks.commands.options import (
     say_verdict,
 )
 from allranks.commands.run import PartOf, run_jobs
-from allranks.engine.archive import copy_files
-from allranks.engine.protocol import FileCopy
 from allranks.engine_registry import AUTO
+from allranks.engines.archive import copy_files
+from allranks.engines.protocol import FileCopy
 from allranks.errors import ExitCode, UsageError
 from allranks.matrix.axes import AXES, LARGEST, refused_backend
 from allranks.matrix.declaration import FILE_NAME

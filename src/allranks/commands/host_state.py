@@ -27,7 +27,7 @@ from allranks.matrix.declaration import find_matrix, load
 from allranks.matrix.select import select
 
 if TYPE_CHECKING:
-    from allranks.engine.kind import Finding
+    from allranks.engines.kind import Finding
     from allranks.runner.gpu_leases import Holder
 
 
@@ -112,7 +112,7 @@ def add_leases(parser: CommandParser) -> None:
 
 
 def _leases(options: argparse.Namespace) -> ExitCode:
-    from allranks.engine.gpus import take_inventory  # noqa: PLC0415
+    from allranks.engines.gpus import take_inventory  # noqa: PLC0415
     from allranks.runner.gpu_leases import holders  # noqa: PLC0415
 
     found = holders(take_inventory().gpus)
@@ -149,7 +149,7 @@ def add_clean(parser: CommandParser) -> None:
 
 
 def _clean(_options: argparse.Namespace) -> ExitCode:
-    from allranks.engine.kind import cleaners  # noqa: PLC0415
+    from allranks.engines.kind import cleaners  # noqa: PLC0415
 
     there = cleaners()
     removed = [name for engine in there for name in engine.reap()]

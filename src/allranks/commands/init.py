@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from allranks.commands.options import remark, say
-from allranks.engine.package import package_folder
+from allranks.engines.package import package_folder
 from allranks.errors import DeviceError, EngineError, ExitCode, UsageError
 from allranks.matrix.axes import is_version
 from allranks.matrix.declaration import FILE_NAME
@@ -265,7 +265,7 @@ def _python(root: Path) -> str:
 
 
 def _gpus() -> int:
-    from allranks.engine.gpus import take_inventory  # noqa: PLC0415 - no other command line part needs it so early
+    from allranks.engines.gpus import take_inventory  # noqa: PLC0415 - no other command line part needs it so early
 
     try:
         return len(take_inventory().gpus)
@@ -274,8 +274,8 @@ def _gpus() -> int:
 
 
 def _engine() -> tuple[str, str]:
-    from allranks.engine.kind import choose_engine  # noqa: PLC0415 - see _gpus
     from allranks.engine_registry import AUTO  # noqa: PLC0415
+    from allranks.engines.kind import choose_engine  # noqa: PLC0415 - see _gpus
 
     try:
         engine, why = choose_engine(AUTO)

@@ -14,7 +14,7 @@ from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job
 
 if TYPE_CHECKING:
-    from allranks.engine_kinds.launched_hosts import ConnectedLaunch
+    from allranks.engines.launched_hosts import ConnectedLaunch
 
 # What reaches into engines is imported late: no other command needs it.
 
@@ -40,7 +40,7 @@ def run_inside(
     process = _launched(options)
     if process.world_size > 1:
         return _with_others(expansion, results, options, process, run_here)
-    from allranks.engine_kinds.launched_hosts import ConnectedLaunch  # noqa: PLC0415
+    from allranks.engines.launched_hosts import ConnectedLaunch  # noqa: PLC0415
 
     options.launch = ConnectedLaunch(None)
     return run_here(options)
@@ -69,12 +69,12 @@ def _with_others(
     process: LaunchedProcess,
     run_here: Callable[[argparse.Namespace], ExitCode],
 ) -> ExitCode:
-    from allranks.engine.gpus import chosen_inventory  # noqa: PLC0415
-    from allranks.engine.launch_files import Member  # noqa: PLC0415
-    from allranks.engine.launch_follower import LaunchFollower  # noqa: PLC0415
-    from allranks.engine.launch_leader import LaunchLeader, assemble, leading  # noqa: PLC0415
-    from allranks.engine.launched_node import LaunchedNode  # noqa: PLC0415
-    from allranks.engine_kinds.launched_hosts import ConnectedLaunch  # noqa: PLC0415
+    from allranks.engines.gpus import chosen_inventory  # noqa: PLC0415
+    from allranks.engines.launch_files import Member  # noqa: PLC0415
+    from allranks.engines.launch_follower import LaunchFollower  # noqa: PLC0415
+    from allranks.engines.launch_leader import LaunchLeader, assemble, leading  # noqa: PLC0415
+    from allranks.engines.launched_hosts import ConnectedLaunch  # noqa: PLC0415
+    from allranks.engines.launched_node import LaunchedNode  # noqa: PLC0415
     from allranks.ownership import host_id  # noqa: PLC0415
 
     limits, folder = expansion.matrix.limits, results.resolve() / f".inside-{process.launch}"

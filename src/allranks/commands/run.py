@@ -366,7 +366,7 @@ def _results(expansion: Expansion, options: argparse.Namespace) -> Path:
 
 
 def _show_requests(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namespace) -> ExitCode:
-    from allranks.engine.kind import JobEnvironment  # noqa: PLC0415
+    from allranks.engines.kind import JobEnvironment  # noqa: PLC0415
     from allranks.runner.request import AttemptOptions, job_spec  # noqa: PLC0415
 
     attempt = AttemptOptions(run_id="dry-run", number=1, seed=options.seed or 0, pytest_args=options.pytest_args)

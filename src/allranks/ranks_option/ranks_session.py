@@ -16,9 +16,9 @@ import pytest
 from allranks.agent.collection.parameter_values import REMEDY, changes, digests
 from allranks.agent.config import COVERAGE, seed_of_test
 from allranks.agent.seeding import seed_generators
-from allranks.engine.gpus import take_inventory
-from allranks.engine.kind import JobEnvironment
-from allranks.engine_kinds.host_processes import ConnectedProcesses
+from allranks.engines.gpus import take_inventory
+from allranks.engines.host_processes import ConnectedProcesses
+from allranks.engines.kind import JobEnvironment
 from allranks.errors import MEANING, AllranksError, ExitCode, counted
 from allranks.matrix.model import Cell, Image, Job, Limits, Matrix, Suite
 from allranks.outcomes import named

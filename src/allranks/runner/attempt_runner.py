@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from allranks.agent import clock
-from allranks.engine.agent_output import Damage
-from allranks.engine.kind import JobEnvironment
-from allranks.engine.protocol import JobSpec, Placement, RunningJob
+from allranks.engines.agent_output import Damage
+from allranks.engines.kind import JobEnvironment
+from allranks.engines.protocol import JobSpec, Placement, RunningJob
 from allranks.errors import AllranksError
 from allranks.matrix.model import Image, Job, Matrix
 from allranks.records import JOURNAL, SCHEMA, JobStarted, Printed, Record

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from allranks.agent.config import COVERAGE, EARLIER_COVERAGE, PYTEST_CACHE
-from allranks.engine.archive import copy_files
-from allranks.engine.protocol import FileCopy
+from allranks.engines.archive import copy_files
+from allranks.engines.protocol import FileCopy
 from allranks.errors import UsageError
 from allranks.matrix.model import Job, Matrix
 from allranks.ownership import is_dead

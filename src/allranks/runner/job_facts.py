@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from allranks.agent import kernel
 from allranks.agent.config import TimeLimit
-from allranks.engine.protocol import JobExit, NodeExit
+from allranks.engines.protocol import JobExit, NodeExit
 from allranks.records import (
     AgentFailed,
     Collected,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from allranks.agent.config import share_of
-from allranks.engine.agent_output import Damage
+from allranks.engines.agent_output import Damage
 from allranks.outcomes import Outcome
 from allranks.ownership import is_dead
 from allranks.records import (

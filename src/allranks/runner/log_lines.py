@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from allranks.engine.protocol import JobSpec, Placement
+from allranks.engines.protocol import JobSpec, Placement
 from allranks.records import Printed, RankEnded, Record, Repeated
 from allranks.report.failure_groups import Failure
 from allranks.report.run_files import JobError

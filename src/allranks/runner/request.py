@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from allranks.agent.config import AgentConfig, GpuToCheck, JobShard, Stress, TimeLimits, share_of
-from allranks.engine.kind import JobEnvironment
-from allranks.engine.protocol import LISTS, FileCopy, JobSpec, Passthrough, Resources, ranks_at_once, resources, total
+from allranks.engines.kind import JobEnvironment
+from allranks.engines.protocol import LISTS, FileCopy, JobSpec, Passthrough, Resources, ranks_at_once, resources, total
 from allranks.matrix.model import Job, Matrix
 from allranks.runner.tasks import Capacity
 

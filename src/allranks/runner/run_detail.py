@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final, Literal
 
-from allranks.engine.protocol import JobSpec
+from allranks.engines.protocol import JobSpec
 from allranks.records import RankEnded
 from allranks.xml_text import readable
 

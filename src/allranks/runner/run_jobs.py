@@ -8,9 +8,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from allranks.engine.gpus import GpuMode, Inventory, chosen_inventory
-from allranks.engine.kind import ConnectedEngine, cleaners, engine_kind
 from allranks.engine_registry import AUTO, OF_THIS_HOST
+from allranks.engines.gpus import GpuMode, Inventory, chosen_inventory
+from allranks.engines.kind import ConnectedEngine, cleaners, engine_kind
 from allranks.errors import AllranksError, DeviceError, ExitCode, UsageError
 from allranks.interruption import interruptible
 from allranks.matrix.expand import Expansion

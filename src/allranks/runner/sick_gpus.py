@@ -17,7 +17,7 @@ from urllib.parse import quote
 from allranks.ownership import lock_folder, open_lock
 
 if TYPE_CHECKING:
-    from allranks.engine.gpus import Inventory
+    from allranks.engines.gpus import Inventory
 
 SICK_REMEDY: Final = "Reset or replace it (nvidia-smi -q, dmesg); or leave it out: --gpus, CUDA_VISIBLE_DEVICES."
 

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from allranks.engine.protocol import Placement
+from allranks.engines.protocol import Placement
 from allranks.interruption import uninterrupted
 from allranks.records import RankEnded, Record, Repeated
 from allranks.report.judged import MergedRun

@@ -14,7 +14,7 @@ from nodes_run import NodesRun
 
 from allranks.agent.config import Stress
 from allranks.agent.job_end import HANGUP_STATUS
-from allranks.engine.agents import arrange_meeting
+from allranks.engines.agents import arrange_meeting
 from allranks.records import (
     Begun,
     CollectionFailed,

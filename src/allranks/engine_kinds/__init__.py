@@ -1,1 +1,0 @@
-"""The engines of allranks, each with all that a run and the doctor need of it."""

@@ -1,0 +1,191 @@
+"""The engine ``process``: jobs on this host, in Python environments that allranks makes."""
+
+import json
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from allranks.engines.gpus import Inventory
+from allranks.engines.kind import Finding, JobEnvironment, MakeEnvironment, Progress, examine_remains
+from allranks.engines.package import package_path
+from allranks.engines.process import ProcessEngine
+from allranks.engines.protocol import Engine
+from allranks.errors import EngineError
+from allranks.images.environments import (
+    EnvironmentRecipe,
+    Interpreter,
+    ensure_environment,
+    packages_of,
+    probe,
+    run_pip_of,
+)
+from allranks.images.pip_settings import requirement_lines
+from allranks.images.project import in_cache, kept_wheel
+from allranks.images.recipe import Recipe, recipe_of
+from allranks.images.wheels import requirements
+from allranks.matrix.model import Image, Matrix, Process
+from allranks.user_cache import cache_folder
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+
+_PEER: Final = "::ffff:127.0.0.1"
+_SLOW_NAME: Final = 0.1
+"""Seconds; files take less than a millisecond, a DNS server nearby a few."""
+
+
+class ProcessKind:
+    """See :class:`allranks.engines.kind.EngineKind`; every host has it."""
+
+    name = "process"
+
+    def why_not(self) -> str:
+        """See :meth:`allranks.engines.kind.EngineKind.why_not`."""
+        return ""
+
+    def connect(self) -> "ConnectedProcesses":
+        """See :meth:`allranks.engines.kind.EngineKind.connect`."""
+        return ConnectedProcesses()
+
+    def examine(self, _inventory: Inventory) -> Iterator[Finding]:
+        """See :meth:`allranks.engines.kind.EngineKind.examine`."""
+        yield _examine_names()
+        yield from examine_remains(ProcessEngine(cache_folder() / "package"))
+
+
+def _examine_names() -> Finding:
+    """How long torch's stores wait for the name of a peer on this host, which they ask for but to log it."""
+    began = time.monotonic()
+    with suppress(OSError):
+        socket.getnameinfo((_PEER, 0, 0, 0), 0)
+    seconds = time.monotonic() - began
+    text = f"{_PEER} is looked up in {seconds:.2f} s"
+    if seconds < _SLOW_NAME:
+        return Finding("names", text)
+    remedy = f"Each process group waits for that. Add a line to /etc/hosts: {_PEER} localhost"
+    return Finding("names", f"{text}: DNS is slow or does not answer", remedy)
+
+
+KIND = ProcessKind()
+
+
+class ConnectedProcesses:
+    """See :class:`allranks.engines.kind.ConnectedEngine`."""
+
+    name = "process"
+    answer = ""
+    image_daemon = None
+
+    def most_jobs(self, _matrix: Matrix | None = None) -> None:
+        """See :meth:`allranks.engines.kind.ConnectedEngine.most_jobs`."""
+
+    def capacity(self) -> tuple[int, int]:
+        """See :meth:`allranks.engines.kind.ConnectedEngine.capacity`."""
+        return len(os.sched_getaffinity(0)), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+
+    def cleaner(self) -> ProcessEngine:
+        """See :meth:`allranks.engines.kind.ConnectedEngine.cleaner`."""
+        return ProcessEngine(package_path(cache_folder() / "package"))
+
+    def engine_for(self, matrix: Matrix, progress: Progress, _uses: ExitStack | None) -> tuple[Engine, MakeEnvironment]:
+        """See :meth:`allranks.engines.kind.ConnectedEngine.engine_for`."""
+        make = partial(environment_of, root=matrix.root, process=matrix.process, progress=progress)
+        return self.cleaner(), make
+
+
+def environment_of(image: Image, *, root: Path, process: Process, progress: Progress) -> JobEnvironment:
+    """The environment in which the process engine runs the cells of an image.
+
+    torch, pytest and packages are one environment. The user's project lies beside it in a folder of its own, so that a
+    change of code does not rebuild the environment.
+
+    Args:
+        image: The image as the matrix file declares it.
+        root: The folder of the matrix file.
+        process: ``[process]`` of the matrix file. Its interpreter takes precedence: what the image names beside torch
+            and the interpreter lacks is installed apart from it.
+        progress: Receives lines while something is made.
+
+    Raises:
+        EngineError: The image is a finished one, which no process can run in.
+        EnvironmentBuildError: The environment cannot be made.
+        ImageError: A file that the image names is missing, or the project cannot be built.
+    """
+    given = _given(process, root)
+    if given and (image.image is not None or not (image.packages or image.requirements or image.project)):
+        return JobEnvironment(python=given)
+    if image.image is not None:
+        msg = f"Image {image.name} is a finished one ({image.image}), and the process engine runs no images."
+        remedy = "Use --engine docker, or give process.python an interpreter with torch."
+        raise EngineError(msg, remedy=remedy)
+    below = probe(given) if given else None
+    if below and (torch := below.versions.get("torch")):
+        image = replace(image, torch=torch)  # as a requirement it is met, and keeps pip from installing another
+    recipe = recipe_of(image, root=root)
+    if recipe.apt:
+        progress(f"image {image.name}: its Debian packages ({', '.join(recipe.apt)}) must be installed on this host")
+    project = kept_wheel(recipe.project, progress, tests=recipe.tests) if recipe.project else None
+    needs = requirements(project) if project else ()
+    above: tuple[Path, ...] = ()
+    if below and _has_all(below, recipe, needs):
+        python = Path(shutil.which(below.python) or below.python)
+    else:
+        python = ensure_environment(_environment(recipe, needs, below, root), progress)
+        above = (packages_of(python),) if below else ()
+    installed = (_installed(project, python, progress),) if project else ()
+    return JobEnvironment(python=given or str(python), python_path=(*installed, *above))
+
+
+def _given(process: Process, root: Path) -> str | None:
+    """The interpreter of the matrix file: a path from its folder, or a name on the PATH."""
+    return str(root / process.python) if process.python and "/" in process.python else process.python
+
+
+def _has_all(below: Interpreter, recipe: Recipe, needs: Sequence[str]) -> bool:
+    """Whether an interpreter has all that a recipe names; False if only pip can tell."""
+    from packaging.requirements import InvalidRequirement, Requirement  # noqa: PLC0415 - few runs need it
+
+    try:
+        wanted = [
+            Requirement(line) for line in (*recipe.packages, *requirement_lines(recipe.requirements_text), *needs)
+        ]
+    except InvalidRequirement:  # an option, such as --hash
+        return False
+    return all(each.marker is None and not each.extras and each.url is None and _has(below, each) for each in wanted)
+
+
+def _has(below: Interpreter, wanted: "Requirement") -> bool:
+    version = below.versions.get(wanted.name.lower().replace("_", "-").replace(".", "-"))
+    return version is not None and wanted.specifier.contains(version)
+
+
+def _environment(recipe: Recipe, needs: Sequence[str], below: Interpreter | None, root: Path) -> EnvironmentRecipe:
+    """The environment with all that a recipe names but its project."""
+    return EnvironmentRecipe(
+        name="above-python" if below else f"torch-{recipe.torch}",
+        file=recipe.requirements_file(needs),
+        content=(json.dumps(recipe.wanted(needs)),),
+        folder=root,
+        below=below,
+        remedy=recipe.remedy,
+    )
+
+
+def _installed(wheel: Path, python: Path, progress: Progress) -> Path:
+    target = wheel.parent / "site"
+    with in_cache(wheel.parent):
+        if not target.exists():
+            with tempfile.TemporaryDirectory(dir=wheel.parent) as scratch:
+                draft = Path(scratch) / "site"
+                run_pip_of(python, ["--no-deps", "--target", str(draft), str(wheel)], wheel.name, progress)
+                draft.rename(target)
+    return target

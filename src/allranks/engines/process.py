@@ -1,0 +1,380 @@
+"""The embedded engine: a job is a process on this host, in a session and a scratch folder of its own."""
+
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
+
+from allranks.agent.container_init import COMMAND, ISOLATED
+from allranks.agent.evidence import read, remove_tree
+from allranks.agent.linux import is_readable, processes, signal_group, signal_pidfd, variables_of
+from allranks.engines.agent_output import Damage, RecordReader
+from allranks.engines.agents import STOP_GRACE, JobOfAgents, Meeting, arrange_meeting, bring_home, gpus_of
+from allranks.engines.archive import copy_files
+from allranks.engines.protocol import JobSpec, NodeExit, RunningJob
+from allranks.errors import EngineError
+from allranks.ownership import (
+    HOST_VARIABLE,
+    RUN_VARIABLE,
+    Owner,
+    forget_dead_runs,
+    host_id,
+    process_namespace,
+)
+from allranks.records import Record
+
+_OF_A_RANK = re.compile(
+    "((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_(?!ETCD_).*)", re.DOTALL
+)
+
+_SCRATCH_PREFIX = "allranks-job-"
+
+_OWNER = "owner"
+"""File of a scratch folder that names its owner's host: :func:`host_id <allranks.ownership.host_id>`."""
+
+
+class ProcessEngine:
+    """Runs agents on this host.
+
+    Args:
+        package_path: A folder that holds the package ``allranks`` and nothing else that Python could import.
+    """
+
+    name = "process"
+
+    def __init__(self, package_path: Path) -> None:
+        self._package_path = package_path
+
+    @contextmanager
+    def start(self, spec: JobSpec, held: Sequence[int] = ()) -> Iterator[RunningJob]:
+        """See :meth:`allranks.engines.protocol.Engine.start`."""
+        scratch = _make_scratch(spec)
+        try:
+            job = self._spawn(spec, scratch, held)
+            try:
+                yield job
+            finally:
+                job.stop()
+                job.close()
+        finally:
+            remove_tree(scratch)
+
+    def _spawn(self, spec: JobSpec, scratch: Path, held: Sequence[int]) -> "ProcessJob":
+        if spec.python is None:
+            msg = f"job {spec.job_id} names no interpreter"
+            raise EngineError(msg)
+        with ExitStack() as undo:
+            try:
+                (scratch / "shared").mkdir()
+                meeting = undo.enter_context(closing(arrange_meeting())) if spec.agent.nodes > 1 else None
+                agents: list[_Agent] = []
+                for node in range(spec.agent.nodes):
+                    config = meeting.config_of(spec.agent, node) if meeting else spec.agent
+                    agents.append(self._start_agent(replace(spec, agent=config), spec.python, scratch, held))
+                    undo.callback(agents[-1].close)
+                    undo.callback(agents[-1].end, 0.0)
+                job = ProcessJob(agents, spec.resources.seconds, meeting)
+            except OSError as error:
+                msg = f"The agent of {spec.job_id} could not be started."
+                raise EngineError(msg, why=str(error), remedy="Check process.python in the matrix file.") from error
+            undo.pop_all()
+        return job
+
+    def _start_agent(self, spec: JobSpec, python: str, scratch: Path, held: Sequence[int]) -> "_Agent":
+        """Start the agent of the node that the spec's config names."""
+        own = scratch / f"node-{spec.agent.node}" if spec.agent.node else scratch
+        for name in ("results", "tmp"):
+            (own / name).mkdir(parents=True)
+        for copy in spec.carried:
+            copy_files(copy, own / "results")
+        _write_secretly(own / "config.json", spec.agent.to_json())
+        process = subprocess.Popen(
+            command(python, self._package_path, spec.code, own, scratch / "shared"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=scratch / "shared",
+            env=environment(spec, own, self._package_path, os.environ),
+            start_new_session=True,
+            pass_fds=tuple(held),
+        )
+        return _Agent(process, own)
+
+    def adopt(self, _spec: JobSpec) -> None:
+        """See :meth:`allranks.engines.protocol.Engine.adopt`: a job ends with its orchestrator."""
+
+    def remains(self) -> list[str]:
+        """See :meth:`allranks.engines.protocol.Engine.remains`."""
+        return [name for name, owner in _owned() if owner.is_dead]
+
+    def unjudged(self) -> list[str]:
+        """See :meth:`allranks.engines.protocol.Engine.unjudged`."""
+        return [name for name, owner in _owned() if not owner.is_here]
+
+    def check_leases(self) -> None:
+        """See :meth:`allranks.engines.protocol.Engine.check_leases`: the locks of this host are its own."""
+
+    def vacate(self, gpus: Sequence[str]) -> None:
+        """See :meth:`allranks.engines.protocol.Engine.vacate`: a lease lasts as long as the processes that hold it."""
+
+    def reap(self) -> list[str]:
+        """Kill the processes of this host whose run no longer has an owner, and remove its scratch folders."""
+        dead = [f"process {pid}" for pid in _kill_all(_of_dead_runs)]
+        left = [folder for folder, owner in _scratch_folders() if owner.is_dead]
+        for folder in left:
+            remove_tree(folder)
+        forget_dead_runs()
+        return [*dead, *(f"folder {folder}" for folder in left)]
+
+
+class _Agent:
+    """The agent of one node."""
+
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
+        self.process = process
+        self.folder = folder
+        self.pidfd = os.pidfd_open(process.pid)
+        self._stdin, self._stdout = _pipe(process.stdin), _pipe(process.stdout)
+        self.output = self._stdout.fileno()
+        self.stream = RecordReader()
+        self.has_ended = False
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """See :class:`allranks.engines.agents.Agent`; it may end while a surviving child holds its output open."""
+        return self.output, self.pidfd
+
+    def hear(self, ready: Collection[int]) -> Iterator[Record | Damage]:
+        """See :meth:`allranks.engines.agents.Agent.hear`."""
+        data = os.read(self.output, 1 << 16) if self.output in ready else b""
+        yield from self.stream.feed(data)
+        self.has_ended = not data
+
+    def go(self) -> None:
+        """See :meth:`allranks.engines.agents.Agent.go`."""
+        with suppress(BrokenPipeError):  # it has ended already; `wait` reports how
+            os.write(self._stdin.fileno(), b"go\n")
+
+    def hang_up(self) -> None:
+        """See :meth:`allranks.engines.agents.Agent.hang_up`."""
+        self._stdin.close()
+
+    def resume(self) -> None:
+        """See :meth:`allranks.engines.agents.Agent.resume`."""
+        if self.process.returncode is None:
+            signal_pidfd(self.pidfd, signal.SIGCONT)
+
+    def end(self, deadline: float) -> None:
+        """See :meth:`allranks.engines.agents.Agent.end`; also ends processes that it left behind."""
+        if self.process.returncode is not None:
+            return
+        if not is_readable(self.pidfd, max(0.0, deadline - time.monotonic())):
+            self.process.kill()
+            is_readable(self.pidfd, None)
+        # The agent is dead but not yet reaped, so its number still names this group and no other.
+        signal_group(self.process.pid, signal.SIGKILL)
+        if self.process.wait() != 0:
+            # It may not have cleaned up: its ranks died with it, but processes that they had started did not.
+            _kill_all(lambda: _with(temporary_folder(self.folder)))
+
+    def exit(self) -> NodeExit:
+        """See :meth:`allranks.engines.agents.Agent.exit`."""
+        return NodeExit(status=self.process.returncode, output=self.stream.output)
+
+    def close(self) -> None:
+        """Release an agent that has ended."""
+        self._stdin.close()
+        self._stdout.close()
+        os.close(self.pidfd)
+
+
+class ProcessJob(JobOfAgents[_Agent]):
+    """Agents on this host, one for each node, the leading one first; a single one has no meeting."""
+
+    def __init__(self, agents: Sequence[_Agent], limit: float, meeting: Meeting | None = None) -> None:
+        super().__init__(agents, limit)
+        self._meeting = meeting
+
+    def collect(self, results: Path) -> None:
+        """See :meth:`allranks.engines.protocol.RunningJob.collect`."""
+        try:
+            bring_home([agent.folder / "results" for agent in self._agents], results)
+        except OSError as error:
+            msg = f"The results of a job could not be copied to {results}."
+            raise EngineError(msg, why=str(error), remedy="Check the folder's permissions and free space.") from error
+
+    def close(self) -> None:
+        """Release agents that have ended."""
+        for agent in self._agents:
+            agent.close()
+        if self._meeting is not None:
+            self._meeting.close()
+        super().close()
+
+
+def _make_scratch(spec: JobSpec) -> Path:
+    scratch: Path | None = None
+    try:
+        scratch = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH_PREFIX}{spec.run_id}."))
+        (scratch / _OWNER).write_text(host_id(), encoding="ascii")
+    except OSError as error:
+        if scratch is not None:  # without an owner no run would remove it
+            remove_tree(scratch)
+        msg = f"A folder for {spec.job_id} could not be made."
+        raise EngineError(msg, why=str(error), remedy="Free some space, or set TMPDIR.") from error
+    return scratch
+
+
+def _pipe(file: IO[bytes] | None) -> IO[bytes]:
+    if file is None:
+        msg = "the agent was started without pipes"
+        raise ValueError(msg)
+    return file
+
+
+def _write_secretly(path: Path, text: str) -> None:
+    """Write a file that only this user may read: it has the token of the agents of several nodes."""
+    with open(path, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(text)
+
+
+def command(python: str, package_path: Path, code: Path, scratch: Path, shared: Path) -> list[str]:
+    """The agent's command line on this host.
+
+    Args:
+        python: The interpreter.
+        package_path: A folder that holds the package ``allranks``.
+        code: The folder that the suite's paths are relative to.
+        scratch: The agent's own folder.
+        shared: The folder that the agents of all nodes share.
+    """
+    return [
+        python,
+        *(*ISOLATED, str(package_path / "allranks" / "agent" / COMMAND.name)),
+        *("--config", str(scratch / "config.json")),
+        *("--code", str(code)),
+        *("--results", str(scratch / "results")),
+        *("--shared", str(shared)),
+    ]
+
+
+def environment(spec: JobSpec, scratch: Path, package_path: Path, host: Mapping[str, str]) -> dict[str, str]:
+    """The agent's variables: the host's, those of the job, and those that isolate the job.
+
+    The ranks meet over the loopback interface, because a host's own name may not resolve, and a GPU is visible
+    only if the job holds it, on one node of several.
+    """
+    python_path = (str(package_path), *map(str, spec.python_path), host.get("PYTHONPATH", ""))
+    own = {
+        "PYTHONPATH": os.pathsep.join(filter(None, python_path)),
+        **dict([temporary_folder(scratch)]),
+        **_visible_gpus(spec),
+        RUN_VARIABLE: spec.run_id,
+        HOST_VARIABLE: host_id(),
+    }
+    return {**of_no_rank(host), "GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo", **spec.environment, **own}
+
+
+def _visible_gpus(spec: JobSpec) -> dict[str, str]:
+    """The variables by which CUDA, or HIP, shows a job its own GPUs alone, in their order."""
+    node, nodes = spec.agent.node, spec.agent.nodes
+    if spec.passthrough.driver != "rocm":
+        return {"CUDA_VISIBLE_DEVICES": ",".join(gpus_of(node, spec.gpus, nodes))}
+    own = ",".join(gpus_of(node, tuple(map(str, spec.passthrough.numbers)), nodes)) or "-1"
+    return {"HIP_VISIBLE_DEVICES": own, "CUDA_VISIBLE_DEVICES": own}
+
+
+def of_no_rank(host: Mapping[str, str]) -> dict[str, str]:
+    """The host's variables without those that a launcher of ranks sets: allranks itself may run in such a rank.
+
+    With ``TORCHELASTIC_USE_AGENT_STORE``, for one, torch's rank 0 would wait for a store that another process hosts.
+    ``TORCHELASTIC_ETCD_BINARY_PATH`` is set by a user.
+    """
+    return {name: value for name, value in host.items() if not _OF_A_RANK.fullmatch(name)}
+
+
+def temporary_folder(scratch: Path) -> tuple[str, str]:
+    """The variable that names a job's own folder for temporary files, which also identifies its processes."""
+    return "TMPDIR", str(scratch / "tmp")
+
+
+def _owned() -> Iterator[tuple[str, Owner]]:
+    """The processes and folders of this host's runs, by readable names."""
+    yield from ((f"process {pid}", owner) for pid, owner in _processes_of_runs())
+    yield from ((f"folder {folder}", owner) for folder, owner in _scratch_folders())
+
+
+def _processes_of_runs() -> Iterator[tuple[int, Owner]]:
+    """Process id and owner of every process that belongs to a run and that this user may look at.
+
+    Nothing if ``/proc`` is another pid namespace's (``unshare --pid`` alone): its numbers name other processes here.
+    """
+    is_own = Path("/proc/self").readlink() == Path(str(os.getpid()))
+    for pid in processes() if is_own else ():
+        if owner := _owner_of(pid):
+            yield pid, owner
+
+
+def _of_dead_runs() -> dict[int, tuple[str, str]]:
+    """The processes whose run has no owner, each with the variable that names it."""
+    return {pid: (RUN_VARIABLE, owner.run_id) for pid, owner in _processes_of_runs() if owner.is_dead}
+
+
+def _with(variable: tuple[str, str]) -> dict[int, tuple[str, str]]:
+    """The processes that have this variable."""
+    return {pid: variable for pid in processes() if "=".join(variable) in variables_of(pid)}
+
+
+def _kill_all(found: Callable[[], dict[int, tuple[str, str]]]) -> list[int]:
+    """Kill processes, each found with a variable of its own, and what they forked meanwhile; return their ids.
+
+    What forks faster than it is killed is left to the next :meth:`ProcessEngine.reap` after :data:`STOP_GRACE`.
+    """
+    tried: dict[int, tuple[str, str]] = {}
+    deadline = time.monotonic() + STOP_GRACE
+    while new := {pid: variable for pid, variable in found().items() if pid not in tried}:
+        if time.monotonic() > deadline:
+            break
+        for pid, variable in new.items():
+            _kill(pid, variable)
+        tried |= new
+    return list(tried)
+
+
+def _owner_of(pid: int) -> Owner | None:
+    """The owner of a process; None if it has none, or is in a container: the docker engine handles those."""
+    variables = dict(item.partition("=")[::2] for item in variables_of(pid))
+    run_id, host = variables.get(RUN_VARIABLE, ""), variables.get(HOST_VARIABLE, "")
+    with suppress(OSError):
+        is_of_here = process_namespace(Path(f"/proc/{pid}")) == process_namespace(Path("/proc/self"))
+        return Owner(run_id, host) if run_id and (is_of_here or host) else None
+    return None
+
+
+def _scratch_folders() -> Iterator[tuple[Path, Owner]]:
+    """The scratch folders of this user's jobs, each with its owner."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH_PREFIX}*"):
+        run_id = folder.name.removeprefix(_SCRATCH_PREFIX).rpartition(".")[0]
+        with suppress(FileNotFoundError):  # its job may end at this moment
+            if run_id and folder.stat().st_uid == os.geteuid():
+                yield folder, Owner(run_id, read(folder / _OWNER))
+
+
+def _kill(pid: int, variable: tuple[str, str]) -> None:
+    """Kill a process with this variable, and wait for its end: until then it may write into its scratch folder."""
+    with suppress(ProcessLookupError, PermissionError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            # Since it was found, it may have ended, and another process may have its number.
+            if "=".join(variable) in variables_of(pid):
+                signal_pidfd(descriptor, signal.SIGKILL)
+                is_readable(descriptor, STOP_GRACE)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,253 @@
+"""The engine ``slurm``: one ``sbatch`` for each job, and its files in a folder that its nodes share."""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from allranks.agent.evidence import remove_tree
+from allranks.agent.node_container import AgentFolders
+from allranks.agent.node_files import NodeOrder, write_whole
+from allranks.engines.allocation import OWNER_BEAT, Allocation
+from allranks.engines.archive import check_links
+from allranks.engines.file_calls import answered
+from allranks.engines.process import environment
+from allranks.engines.protocol import JobSpec
+from allranks.engines.shared_folder_job import SharedFolderJob, fill_folder
+from allranks.engines.slurm_container import agent_container, docker_options
+from allranks.engines.slurm_queue import SlurmQueue, outside_of_jobs
+from allranks.engines.slurm_requests import job_name, request, script
+from allranks.errors import EngineError
+from allranks.matrix.model import Slurm
+from allranks.ownership import HOST_VARIABLE, RUN_VARIABLE, Owner, host_id
+
+_OWNER: Final = "owner.json"
+"""File of a job's folder with its owner's run and host."""
+
+_ANSWER: Final = 60.0
+"""Seconds for the answer of the shared file system."""
+
+_SUBMITTED: Final = "submitted"
+"""File of a job's folder that SLURM has taken: it has SLURM's number for it."""
+
+
+class SlurmEngine:
+    """Submits jobs.
+
+    Args:
+        settings: ``[slurm]`` of the matrix file, and of the user's own.
+        spool: The folder of the jobs' folders, which this host and all nodes share.
+        package: A folder that they share, too: it holds the package ``allranks`` and nothing else.
+    """
+
+    name = "slurm"
+
+    def __init__(self, settings: Slurm, spool: Path, package: Path) -> None:
+        self._settings = settings
+        self._spool = spool
+        self._package = package
+        self._queue = SlurmQueue()
+
+    @contextmanager
+    def start(self, spec: JobSpec, _held: Sequence[int] = ()) -> Iterator[SharedFolderJob]:
+        """See :meth:`allranks.engines.protocol.Engine.start`."""
+        folder = self._make_folder(spec)
+        try:
+            self._submit(spec, folder)
+            with self._running(spec, folder) as job:
+                yield job
+        finally:
+            _remove(folder)
+
+    def adopt(self, spec: JobSpec) -> AbstractContextManager[SharedFolderJob] | None:
+        """See :meth:`allranks.engines.protocol.Engine.adopt`.
+
+        A job that runs part of its tests is ended instead: its results would pass for those of the whole job.
+
+        Raises:
+            EngineError: An orchestrator on another host has it, and was alive less than a minute ago.
+        """
+        folder = self._spool / job_name(spec)
+        if spec.agent.only is not None or not folder.is_dir():
+            return None
+        _refuse_living(folder)
+        if not (folder / _SUBMITTED).exists() or not _is_whole(folder):  # perhaps SLURM took it all the same
+            with suppress(EngineError):
+                self._queue.cancel(folder.name)
+            _remove(folder)
+            return None
+        return self._take_over(spec, folder)
+
+    @contextmanager
+    def _take_over(self, spec: JobSpec, folder: Path) -> Iterator[SharedFolderJob]:
+        _take_from(folder)
+        with suppress(OSError):  # the spool is full: its owner's run is the same
+            write_whole(folder / _OWNER, _owner_of(spec))
+        try:
+            with self._running(spec, folder) as job:
+                yield job
+        finally:
+            _remove(folder)
+
+    @contextmanager
+    def _running(self, spec: JobSpec, folder: Path) -> Iterator[SharedFolderJob]:
+        number = (folder / _SUBMITTED).read_text(encoding="utf-8")
+        self._queue.watch(folder.name)
+        job = SharedFolderJob(Allocation(self._queue, folder, f"SLURM job {number}", owned=folder / _OWNER), spec)
+        try:
+            yield job
+        finally:
+            job.stop()
+            job.close()
+            self._queue.forget(folder.name)
+
+    def _make_folder(self, spec: JobSpec) -> Path:
+        folder = self._spool / job_name(spec)
+        container = self._settings.container
+        if container:
+            check_links(spec.files)
+        inside = agent_container(container, AgentFolders(job=folder, code=spec.code, package=self._package))
+        try:
+            answered(lambda: self._spool.mkdir(parents=True, exist_ok=True), _ANSWER)
+            folder.mkdir(mode=0o700)  # one that is there is another job's, and stays
+            try:
+                write_whole(folder / _OWNER, _owner_of(spec))
+                options = docker_options(container, spec, folder)
+                order = NodeOrder(python=spec.python or "", code=str(spec.code), container=inside, options=options)
+                fill_folder(folder, spec, order)
+                (folder / "job.sh").write_text(script(spec, folder, self._package, container), encoding="utf-8")
+            except OSError:
+                remove_tree(folder)
+                raise
+        except OSError as error:
+            msg = f"A folder for {spec.job_id} could not be made in {self._spool}."
+            remedy = "Free some space there, or name another shared folder: [slurm] spool."
+            raise EngineError(msg, why=str(error), remedy=remedy) from error
+        return folder
+
+    def _submit(self, spec: JobSpec, folder: Path) -> None:
+        if spec.python is None:
+            msg = f"job {spec.job_id} names no interpreter"
+            raise EngineError(msg)
+        variables = environment(spec, folder, self._package, outside_of_jobs(os.environ))
+        # SLURM is the owner of the processes, and gives them their GPUs; the node has its own folder and interface.
+        own = ["TMPDIR", RUN_VARIABLE, HOST_VARIABLE, *(["CUDA_VISIBLE_DEVICES"] if spec.agent.gpu_count else [])]
+        for name in own:
+            variables.pop(name, None)
+        if self._settings.container:  # it has none of this host's other folders
+            variables["PYTHONPATH"] = str(self._package)
+        try:
+            number = self._queue.submit(request(spec, folder, self._settings), variables)
+            _note_submitted(folder, number)
+        except EngineError:
+            with suppress(EngineError):  # it may have taken the job and not answered in time
+                self._queue.cancel(folder.name)
+            raise
+
+    def remains(self) -> list[str]:
+        """See :meth:`allranks.engines.protocol.Engine.remains`."""
+        return [f"SLURM job {folder.name}" for folder, owner in self._folders() if owner.is_dead]
+
+    def unjudged(self) -> list[str]:
+        """See :meth:`allranks.engines.protocol.Engine.unjudged`."""
+        return [f"SLURM job {folder.name}" for folder, owner in self._folders() if not owner.is_here]
+
+    def check_leases(self) -> None:
+        """See :meth:`allranks.engines.protocol.Engine.check_leases`: SLURM leases its GPUs itself."""
+
+    def vacate(self, gpus: Sequence[str]) -> None:
+        """See :meth:`allranks.engines.protocol.Engine.vacate`: SLURM leases its GPUs itself."""
+
+    def reap(self) -> list[str]:
+        """Cancel the jobs of this host's dead runs, and remove their folders."""
+        reaped = []
+        for folder, owner in self._folders():
+            if owner.is_dead:
+                with suppress(EngineError):
+                    self._queue.cancel(folder.name)
+                    remove_tree(folder)
+                    reaped.append(f"SLURM job {folder.name}")
+        return reaped
+
+    def _folders(self) -> Iterator[tuple[Path, Owner]]:
+        for folder in sorted(self._spool.glob(f"*/{_OWNER}")):
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                if folder.stat().st_uid == os.geteuid():
+                    told = json.loads(folder.read_text(encoding="utf-8"))
+                    yield folder.parent, Owner(str(told["run"]), str(told["host"]))
+
+
+def _owner_of(spec: JobSpec) -> str:
+    told = {"host": host_id(), "name": socket.gethostname(), "run": spec.run_id, "is_whole": spec.agent.only is None}
+    return json.dumps(told)
+
+
+def _refuse_living(folder: Path) -> None:
+    """Refuse a job whose orchestrator lives on another host; on this one, locks tell (allranks.ownership)."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        owner = json.loads((folder / _OWNER).read_text(encoding="utf-8"))
+        silent = _now_at(folder) - (folder / _OWNER).stat().st_mtime
+        if owner["host"] == host_id() or silent > 4 * OWNER_BEAT:
+            return
+        msg = f"allranks on {owner['name']} has this run: it gave a sign of life {max(0.0, silent):.0f} s ago."
+        why = f"A job has one orchestrator: {folder.name}."
+        raise EngineError(msg, why=why, remedy="If it was killed, try again in a minute.")
+
+
+def _now_at(folder: Path) -> float:
+    """The time by the clock of the file server, which dates files."""
+    probe = folder / f".now-{os.getpid()}"
+    probe.touch()
+    try:
+        return probe.stat().st_mtime
+    finally:
+        probe.unlink()
+
+
+def _take_from(folder: Path) -> None:
+    """Take a job of a dead orchestrator, which only one process of all hosts can: who renames its file first.
+
+    Raises:
+        EngineError: Another one was first.
+    """
+    try:
+        (folder / _OWNER).rename(folder / f".{_OWNER}.before")
+    except FileNotFoundError as error:
+        msg = f"Another orchestrator has just taken {folder.name}."
+        raise EngineError(msg, why="A job has one orchestrator.", remedy="Let that one go on.") from error
+    except OSError:
+        return
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a job runs all of its tests, as far as its folder tells."""
+    with suppress(OSError, ValueError, AttributeError):
+        return json.loads((folder / _OWNER).read_text(encoding="utf-8")).get("is_whole") is True
+    return False
+
+
+def _note_submitted(folder: Path, number: str) -> None:
+    try:
+        write_whole(folder / _SUBMITTED, number)
+    except OSError as error:
+        msg = f"The folder of a job could not be written: {folder}."
+        raise EngineError(msg, why=str(error), remedy="Free some space there.") from error
+
+
+def _remove(folder: Path) -> None:
+    """Remove a job's folder, unless the shared file system hangs."""
+    with suppress(OSError):
+        answered(lambda: _remove_in_time(folder), _ANSWER)
+
+
+def _remove_in_time(folder: Path) -> None:
+    """Remove a job's folder; a node that is just ending may write into it until then."""
+    deadline = time.monotonic() + 2.0
+    while folder.exists() and time.monotonic() < deadline:
+        remove_tree(folder)
+        if folder.exists():
+            time.sleep(0.05)

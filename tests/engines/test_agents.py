@@ -1,0 +1,81 @@
+"""How the agents of a job are heard, whatever they are."""
+
+import os
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from allranks.engines import agents
+from allranks.engines.agents import JobOfAgents
+from allranks.engines.protocol import NodeExit
+from allranks.records import Finished, Went
+
+
+class Told:
+    """An agent that reports what is written for it."""
+
+    def __init__(self):
+        self.has_ended = False
+        self.reading, self.writing = os.pipe()
+        self.descriptors = [self.reading]
+        self.has_hung_up = False
+
+    def hear(self, _ready):
+        if os.read(self.reading, 1) == b".":
+            return [Went()]
+        self.has_ended = True
+        return [Finished(status=0)]
+
+    def go(self):
+        pass
+
+    def hang_up(self):
+        self.has_hung_up = True
+
+    def resume(self):
+        pass
+
+    def end(self, _deadline):
+        self.has_ended = True
+
+    def exit(self):
+        return NodeExit(status=0)
+
+
+@pytest.fixture
+def agent():
+    agent = Told()
+    yield agent
+    os.close(agent.reading)
+    os.close(agent.writing)
+
+
+@pytest.mark.parametrize("held_up", [0, 3600])
+def test_while_the_orchestrator_is_stopped_the_jobs_time_stands_still(agent, held_up, monkeypatch):
+    clock = SimpleNamespace(offset=0.0)
+    monkeypatch.setattr(agents, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + clock.offset))
+
+    def go_on():
+        clock.offset += held_up
+        os.write(agent.writing, b".")
+
+    job = JobOfAgents([agent], 60.0)
+    said = []
+    threading.Timer(0.1, go_on).start()
+    threading.Timer(0.3, os.write, [agent.writing, b"!"]).start()
+    job.go()
+    ending = job.wait(lambda _node, record: said.append(record))
+    job.close()
+    assert not ending.timed_out
+    assert said == [Went(), Finished(status=0)]
+
+
+def test_a_job_that_does_not_end_in_its_time_is_told_to(agent, monkeypatch):
+    monkeypatch.setattr(agents, "STOP_GRACE", 0.1)
+    job = JobOfAgents([agent], 0.1)
+    job.go()
+    assert job.wait(lambda _node, _record: None).timed_out
+    job.close()
+    assert agent.has_hung_up

@@ -1,0 +1,320 @@
+"""One contract, every engine: the same tests on real agents, real ranks, and on docker real containers."""
+
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from allranks.engines import agents
+from allranks.engines.contract import ENDLESS, EngineContract, Heard, HeardOnce, with_small_suite
+from allranks.engines.docker import DockerEngine
+from allranks.engines.package import package_files, package_folder
+from allranks.engines.process import ProcessEngine
+from allranks.engines.protocol import Engine, FileCopy, JobSpec, Passthrough
+from allranks.errors import EngineError
+from allranks.images import ensure_image
+from allranks.matrix.model import Image
+from allranks.records import (
+    AgentFailed,
+    Finished,
+    RankEnded,
+)
+
+FILLER = """
+import os
+from contextlib import suppress
+from pathlib import Path
+
+PIECE = b"x" * (1 << 20)
+
+
+def test_that_fills_a_folder(rank):
+    if rank == 1:
+        with suppress(OSError), Path(os.path.expandvars("FOLDER/dump")).open("wb", buffering=0) as file:
+            for _ in range(700):
+                file.write(PIECE)
+
+
+def test_that_does_no_harm():
+    print("hello")
+"""
+
+OWNER = """
+import pickle
+import sys
+from pathlib import Path
+
+from allranks.ownership import own_run
+from allranks.engines.package import package_files
+
+spec, name, package = pickle.load(sys.stdin.buffer)
+if name == "docker":
+    from allranks.images.docker_client import connect
+    from allranks.engines.docker import DockerEngine
+
+    engine = DockerEngine(connect(), package_files())
+else:
+    from allranks.engines.process import ProcessEngine
+
+    engine = ProcessEngine(package)
+with own_run(spec.run_id), engine.start(spec):
+    print("started", flush=True)
+    sys.stdin.read()
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """An engine and the job that it can run.
+
+    Attributes:
+        make: An engine whose agents find these files beside the package ``allranks``.
+        package: The folder with the package, for the process engine.
+    """
+
+    name: str
+    make: Callable[..., Engine]
+    spec: JobSpec
+    package: Path
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory):
+    """A folder with the package and some files beside it."""
+
+    def make(*beside: FileCopy) -> Path:
+        folder = tmp_path_factory.mktemp("package")
+        (folder / "allranks").symlink_to(package_folder())
+        for copy in beside:
+            (folder / copy.target).write_bytes(copy.source.read_bytes())
+        return folder
+
+    return make
+
+
+@pytest.fixture(params=["process", pytest.param("docker", marks=pytest.mark.docker)])
+def bench(request, packages, make_spec, tmp_path):
+    spec = with_small_suite(make_spec())
+    if request.param == "docker":
+        client = request.getfixturevalue("docker_client")
+        image = Image(name="cpu", torch="2.13.0", packages=("numpy", "expecttest"))
+        reference = ensure_image(image, root=tmp_path, client=client, progress=print).reference
+        return Bench(
+            name="docker",
+            make=lambda *beside: DockerEngine(client, (*package_files(), *beside)),
+            spec=replace(spec, image=reference),
+            package=spec.code,
+        )
+    return Bench(
+        name="process",
+        make=lambda *beside: ProcessEngine(packages(*beside)),
+        spec=replace(spec, python=sys.executable),
+        package=packages(),
+    )
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(run_id, left_of):
+    yield
+    assert left_of(run_id) == []
+
+
+IN_DOCKER = pytest.mark.parametrize("bench", [pytest.param("docker", marks=pytest.mark.docker)], indirect=True)
+
+
+class TestContract(EngineContract):
+    @pytest.fixture
+    def engine(self, bench):
+        return bench.make()
+
+    @pytest.fixture
+    def spec(self, bench):
+        return bench.spec
+
+
+def test_who_fills_the_results_folder_is_blamed_and_nobody_else(bench, tmp_path):
+    (bench.spec.code / "suite" / "test_tiny.py").write_text(FILLER.replace("FOLDER", "../results"))
+    said, results = Heard(), tmp_path / "results"
+    results.mkdir()
+    with bench.make().start(bench.spec) as job:
+        job.go()
+        assert job.wait(said).status == 0
+        with suppress(EngineError):
+            job.collect(results)
+    outcomes = {key: outcome for key, outcome in said.ends.items() if key[1] == 1}
+    assert outcomes == {("test_that_fills_a_folder", 1): "errored", ("test_that_does_no_harm", 1): "passed"}
+    [blamed] = [each for each in said if isinstance(each, RankEnded) and each.outcome.value == "errored"]
+    assert (blamed.nodeid.partition("::")[2], blamed.rank) == ("test_that_fills_a_folder", 1)
+    assert "this rank wrote" in blamed.message
+    # The volume has room for the code, too.
+    assert re.search(r"which has room for 51\d MiB, was filled|no more than 512 MiB of a job's results", blamed.message)
+    assert said.first(Finished)
+
+
+@IN_DOCKER
+@pytest.mark.parametrize("init_method", ["env", pytest.param("file", marks=pytest.mark.thorough)])
+def test_who_fills_the_folder_of_its_tests_is_blamed_and_the_next_gang_has_room(bench, init_method):
+    """A store in a file needs some."""
+    (bench.spec.code / "suite" / "test_tiny.py").write_text(FILLER.replace("FOLDER", "$ALLRANKS_SHARED"))
+    said = Heard()
+    agent = replace(bench.spec.agent, init_method=init_method)
+    spec = replace(bench.spec, agent=agent, resources=replace(bench.spec.resources, disk_bytes=64 << 20))
+    with bench.make().start(spec) as job:
+        job.go()
+        job.wait(said)
+    blamed = {name for (name, rank), outcome in said.ends.items() if (rank, outcome) == (1, "errored")}
+    assert blamed == {"test_that_fills_a_folder"}
+    assert said.ends["test_that_does_no_harm", 0] == said.ends["test_that_does_no_harm", 1] == "passed"
+
+
+def test_what_a_job_says_while_it_is_stopped_at_its_time_limit_is_heard(bench):
+    (bench.spec.code / "suite" / "test_tiny.py").write_text(ENDLESS)
+
+    def be_late():
+        job._deadline = 0.0
+
+    with bench.make().start(bench.spec) as job:
+        said = HeardOnce(be_late)
+        job.go()
+        assert job.wait(said).timed_out
+    assert said.first(Finished)
+
+
+def test_the_time_before_a_job_gets_its_turn_does_not_count(bench):
+    spec = replace(bench.spec, resources=replace(bench.spec.resources, seconds=60))
+    job = bench.make().start(spec)
+    with job as running:
+        running._deadline = 0.0  # as if the job before it had taken all this one's time
+        running.go()
+        assert not running.wait(Heard()).timed_out
+
+
+def test_an_agent_without_torch_says_so(bench, tmp_path):
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
+    said = Heard()
+    with bench.make(FileCopy(source=tmp_path / "torch.py", target=Path("torch.py"))).start(bench.spec) as job:
+        job.go()
+        ending = job.wait(said)
+    assert "cannot import torch" in said.first(AgentFailed).message
+    assert ending.status == 1
+
+
+@IN_DOCKER
+def test_a_container_that_the_daemon_cannot_start_leaves_nothing_at_once(bench, monkeypatch):
+    monkeypatch.setattr(agents, "STOP_GRACE", 3600)
+    nowhere = Passthrough(driver="rocm", nodes=("/dev/allranks-has-no-such-device",))
+    spec = replace(bench.spec, gpus=("GPU-0",), passthrough=nowhere)
+    with pytest.raises(EngineError, match="could not be started"), bench.make().start(spec):
+        pass
+
+
+def _do_nothing(*_arguments):
+    pass
+
+
+@pytest.fixture
+def disturbed(bench, docker_client, tmp_path):
+    """Run an endless job of which somebody disturbs the containers; the errors that its end and its results have."""
+
+    def run(disturb, nodes=1, seconds=60.0):
+        (bench.spec.code / "suite" / "test_tiny.py").write_text(ENDLESS)
+        agent = replace(bench.spec.agent, nodes=nodes)
+        spec = replace(bench.spec, agent=agent, resources=replace(bench.spec.resources, seconds=seconds))
+        mine = {"label": f"allranks.run={spec.run_id}"}
+        errors = []
+        with bench.make().start(spec) as job:
+            once = iter([disturb])
+            act = HeardOnce(
+                lambda: next(once, _do_nothing)(docker_client.api, docker_client.api.containers(filters=mine))
+            )
+            job.go()
+            for step in (lambda: job.wait(act), lambda: job.collect(tmp_path)):
+                try:
+                    step()
+                except EngineError as error:
+                    errors.append(error.what)
+        return errors
+
+    return run
+
+
+@IN_DOCKER
+@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.thorough), 2])
+def test_a_container_that_is_removed_by_hand_leaves_no_volume_and_is_told(disturbed, nodes):
+    """As `docker rm --force` does it, without its volumes; what is left is looked at when the test has ended."""
+    errors = disturbed(lambda api, found: api.remove_container(found[0]["Id"], force=True), nodes)
+    assert "is gone: it was removed while the job ran" in errors[0]
+
+
+@IN_DOCKER
+def test_a_container_that_is_killed_by_hand_is_told_with_the_signal(disturbed):
+    [error] = disturbed(lambda api, found: api.kill(found[0]["Id"]))
+    assert "was killed (SIGKILL), and its files are lost" in error
+
+
+@IN_DOCKER
+def test_a_container_that_is_paused_until_its_limit_is_told_as_paused(disturbed, monkeypatch):
+    monkeypatch.setattr(agents, "STOP_GRACE", 1.0)
+    [error] = disturbed(lambda api, found: api.pause(found[0]["Id"]), seconds=15.0)
+    assert "was paused (docker pause) until its time was up" in error
+
+
+@IN_DOCKER
+@pytest.mark.parametrize(
+    "is_removed", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["removed", "joined"]
+)
+def test_a_network_that_somebody_meddles_with_leaves_nothing(disturbed, docker_client, is_removed):
+    def meddle(api, found):
+        [network] = found[0]["NetworkSettings"]["Networks"].values()
+        if is_removed:
+            for each in found:
+                api.disconnect_container_from_network(each["Id"], network["NetworkID"], force=True)
+            api.remove_network(network["NetworkID"])
+        else:
+            api.connect_container_to_network(stranger.id, network["NetworkID"])
+        for each in found:
+            api.kill(each["Id"])
+
+    image = docker_client.images.list("allranks/base")[0].id
+    stranger = docker_client.containers.run(image, ["sleep", "60"], detach=True, network_mode="bridge")
+    try:
+        assert disturbed(meddle, nodes=2)
+        stranger.reload()
+        assert stranger.status == "running"
+    finally:
+        stranger.remove(force=True)
+
+
+@contextmanager
+def owner_of(bench: Bench, run_id: str):
+    """A process that owns a run with one job of this engine, on two nodes, which have a network in containers."""
+    spec = replace(bench.spec, run_id=run_id, agent=replace(bench.spec.agent, nodes=2))
+    with subprocess.Popen([sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
+        try:
+            pickle.dump((spec, bench.name, bench.package), owner.stdin)
+            owner.stdin.flush()
+            assert owner.stdout.readline() == b"started\n"
+            yield owner
+        finally:
+            owner.stdin.close()
+            owner.wait(30)
+
+
+def test_what_a_dead_owner_left_is_removed_and_what_a_living_one_has_is_not(bench, left_of):
+    dead, alive = (f"{bench.spec.run_id}-{name}" for name in ("dead", "alive"))
+    with owner_of(bench, alive):
+        with owner_of(bench, dead) as owner:
+            owner.kill()
+        left = {each.partition(" ")[0] for each in left_of(dead)}
+        assert left >= ({"container", "network", "volume"} if bench.name == "docker" else {"process"})
+        bench.make().reap()
+        assert left_of(dead) == []
+        kept = left_of(alive)
+        assert any(each.startswith(("container", "process")) for each in kept)
+    assert left_of(alive) == []

@@ -1,0 +1,115 @@
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from allranks.engines import package
+from allranks.engines.package import package_files, package_folder, package_path
+from allranks.errors import EnvironmentBuildError
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """A copy of the package's outline among others, as in site-packages."""
+    folder = tmp_path / "site-packages" / "allranks"
+    for name in ("__init__.py", "agent/__init__.py", "testing/__init__.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("")
+    monkeypatch.setattr(package, "package_folder", lambda: folder)
+    return folder
+
+
+def test_what_is_copied_is_the_package_the_agent_and_what_suites_import():
+    targets = {copy.target for copy in package_files()}
+    names = (
+        "__init__.py",
+        "launcher_variables.py",
+        "outcomes.py",
+        "pytest_plugin.py",
+        "rates.py",
+        "records.py",
+        "repetitions.py",
+        "skew.py",
+        "skip_codes.py",
+        "tracebacks.py",
+        "typed_json.py",
+        "unsupported.py",
+        "xml_text.py",
+        "agent",
+        "testing",
+    )
+    assert targets == {Path("allranks", name) for name in names}
+    assert all(copy.source.exists() for copy in package_files())
+
+
+def test_what_is_copied_imports_nothing_of_allranks_that_is_not():
+    copies = {copy.source for copy in package_files()}
+    files = {path for copy in copies for path in (copy.rglob("*.py") if copy.is_dir() else [copy])}
+    rooms = {copy.stem for copy in copies} - {"__init__"}
+    imports = {
+        (path.name, node.module)
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("allranks.")
+    }
+    assert len(imports) > 100
+    others = {(name, module) for name, module in imports if module.split(".")[1] not in rooms}
+    names = ("errors", "matrix.axes", "matrix.declaration", "matrix.toml_file")
+    outside = {f"allranks.{name}" for name in (*names, "ranks_option.rank_reports", "ranks_option.ranks_session")}
+    assert others == {("pytest_plugin.py", module) for module in outside}  # which it does outside of jobs only
+
+
+def test_a_package_alone_in_its_folder_is_found_there(installed, tmp_path):
+    assert package_path(tmp_path / "cache") == installed.parent
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_package_among_others_needs_a_cache_that_can_be_made(installed):
+    (installed.parent / "torch").mkdir()
+    with pytest.raises(EnvironmentBuildError, match="No such file or directory") as error:
+        package_path(Path("/proc/nope/cache"))
+    assert "XDG_CACHE_HOME" in error.value.remedy
+
+
+def test_a_package_among_others_is_linked_to_where_nothing_else_is(installed, tmp_path):
+    (installed.parent / "torch").mkdir()
+    path = package_path(tmp_path / "cache")
+    assert [entry.name for entry in path.iterdir()] == ["allranks"]
+    assert (path / "allranks").resolve() == installed
+
+
+def test_the_link_is_made_once(installed, tmp_path):
+    (installed.parent / "torch").mkdir()
+    first = package_path(tmp_path / "cache")
+    made = (first / "allranks").lstat().st_mtime_ns
+    assert package_path(tmp_path / "cache") == first
+    assert (first / "allranks").lstat().st_mtime_ns == made
+
+
+def test_a_link_that_leads_nowhere_is_made_again(installed, tmp_path):
+    (installed.parent / "torch").mkdir()
+    link = package_path(tmp_path / "cache") / "allranks"
+    link.unlink()
+    link.symlink_to(tmp_path / "gone")
+    package_path(tmp_path / "cache")
+    assert link.resolve() == installed
+
+
+def test_two_installed_packages_do_not_share_a_link(installed, tmp_path, monkeypatch):
+    (installed.parent / "torch").mkdir()
+    first = package_path(tmp_path / "cache")
+    other = tmp_path / "other" / "allranks"
+    other.mkdir(parents=True)
+    (other.parent / "torch").mkdir()
+    monkeypatch.setattr(package, "package_folder", lambda: other)
+    assert package_path(tmp_path / "cache") != first
+
+
+def test_another_python_finds_the_agent_on_that_path(tmp_path):
+    program = "import allranks.agent.config as c; print(c.__file__)"
+    environment = {"PYTHONPATH": str(package_path(tmp_path))}
+    command = [sys.executable, "-S", "-c", program]
+    found = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.strip()
+    assert Path(found).resolve() == package_folder() / "agent" / "config.py"
