@@ -49,7 +49,7 @@ READ: Final = """\
 import re, sys, time
 import junitparser
 from allranks import junit
-from allranks.cli import main
+from allranks.cli.main import main
 path, *_ = paths = sys.argv[1:]
 began = time.process_time()
 {}

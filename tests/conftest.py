@@ -18,7 +18,7 @@ from hypothesis import settings
 
 from allranks import ownership
 from allranks.agent.config import AgentConfig
-from allranks.cli import main
+from allranks.cli.main import main
 from allranks.engines.package import package_folder
 from allranks.engines.protocol import JobSpec
 from allranks.engines.slurm_cluster import SlurmKind

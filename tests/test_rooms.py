@@ -49,7 +49,7 @@ def test_one_package_alone_imports_junitparser_and_one_command_imports_that():
     }
     assert {package(name) for name in importers} == {"allranks.junit"}
     users = {name for name, path in MODULES.items() if any("allranks.junit" in each for each in imported(path))}
-    assert {name for name in users if package(name) != "allranks.junit"} == {"allranks.commands.show"}
+    assert {name for name in users if package(name) != "allranks.junit"} == {"allranks.cli.show"}
     assert not any("junit" in name for name in _NEEDED)
 
 
@@ -63,7 +63,7 @@ for module in sys.argv[1:]:
 
 
 def test_what_an_orchestrator_imports_needs_neither_pytest_nor_torch():
-    rooms = ("commands", "engines", "images", "matrix", "report", "runner")
+    rooms = ("cli", "engines", "images", "matrix", "report", "runner")
     modules = [
         module
         for module in MODULES

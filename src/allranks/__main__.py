@@ -14,7 +14,7 @@ def main() -> int:
     _settle_output()
     try:
         with interruptible(to_the_end=True):
-            from allranks import cli  # noqa: PLC0415 - not before interrupts are handled
+            from allranks.cli import main as cli  # noqa: PLC0415 - not before interrupts are handled
 
             return cli.main()
     except KeyboardInterrupt:

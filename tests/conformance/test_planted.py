@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.cli import main
+from allranks.cli.main import main
 from allranks.report.capabilities import Capability, from_document
 
 BACKENDS = Path(__file__).parent / "backends"

@@ -7,7 +7,7 @@ import sys
 
 from blocks import ROOT, blocks
 
-from allranks.cli import _parser
+from allranks.cli.main import _parser
 
 PAGE = ROOT / "docs" / "conformance.md"
 OF_PAGE = {each.kind: each for each in blocks() if each.page == "docs/conformance.md"}

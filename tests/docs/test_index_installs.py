@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from index_installs import index_installs
 
-from allranks.commands import init
+from allranks.cli import init
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (".github", "docs", "docker", "scripts", "src", "benchmarks", "suites")

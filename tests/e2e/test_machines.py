@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from junitparser import JUnitXml
 
-from allranks.cli import main
+from allranks.cli.main import main
 
 SUITE = """
 def test_one(rank):

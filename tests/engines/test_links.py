@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fake_daemon import engine_of
 
-from allranks.commands.conformance import _copy_module
+from allranks.cli.conformance import _copy_module
 from allranks.engines import archive as archive_module
 from allranks.engines.archive import ArchiveBuilder, check_links, copy_files
 from allranks.engines.docker_requests import USER

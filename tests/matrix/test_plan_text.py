@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from allranks.commands.plan import MOST_DROPPED_SHOWN, render_explanation, render_json, render_table
+from allranks.cli.plan import MOST_DROPPED_SHOWN, render_explanation, render_json, render_table
 from allranks.matrix.expand import expand
 from allranks.matrix.select import select
 

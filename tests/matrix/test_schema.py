@@ -16,7 +16,7 @@ from packaging.version import VERSION_PATTERN, Version
 from schema_documents import documents, mutated
 
 from allranks.agent.config import Isolation
-from allranks.commands.init import Repository, matrix_text
+from allranks.cli.init import Repository, matrix_text
 from allranks.errors import MatrixError
 from allranks.matrix import axes, declaration, model
 from allranks.matrix.axes import AXES, LARGEST, SMALLEST, is_version

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.commands.plan import render_json, render_table
+from allranks.cli.plan import render_json, render_table
 from allranks.errors import MatrixError, UsageError
 from allranks.matrix.expand import expand
 from allranks.matrix.jobs import plan

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from allranks.commands.plan import render_json, render_table
+from allranks.cli.plan import render_json, render_table
 from allranks.errors import MatrixError, UsageError
 from allranks.matrix.axes import AXES
 from allranks.matrix.expand import expand

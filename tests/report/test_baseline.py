@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.cli import main
+from allranks.cli.main import main
 from allranks.errors import ExitCode, UsageError
 from allranks.report.baseline import BaselineWatch, read_baseline, renewed_baseline, update_baseline
 from allranks.report.judged import CellSuite, exit_code

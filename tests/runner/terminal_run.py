@@ -12,7 +12,8 @@ from pathlib import Path
 
 from scripted_engine import FINISHED, PASSED, ScriptedEngine, failed
 
-from allranks import cli, ownership
+from allranks import ownership
+from allranks.cli import main as cli
 from allranks.engines.gpus import Inventory
 from allranks.engines.kind import JobEnvironment
 from allranks.records import Collected

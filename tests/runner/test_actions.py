@@ -6,7 +6,7 @@ from string import ascii_lowercase
 import pytest
 from scripted_engine import failed
 
-from allranks.cli import main
+from allranks.cli.main import main
 from allranks.records import Printed
 from allranks.report.failure_groups import Failure
 from allranks.report.merging import merge

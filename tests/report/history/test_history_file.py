@@ -103,7 +103,7 @@ def test_a_python_without_sqlite_merges_all_the_same(merged, monkeypatch):
     assert exit_code(found, nothing_ran_allowed=False) is ExitCode.TESTS_FAILED
 
 
-WITHOUT_SQLITE = "import sys; sys.modules['sqlite3'] = None; import allranks.report.merging, allranks.cli"
+WITHOUT_SQLITE = "import sys; sys.modules['sqlite3'] = None; import allranks.report.merging, allranks.cli.main"
 
 
 def test_nothing_that_a_run_imports_needs_sqlite():

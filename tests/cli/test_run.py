@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from allranks.commands import run
+from allranks.cli import run
 from allranks.errors import ExitCode
 from allranks.images.sharing import PortableImage, write_list
 from allranks.matrix.declaration import load

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.commands.command_parser import CommandParser
-from allranks.commands.options import RESULTS_VARIABLE, add_json, results_here, say, say_json
+from allranks.cli.command_parser import CommandParser
+from allranks.cli.options import RESULTS_VARIABLE, add_json, results_here, say, say_json
 from allranks.errors import MEANING, ExitCode, UsageError, did_you_mean
 from allranks.xml_text import readable
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, TextIO
 
-from allranks.commands.command_parser import CommandParser, OptionGroup, not_among
+from allranks.cli.command_parser import CommandParser, OptionGroup, not_among
 from allranks.engine_registry import AUTO, OWN_ENGINES, engine_names
 from allranks.errors import MEANING, ExitCode, MatrixError, UsageError, nearest
 from allranks.matrix.declaration import find_matrix, load

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.commands.command_parser import CommandParser, OptionGroup
-from allranks.commands.options import add_engine, add_quiet, add_selection, chosen_jobs, read_request, say
+from allranks.cli.command_parser import CommandParser, OptionGroup
+from allranks.cli.options import add_engine, add_quiet, add_selection, chosen_jobs, read_request, say
 from allranks.errors import ExitCode, UsageError
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Image, Job

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from allranks.cli import main
+from allranks.cli.main import main
 
 MATRIX = """\
 [matrix]

@@ -7,7 +7,7 @@ import tempfile
 
 import pytest
 
-from allranks.commands.git_worktree import GitHistory
+from allranks.cli.git_worktree import GitHistory
 from allranks.errors import ExitCode
 
 NODEID = "suite/test_tiny.py::test_y"

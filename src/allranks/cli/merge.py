@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.commands.command_parser import CommandParser, OptionGroup, one_of
-from allranks.commands.options import (
+from allranks.cli.command_parser import CommandParser, OptionGroup, one_of
+from allranks.cli.options import (
     RESULTS_VARIABLE,
     add_history,
     add_json,

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from math import prod
 
-from allranks.commands.command_parser import CommandParser, one_of
-from allranks.commands.options import (
+from allranks.cli.command_parser import CommandParser, one_of
+from allranks.cli.options import (
     add_selection,
     add_tests,
     chosen_jobs,

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from allranks.commands.completion import _SHELLS
+from allranks.cli.completion import _SHELLS
 
 
 @pytest.fixture

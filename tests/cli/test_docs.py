@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.cli import _COMMANDS
+from allranks.cli.main import _COMMANDS
 from allranks.errors import MEANING, PRECEDENCE, ExitCode
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from allranks.commands.options import remark, say
+from allranks.cli.options import remark, say
 from allranks.engines.package import package_folder
 from allranks.errors import DeviceError, EngineError, ExitCode, UsageError
 from allranks.matrix.axes import is_version

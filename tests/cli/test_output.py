@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from allranks.commands.options import painted
+from allranks.cli.options import painted
 
 
 def test_a_reader_that_leaves_early_breaks_nothing():

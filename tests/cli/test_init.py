@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from allranks.commands import init
-from allranks.commands.init import Repository, look_around, matrix_text
+from allranks.cli import init
+from allranks.cli.init import Repository, look_around, matrix_text
 from allranks.matrix.declaration import load
 
 FIRST_TEST = "tests/distributed/test_all_reduce.py"

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from allranks.agent.config import Stress
-from allranks.commands.command_parser import CommandParser, OptionGroup, one_of
-from allranks.commands.options import STOP, chosen_jobs, number, read_request
-from allranks.commands.run import add_seed, add_shared, refuse_options, run_chosen
+from allranks.cli.command_parser import CommandParser, OptionGroup, one_of
+from allranks.cli.options import STOP, chosen_jobs, number, read_request
+from allranks.cli.run import add_seed, add_shared, refuse_options, run_chosen
 from allranks.errors import ExitCode, UsageError
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job

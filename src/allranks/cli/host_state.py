@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.commands.command_parser import CommandParser
-from allranks.commands.options import (
+from allranks.cli.command_parser import CommandParser
+from allranks.cli.options import (
     add_engine,
     add_gpu_mode,
     add_json,

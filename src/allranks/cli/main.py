@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from allranks.commands import (
+from allranks.cli import (
     bisect,
     build,
     compare,
@@ -27,8 +27,8 @@ from allranks.commands import (
     show,
     stress,
 )
-from allranks.commands.command_parser import CommandParser
-from allranks.commands.options import RESULTS_VARIABLE, painted, results_here
+from allranks.cli.command_parser import CommandParser
+from allranks.cli.options import RESULTS_VARIABLE, painted, results_here
 from allranks.errors import AllranksError, ExitCode, UsageError, as_bug, did_you_mean
 from allranks.workflow_commands import Commands, is_on_actions
 
@@ -106,7 +106,7 @@ def _complain(error: AllranksError, arguments: Sequence[str]) -> None:
     if not is_on_actions():
         _print(error, arguments, sys.stderr)
         return
-    from allranks.commands.refusal_notice import publish  # noqa: PLC0415 - needed on GitHub alone
+    from allranks.cli.refusal_notice import publish  # noqa: PLC0415 - needed on GitHub alone
 
     # What these print, and their commands, are on standard output: between two streams the order is lost.
     name = _name_in(arguments)

@@ -4,8 +4,8 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from allranks.commands.command_parser import CommandParser, one_of
-from allranks.commands.options import say
+from allranks.cli.command_parser import CommandParser, one_of
+from allranks.cli.options import say
 from allranks.errors import ExitCode, UsageError
 
 _SHELLS: Final = ("bash", "zsh")

@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from allranks.commands.command_parser import CommandParser, one_of
-from allranks.commands.init import DEFAULT_TORCH, installed_torch
-from allranks.commands.options import (
+from allranks.cli.command_parser import CommandParser, one_of
+from allranks.cli.init import DEFAULT_TORCH, installed_torch
+from allranks.cli.options import (
     add_engine,
     add_gpu_mode,
     add_history,
@@ -26,7 +26,7 @@ from allranks.commands.options import (
     say,
     say_verdict,
 )
-from allranks.commands.run import PartOf, run_jobs
+from allranks.cli.run import PartOf, run_jobs
 from allranks.engine_registry import AUTO
 from allranks.engines.archive import copy_files
 from allranks.engines.protocol import FileCopy

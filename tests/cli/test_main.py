@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from allranks import cli
+from allranks.cli import main as cli
 from allranks.errors import EngineError
 
 pytestmark = pytest.mark.usefixtures("repository")
@@ -94,7 +94,7 @@ def test_version_is_told(allranks):
 
 
 def test_a_plan_needs_neither_docker_nor_junitparser():
-    program = "import sys; from allranks.cli import main; main(['plan']); print(*sorted(sys.modules), sep='\\n')"
+    program = "import sys; from allranks.cli.main import main; main(['plan']); print(*sorted(sys.modules), sep='\\n')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.splitlines())
     assert "allranks.matrix.jobs" in loaded

@@ -6,8 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.commands.command_parser import CommandParser
-from allranks.commands.options import add_history, add_json, moment, number, say, say_json
+from allranks.cli.command_parser import CommandParser
+from allranks.cli.options import add_history, add_json, moment, number, say, say_json
 from allranks.errors import ExitCode, MatrixError, UsageError, counted
 from allranks.matrix.declaration import find_matrix, load
 from allranks.xml_text import readable

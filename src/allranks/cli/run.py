@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.agent.refusals import REFUSED
-from allranks.commands.command_parser import CommandParser, OptionGroup
-from allranks.commands.images import PRUNE_VARIABLE, prune_after_run
-from allranks.commands.inside import refuse_launched, refuse_too_wide, run_inside
-from allranks.commands.options import (
+from allranks.cli.command_parser import CommandParser, OptionGroup
+from allranks.cli.images import PRUNE_VARIABLE, prune_after_run
+from allranks.cli.inside import refuse_launched, refuse_too_wide, run_inside
+from allranks.cli.options import (
     STOP,
     add_engine,
     add_gpu_mode,

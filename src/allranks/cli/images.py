@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from allranks.commands.command_parser import CommandParser
-from allranks.commands.options import add_json, moment, remark, say, say_json
+from allranks.cli.command_parser import CommandParser
+from allranks.cli.options import add_json, moment, remark, say, say_json
 from allranks.errors import AllranksError, ExitCode, UsageError
 
 if TYPE_CHECKING:

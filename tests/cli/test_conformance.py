@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from allranks.cli import main
-from allranks.commands import conformance
+from allranks.cli import conformance
+from allranks.cli.main import main
 from allranks.errors import ExitCode
 from allranks.report.capabilities import BadTest, Capability, CapabilityCell, CapabilityKey, as_document
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from allranks.cli import _COMMANDS
+from allranks.cli.main import _COMMANDS
 from allranks.errors import MEANING, ExitCode
 
 COMMANDS = [name for name, *_ in _COMMANDS]

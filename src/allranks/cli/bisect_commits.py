@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from allranks.commands.commit_search import suspects
-from allranks.commands.git_worktree import GitHistory
-from allranks.commands.options import remark, say, say_json
-from allranks.commands.repeated_cells import ENOUGH, Counted, Trial, repeat_until
+from allranks.cli.commit_search import suspects
+from allranks.cli.git_worktree import GitHistory
+from allranks.cli.options import remark, say, say_json
+from allranks.cli.repeated_cells import ENOUGH, Counted, Trial, repeat_until
 from allranks.errors import EngineError, ExitCode, UsageError
 from allranks.interruption import interruptible
 from allranks.matrix.model import Job, Matrix

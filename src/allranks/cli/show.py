@@ -9,8 +9,8 @@ from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import TYPE_CHECKING, Final
 
-from allranks.commands.command_parser import CommandParser
-from allranks.commands.options import add_json, number, say
+from allranks.cli.command_parser import CommandParser
+from allranks.cli.options import add_json, number, say
 from allranks.errors import ExitCode, UsageError, counted
 from allranks.tracebacks import excerpt
 from allranks.xml_text import for_terminal, readable

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.commands.commit_search import suspects
+from allranks.cli.commit_search import suspects
 
 SIZE = 40
 

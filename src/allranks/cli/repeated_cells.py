@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from allranks.agent.config import Stress
-from allranks.commands.options import STOP
-from allranks.commands.run import PartOf, run_jobs
-from allranks.commands.stress import with_gangs, with_time
+from allranks.cli.options import STOP
+from allranks.cli.run import PartOf, run_jobs
+from allranks.cli.stress import with_gangs, with_time
 from allranks.errors import ExitCode, UsageError
 from allranks.interruption import RunInterrupted
 from allranks.matrix.expand import Expansion
