@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if (why := next(_obstacles(config), None)) is not None:
         raise pytest.UsageError(why)
-    from allranks.ranks_option.ranks_session import RanksSession  # noqa: PLC0415 - see above
+    from allranks.pytest_plugin.ranks_session import RanksSession  # noqa: PLC0415 - see above
 
     config.pluginmanager.register(RanksSession(config, _TERMINAL), "allranks-ranks")
 
@@ -53,7 +53,7 @@ def _share_report(config: pytest.Config) -> None:
     with suppress(LauncherError):  # a test that asks for its rank gets the error
         place, xml = RankEnvironment.read(), config.stash.get(xml_key, None)
         if xml is not None and place.world_size > 1:
-            from allranks.ranks_option.rank_reports import RankReports  # noqa: PLC0415
+            from allranks.pytest_plugin.rank_reports import RankReports  # noqa: PLC0415
 
             config.pluginmanager.register(RankReports(place, xml), "allranks-reports")
 

@@ -7,8 +7,8 @@ import tempfile
 
 import pytest
 
-from allranks.ranks_option import kept_results
-from allranks.ranks_option.kept_results import KEPT, forget, forget_older, new_folder
+from allranks.pytest_plugin import kept_results
+from allranks.pytest_plugin.kept_results import KEPT, forget, forget_older, new_folder
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def temporary(tmp_path, monkeypatch):
 SESSION = """
 import sys, tempfile
 tempfile.tempdir = sys.argv[1]
-from allranks.ranks_option.kept_results import forget_older, new_folder
+from allranks.pytest_plugin.kept_results import forget_older, new_folder
 
 folder = new_folder()
 (folder / "log").touch()

@@ -8,8 +8,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from allranks.ranks_option import rank_reports
-from allranks.ranks_option.rank_reports import RankReports
+from allranks.pytest_plugin import rank_reports
+from allranks.pytest_plugin.rank_reports import RankReports
 from allranks.testing.environment import RankEnvironment
 
 SUITE = """

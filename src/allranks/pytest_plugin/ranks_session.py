@@ -23,8 +23,8 @@ from allranks.errors import MEANING, AllranksError, ExitCode, counted
 from allranks.matrix.model import Cell, Image, Job, Limits, Matrix, Suite
 from allranks.outcomes import named
 from allranks.ownership import own_run
-from allranks.ranks_option.kept_results import forget, forget_older, new_folder
-from allranks.ranks_option.verdict_reports import VerdictReporter
+from allranks.pytest_plugin.kept_results import forget, forget_older, new_folder
+from allranks.pytest_plugin.verdict_reports import VerdictReporter
 from allranks.records import NotRun
 from allranks.report.folder import read_attempts_at
 from allranks.report.judging import read_ranks, settled
