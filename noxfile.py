@@ -14,7 +14,7 @@ import nox
 sys.path.insert(0, str(Path(__file__).parent / "src"))
 
 from allranks.errors import AllranksError  # in this repository allranks is not installed
-from allranks.sessions import register
+from allranks.nox import register
 from allranks.user_cache import made_cache_folder
 
 nox.needs_version = ">=2025.2.9"

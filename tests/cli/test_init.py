@@ -89,7 +89,7 @@ def test_a_noxfile_is_never_touched(allranks, folder, write, arguments):
     write({"noxfile.py": "# mine\n"})
     code, out, err = allranks("init", *arguments)
     assert (code, "noxfile" in out) == (0, False)
-    assert "add to it:\n    from allranks.sessions import register" in err
+    assert "add to it:\n    from allranks.nox import register" in err
     assert (folder / "noxfile.py").read_text() == "# mine\n"
 
 

@@ -21,7 +21,7 @@ def test_ranks_add_up():
     assert total.item() == dist.get_world_size()
 """
 
-NOXFILE = "from allranks.sessions import register\n\nregister()\n"
+NOXFILE = "from allranks.nox import register\n\nregister()\n"
 
 SCRIPT_METADATA = '# /// script\n# dependencies = ["nox", "allranks @ {}"]\n# ///\n'
 

@@ -26,7 +26,7 @@ NOXFILE = """\
 # /// script
 # dependencies = ["nox", {requirement}]
 # ///
-from allranks.sessions import register
+from allranks.nox import register
 
 register()
 """
@@ -166,7 +166,7 @@ def _advice(root: Path, found: Repository) -> Iterator[str]:
     noxfile = root / "noxfile.py"
     if noxfile.exists() and "allranks" not in _text(noxfile):
         yield "noxfile.py is there already; for sessions of the cells add to it:"
-        yield "    from allranks.sessions import register"
+        yield "    from allranks.nox import register"
         yield "    register()"
     if "results" not in _text(root / ".gitignore"):
         yield "Add results/ to .gitignore: each run writes its report there."

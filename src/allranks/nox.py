@@ -2,7 +2,7 @@
 
 ::
 
-    from allranks.sessions import register
+    from allranks.nox import register
 
     register()
 

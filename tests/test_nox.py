@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-NOXFILE = "from allranks.sessions import register\n\nregister()\n"
+NOXFILE = "from allranks.nox import register\n\nregister()\n"
 
 MATRIX = """\
 [matrix]
@@ -46,7 +46,7 @@ sys.exit(int(os.environ.get("EXIT_CODE", "0")))
 
 RECORDING_NOXFILE = """
 import sys
-from allranks import sessions
+from allranks import nox as sessions
 
 sessions.orchestrator = lambda: (sys.executable, {"PYTHONPATH": RECORDER})
 sessions.register()
@@ -285,7 +285,7 @@ def test_a_large_matrix_still_runs_as_a_whole(nox, repository, calls):
 
 def test_listing_needs_the_standard_library_and_nox_alone():
     program = (
-        "import sys; before = set(sys.modules); import nox; import allranks.sessions\n"
+        "import sys; before = set(sys.modules); import nox; import allranks.nox\n"
         "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before}))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
