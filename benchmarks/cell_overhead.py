@@ -24,7 +24,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from allranks.records import JOURNAL, Finished, GangReady, GangStarted, Imported, Passed, RankEnded, Record, decode
+from allranks.protocol.records import (
+    JOURNAL,
+    Finished,
+    GangReady,
+    GangStarted,
+    Imported,
+    Passed,
+    RankEnded,
+    Record,
+    decode,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = [str(ROOT / "scripts" / "nox"), "-s", "dist(backend='gloo', world_size=2)"]

@@ -41,7 +41,7 @@ from typing import Any, Protocol
 import allranks
 from allranks.agent.linux import is_readable
 from allranks.errors import AllranksError
-from allranks.records import JOURNAL, Passed, RankEnded, TestStarted, decode
+from allranks.protocol.records import JOURNAL, Passed, RankEnded, TestStarted, decode
 from allranks.report.judged import CellSuite
 from allranks.report.merging import merge
 

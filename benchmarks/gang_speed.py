@@ -37,7 +37,7 @@ from allranks.agent.config import AgentConfig, Isolation, TimeLimits
 from allranks.engines.process import ProcessEngine
 from allranks.engines.protocol import JobSpec, resources
 from allranks.ownership import own_run
-from allranks.records import Finished, Passed, RankEnded, Record, Went
+from allranks.protocol.records import Finished, Passed, RankEnded, Record, Went
 
 ROOT = Path(__file__).resolve().parents[1]
 SUITE = Path(__file__).with_name("gang_speed_suite")

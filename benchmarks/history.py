@@ -27,7 +27,7 @@ from math import lgamma, log
 from pathlib import Path
 from typing import Final
 
-from allranks.outcomes import Outcome
+from allranks.protocol.outcomes import Outcome
 from allranks.report.history.history_file import read, written
 from allranks.report.history.history_recorder import HistoryRecorder
 from allranks.report.history.timeline import LARGEST_FILE, Timeline

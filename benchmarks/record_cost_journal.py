@@ -21,8 +21,8 @@ from merge_speed import EXPAT  # type: ignore[import-not-found]  # it is beside 
 from record_cost import MEGABYTES, OWN, Cost, Size  # type: ignore[import-not-found]  # it is beside this file
 from record_cost import _medians as medians  # beside this file
 
-from allranks.outcomes import Outcome
-from allranks.records import (
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.records import (
     JOURNAL,
     SCHEMA,
     TESTS_IN_ONE,

@@ -38,7 +38,7 @@ sys.path.insert(0, str(ROOT / "tests" / "torch_suites"))  # the helpers of that 
 from suite_files import SUITES  # noqa: E402
 from torch_runner import load, tests_of  # noqa: E402
 
-from allranks.skip_codes import SkipCode  # noqa: E402
+from allranks.protocol.skip_codes import SkipCode  # noqa: E402
 
 LISTS = ("torch-rpc", "torch-dist-autograd", "torch-dist-optimizer", "torch-ddp-rpc")
 """All but the faulty agent's: importing that gives torch an enumeration of agents that the others do not know."""

@@ -20,8 +20,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from allranks.records import JOURNAL, RankEnded, Record, Repeated, TestStarted, decode
-from allranks.repetitions import command_to_repeat
+from allranks.protocol.records import JOURNAL, RankEnded, Record, Repeated, TestStarted, decode
+from allranks.protocol.repetitions import command_to_repeat
 
 SUITE = Path(__file__).parent / "stress_races_suite"
 SEED = 7

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from enum import IntEnum
 from typing import ClassVar
 
-from allranks.xml_text import for_terminal
+from allranks.protocol.xml_text import for_terminal
 
 
 class ExitCode(IntEnum):

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import Final
 
-from allranks.xml_text import clipped, printable
+from allranks.protocol.xml_text import clipped, printable
 
 SUMMARY: Final = "GITHUB_STEP_SUMMARY"
 OUTPUTS: Final = "GITHUB_OUTPUT"

@@ -12,12 +12,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from allranks import records
 from allranks.agent.config import AgentConfig, TimeLimits
 from allranks.agent.container_init import COMMAND, ISOLATED
-from allranks.outcomes import Outcome
-from allranks.records import Passed, RankEnded, TestStarted
-from allranks.xml_text import split_nodeid
+from allranks.protocol import records
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.records import Passed, RankEnded, TestStarted
+from allranks.protocol.xml_text import split_nodeid
 
 PATIENCE = 90.0
 """Seconds that any wait may take: only a broken harness uses them up."""

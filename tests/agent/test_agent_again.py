@@ -5,7 +5,7 @@ from itertools import groupby
 import pytest
 from agent_run import AgentRun
 
-from allranks.records import Collected, Finished, Notice, TestStarted
+from allranks.protocol.records import Collected, Finished, Notice, TestStarted
 
 FILES = {
     "test_a.py": """

@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.records import Notice
+from allranks.protocol.records import Notice
 
 LEAVES_A_MESSAGE = """
 import torch, torch.distributed as dist

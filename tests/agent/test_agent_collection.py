@@ -2,7 +2,15 @@
 
 import pytest
 
-from allranks.records import AgentFailed, Collected, CollectionFailed, FailureKind, GangStarted, NotRun, SuiteWarning
+from allranks.protocol.records import (
+    AgentFailed,
+    Collected,
+    CollectionFailed,
+    FailureKind,
+    GangStarted,
+    NotRun,
+    SuiteWarning,
+)
 
 PASSING = "def test_passes(): pass\n"
 UNGUARDED = "import unittest\nclass TestA(unittest.TestCase):\n  def test_a(self): pass\nunittest.main()\n"

@@ -10,7 +10,7 @@ import pytest
 from agent_run import wait_for_pid
 
 from allranks.agent.job_end import HANGUP_STATUS
-from allranks.records import AgentFailed, Begun, Collected, GangStarted, Imported, Interrupted, JobTimedOut
+from allranks.protocol.records import AgentFailed, Begun, Collected, GangStarted, Imported, Interrupted, JobTimedOut
 
 PASSING = "def test_passes(): pass\n"
 

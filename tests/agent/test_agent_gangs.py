@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.records import NotRun
+from allranks.protocol.records import NotRun
 
 TWO_FILES = {
     "test_one.py": """

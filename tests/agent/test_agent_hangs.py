@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.records import FailureCourse, Finished, Went
+from allranks.protocol.records import FailureCourse, Finished, Went
 
 SUITE = """
     import ctypes, os, signal, threading, time

@@ -6,7 +6,15 @@ import pytest
 from agent_run import AgentRun
 
 from allranks.agent.config import JobShard
-from allranks.records import AgentFailed, Collected, CollectionFailed, FailureKind, Finished, Shared, TestStarted
+from allranks.protocol.records import (
+    AgentFailed,
+    Collected,
+    CollectionFailed,
+    FailureKind,
+    Finished,
+    Shared,
+    TestStarted,
+)
 
 FILES = {
     "test_a.py": "def test_1(): pass\ndef test_2(): pass\n",

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from allranks.agent.fork_server import is_torch_of
-from allranks.records import AgentFailed, Collected
+from allranks.protocol.records import AgentFailed, Collected
 
 
 def test_an_agent_with_another_torch_than_its_cells_runs_no_test(start_agent):

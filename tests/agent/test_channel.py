@@ -27,8 +27,8 @@ from allranks.agent.channel import (
     link_pair,
     receive,
 )
-from allranks.outcomes import Outcome, Phase, SkipKind
-from allranks.typed_json import RecordError, decode_line
+from allranks.protocol.outcomes import Outcome, Phase, SkipKind
+from allranks.protocol.typed_json import RecordError, decode_line
 
 
 def test_a_patched_json_changes_no_report(monkeypatch):

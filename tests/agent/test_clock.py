@@ -14,8 +14,8 @@ from allranks.agent import clock
 from allranks.agent.channel import Report
 from allranks.agent.gangs.local_ranks import RankExit, RankReport
 from allranks.agent.gangs.step_outcome import Step, ended, reported
-from allranks.outcomes import Outcome
-from allranks.records import RankEnded
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.records import RankEnded
 
 FUNCTIONS = ("time", "time_ns", "monotonic", "monotonic_ns", "clock_gettime", "clock_gettime_ns", "perf_counter")
 

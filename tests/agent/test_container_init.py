@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from allranks import records
 from allranks.agent import container_init as keeper_module
 from allranks.engines.docker_requests import keeper_arguments
-from allranks.records import ContainerEnded
+from allranks.protocol import records
+from allranks.protocol.records import ContainerEnded
 
 SOURCE = Path(__file__).parents[2] / "src" / "allranks"
 KEPT = (
-    "records.py",
-    "outcomes.py",
-    "rates.py",
-    "repetitions.py",
-    "skew.py",
-    "skip_codes.py",
-    "typed_json.py",
-    "xml_text.py",
+    "protocol/records.py",
+    "protocol/outcomes.py",
+    "protocol/rates.py",
+    "protocol/repetitions.py",
+    "protocol/skew.py",
+    "protocol/skip_codes.py",
+    "protocol/typed_json.py",
+    "protocol/xml_text.py",
     "agent/clock.py",
     "agent/container_init.py",
     "agent/linux.py",
@@ -48,6 +48,7 @@ def keeper(tmp_path):
         package = tmp_path / "allranks"
         command = package / "agent" / keeper_module.COMMAND.name
         command.parent.mkdir(parents=True)
+        (package / "protocol").mkdir()
         for name in KEPT:
             text = (SOURCE / name).read_text()
             (package / name).write_text(text.replace("STOP_GRACE = 6.0", f"STOP_GRACE = {grace}"))

@@ -8,7 +8,7 @@ import tty
 import pytest
 from agent_run import PATIENCE
 
-from allranks.records import NotRun, TestStarted
+from allranks.protocol.records import NotRun, TestStarted
 
 
 class Terminal:

@@ -19,7 +19,7 @@ from allranks.agent.gangs.orphans import Mark
 from allranks.agent.gangs.rank_process import open_ends
 from allranks.agent.job_end import HangupError, JobEnd
 from allranks.agent.program import Finish, Program, SessionEnded, Settled, StartGang
-from allranks.records import Imported, Notice
+from allranks.protocol.records import Imported, Notice
 
 
 class Nation:

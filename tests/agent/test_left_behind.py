@@ -10,7 +10,7 @@ from agent_run import AgentRun, launch_command
 
 from allranks.agent import linux
 from allranks.agent.gangs.orphans import GANG_VARIABLE, NOBODY, Mark, bear_marks, marked
-from allranks.records import LeftBehind
+from allranks.protocol.records import LeftBehind
 
 SUITE = """
     import multiprocessing

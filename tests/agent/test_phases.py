@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.outcomes import Outcome, Phase, overall, shorten
+from allranks.protocol.outcomes import Outcome, Phase, overall, shorten
 
 
 def phases(**outcomes):

@@ -19,8 +19,8 @@ from allranks.agent.program import (
     parse_request,
     parts_of,
 )
-from allranks.records import Imported, Notice, Record
-from allranks.typed_json import RecordError
+from allranks.protocol.records import Imported, Notice, Record
+from allranks.protocol.typed_json import RecordError
 
 TEXT = st.text(st.characters(exclude_categories=[]), max_size=20)
 TEXTS = st.lists(TEXT, max_size=3).map(tuple)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from allranks.records import AgentFailed, CollectionFailed, FailureKind, GangStarted, Notice
+from allranks.protocol.records import AgentFailed, CollectionFailed, FailureKind, GangStarted, Notice
 
 PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": ""}
 """Environment of an agent that loads what is installed, as a user's does."""

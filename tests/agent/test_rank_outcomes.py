@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from allranks import skip_codes
-from allranks.records import Collected, Finished, GangStarted, LeftBehind, TestStarted
+from allranks.protocol import skip_codes
+from allranks.protocol.records import Collected, Finished, GangStarted, LeftBehind, TestStarted
 
 ZOO = {
     "conftest.py": """

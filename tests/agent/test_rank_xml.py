@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.xml_text import legal, split_nodeid
+from allranks.protocol.xml_text import legal, split_nodeid
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from allranks import records
 from allranks.agent import linux, record_stream
 from allranks.agent.record_stream import RECORD_SEPARATOR, RecordWriter
-from allranks.outcomes import Outcome
-from allranks.records import Collected, FailureCourse, Finished, Notice, Passed, Printed, RankEnded, Went
+from allranks.protocol import records
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.records import Collected, FailureCourse, Finished, Notice, Passed, Printed, RankEnded, Went
 
 TEXT = "x" * 2000
 ENDED = RankEnded(

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from allranks.records import LeftBehind
+from allranks.protocol.records import LeftBehind
 
 SUITE = """
 import os, signal, time

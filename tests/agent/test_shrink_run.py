@@ -12,9 +12,9 @@ from allranks.agent.program import ItemOptions, Program
 from allranks.agent.repetition_journal import RepetitionJournal
 from allranks.agent.shrink_run import shrink_failures
 from allranks.agent.stress_run import Repetitions
-from allranks.outcomes import Outcome
-from allranks.records import Passed, RankEnded, Repeated, TestStarted
-from allranks.skew import delays_of, drawn_delays, milliseconds
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.records import Passed, RankEnded, Repeated, TestStarted
+from allranks.protocol.skew import delays_of, drawn_delays, milliseconds
 
 LIMIT = TimeLimit(value=20, setting="limits.test")
 SEED = 2

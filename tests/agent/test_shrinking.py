@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.agent.shrinking import Shrunk, sentence, shrink, smallest, tries_for
-from allranks.skew import Delay, delays_of, drawn_delays
+from allranks.protocol.skew import Delay, delays_of, drawn_delays
 
 PARTS = st.sets(st.integers(0, 60), min_size=1)
 

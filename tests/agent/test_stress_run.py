@@ -15,8 +15,8 @@ from allranks.agent.stress_run import (
     TURN,
     Repetitions,
 )
-from allranks.outcomes import Outcome
-from allranks.records import GangReady, LeftBehind, NotRun, Passed, RankEnded, Repeated, TestStarted
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.records import GangReady, LeftBehind, NotRun, Passed, RankEnded, Repeated, TestStarted
 
 LIMIT = TimeLimit(value=1, setting="limits.test")
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.records import Collected
-from allranks.xml_text import legal, xml_id
+from allranks.protocol.records import Collected
+from allranks.protocol.xml_text import legal, xml_id
 
 ODD = st.text(alphabet=st.sampled_from("#x01Fd8DEf23\0\x01\x1f\ud800\udfff\ufffe\uffffa:[]"), max_size=8)
 

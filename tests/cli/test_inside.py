@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import allranks as package
-from allranks.launcher_variables import LAUNCHERS
+from allranks.protocol.launcher_variables import LAUNCHERS
 
 SUITE = """
 import os, pathlib, time

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from allranks.agent.config import Stress
-from allranks.skew import stretch
+from allranks.protocol.skew import stretch
 
 
 @pytest.fixture

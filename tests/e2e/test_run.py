@@ -15,7 +15,7 @@ import pytest
 from junit2htmlreport.parser import Junit
 from junitparser import JUnitXml, Properties
 
-from allranks.skip_codes import SkipCode
+from allranks.protocol.skip_codes import SkipCode
 from allranks.testing.shared_files import wait_until
 
 ROOT = Path(__file__).parents[2]

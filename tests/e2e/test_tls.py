@@ -19,7 +19,7 @@ from allranks.engines.protocol import FileCopy
 from allranks.images import ensure_image
 from allranks.images.docker_client import connect
 from allranks.matrix.model import Image
-from allranks.records import Finished, Passed, RankEnded
+from allranks.protocol.records import Finished, Passed, RankEnded
 
 pytestmark = pytest.mark.docker
 

@@ -9,7 +9,7 @@ from docker.errors import APIError, NotFound
 from allranks.engines.agent_output import SEPARATOR
 from allranks.engines.docker import DockerEngine
 from allranks.images.leftovers import LABEL
-from allranks.records import ContainerEnded, Record, encode
+from allranks.protocol.records import ContainerEnded, Record, encode
 
 ID = "c0ffee"
 """The container of node 0; those of the others have their number behind it."""

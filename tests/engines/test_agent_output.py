@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from allranks.engines import agent_output as stream_module
 from allranks.engines.agent_output import SEPARATOR, Damage, RecordReader
-from allranks.records import Finished, Notice, Printed, encode
+from allranks.protocol.records import Finished, Notice, Printed, encode
 
 HELLO = Notice(text="hello")
 
@@ -114,7 +114,7 @@ def test_the_beginning_of_a_record_at_the_end_of_the_stream_is_nothing():
 
 def test_a_record_without_an_end_is_told_as_soon_as_it_is_too_long_and_what_follows_it_is_read(monkeypatch):
     monkeypatch.setattr(stream_module, "LINE_LIMIT", 100)
-    monkeypatch.setattr("allranks.records.LINE_LIMIT", 100)
+    monkeypatch.setattr("allranks.protocol.records.LINE_LIMIT", 100)
     [damage] = read(SEPARATOR + b"x" * 101)
     assert damage.what.startswith("record 1, from byte 0 on, has 101 bytes")
     pieces = [SEPARATOR, *[b"x" * 60] * 40, b"\n", framed(Finished(status=0))]

@@ -10,7 +10,7 @@ import pytest
 from allranks.engines import agents
 from allranks.engines.agents import JobOfAgents
 from allranks.engines.protocol import NodeExit
-from allranks.records import Finished, Went
+from allranks.protocol.records import Finished, Went
 
 
 class Told:

@@ -20,7 +20,7 @@ from allranks.engines.protocol import Engine, FileCopy, JobSpec, Passthrough
 from allranks.errors import EngineError
 from allranks.images import ensure_image
 from allranks.matrix.model import Image
-from allranks.records import (
+from allranks.protocol.records import (
     AgentFailed,
     Finished,
     RankEnded,

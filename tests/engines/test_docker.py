@@ -24,7 +24,7 @@ from allranks.errors import EngineError, ExitCode
 from allranks.images.docker_client import connect
 from allranks.images.leftovers import LABEL, unjudged_builders
 from allranks.ownership import HOST_LABEL, LOCKS_LABEL, LOCKS_VARIABLE, RUN_LABEL, locks_place, own_run
-from allranks.records import Notice
+from allranks.protocol.records import Notice
 
 REMOVED = ["remove", "remove_volume", "remove_volume"]
 """What is called for at the end of every job, however it ends."""

@@ -16,7 +16,7 @@ from allranks.engines import agents, docker_job
 from allranks.engines.docker_requests import container_name, network_of, specs_of_nodes, volume_names
 from allranks.engines.protocol import JobExit, NodeExit
 from allranks.errors import EngineError
-from allranks.records import NodesMet, Notice
+from allranks.protocol.records import NodesMet, Notice
 
 FIRST, SECOND = ID, f"{ID}-1"
 REMOVED = ["remove", "remove", "remove_volume", "remove_volume", "remove_network"]

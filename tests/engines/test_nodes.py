@@ -19,8 +19,8 @@ from allranks.engines.package import package_folder
 from allranks.engines.process import ProcessEngine, environment, remove_tree
 from allranks.engines.protocol import JobExit, NodeExit
 from allranks.errors import EngineError
-from allranks.outcomes import Outcome
-from allranks.records import NodeLost, Notice, Passed, RankEnded
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.records import NodeLost, Notice, Passed, RankEnded
 
 SUITE = """
 import os, signal, time

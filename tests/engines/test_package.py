@@ -23,23 +23,7 @@ def installed(tmp_path, monkeypatch):
 
 def test_what_is_copied_is_the_package_the_agent_and_what_suites_import():
     targets = {copy.target for copy in package_files()}
-    names = (
-        "__init__.py",
-        "launcher_variables.py",
-        "outcomes.py",
-        "pytest_plugin.py",
-        "rates.py",
-        "records.py",
-        "repetitions.py",
-        "skew.py",
-        "skip_codes.py",
-        "tracebacks.py",
-        "typed_json.py",
-        "unsupported.py",
-        "xml_text.py",
-        "agent",
-        "testing",
-    )
+    names = ("__init__.py", "protocol", "agent", "testing", "pytest_plugin/__init__.py")
     assert targets == {Path("allranks", name) for name in names}
     assert all(copy.source.exists() for copy in package_files())
 
@@ -47,18 +31,19 @@ def test_what_is_copied_is_the_package_the_agent_and_what_suites_import():
 def test_what_is_copied_imports_nothing_of_allranks_that_is_not():
     copies = {copy.source for copy in package_files()}
     files = {path for copy in copies for path in (copy.rglob("*.py") if copy.is_dir() else [copy])}
-    rooms = {copy.stem for copy in copies} - {"__init__"}
+    rooms = {"protocol", "agent", "testing"}
     imports = {
-        (path.name, node.module)
+        (path, node.module)
         for path in files
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("allranks.")
     }
     assert len(imports) > 100
-    others = {(name, module) for name, module in imports if module.split(".")[1] not in rooms}
+    others = {(path, module) for path, module in imports if module.split(".")[1] not in rooms}
     names = ("errors", "matrix.axes", "matrix.declaration", "matrix.toml_file")
-    outside = {f"allranks.{name}" for name in (*names, "ranks_option.rank_reports", "ranks_option.ranks_session")}
-    assert others == {("pytest_plugin.py", module) for module in outside}  # which it does outside of jobs only
+    outside = {f"allranks.{name}" for name in (*names, "pytest_plugin.rank_reports", "pytest_plugin.ranks_session")}
+    plugin = package_folder() / "pytest_plugin" / "__init__.py"
+    assert others == {(plugin, module) for module in outside}  # which it does outside of jobs only
 
 
 def test_a_package_alone_in_its_folder_is_found_there(installed, tmp_path):

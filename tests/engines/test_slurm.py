@@ -26,7 +26,7 @@ from allranks.engines.slurm_requests import job_name, request
 from allranks.errors import EngineError
 from allranks.matrix.model import Slurm
 from allranks.ownership import own_run
-from allranks.records import Finished, Interrupted
+from allranks.protocol.records import Finished, Interrupted
 
 FAKE = Path(__file__).with_name("fake_slurm.py")
 

@@ -28,7 +28,7 @@ from trial_cluster import left_on_cluster
 from allranks import ownership
 from allranks.engines.package import package_folder
 from allranks.images.docker_client import connect
-from allranks.records import JOURNAL, Imported, Record, Went, decode
+from allranks.protocol.records import JOURNAL, Imported, Record, Went, decode
 
 SLACK = 4.0
 """Seconds that a busy machine may add to any fault."""

@@ -10,7 +10,7 @@ import junitparser
 import pytest
 
 from allranks import junit
-from allranks.outcomes import Outcome, SkipKind
+from allranks.protocol.outcomes import Outcome, SkipKind
 from allranks.report.junit_case import JUnitForm
 from allranks.report.merging import merge
 from allranks.report.results import VerdictKind

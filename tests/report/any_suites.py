@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from allranks.outcomes import Outcome
+from allranks.protocol.outcomes import Outcome
 from allranks.report.judged import CellSuite
 from allranks.report.junit_case import JUnitForm
 from allranks.report.results import EarlierAttempt, RankResult, TestVerdict, Verdict, VerdictKind, VerdictRule

@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from allranks.xml_text import legal, split_nodeid, xml_id
+from allranks.protocol.xml_text import legal, split_nodeid, xml_id
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers, which pytest's importlib mode does not find
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from allranks.errors import ExitCode
-from allranks.records import JOURNAL, SCHEMA, AgentFailed, Finished, JobStarted, Passed, TestStarted, encode
+from allranks.protocol.records import JOURNAL, SCHEMA, AgentFailed, Finished, JobStarted, Passed, TestStarted, encode
+from allranks.protocol.skip_codes import multi_gpu
 from allranks.report.judged import CellSuite, MergedRun, exit_code
 from allranks.report.merging import merge
 from allranks.report.results import TestVerdict
-from allranks.skip_codes import multi_gpu
 
 JOB = "gloo-w2-g0-env/collectives"
 A, B = "s/test_a.py::test_one", "s/test_a.py::test_two"

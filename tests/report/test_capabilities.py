@@ -5,8 +5,8 @@ import json
 import pytest
 
 from allranks.errors import ResultsError
-from allranks.outcomes import Outcome, SkipKind
-from allranks.records import Finished, JobStarted, Passed, Tagged, encode
+from allranks.protocol.outcomes import Outcome, SkipKind
+from allranks.protocol.records import Finished, JobStarted, Passed, Tagged, encode
 from allranks.report.capabilities import (
     Capability,
     CapabilityKey,

@@ -3,7 +3,7 @@
 import shutil
 
 from allranks.errors import ExitCode
-from allranks.records import JOURNAL, SCHEMA, Finished, JobStarted, Passed, encode
+from allranks.protocol.records import JOURNAL, SCHEMA, Finished, JobStarted, Passed, encode
 from allranks.report.judged import CellSuite, exit_code
 from allranks.report.merging import merge
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.outcomes import Outcome
+from allranks.protocol.outcomes import Outcome
 from allranks.report.durations import CHANGE, NOTICEABLE, Durations, Meter, renewed, rounded
 from allranks.report.judged import CellSuite, Share
 from allranks.report.results import RankResult, TestVerdict, Verdict, VerdictKind, VerdictRule

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from allranks.errors import ExitCode
-from allranks.outcomes import Outcome
-from allranks.records import JOURNAL, SCHEMA, Finished, JobStarted, RankEnded, TestStarted, encode
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.records import JOURNAL, SCHEMA, Finished, JobStarted, RankEnded, TestStarted, encode
 from allranks.report.judged import MergedRun, exit_code
 from allranks.report.merging import merge
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.errors import ExitCode
-from allranks.records import JOURNAL, SCHEMA, JobStarted, TestStarted, encode
+from allranks.protocol.records import JOURNAL, SCHEMA, JobStarted, TestStarted, encode
 from allranks.report.judged import CellSuite, exit_code
 from allranks.report.merging import merge
 from allranks.report.results import VerdictKind

@@ -9,12 +9,12 @@ from any_suites import FORMS, SUITES, TEXT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.outcomes import Outcome
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.xml_text import TEXT_LIMIT, clean_cut, readable
 from allranks.report.judged import CellSuite
 from allranks.report.junit import JUnitWriter
 from allranks.report.junit_case import JUnitForm
 from allranks.report.results import EarlierAttempt, RankResult, TestVerdict, Verdict, VerdictKind, VerdictRule
-from allranks.xml_text import TEXT_LIMIT, clean_cut, readable
 
 
 def roots(form: JUnitForm, *suites: CellSuite) -> list[ET.Element]:

@@ -6,7 +6,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from allranks.outcomes import Outcome
+from allranks.protocol.outcomes import Outcome
 from allranks.report.judged import CellSuite
 from allranks.report.junit import JUnitWriter
 from allranks.report.junit_case import RETRIES

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from allranks.outcomes import Outcome
-from allranks.records import (
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.records import (
     SCHEMA,
     EnteredCollective,
     FailureCourse,

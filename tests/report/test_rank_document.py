@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.outcomes import Outcome, SkipKind
-from allranks.records import JOURNAL, SCHEMA, JobStarted, Passed, PhaseEnd, RankEnded, TestStarted, encode
+from allranks.protocol.outcomes import Outcome, SkipKind
+from allranks.protocol.records import JOURNAL, SCHEMA, JobStarted, Passed, PhaseEnd, RankEnded, TestStarted, encode
 from allranks.report.journal import read_journal
 from allranks.report.rank_document import write_rank_files
 from allranks.report.rank_xml import RankReader

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from allranks.outcomes import Outcome, SkipKind
+from allranks.protocol.outcomes import Outcome, SkipKind
+from allranks.protocol.skip_codes import installed_skips, skip_of_text
 from allranks.report.rank_xml import RankReader
-from allranks.skip_codes import installed_skips, skip_of_text
 
 Write = Callable[[str, Sequence[str]], Path]
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from allranks.errors import ResultsError
-from allranks.repetitions import RepetitionTally
+from allranks.protocol.repetitions import RepetitionTally
 from allranks.report.merging import merge
 from allranks.report.run_files import JobRecord, as_json
 

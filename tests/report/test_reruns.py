@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from allranks.errors import ExitCode
-from allranks.outcomes import Outcome
-from allranks.records import JOURNAL, SCHEMA, Finished, JobStarted, Passed, RankEnded, TestStarted, encode
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.records import JOURNAL, SCHEMA, Finished, JobStarted, Passed, RankEnded, TestStarted, encode
 from allranks.report.journal import read_journal
 from allranks.report.judged import CellSuite, exit_code
 from allranks.report.merging import merge

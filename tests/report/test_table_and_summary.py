@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from allranks.outcomes import Outcome
-from allranks.repetitions import RepetitionTally
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.repetitions import RepetitionTally
 from allranks.report.judged import CellSuite, JobSummary, MergedRun, Share
 from allranks.report.merging import merge
 from allranks.report.results import RankResult, TestVerdict

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.errors import ExitCode
-from allranks.outcomes import Outcome, SkipKind
+from allranks.protocol.outcomes import Outcome, SkipKind
+from allranks.protocol.skip_codes import multi_gpu
 from allranks.report.results import RankResult, VerdictKind, VerdictRule
 from allranks.report.verdict import SEVERITY, VerdictPolicy, fold, leading, severity, verdict
-from allranks.skip_codes import multi_gpu
 
 PLAIN = VerdictPolicy()
 PASSING = VerdictPolicy(skip="pass")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.xml_text import clipped, command, cut, first_line, for_terminal, readable, two_ends
+from allranks.protocol.xml_text import clipped, command, cut, first_line, for_terminal, readable, two_ends
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=()), max_size=50))

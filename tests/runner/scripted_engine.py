@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from allranks.engines.protocol import JobExit
-from allranks.outcomes import Outcome
-from allranks.records import SCHEMA, Begun, Collected, Finished, Interrupted, Passed, RankEnded
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.records import SCHEMA, Begun, Collected, Finished, Interrupted, Passed, RankEnded
 from allranks.runner.job_facts import JobFacts
 
 BEGUN = Begun(schema=SCHEMA)

@@ -16,7 +16,7 @@ from allranks import ownership
 from allranks.cli import main as cli
 from allranks.engines.gpus import Inventory
 from allranks.engines.kind import JobEnvironment
-from allranks.records import Collected
+from allranks.protocol.records import Collected
 from allranks.runner import gpu_leases, run_jobs
 from allranks.runner.host import Host
 

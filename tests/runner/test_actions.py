@@ -7,7 +7,7 @@ import pytest
 from scripted_engine import failed
 
 from allranks.cli.main import main
-from allranks.records import Printed
+from allranks.protocol.records import Printed
 from allranks.report.failure_groups import Failure
 from allranks.report.merging import merge
 from allranks.report.results import VerdictKind

@@ -5,7 +5,7 @@ from contextlib import closing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.records import SCHEMA, JobStarted, Passed, encode
+from allranks.protocol.records import SCHEMA, JobStarted, Passed, encode
 from allranks.runner.adopted_journal import AdoptedJournal
 
 STARTED = encode(JobStarted(at=1.0, schema=SCHEMA, run_id="r", cell="c", suite="s", attempt=1, world_size=1)) + b"\n"

@@ -11,7 +11,7 @@ from scripted_engine import COLLECTED, FINISHED, PASSED, failed
 from allranks.errors import EngineError, UsageError
 from allranks.interruption import interruptible
 from allranks.ownership import own_run
-from allranks.records import Collected, CollectionFailed
+from allranks.protocol.records import Collected, CollectionFailed
 from allranks.report.merging import merge
 from allranks.report.run_files import JudgingPolicy, Manifest
 from allranks.report.verdict import VerdictPolicy

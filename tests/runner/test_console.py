@@ -6,7 +6,7 @@ import re
 import pytest
 from scripted_engine import failed
 
-from allranks.records import Printed
+from allranks.protocol.records import Printed
 from allranks.report.merging import merge
 from allranks.report.run_files import JobError
 from allranks.runner.console import ActionsConsole, PlainConsole, console_for, is_streamed

@@ -11,7 +11,7 @@ from scripted_engine import BEGUN, FINISHED, failed
 from allranks.engines.agent_output import SEPARATOR, RecordReader
 from allranks.engines.kind import JobEnvironment
 from allranks.engines.protocol import JobExit
-from allranks.records import JOURNAL, Collected, GangReady, GangStarted, Passed, TestStarted, Went, encode
+from allranks.protocol.records import JOURNAL, Collected, GangReady, GangStarted, Passed, TestStarted, Went, encode
 from allranks.report.judged import exit_code
 from allranks.report.merging import merge
 from allranks.runner.attempt_runner import AttemptRunner

@@ -16,7 +16,7 @@ from allranks.engines.agent_output import Damage
 from allranks.engines.kind import JobEnvironment
 from allranks.errors import EngineError, ImageError, ResultsError
 from allranks.interruption import interruptible
-from allranks.records import (
+from allranks.protocol.records import (
     JOURNAL,
     SCHEMA,
     CollectionFailed,

@@ -6,7 +6,7 @@ from scripted_engine import COLLECTED, FINISHED, PASSED, facts_of, failed
 from allranks.agent.config import TimeLimit
 from allranks.engines.protocol import JobExit
 from allranks.errors import EngineError
-from allranks.records import (
+from allranks.protocol.records import (
     AgentFailed,
     Begun,
     Collected,
@@ -26,7 +26,7 @@ from allranks.records import (
     SuiteWarning,
     Went,
 )
-from allranks.repetitions import RepetitionTally
+from allranks.protocol.repetitions import RepetitionTally
 from allranks.report.run_files import JobError
 
 WELL = JobExit(status=0)

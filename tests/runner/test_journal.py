@@ -7,7 +7,7 @@ import pytest
 from scripted_engine import COLLECTED, PASSED, failed
 
 from allranks.ownership import own_run
-from allranks.records import JOURNAL, SCHEMA, JobStarted, decode
+from allranks.protocol.records import JOURNAL, SCHEMA, JobStarted, decode
 from allranks.report.journal import JournalWriter
 from allranks.report.rank_xml import RankReader
 from allranks.runner.ledger import complete_dead_runs

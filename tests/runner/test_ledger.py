@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from scripted_engine import BEGUN, COLLECTED, FINISHED, PASSED, WELL, failed
 
 from allranks.engines.agent_output import Damage
-from allranks.outcomes import Outcome
-from allranks.records import (
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.records import (
     MOST_RANKS,
     Begun,
     Collected,

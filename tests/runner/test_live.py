@@ -4,8 +4,8 @@ import pytest
 from scripted_engine import FINISHED, PASSED, facts_of, failed
 
 from allranks.engines.protocol import Placement
-from allranks.outcomes import Outcome
-from allranks.records import Collected, Passed, Printed
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.records import Collected, Passed, Printed
 from allranks.report.run_files import JobError
 from allranks.runner.log_lines import LiveView
 from allranks.runner.progress import Tests

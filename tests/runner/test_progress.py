@@ -4,9 +4,9 @@ from dataclasses import replace
 import pytest
 from scripted_engine import failed
 
-from allranks.outcomes import Outcome
-from allranks.records import Collected, Passed, Repeated, TestStarted
-from allranks.repetitions import RepetitionTally
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.records import Collected, Passed, Repeated, TestStarted
+from allranks.protocol.repetitions import RepetitionTally
 from allranks.runner.progress import Board, Pace, rate_so_far
 
 

@@ -8,7 +8,7 @@ from scripted_engine import facts_of
 from allranks.agent.config import TimeLimit
 from allranks.engines.kind import JobEnvironment
 from allranks.engines.protocol import JobExit, NodeExit, resources
-from allranks.records import Finished, NodeLost, NodesFailed
+from allranks.protocol.records import Finished, NodeLost, NodesFailed
 from allranks.runner.request import AttemptOptions, job_spec, room_of
 
 ATTEMPT = AttemptOptions(run_id="r", number=1, seed=1)

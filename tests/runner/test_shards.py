@@ -15,7 +15,7 @@ from allranks.errors import ExitCode, ResultsError
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
 from allranks.matrix.jobs import plan
-from allranks.records import Collected, Shared
+from allranks.protocol.records import Collected, Shared
 from allranks.report.durations import render
 from allranks.report.merging import merge
 from allranks.runner.attempt_runner import AttemptRunner

@@ -13,9 +13,9 @@ from project import GPUS, WANTED
 from world import HostDaemon
 
 from allranks import ownership
-from allranks.outcomes import Outcome
-from allranks.records import JOURNAL, Collected, Passed, RankEnded, Record, decode
-from allranks.typed_json import RecordError
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.records import JOURNAL, Collected, Passed, RankEnded, Record, decode
+from allranks.protocol.typed_json import RecordError
 
 Ranks = dict[int, str]
 

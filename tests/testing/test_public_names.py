@@ -8,7 +8,7 @@ import allranks.testing
 @pytest.mark.parametrize("name", allranks.testing.__all__)
 def test_every_public_name_is_there(name):
     assert getattr(allranks.testing, name).__module__.startswith(
-        ("allranks.testing", "allranks.skip_codes", "builtins")
+        ("allranks.testing", "allranks.protocol.skip_codes", "builtins")
     )
 
 
@@ -17,7 +17,7 @@ def test_an_interactive_shell_is_offered_every_public_name():
 
 
 def test_a_name_is_the_one_of_its_module():
-    assert allranks.testing.SkipCode is importlib.import_module("allranks.skip_codes").SkipCode
+    assert allranks.testing.SkipCode is importlib.import_module("allranks.protocol.skip_codes").SkipCode
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.records import TestStarted
+from allranks.protocol.records import TestStarted
 
 pytest_plugins = ["pytester"]
 

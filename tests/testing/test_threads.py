@@ -12,8 +12,8 @@ import torch.distributed as dist
 from allranks.agent.config import TimeLimit
 from allranks.agent.environment_skips import EnvironmentSkip
 from allranks.agent.gangs.unmatched_calls import words_for_ranks
-from allranks.outcomes import Outcome
-from allranks.skip_codes import SkipCode
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.skip_codes import SkipCode
 from allranks.testing import MultiThreadedTestCase, RankThreadError, ThreadedWorldError, spawn_threads_and_init_comms
 from allranks.testing.threads.report import raise_for
 from allranks.testing.threads.thread_ranks import JoinLimits, run_ranks

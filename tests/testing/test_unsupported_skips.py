@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from allranks.agent.environment_skips import EnvironmentSkip
+from allranks.protocol.unsupported import is_lack
 from allranks.testing import unsupported_skips
-from allranks.unsupported import is_lack
 
 REFUSAL = RuntimeError("No backend type associated with device type cpu")
 

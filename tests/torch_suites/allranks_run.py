@@ -17,7 +17,7 @@ from torch_record import installed_torch
 
 import allranks
 from allranks.errors import AllranksError
-from allranks.records import JOURNAL, Finished, Went, decode
+from allranks.protocol.records import JOURNAL, Finished, Went, decode
 from allranks.report.judged import CellSuite
 from allranks.report.merging import merge
 from allranks.report.results import VerdictRule

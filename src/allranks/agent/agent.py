@@ -38,8 +38,8 @@ from allranks.agent.nodes.node_rendezvous import NodesError, meet
 from allranks.agent.program import Finish, Program, SessionEnded, Settled, changed_status, parts_of
 from allranks.agent.record_stream import RecordWriter
 from allranks.agent.test_loop import SupervisedJob, TestLoop
-from allranks.outcomes import Outcome, SkipKind, shorten
-from allranks.records import (
+from allranks.protocol.outcomes import Outcome, SkipKind, shorten
+from allranks.protocol.records import (
     SCHEMA,
     AgentFailed,
     Begun,

@@ -23,7 +23,7 @@ from allranks.agent.config import AgentConfig, Folders
 from allranks.agent.job_end import JobEnd
 from allranks.agent.program import ItemOptions, Program
 from allranks.agent.stress_run import Repetitions
-from allranks.xml_text import clipped
+from allranks.protocol.xml_text import clipped
 
 LOG: Final = "beside-torch.log"
 """The file in the job's results that has the output of the first repetition of each test that went wrong."""

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from allranks.agent.gangs.call_board import Wait
-from allranks.outcomes import Outcome, Phase
-from allranks.skew import OFF
-from allranks.typed_json import RecordError, decode_line, encode_line
+from allranks.protocol.outcomes import Outcome, Phase
+from allranks.protocol.skew import OFF
+from allranks.protocol.typed_json import RecordError, decode_line, encode_line
 
 MESSAGE_LIMIT: Final = 4 << 20
 """Bytes of one message: a phase with its texts takes a fifth of it at most."""
@@ -73,7 +73,9 @@ class ChildStarted:
 class LaunchedEnd:
     """A driver's report on a rank that its test has started."""
 
-    record: str  # the line of a :class:`~allranks.records.Passed` or :class:`~allranks.records.RankEnded`
+    record: (
+        str  # the line of a :class:`~allranks.protocol.records.Passed` or :class:`~allranks.protocol.records.RankEnded`
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

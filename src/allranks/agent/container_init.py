@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from allranks.agent import linux
 from allranks.agent.record_stream import RECORD_SEPARATOR
-from allranks.records import ContainerEnded, encode
+from allranks.protocol.records import ContainerEnded, encode
 
 STOP_GRACE = 6.0
 """Seconds from the end of standard input, or a SIGTERM, until the agent is killed: its ranks need three to stop."""

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from allranks import skip_codes
-from allranks.outcomes import SkipKind
-from allranks.skip_codes import SkipCode
+from allranks.protocol import skip_codes
+from allranks.protocol.outcomes import SkipKind
+from allranks.protocol.skip_codes import SkipCode
 
 
 class EnvironmentSkip(pytest.skip.Exception):  # type: ignore[misc,name-defined]

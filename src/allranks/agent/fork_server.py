@@ -27,8 +27,8 @@ from allranks.agent.ranks import rank_setup
 from allranks.agent.refusals import too_old
 from allranks.agent.seeding import seed_generators
 from allranks.agent.stacks.stacks import STACKS_SIGNAL
-from allranks.records import AgentFailed, FailureKind, Imported
-from allranks.typed_json import RecordError
+from allranks.protocol.records import AgentFailed, FailureKind, Imported
+from allranks.protocol.typed_json import RecordError
 
 
 class Supervisor:

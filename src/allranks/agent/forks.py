@@ -31,8 +31,8 @@ from allranks.agent.nodes.node import Orders
 from allranks.agent.program import LINE_LIMIT, Finish, Forked, Reply, SessionEnded, StartGang, line_of, parse_reply
 from allranks.agent.stacks.flight_recorder import FlightRecorder
 from allranks.agent.stacks.stacks import STACKS_SIGNAL, StackFile, innermost, wait_for_stacks
-from allranks.records import Imported, Record
-from allranks.typed_json import RecordError
+from allranks.protocol.records import Imported, Record
+from allranks.protocol.typed_json import RecordError
 
 START_TIMEOUT = 60.0
 """Seconds to fork ranks: hooks of the suite may run meanwhile, and hang."""

@@ -23,8 +23,8 @@ from allranks.agent.gangs.orphans import Mark
 from allranks.agent.program import Reply, StartGang, parse_request
 from allranks.agent.ranks import rank_setup
 from allranks.agent.stacks.stacks import STACKS_SIGNAL
-from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, shorten
-from allranks.records import AgentFailed, CollectionFailed
+from allranks.protocol.outcomes import MESSAGE_LIMIT, Outcome, Phase, shorten
+from allranks.protocol.records import AgentFailed, CollectionFailed
 
 _LOG = "agent.log"
 

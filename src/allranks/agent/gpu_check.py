@@ -18,8 +18,8 @@ from torch import distributed
 from allranks.agent import linux
 from allranks.agent.config import AgentConfig, GpuToCheck, share_of
 from allranks.agent.gangs.ends import Journal
-from allranks.records import AgentFailed, FailureKind, GpuFailed, GpusChecked
-from allranks.skip_codes import SkipCode, multi_gpu
+from allranks.protocol.records import AgentFailed, FailureKind, GpuFailed, GpusChecked
+from allranks.protocol.skip_codes import SkipCode, multi_gpu
 
 
 def missing_hardware(config: AgentConfig) -> tuple[SkipCode, str, int | None] | None:

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from allranks.records import AgentFailed, Notice
+from allranks.protocol.records import AgentFailed, Notice
 
 NAMES = 20
 """Most names that one notice lists."""

@@ -58,7 +58,7 @@ from allranks.agent.node_files import (
 )
 from allranks.agent.node_scratch import scratch_folder
 from allranks.agent.record_forwarder import PATIENCE, SLOW, RecordForwarder
-from allranks.outcomes import MESSAGE_LIMIT, shorten
+from allranks.protocol.outcomes import MESSAGE_LIMIT, shorten
 
 ADDRESS_VARIABLE: Final = "ALLRANKS_NODE_ADDRESS"
 """Names an address at which other nodes may reach this one; it counts only where it is this node's."""

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from allranks.agent.config import TimeLimit
-from allranks.records import KINDS, TESTS_IN_ONE, Record
-from allranks.records import LINE_LIMIT as RECORD_LIMIT
-from allranks.typed_json import check_length, decode_line, encode_line
+from allranks.protocol.records import KINDS, TESTS_IN_ONE, Record
+from allranks.protocol.records import LINE_LIMIT as RECORD_LIMIT
+from allranks.protocol.typed_json import check_length, decode_line, encode_line
 
 LINE_LIMIT: Final = 256 << 20
 """Bytes of one line: enough for the names of a million tests."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from allranks.agent import clock
 from allranks.agent.linux import write_all
-from allranks.records import FailureCourse, Notice, Printed, RankEnded, Record, encode
+from allranks.protocol.records import FailureCourse, Notice, Printed, RankEnded, Record, encode
 
 RECORD_SEPARATOR = b"\x1e"
 

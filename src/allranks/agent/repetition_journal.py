@@ -5,8 +5,8 @@ from typing import Protocol
 
 from allranks.agent.channel import RunTest
 from allranks.agent.gangs.ends import Journal
-from allranks.outcomes import Outcome, disagree
-from allranks.records import (
+from allranks.protocol.outcomes import Outcome, disagree
+from allranks.protocol.records import (
     FailureCourse,
     GangReady,
     GangStarted,

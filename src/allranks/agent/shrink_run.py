@@ -14,8 +14,8 @@ from allranks.agent.program import Program
 from allranks.agent.repetition_journal import End, seconds_of, was_bad
 from allranks.agent.shrinking import sentence, shrink
 from allranks.agent.stress_run import Repetitions
-from allranks.records import GangReady, GangStarted, LeftBehind, Notice, TestStarted
-from allranks.skew import LEVELS, OFF, Delay, delays_of, drawn_delays, milliseconds, skew_of, stretch
+from allranks.protocol.records import GangReady, GangStarted, LeftBehind, Notice, TestStarted
+from allranks.protocol.skew import LEVELS, OFF, Delay, delays_of, drawn_delays, milliseconds, skew_of, stretch
 
 SEARCH: Final = 180.0
 """Seconds for all searches of a job."""

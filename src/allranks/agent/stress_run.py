@@ -19,8 +19,8 @@ from allranks.agent.config import Stress, seed_of_repetition
 from allranks.agent.gangs.ends import Journal
 from allranks.agent.program import Program
 from allranks.agent.repetition_journal import End, outcomes_of, seconds_of, was_bad
-from allranks.outcomes import Outcome
-from allranks.records import (
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.records import (
     FailureCourse,
     GangReady,
     GangStarted,
@@ -33,8 +33,8 @@ from allranks.records import (
     Repeated,
     TestStarted,
 )
-from allranks.repetitions import RepetitionTally, name_of_repetition, options_of, rate_in_words
-from allranks.skew import OFF
+from allranks.protocol.repetitions import RepetitionTally, name_of_repetition, options_of, rate_in_words
+from allranks.protocol.skew import OFF
 
 TURN = 1.0
 """Seconds that a gang repeats its tests while other tests wait for a gang."""

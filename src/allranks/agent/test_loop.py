@@ -27,10 +27,10 @@ from allranks.agent.rendezvous import OWN_GROUPS, Rendezvous, make_rendezvous
 from allranks.agent.repetition_journal import Plan, RepetitionJournal
 from allranks.agent.shrink_run import Trials, shrink_failures
 from allranks.agent.stress_run import Repetitions
-from allranks.outcomes import Outcome, disagree, may_disagree, numbers
-from allranks.records import AgentFailed, GangReady, GangStarted, LeftBehind, Notice, NotRun, TestStarted
-from allranks.skew import JOINING, Delay, drawn_outside, stretch
-from allranks.xml_text import clipped
+from allranks.protocol.outcomes import Outcome, disagree, may_disagree, numbers
+from allranks.protocol.records import AgentFailed, GangReady, GangStarted, LeftBehind, Notice, NotRun, TestStarted
+from allranks.protocol.skew import JOINING, Delay, drawn_outside, stretch
+from allranks.protocol.xml_text import clipped
 
 DRIVER_MARGIN = 5.0
 """Seconds that a driver gets beyond its ranks' limit, to read their stacks, to stop them and to tear down."""

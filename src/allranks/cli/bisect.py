@@ -12,7 +12,7 @@ from allranks.cli.repeated_cells import Counted, Trial, jobs_of_one_suite, most_
 from allranks.cli.run import add_seed, add_shared, refuse_options
 from allranks.cli.stress import OF_RUN, add_gangs, add_skew
 from allranks.errors import MEANING, EngineError, ExitCode, UsageError
-from allranks.rates import needed, unseen_rate
+from allranks.protocol.rates import needed, unseen_rate
 
 if TYPE_CHECKING:
     from allranks.report.deciding_axis import CellRate, DecidingAxis

@@ -17,8 +17,8 @@ from allranks.cli.repeated_cells import ENOUGH, Counted, Trial, repeat_until
 from allranks.errors import EngineError, ExitCode, UsageError
 from allranks.interruption import interruptible
 from allranks.matrix.model import Job, Matrix
-from allranks.rates import missed, needed, percent, unseen_rate
-from allranks.xml_text import clipped
+from allranks.protocol.rates import missed, needed, percent, unseen_rate
+from allranks.protocol.xml_text import clipped
 
 _FEWEST: Final = 3
 """Passes of a good commit at least: a machine has bad moments."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from allranks.cli.command_parser import CommandParser
 from allranks.cli.options import RESULTS_VARIABLE, add_json, results_here, say, say_json
 from allranks.errors import MEANING, ExitCode, UsageError, did_you_mean
-from allranks.xml_text import readable
+from allranks.protocol.xml_text import readable
 
 if TYPE_CHECKING:
     from allranks.report.comparison import ComparedJob, DifferentTest

@@ -10,7 +10,7 @@ from allranks.cli.command_parser import CommandParser
 from allranks.cli.options import add_history, add_json, moment, number, say, say_json
 from allranks.errors import ExitCode, MatrixError, UsageError, counted
 from allranks.matrix.declaration import find_matrix, load
-from allranks.xml_text import readable
+from allranks.protocol.xml_text import readable
 
 if TYPE_CHECKING:
     from allranks.report.history.lookup import Overview, TestLine

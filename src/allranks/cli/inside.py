@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.errors import ExitCode, UsageError, counted
-from allranks.launcher_variables import LAUNCHERS, LaunchedProcess, launched_process
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job
+from allranks.protocol.launcher_variables import LAUNCHERS, LaunchedProcess, launched_process
 
 if TYPE_CHECKING:
     from allranks.engines.launched_hosts import ConnectedLaunch

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 from allranks.cli.command_parser import CommandParser
 from allranks.cli.options import add_json, number, say
 from allranks.errors import ExitCode, UsageError, counted
-from allranks.tracebacks import excerpt
-from allranks.xml_text import for_terminal, readable
+from allranks.protocol.tracebacks import excerpt
+from allranks.protocol.xml_text import for_terminal, readable
 
 if TYPE_CHECKING:
     from allranks.junit import ReportedCase, ReportedRank

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from allranks.records import LINE_LIMIT, Record, decode
-from allranks.typed_json import RecordError
+from allranks.protocol.records import LINE_LIMIT, Record, decode
+from allranks.protocol.typed_json import RecordError
 
 _HEADER = struct.Struct(">BxxxL")
 

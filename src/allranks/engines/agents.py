@@ -20,7 +20,7 @@ from allranks.agent.config import PYTEST_CACHE, RESULTS_BYTES, AgentConfig, GpuT
 from allranks.engines.agent_output import Damage
 from allranks.engines.intake import MOST_ENTRIES, Intake
 from allranks.engines.protocol import JobExit, JobSpec, NodeExit, Passthrough, Placement, RecordSink
-from allranks.records import NodesMet, Record
+from allranks.protocol.records import NodesMet, Record
 
 _TOKEN_BYTES = 32
 

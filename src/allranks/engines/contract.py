@@ -30,7 +30,7 @@ from allranks.engines.kind import JobEnvironment
 from allranks.engines.protocol import Engine, FileCopy, JobSpec, resources
 from allranks.errors import EngineError
 from allranks.ownership import own_run
-from allranks.records import (
+from allranks.protocol.records import (
     Begun,
     Collected,
     Finished,

@@ -24,7 +24,7 @@ from allranks.engines.docker_requests import ROOT, own_folder
 from allranks.engines.protocol import NodeExit
 from allranks.errors import EngineError
 from allranks.images.docker_client import FAILURES
-from allranks.records import ContainerEnded, Record
+from allranks.protocol.records import ContainerEnded, Record
 
 """Errors of a daemon that refuses, or is gone."""
 

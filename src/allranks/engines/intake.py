@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from allranks.agent.config import RESULTS_BYTES
 from allranks.errors import EngineError
-from allranks.records import JOURNAL
+from allranks.protocol.records import JOURNAL
 
 DRAFT = ".allranks.part"
 

@@ -11,7 +11,7 @@ from allranks.engines.gpus import Inventory
 from allranks.engines.protocol import Engine
 from allranks.errors import EngineDeniedError, EngineError
 from allranks.matrix.model import Image, Matrix
-from allranks.xml_text import clipped
+from allranks.protocol.xml_text import clipped
 
 if TYPE_CHECKING:
     from docker import DockerClient

@@ -18,7 +18,7 @@ from allranks.engines.shared_folder_job import SharedFolderJob, fill_folder
 from allranks.engines.slurm_requests import job_name
 from allranks.errors import EngineError
 from allranks.ownership import HOST_VARIABLE, RUN_VARIABLE
-from allranks.typed_json import told
+from allranks.protocol.typed_json import told
 
 _OF_A_NODE: Final = ("TMPDIR", RUN_VARIABLE, HOST_VARIABLE, "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 """Variables that each node sets for itself; the process that started a supervisor owns it."""

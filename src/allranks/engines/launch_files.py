@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 
 from allranks.agent.node_files import write_whole
 from allranks.errors import EngineError
-from allranks.typed_json import RecordError, build, told
+from allranks.protocol.typed_json import RecordError, build, told
 
 SESSION: Final = "session.json"
 PACKAGE: Final = "package"

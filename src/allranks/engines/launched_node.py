@@ -16,7 +16,7 @@ from allranks.agent.node_files import AgentExit, write_whole
 from allranks.engines.gpus import Inventory
 from allranks.engines.launch_files import Session, read_file
 from allranks.engines.process import of_no_rank
-from allranks.launcher_variables import outside_of_launchers
+from allranks.protocol.launcher_variables import outside_of_launchers
 
 ORDER: Final = "launch.json"
 """File of a node of a job: see :class:`LaunchOrder`."""

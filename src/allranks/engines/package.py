@@ -19,23 +19,7 @@ from allranks.errors import EnvironmentBuildError
 from allranks.images.environments import forget_unused
 from allranks.user_cache import WRITABLE
 
-_NEEDED = (
-    "__init__.py",
-    "launcher_variables.py",
-    "outcomes.py",
-    "pytest_plugin.py",
-    "rates.py",
-    "records.py",
-    "repetitions.py",
-    "skew.py",
-    "skip_codes.py",
-    "tracebacks.py",
-    "typed_json.py",
-    "unsupported.py",
-    "xml_text.py",
-    "agent",
-    "testing",
-)
+_NEEDED = ("__init__.py", "protocol", "agent", "testing", "pytest_plugin/__init__.py")
 
 
 def package_folder() -> Path:

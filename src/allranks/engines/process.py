@@ -28,7 +28,7 @@ from allranks.ownership import (
     host_id,
     process_namespace,
 )
-from allranks.records import Record
+from allranks.protocol.records import Record
 
 _OF_A_RANK = re.compile(
     "((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_(?!ETCD_).*)", re.DOTALL

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, Protocol
 from allranks.agent.config import AgentConfig
 from allranks.engines.agent_output import Damage
 from allranks.ownership import GPUS_LABEL, RUN_LABEL
-from allranks.records import Record
+from allranks.protocol.records import Record
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,8 +29,8 @@ from allranks.engines.allocation import Allocation, told_in
 from allranks.engines.archive import copy_files
 from allranks.engines.protocol import JobExit, JobSpec, NodeExit, Placement, RecordSink
 from allranks.errors import EngineError
-from allranks.records import Record
-from allranks.typed_json import RecordError, build
+from allranks.protocol.records import Record
+from allranks.protocol.typed_json import RecordError, build
 
 _LOOK_AGAIN: Final = 0.25
 """Seconds between two looks at the files of a node."""

@@ -22,7 +22,7 @@ from allranks.errors import ImageError
 from allranks.images.child_process import child, lines_of
 from allranks.images.daemon import Event, Progress, error_of, find, reported
 from allranks.images.leftovers import end_step
-from allranks.xml_text import clipped
+from allranks.protocol.xml_text import clipped
 
 if TYPE_CHECKING:
     from docker import DockerClient

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from allranks.errors import EnvironmentBuildError
 from allranks.images.pip_settings import errors_in, pip_settings, python_that_builds, without_logins
+from allranks.protocol.xml_text import clipped
 from allranks.user_cache import cache_folder, cache_limit, hold, make_room, use
-from allranks.xml_text import clipped
 
 _COMPLETE = ".complete"
 

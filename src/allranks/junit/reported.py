@@ -13,8 +13,8 @@ from typing import Any, Final, cast
 
 import junitparser
 
-from allranks.outcomes import Outcome, SkipKind
-from allranks.records import MOST_RANKS
+from allranks.protocol.outcomes import Outcome, SkipKind
+from allranks.protocol.records import MOST_RANKS
 from allranks.report.declared import count_of, details_of
 from allranks.report.outcome_words import outcome_of
 from allranks.report.results import VerdictKind

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from allranks.launcher_variables import IN_A_JOB, variables_for
+from allranks.protocol.launcher_variables import IN_A_JOB, variables_for
 
 _FIXTURES = "allranks.testing.fixtures"
 

@@ -21,11 +21,11 @@ from allranks.engines.host_processes import ConnectedProcesses
 from allranks.engines.kind import JobEnvironment
 from allranks.errors import MEANING, AllranksError, ExitCode, counted
 from allranks.matrix.model import Cell, Image, Job, Limits, Matrix, Suite
-from allranks.outcomes import named
 from allranks.ownership import own_run
+from allranks.protocol.outcomes import named
+from allranks.protocol.records import NotRun
 from allranks.pytest_plugin.kept_results import forget, forget_older, new_folder
 from allranks.pytest_plugin.verdict_reports import VerdictReporter
-from allranks.records import NotRun
 from allranks.report.folder import read_attempts_at
 from allranks.report.judging import read_ranks, settled
 from allranks.report.run_files import JobError, Manifest

@@ -9,8 +9,20 @@ import pytest
 from _pytest._code.code import TerminalRepr
 from _pytest._io import TerminalWriter
 
-from allranks.outcomes import shorten
-from allranks.records import JOURNAL, SCHEMA, Finished, JobStarted, Passed, Printed, RankEnded, Record, TestStarted
+from allranks.protocol.outcomes import shorten
+from allranks.protocol.records import (
+    JOURNAL,
+    SCHEMA,
+    Finished,
+    JobStarted,
+    Passed,
+    Printed,
+    RankEnded,
+    Record,
+    TestStarted,
+)
+from allranks.protocol.tracebacks import folded
+from allranks.protocol.xml_text import xml_id
 from allranks.report.folder import Attempt
 from allranks.report.journal import JournalReader
 from allranks.report.judging import judge
@@ -19,8 +31,6 @@ from allranks.report.run_files import JobError
 from allranks.report.verdict import VerdictPolicy
 from allranks.runner.log_lines import LiveView
 from allranks.runner.progress import Tests
-from allranks.tracebacks import folded
-from allranks.xml_text import xml_id
 
 _NOT_THERE: Final = (
     "it is there when pytest collects, and not when the ranks' process does. If its name comes from a set, set "

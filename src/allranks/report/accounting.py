@@ -8,8 +8,8 @@ from typing import Final
 
 from allranks.agent.collection.parameter_values import REMEDY, VARIABLE, changes
 from allranks.errors import ExitCode
-from allranks.outcomes import named
-from allranks.records import JOURNAL
+from allranks.protocol.outcomes import named
+from allranks.protocol.records import JOURNAL
 from allranks.report.baseline import Baseline, BaselineWatch
 from allranks.report.folder import Attempt
 from allranks.report.gathering import CopyWatch, Gathered, contradictions, without_copies

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final
 from zipfile import BadZipFile, ZipFile
 
-from allranks.records import JOURNAL
+from allranks.protocol.records import JOURNAL
 from allranks.report.untrusted import head, open_regular, special
 
 _TAR: Final = re.compile(r".*\.(?:tar|tgz|tbz2?|txz|tar\.(?:gz|bz2|xz))", re.IGNORECASE | re.DOTALL)

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from allranks.repetitions import RepetitionTally, difference_in_words, rate_in_short
+from allranks.protocol.repetitions import RepetitionTally, difference_in_words, rate_in_short
+from allranks.protocol.xml_text import readable
 from allranks.report.judged import SuiteRow
-from allranks.xml_text import readable
 
 _HEAD: Final = ("test", "allranks", "torch's runner", "difference")
 _MOST: Final = 50

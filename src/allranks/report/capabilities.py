@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from allranks.outcomes import Outcome
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.unsupported import is_lack
+from allranks.protocol.xml_text import cut, first_line
 from allranks.report.judged import CellSuite
 from allranks.report.results import TestVerdict, VerdictRule
 from allranks.report.untrusted import parsed
-from allranks.unsupported import is_lack
-from allranks.xml_text import cut, first_line
 
 MOST_CELLS: Final = 5_000
 """Cells of a backend's table, besides bad ones; a suite may tag its tests with whatever it likes."""

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Final
 
+from allranks.protocol.xml_text import printable, readable
 from allranks.report.capabilities import (
     Capability,
     CapabilityTable,
@@ -11,7 +12,6 @@ from allranks.report.capabilities import (
     bad_cells,
 )
 from allranks.report.summary import markdown
-from allranks.xml_text import printable, readable
 
 NAME: Final = "conformance"
 """The stem of its files, beside the merged report."""

@@ -9,7 +9,8 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from allranks.errors import ResultsError, UsageError
-from allranks.outcomes import Outcome
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.xml_text import cut, first_line
 from allranks.report.accounting import account, damaged_manifest
 from allranks.report.comparison import ComparedJob, ComparedOutcome, together
 from allranks.report.declared import details_of
@@ -25,7 +26,6 @@ from allranks.report.report_json import SCHEMA, is_report_json
 from allranks.report.run_files import JudgingPolicy
 from allranks.report.untrusted import open_regular
 from allranks.report.verdict import VerdictPolicy
-from allranks.xml_text import cut, first_line
 
 _MESSAGE = 300
 _SHARD = re.compile(r"@\d+of\d+$")

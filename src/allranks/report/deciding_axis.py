@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from allranks.matrix.axes import AxisValue
-from allranks.rates import log_chance, percent
+from allranks.protocol.rates import log_chance, percent
 from allranks.report.axis_correlation import predicates
 
 

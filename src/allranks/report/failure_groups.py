@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from allranks.errors import PRECEDENCE, ExitCode
-from allranks.outcomes import Outcome, numbers
+from allranks.protocol.outcomes import Outcome, numbers
+from allranks.protocol.xml_text import cut, first_line, readable
 from allranks.report.results import TestVerdict, VerdictKind
-from allranks.xml_text import cut, first_line, readable
 
 _MESSAGE: Final = 300
 _RANKS_SHOWN: Final = 4

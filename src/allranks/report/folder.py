@@ -14,12 +14,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, TypeVar
 
-from allranks.records import JOURNAL, MOST_RANKS
+from allranks.protocol.records import JOURNAL, MOST_RANKS
+from allranks.protocol.xml_text import clipped, legal, xml_id
 from allranks.report.archives import has_results, is_archive, plain_head
 from allranks.report.rank_names import around, names_a_rank, rank_folder, rank_of, timeless, world_size_of
 from allranks.report.run_files import SCHEMA, JobRecord, Manifest
 from allranks.report.untrusted import digest, head, leads_out, listing, open_regular, parsed, special, walk
-from allranks.xml_text import clipped, legal, xml_id
 
 REPORT_NAME: Final = "allranks"
 """The name of the root element, by which a merged report is identified."""

@@ -14,7 +14,7 @@ from math import inf
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from allranks.records import MOST_RANKS
+from allranks.protocol.records import MOST_RANKS
 from allranks.report.folder import (
     Attempt,
     is_attempt,

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
 
-from allranks.outcomes import Outcome
-from allranks.records import (
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.records import (
     LINE_LIMIT,
     MOST_RANKS,
     SCHEMA,
@@ -29,11 +29,11 @@ from allranks.records import (
     decode,
     encode,
 )
+from allranks.protocol.typed_json import RecordError
+from allranks.protocol.xml_text import cut, legal, readable, split_nodeid, xml_id
 from allranks.report.rank_course import CourseReader
 from allranks.report.results import ABSENT, Key, RankFile, RankResult
 from allranks.report.untrusted import duration, open_regular
-from allranks.typed_json import RecordError
-from allranks.xml_text import cut, legal, readable, split_nodeid, xml_id
 
 _T = TypeVar("_T")
 

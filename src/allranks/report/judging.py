@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Final, Self
 
 from allranks.errors import ExitCode
-from allranks.outcomes import Outcome
-from allranks.records import JOURNAL
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.records import JOURNAL
+from allranks.protocol.xml_text import first_line, split_nodeid, xml_id
 from allranks.report.folder import Attempt, is_named_like_a_rank
 from allranks.report.journal import read_journal
 from allranks.report.rank_names import rank_of
@@ -28,7 +29,6 @@ from allranks.report.results import (
 )
 from allranks.report.run_files import JobRecord
 from allranks.report.verdict import VerdictPolicy, verdict
-from allranks.xml_text import first_line, split_nodeid, xml_id
 
 
 def read_ranks(paths: Sequence[Path]) -> list[RankFile]:

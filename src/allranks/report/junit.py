@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Final, Self
 
 from allranks.errors import ResultsError
+from allranks.protocol.xml_text import attribute
 from allranks.report.folder import is_merged_report
 from allranks.report.judged import CellSuite, JobSummary
 from allranks.report.junit_case import Fact, JUnitForm, render_case, shown, unique_names
 from allranks.report.junit_document import CONTINUED, JUnitDocument, SuiteHead
 from allranks.report.results import TestVerdict
-from allranks.xml_text import attribute
 
 _USUAL: Final = JUnitForm()
 

@@ -19,10 +19,7 @@ from itertools import chain, count
 from operator import mul
 from typing import Final, Literal
 
-from allranks.report.judged import JobSummary
-from allranks.report.junit_ranks import places_of_texts, seconds_of
-from allranks.report.results import EarlierAttempt, RankResult, TestVerdict, Verdict, VerdictKind, VerdictRule, compact
-from allranks.xml_text import (
+from allranks.protocol.xml_text import (
     MESSAGE_LIMIT,
     TEXT_LIMIT,
     attribute,
@@ -32,6 +29,9 @@ from allranks.xml_text import (
     readable,
     remembered,
 )
+from allranks.report.judged import JobSummary
+from allranks.report.junit_ranks import places_of_texts, seconds_of
+from allranks.report.results import EarlierAttempt, RankResult, TestVerdict, Verdict, VerdictKind, VerdictRule, compact
 
 ClassNames = Literal["pytest", "cell"]
 """``pytest``: testcases have pytest's class names. ``cell``: these are prefixed with cell and suite, for clients that

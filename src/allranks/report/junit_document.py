@@ -13,11 +13,11 @@ from itertools import count
 from pathlib import Path
 from typing import Final, Self
 
+from allranks.protocol.xml_text import attribute
 from allranks.report.folder import REPORT_NAME, is_merged_report
 from allranks.report.junit_case import Fact, properties
 from allranks.report.results import VerdictKind
 from allranks.report.untrusted import fresh, open_regular
-from allranks.xml_text import attribute
 
 _HEADER: Final = b'<?xml version="1.0" encoding="UTF-8"?>\n'
 _ROOM: Final = 160

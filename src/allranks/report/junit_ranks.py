@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from allranks.outcomes import numbers
+from allranks.protocol.outcomes import numbers
 from allranks.report.results import PassedRanks, RankResult, TestVerdict, VerdictRule
 from allranks.report.verdict import own_text, sections
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
-from allranks.outcomes import Outcome
+from allranks.protocol.outcomes import Outcome
 from allranks.report.untrusted import number
 
 RERUN_TAGS: Final[Mapping[str, Outcome]] = {

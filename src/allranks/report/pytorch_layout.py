@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from allranks.errors import ResultsError
+from allranks.protocol.xml_text import MESSAGE_LIMIT, attribute, clean_cut, element_text, file_of
 from allranks.report.folder import is_merged_report
 from allranks.report.judged import CellSuite
 from allranks.report.junit import refuse_foreign
@@ -19,7 +20,6 @@ from allranks.report.junit_case import RETRIES, RETRY_LIMIT, outcome_element, sh
 from allranks.report.junit_document import JUnitDocument, SuiteHead
 from allranks.report.results import EarlierAttempt, TestVerdict
 from allranks.report.untrusted import leads_out
-from allranks.xml_text import MESSAGE_LIMIT, attribute, clean_cut, element_text, file_of
 
 LAYOUT_FOLDER: Final = Path("test-reports")
 _SOURCE: Final = "python-pytest"

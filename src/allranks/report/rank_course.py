@@ -10,11 +10,11 @@ from itertools import islice
 from math import isfinite
 from typing import Final, Self
 
-from allranks.outcomes import numbers
-from allranks.records import EnteredCollective, FailureCourse, PhaseEnd, RankEnded, Record, Tagged, TestStarted
+from allranks.protocol.outcomes import numbers
+from allranks.protocol.records import EnteredCollective, FailureCourse, PhaseEnd, RankEnded, Record, Tagged, TestStarted
+from allranks.protocol.xml_text import clean_cut, printable, readable, xml_id
 from allranks.report.results import RankResult
 from allranks.report.untrusted import duration
-from allranks.xml_text import clean_cut, printable, readable, xml_id
 
 MOST_BYTES: Final = 10_000_000
 """Of all courses of a job, roughly: a page has room for fewer, and a merge has little memory."""

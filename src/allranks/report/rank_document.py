@@ -12,11 +12,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from allranks.outcomes import Outcome
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.xml_text import element_text, quoted
 from allranks.report.journal import read_journal
 from allranks.report.results import Key, RankFile, RankResult
 from allranks.report.untrusted import digest
-from allranks.xml_text import element_text, quoted
 
 _ELEMENT: Final = MappingProxyType(
     {

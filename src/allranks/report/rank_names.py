@@ -5,7 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from allranks.records import MOST_RANKS
+from allranks.protocol.records import MOST_RANKS
 
 _RANK_TOKEN: Final = re.compile(r"(?:rank|(?<![a-z])R(?:ank|ANK))[-_.]?([0-9]++)(?![A-Z])")  # not PageRank2, Rank2Test
 _OTHER_RANK: Final = re.compile(r"(?:local|node|group|role)[-_.]?rank[-_.]?[0-9]+", re.IGNORECASE)  # torchrun's

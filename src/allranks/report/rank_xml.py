@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
 from xml.parsers import expat
 
-from allranks.outcomes import Outcome
-from allranks.records import MOST_RANKS
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.records import MOST_RANKS
+from allranks.protocol.xml_text import cut
 from allranks.report.declared import CaseDetails, Declarations
 from allranks.report.folder import ROOTS, stray_text
 from allranks.report.outcome_words import (
@@ -31,7 +32,6 @@ from allranks.report.rank_names import rank_of
 from allranks.report.results import ABSENT, Key, RankFile, RankResult
 from allranks.report.untrusted import durations, number, open_regular, whole_number
 from allranks.report.verdict import fold
-from allranks.xml_text import cut
 
 _Number = TypeVar("_Number", int, float)
 

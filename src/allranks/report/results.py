@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, overload
 
 from allranks.errors import ExitCode
-from allranks.outcomes import Outcome, SkipKind, numbers
-from allranks.tracebacks import line_in
-from allranks.xml_text import file_of
+from allranks.protocol.outcomes import Outcome, SkipKind, numbers
+from allranks.protocol.tracebacks import line_in
+from allranks.protocol.xml_text import file_of
 
 if TYPE_CHECKING:
     from allranks.report.rank_course import RankCourse

@@ -5,11 +5,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Final, Self
 
 from allranks.errors import AllranksError, ExitCode
-from allranks.records import MOST_RANKS
-from allranks.repetitions import RepetitionTally
+from allranks.protocol.records import MOST_RANKS
+from allranks.protocol.repetitions import RepetitionTally
+from allranks.protocol.xml_text import xml_id
 from allranks.report.judged import Share
 from allranks.report.results import SkipPolicy
-from allranks.xml_text import xml_id
 
 SCHEMA: Final = 2
 """The schema that this version writes, and the only one that it reads."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, BinaryIO, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from allranks.xml_text import readable
+from allranks.protocol.xml_text import readable
 
 _KINDS: Final = MappingProxyType(
     {

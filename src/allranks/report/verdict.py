@@ -22,7 +22,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from allranks.errors import ExitCode
-from allranks.outcomes import Outcome, SkipKind, disagree, may_disagree, numbers
+from allranks.protocol.outcomes import Outcome, SkipKind, disagree, may_disagree, numbers
+from allranks.protocol.skip_codes import gpus_needed
+from allranks.protocol.xml_text import TEXT_LIMIT, cut, first_line
 from allranks.report.results import (
     XPASS,
     RankResult,
@@ -33,8 +35,6 @@ from allranks.report.results import (
     describe,
     strip,
 )
-from allranks.skip_codes import gpus_needed
-from allranks.xml_text import TEXT_LIMIT, cut, first_line
 
 SEVERITY: Final = (
     Outcome.PASSED,

@@ -6,7 +6,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
-from allranks.records import Record, encode
+from allranks.protocol.records import Record, encode
 from allranks.report.journal import JournalWriter
 
 

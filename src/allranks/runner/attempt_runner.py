@@ -13,7 +13,7 @@ from allranks.engines.kind import JobEnvironment
 from allranks.engines.protocol import JobSpec, Placement, RunningJob
 from allranks.errors import AllranksError
 from allranks.matrix.model import Image, Job, Matrix
-from allranks.records import JOURNAL, SCHEMA, JobStarted, Printed, Record
+from allranks.protocol.records import JOURNAL, SCHEMA, JobStarted, Printed, Record
 from allranks.report.journal import JournalWriter
 from allranks.report.rank_document import write_rank_files
 from allranks.report.run_files import JobError, as_json

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 from allranks.agent import kernel
 from allranks.agent.config import TimeLimit
 from allranks.engines.protocol import JobExit, NodeExit
-from allranks.records import (
+from allranks.protocol.records import (
     AgentFailed,
     Collected,
     CollectionFailed,
@@ -37,10 +37,10 @@ from allranks.records import (
     TestStarted,
     Went,
 )
-from allranks.repetitions import RepetitionTally, rate_in_words, summary_of
+from allranks.protocol.repetitions import RepetitionTally, rate_in_words, summary_of
+from allranks.protocol.xml_text import clipped
 from allranks.report.run_files import JobError
 from allranks.runner.progress import Tests
-from allranks.xml_text import clipped
 
 R = TypeVar("R", bound=Record)
 

@@ -8,9 +8,9 @@ from typing import Final, NoReturn
 
 from allranks.agent.config import share_of
 from allranks.engines.agent_output import Damage
-from allranks.outcomes import Outcome
 from allranks.ownership import is_dead
-from allranks.records import (
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.records import (
     JOURNAL,
     MOST_RANKS,
     SCHEMA,
@@ -30,7 +30,7 @@ from allranks.records import (
     Record,
     TestStarted,
 )
-from allranks.repetitions import repeated_test
+from allranks.protocol.repetitions import repeated_test
 from allranks.report.rank_document import write_rank_files
 from allranks.report.untrusted import leads_out, special
 

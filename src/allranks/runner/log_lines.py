@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from allranks.engines.protocol import JobSpec, Placement
-from allranks.records import Printed, RankEnded, Record, Repeated
+from allranks.protocol.records import Printed, RankEnded, Record, Repeated
+from allranks.protocol.tracebacks import excerpt
+from allranks.protocol.xml_text import clipped, file_of
 from allranks.report.failure_groups import Failure
 from allranks.report.run_files import JobError
 from allranks.runner.progress import Pace, State, Tests, rate_so_far
 from allranks.runner.run_detail import Detail, evidence_lines, request_lines
-from allranks.tracebacks import excerpt
 from allranks.workflow_commands import Commands, error_command, escaped
-from allranks.xml_text import clipped, file_of
 
 _LINES = 12
 _SHOWN = 160  # characters of a message: one or two lines of a terminal

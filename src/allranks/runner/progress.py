@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from allranks.outcomes import Outcome, disagree
-from allranks.records import Collected, Passed, RankEnded, Record, Repeated, TestStarted
-from allranks.repetitions import percentage
+from allranks.protocol.outcomes import Outcome, disagree
+from allranks.protocol.records import Collected, Passed, RankEnded, Record, Repeated, TestStarted
+from allranks.protocol.repetitions import percentage
 
 State = Literal["waiting", "preparing", "running", "done"]
 Word = Literal["skipped", "passed", "bad"]

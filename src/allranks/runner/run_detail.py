@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Final, Literal
 
 from allranks.engines.protocol import JobSpec
-from allranks.records import RankEnded
-from allranks.xml_text import readable
+from allranks.protocol.records import RankEnded
+from allranks.protocol.xml_text import readable
 
 Detail = Literal["quiet", "usual", "verbose"]
 

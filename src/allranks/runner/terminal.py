@@ -16,13 +16,13 @@ from rich.text import Text
 
 from allranks.engines.protocol import Placement
 from allranks.interruption import uninterrupted
-from allranks.records import RankEnded, Record, Repeated
+from allranks.protocol.records import RankEnded, Record, Repeated
+from allranks.protocol.xml_text import for_terminal, printable
 from allranks.report.judged import MergedRun
 from allranks.report.run_files import JobError
 from allranks.runner.log_lines import LiveView, failure_of
 from allranks.runner.progress import STATES, Board, Picture, Row, State, Tests, rate_so_far, words
 from allranks.runner.run_detail import Detail
-from allranks.xml_text import for_terminal, printable
 
 _GAP: Final = 2
 _LEAST: Final = 20

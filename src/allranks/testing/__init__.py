@@ -1,7 +1,7 @@
 """The imports of a distributed suite: skips, test cases, stores and types.
 
-Names are imported on first use, so that the orchestrator can read :mod:`allranks.skip_codes` without torch, and pytest
-can rewrite :mod:`allranks.testing.fixtures` before any module imports it.
+Names are imported on first use, so that the orchestrator can read :mod:`allranks.protocol.skip_codes` without torch,
+and pytest can rewrite :mod:`allranks.testing.fixtures` before any module imports it.
 """
 
 import ast
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from allranks.agent.environment_skips import EnvironmentSkip as EnvironmentSkip
-    from allranks.skip_codes import SkipCode as SkipCode
-    from allranks.skip_codes import kind as kind
-    from allranks.skip_codes import kind_of_exit as kind_of_exit
-    from allranks.skip_codes import multi_gpu as multi_gpu
-    from allranks.skip_codes import reason as reason
-    from allranks.skip_codes import reason_of_exit as reason_of_exit
-    from allranks.skip_codes import sandcastle_reason as sandcastle_reason
+    from allranks.protocol.skip_codes import SkipCode as SkipCode
+    from allranks.protocol.skip_codes import kind as kind
+    from allranks.protocol.skip_codes import kind_of_exit as kind_of_exit
+    from allranks.protocol.skip_codes import multi_gpu as multi_gpu
+    from allranks.protocol.skip_codes import reason as reason
+    from allranks.protocol.skip_codes import reason_of_exit as reason_of_exit
+    from allranks.protocol.skip_codes import sandcastle_reason as sandcastle_reason
     from allranks.testing.environment import RankEnvironment as RankEnvironment
     from allranks.testing.environment import rank_to_gpus as rank_to_gpus
     from allranks.testing.fixtures import SubgroupMaker as SubgroupMaker

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
-from allranks import skip_codes
-from allranks.launcher_variables import OWN, variables_for
+from allranks.protocol import skip_codes
+from allranks.protocol.launcher_variables import OWN, variables_for
 from allranks.testing.skips.requirement import skip, skip_for_gpus
 
 

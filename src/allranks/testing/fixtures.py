@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 
 from allranks.agent.collection import FOREIGN_ATTRIBUTE
-from allranks.launcher_variables import IN_A_JOB
-from allranks.skip_codes import SkipCode
+from allranks.protocol.launcher_variables import IN_A_JOB
+from allranks.protocol.skip_codes import SkipCode
 from allranks.testing.environment import RankEnvironment
 from allranks.testing.markers import WrongMarkerError, is_foreign, marker_lines, requirements_of_item
 from allranks.testing.plain_world import PlainWorld

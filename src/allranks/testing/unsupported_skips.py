@@ -9,11 +9,11 @@ from collections.abc import Generator
 import pytest
 
 from allranks.agent.collection import CONFORMANCE
-from allranks.skip_codes import SkipCode
+from allranks.protocol.skip_codes import SkipCode
+from allranks.protocol.unsupported import lack, says_unsupported
+from allranks.protocol.xml_text import clipped
 from allranks.testing.environment import RankEnvironment
 from allranks.testing.skips.requirement import skip
-from allranks.unsupported import lack, says_unsupported
-from allranks.xml_text import clipped
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from allranks.agent.collection.capability_tags import tagged, tags_of
-from allranks.records import TESTS_IN_ONE
+from allranks.protocol.records import TESTS_IN_ONE
 
 
 class Item:

@@ -7,7 +7,7 @@ import pytest
 
 from allranks.agent.collection import disabled_tests
 from allranks.agent.collection.disabled_tests import DISABLED, FILE, SLOW, WITH_SLOW, DisabledTestsError, read
-from allranks.records import CollectionFailed
+from allranks.protocol.records import CollectionFailed
 
 TODAY = date(2026, 1, 31)
 ENTRY = """

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from allranks.records import CollectionFailed, LeftBehind, Notice
+from allranks.protocol.records import CollectionFailed, LeftBehind, Notice
 
 THREADED = """
     import os

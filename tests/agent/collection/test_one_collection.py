@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.records import FullCollection
+from allranks.protocol.records import FullCollection
 
 DRAWN = """
     import random

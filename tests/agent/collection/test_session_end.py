@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.records import AgentFailed, FailureKind
+from allranks.protocol.records import AgentFailed, FailureKind
 
 SUITE = {
     "test_small.py": """

@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.records import CollectionFailed, Notice, SuiteWarning
+from allranks.protocol.records import CollectionFailed, Notice, SuiteWarning
 
 FILES = {
     "conftest.py": """

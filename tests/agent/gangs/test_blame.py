@@ -8,7 +8,7 @@ from allranks.agent.gangs.blame import Blame, name_parting, odd_ones_out, strays
 from allranks.agent.gangs.call_board import LastCall, Wait
 from allranks.agent.gangs.local_ranks import RankHang
 from allranks.agent.gangs.step_outcome import Step, StepOutcome
-from allranks.outcomes import Outcome
+from allranks.protocol.outcomes import Outcome
 
 
 def call(kind, number=1, group="default", order=1, **more):

@@ -9,8 +9,8 @@ from allranks.agent.gangs.ends import WithCommands, ends_of, failed_start
 from allranks.agent.gangs.output import Output
 from allranks.agent.gangs.step_outcome import Step, StepOutcome
 from allranks.agent.program import ItemOptions, Program
-from allranks.outcomes import TEXT_LIMIT, Outcome, Phase, SkipKind
-from allranks.records import Passed, PhaseEnd, RankEnded, decode, encode
+from allranks.protocol.outcomes import TEXT_LIMIT, Outcome, Phase, SkipKind
+from allranks.protocol.records import Passed, PhaseEnd, RankEnded, decode, encode
 
 TEST = "t::x"
 

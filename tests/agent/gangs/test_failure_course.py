@@ -4,8 +4,8 @@ from allranks.agent.gangs.call_board import LastCall
 from allranks.agent.gangs.failure_course import MOST_COLLECTIVES, MOST_RANKS, course_of, entered
 from allranks.agent.gangs.output import Output
 from allranks.agent.gangs.step_outcome import Step, StepOutcome
-from allranks.outcomes import Outcome
-from allranks.records import EnteredCollective, FailureCourse, decode, encode
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.records import EnteredCollective, FailureCourse, decode, encode
 
 
 def call(number, at, **more):

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from allranks import skip_codes
 from allranks.agent import linux
 from allranks.agent.channel import DriverSays, End, Leaving, RankEnd, Report, RunTest
 from allranks.agent.config import TimeLimit, TimeLimits
@@ -21,7 +20,8 @@ from allranks.agent.gangs.rank_process import fork_ranks
 from allranks.agent.gangs.step_outcome import Step, StepOutcome, describe_end
 from allranks.agent.job_end import HangupError, JobEnd, JobLimitError
 from allranks.agent.stacks.stacks import STACKS_SIGNAL
-from allranks.outcomes import Outcome, Phase, SkipKind
+from allranks.protocol import skip_codes
+from allranks.protocol.outcomes import Outcome, Phase, SkipKind
 
 LIMITS = TimeLimits(process_group=20, test=20, job=20, peer_grace=0.1)
 TEST = "t::x"

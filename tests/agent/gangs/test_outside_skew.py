@@ -9,7 +9,7 @@ import pytest
 
 from allranks.agent.gangs.outside_skew import disturbing
 from allranks.agent.linux import state_of
-from allranks.skew import Delay
+from allranks.protocol.skew import Delay
 
 LONG = 60.0
 

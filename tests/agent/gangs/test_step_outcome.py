@@ -13,7 +13,7 @@ from allranks.agent.gangs.blame import Blame, given_up, name_crossing
 from allranks.agent.gangs.call_board import LastCall, Wait
 from allranks.agent.gangs.local_ranks import RankExit, RankHang, RankReport
 from allranks.agent.gangs.step_outcome import MOST_PHASES, Step, StepOutcome, ended, reported
-from allranks.outcomes import Outcome, Phase, SkipKind
+from allranks.protocol.outcomes import Outcome, Phase, SkipKind
 
 HEAD = "Current thread 0x1 (most recent call first):\n"
 WAITING = '  File "/x/site-packages/torch/distributed/c10d.py", line 9 in wait\n'

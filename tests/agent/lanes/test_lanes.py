@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.records import (
+from allranks.protocol.records import (
     AgentFailed,
     CollectionFailed,
     Interrupted,

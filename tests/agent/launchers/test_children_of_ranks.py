@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.records import LeftBehind
+from allranks.protocol.records import LeftBehind
 
 HELPERS = """
     import os

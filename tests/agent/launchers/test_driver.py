@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from allranks.records import NotRun, Printed, TestStarted
+from allranks.protocol.records import NotRun, Printed, TestStarted
 
 BASE = """
     import ctypes, functools, os, signal, subprocess, sys, time, unittest

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from allranks.agent.nodes.node import CollectionDigest, CollectionFailure, difference, notice
-from allranks.typed_json import build
+from allranks.protocol.typed_json import build
 
 DIGEST = CollectionDigest(tests=("a", "b", "c"), torch="2", python="3")
 

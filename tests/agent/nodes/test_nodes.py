@@ -15,7 +15,7 @@ from nodes_run import NodesRun
 from allranks.agent.config import Stress
 from allranks.agent.job_end import HANGUP_STATUS
 from allranks.engines.agents import arrange_meeting
-from allranks.records import (
+from allranks.protocol.records import (
     Begun,
     CollectionFailed,
     FailureCourse,

@@ -4,7 +4,7 @@ import pytest
 from nodes_run import NodesRun
 
 from allranks.agent.config import JobShard
-from allranks.records import Collected, Finished, Shared
+from allranks.protocol.records import Collected, Finished, Shared
 
 FILES = {
     "test_a.py": "def test_1(): pass\n",

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from allranks.records import AgentFailed, FailureKind
+from allranks.protocol.records import AgentFailed, FailureKind
 
 COV = ["pytest_cov"]
 JSON = ("--cov=measured", "--cov-report=json")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.records import AgentFailed, Collected, FailureKind, Notice
+from allranks.protocol.records import AgentFailed, Collected, FailureKind, Notice
 
 ALL = ["asyncio", "pytest_mock", "pytest-subprocess", "repeat", "socket", "randomly", "rerunfailures", "pytest_cov"]
 

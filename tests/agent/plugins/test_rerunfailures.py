@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.records import AgentFailed, CollectionFailed, FailureKind, NotRun, RankEnded, TestStarted
+from allranks.protocol.records import AgentFailed, CollectionFailed, FailureKind, NotRun, RankEnded, TestStarted
 
 RERUN = ["rerunfailures"]
 

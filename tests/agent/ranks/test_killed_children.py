@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.records import Collected, Notice, Passed
+from allranks.protocol.records import Collected, Notice, Passed
 
 HELPERS = """
     import ctypes

@@ -6,10 +6,10 @@ import unittest
 
 import pytest
 
-from allranks import skip_codes
 from allranks.agent import linux
 from allranks.agent.channel import Leaving, RankEnd, Report, link_pair
 from allranks.agent.ranks import rank_setup
+from allranks.protocol import skip_codes
 
 TEST = "t::x"
 

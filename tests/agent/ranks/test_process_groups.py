@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.records import GangStarted, LeftBehind
+from allranks.protocol.records import GangStarted, LeftBehind
 
 HEAD = """
     import os, signal, subprocess, time

@@ -12,8 +12,8 @@ from torch.multiprocessing import ProcessRaisedException
 
 from allranks.agent.environment_skips import EnvironmentSkip
 from allranks.agent.ranks.reports import Subtests, broken_off, phase_of
-from allranks.outcomes import MESSAGE_LIMIT, TEXT_LIMIT, Outcome, Phase, SkipKind
-from allranks.skip_codes import SkipCode
+from allranks.protocol.outcomes import MESSAGE_LIMIT, TEXT_LIMIT, Outcome, Phase, SkipKind
+from allranks.protocol.skip_codes import SkipCode
 
 
 def report(outcome, when="call", longrepr=None, **more):

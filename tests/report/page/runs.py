@@ -5,7 +5,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from allranks.outcomes import Outcome, SkipKind
+from allranks.protocol.outcomes import Outcome, SkipKind
 from allranks.report.judged import CellSuite, MergedRun
 from allranks.report.page.writer import PageWriter
 from allranks.report.results import EarlierAttempt, RankResult, TestVerdict

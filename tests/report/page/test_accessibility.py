@@ -9,8 +9,8 @@ from chromium import Page
 from runs import TRACE, case, failed, job, passed, rank, skipped, write_page
 from services import CLIENTS
 
-from allranks.outcomes import Outcome
-from allranks.records import PhaseEnd
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.records import PhaseEnd
 from allranks.report.rank_course import Collective, RankCourse
 
 pytestmark = [pytest.mark.browser, pytest.mark.node]

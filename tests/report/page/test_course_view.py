@@ -5,8 +5,8 @@ import json
 import pytest
 from runs import case, failed, job, rank, write_page
 
-from allranks.outcomes import Outcome
-from allranks.records import PhaseEnd
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.records import PhaseEnd
 from allranks.report.page.course_view import MOST_LINES, MOST_ROWS, MOST_SHOWN, output_diff, time_line
 from allranks.report.rank_course import Collective, RankCourse
 

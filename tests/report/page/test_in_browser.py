@@ -12,8 +12,8 @@ import pytest
 from chromium import Page
 from runs import TRACE, case, failed, gloo_matrix, job, passed, rank, skipped, write_page
 
-from allranks.outcomes import Outcome
-from allranks.records import PhaseEnd
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.records import PhaseEnd
 from allranks.report.merging import merge
 from allranks.report.rank_course import Collective, RankCourse
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from allranks.outcomes import SkipKind
+from allranks.protocol.outcomes import SkipKind
 from allranks.testing.skips import software as backend_skips
 
 

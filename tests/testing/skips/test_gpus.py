@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from allranks.outcomes import SkipKind
+from allranks.protocol.outcomes import SkipKind
 from allranks.testing.skips import hardware as gpu_skips
 
 

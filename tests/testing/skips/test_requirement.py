@@ -1,8 +1,8 @@
 import pytest
 
 from allranks.agent.environment_skips import EnvironmentSkip
-from allranks.outcomes import SkipKind
-from allranks.skip_codes import SkipCode
+from allranks.protocol.outcomes import SkipKind
+from allranks.protocol.skip_codes import SkipCode
 from allranks.testing.skips import requirement as skips
 from allranks.testing.skips.hardware import require_gpus, skip_if_small_world_size
 from allranks.testing.skips.requirement import requirements_of

@@ -3,9 +3,9 @@ import sys
 
 import pytest
 
-from allranks import skip_codes
-from allranks.outcomes import SkipKind
-from allranks.skip_codes import (
+from allranks.protocol import skip_codes
+from allranks.protocol.outcomes import SkipKind
+from allranks.protocol.skip_codes import (
     SkipCode,
     TorchSkip,
     installed_skips,
@@ -83,7 +83,7 @@ def test_no_test_needs_less_than_one_gpu(n):
 def test_the_table_can_be_read_without_torch_and_pytest():
     program = (
         "import sys; sys.modules.update(dict.fromkeys(['torch', 'pytest']));"
-        "from allranks.skip_codes import SkipCode, reason; print(reason(SkipCode.NO_NCCL))"
+        "from allranks.protocol.skip_codes import SkipCode, reason; print(reason(SkipCode.NO_NCCL))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "NCCL" in done.stdout

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from allranks import skip_codes
-from allranks.skip_codes import TorchSkip, installed_skips, parse_skips
+from allranks.protocol import skip_codes
+from allranks.protocol.skip_codes import TorchSkip, installed_skips, parse_skips
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ def test_the_table_is_read_once(monkeypatch):
 
 def test_reading_the_table_imports_nothing_of_torch():
     program = (
-        "import sys; from allranks.skip_codes import reason_of_exit; assert 'CUDA' in reason_of_exit(77);"
+        "import sys; from allranks.protocol.skip_codes import reason_of_exit; assert 'CUDA' in reason_of_exit(77);"
         "sys.exit(any(name.split('.')[0] == 'torch' for name in sys.modules))"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

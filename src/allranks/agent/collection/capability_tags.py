@@ -6,7 +6,7 @@ import pytest
 
 from allranks.agent.collection import CONFORMANCE
 from allranks.agent.program import parts_of
-from allranks.records import Tagged
+from allranks.protocol.records import Tagged
 
 _LONGEST = 60
 """Characters of a value: it is the label of a row or a column."""

@@ -16,7 +16,7 @@ from allranks.agent.config import AgentConfig, Folders
 from allranks.agent.environment_skips import watch_for_sandcastle_skips
 from allranks.agent.fresh_rank import Failures, FreshRank
 from allranks.agent.program import StartGang
-from allranks.outcomes import named
+from allranks.protocol.outcomes import named
 
 
 class FreshSession(ServerPlugin):

@@ -16,7 +16,7 @@ import pytest
 from allranks.agent.collection.lockstep import refused_reruns
 from allranks.agent.config import PYTEST_CACHE
 from allranks.agent.refusals import REFUSED
-from allranks.outcomes import MESSAGE_LIMIT, shorten
+from allranks.protocol.outcomes import MESSAGE_LIMIT, shorten
 
 _SWITCHED_OFF = ("no:cacheprovider", "-pno:cacheprovider")
 _READERS = ("lfplugin", "stepwiseplugin")

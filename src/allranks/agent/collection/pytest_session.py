@@ -63,10 +63,18 @@ from allranks.agent.ranks.reports import skip_reason
 from allranks.agent.ranks.skewed_calls import register_skew
 from allranks.agent.seeding import seed_generators
 from allranks.agent.torch_cases.adapt import adapt_collected, adapt_torch_cases
-from allranks.outcomes import MESSAGE_LIMIT, shorten
-from allranks.records import AgentFailed, CollectionFailed, FailureKind, FullCollection, Notice, Shared, SuiteWarning
-from allranks.skip_codes import SkipCode, installed_skips
-from allranks.xml_text import xml_id
+from allranks.protocol.outcomes import MESSAGE_LIMIT, shorten
+from allranks.protocol.records import (
+    AgentFailed,
+    CollectionFailed,
+    FailureKind,
+    FullCollection,
+    Notice,
+    Shared,
+    SuiteWarning,
+)
+from allranks.protocol.skip_codes import SkipCode, installed_skips
+from allranks.protocol.xml_text import xml_id
 
 _BY_HOOK = "A hook of a plugin or a conftest file"
 

@@ -17,7 +17,7 @@ from types import FrameType, FunctionType, ModuleType
 import pytest
 from _pytest._io.saferepr import saferepr
 
-from allranks.skip_codes import is_success
+from allranks.protocol.skip_codes import is_success
 
 _INIT = "__init__.py"
 

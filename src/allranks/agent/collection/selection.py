@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from allranks.agent.config import JobShard
 from allranks.agent.program import ItemOptions
-from allranks.xml_text import xml_id
+from allranks.protocol.xml_text import xml_id
 
 if TYPE_CHECKING:
     import pytest

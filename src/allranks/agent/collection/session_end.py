@@ -15,8 +15,8 @@ from allranks.agent.config import AgentConfig, Folders
 from allranks.agent.environment_skips import watch_for_sandcastle_skips
 from allranks.agent.fork_server import Supervisor
 from allranks.agent.program import SessionEnded
-from allranks.outcomes import MESSAGE_LIMIT, shorten
-from allranks.records import AgentFailed, CollectionFailed, FailureKind
+from allranks.protocol.outcomes import MESSAGE_LIMIT, shorten
+from allranks.protocol.records import AgentFailed, CollectionFailed, FailureKind
 
 
 def run_session(config: AgentConfig, folders: Folders, supervisor: Supervisor) -> SessionEnded | None:

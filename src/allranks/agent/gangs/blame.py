@@ -9,7 +9,7 @@ from allranks.agent.gangs.local_ranks import RankHang
 from allranks.agent.gangs.step_outcome import Step, StepOutcome, stopped_at, was_in
 from allranks.agent.gangs.unmatched_calls import DEFAULT_GROUP, NEW_GROUP, words_for_ranks
 from allranks.agent.stacks.stacks import innermost, waits_in_distributed
-from allranks.outcomes import Outcome
+from allranks.protocol.outcomes import Outcome
 
 _Calls = Mapping[int, Sequence[LastCall]]
 """The last calls of each rank in its process groups, the newest first."""

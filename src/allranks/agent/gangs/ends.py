@@ -7,9 +7,9 @@ from typing import Protocol
 from allranks.agent.gangs.output import Output
 from allranks.agent.gangs.step_outcome import Step, StepOutcome
 from allranks.agent.program import Program
-from allranks.outcomes import Outcome, Phase, SkipKind, overall, shorten
-from allranks.records import Passed, PhaseEnd, RankEnded, Record
-from allranks.skip_codes import sandcastle_reason
+from allranks.protocol.outcomes import Outcome, Phase, SkipKind, overall, shorten
+from allranks.protocol.records import Passed, PhaseEnd, RankEnded, Record
+from allranks.protocol.skip_codes import sandcastle_reason
 
 
 class Journal(Protocol):

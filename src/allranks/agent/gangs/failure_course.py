@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from allranks.agent.gangs.call_board import MESSAGES, LastCall
 from allranks.agent.gangs.output import Output
 from allranks.agent.gangs.step_outcome import Step
-from allranks.outcomes import Outcome, shorten
-from allranks.records import EnteredCollective, FailureCourse
+from allranks.protocol.outcomes import Outcome, shorten
+from allranks.protocol.records import EnteredCollective, FailureCourse
 
 MOST_COLLECTIVES = 16
 """Of one test; the last ones count."""

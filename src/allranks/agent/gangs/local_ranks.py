@@ -19,7 +19,7 @@ from allranks.agent.gangs.rank_process import Echo, RankProcess
 from allranks.agent.stacks.child_stacks import PATIENCE, ChildHang, Surroundings, find_children, text_of, words_for
 from allranks.agent.stacks.flight_recorder import FlightRecorder
 from allranks.agent.stacks.stacks import STACKS_SIGNAL, StackFile, dump_stacks
-from allranks.skew import Delay
+from allranks.protocol.skew import Delay
 
 CLOSED_TIMEOUT = 1.0
 """Seconds for a rank to die after the end of its pipe; if it still lives then, it has closed the pipe itself."""

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from allranks import skip_codes
 from allranks.agent import clock, linux
 from allranks.agent.channel import DriverSays, LaunchedEnd, Leaving, Report
 from allranks.agent.config import TimeLimit
@@ -19,8 +18,9 @@ from allranks.agent.gangs.call_board import Wait
 from allranks.agent.gangs.local_ranks import RankExit, RankReport
 from allranks.agent.gangs.unmatched_calls import Calls, Mismatch, calls_of, find_mismatch
 from allranks.agent.stacks.stacks import innermost, is_machinery, waits_in_distributed
-from allranks.outcomes import Outcome, Phase, SkipKind, following, overall
-from allranks.records import EnteredCollective
+from allranks.protocol import skip_codes
+from allranks.protocol.outcomes import Outcome, Phase, SkipKind, following, overall
+from allranks.protocol.records import EnteredCollective
 
 _TITLE = re.compile(r"\+{10,} Timeout \+{10,}$", re.MULTILINE)
 _STACK = re.compile(r"^~+ Stack of (?P<thread>\S+) \(\d+\) ~+$", re.MULTILINE)

@@ -27,9 +27,9 @@ from allranks.agent.launchers.launch import LaunchTerms, Workplace
 from allranks.agent.launchers.launched_rank import RankTerms, forget_rank
 from allranks.agent.launchers.own_ranks import OF_RANKS_ATTRIBUTE, RankFailureError
 from allranks.agent.ranks.rank import Assignment, run_rank
-from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, may_disagree, shorten
-from allranks.records import Record, encode
-from allranks.tracebacks import headline
+from allranks.protocol.outcomes import MESSAGE_LIMIT, Outcome, Phase, may_disagree, shorten
+from allranks.protocol.records import Record, encode
+from allranks.protocol.tracebacks import headline
 
 _LINE = 1 << 16
 

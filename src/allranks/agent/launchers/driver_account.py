@@ -12,9 +12,9 @@ from allranks.agent.gangs.ends import Journal
 from allranks.agent.gangs.gang import Gang
 from allranks.agent.gangs.output import Output
 from allranks.agent.gangs.step_outcome import Step, StepOutcome
-from allranks.outcomes import Outcome, Phase, disagree, may_disagree, shorten
-from allranks.records import Passed, PhaseEnd, RankEnded, decode
-from allranks.typed_json import RecordError
+from allranks.protocol.outcomes import Outcome, Phase, disagree, may_disagree, shorten
+from allranks.protocol.records import Passed, PhaseEnd, RankEnded, decode
+from allranks.protocol.typed_json import RecordError
 
 DRIVER = 0
 """The rank number of the driver, the only process of its gang."""

@@ -24,7 +24,7 @@ from allranks.agent.job_end import JobEnd
 from allranks.agent.launchers.launched_rank import LaunchedRank, Place, RankTerms, be_launched_rank
 from allranks.agent.ranks.rank_setup import flush_output
 from allranks.agent.stacks.stacks import StackFile
-from allranks.outcomes import Outcome
+from allranks.protocol.outcomes import Outcome
 
 Excuse = Callable[[int, int], bool]
 """Returns whether the test expects the end of a process, given its rank and exit status."""

@@ -23,8 +23,8 @@ from allranks.agent.ranks.call_counter import CallCounter
 from allranks.agent.ranks.rank_setup import flush_output, live
 from allranks.agent.ranks.reports import CodedSkip, failed_before, skip_with_code, waited_for, with_cause
 from allranks.agent.seeding import seed_everything
-from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, SkipKind, shorten
-from allranks.tracebacks import headline
+from allranks.protocol.outcomes import MESSAGE_LIMIT, Outcome, Phase, SkipKind, shorten
+from allranks.protocol.tracebacks import headline
 
 
 @dataclass(frozen=True, kw_only=True)

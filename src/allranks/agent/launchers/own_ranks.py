@@ -13,8 +13,8 @@ from allranks.agent.gangs.unmatched_calls import words_for_ranks
 from allranks.agent.launchers.launch import Excuse, Launch, LaunchContext, excuse_nothing
 from allranks.agent.launchers.launched_rank import LaunchedRank
 from allranks.agent.ranks.rank_setup import flush_output, leave
-from allranks.outcomes import Outcome, overall
-from allranks.skip_codes import is_success
+from allranks.protocol.outcomes import Outcome, overall
+from allranks.protocol.skip_codes import is_success
 
 OF_RANKS_ATTRIBUTE = "allranks_of_ranks"
 """An exception with a true attribute of this name repeats in the launching process what ranks have reported."""

@@ -14,7 +14,7 @@ from allranks.agent.config import TimeLimit, TimeLimits
 from allranks.agent.gangs.output import Output
 from allranks.agent.launchers.launch import LaunchTerms, Workplace
 from allranks.agent.launchers.launched_rank import RankTerms
-from allranks.records import Record
+from allranks.protocol.records import Record
 
 
 @contextmanager

@@ -24,8 +24,8 @@ from allranks.agent.linux import Timer
 from allranks.agent.nodes.connection import ConnectionLostError, Message, NodeConnection
 from allranks.agent.nodes.node import CollectionDigest, CollectionFailure, NodeLostError, Orders, difference, notice
 from allranks.agent.nodes.node_rendezvous import NodesError
-from allranks.skew import Delay, skew_of
-from allranks.typed_json import build, told
+from allranks.protocol.skew import Delay, skew_of
+from allranks.protocol.typed_json import build, told
 
 _BEATS = 4
 """Pings in the time that one answer may take."""

@@ -7,7 +7,7 @@ from typing import Protocol
 from allranks.agent.collection.parameter_values import REMEDY, VARIABLE, changes
 from allranks.agent.gangs.local_ranks import Ranks
 from allranks.agent.nodes.connection import Message
-from allranks.outcomes import named
+from allranks.protocol.outcomes import named
 
 _TEXT_LIMIT = 16_000
 _MOST_FAILURES = 50
@@ -38,7 +38,7 @@ class CollectionDigest:
         return dict(zip(self.tests, self.digests, strict=False))
 
     def as_message(self) -> Message:
-        """Convert to the JSON of :func:`~allranks.typed_json.build`, with long texts and lists of failures cut."""
+        """As JSON for :func:`~allranks.protocol.typed_json.build`, with long texts and lists of failures cut."""
         failures = [CollectionFailure(nodeid=each.nodeid, text=each.text[-_TEXT_LIMIT:]) for each in self.failures]
         return asdict(replace(self, failures=tuple(failures[:_MOST_FAILURES])))
 

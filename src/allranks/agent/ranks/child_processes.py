@@ -23,7 +23,7 @@ from typing import Any, Final, cast
 from allranks.agent import linux
 from allranks.agent.channel import ChildStarted, Report
 from allranks.agent.ranks import rank_setup
-from allranks.xml_text import clipped
+from allranks.protocol.xml_text import clipped
 
 _OF_TORCH = "torch.multiprocessing.spawn"
 

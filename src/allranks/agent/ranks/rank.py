@@ -49,8 +49,8 @@ from allranks.agent.ranks.skewed_calls import DELAYS
 from allranks.agent.ranks.surroundings import InitialState
 from allranks.agent.rendezvous import wait_for_store
 from allranks.agent.seeding import seed_everything
-from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, following, overall, shorten
-from allranks.skip_codes import SkipCode
+from allranks.protocol.outcomes import MESSAGE_LIMIT, Outcome, Phase, following, overall, shorten
+from allranks.protocol.skip_codes import SkipCode
 
 
 @dataclass(frozen=True, kw_only=True)

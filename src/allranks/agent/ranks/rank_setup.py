@@ -25,13 +25,13 @@ from typing import Any, NoReturn, TextIO
 import pytest
 from _pytest.terminal import TerminalReporter
 
-from allranks import skip_codes
 from allranks.agent import clock, evidence, linux
 from allranks.agent.channel import Leaving, RankEnd, Report
 from allranks.agent.collection.coverage import save_coverage
 from allranks.agent.gangs.orphans import bear_marks
 from allranks.agent.stacks.stacks import STACKS_SIGNAL
-from allranks.outcomes import Phase
+from allranks.protocol import skip_codes
+from allranks.protocol.outcomes import Phase
 
 _LINE_BUFFERED = 1  # _IOLBF of glibc and musl
 

@@ -16,13 +16,13 @@ from typing import Final, NamedTuple
 import pytest
 from _pytest._io.saferepr import saferepr
 
-from allranks import skip_codes
 from allranks.agent.environment_skips import EnvironmentSkip, SandcastleReason
 from allranks.agent.gangs.call_board import Wait
 from allranks.agent.ranks.call_counter import chain, wait_of
 from allranks.agent.ranks.rank_setup import is_failure, tears_down
-from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, SkipKind, shorten
-from allranks.tracebacks import headline
+from allranks.protocol import skip_codes
+from allranks.protocol.outcomes import MESSAGE_LIMIT, Outcome, Phase, SkipKind, shorten
+from allranks.protocol.tracebacks import headline
 
 SYMPTOM_ATTRIBUTE = "allranks_symptom"
 """An exception with a true attribute of this name declares that its rank waited for a peer in vain."""

@@ -23,7 +23,7 @@ from torch import distributed
 from allranks.agent.config import AgentConfig
 from allranks.agent.ranks.call_counter import COLLECTIVES, wrap
 from allranks.agent.ranks.counted_group import MESSAGES
-from allranks.skew import OFF, LateRank, NamedDelays, lateness, milliseconds
+from allranks.protocol.skew import OFF, LateRank, NamedDelays, lateness, milliseconds
 
 DELAYS = "allranks-skew"
 """The plugin's name."""

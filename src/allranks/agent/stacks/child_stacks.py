@@ -27,7 +27,7 @@ from allranks.agent.stacks.stacks import (
     wait_for_stacks,
     waits_in_distributed,
 )
-from allranks.xml_text import clipped
+from allranks.protocol.xml_text import clipped
 
 _MOST = 16
 """Processes of a rank that are looked at."""

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from allranks.agent import clock, evidence, linux
-from allranks.tracebacks import OUTSIDE, is_of_tools
-from allranks.xml_text import clipped
+from allranks.protocol.tracebacks import OUTSIDE, is_of_tools
+from allranks.protocol.xml_text import clipped
 
 NATIVE = ("--native",)
 """Python and native frames; the process is stopped for as long as that takes."""

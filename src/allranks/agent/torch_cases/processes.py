@@ -24,7 +24,7 @@ from allranks.agent.launchers.launch import Launch, LaunchContext
 from allranks.agent.launchers.launched_rank import LaunchedRank, forget_rank
 from allranks.agent.launchers.own_ranks import ExpectedEnds, OwnRanks, exit_as_asked, expected_ends, no_ranks_error
 from allranks.agent.launchers.plain import PlainSurroundings
-from allranks.skip_codes import SkipCode, is_success
+from allranks.protocol.skip_codes import SkipCode, is_success
 
 MakeProcess = Callable[..., BaseProcess]
 """Creates a process, not started, from the arguments of ``multiprocessing.Process``."""

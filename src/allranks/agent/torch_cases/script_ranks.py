@@ -15,7 +15,7 @@ from allranks.agent.environment_skips import EnvironmentSkip
 from allranks.agent.launchers.kept_ranks import RANKS_ATTRIBUTE, KeptRanks, RankLife, end_ranks_of, kept_by, run_in
 from allranks.agent.launchers.launched_rank import LaunchedRank
 from allranks.agent.torch_cases.processes import check_world, surroundings_of
-from allranks.skip_codes import multi_gpu
+from allranks.protocol.skip_codes import multi_gpu
 
 HOOKS = ("setUpClass", "tearDownClass", "run_rank", "backend_str")
 """Methods that torch's class must have."""

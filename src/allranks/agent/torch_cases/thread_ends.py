@@ -17,7 +17,7 @@ import pytest
 from allranks.agent.launchers.own_ranks import no_ranks_error
 from allranks.agent.ranks.reports import skip_with_code
 from allranks.agent.torch_cases.processes import check_world, surroundings_of
-from allranks.skip_codes import is_success
+from allranks.protocol.skip_codes import is_success
 
 HOOKS = ("_run", "_spawn_threads", "_join_threads", "_check_return_codes")
 """Methods that torch's class must have."""

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
-from allranks.outcomes import Outcome, numbers
+from allranks.protocol.outcomes import Outcome, numbers
 from allranks.report.history.catalogue import FIRST_CODES, MANY, PASSED, Code
 from allranks.report.history.history_file import PATIENCE, HistoryError, written
 from allranks.report.history.timeline import Outcomes, Timeline

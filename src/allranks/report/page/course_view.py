@@ -7,10 +7,10 @@ from difflib import SequenceMatcher
 from itertools import islice
 from typing import Any, Final
 
-from allranks.outcomes import Outcome
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.xml_text import clean_cut, clipped, readable
 from allranks.report.rank_course import RankCourse, absent, waits
 from allranks.report.results import RankResult, TestVerdict
-from allranks.xml_text import clean_cut, clipped, readable
 
 MOST_ROWS: Final = 16
 """Ranks of a time line: the leading one, those that went wrong by themselves, first and last comers, then any."""

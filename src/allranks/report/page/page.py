@@ -14,6 +14,7 @@ from importlib import resources
 from string import Template
 from typing import Final
 
+from allranks.protocol.xml_text import readable
 from allranks.report.capabilities import CapabilityTable
 from allranks.report.capability_tables import as_html
 from allranks.report.failure_groups import GroupKey, key_of, ranks_of
@@ -21,7 +22,6 @@ from allranks.report.history.history_text import headline, told_tests
 from allranks.report.judged import Counts, MergedRun
 from allranks.report.results import TestVerdict, VerdictKind
 from allranks.report.summary import times
-from allranks.xml_text import readable
 
 MOST_GROUPS: Final = 2000
 """Distinct failures; the rest form one more group, so that memory is bounded."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from allranks.protocol.xml_text import cut, first_line, readable
 from allranks.report.axis_correlation import Blame, CaseKey, Evidence, tells
 from allranks.report.capabilities import CapabilityTable
 from allranks.report.failure_groups import GroupKey, message_of, order_of, whose
@@ -15,7 +16,6 @@ from allranks.report.page.case_list import Details, Index, files_of_ranks, folde
 from allranks.report.page.page import GENERATOR, Groups, Static, document
 from allranks.report.results import PassedRanks, TestVerdict, VerdictKind, VerdictRule, compact
 from allranks.report.untrusted import head, write_whole
-from allranks.xml_text import cut, first_line, readable
 
 MOST_REASONS: Final = 1000
 """The most distinct skip reasons."""

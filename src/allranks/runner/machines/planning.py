@@ -9,11 +9,11 @@ from typing import Any, Final
 from allranks.errors import UsageError, counted
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job, RunnerRule
+from allranks.protocol.xml_text import clipped
 from allranks.report.durations import Durations
 from allranks.runner.machines.packs import Division, Pack, PackOptions, divide_jobs
 from allranks.runner.machines.plan_file import plan_document, reference, write_plan
 from allranks.runner.results_folder import announced, facts_of, fresh_manifest
-from allranks.xml_text import clipped
 
 LARGEST_OUTPUT: Final = 1 << 19
 """Characters: GitHub takes 1 MiB of outputs from a job, and counts two bytes for each character

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from allranks.unsupported import lack
+from allranks.protocol.unsupported import lack
 
 EVERY_DEVICE: Final = ""
 """In place of a device: what the backend lacks on each of its devices."""

@@ -2,7 +2,7 @@
 
 import itertools
 
-from allranks.skip_codes import SkipCode
+from allranks.protocol.skip_codes import SkipCode
 from allranks.testing.environment import RankEnvironment
 from allranks.testing.skips.requirement import Requirement, at_least_one, skip, skip_for_gpus
 

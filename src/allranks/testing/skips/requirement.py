@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 from allranks.agent.environment_skips import EnvironmentSkip
-from allranks.skip_codes import SkipCode, multi_gpu
+from allranks.protocol.skip_codes import SkipCode, multi_gpu
 
 
 def at_least_one(n: object, of: str) -> int:

@@ -4,11 +4,11 @@ import importlib
 import sys
 from collections.abc import Callable, Collection
 
-from allranks.skip_codes import SkipCode
+from allranks.protocol.skip_codes import SkipCode
+from allranks.protocol.unsupported import lack
 from allranks.testing.environment import RankEnvironment
 from allranks.testing.skips.backend_gaps import why_unsupported
 from allranks.testing.skips.requirement import Requirement, skip
-from allranks.unsupported import lack
 
 
 def _skip_where(condition: Callable[[], object], code: SkipCode, detail: str = "") -> Requirement:

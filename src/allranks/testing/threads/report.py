@@ -12,8 +12,8 @@ import pytest
 from allranks.agent.config import TimeLimit
 from allranks.agent.environment_skips import EnvironmentSkip
 from allranks.agent.gangs.unmatched_calls import words_for_ranks
-from allranks.outcomes import Outcome
-from allranks.skip_codes import SkipCode
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.skip_codes import SkipCode
 
 
 @dataclass(frozen=True, kw_only=True)

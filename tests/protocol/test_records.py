@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.outcomes import Outcome, SkipKind
-from allranks.records import (
+from allranks.protocol.outcomes import Outcome, SkipKind
+from allranks.protocol.records import (
     LINE_LIMIT,
     Collected,
     EnteredCollective,
@@ -26,8 +26,8 @@ from allranks.records import (
     decode,
     encode,
 )
-from allranks.repetitions import RepetitionTally
-from allranks.typed_json import RecordError, told
+from allranks.protocol.repetitions import RepetitionTally
+from allranks.protocol.typed_json import RecordError, told
 
 KINDS = list({kind.__name__: kind for kind in Record.__subclasses__()}.values())  # a dataclass with slots is made twice
 TEXT = st.text(st.characters(exclude_categories=[]), max_size=20)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.unsupported import is_lack, lack, says_unsupported
+from allranks.protocol.unsupported import is_lack, lack, says_unsupported
 
 
 @pytest.mark.parametrize(

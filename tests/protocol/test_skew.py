@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from allranks.skew import (
+from allranks.protocol.skew import (
     LEVELS,
     MOST_CALLS,
     Delay,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.launcher_variables import launched_process, outside_of_launchers
+from allranks.protocol.launcher_variables import launched_process, outside_of_launchers
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
 SRUN = {

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.rates import log_chance, missed, needed, percent, unseen_rate
+from allranks.protocol.rates import log_chance, missed, needed, percent, unseen_rate
 
 counts = st.integers(1, 300).flatmap(lambda runs: st.tuples(st.integers(1, runs), st.just(runs)))
 

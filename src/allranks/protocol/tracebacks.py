@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from itertools import dropwhile, groupby, islice, takewhile
 from typing import Final
 
-from allranks.xml_text import clipped, printable
+from allranks.protocol.xml_text import clipped, printable
 
 _OF_TOOLS: Final = re.compile(
     r"/_pytest/|-packages/(?:pluggy|pytest)/|\A<frozen "
-    r"|/allranks/(?:(?:agent|testing)/|(?:outcomes|records|skip_codes|typed_json|xml_text)\.py\Z)"
+    r"|/allranks/(?:agent|protocol|testing)/"
 )
 
 _FRAME: Final = re.compile(

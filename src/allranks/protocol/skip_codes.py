@@ -17,7 +17,7 @@ from enum import IntEnum
 from pathlib import Path
 from types import MappingProxyType
 
-from allranks.outcomes import SkipKind
+from allranks.protocol.outcomes import SkipKind
 
 
 class SkipCode(IntEnum):

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from allranks.outcomes import Outcome, SkipKind
-from allranks.repetitions import RepetitionTally
-from allranks.typed_json import check_length, decode_line, encode_line
+from allranks.protocol.outcomes import Outcome, SkipKind
+from allranks.protocol.repetitions import RepetitionTally
+from allranks.protocol.typed_json import check_length, decode_line, encode_line
 
 SCHEMA: Final = 2
 """Incremented when an older reader could misread new records."""

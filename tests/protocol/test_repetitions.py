@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.repetitions import (
+from allranks.protocol.repetitions import (
     RepetitionTally,
     beside_in_words,
     command_to_repeat,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
-from allranks.xml_text import two_ends
+from allranks.protocol.xml_text import two_ends
 
 
 class Outcome(StrEnum):

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.tracebacks import excerpt, folded, headline, is_of_tools, line_in
-from allranks.xml_text import file_of
+from allranks.protocol.tracebacks import excerpt, folded, headline, is_of_tools, line_in
+from allranks.protocol.xml_text import file_of
 
 FILE = "suite/test_a.py"
 
@@ -102,7 +102,7 @@ def test_of_nothing_but_frames_of_tools_the_innermost_is_shown(text, kept):
         ("/v/site-packages/_pytest/python.py", True), ("/v/dist-packages/pluggy/_hooks.py", True),
         ("/opt/allranks/agent/ranks/rank.py", True), ("/opt/allranks/testing/stores.py", True),
         ("<frozen runpy>", True), ("/home/me/pluggy/tests/test_a.py", False), ("/allranks/tests/test_a.py", False),
-        ("/opt/allranks/typed_json.py", True), ("/home/me/allranks/test_a.py", False),
+        ("/opt/allranks/protocol/typed_json.py", True), ("/home/me/allranks/test_a.py", False),
         ("/v/site-packages/torch/nn.py", False), ("<string>", False),
     ],
 )  # fmt: skip
