@@ -33,7 +33,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from allranks.agent.config import AgentConfig, Isolation, TimeLimits
+from allranks.protocol.config import AgentConfig, Isolation, TimeLimits
 from allranks.engines.process import ProcessEngine
 from allranks.engines.protocol import JobSpec, resources
 from allranks.ownership import own_run

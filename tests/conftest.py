@@ -17,7 +17,7 @@ import pytest
 from hypothesis import settings
 
 from allranks import ownership
-from allranks.agent.config import AgentConfig
+from allranks.protocol.config import AgentConfig
 from allranks.cli.main import main
 from allranks.engines.package import package_folder
 from allranks.engines.protocol import JobSpec

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from allranks.agent.config import AgentConfig, TimeLimits
+from allranks.protocol.config import AgentConfig, TimeLimits
 from allranks.agent.container_init import COMMAND, ISOLATED
 from allranks.protocol import records
 from allranks.protocol.outcomes import Outcome

@@ -5,7 +5,7 @@ import pytest
 from agent_run import CONFIG
 
 from allranks.agent.agent import cell_environment
-from allranks.agent.config import AgentConfig, GpuToCheck, seed_of_test
+from allranks.protocol.config import AgentConfig, GpuToCheck, seed_of_test
 
 
 def test_a_config_reads_back_as_it_was_written(tmp_path):

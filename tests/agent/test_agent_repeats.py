@@ -1,6 +1,6 @@
 """Agents that repeat their tests: what becomes of each repetition."""
 
-from allranks.agent.config import Stress, seed_of_repetition, seed_of_test
+from allranks.protocol.config import Stress, seed_of_repetition, seed_of_test
 from allranks.protocol.records import Finished, Interrupted, NotRun, Passed, RankEnded, Repeated, TestStarted
 from allranks.protocol.skew import LEVELS, late_rank
 

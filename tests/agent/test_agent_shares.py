@@ -5,7 +5,7 @@ import json
 import pytest
 from agent_run import AgentRun
 
-from allranks.agent.config import JobShard
+from allranks.protocol.config import JobShard
 from allranks.protocol.records import (
     AgentFailed,
     Collected,

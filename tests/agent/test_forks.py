@@ -13,7 +13,7 @@ import pytest
 from agent_run import CONFIG
 
 from allranks.agent import forks, linux
-from allranks.agent.config import Folders
+from allranks.protocol.config import Folders
 from allranks.agent.forks import Family, ForkServer, ForkServerError
 from allranks.agent.gangs.orphans import Mark
 from allranks.agent.gangs.rank_process import open_ends

@@ -14,7 +14,7 @@ from allranks.agent.job_end import HANGUP_STATUS, HangupError, JobEnd, JobLimitE
 
 SUPERVISOR = """
 import sys, time
-from allranks.agent.config import TimeLimit
+from allranks.protocol.config import TimeLimit
 from allranks.agent.job_end import HangupError, JobEnd, JobLimitError
 
 end = JobEnd.of_this_process(TimeLimit(value=float(sys.argv[1]), setting="limits.job"))

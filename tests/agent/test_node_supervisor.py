@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from allranks.agent import node_supervisor
-from allranks.agent.config import NodeConfig, TimeLimit
+from allranks.protocol.config import NodeConfig, TimeLimit
 from allranks.agent.node_supervisor import (
     NodeSupervisor,
     gpus_to_check,

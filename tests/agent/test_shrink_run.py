@@ -7,7 +7,7 @@ import pytest
 
 from allranks.agent import shrink_run
 from allranks.agent.channel import RunTest
-from allranks.agent.config import Stress, TimeLimit
+from allranks.protocol.config import Stress, TimeLimit
 from allranks.agent.program import ItemOptions, Program
 from allranks.agent.repetition_journal import RepetitionJournal
 from allranks.agent.shrink_run import shrink_failures

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from allranks.agent.config import Stress, TimeLimit
+from allranks.protocol.config import Stress, TimeLimit
 from allranks.agent.program import ItemOptions, Program
 from allranks.agent.repetition_journal import RepetitionJournal
 from allranks.agent.stress_run import (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from allranks.agent.assemblies import assemblies as all_assemblies
 from allranks.agent.assemblies import first_assembly, joined_by_group
 from allranks.agent.collection.marker_options import MarkerError, read_terms
-from allranks.agent.config import TimeLimit
+from allranks.protocol.config import TimeLimit
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from agent_run import CONFIG
 
-from allranks.agent.config import AgentConfig, TimeLimit, TimeLimits
+from allranks.protocol.config import AgentConfig, TimeLimit, TimeLimits
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from allranks.agent.config import Stress
+from allranks.protocol.config import Stress
 from allranks.protocol.skew import stretch
 
 

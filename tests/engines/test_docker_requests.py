@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.agent.config import GpuToCheck
+from allranks.protocol.config import GpuToCheck
 from allranks.engines.docker_requests import (
     RESULTS_BYTES,
     USER,

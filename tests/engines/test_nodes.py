@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.agent.config import PYTEST_CACHE, AgentConfig, NodeConfig
+from allranks.protocol.config import PYTEST_CACHE, AgentConfig, NodeConfig
 from allranks.engines import intake
 from allranks.engines import process as engine_process
 from allranks.engines.agents import arrange_meeting, bring_home, gpus_of, name_of

@@ -93,7 +93,7 @@ def test_two_installed_packages_do_not_share_a_link(installed, tmp_path, monkeyp
 
 
 def test_another_python_finds_the_agent_on_that_path(tmp_path):
-    program = "import allranks.agent.config as c; print(c.__file__)"
+    program = "import allranks.protocol.config as c; print(c.__file__)"
     environment = {"PYTHONPATH": str(package_path(tmp_path))}
     command = [sys.executable, "-S", "-c", program]
     found = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.strip()

@@ -15,7 +15,7 @@ from jsonschema import Draft7Validator
 from packaging.version import VERSION_PATTERN, Version
 from schema_documents import documents, mutated
 
-from allranks.agent.config import Isolation
+from allranks.protocol.config import Isolation
 from allranks.cli.init import Repository, matrix_text
 from allranks.errors import MatrixError
 from allranks.matrix import axes, declaration, model

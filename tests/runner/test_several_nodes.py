@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from scripted_engine import facts_of
 
-from allranks.agent.config import TimeLimit
+from allranks.protocol.config import TimeLimit
 from allranks.engines.kind import JobEnvironment
 from allranks.engines.protocol import JobExit, NodeExit, resources
 from allranks.protocol.records import Finished, NodeLost, NodesFailed

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from scripted_engine import BEGUN, FINISHED, PASSED
 
-from allranks.agent.config import AgentConfig, JobShard
+from allranks.protocol.config import AgentConfig, JobShard
 from allranks.engines.kind import JobEnvironment
 from allranks.engines.protocol import FileCopy, JobExit
 from allranks.errors import ExitCode, ResultsError

@@ -174,6 +174,6 @@ def test_the_marker_for_tests_without_a_group_is_known(pytester):
 def test_a_session_that_uses_nothing_of_ours_does_not_load_the_agent():
     loaded = "import sys, allranks.pytest_plugin, allranks.testing.fixtures; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
-    assert {"allranks.protocol.records", "allranks.agent.program", "allranks.agent.config"}.isdisjoint(
+    assert {"allranks.protocol.records", "allranks.agent.program", "allranks.protocol.config"}.isdisjoint(
         done.stdout.split()
     )

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from allranks.agent.config import TimeLimit
+from allranks.protocol.config import TimeLimit
 from allranks.agent.environment_skips import EnvironmentSkip
 from allranks.agent.gangs.unmatched_calls import words_for_ranks
 from allranks.protocol.outcomes import Outcome

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from allranks.agent import clock, evidence, kernel, linux
-from allranks.agent.config import AgentConfig, Folders
+from allranks.protocol.config import AgentConfig, Folders
 from allranks.agent.driver_workers import WorkerLostError
 from allranks.agent.forks import (
     REPORT_TIMEOUT,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from allranks.agent import evidence, linux
-from allranks.agent.config import AgentConfig, Folders
+from allranks.protocol.config import AgentConfig, Folders
 from allranks.agent.job_end import JobEnd
 from allranks.agent.program import ItemOptions, Program
 from allranks.agent.stress_run import Repetitions

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from allranks.agent import linux
 from allranks.agent.channel import Outgoing, receive
-from allranks.agent.config import AgentConfig, Folders
+from allranks.protocol.config import AgentConfig, Folders
 from allranks.agent.evidence import remove_tree
 from allranks.agent.gangs.local_ranks import LocalRanks, stack_files
 from allranks.agent.gangs.orphans import GANG_VARIABLE, Mark, marked

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from typing import Self
 
 from allranks.agent import clock
-from allranks.agent.config import TimeLimit
+from allranks.protocol.config import TimeLimit
 
 STDIN = 0
 

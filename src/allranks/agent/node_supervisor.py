@@ -24,7 +24,7 @@ if not __package__:
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from allranks.agent import linux, node_docker
-from allranks.agent.config import AgentConfig, GpuToCheck, NodeConfig, TimeLimit
+from allranks.protocol.config import AgentConfig, GpuToCheck, NodeConfig, TimeLimit
 from allranks.agent.container_init import COMMAND, STOP_GRACE, end_orphans
 from allranks.agent.evidence import FULL
 from allranks.agent.node_container import (

@@ -11,7 +11,7 @@ import pytest
 
 from allranks.agent import linux
 from allranks.agent.collection.marker_options import is_launcher
-from allranks.agent.refusals import too_old
+from allranks.protocol.refusals import too_old
 from allranks.agent.torch_cases.adapt import adapt_collected, adapt_torch_cases
 
 MANY_TESTS = 30

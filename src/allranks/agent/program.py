@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from allranks.agent.config import TimeLimit
+from allranks.protocol.config import TimeLimit
 from allranks.protocol.records import KINDS, TESTS_IN_ONE, Record
 from allranks.protocol.records import LINE_LIMIT as RECORD_LIMIT
 from allranks.protocol.typed_json import check_length, decode_line, encode_line

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from allranks.agent import clock
-from allranks.agent.config import PORTS, AgentConfig
+from allranks.protocol.config import PORTS, AgentConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Final
 
 from allranks.agent import evidence
 from allranks.agent.channel import RunTest
-from allranks.agent.config import AgentConfig, TimeLimit
+from allranks.protocol.config import AgentConfig, TimeLimit
 from allranks.agent.program import Program
 from allranks.agent.repetition_journal import End, seconds_of, was_bad
 from allranks.agent.shrinking import sentence, shrink

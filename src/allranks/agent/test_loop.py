@@ -11,7 +11,7 @@ from allranks.agent import linux
 from allranks.agent.assemblies import assemblies, first_assembly, joined_by_group
 from allranks.agent.beside_run import repeat_beside
 from allranks.agent.channel import RunTest
-from allranks.agent.config import AgentConfig, Folders, Stress, seed_of_test
+from allranks.protocol.config import AgentConfig, Folders, Stress, seed_of_test
 from allranks.agent.driver_workers import DriverWorkers
 from allranks.agent.forks import SESSION_END_TIMEOUT, LocalNode
 from allranks.agent.gangs.ends import Journal, WithCommands, ends_of, failed_start

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from allranks.agent.config import Stress
+from allranks.protocol.config import Stress
 from allranks.cli.options import STOP
 from allranks.cli.run import PartOf, run_jobs
 from allranks.cli.stress import with_gangs, with_time

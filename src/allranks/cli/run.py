@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.agent.refusals import REFUSED
+from allranks.protocol.refusals import REFUSED
 from allranks.cli.command_parser import CommandParser, OptionGroup
 from allranks.cli.images import PRUNE_VARIABLE, prune_after_run
 from allranks.cli.inside import refuse_launched, refuse_too_wide, run_inside

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from allranks.agent.config import Stress
+from allranks.protocol.config import Stress
 from allranks.cli.command_parser import CommandParser, OptionGroup, one_of
 from allranks.cli.options import STOP, chosen_jobs, number, read_request
 from allranks.cli.run import add_seed, add_shared, refuse_options, run_chosen

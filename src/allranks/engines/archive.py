@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from allranks.agent.config import RESULTS_BYTES
+from allranks.protocol.config import RESULTS_BYTES
 from allranks.engines.intake import Intake
 from allranks.engines.protocol import FileCopy
 from allranks.errors import EngineError

@@ -25,7 +25,7 @@ from typing import Final
 
 import pytest
 
-from allranks.agent.config import AgentConfig, TimeLimits
+from allranks.protocol.config import AgentConfig, TimeLimits
 from allranks.engines.kind import JobEnvironment
 from allranks.engines.protocol import Engine, FileCopy, JobSpec, resources
 from allranks.errors import EngineError

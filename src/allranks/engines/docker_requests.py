@@ -8,7 +8,7 @@ from typing import Any
 
 from docker.types import DeviceRequest, DriverConfig, Mount, Ulimit
 
-from allranks.agent.config import RESULTS_BYTES, NodeConfig
+from allranks.protocol.config import RESULTS_BYTES, NodeConfig
 from allranks.agent.container_init import COMMAND, ISOLATED
 from allranks.engines.agents import spec_of_node
 from allranks.engines.archive import Archive, ArchiveBuilder

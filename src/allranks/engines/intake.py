@@ -9,7 +9,7 @@ from heapq import nlargest
 from pathlib import Path, PurePosixPath
 from typing import Final, Literal
 
-from allranks.agent.config import RESULTS_BYTES
+from allranks.protocol.config import RESULTS_BYTES
 from allranks.errors import EngineError
 from allranks.protocol.records import JOURNAL
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from allranks.agent.config import share_of
+from allranks.protocol.config import share_of
 from allranks.agent.evidence import remove_tree
 from allranks.agent.node_files import NodeOrder, write_whole
 from allranks.engines.allocation import Allocation

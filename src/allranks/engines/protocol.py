@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
-from allranks.agent.config import AgentConfig
+from allranks.protocol.config import AgentConfig
 from allranks.engines.agent_output import Damage
 from allranks.ownership import GPUS_LABEL, RUN_LABEL
 from allranks.protocol.records import Record

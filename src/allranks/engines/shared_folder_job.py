@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from allranks.agent import node_files as files
-from allranks.agent.config import NodeConfig
+from allranks.protocol.config import NodeConfig
 from allranks.agent.evidence import open_start, read
 from allranks.agent.linux import Timer
 from allranks.agent.node_files import AgentExit, NodeOrder, write_whole

@@ -162,7 +162,7 @@ class FullCollection(Record):
     """
 
     tests: tuple[str, ...]
-    digests: tuple[str, ...]  # of :func:`allranks.agent.collection.parameter_values.digest`, in the same order
+    digests: tuple[str, ...]  # of :func:`allranks.protocol.parameter_values.digest`, in the same order
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

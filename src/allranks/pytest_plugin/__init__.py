@@ -59,7 +59,7 @@ def _share_report(config: pytest.Config) -> None:
 
 
 def _obstacles(config: pytest.Config) -> Iterator[str]:
-    from allranks.agent.refusals import REFUSED  # noqa: PLC0415 - see above
+    from allranks.protocol.refusals import REFUSED  # noqa: PLC0415 - see above
     from allranks.testing.environment import LauncherError, RankEnvironment  # noqa: PLC0415
 
     yield from _wrong_values(config)

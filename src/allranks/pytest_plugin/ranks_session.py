@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import pytest
 
-from allranks.agent.collection.parameter_values import REMEDY, changes, digests
-from allranks.agent.config import COVERAGE, seed_of_test
+from allranks.protocol.parameter_values import REMEDY, changes, digests
+from allranks.protocol.config import COVERAGE, seed_of_test
 from allranks.agent.seeding import seed_generators
 from allranks.engines.gpus import take_inventory
 from allranks.engines.host_processes import ConnectedProcesses

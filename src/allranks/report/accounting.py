@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from allranks.agent.collection.parameter_values import REMEDY, VARIABLE, changes
+from allranks.protocol.parameter_values import REMEDY, VARIABLE, changes
 from allranks.errors import ExitCode
 from allranks.protocol.outcomes import named
 from allranks.protocol.records import JOURNAL

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from allranks.agent.config import COVERAGE
+from allranks.protocol.config import COVERAGE
 from allranks.matrix.model import Job, Matrix
 from allranks.report.untrusted import listing
 from allranks.runner.retry_policy import newest_attempt

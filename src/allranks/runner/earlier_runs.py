@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from allranks.agent.config import COVERAGE, EARLIER_COVERAGE, PYTEST_CACHE
+from allranks.protocol.config import COVERAGE, EARLIER_COVERAGE, PYTEST_CACHE
 from allranks.engines.archive import copy_files
 from allranks.engines.protocol import FileCopy
 from allranks.errors import UsageError

@@ -5,7 +5,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 
 from allranks.agent import kernel
-from allranks.agent.config import share_of
+from allranks.protocol.config import share_of
 from allranks.engines.gpus import Inventory, take_inventory
 from allranks.engines.kind import ConnectedEngine, JobEnvironment, MakeEnvironment, Progress, choose_engine, cleaners
 from allranks.engines.protocol import Engine

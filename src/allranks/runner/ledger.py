@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NoReturn
 
-from allranks.agent.config import share_of
+from allranks.protocol.config import share_of
 from allranks.engines.agent_output import Damage
 from allranks.ownership import is_dead
 from allranks.protocol.outcomes import Outcome

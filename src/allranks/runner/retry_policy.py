@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from allranks.agent.config import Stress
+from allranks.protocol.config import Stress
 from allranks.matrix.model import Job
 from allranks.report.accounting import files_of, has_collected_nothing, has_troubled_files
 from allranks.report.folder import Attempt, newest, read_attempts_at

@@ -14,7 +14,7 @@ from allranks.agent.collection.expected_failures import (
     expect_failures,
     read,
 )
-from allranks.agent.config import AgentConfig, TimeLimits
+from allranks.protocol.config import AgentConfig, TimeLimits
 
 ENTRY = """
 [[failure]]

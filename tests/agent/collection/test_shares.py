@@ -17,7 +17,7 @@ from allranks.agent.collection.selection import (
     unit_key,
     units,
 )
-from allranks.agent.config import JobShard, TimeLimit
+from allranks.protocol.config import JobShard, TimeLimit
 from allranks.agent.program import ItemOptions
 
 COUNTS = st.integers(1, 9)

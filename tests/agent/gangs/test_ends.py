@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.agent.config import TimeLimit
+from allranks.protocol.config import TimeLimit
 from allranks.agent.gangs.ends import WithCommands, ends_of, failed_start
 from allranks.agent.gangs.output import Output
 from allranks.agent.gangs.step_outcome import Step, StepOutcome

@@ -12,7 +12,7 @@ import pytest
 
 from allranks.agent import linux
 from allranks.agent.channel import DriverSays, End, Leaving, RankEnd, Report, RunTest
-from allranks.agent.config import TimeLimit, TimeLimits
+from allranks.protocol.config import TimeLimit, TimeLimits
 from allranks.agent.gangs.ends import ends_of
 from allranks.agent.gangs.gang import SKIP_GRACES, Deadlines, Gang
 from allranks.agent.gangs.local_ranks import CLOSED_TIMEOUT, LocalRanks, RankExit

@@ -7,7 +7,7 @@ import pytest
 from agent_run import CONFIG
 
 from allranks.agent import clock
-from allranks.agent.config import TimeLimit
+from allranks.protocol.config import TimeLimit
 from allranks.agent.nodes import leader
 from allranks.agent.nodes.leader import FollowerLink, Leader, RemoteRanks
 from allranks.agent.nodes.node import CollectionDigest, CollectionFailure

@@ -3,7 +3,7 @@
 import pytest
 from nodes_run import NodesRun
 
-from allranks.agent.config import JobShard
+from allranks.protocol.config import JobShard
 from allranks.protocol.records import Collected, Finished, Shared
 
 FILES = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.agent.config import TimeLimit
+from allranks.protocol.config import TimeLimit
 from allranks.agent.ranks.rank import with_group_limit
 
 SUITE = """

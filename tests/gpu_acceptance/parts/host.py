@@ -8,7 +8,7 @@ import time
 
 import torch
 
-from allranks.agent.config import GpuToCheck
+from allranks.protocol.config import GpuToCheck
 from allranks.agent.gpu_check import compute, troubles_of
 from allranks.errors import counted
 from gpu_acceptance.bench import Bench

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pytest
 
-from allranks.agent.config import COVERAGE, EARLIER_COVERAGE, AgentConfig, Folders
+from allranks.protocol.config import COVERAGE, EARLIER_COVERAGE, AgentConfig, Folders
 
 
 def save_coverage() -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 import torch
 
-from allranks.agent.config import AgentConfig
+from allranks.protocol.config import AgentConfig
 
 FILE: Final = "expected_failures.toml"
 """The name of the file, in the suite's folder."""

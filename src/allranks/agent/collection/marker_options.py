@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from allranks.agent.collection import FOREIGN_ATTRIBUTE
-from allranks.agent.config import AgentConfig, Isolation, TimeLimit
+from allranks.protocol.config import AgentConfig, Isolation, TimeLimit
 from allranks.agent.program import ItemOptions
 from allranks.agent.torch_cases.adapt import torchs_limit
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from allranks.agent.config import AgentConfig
+from allranks.protocol.config import AgentConfig
 
 AGENT: Final = Path("agent")
 """The process that collects."""

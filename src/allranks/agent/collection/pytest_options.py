@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from allranks.agent.collection.lockstep import refused_reruns
-from allranks.agent.config import PYTEST_CACHE
-from allranks.agent.refusals import REFUSED
+from allranks.protocol.config import PYTEST_CACHE
+from allranks.protocol.refusals import REFUSED
 from allranks.protocol.outcomes import MESSAGE_LIMIT, shorten
 
 _SWITCHED_OFF = ("no:cacheprovider", "-pno:cacheprovider")

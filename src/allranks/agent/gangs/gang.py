@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from allranks.agent import clock, linux
 from allranks.agent.channel import End, RunTest
-from allranks.agent.config import TimeLimit, TimeLimits
+from allranks.protocol.config import TimeLimit, TimeLimits
 from allranks.agent.gangs.blame import (
     Blame,
     given_up,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from allranks.agent import clock, linux
 from allranks.agent.channel import DriverSays, LaunchedEnd, Leaving, Report
-from allranks.agent.config import TimeLimit
+from allranks.protocol.config import TimeLimit
 from allranks.agent.gangs.call_board import Wait
 from allranks.agent.gangs.local_ranks import RankExit, RankReport
 from allranks.agent.gangs.unmatched_calls import Calls, Mismatch, calls_of, find_mismatch

@@ -19,7 +19,7 @@ from _pytest.skipping import xfailed_key
 from allranks.agent import linux
 from allranks.agent.channel import DriverSays, LaunchedEnd, RankEnd, Report
 from allranks.agent.collection.marker_options import has_thread_ranks, is_launcher, time_limit
-from allranks.agent.config import seed_of_test
+from allranks.protocol.config import seed_of_test
 from allranks.agent.gangs.output import Output
 from allranks.agent.gpu_questions import answer_without_cuda
 from allranks.agent.launchers.driver_account import driver_folder

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from allranks.agent.channel import DriverSays
-from allranks.agent.config import AgentConfig
+from allranks.protocol.config import AgentConfig
 from allranks.agent.gangs.ends import Journal
 from allranks.agent.gangs.gang import Gang
 from allranks.agent.gangs.output import Output

@@ -12,7 +12,7 @@ from typing import NoReturn, Protocol
 from allranks.agent import linux
 from allranks.agent.channel import Report, RunTest
 from allranks.agent.collection.imports import preload
-from allranks.agent.config import TimeLimit, TimeLimits
+from allranks.protocol.config import TimeLimit, TimeLimits
 from allranks.agent.gangs.ends import Journal, ends_of, failed_start
 from allranks.agent.gangs.gang import SKIP_GRACES, Deadlines, Gang
 from allranks.agent.gangs.local_ranks import LocalRanks, RankEvent, RankExit, RankReport, stack_files

@@ -15,7 +15,7 @@ from dataclasses import asdict
 
 from allranks.agent import clock
 from allranks.agent.channel import End, Report, RunTest
-from allranks.agent.config import AgentConfig, TimeLimit, TimeLimits, share_of
+from allranks.protocol.config import AgentConfig, TimeLimit, TimeLimits, share_of
 from allranks.agent.gangs.call_board import LastCall
 from allranks.agent.gangs.local_ranks import Look, RankEvent, RankExit, RankHang, RankReport
 from allranks.agent.gangs.orphans import KilledOrphan

@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from allranks.agent.config import AgentConfig, NodeConfig, TimeLimit
+from allranks.protocol.config import AgentConfig, NodeConfig, TimeLimit
 from allranks.agent.nodes.connection import (
     ConnectionLostError,
     Message,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from allranks.agent.channel import Report
-from allranks.agent.config import AgentConfig
+from allranks.protocol.config import AgentConfig
 from allranks.agent.ranks import rank_setup
 
 

@@ -11,7 +11,7 @@ from importlib import import_module
 from itertools import cycle
 from typing import Any
 
-from allranks.agent.config import PORTS
+from allranks.protocol.config import PORTS
 
 _PORT = "MASTER_PORT"
 

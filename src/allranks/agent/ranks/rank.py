@@ -22,7 +22,7 @@ from allranks.agent.collection.coverage import save_coverage
 from allranks.agent.collection.imports import ImportWatch
 from allranks.agent.collection.marker_options import has_thread_ranks, never_runs
 from allranks.agent.collection.script_folders import FOLDERS
-from allranks.agent.config import AgentConfig, TimeLimit
+from allranks.protocol.config import AgentConfig, TimeLimit
 from allranks.agent.environment_skips import EnvironmentSkip
 from allranks.agent.evidence import DiskUse
 from allranks.agent.gangs.call_board import CallBoard, Wait, map_board

@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch import distributed
 
-from allranks.agent.config import AgentConfig
+from allranks.protocol.config import AgentConfig
 from allranks.agent.ranks.call_counter import COLLECTIVES, wrap
 from allranks.agent.ranks.counted_group import MESSAGES
 from allranks.protocol.skew import OFF, LateRank, NamedDelays, lateness, milliseconds

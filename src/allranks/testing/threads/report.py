@@ -9,7 +9,7 @@ from types import FrameType
 
 import pytest
 
-from allranks.agent.config import TimeLimit
+from allranks.protocol.config import TimeLimit
 from allranks.agent.environment_skips import EnvironmentSkip
 from allranks.agent.gangs.unmatched_calls import words_for_ranks
 from allranks.protocol.outcomes import Outcome

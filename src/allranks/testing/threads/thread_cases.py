@@ -10,7 +10,7 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import pytest
 
-from allranks.agent.config import TimeLimit
+from allranks.protocol.config import TimeLimit
 from allranks.agent.launchers.plain import default_limit, default_timeout
 from allranks.testing.markers import plain_mark
 from allranks.testing.tensors import TensorEquality

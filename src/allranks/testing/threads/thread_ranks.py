@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from allranks.agent.config import TimeLimit
+from allranks.protocol.config import TimeLimit
 from allranks.protocol.outcomes import Outcome
 from allranks.testing.threads.report import Ending, ending_of, frame_of, place_of
 from allranks.testing.threads.thread_world import ThreadedWorld, threaded_world

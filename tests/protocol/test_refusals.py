@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.agent.refusals import too_old
+from allranks.protocol.refusals import too_old
 
 
 @pytest.mark.parametrize("version", ["7.3.2", "6.0"])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.agent.collection.parameter_values import Changes, changes, digest
+from allranks.protocol.parameter_values import Changes, changes, digest
 
 VALUES = r"""
     import dataclasses, datetime, enum, functools, os, pathlib, tempfile, uuid
@@ -63,7 +63,7 @@ VALUES = r"""
 
 PROGRAM = f"""{textwrap.dedent(VALUES)}
 import json
-from allranks.agent.collection.parameter_values import digest
+from allranks.protocol.parameter_values import digest
 print(json.dumps([{{name: digest({{"x": value}}) for name, value in each.items()}} for each in (FIXED, VARIABLE)]))
 """
 
