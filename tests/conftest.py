@@ -17,7 +17,6 @@ import pytest
 from hypothesis import settings
 
 from allranks import ownership
-from allranks.protocol.config import AgentConfig
 from allranks.cli.main import main
 from allranks.engines.package import package_folder
 from allranks.engines.protocol import JobSpec
@@ -25,6 +24,7 @@ from allranks.engines.slurm_cluster import SlurmKind
 from allranks.errors import EngineError
 from allranks.images.docker_client import connect
 from allranks.ownership import own_run
+from allranks.protocol.config import AgentConfig
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers, which pytest's importlib mode does not find
 

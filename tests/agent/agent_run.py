@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from allranks.protocol.config import AgentConfig, TimeLimits
 from allranks.agent.container_init import COMMAND, ISOLATED
 from allranks.protocol import records
+from allranks.protocol.config import AgentConfig, TimeLimits
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import Passed, RankEnded, TestStarted
 from allranks.protocol.xml_text import split_nodeid

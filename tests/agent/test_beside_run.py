@@ -9,9 +9,9 @@ import pytest
 from agent_run import CONFIG
 
 from allranks.agent.beside_run import LOG, command_of, outcome_of, repeat_beside
-from allranks.protocol.config import Folders, Stress, TimeLimit
 from allranks.agent.job_end import HangupError, JobEnd
 from allranks.agent.program import ItemOptions, Program
+from allranks.protocol.config import Folders, Stress, TimeLimit
 
 SCRIPT = """
 import os

@@ -13,12 +13,12 @@ import pytest
 from agent_run import CONFIG
 
 from allranks.agent import forks, linux
-from allranks.protocol.config import Folders
 from allranks.agent.forks import Family, ForkServer, ForkServerError
 from allranks.agent.gangs.orphans import Mark
 from allranks.agent.gangs.rank_process import open_ends
 from allranks.agent.job_end import HangupError, JobEnd
 from allranks.agent.program import Finish, Program, SessionEnded, Settled, StartGang
+from allranks.protocol.config import Folders
 from allranks.protocol.records import Imported, Notice
 
 

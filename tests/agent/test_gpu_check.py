@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from allranks.agent import linux
-from allranks.protocol.config import GpuToCheck
 from allranks.agent.gpu_check import check_gpus, compute, troubles_of
+from allranks.protocol.config import GpuToCheck
 from allranks.protocol.records import AgentFailed, Collected, FailureKind, GpuFailed, GpusChecked, TestStarted
 
 GPUS = tuple(GpuToCheck(gpu=f"GPU-{letter}", visible=f"UUID-{letter}", name=f"GPU {letter}") for letter in "ab")

@@ -9,7 +9,6 @@ import sys
 import pytest
 
 from allranks.agent import node_supervisor
-from allranks.protocol.config import NodeConfig, TimeLimit
 from allranks.agent.node_supervisor import (
     NodeSupervisor,
     gpus_to_check,
@@ -17,6 +16,7 @@ from allranks.agent.node_supervisor import (
     own_address,
 )
 from allranks.agent.record_forwarder import RecordForwarder
+from allranks.protocol.config import NodeConfig, TimeLimit
 
 OWN = "of one job"
 

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.protocol.config import TimeLimit
 from allranks.agent.program import (
     Finish,
     Forked,
@@ -19,6 +18,7 @@ from allranks.agent.program import (
     parse_request,
     parts_of,
 )
+from allranks.protocol.config import TimeLimit
 from allranks.protocol.records import Imported, Notice, Record
 from allranks.protocol.typed_json import RecordError
 

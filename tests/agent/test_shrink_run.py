@@ -7,11 +7,11 @@ import pytest
 
 from allranks.agent import shrink_run
 from allranks.agent.channel import RunTest
-from allranks.protocol.config import Stress, TimeLimit
 from allranks.agent.program import ItemOptions, Program
 from allranks.agent.repetition_journal import RepetitionJournal
 from allranks.agent.shrink_run import shrink_failures
 from allranks.agent.stress_run import Repetitions
+from allranks.protocol.config import Stress, TimeLimit
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import Passed, RankEnded, Repeated, TestStarted
 from allranks.protocol.skew import delays_of, drawn_delays, milliseconds

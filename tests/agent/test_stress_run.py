@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from allranks.protocol.config import Stress, TimeLimit
 from allranks.agent.program import ItemOptions, Program
 from allranks.agent.repetition_journal import RepetitionJournal
 from allranks.agent.stress_run import (
@@ -15,6 +14,7 @@ from allranks.agent.stress_run import (
     TURN,
     Repetitions,
 )
+from allranks.protocol.config import Stress, TimeLimit
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import GangReady, LeftBehind, NotRun, Passed, RankEnded, Repeated, TestStarted
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.protocol.config import GpuToCheck
 from allranks.engines.docker_requests import (
     RESULTS_BYTES,
     USER,
@@ -29,6 +28,7 @@ from allranks.engines.docker_requests import (
 )
 from allranks.engines.protocol import LISTS, FileCopy, Passthrough, resources
 from allranks.ownership import HOST_LABEL
+from allranks.protocol.config import GpuToCheck
 
 DAEMON = Daemon(cpus=8, limits_cpus=True, has_seccomp=True)
 

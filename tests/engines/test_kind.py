@@ -7,11 +7,11 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from allranks import engine_registry
+from allranks.cli.host_checks import examine
 from allranks.engines import containers
 from allranks.engines.kind import choose_engine, cleaners, engine_kind
 from allranks.engines.process import ProcessEngine
 from allranks.errors import EngineError, MatrixError
-from allranks.host_checks import examine
 from allranks.matrix.declaration import load
 
 

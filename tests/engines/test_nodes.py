@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from allranks.protocol.config import PYTEST_CACHE, AgentConfig, NodeConfig
 from allranks.engines import intake
 from allranks.engines import process as engine_process
 from allranks.engines.agents import arrange_meeting, bring_home, gpus_of, name_of
@@ -19,6 +18,7 @@ from allranks.engines.package import package_folder
 from allranks.engines.process import ProcessEngine, environment, remove_tree
 from allranks.engines.protocol import JobExit, NodeExit
 from allranks.errors import EngineError
+from allranks.protocol.config import PYTEST_CACHE, AgentConfig, NodeConfig
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import NodeLost, Notice, Passed, RankEnded
 

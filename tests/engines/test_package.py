@@ -97,4 +97,4 @@ def test_another_python_finds_the_agent_on_that_path(tmp_path):
     environment = {"PYTHONPATH": str(package_path(tmp_path))}
     command = [sys.executable, "-S", "-c", program]
     found = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.strip()
-    assert Path(found).resolve() == package_folder() / "agent" / "config.py"
+    assert Path(found).resolve() == package_folder() / "protocol" / "config.py"

@@ -15,7 +15,6 @@ from jsonschema import Draft7Validator
 from packaging.version import VERSION_PATTERN, Version
 from schema_documents import documents, mutated
 
-from allranks.protocol.config import Isolation
 from allranks.cli.init import Repository, matrix_text
 from allranks.errors import MatrixError
 from allranks.matrix import axes, declaration, model
@@ -24,6 +23,7 @@ from allranks.matrix.declaration import EXAMPLE, load
 from allranks.matrix.kept_files import HISTORY_FILE
 from allranks.matrix.runners import OWN_MINUTES
 from allranks.matrix.toml_file import Table
+from allranks.protocol.config import Isolation
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "src/allranks/matrix/matrix.schema.json").read_text())

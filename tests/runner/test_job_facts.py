@@ -3,9 +3,9 @@
 import pytest
 from scripted_engine import COLLECTED, FINISHED, PASSED, facts_of, failed
 
-from allranks.protocol.config import TimeLimit
 from allranks.engines.protocol import JobExit
 from allranks.errors import EngineError
+from allranks.protocol.config import TimeLimit
 from allranks.protocol.records import (
     AgentFailed,
     Begun,

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from scripted_engine import BEGUN, FINISHED, PASSED
 
-from allranks.protocol.config import AgentConfig, JobShard
 from allranks.engines.kind import JobEnvironment
 from allranks.engines.protocol import FileCopy, JobExit
 from allranks.errors import ExitCode, ResultsError
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
 from allranks.matrix.jobs import plan
+from allranks.protocol.config import AgentConfig, JobShard
 from allranks.protocol.records import Collected, Shared
 from allranks.report.durations import render
 from allranks.report.merging import merge

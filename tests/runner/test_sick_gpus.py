@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from allranks.cli.host_checks import examine_gpus
 from allranks.engines.gpus import Inventory
 from allranks.errors import DeviceError, ExitCode
-from allranks.host_checks import examine_gpus
 from allranks.runner.run_jobs import _refuse_sick_gpus
 from allranks.runner.sick_gpus import quarantined, report_failures, report_successes, sick_gpus
 

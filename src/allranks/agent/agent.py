@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from allranks.agent import clock, evidence, kernel, linux
-from allranks.protocol.config import AgentConfig, Folders
 from allranks.agent.driver_workers import WorkerLostError
 from allranks.agent.forks import (
     REPORT_TIMEOUT,
@@ -38,6 +37,7 @@ from allranks.agent.nodes.node_rendezvous import NodesError, meet
 from allranks.agent.program import Finish, Program, SessionEnded, Settled, changed_status, parts_of
 from allranks.agent.record_stream import RecordWriter
 from allranks.agent.test_loop import SupervisedJob, TestLoop
+from allranks.protocol.config import AgentConfig, Folders
 from allranks.protocol.outcomes import Outcome, SkipKind, shorten
 from allranks.protocol.records import (
     SCHEMA,

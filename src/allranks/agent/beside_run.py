@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Final
 
 from allranks.agent import evidence, linux
-from allranks.protocol.config import AgentConfig, Folders
 from allranks.agent.job_end import JobEnd
 from allranks.agent.program import ItemOptions, Program
 from allranks.agent.stress_run import Repetitions
+from allranks.protocol.config import AgentConfig, Folders
 from allranks.protocol.xml_text import clipped
 
 LOG: Final = "beside-torch.log"

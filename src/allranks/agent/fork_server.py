@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from allranks.agent import clock, evidence, linux
-from allranks.protocol.config import AgentConfig, Folders
 from allranks.agent.forks import STACKS
 from allranks.agent.gangs.rank_process import BeRank, fork_rank
 from allranks.agent.program import Forked, Reply, Request, line_of, parse_request
 from allranks.agent.ranks import rank_setup
-from allranks.protocol.refusals import too_old
 from allranks.agent.seeding import seed_generators
 from allranks.agent.stacks.stacks import STACKS_SIGNAL
+from allranks.protocol.config import AgentConfig, Folders
 from allranks.protocol.records import AgentFailed, FailureKind, Imported
+from allranks.protocol.refusals import too_old
 from allranks.protocol.typed_json import RecordError
 
 

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from allranks.agent import linux
 from allranks.agent.channel import Outgoing, receive
-from allranks.protocol.config import AgentConfig, Folders
 from allranks.agent.evidence import remove_tree
 from allranks.agent.gangs.local_ranks import LocalRanks, stack_files
 from allranks.agent.gangs.orphans import GANG_VARIABLE, Mark, marked
@@ -31,6 +30,7 @@ from allranks.agent.nodes.node import Orders
 from allranks.agent.program import LINE_LIMIT, Finish, Forked, Reply, SessionEnded, StartGang, line_of, parse_reply
 from allranks.agent.stacks.flight_recorder import FlightRecorder
 from allranks.agent.stacks.stacks import STACKS_SIGNAL, StackFile, innermost, wait_for_stacks
+from allranks.protocol.config import AgentConfig, Folders
 from allranks.protocol.records import Imported, Record
 from allranks.protocol.typed_json import RecordError
 

@@ -24,7 +24,6 @@ if not __package__:
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from allranks.agent import linux, node_docker
-from allranks.protocol.config import AgentConfig, GpuToCheck, NodeConfig, TimeLimit
 from allranks.agent.container_init import COMMAND, STOP_GRACE, end_orphans
 from allranks.agent.evidence import FULL
 from allranks.agent.node_container import (
@@ -58,6 +57,7 @@ from allranks.agent.node_files import (
 )
 from allranks.agent.node_scratch import scratch_folder
 from allranks.agent.record_forwarder import PATIENCE, SLOW, RecordForwarder
+from allranks.protocol.config import AgentConfig, GpuToCheck, NodeConfig, TimeLimit
 from allranks.protocol.outcomes import MESSAGE_LIMIT, shorten
 
 ADDRESS_VARIABLE: Final = "ALLRANKS_NODE_ADDRESS"

@@ -11,8 +11,8 @@ import pytest
 
 from allranks.agent import linux
 from allranks.agent.collection.marker_options import is_launcher
-from allranks.protocol.refusals import too_old
 from allranks.agent.torch_cases.adapt import adapt_collected, adapt_torch_cases
+from allranks.protocol.refusals import too_old
 
 MANY_TESTS = 30
 """From this many launcher tests on, making forks cheaper pays; it takes the better part of a second."""

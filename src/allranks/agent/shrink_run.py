@@ -9,11 +9,11 @@ from typing import Final
 
 from allranks.agent import evidence
 from allranks.agent.channel import RunTest
-from allranks.protocol.config import AgentConfig, TimeLimit
 from allranks.agent.program import Program
 from allranks.agent.repetition_journal import End, seconds_of, was_bad
 from allranks.agent.shrinking import sentence, shrink
 from allranks.agent.stress_run import Repetitions
+from allranks.protocol.config import AgentConfig, TimeLimit
 from allranks.protocol.records import GangReady, GangStarted, LeftBehind, Notice, TestStarted
 from allranks.protocol.skew import LEVELS, OFF, Delay, delays_of, drawn_delays, milliseconds, skew_of, stretch
 

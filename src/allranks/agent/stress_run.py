@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 
 from allranks.agent.assemblies import assemblies
 from allranks.agent.channel import RunTest
-from allranks.protocol.config import Stress, seed_of_repetition
 from allranks.agent.gangs.ends import Journal
 from allranks.agent.program import Program
 from allranks.agent.repetition_journal import End, outcomes_of, seconds_of, was_bad
+from allranks.protocol.config import Stress, seed_of_repetition
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import (
     FailureCourse,

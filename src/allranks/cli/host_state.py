@@ -56,8 +56,8 @@ def _examined(options: argparse.Namespace) -> "Iterable[Finding]":
     Raises:
         UsageError: They ask for what does not exist.
     """
-    from allranks.host_checks import examine  # noqa: PLC0415 - no plan needs it
-    from allranks.machine_demands import Where, examine_demands  # noqa: PLC0415
+    from allranks.cli.host_checks import examine  # noqa: PLC0415 - no plan needs it
+    from allranks.cli.machine_demands import Where, examine_demands  # noqa: PLC0415
 
     if (options.plan_file is None) != (options.pack is None) or (options.cell and options.pack):
         msg = "--plan-file and --pack belong together, and --cell stands alone."

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from allranks.protocol.config import Stress
 from allranks.cli.options import STOP
 from allranks.cli.run import PartOf, run_jobs
 from allranks.cli.stress import with_gangs, with_time
@@ -20,6 +19,7 @@ from allranks.interruption import RunInterrupted
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import plan
 from allranks.matrix.model import Job
+from allranks.protocol.config import Stress
 from allranks.runner.results_folder import new_run_id
 
 _FIRST: Final = 10

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.protocol.refusals import REFUSED
 from allranks.cli.command_parser import CommandParser, OptionGroup
 from allranks.cli.images import PRUNE_VARIABLE, prune_after_run
 from allranks.cli.inside import refuse_launched, refuse_too_wide, run_inside
@@ -40,6 +39,7 @@ from allranks.matrix.cell_images import image_for
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import plan
 from allranks.matrix.model import Job, Matrix
+from allranks.protocol.refusals import REFUSED
 from allranks.runner.results_folder import PARTY_VARIABLE, RUN_ID_VARIABLE
 from allranks.workflow_commands import without_commands
 

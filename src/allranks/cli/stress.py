@@ -6,13 +6,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from allranks.protocol.config import Stress
 from allranks.cli.command_parser import CommandParser, OptionGroup, one_of
 from allranks.cli.options import STOP, chosen_jobs, number, read_request
 from allranks.cli.run import add_seed, add_shared, refuse_options, run_chosen
 from allranks.errors import ExitCode, UsageError
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job
+from allranks.protocol.config import Stress
 from allranks.protocol.skew import LEVELS, MOST_BUSY, OFF, delays_of, skew_of, stretch
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}

@@ -16,10 +16,10 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import IO, Generic, Protocol, TypeVar
 
-from allranks.protocol.config import PYTEST_CACHE, RESULTS_BYTES, AgentConfig, GpuToCheck, NodeConfig, share_of
 from allranks.engines.agent_output import Damage
 from allranks.engines.intake import MOST_ENTRIES, Intake
 from allranks.engines.protocol import JobExit, JobSpec, NodeExit, Passthrough, Placement, RecordSink
+from allranks.protocol.config import PYTEST_CACHE, RESULTS_BYTES, AgentConfig, GpuToCheck, NodeConfig, share_of
 from allranks.protocol.records import NodesMet, Record
 
 _TOKEN_BYTES = 32

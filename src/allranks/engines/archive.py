@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from allranks.protocol.config import RESULTS_BYTES
 from allranks.engines.intake import Intake
 from allranks.engines.protocol import FileCopy
 from allranks.errors import EngineError
+from allranks.protocol.config import RESULTS_BYTES
 
 PAGE = 4096
 """The allocation unit of a file system in memory, in bytes."""

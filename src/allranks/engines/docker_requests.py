@@ -8,12 +8,12 @@ from typing import Any
 
 from docker.types import DeviceRequest, DriverConfig, Mount, Ulimit
 
-from allranks.protocol.config import RESULTS_BYTES, NodeConfig
 from allranks.agent.container_init import COMMAND, ISOLATED
 from allranks.engines.agents import spec_of_node
 from allranks.engines.archive import Archive, ArchiveBuilder
 from allranks.engines.protocol import LISTS, FileCopy, JobSpec, unique_name
 from allranks.ownership import RUN_VARIABLE
+from allranks.protocol.config import RESULTS_BYTES, NodeConfig
 
 USER = 10001
 """User and group of every job: a number that no distribution assigns."""

@@ -9,8 +9,8 @@ from heapq import nlargest
 from pathlib import Path, PurePosixPath
 from typing import Final, Literal
 
-from allranks.protocol.config import RESULTS_BYTES
 from allranks.errors import EngineError
+from allranks.protocol.config import RESULTS_BYTES
 from allranks.protocol.records import JOURNAL
 
 DRAFT = ".allranks.part"

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from allranks.protocol.config import share_of
 from allranks.agent.evidence import remove_tree
 from allranks.agent.node_files import NodeOrder, write_whole
 from allranks.engines.allocation import Allocation
@@ -18,6 +17,7 @@ from allranks.engines.shared_folder_job import SharedFolderJob, fill_folder
 from allranks.engines.slurm_requests import job_name
 from allranks.errors import EngineError
 from allranks.ownership import HOST_VARIABLE, RUN_VARIABLE
+from allranks.protocol.config import share_of
 from allranks.protocol.typed_json import told
 
 _OF_A_NODE: Final = ("TMPDIR", RUN_VARIABLE, HOST_VARIABLE, "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")

@@ -5,7 +5,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from allranks.protocol.config import TimeLimit
 from allranks.agent.evidence import remove_tree
 from allranks.engines.launch_files import (
     BEAT,
@@ -23,6 +22,7 @@ from allranks.engines.launch_leader import SHARE, unusable
 from allranks.engines.launched_node import LaunchedNode
 from allranks.errors import EngineError, ExitCode
 from allranks.interruption import deaf
+from allranks.protocol.config import TimeLimit
 
 _LATER = 10.0
 """Seconds that process 0 may take longer than its own limit."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
-from allranks.protocol.config import AgentConfig
 from allranks.engines.agent_output import Damage
 from allranks.ownership import GPUS_LABEL, RUN_LABEL
+from allranks.protocol.config import AgentConfig
 from allranks.protocol.records import Record
 
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Final
 
 from allranks.agent import node_files as files
-from allranks.protocol.config import NodeConfig
 from allranks.agent.evidence import open_start, read
 from allranks.agent.linux import Timer
 from allranks.agent.node_files import AgentExit, NodeOrder, write_whole
@@ -29,6 +28,7 @@ from allranks.engines.allocation import Allocation, told_in
 from allranks.engines.archive import copy_files
 from allranks.engines.protocol import JobExit, JobSpec, NodeExit, Placement, RecordSink
 from allranks.errors import EngineError
+from allranks.protocol.config import NodeConfig
 from allranks.protocol.records import Record
 from allranks.protocol.typed_json import RecordError, build
 

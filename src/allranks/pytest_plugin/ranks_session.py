@@ -13,8 +13,6 @@ from typing import Any, Final
 
 import pytest
 
-from allranks.protocol.parameter_values import REMEDY, changes, digests
-from allranks.protocol.config import COVERAGE, seed_of_test
 from allranks.agent.seeding import seed_generators
 from allranks.engines.gpus import take_inventory
 from allranks.engines.host_processes import ConnectedProcesses
@@ -22,7 +20,9 @@ from allranks.engines.kind import JobEnvironment
 from allranks.errors import MEANING, AllranksError, ExitCode, counted
 from allranks.matrix.model import Cell, Image, Job, Limits, Matrix, Suite
 from allranks.ownership import own_run
+from allranks.protocol.config import COVERAGE, seed_of_test
 from allranks.protocol.outcomes import named
+from allranks.protocol.parameter_values import REMEDY, changes, digests
 from allranks.protocol.records import NotRun
 from allranks.pytest_plugin.kept_results import forget, forget_older, new_folder
 from allranks.pytest_plugin.verdict_reports import VerdictReporter

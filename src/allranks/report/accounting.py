@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from allranks.protocol.parameter_values import REMEDY, VARIABLE, changes
 from allranks.errors import ExitCode
 from allranks.protocol.outcomes import named
+from allranks.protocol.parameter_values import REMEDY, VARIABLE, changes
 from allranks.protocol.records import JOURNAL
 from allranks.report.baseline import Baseline, BaselineWatch
 from allranks.report.folder import Attempt

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from allranks.protocol.config import COVERAGE
 from allranks.matrix.model import Job, Matrix
+from allranks.protocol.config import COVERAGE
 from allranks.report.untrusted import listing
 from allranks.runner.retry_policy import newest_attempt
 

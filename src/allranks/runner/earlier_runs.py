@@ -14,12 +14,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from allranks.protocol.config import COVERAGE, EARLIER_COVERAGE, PYTEST_CACHE
 from allranks.engines.archive import copy_files
 from allranks.engines.protocol import FileCopy
 from allranks.errors import UsageError
 from allranks.matrix.model import Job, Matrix
 from allranks.ownership import is_dead
+from allranks.protocol.config import COVERAGE, EARLIER_COVERAGE, PYTEST_CACHE
 from allranks.report.durations import Durations, DurationsError, parse, read_durations, render
 from allranks.report.folder import read_manifest
 from allranks.report.verdict import VerdictPolicy

@@ -6,9 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NoReturn
 
-from allranks.protocol.config import share_of
 from allranks.engines.agent_output import Damage
 from allranks.ownership import is_dead
+from allranks.protocol.config import share_of
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import (
     JOURNAL,

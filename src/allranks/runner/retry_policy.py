@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from allranks.protocol.config import Stress
 from allranks.matrix.model import Job
+from allranks.protocol.config import Stress
 from allranks.report.accounting import files_of, has_collected_nothing, has_troubled_files
 from allranks.report.folder import Attempt, newest, read_attempts_at
 from allranks.report.judging import has_no_result, has_not_run, settled

@@ -17,8 +17,8 @@ from allranks.agent.collection.selection import (
     unit_key,
     units,
 )
-from allranks.protocol.config import JobShard, TimeLimit
 from allranks.agent.program import ItemOptions
+from allranks.protocol.config import JobShard, TimeLimit
 
 COUNTS = st.integers(1, 9)
 LIMIT = TimeLimit(value=1.0, setting="limits.test")

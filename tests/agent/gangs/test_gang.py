@@ -12,7 +12,6 @@ import pytest
 
 from allranks.agent import linux
 from allranks.agent.channel import DriverSays, End, Leaving, RankEnd, Report, RunTest
-from allranks.protocol.config import TimeLimit, TimeLimits
 from allranks.agent.gangs.ends import ends_of
 from allranks.agent.gangs.gang import SKIP_GRACES, Deadlines, Gang
 from allranks.agent.gangs.local_ranks import CLOSED_TIMEOUT, LocalRanks, RankExit
@@ -21,6 +20,7 @@ from allranks.agent.gangs.step_outcome import Step, StepOutcome, describe_end
 from allranks.agent.job_end import HangupError, JobEnd, JobLimitError
 from allranks.agent.stacks.stacks import STACKS_SIGNAL
 from allranks.protocol import skip_codes
+from allranks.protocol.config import TimeLimit, TimeLimits
 from allranks.protocol.outcomes import Outcome, Phase, SkipKind
 
 LIMITS = TimeLimits(process_group=20, test=20, job=20, peer_grace=0.1)

@@ -7,10 +7,10 @@ import pytest
 from agent_run import CONFIG
 
 from allranks.agent import clock
-from allranks.protocol.config import TimeLimit
 from allranks.agent.nodes import leader
 from allranks.agent.nodes.leader import FollowerLink, Leader, RemoteRanks
 from allranks.agent.nodes.node import CollectionDigest, CollectionFailure
+from allranks.protocol.config import TimeLimit
 
 DIGEST = CollectionDigest(tests=("a",), torch="2", python="3")
 

@@ -12,9 +12,9 @@ import time
 import pytest
 from nodes_run import NodesRun
 
-from allranks.protocol.config import Stress
 from allranks.agent.job_end import HANGUP_STATUS
 from allranks.engines.agents import arrange_meeting
+from allranks.protocol.config import Stress
 from allranks.protocol.records import (
     Begun,
     CollectionFailed,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from allranks.protocol.config import TimeLimit
 from allranks.agent.ranks.rank import with_group_limit
+from allranks.protocol.config import TimeLimit
 
 SUITE = """
     import time

@@ -8,9 +8,9 @@ import time
 
 import torch
 
-from allranks.protocol.config import GpuToCheck
 from allranks.agent.gpu_check import compute, troubles_of
 from allranks.errors import counted
+from allranks.protocol.config import GpuToCheck
 from gpu_acceptance.bench import Bench
 from gpu_acceptance.device import device
 from gpu_acceptance.machine import Machine

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from allranks.protocol.parameter_values import REMEDY, changes
 from allranks.agent.collection.process_paths import process_of_rank
 from allranks.agent.collection.pytest_session import ServerPlugin, exit_status, numbered
-from allranks.protocol.config import AgentConfig, Folders
 from allranks.agent.environment_skips import watch_for_sandcastle_skips
 from allranks.agent.fresh_rank import Failures, FreshRank
 from allranks.agent.program import StartGang
+from allranks.protocol.config import AgentConfig, Folders
 from allranks.protocol.outcomes import named
+from allranks.protocol.parameter_values import REMEDY, changes
 
 
 class FreshSession(ServerPlugin):

@@ -11,9 +11,9 @@ from typing import Any, get_args
 import pytest
 
 from allranks.agent.collection import FOREIGN_ATTRIBUTE
-from allranks.protocol.config import AgentConfig, Isolation, TimeLimit
 from allranks.agent.program import ItemOptions
 from allranks.agent.torch_cases.adapt import torchs_limit
+from allranks.protocol.config import AgentConfig, Isolation, TimeLimit
 
 _LONGEST = 10**8
 """Seconds of a time limit: three years."""

@@ -15,8 +15,8 @@ import pytest
 
 from allranks.agent.collection.lockstep import refused_reruns
 from allranks.protocol.config import PYTEST_CACHE
-from allranks.protocol.refusals import REFUSED
 from allranks.protocol.outcomes import MESSAGE_LIMIT, shorten
+from allranks.protocol.refusals import REFUSED
 
 _SWITCHED_OFF = ("no:cacheprovider", "-pno:cacheprovider")
 _READERS = ("lfplugin", "stepwiseplugin")

@@ -27,7 +27,6 @@ from allranks.agent.collection.expected_failures import ExpectedFailuresError, e
 from allranks.agent.collection.imports import ThreadWatch, end_pools, preload, redirect_handlers
 from allranks.agent.collection.lockstep import forget_plugin, settle_hypothesis, with_reruns
 from allranks.agent.collection.marker_options import MarkerError, read_terms
-from allranks.protocol.parameter_values import digests
 from allranks.agent.collection.process_paths import AGENT, ProcessPaths, process_of_rank
 from allranks.agent.collection.pytest_options import (
     cache_arguments,
@@ -41,7 +40,6 @@ from allranks.agent.collection.pytest_options import (
 )
 from allranks.agent.collection.script_folders import FOLDERS, ScriptFolders, exit_report, has_main
 from allranks.agent.collection.selection import shuffled, take_share
-from allranks.protocol.config import AgentConfig, Folders, seed_of_test
 from allranks.agent.environment_skips import FilesForDevices
 from allranks.agent.fork_server import Supervisor
 from allranks.agent.fresh_rank import FreshRank, become_fresh
@@ -63,7 +61,9 @@ from allranks.agent.ranks.reports import skip_reason
 from allranks.agent.ranks.skewed_calls import register_skew
 from allranks.agent.seeding import seed_generators
 from allranks.agent.torch_cases.adapt import adapt_collected, adapt_torch_cases
+from allranks.protocol.config import AgentConfig, Folders, seed_of_test
 from allranks.protocol.outcomes import MESSAGE_LIMIT, shorten
+from allranks.protocol.parameter_values import digests
 from allranks.protocol.records import (
     AgentFailed,
     CollectionFailed,

@@ -11,8 +11,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from allranks.protocol.config import JobShard
 from allranks.agent.program import ItemOptions
+from allranks.protocol.config import JobShard
 from allranks.protocol.xml_text import xml_id
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ import pytest
 import allranks
 from allranks.agent.collection.pytest_options import REFUSED_BY_PYTEST, refusal_in
 from allranks.agent.collection.pytest_session import ServerPlugin, exit_status
-from allranks.protocol.config import AgentConfig, Folders
 from allranks.agent.environment_skips import watch_for_sandcastle_skips
 from allranks.agent.fork_server import Supervisor
 from allranks.agent.program import SessionEnded
+from allranks.protocol.config import AgentConfig, Folders
 from allranks.protocol.outcomes import MESSAGE_LIMIT, shorten
 from allranks.protocol.records import AgentFailed, CollectionFailed, FailureKind
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from allranks.agent import clock, linux
 from allranks.agent.channel import End, RunTest
-from allranks.protocol.config import TimeLimit, TimeLimits
 from allranks.agent.gangs.blame import (
     Blame,
     given_up,
@@ -26,6 +25,7 @@ from allranks.agent.gangs.output import Output
 from allranks.agent.gangs.step_outcome import Step, StepOutcome, ended, reported
 from allranks.agent.job_end import JobEnd
 from allranks.agent.program import changed_status
+from allranks.protocol.config import TimeLimit, TimeLimits
 from allranks.protocol.outcomes import Outcome, shorten
 from allranks.protocol.records import AgentFailed, FailureKind
 from allranks.protocol.skew import Delay

@@ -19,7 +19,6 @@ from _pytest.skipping import xfailed_key
 from allranks.agent import linux
 from allranks.agent.channel import DriverSays, LaunchedEnd, RankEnd, Report
 from allranks.agent.collection.marker_options import has_thread_ranks, is_launcher, time_limit
-from allranks.protocol.config import seed_of_test
 from allranks.agent.gangs.output import Output
 from allranks.agent.gpu_questions import answer_without_cuda
 from allranks.agent.launchers.driver_account import driver_folder
@@ -27,6 +26,7 @@ from allranks.agent.launchers.launch import LaunchTerms, Workplace
 from allranks.agent.launchers.launched_rank import RankTerms, forget_rank
 from allranks.agent.launchers.own_ranks import OF_RANKS_ATTRIBUTE, RankFailureError
 from allranks.agent.ranks.rank import Assignment, run_rank
+from allranks.protocol.config import seed_of_test
 from allranks.protocol.outcomes import MESSAGE_LIMIT, Outcome, Phase, may_disagree, shorten
 from allranks.protocol.records import Record, encode
 from allranks.protocol.tracebacks import headline

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from allranks.agent.channel import DriverSays
-from allranks.protocol.config import AgentConfig
 from allranks.agent.gangs.ends import Journal
 from allranks.agent.gangs.gang import Gang
 from allranks.agent.gangs.output import Output
 from allranks.agent.gangs.step_outcome import Step, StepOutcome
+from allranks.protocol.config import AgentConfig
 from allranks.protocol.outcomes import Outcome, Phase, disagree, may_disagree, shorten
 from allranks.protocol.records import Passed, PhaseEnd, RankEnded, decode
 from allranks.protocol.typed_json import RecordError

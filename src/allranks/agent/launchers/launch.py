@@ -12,7 +12,6 @@ from typing import NoReturn, Protocol
 from allranks.agent import linux
 from allranks.agent.channel import Report, RunTest
 from allranks.agent.collection.imports import preload
-from allranks.protocol.config import TimeLimit, TimeLimits
 from allranks.agent.gangs.ends import Journal, ends_of, failed_start
 from allranks.agent.gangs.gang import SKIP_GRACES, Deadlines, Gang
 from allranks.agent.gangs.local_ranks import LocalRanks, RankEvent, RankExit, RankReport, stack_files
@@ -24,6 +23,7 @@ from allranks.agent.job_end import JobEnd
 from allranks.agent.launchers.launched_rank import LaunchedRank, Place, RankTerms, be_launched_rank
 from allranks.agent.ranks.rank_setup import flush_output
 from allranks.agent.stacks.stacks import StackFile
+from allranks.protocol.config import TimeLimit, TimeLimits
 from allranks.protocol.outcomes import Outcome
 
 Excuse = Callable[[int, int], bool]

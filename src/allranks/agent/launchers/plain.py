@@ -10,10 +10,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
-from allranks.protocol.config import TimeLimit, TimeLimits
 from allranks.agent.gangs.output import Output
 from allranks.agent.launchers.launch import LaunchTerms, Workplace
 from allranks.agent.launchers.launched_rank import RankTerms
+from allranks.protocol.config import TimeLimit, TimeLimits
 from allranks.protocol.records import Record
 
 

@@ -15,7 +15,6 @@ from dataclasses import asdict
 
 from allranks.agent import clock
 from allranks.agent.channel import End, Report, RunTest
-from allranks.protocol.config import AgentConfig, TimeLimit, TimeLimits, share_of
 from allranks.agent.gangs.call_board import LastCall
 from allranks.agent.gangs.local_ranks import Look, RankEvent, RankExit, RankHang, RankReport
 from allranks.agent.gangs.orphans import KilledOrphan
@@ -24,6 +23,7 @@ from allranks.agent.linux import Timer
 from allranks.agent.nodes.connection import ConnectionLostError, Message, NodeConnection
 from allranks.agent.nodes.node import CollectionDigest, CollectionFailure, NodeLostError, Orders, difference, notice
 from allranks.agent.nodes.node_rendezvous import NodesError
+from allranks.protocol.config import AgentConfig, TimeLimit, TimeLimits, share_of
 from allranks.protocol.skew import Delay, skew_of
 from allranks.protocol.typed_json import build, told
 

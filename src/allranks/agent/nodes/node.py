@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Protocol
 
-from allranks.protocol.parameter_values import REMEDY, VARIABLE, changes
 from allranks.agent.gangs.local_ranks import Ranks
 from allranks.agent.nodes.connection import Message
 from allranks.protocol.outcomes import named
+from allranks.protocol.parameter_values import REMEDY, VARIABLE, changes
 
 _TEXT_LIMIT = 16_000
 _MOST_FAILURES = 50

@@ -9,7 +9,6 @@ import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from allranks.protocol.config import AgentConfig, NodeConfig, TimeLimit
 from allranks.agent.nodes.connection import (
     ConnectionLostError,
     Message,
@@ -18,6 +17,7 @@ from allranks.agent.nodes.connection import (
     make_nonce,
     make_proof,
 )
+from allranks.protocol.config import AgentConfig, NodeConfig, TimeLimit
 
 PROOF_TIMEOUT = 5.0
 """Seconds that a client gets for its proof."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from allranks.agent.channel import Report
-from allranks.protocol.config import AgentConfig
 from allranks.agent.ranks import rank_setup
+from allranks.protocol.config import AgentConfig
 
 
 @dataclass

@@ -22,7 +22,6 @@ from allranks.agent.collection.coverage import save_coverage
 from allranks.agent.collection.imports import ImportWatch
 from allranks.agent.collection.marker_options import has_thread_ranks, never_runs
 from allranks.agent.collection.script_folders import FOLDERS
-from allranks.protocol.config import AgentConfig, TimeLimit
 from allranks.agent.environment_skips import EnvironmentSkip
 from allranks.agent.evidence import DiskUse
 from allranks.agent.gangs.call_board import CallBoard, Wait, map_board
@@ -49,6 +48,7 @@ from allranks.agent.ranks.skewed_calls import DELAYS
 from allranks.agent.ranks.surroundings import InitialState
 from allranks.agent.rendezvous import wait_for_store
 from allranks.agent.seeding import seed_everything
+from allranks.protocol.config import AgentConfig, TimeLimit
 from allranks.protocol.outcomes import MESSAGE_LIMIT, Outcome, Phase, following, overall, shorten
 from allranks.protocol.skip_codes import SkipCode
 

@@ -20,9 +20,9 @@ import pytest
 import torch
 from torch import distributed
 
-from allranks.protocol.config import AgentConfig
 from allranks.agent.ranks.call_counter import COLLECTIVES, wrap
 from allranks.agent.ranks.counted_group import MESSAGES
+from allranks.protocol.config import AgentConfig
 from allranks.protocol.skew import OFF, LateRank, NamedDelays, lateness, milliseconds
 
 DELAYS = "allranks-skew"

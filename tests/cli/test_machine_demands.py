@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from allranks import machine_demands
+from allranks.cli import machine_demands
+from allranks.cli.machine_demands import Cuda, Where, compare_driver, cuda_of, examine_demands
 from allranks.engines.gpus import Inventory
 from allranks.engines.kind import Finding
 from allranks.errors import DeviceError
-from allranks.machine_demands import Cuda, Where, compare_driver, cuda_of, examine_demands
 from allranks.matrix.declaration import load
 from allranks.matrix.model import Image, Process
 

@@ -5,14 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from allranks import host_checks
+from allranks.cli import host_checks
+from allranks.cli.host_checks import examine, examine_folders, examine_gpus
 from allranks.engines import host_processes
 from allranks.engines.containers import examine_daemon, examine_images
 from allranks.engines.gpus import Inventory
 from allranks.engines.kind import Finding
 from allranks.engines.process import ProcessEngine
 from allranks.errors import DeviceError, EngineError
-from allranks.host_checks import examine, examine_folders, examine_gpus
 
 NOW = datetime(2026, 11, 22, 1, 6, 41, tzinfo=UTC).timestamp()
 WELL = {

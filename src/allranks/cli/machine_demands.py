@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from allranks.cli.host_checks import examine_health
 from allranks.engines.gpus import GpuMode, Inventory, take_inventory
 from allranks.engines.kind import Finding, choose_engine, engine_kind
 from allranks.errors import AllranksError, DeviceError
-from allranks.host_checks import examine_health
 from allranks.matrix.model import Cell, Image, Matrix
 
 LEAST_DRIVER: Final[Mapping[int, int]] = {11: 450, 12: 525, 13: 580}
