@@ -1,0 +1,88 @@
+"""Imports between the folders of the package point one way."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from allranks.engines.package import _NEEDED
+
+SOURCE = Path(__file__).parents[1] / "src"
+MODULES = {
+    ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(SOURCE.rglob("*.py"))
+}
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The modules of allranks that a file imports, wherever it does."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("allranks"):
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield whole if whole in MODULES else node.module
+
+
+LAYERS = (
+    ("protocol", "interruption"),
+    ("errors", "agent", "workflow_commands"),
+    ("testing", "ownership", "user_cache", "engine_registry"),
+    ("matrix",),
+    ("images", "report"),
+    ("engines", "junit"),
+    ("runner",),
+    ("nox", "pytest_plugin", "cli"),
+    ("__main__",),
+)
+"""Folders and modules of the package. Each imports from itself and from the layers above it in this list."""
+
+
+def package(module: str) -> str:
+    """The folder below ``allranks`` that a module is in; the module itself if it is in none."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def test_imports_between_folders_point_one_way():
+    level = {name: place for place, names in enumerate(LAYERS) for name in names}
+    assert set(level) == {package(module) for module in MODULES} - {""}
+    pairs = {(package(module), package(other)) for module, path in MODULES.items() for other in imported(path)}
+    wrong = {(one, other) for one, other in pairs if one and other and one != other and level[one] <= level[other]}
+    assert wrong == set()
+
+
+def test_the_agent_needs_nothing_but_the_protocol():
+    found = {
+        package(other) for module, path in MODULES.items() if package(module) == "agent" for other in imported(path)
+    }
+    assert found <= {"", "agent", "protocol"}
+
+
+def test_one_package_alone_imports_junitparser_and_one_command_imports_that():
+    importers = {
+        name
+        for name, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import) and any(alias.name.startswith("junitparser") for alias in node.names)
+    }
+    assert {package(name) for name in importers} == {"junit"}
+    users = {name for name, path in MODULES.items() if any("allranks.junit" in each for each in imported(path))}
+    assert {name for name in users if package(name) != "junit"} == {"allranks.cli.show"}
+    assert not any("junit" in name for name in _NEEDED)
+
+
+WITHOUT = """
+import importlib, sys
+for name in ("pytest", "torch", "_pytest", "junitparser"):
+    sys.modules[name] = None  # an import of it fails
+for module in sys.argv[1:]:
+    importlib.import_module(module)
+"""
+
+
+def test_what_an_orchestrator_imports_needs_neither_pytest_nor_torch():
+    folders = ("cli", "engines", "images", "matrix", "report", "runner")
+    apart = ("allranks.engines.contract", "allranks.runner.coverage_script")  # tests; a program of another interpreter
+    modules = [module for module in MODULES if package(module) in folders and module not in apart]
+    assert len(modules) > 80
+    subprocess.run([sys.executable, "-c", WITHOUT, *modules], check=True, timeout=60)
