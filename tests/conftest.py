@@ -21,7 +21,7 @@ from allranks.cli.main import main
 from allranks.engines.package import package_folder
 from allranks.engines.protocol import JobSpec
 from allranks.engines.slurm_cluster import SlurmKind
-from allranks.errors import EngineError
+from allranks.errors import EngineError, ExitCode
 from allranks.images.docker_client import connect
 from allranks.ownership import own_run
 from allranks.protocol.config import AgentConfig
@@ -320,3 +320,16 @@ def plugins():
         pytest.skip("ALLRANKS_TEST_PLUGINS names no folder of plugins; nox -s tests makes one")
     assert Path(folder).is_dir()
     return folder
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """The runs that would have begun, each as its jobs and options."""
+    asked = []
+
+    def run(_matrix, jobs, options, _say):
+        asked.append(([job.id for job in jobs], options))
+        return ExitCode.OK
+
+    monkeypatch.setattr("allranks.runner.run_jobs.run", run)
+    return asked

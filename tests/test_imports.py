@@ -32,7 +32,9 @@ LAYERS = (
     ("images", "report"),
     ("engines", "junit"),
     ("runner",),
-    ("nox", "pytest_plugin", "cli"),
+    ("nox", "pytest_plugin", "plugin_manager"),
+    ("cli",),
+    ("plugins",),
     ("__main__",),
 )
 """Folders and modules of the package. Each imports from itself and from the layers above it in this list."""
@@ -51,6 +53,17 @@ def test_imports_between_folders_point_one_way():
     assert wrong == set()
 
 
+def test_a_plug_in_imports_no_other():
+    pairs = {
+        (module, other)
+        for module, path in MODULES.items()
+        if package(module) == "plugins" and module != "allranks.plugins"
+        for other in imported(path)
+        if package(other) == "plugins" and other.split(".")[2] != module.split(".")[2]
+    }
+    assert pairs == set()
+
+
 def test_the_agent_needs_nothing_but_the_protocol():
     found = {
         package(other) for module, path in MODULES.items() if package(module) == "agent" for other in imported(path)
@@ -67,7 +80,7 @@ def test_one_package_alone_imports_junitparser_and_one_command_imports_that():
     }
     assert {package(name) for name in importers} == {"junit"}
     users = {name for name, path in MODULES.items() if any("allranks.junit" in each for each in imported(path))}
-    assert {name for name in users if package(name) != "junit"} == {"allranks.cli.show"}
+    assert {name for name in users if package(name) != "junit"} == {"allranks.plugins.history.show"}
     assert not any("junit" in name for name in _NEEDED)
 
 
@@ -81,7 +94,7 @@ for module in sys.argv[1:]:
 
 
 def test_what_an_orchestrator_imports_needs_neither_pytest_nor_torch():
-    folders = ("cli", "engines", "images", "matrix", "report", "runner")
+    folders = ("cli", "plugins", "engines", "images", "matrix", "report", "runner")
     apart = ("allranks.engines.contract", "allranks.runner.coverage_script")  # tests; a program of another interpreter
     modules = [module for module in MODULES if package(module) in folders and module not in apart]
     assert len(modules) > 80

@@ -110,6 +110,10 @@ class EngineDeniedError(EngineError):
     """The engine is there, and this user may not use it: ``auto`` then takes no other one."""
 
 
+class PluginError(AllranksError):
+    """A plug-in cannot be used."""
+
+
 class DeviceError(AllranksError):
     """GPUs cannot be queried, or one of them is faulty."""
 

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from allranks.cli.main import _COMMANDS
+from allranks.cli.main import commands
 from allranks.errors import MEANING, ExitCode
 
-COMMANDS = [name for name, *_ in _COMMANDS]
+COMMANDS = [command.name for command in commands()]
 
 
 def codes_of(page):

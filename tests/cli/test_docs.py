@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.cli.main import _COMMANDS
+from allranks.cli.main import commands
 from allranks.errors import MEANING, PRECEDENCE, ExitCode
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +23,7 @@ def test_the_readme_has_the_same_exit_codes():
     assert list(map(int, codes)) == list(ExitCode)
 
 
-@pytest.mark.parametrize("command", [name for name, *_ in _COMMANDS])
+@pytest.mark.parametrize("command", [command.name for command in commands()])
 def test_the_page_names_every_command(command):
     assert f"`{command}`" in PAGE
 

@@ -1,4 +1,4 @@
-"""The blocks of docs/extending.md make a package, whose engine runs a job."""
+"""The blocks of docs/extending.md make a package, whose engine runs a job, and whose command greets."""
 
 import json
 import sys
@@ -7,6 +7,7 @@ import pytest
 from blocks import Block, blocks
 
 BLOCKS = [each for each in blocks() if each.page == "docs/extending.md"]
+PYTHON = [each for each in BLOCKS if each.kind == "python"]
 
 ENGINE = """\
 import dataclasses
@@ -66,10 +67,11 @@ def package(shell):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mypackage\nVersion: 1.0\n")
     points = [entry_points(each) for each in BLOCKS if each.kind == "toml"]
-    assert len(points) == 1
+    assert len(points) == 2
     (info / "entry_points.txt").write_text("\n".join(points))
     (site / "mypackage" / "__init__.py").touch()
     (site / "mypackage" / "lsf.py").write_text(ENGINE)
+    (site / "mypackage" / "plugin.py").write_text(PYTHON[-1].text)
     return site
 
 
@@ -82,11 +84,11 @@ def entry_points(block: Block) -> str:
 
 
 def test_every_block_is_run():
-    assert [each.why_not for each in BLOCKS] == [""] * 3
+    assert [each.why_not for each in BLOCKS] == [""] * 5
 
 
 def test_the_contract_s_tests_run_on_an_engine_of_the_package(shell, package):
-    conftest, tests = (each for each in BLOCKS if each.kind == "python")
+    conftest, tests, _ = PYTHON
     (shell.folder / "conftest.py").write_text(conftest.text)
     (shell.folder / "test_lsf.py").write_text(tests.text)
     told = shell(f"PYTHONPATH={package} pytest test_lsf.py -k 'start_to_results or carries'")
@@ -100,3 +102,8 @@ def test_a_run_takes_that_engine(shell, package):
     shell(f"PYTHONPATH={package} allranks run --engine lsf")
     [job] = json.loads((shell.folder / "results/latest/report.json").read_text())["suites"]
     assert (job["engine"], job["counts"]["passed"]) == ("lsf", 1)
+
+
+def test_its_command_is_one_of_allranks(shell, package):
+    assert shell(f"PYTHONPATH={package} allranks greet --loud") == "HELLO\n"
+    assert "say hello" in shell(f"PYTHONPATH={package} allranks --help")

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from fake_daemon import engine_of
 
-from allranks.cli.conformance import _copy_module
 from allranks.engines import archive as archive_module
 from allranks.engines.archive import ArchiveBuilder, check_links, copy_files
 from allranks.engines.docker_requests import USER
@@ -16,6 +15,7 @@ from allranks.engines.protocol import FileCopy
 from allranks.engines.slurm import SlurmEngine
 from allranks.errors import EngineError, ExitCode
 from allranks.matrix.model import Slurm
+from allranks.plugins.conformance.command import _copy_module
 from allranks.runner.earlier_runs import carried_files
 from allranks.runner.request import files_of, lists_of
 

@@ -7,29 +7,15 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TextIO
 
-from allranks.cli import (
-    bisect,
-    build,
-    compare,
-    completion,
-    conformance,
-    history,
-    host_state,
-    images,
-    init,
-    merge,
-    plan,
-    run,
-    show,
-    stress,
-)
+from allranks.cli import build, completion, host_state, images, init, merge, plan, run
 from allranks.cli.command_parser import CommandParser
 from allranks.cli.options import RESULTS_VARIABLE, painted, results_here
 from allranks.errors import AllranksError, ExitCode, UsageError, as_bug, did_you_mean
+from allranks.plugin_manager import CAN_FAIL, JUDGES, Command, added_commands
 from allranks.workflow_commands import Commands, is_on_actions
 
 
@@ -127,43 +113,38 @@ def _print(error: AllranksError, arguments: Sequence[str], stream: TextIO) -> No
 
 _DESCRIPTION = "allranks: distributed PyTorch test suites over a matrix, every rank accounted for."
 
-_CAN_FAIL = frozenset({ExitCode.OK, ExitCode.USAGE, ExitCode.INFRASTRUCTURE, ExitCode.INTERRUPTED})
-_JUDGES = frozenset(ExitCode)
-
-_COMMANDS = (
-    ("init", init.add, _CAN_FAIL, "write a matrix file, a noxfile and a first test for this repository"),
-    ("schema", init.add_schema, _CAN_FAIL, "print a JSON schema of the matrix file, for editors"),
-    ("plan", plan.add, _CAN_FAIL, "show the cells of the matrix, without running anything"),
-    ("run", run.add, _JUDGES, "run suites in cells, and merge what every rank reported"),
-    (
-        "conformance",
-        conformance.add,
-        _JUDGES,
-        "show what a backend can do, and what it does wrong",
-    ),
-    ("stress", stress.add, _JUDGES, "repeat tests until they fail, or so often that they seldom do"),
-    ("bisect", bisect.add, (), "find the axis of the matrix, or the commit, that decides whether a test fails"),
-    ("build", build.add, _CAN_FAIL, "build the images of cells, for this machine or for others"),
-    ("merge", merge.add, _JUDGES, "merge the results of one machine or of many into one report"),
-    ("report", merge.add_report, _JUDGES, "rebuild the report of the newest run, and show it"),
-    ("show", show.add, _CAN_FAIL, "show the tests of a JUnit report, of allranks or of another writer"),
-    ("history", history.add, _CAN_FAIL, "show what became of a test over runs and cells"),
-    ("compare", compare.add, _CAN_FAIL, "show what differs between two runs, torch versions or cells"),
-    ("leases", host_state.add_leases, _CAN_FAIL, "show which run and which job holds each GPU of this host"),
-    ("images", images.add, _CAN_FAIL, "show the images that runs have built, and remove old ones"),
-    ("doctor", host_state.add_doctor, _CAN_FAIL, "check whether this host can run jobs, and suggest fixes"),
-    ("completion", completion.add, _CAN_FAIL, "print a script with which a shell completes command lines"),
-    ("clean", host_state.add_clean, _CAN_FAIL, "remove what dead runs left behind on this host"),
+_CORE = (
+    Command("init", init.add, CAN_FAIL, "write a matrix file, a noxfile and a first test for this repository"),
+    Command("schema", init.add_schema, CAN_FAIL, "print a JSON schema of the matrix file, for editors"),
+    Command("plan", plan.add, CAN_FAIL, "show the cells of the matrix, without running anything"),
+    Command("run", run.add, JUDGES, "run suites in cells, and merge what every rank reported"),
+    Command("build", build.add, CAN_FAIL, "build the images of cells, for this machine or for others"),
+    Command("merge", merge.add, JUDGES, "merge the results of one machine or of many into one report"),
+    Command("report", merge.add_report, JUDGES, "rebuild the report of the newest run, and show it"),
+    Command("leases", host_state.add_leases, CAN_FAIL, "show which run and which job holds each GPU of this host"),
+    Command("images", images.add, CAN_FAIL, "show the images that runs have built, and remove old ones"),
+    Command("doctor", host_state.add_doctor, CAN_FAIL, "check whether this host can run jobs, and suggest fixes"),
+    Command("completion", completion.add, CAN_FAIL, "print a script with which a shell completes command lines"),
+    Command("clean", host_state.add_clean, CAN_FAIL, "remove what dead runs left behind on this host"),
 )
-"""The commands: name, the function that declares the arguments, exit codes, and what it does."""
+
+
+@cache
+def commands() -> tuple[Command, ...]:
+    """All commands: those of the core, then those of plug-ins.
+
+    Raises:
+        PluginError: A plug-in cannot be loaded.
+    """
+    return (*_CORE, *added_commands(_CORE))
 
 
 def _parser() -> CommandParser:
     usage = "allranks COMMAND [options]; allranks COMMAND --help"
-    parser = CommandParser(prog="allranks", usage=usage, description=_DESCRIPTION, codes=_JUDGES)
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", prog="allranks")
-    for name, declare, codes, meaning in _COMMANDS:
-        command = commands.add_parser(name, codes=codes, help=meaning, description=f"{name}: {meaning}.")
+    parser = CommandParser(prog="allranks", usage=usage, description=_DESCRIPTION, codes=JUDGES)
+    subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", prog="allranks")
+    for name, declare, codes, meaning in commands():
+        command = subparsers.add_parser(name, codes=codes, help=meaning, description=f"{name}: {meaning}.")
         declare(command)
         command.add_general()
         command.set_defaults(takes_pytest=command.takes_pytest, root=parser)
@@ -177,7 +158,7 @@ def _name_in(arguments: Sequence[str]) -> str:
 
 
 def _refuse_unknown_command(arguments: list[str]) -> None:
-    names, given = [name for name, *_ in _COMMANDS], _name_in(arguments)
+    names, given = [command.name for command in commands()], _name_in(arguments)
     if given and given not in names:
         remedy = "usage: allranks COMMAND [options]. `allranks --help` lists the commands."
         msg = f"There is no command {given!r}."

@@ -7,8 +7,8 @@ import tempfile
 
 import pytest
 
-from allranks.cli.git_worktree import GitHistory
 from allranks.errors import ExitCode
+from allranks.plugins.stress.git_worktree import GitHistory
 
 NODEID = "suite/test_tiny.py::test_y"
 IDENTITY = {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.cli.commit_search import suspects
+from allranks.plugins.stress.commit_search import suspects
 
 SIZE = 40
 

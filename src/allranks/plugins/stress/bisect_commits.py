@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from allranks.cli.commit_search import suspects
-from allranks.cli.git_worktree import GitHistory
 from allranks.cli.options import remark, say, say_json
-from allranks.cli.repeated_cells import ENOUGH, Counted, Trial, repeat_until
 from allranks.errors import EngineError, ExitCode, UsageError
 from allranks.interruption import interruptible
 from allranks.matrix.model import Job, Matrix
+from allranks.plugins.stress.commit_search import suspects
+from allranks.plugins.stress.git_worktree import GitHistory
+from allranks.plugins.stress.repeated_cells import ENOUGH, Counted, Trial, repeat_until
 from allranks.protocol.rates import missed, needed, percent, unseen_rate
 from allranks.protocol.xml_text import clipped
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 from allranks.cli.command_parser import CommandParser, OptionGroup
 from allranks.cli.options import add_json, chosen_jobs, number, read_request, remark, say, say_json
-from allranks.cli.repeated_cells import Counted, Trial, jobs_of_one_suite, most_rounds, repeat_until
 from allranks.cli.run import add_seed, add_shared, refuse_options
-from allranks.cli.stress import OF_RUN, add_gangs, add_skew
 from allranks.errors import MEANING, EngineError, ExitCode, UsageError
+from allranks.plugins.stress.command import OF_RUN, add_gangs, add_skew
+from allranks.plugins.stress.repeated_cells import Counted, Trial, jobs_of_one_suite, most_rounds, repeat_until
 from allranks.protocol.rates import needed, unseen_rate
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _bisect(options: argparse.Namespace) -> ExitCode:
     jobs = jobs_of_one_suite(expansion, chosen_jobs(expansion, options))
     trial = Trial(expansion=expansion, options=options, results=options.results or expansion.matrix.root / "results")
     if options.git is not None:
-        from allranks.cli.bisect_commits import find_commit  # noqa: PLC0415 - git is needed for commits alone
+        from allranks.plugins.stress.bisect_commits import find_commit  # noqa: PLC0415 - git is needed for commits alone
 
         return find_commit(trial, jobs)
     if len(jobs) < 2:

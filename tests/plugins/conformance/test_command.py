@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from allranks.cli import conformance
 from allranks.cli.main import main
 from allranks.errors import ExitCode
+from allranks.plugins.conformance import command as conformance
 from allranks.report.capabilities import BadTest, Capability, CapabilityCell, CapabilityKey, as_document
 
 

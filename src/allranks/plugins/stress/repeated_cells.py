@@ -13,12 +13,12 @@ from typing import Any, Final, TextIO
 
 from allranks.cli.options import STOP
 from allranks.cli.run import PartOf, run_jobs
-from allranks.cli.stress import with_gangs, with_time
 from allranks.errors import ExitCode, UsageError
 from allranks.interruption import RunInterrupted
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import plan
 from allranks.matrix.model import Job
+from allranks.plugins.stress.command import with_gangs, with_time
 from allranks.protocol.config import Stress
 from allranks.runner.results_folder import new_run_id
 
