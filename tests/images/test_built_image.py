@@ -149,7 +149,7 @@ def test_a_finished_image_not_to_be_had_is_an_error_that_names_its_table(ensure)
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("cpu", "allranks/cpu"), ("CUDA_13.0", "allranks/cuda-13-0"), ("--", "allranks/images")]
+    ("name", "expected"), [("cpu", "allranks/cpu"), ("CUDA_13.0", "allranks/cuda-13-0"), ("--", "allranks/image")]
 )
 def test_every_name_gives_a_legal_repository(name, expected):
     assert repository(name) == expected

@@ -127,7 +127,7 @@ def test_the_suite_tells_its_axes_and_where_it_ran(merged: MergedRun):
     said = {item.name: item.value for item in suite.properties()}
     assert (said["allranks.cell"], said["allranks.suite"]) == ("gloo-w2-g0-env", "collectives")
     assert (said["allranks.axis.backend"], said["allranks.axis.world_size"]) == ("gloo", "2")
-    assert (said["allranks.engines"], said["allranks.images"], said["allranks.attempt"]) == ("process", "cpu", "1")
+    assert (said["allranks.engine"], said["allranks.image"], said["allranks.attempt"]) == ("process", "cpu", "1")
     assert (said["allranks.skip_but_pass"], suite.timestamp) == ("1", "1970-01-01T00:16:40+00:00")
 
 

@@ -62,9 +62,7 @@ def dead_daemon(monkeypatch):
 def test_without_the_sdk_auto_is_processes_and_docker_is_refused(matrix, lines, monkeypatch):
     monkeypatch.setitem(sys.modules, "allranks.images.docker_client", None)
     assert choose_host("auto", matrix, lines).engine.name == "process"
-    assert lines[0].startswith(
-        "engine: process (the Docker SDK for Python is not installed: import of allranks.engines"
-    )
+    assert lines[0].startswith("engine: process (the Docker SDK for Python is not installed: import of allranks.images")
     assert lines[0].endswith("; GPUs: none")
     with pytest.raises(EngineError, match="pip install docker"):
         choose_host("docker", matrix, lines)

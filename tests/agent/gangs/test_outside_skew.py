@@ -3,6 +3,7 @@
 import os
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -39,14 +40,13 @@ def is_stopped(process):
 
 def spinning():
     """The busy processes of this one, and the cores that each may have."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
-    pids = [*children.read_text().split()] if children.exists() else []
-    pids += [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
-    return {
-        int(pid): os.sched_getaffinity(int(pid))
-        for pid in set(pids)
-        if b"time.monotonic() < end" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    }
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread, or one of its processes, has just ended
+            for pid in (task / "children").read_text().split():
+                if b"time.monotonic() < end" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found[int(pid)] = os.sched_getaffinity(int(pid))
+    return found
 
 
 @pytest.mark.parametrize("place", ["stopped", "joining"])
