@@ -15,7 +15,7 @@ from typing import Annotated, Final
 from allranks.errors import ExitCode, ResultsError, UsageError
 from allranks.report.judged import CellSuite, JobSummary, SuiteRow, trouble
 from allranks.report.results import VerdictRule
-from allranks.report.untrusted import parsed
+from allranks.report.untrusted import other_schema, parsed
 from allranks.user_cache import keep
 
 Baseline = Mapping[str, Mapping[str, int]]
@@ -84,7 +84,7 @@ def read_baseline(path: Path) -> Baseline:
 def _executed(text: str) -> Baseline:
     document = parsed(_Document, json.loads(text))
     if document.schema != SCHEMA:
-        msg = f"it is of schema {document.schema}, and this allranks reads schema {SCHEMA}"
+        msg = f"it is {other_schema(document.schema, SCHEMA)}"
         raise ValueError(msg)
     return document.executed
 

@@ -24,7 +24,7 @@ from allranks.report.rank_names import timeless
 from allranks.report.rank_xml import RankReader
 from allranks.report.report_json import SCHEMA, is_report_json
 from allranks.report.run_files import JudgingPolicy
-from allranks.report.untrusted import open_regular
+from allranks.report.untrusted import open_regular, other_schema
 from allranks.report.verdict import VerdictPolicy
 
 _MESSAGE = 300
@@ -100,7 +100,7 @@ def _from_file(path: Path) -> Iterator[ComparedJob]:
     with open_regular(path) as file:
         document = json.load(file)
     if document["schema"] != SCHEMA:
-        raise _unreadable(path, f"it is of schema {document['schema']!r:.20}, and this allranks reads schema {SCHEMA}")
+        raise _unreadable(path, f"it is {other_schema(document['schema'], SCHEMA)}")
     yield from map(_from_json, document["suites"])
 
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from allranks.report.judged import CellSuite, JobSummary
 from allranks.report.results import TestVerdict, VerdictKind, VerdictRule
+from allranks.report.untrusted import other_schema
 from allranks.user_cache import cache_folder, hold, keep
 
 Durations = Mapping[str, Mapping[str, Mapping[str, float]]]
@@ -128,7 +129,7 @@ def parse(text: str) -> Durations:
         document = json.loads(text)
         schema, seconds = document["schema"], document["seconds"]
         if schema != SCHEMA:
-            msg = f"is of schema {schema!r:.20}, and this allranks reads schema {SCHEMA}"
+            msg = f"is {other_schema(schema, SCHEMA)}"
             raise DurationsError(msg)
         return {
             suite: {

@@ -19,7 +19,17 @@ from allranks.protocol.xml_text import clipped, legal, xml_id
 from allranks.report.archives import has_results, is_archive, plain_head
 from allranks.report.rank_names import around, names_a_rank, rank_folder, rank_of, timeless, world_size_of
 from allranks.report.run_files import SCHEMA, JobRecord, Manifest
-from allranks.report.untrusted import digest, head, leads_out, listing, open_regular, parsed, special, walk
+from allranks.report.untrusted import (
+    digest,
+    head,
+    leads_out,
+    listing,
+    open_regular,
+    other_schema,
+    parsed,
+    special,
+    walk,
+)
 
 REPORT_NAME: Final = "allranks"
 """The name of the root element, by which a merged report is identified."""
@@ -372,7 +382,7 @@ def _read_json(path: Path, build: Callable[[object], _T]) -> tuple[_T | None, st
         with open_regular(path) as file:
             document = json.loads(file.read(), object_pairs_hook=_each_once)
         if (schema := parsed(_Versioned, document).schema) != SCHEMA:
-            said = f"{path.name} is of schema {schema}, and this allranks reads schema {SCHEMA}"
+            said = f"{path.name} is {other_schema(schema, SCHEMA)}"
             return None, f"{said}: merge with the version that wrote it."
         return build(document), ""
     except FileNotFoundError:

@@ -33,7 +33,7 @@ from allranks.protocol.typed_json import RecordError
 from allranks.protocol.xml_text import cut, legal, readable, split_nodeid, xml_id
 from allranks.report.rank_course import CourseReader
 from allranks.report.results import ABSENT, Key, RankFile, RankResult
-from allranks.report.untrusted import duration, open_regular
+from allranks.report.untrusted import duration, open_regular, other_schema
 
 _T = TypeVar("_T")
 
@@ -188,7 +188,7 @@ class JournalReader:
 
     def _begin(self, job: JobStarted) -> None:
         if job.schema != SCHEMA:
-            msg = f"is of schema {job.schema}, and this allranks reads schema {SCHEMA}"
+            msg = f"is {other_schema(job.schema, SCHEMA)}"
             raise RecordError(msg)
         _check_rank(0, job.world_size)
         self._job = job

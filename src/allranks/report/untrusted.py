@@ -28,6 +28,11 @@ _KINDS: Final = MappingProxyType(
 )
 
 
+def other_schema(found: object, own: int) -> str:
+    """How a message names the schema of what is not read, cut where it is no number of ours."""
+    return f"of schema {found!r:.20}, and this allranks reads schema {own}"
+
+
 def special(path: Path) -> str:
     """The kind of a path that is not a regular file, such as ``a FIFO``; empty for a regular or absent file."""
     try:

@@ -32,7 +32,7 @@ from allranks.protocol.records import (
 )
 from allranks.protocol.repetitions import repeated_test
 from allranks.report.rank_document import write_rank_files
-from allranks.report.untrusted import leads_out, special
+from allranks.report.untrusted import leads_out, other_schema, special
 
 
 def complete_dead_runs(folder: Path) -> None:
@@ -148,7 +148,7 @@ class Ledger:
 
     def _check_begun(self, node: int, said: Begun) -> None:
         if said.schema != SCHEMA:
-            _refuse(f"writes records of schema {said.schema}, and this allranks reads schema {SCHEMA}.")
+            _refuse(f"writes records {other_schema(said.schema, SCHEMA)}.")
         if said.node != node:
             _refuse(f"identifies itself as that of node {said.node}.")
         self._begun.add(node)

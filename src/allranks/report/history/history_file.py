@@ -10,6 +10,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from allranks.report.untrusted import other_schema
+
 if TYPE_CHECKING:
     import sqlite3
 
@@ -140,7 +142,7 @@ def _is_ours(database: "sqlite3.Connection") -> bool:
         msg = "is a database of another program"
         raise HistoryError(msg)
     if schema != SCHEMA:
-        msg = f"is of schema {schema}, and this allranks reads schema {SCHEMA}"
+        msg = f"is {other_schema(schema, SCHEMA)}"
         raise HistoryError(msg)
     if {sql for [sql] in database.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL")} != _STATEMENTS:
         msg = "is damaged (its tables are not those of a history)"  # a view could be without end

@@ -21,7 +21,7 @@ from allranks.matrix.model import Job, Matrix, Suite
 from allranks.matrix.when import Condition
 from allranks.report.durations import Durations
 from allranks.report.run_files import SCHEMA, Manifest, PlannedJob, as_json
-from allranks.report.untrusted import parsed
+from allranks.report.untrusted import other_schema, parsed
 from allranks.runner.machines.packs import Pack
 from allranks.runner.results_folder import RUN_ID_VARIABLE
 
@@ -169,7 +169,7 @@ def read_plan(path: Path) -> PlanFile:
     try:
         document = json.loads(path.read_bytes())
         if document["schema"] != SCHEMA:
-            why = f"It is of schema {document['schema']!r:.20}, and this allranks reads schema {SCHEMA}."
+            why = f"It is {other_schema(document['schema'], SCHEMA)}."
             msg = f"{path} was written by another version of allranks, {document['allranks']}."
             raise UsageError(msg, why=why, remedy="Use that version here, too.")
         found = PlanFile(path=path, manifest=parsed(Manifest, document), plan=parsed(Plan, document["plan"], "plan"))
