@@ -27,10 +27,10 @@ from math import lgamma, log
 from pathlib import Path
 from typing import Final
 
+from allranks.plugins.history.history_file import read, written
+from allranks.plugins.history.history_recorder import HistoryRecorder
+from allranks.plugins.history.timeline import LARGEST_FILE, Timeline
 from allranks.protocol.outcomes import Outcome
-from allranks.report.history.history_file import read, written
-from allranks.report.history.history_recorder import HistoryRecorder
-from allranks.report.history.timeline import LARGEST_FILE, Timeline
 from allranks.report.judged import CellSuite
 from allranks.report.results import (
     Key,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks import junit
-from allranks.report.compared_runs import read_jobs_of
+from allranks.plugins.history.compared_runs import read_jobs_of
 from allranks.report.merging import merge
 from allranks.report.outcome_words import outcome_of
 from allranks.report.rank_xml import RankReader

@@ -88,7 +88,7 @@ def _add_form(group: OptionGroup) -> None:
 
 
 def _object(merged: "MergedRun", code: ExitCode) -> Mapping[str, object]:
-    from allranks.report.history.history_text import as_object  # noqa: PLC0415 - see _merged
+    from allranks.plugins.history.history_text import as_object  # noqa: PLC0415 - see _merged
 
     return {
         "exit_code": int(code),

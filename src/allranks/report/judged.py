@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from allranks.errors import ExitCode, strongest
+from allranks.plugins.history.transitions import RunHistory
 from allranks.protocol.outcomes import named
 from allranks.protocol.repetitions import RepetitionTally, command_to_repeat
 from allranks.protocol.tracebacks import excerpt
 from allranks.protocol.xml_text import command, cut, first_line, xml_id
 from allranks.report.failure_groups import Failure, GroupKey, grouped, groups_of, ranks_of
-from allranks.report.history.transitions import RunHistory
 from allranks.report.rank_course import RankCourse, absences
 from allranks.report.results import XPASS, SkipPolicy, TestVerdict, Verdict, VerdictKind, VerdictRule
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Final
 
 from allranks.errors import ResultsError, UsageError
+from allranks.plugins.history.history_recorder import HistoryRecorder
 from allranks.report import capability_tables
 from allranks.report.accounting import account, damaged_manifest
 from allranks.report.baseline import Baseline
 from allranks.report.capabilities import CapabilityReader, as_document
 from allranks.report.folder import is_merged_report
 from allranks.report.gathering import Gathered, gather
-from allranks.report.history.history_recorder import HistoryRecorder
 from allranks.report.judged import CellSuite, MergedRun, SuiteRow
 from allranks.report.junit import JUnitWriter, refuse_foreign
 from allranks.report.junit_case import JUnitForm

@@ -11,9 +11,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Self
 
+from allranks.plugins.history.history_text import as_object
 from allranks.protocol.repetitions import RepetitionTally, interval
 from allranks.protocol.xml_text import MESSAGE_LIMIT, cut, remembered
-from allranks.report.history.history_text import as_object
 from allranks.report.judged import CellSuite, Counts, MergedRun
 from allranks.report.results import EarlierAttempt, PassedRanks, TestVerdict, Verdict, compact
 from allranks.report.untrusted import fresh, head

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from allranks.errors import MEANING, ExitCode
+from allranks.plugins.history.history_text import headline, plain_lines, told_tests
 from allranks.protocol.xml_text import printable, readable, two_ends
 from allranks.report.beside_table import markdown_rows, text_rows
 from allranks.report.failure_groups import Failure
-from allranks.report.history.history_text import headline, plain_lines, told_tests
 from allranks.report.judged import KEPT_TRACEBACKS, Counts, MergedRun, SuiteRow
 from allranks.report.untrusted import write_whole
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.report.history.history_recorder import HistoryRecorder
+from allranks.plugins.history.history_recorder import HistoryRecorder
 from allranks.report.judged import CellSuite
 from allranks.report.results import TestVerdict, Verdict, VerdictKind, VerdictRule
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.report.comparison import ComparedJob, ComparedOutcome, Difference, compare, difference
+from allranks.plugins.history.comparison import ComparedJob, ComparedOutcome, Difference, compare, difference
 
 RANK = """<testsuites><testsuite name="pytest"><properties><property name="allranks.rank" value="0"/>
 <property name="allranks.world_size" value="1"/></properties>{cases}</testsuite></testsuites>"""

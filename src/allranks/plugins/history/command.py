@@ -13,8 +13,8 @@ from allranks.matrix.declaration import find_matrix, load
 from allranks.protocol.xml_text import readable
 
 if TYPE_CHECKING:
-    from allranks.report.history.lookup import Overview, TestLine
-    from allranks.report.history.timeline import RecordedRun
+    from allranks.plugins.history.lookup import Overview, TestLine
+    from allranks.plugins.history.timeline import RecordedRun
 
 _SHOWN_RUNS = 60
 _SHOWN_TESTS = 50
@@ -40,7 +40,7 @@ def add(parser: CommandParser) -> None:
 
 
 def _history(options: argparse.Namespace) -> ExitCode:
-    from allranks.report.history.lookup import lookup, overview  # noqa: PLC0415 - no plan needs it
+    from allranks.plugins.history.lookup import lookup, overview  # noqa: PLC0415 - no plan needs it
 
     path = options.history or _own_file(options.matrix)
     if options.test is None:
@@ -78,7 +78,7 @@ def _say_lines(runs: "Sequence[RecordedRun]", lines: "Sequence[TestLine]") -> No
 
 
 def _say_overview(path: Path, found: "Overview") -> None:
-    from allranks.report.history.history_text import plain_lines  # noqa: PLC0415
+    from allranks.plugins.history.history_text import plain_lines  # noqa: PLC0415
 
     size = path.stat().st_size / 1e6
     runs = found.runs
@@ -91,7 +91,7 @@ def _say_overview(path: Path, found: "Overview") -> None:
 
 
 def _say_overview_json(path: Path, found: "Overview") -> None:
-    from allranks.report.history.history_text import as_object  # noqa: PLC0415
+    from allranks.plugins.history.history_text import as_object  # noqa: PLC0415
 
     tests = as_object(found.newest)["tests"]
     runs, counts = list(map(_run, found.runs)), {"tests": found.tests, "cells": found.cells}

@@ -13,7 +13,7 @@ from allranks.errors import MEANING, ExitCode, UsageError, did_you_mean
 from allranks.protocol.xml_text import readable
 
 if TYPE_CHECKING:
-    from allranks.report.comparison import ComparedJob, DifferentTest
+    from allranks.plugins.history.comparison import ComparedJob, DifferentTest
 
 _SHOWN = 50
 _WORSE = "B fails, lacks or skips a test that A did not"
@@ -41,7 +41,7 @@ def add(parser: CommandParser) -> None:
 
 
 def _compare(options: argparse.Namespace) -> ExitCode:
-    from allranks.report.comparison import compare  # noqa: PLC0415 - no plan needs it
+    from allranks.plugins.history.comparison import compare  # noqa: PLC0415 - no plan needs it
 
     before, after = _sides(options)
     found = list(compare(before, after))
@@ -54,7 +54,7 @@ def _compare(options: argparse.Namespace) -> ExitCode:
 
 
 def _sides(options: argparse.Namespace) -> "tuple[Sequence[ComparedJob], Sequence[ComparedJob]]":
-    from allranks.report.compared_runs import read_jobs_of  # noqa: PLC0415
+    from allranks.plugins.history.compared_runs import read_jobs_of  # noqa: PLC0415
 
     a, b = Path(options.a), Path(options.b)
     if options.run is None and (a.exists() or b.exists()):
@@ -106,7 +106,7 @@ _WORDS = {
 
 
 def _say(found: "Sequence[DifferentTest]", code: ExitCode) -> None:
-    from allranks.report.comparison import Difference  # noqa: PLC0415
+    from allranks.plugins.history.comparison import Difference  # noqa: PLC0415
 
     for kind in Difference:
         own = [test for test in found if test.kind is kind]

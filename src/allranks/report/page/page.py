@@ -14,11 +14,11 @@ from importlib import resources
 from string import Template
 from typing import Final
 
+from allranks.plugins.history.history_text import headline, told_tests
 from allranks.protocol.xml_text import readable
 from allranks.report.capabilities import CapabilityTable
 from allranks.report.capability_tables import as_html
 from allranks.report.failure_groups import GroupKey, key_of, ranks_of
-from allranks.report.history.history_text import headline, told_tests
 from allranks.report.judged import Counts, MergedRun
 from allranks.report.results import TestVerdict, VerdictKind
 from allranks.report.summary import times

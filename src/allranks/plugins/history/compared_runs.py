@@ -9,14 +9,14 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from allranks.errors import ResultsError, UsageError
+from allranks.plugins.history.comparison import ComparedJob, ComparedOutcome, together
+from allranks.plugins.history.history_recorder import code_of
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.xml_text import cut, first_line
 from allranks.report.accounting import account, damaged_manifest
-from allranks.report.comparison import ComparedJob, ComparedOutcome, together
 from allranks.report.declared import details_of
 from allranks.report.folder import ROOTS, is_merged_report
 from allranks.report.gathering import gather
-from allranks.report.history.history_recorder import code_of
 from allranks.report.judged import CellSuite
 from allranks.report.junit_document import report_parts
 from allranks.report.outcome_words import element_said, is_bad

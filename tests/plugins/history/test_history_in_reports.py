@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from allranks.report.history.catalogue import Code
-from allranks.report.history.history_file import read
-from allranks.report.history.history_recorder import code_of
-from allranks.report.history.lookup import lookup
-from allranks.report.history.timeline import Timeline
-from allranks.report.history.transitions import Trend
+from allranks.plugins.history.catalogue import Code
+from allranks.plugins.history.history_file import read
+from allranks.plugins.history.history_recorder import code_of
+from allranks.plugins.history.lookup import lookup
+from allranks.plugins.history.timeline import Timeline
+from allranks.plugins.history.transitions import Trend
 from allranks.report.merging import merge
 from allranks.report.results import EarlierAttempt, TestVerdict, Verdict, VerdictKind, VerdictRule
 from allranks.report.summary import render_summary, render_table

@@ -15,9 +15,9 @@ from itertools import compress, count
 from operator import ne
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from allranks.report.history.catalogue import ABSENT, Catalogue
-from allranks.report.history.changes import Changes, deflated, inflated, pack, unpack
-from allranks.report.history.history_file import HistoryError, rows
+from allranks.plugins.history.catalogue import ABSENT, Catalogue
+from allranks.plugins.history.changes import Changes, deflated, inflated, pack, unpack
+from allranks.plugins.history.history_file import HistoryError, rows
 from allranks.report.untrusted import LAST_MOMENT
 
 if TYPE_CHECKING:

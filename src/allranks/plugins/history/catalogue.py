@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from allranks.report.history.history_file import rows
+from allranks.plugins.history.history_file import rows
 
 if TYPE_CHECKING:
     import sqlite3

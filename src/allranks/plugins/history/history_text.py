@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from allranks.errors import counted
-from allranks.report.history.timeline import RecordedRun
-from allranks.report.history.transitions import PastOfTest, RunHistory, Trend, day
+from allranks.plugins.history.timeline import RecordedRun
+from allranks.plugins.history.transitions import PastOfTest, RunHistory, Trend, day
 
 _ORDER: Final = (Trend.NEW, Trend.FLAKY, Trend.FAILING, Trend.FIXED)
 _CELLS: Final = 4

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.report.history import changes
-from allranks.report.history.changes import Changes, deflated, inflated, pack, unpack
+from allranks.plugins.history import changes
+from allranks.plugins.history.changes import Changes, deflated, inflated, pack, unpack
 
 PLACES = st.lists(st.integers(0, 300_000), unique=True).map(sorted)
 

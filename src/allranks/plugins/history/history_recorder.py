@@ -12,11 +12,11 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
+from allranks.plugins.history.catalogue import FIRST_CODES, MANY, PASSED, Code
+from allranks.plugins.history.history_file import PATIENCE, HistoryError, written
+from allranks.plugins.history.timeline import Outcomes, Timeline
+from allranks.plugins.history.transitions import RunHistory, transitions
 from allranks.protocol.outcomes import Outcome, numbers
-from allranks.report.history.catalogue import FIRST_CODES, MANY, PASSED, Code
-from allranks.report.history.history_file import PATIENCE, HistoryError, written
-from allranks.report.history.timeline import Outcomes, Timeline
-from allranks.report.history.transitions import RunHistory, transitions
 from allranks.report.judged import MANIFEST_PLACE, CellSuite
 from allranks.report.results import EarlierAttempt, PassedRanks, TestVerdict, VerdictKind, VerdictRule
 

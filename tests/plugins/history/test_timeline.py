@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.report.history import timeline
-from allranks.report.history.catalogue import ABSENT, Code
-from allranks.report.history.history_file import HistoryError, begin
-from allranks.report.history.timeline import Timeline
+from allranks.plugins.history import timeline
+from allranks.plugins.history.catalogue import ABSENT, Code
+from allranks.plugins.history.history_file import HistoryError, begin
+from allranks.plugins.history.timeline import Timeline
 
 LETTERS = ("P", "F", "S", "f", "E")
 

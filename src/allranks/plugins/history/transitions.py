@@ -10,8 +10,8 @@ from itertools import chain, compress, count, pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from allranks.report.history.catalogue import MANY, Code
-from allranks.report.history.timeline import Change, RecordedRun, Timeline
+from allranks.plugins.history.catalogue import MANY, Code
+from allranks.plugins.history.timeline import Change, RecordedRun, Timeline
 
 WINDOW: Final = 20
 """Runs, the newest among them, in which a test is called flaky: *n of m* are of these."""

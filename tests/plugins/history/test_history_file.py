@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from allranks.errors import ExitCode
-from allranks.report.history import history_file, history_recorder
-from allranks.report.history.history_file import HistoryError, read, written
-from allranks.report.history.history_recorder import HistoryRecorder
-from allranks.report.history.timeline import Timeline
+from allranks.plugins.history import history_file, history_recorder
+from allranks.plugins.history.history_file import HistoryError, read, written
+from allranks.plugins.history.history_recorder import HistoryRecorder
+from allranks.plugins.history.timeline import Timeline
 from allranks.report.judged import CellSuite, exit_code
 from allranks.report.results import TestVerdict, Verdict, VerdictKind, VerdictRule
 from allranks.report.summary import render_table
@@ -165,7 +165,7 @@ import os, signal, sqlite3, sys
 from pathlib import Path
 sys.path.insert(0, {here!r})
 from test_history_file import recorder
-from allranks.report.history.timeline import Timeline
+from allranks.plugins.history.timeline import Timeline
 save = Timeline.save
 def save_and_die(self, *given):
     self._database.execute("PRAGMA cache_size = 1")  # pages are written before the transaction ends

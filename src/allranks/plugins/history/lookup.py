@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Final
 
 from allranks.errors import UsageError, did_you_mean
-from allranks.report.history.catalogue import Code
-from allranks.report.history.history_file import HistoryError, read
-from allranks.report.history.timeline import RecordedRun, Timeline
-from allranks.report.history.transitions import WINDOW, PastOfTest, RunHistory, codes_in, past_at, transitions
+from allranks.plugins.history.catalogue import Code
+from allranks.plugins.history.history_file import HistoryError, read
+from allranks.plugins.history.timeline import RecordedRun, Timeline
+from allranks.plugins.history.transitions import WINDOW, PastOfTest, RunHistory, codes_in, past_at, transitions
 
 _MOST_TESTS: Final = 20
 """Tests that a text may match: for more, the outcomes of each would not be read."""

@@ -1,1 +1,0 @@
-"""What became of each test in earlier runs: one SQLite file, fed by merges."""
