@@ -27,8 +27,8 @@ from math import lgamma, log
 from pathlib import Path
 from typing import Final
 
-from allranks.plugins.history.history_file import read, written
-from allranks.plugins.history.history_recorder import HistoryRecorder
+from allranks.plugins.history.database import read, written
+from allranks.plugins.history.recorder import HistoryRecorder
 from allranks.plugins.history.timeline import LARGEST_FILE, Timeline
 from allranks.protocol.outcomes import Outcome
 from allranks.report.judged import CellSuite
@@ -145,7 +145,7 @@ def merge_seconds(path: Path, cells: list["array[int]"], run: int) -> tuple[floa
     recorder, took = HistoryRecorder(path), 0.0
     for job in jobs_of(cells):
         began = time.process_time()
-        recorder.add(job)
+        recorder(job)
         took += time.process_time() - began
     began = time.process_time()
     told = recorder.record(f"measured-{run}")

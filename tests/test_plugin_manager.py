@@ -1,6 +1,7 @@
 """Plug-ins: allranks' own, those of other packages, and what is wrong with them."""
 
 import importlib.metadata
+import json
 import sys
 from types import SimpleNamespace
 
@@ -8,23 +9,30 @@ import pytest
 
 from allranks import plugin_manager
 from allranks.cli import main as cli
+from allranks.engines.package import package_folder
 from allranks.errors import ExitCode
 from allranks.plugin_manager import CAN_FAIL, OWN, Command, added_commands, implements, load_plugins
+from allranks.report.section import Section, SectionMaker
+
+
+@pytest.fixture(autouse=True)
+def loaded_anew():
+    """Plug-ins and commands are collected anew in each test, and after the last one."""
+    yield (load_plugins.cache_clear(), cli.commands.cache_clear())
+    load_plugins.cache_clear()
+    cli.commands.cache_clear()
 
 
 @pytest.fixture
 def other(monkeypatch):
-    """``other(name, load)``: a plug-in of another package; the commands are collected anew."""
+    """``other(name, load)``: add a plug-in of another package."""
+    points = []
 
     def add(name, load):
-        point = SimpleNamespace(name=name, value=f"{name}.allranks", load=load)
-        monkeypatch.setattr(
-            plugin_manager, "entry_points", lambda group: [point] if group == "allranks.plugins" else []
-        )
-        cli.commands.cache_clear()
+        points.append(SimpleNamespace(name=name, value=f"{name}.allranks", load=load))
+        monkeypatch.setattr(plugin_manager, "entry_points", lambda group: points if group == "allranks.plugins" else [])
 
-    yield add
-    cli.commands.cache_clear()
+    return add
 
 
 def plugin_with(name, said):
@@ -41,8 +49,12 @@ def plugin_with(name, said):
     return SimpleNamespace(allranks_commands=allranks_commands)
 
 
+FOLDERS = {path.parent.name for path in package_folder().glob("plugins/*/__init__.py")}
+
+
 def test_all_own_plug_ins_are_registered():
-    assert [name for name, _ in load_plugins().list_name_plugin()] == list(OWN)
+    assert set(OWN) >= FOLDERS
+    assert [name for name, _ in load_plugins().list_name_plugin()] == [name for name in OWN if name in FOLDERS]
 
 
 def test_a_command_of_another_package_is_one_of_allranks(other, capsys):
@@ -54,8 +66,9 @@ def test_a_command_of_another_package_is_one_of_allranks(other, capsys):
     assert "greet" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("name", "owner"), [("run", "allranks"), ("stress", "the plug-in stress")])
+@pytest.mark.parametrize(("name", "owner"), [("run", "allranks"), ("greet", "the plug-in sge")])
 def test_a_second_command_of_a_name_is_refused(other, name, owner, capsys):
+    other("sge", lambda: plugin_with("greet", "hello"))
     other("lsf", lambda: plugin_with(name, "hello"))
     assert cli.main(["plan"]) == ExitCode.INFRASTRUCTURE
     err = capsys.readouterr().err
@@ -77,13 +90,121 @@ def test_a_plug_in_that_cannot_be_loaded_is_one_error_that_names_it(other, error
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("lacking", OWN)
+def with_option(*names):
+    """A plug-in that adds an option of these names to ``allranks merge``."""
+
+    @implements
+    def allranks_options(command, group):
+        if command == "merge":
+            group.add_argument(*names, action="store_true", help="look at the moon")
+
+    return SimpleNamespace(allranks_options=allranks_options)
+
+
+def test_an_option_of_a_plug_in_is_one_of_the_command_that_it_names(other, capsys):
+    other("lsf", lambda: with_option("--moon"))
+    for command, is_there in (("merge", True), ("report", False), ("run", False)):
+        with pytest.raises(SystemExit):
+            cli.main([command, "--help"])
+        assert ("--moon" in capsys.readouterr().out) == is_there
+
+
+@pytest.mark.parametrize("name", ["--policy", "--json", "-q", "--cell-in-classname", "--debug", "--help"])
+def test_an_option_that_is_already_there_is_one_error_that_names_it(other, name, capsys):
+    other("lsf", lambda: with_option(name))
+    assert cli.main(["plan"]) == ExitCode.INFRASTRUCTURE
+    err = capsys.readouterr().err
+    assert "A plug-in adds an option to `allranks merge` that is already there." in err
+    assert name in err
+    assert "Traceback" not in err
+
+
+class Moon(SectionMaker):
+    """Counts the tests of a run that ran at full moon: all of them."""
+
+    def __init__(self, problem=""):
+        self.tests, self.problem = 0, problem
+
+    def __call__(self, suite):
+        self.tests += len(suite.tests)
+
+    def section(self, merged):
+        told = f"{self.tests} tests & their moon"
+        row = f"{merged.counts.tests} <of> them"
+        return Section(
+            name="moon",
+            title="The moon",
+            headline=told,
+            object={"tests": self.tests},
+            lines=(row,),
+            markdown=("- *all* of them",),
+            html="<p>all of them</p>",
+            problem=self.problem,
+        )
+
+
+@pytest.fixture
+def moon(other):
+    """``moon(problem)``: a plug-in adds a section to each report."""
+
+    def add(problem=""):
+        asked = []
+
+        @implements
+        def allranks_sections(options, matrix):
+            asked.append((options.command.__name__, matrix))
+            return [Moon(problem)]
+
+        other("moon", lambda: SimpleNamespace(allranks_sections=allranks_sections))
+        return asked
+
+    return add
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    (folder / "rank-0.xml").write_text('<testsuite><testcase classname="t" name="x"/></testsuite>')
+    return folder
+
+
+def test_a_section_of_a_plug_in_is_in_every_form_of_the_report(moon, ranks, allranks):
+    asked = moon()
+    code, out, _ = allranks("merge", str(ranks))
+    assert (code, asked) == (0, [("_merge", None)])
+    assert "\n\nThe moon: 1 tests & their moon.\n1 <of> them\n" in out
+    assert "\n\n### The moon: 1 tests & their moon\n\n- *all* of them\n" in (ranks / "summary.md").read_text()
+    page = (ranks / "report.html").read_text()
+    assert '<section id="moon" aria-labelledby="moon-title">' in page
+    assert "The moon <small>1 tests &amp; their moon</small></h2><p>all of them</p></section>" in page
+    assert json.loads((ranks / "report.json").read_text())["moon"] == {"tests": 1}
+    assert json.loads(allranks("merge", str(ranks), "--json")[1])["moon"] == {"tests": 1}
+
+
+def test_a_section_with_a_problem_is_a_note_and_is_not_shown(moon, ranks, allranks):
+    moon("The moon is new.")
+    code, out, _ = allranks("merge", str(ranks))
+    assert code == 0
+    assert "The moon is new.\n" in out
+    assert "their moon" not in out + (ranks / "summary.md").read_text() + (ranks / "report.html").read_text()
+    told = json.loads((ranks / "report.json").read_text())
+    assert (told["moon"], told["notes"]) == ({"tests": 1}, ["The moon is new."])
+
+
+def test_a_run_asks_for_sections_with_its_matrix(moon, allranks, runs, repository):
+    asked = moon()
+    assert allranks("run")[0] == 0
+    [(_, options)] = runs
+    assert isinstance(options.observers[-1], Moon)
+    assert [(name, matrix.path) for name, matrix in asked] == [("_run", repository / "matrix.toml")]
+
+
+@pytest.mark.parametrize("lacking", sorted(FOLDERS))
 def test_without_a_plug_in_its_commands_are_missing_and_all_else_works(monkeypatch, lacking):
     found = importlib.util.find_spec
     monkeypatch.setattr(plugin_manager, "find_spec", lambda name: None if name.endswith(f".{lacking}") else found(name))
-    names = [command.name for command in added_commands(())]
-    assert names
-    assert lacking not in names
+    assert lacking not in [command.name for command in added_commands(())]
 
 
 def test_without_the_folder_of_plug_ins_the_core_has_its_commands(monkeypatch):

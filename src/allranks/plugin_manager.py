@@ -5,15 +5,21 @@ allranks' own are below :mod:`allranks.plugins`; a missing one is left out. Othe
 ``allranks.plugins``. pluggy, pytest's library for hooks, calls them.
 """
 
+import argparse
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from typing import Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pluggy
 
 from allranks.errors import ExitCode, PluginError
+
+if TYPE_CHECKING:
+    from allranks.matrix.model import Matrix
+    from allranks.report.section import SectionMaker
 
 OWN: Final = ("stress", "history", "conformance")
 """The names of allranks' own plug-ins."""
@@ -43,14 +49,35 @@ class Command(NamedTuple):
 
 
 class Hooks:
-    """What a plug-in can implement."""
+    """What a plug-in can implement. An implementation may leave out parameters that it does not need."""
 
     @_hook
     def allranks_commands(self) -> Sequence[Command]:
         """Commands to add to ``allranks``; a name that is already there is refused."""
         raise NotImplementedError
 
+    @_hook
+    def allranks_options(self, command: str, group: Any) -> None:  # noqa: ANN401 - argparse has no public type for it
+        """Add options to a command; an option that is already there is refused.
 
+        Args:
+            command: ``run``, ``merge`` or ``report``, or the command of a plug-in that runs tests.
+            group: The group of the command's options that are about results, as argparse has it.
+        """
+        raise NotImplementedError
+
+    @_hook
+    def allranks_sections(self, options: argparse.Namespace, matrix: "Matrix | None") -> "Sequence[SectionMaker]":
+        """Sections to add to the report that a command is about to make.
+
+        Args:
+            options: The options of the command.
+            matrix: The matrix of the run; None if the command merges results that are there already.
+        """
+        raise NotImplementedError
+
+
+@cache
 def load_plugins() -> pluggy.PluginManager:
     """Import all plug-ins.
 
@@ -81,15 +108,44 @@ def added_commands(own: Iterable[Command]) -> list[Command]:
     Raises:
         PluginError: A plug-in cannot be loaded, or adds a command that is already there.
     """
-    manager = load_plugins()
     found = {command.name: "allranks" for command in own}
     added: list[Command] = []
-    for hook in manager.hook.allranks_commands.get_hookimpls():
-        for command in cast("Sequence[Command]", hook.function()):
+    for name, call in _implementations("allranks_commands"):
+        for command in call():
             if command.name in found:
-                msg = f"The plug-in {hook.plugin_name} adds the command {command.name}, which is already there."
+                msg = f"The plug-in {name} adds the command {command.name}, which is already there."
                 why = f"It is a command of {found[command.name]}."
                 raise PluginError(msg, why=why, remedy="Remove one of the two packages.")
-            found[command.name] = f"the plug-in {hook.plugin_name}"
+            found[command.name] = f"the plug-in {name}"
             added.append(command)
     return added
+
+
+def add_plugin_options(command: str, group: Any) -> None:  # noqa: ANN401 - a group of argparse
+    """Declare the options that plug-ins add to a command.
+
+    Raises:
+        PluginError: A plug-in cannot be loaded.
+    """
+    for _, call in _implementations("allranks_options", command=command, group=group):
+        call()
+
+
+def section_makers(options: argparse.Namespace, matrix: "Matrix | None") -> "list[SectionMaker]":
+    """The makers of the sections that plug-ins add to a report.
+
+    Args:
+        options: The options of the command.
+        matrix: The matrix of the run; None if the command merges results that are there already.
+
+    Raises:
+        PluginError: A plug-in cannot be loaded.
+    """
+    calls = _implementations("allranks_sections", options=options, matrix=matrix)
+    return [maker for _, call in calls for maker in call()]
+
+
+def _implementations(hook: str, **given: object) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """The names of the plug-ins that implement a hook, in the order of their registration, each with its call."""
+    for each in getattr(load_plugins().hook, hook).get_hookimpls():
+        yield each.plugin_name, partial(each.function, *(given[name] for name in each.argnames))

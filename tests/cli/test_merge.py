@@ -87,24 +87,6 @@ def test_merge_names_every_file_of_a_split_report(allranks, ranks, monkeypatch):
     assert f"report: {folder}/junit.xml\n        {folder}/junit-2.xml\n" in out
 
 
-def test_merge_records_the_run_and_reports_its_past(allranks, ranks):
-    folder = ranks("", "")
-    allranks("merge", str(folder), "--history", "h.sqlite")
-    (folder / "rank-1.xml").write_text(RANK.format(name="test_x", result='<failure message="no"/>'))
-    code, out, _ = allranks("merge", str(folder), "--history", "h.sqlite")
-    assert code == 1
-    assert "History: 1 new, by 2 runs.\n  new, rank 1: t::test_x (ranks / tests)\n" in out
-    told = json.loads(allranks("merge", str(folder), "--history", "h.sqlite", "--json")[1])["history"]
-    assert (told["runs"], told["problem"], told["tests"][0]["trend"]) == (2, None, "new")
-
-
-def test_a_history_that_cannot_be_used_is_a_warning(allranks, ranks):
-    Path("h.sqlite").write_text("mine")
-    code, out, _ = allranks("merge", str(ranks("", "")), "-q", "--history", "h.sqlite")
-    assert (code, Path("h.sqlite").read_text()) == (0, "mine")
-    assert out.startswith("h.sqlite does not have this run: it is not a history.")
-
-
 def test_merge_takes_durations_from_the_results(allranks, repository, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(repository / "cache"))
     jobs = [{"cell": "gloo-w1", "suite": "s", "id": "gloo-w1/s"}]

@@ -70,7 +70,6 @@ def test_a_path_that_leads_nowhere_is_an_error_on_every_engine(allranks, runs, o
         (["plan", "--format", "github", "--plan-file", "/nope/plan.json"], "'/nope/plan.json' cannot be a file"),
         (["plan", "--format", "github", "--plan-file", "/"], "'/' cannot be a file"),
         (["merge", ".", "--durations", "/nope/mine.json"], "'/nope/mine.json' cannot be a file"),
-        (["merge", ".", "--history", "/nope/h.sqlite"], "'/nope/h.sqlite' cannot be a file"),
         (["merge", ".", "--update-baseline", "/nope/mine.json"], "'/nope/mine.json' cannot be a file"),
         (["merge", ".", "--durations", "x" * 300], "cannot be"),
         (["run", "--images", ""], "there is no folder ''"),

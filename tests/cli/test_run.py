@@ -112,16 +112,6 @@ def test_a_run_gets_the_shards_and_the_durations_that_it_is_told(allranks, runs,
     assert options.durations == Path("mine.json")
 
 
-def test_a_run_is_recorded_in_the_history_of_the_matrix_or_in_the_one_that_it_is_told(allranks, runs, repository):
-    allranks("run")
-    with (repository / "matrix.toml").open("a") as file:
-        file.write('\n[history]\nfile = "mine.sqlite"\n')
-    allranks("run")
-    allranks("run", "--history", "other.sqlite")
-    found = [options.history for _, options in runs]
-    assert found == [None, repository / "mine.sqlite", Path("other.sqlite")]
-
-
 def test_a_run_gets_the_policy_of_its_jobs(allranks, runs):
     allranks("run", "--jobs", "3", "--retries", "2", "--fail-fast", "--shuffle", "7")
     [(_, options)] = runs
@@ -220,9 +210,7 @@ def plan_machines(allranks, runners):  # noqa: ARG001 - whose plan it is
     return plan_all
 
 
-def test_a_pack_is_run_as_it_was_planned(plan_machines, allranks, runs, repository):
-    with (repository / "matrix.toml").open("a") as file:
-        file.write("\n[history]\n")
+def test_a_pack_is_run_as_it_was_planned(plan_machines, allranks, runs):
     _, gpu = plan_machines("--", "-k", "x")
     assert allranks("run", "--plan-file", "plan.json", "--pack", gpu["pack"])[0] == 0
     [(jobs, options)] = runs
@@ -231,7 +219,6 @@ def test_a_pack_is_run_as_it_was_planned(plan_machines, allranks, runs, reposito
     assert (options.run_id, options.seed) == (document["run_id"], document["seed"])
     assert (options.engine, options.pytest_args) == ("process", ("-k", "x"))
     assert options.planned_gpus == 2
-    assert options.history is None, "the merge of all packs is recorded"
     assert (options.policy.seconds, options.known) == (gpu["limit_seconds"], {})
 
 

@@ -20,13 +20,13 @@ from allranks.errors import MatrixError
 from allranks.matrix import axes, declaration, model
 from allranks.matrix.axes import AXES, LARGEST, SMALLEST, is_version
 from allranks.matrix.declaration import EXAMPLE, load
-from allranks.matrix.kept_files import HISTORY_FILE
 from allranks.matrix.runners import OWN_MINUTES
+from allranks.matrix.tables import declared_tables, json_schema
 from allranks.matrix.toml_file import Table
 from allranks.protocol.config import Isolation
 
 ROOT = Path(__file__).parents[2]
-SCHEMA = json.loads((ROOT / "src/allranks/matrix/matrix.schema.json").read_text())
+SCHEMA = json_schema()
 VALIDATOR = Draft7Validator(SCHEMA)
 
 EVERYTHING = {
@@ -118,7 +118,7 @@ EVERYTHING = {
         {"group": "gpu machines", "gpus": 4},
     ],
     "durations": {"file": "durations.json"},
-    "history": {"file": "history.sqlite"},
+    **{name: table["examples"][0] for name, table in declared_tables().items()},
 }
 SMALL = {
     "matrix": {"backend": "gloo", "world_size": 2},
@@ -279,7 +279,6 @@ def test_defaults_are_those_of_the_parser():
     for axis, value in declaration.DEFAULTS.items():
         assert axes[axis].get("default", [""]) == [value]
     assert node_at(("durations", "file"))["default"] == str(model.DURATIONS_FILE)
-    assert node_at(("history", "file"))["default"] == HISTORY_FILE
 
 
 # Properties

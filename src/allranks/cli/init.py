@@ -20,6 +20,7 @@ from allranks.engines.package import package_folder
 from allranks.errors import DeviceError, EngineError, ExitCode, UsageError
 from allranks.matrix.axes import is_version
 from allranks.matrix.declaration import FILE_NAME
+from allranks.matrix.tables import json_schema
 from allranks.matrix.toml_file import PYPROJECT, PYPROJECT_TABLE
 
 NOXFILE = """\
@@ -107,10 +108,8 @@ def add_schema(parser: argparse.ArgumentParser) -> None:
 
 
 def _schema(options: argparse.Namespace) -> ExitCode:
-    from importlib.resources import files  # noqa: PLC0415 - see _gpus
-
-    text = files("allranks.matrix").joinpath("matrix.schema.json").read_text(encoding="utf-8")
-    say(json.dumps(_inside_pyproject(json.loads(text)), indent=2) if options.pyproject else text.rstrip())
+    schema = json_schema()
+    say(json.dumps(_inside_pyproject(schema) if options.pyproject else schema, indent=2))
     return ExitCode.OK
 
 

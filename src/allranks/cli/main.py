@@ -14,7 +14,7 @@ from typing import TextIO
 from allranks.cli import build, completion, host_state, images, init, merge, plan, run
 from allranks.cli.command_parser import CommandParser
 from allranks.cli.options import RESULTS_VARIABLE, painted, results_here
-from allranks.errors import AllranksError, ExitCode, UsageError, as_bug, did_you_mean
+from allranks.errors import AllranksError, ExitCode, PluginError, UsageError, as_bug, did_you_mean
 from allranks.plugin_manager import CAN_FAIL, JUDGES, Command, added_commands
 from allranks.workflow_commands import Commands, is_on_actions
 
@@ -145,8 +145,12 @@ def _parser() -> CommandParser:
     subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", prog="allranks")
     for name, declare, codes, meaning in commands():
         command = subparsers.add_parser(name, codes=codes, help=meaning, description=f"{name}: {meaning}.")
-        declare(command)
-        command.add_general()
+        try:
+            declare(command)
+            command.add_general()
+        except argparse.ArgumentError as error:
+            msg = f"A plug-in adds an option to `allranks {name}` that is already there."
+            raise PluginError(msg, why=f"{error}.", remedy="Remove the package that adds it.") from error
         command.set_defaults(takes_pytest=command.takes_pytest, root=parser)
     parser.add_general(top=True)
     return parser

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from allranks.cli.command_parser import CommandParser, OptionGroup, one_of
 from allranks.cli.options import (
     RESULTS_VARIABLE,
-    add_history,
     add_json,
     add_quiet,
     remark,
@@ -21,6 +20,7 @@ from allranks.cli.options import (
     writable_file,
 )
 from allranks.errors import MEANING, ExitCode
+from allranks.plugin_manager import add_plugin_options, section_makers
 from allranks.workflow_commands import is_on_actions, set_reason
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def add(parser: CommandParser) -> None:
     meaning = "a run's folder, one with parts of a run from several machines, or any with ranks' JUnit XML"
     parser.add_argument_group("what to read").add_argument("folder", type=Path, metavar="DIR", help=meaning)
     _add_judgement(parser.add_argument_group("the verdict"))
-    _add_form(parser.add_argument_group("what is written"))
+    _add_form(parser.add_argument_group("what is written"), "merge")
     parser.set_defaults(command=_merge)
 
 
@@ -48,7 +48,7 @@ def add_report(parser: CommandParser) -> None:
     group.add_argument("folder", nargs="?", type=Path, metavar="DIR", help=meaning)
     group.add_argument("--open", action="store_true", help="then open the page in a browser")
     _add_judgement(parser.add_argument_group("the verdict"))
-    _add_form(parser.add_argument_group("what is written"))
+    _add_form(parser.add_argument_group("what is written"), "report")
     parser.set_defaults(command=_report)
 
 
@@ -66,7 +66,7 @@ def _add_judgement(group: OptionGroup) -> None:
     )
 
 
-def _add_form(group: OptionGroup) -> None:
+def _add_form(group: OptionGroup, command: str) -> None:
     """Declare what is written beside the report, and in which form that is."""
     add_json(group)
     add_quiet(group, "print problems and the verdict alone")
@@ -76,7 +76,7 @@ def _add_form(group: OptionGroup) -> None:
     group.add_argument("--layout", type=one_of(_LAYOUTS), choices=_LAYOUTS, help=meaning)
     meaning = "update this file with the durations of tests, for even shards (default: none)"
     group.add_argument("--durations", type=writable_file, metavar="FILE", help=meaning)
-    add_history(group, "record the run in this file, and report what is new, fixed or flaky (default: none)")
+    add_plugin_options(command, group)
     group.add_argument(
         "--cell-in-classname",
         dest="classname",
@@ -88,8 +88,6 @@ def _add_form(group: OptionGroup) -> None:
 
 
 def _object(merged: "MergedRun", code: ExitCode) -> Mapping[str, object]:
-    from allranks.plugins.history.history_text import as_object  # noqa: PLC0415 - see _merged
-
     return {
         "exit_code": int(code),
         "meaning": MEANING[code],
@@ -112,7 +110,7 @@ def _object(merged: "MergedRun", code: ExitCode) -> Mapping[str, object]:
             for each in merged.failures
         ],
         "notes": merged.notes,
-        **({"history": as_object(merged.history)} if merged.history else {}),
+        **{section.name: section.object for section in merged.sections},
         "files": {
             "junit": [str(file.absolute()) for file in merged.junit_files],
             "page": str(merged.page.absolute()),
@@ -156,10 +154,13 @@ def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
     merged = merge(
         options.folder,
         policy=options.policy,
-        observers=[*([meter.add] if options.durations else []), *([layout.add] if layout else [])],
+        observers=[
+            *section_makers(options, None),
+            *([meter.add] if options.durations else []),
+            *([layout.add] if layout else []),
+        ],
         baseline=_baseline(options),
         junit_form=JUnitForm(classname=options.classname),
-        history=options.history,
     )
     if options.durations:
         keep_durations(options.durations, meter.durations, remark if options.json else say)

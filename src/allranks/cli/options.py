@@ -138,11 +138,6 @@ def results_here(matrix: Path | None = None) -> Path:
     return Path("results")
 
 
-def add_history(group: OptionGroup, meaning: str) -> None:
-    """Declare the option for the file in which runs are recorded."""
-    group.add_argument("--history", type=writable_file, metavar="FILE", help=meaning)
-
-
 def add_json(group: OptionGroup) -> None:
     """Declare the option for output that programs read."""
     meaning = "print one JSON object and nothing else; messages go to standard error (keys: docs/command-line.md)"

@@ -18,7 +18,6 @@ from allranks.cli.options import (
     STOP,
     add_engine,
     add_gpu_mode,
-    add_history,
     add_quiet,
     add_results,
     add_selection,
@@ -39,6 +38,7 @@ from allranks.matrix.cell_images import image_for
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import plan
 from allranks.matrix.model import Job, Matrix
+from allranks.plugin_manager import add_plugin_options, section_makers
 from allranks.protocol.refusals import REFUSED
 from allranks.runner.results_folder import PARTY_VARIABLE, RUN_ID_VARIABLE
 from allranks.workflow_commands import without_commands
@@ -90,7 +90,7 @@ _NO_LIMIT = 1e6
 def add(parser: CommandParser) -> None:
     """Declare the arguments of ``allranks run``."""
     parser.usage = "allranks run [CELL | TEST ...] [options] [-- PYTEST-ARGUMENT ...]"
-    place = add_shared(parser)
+    place = add_shared(parser, "run")
     meaning = "be one run of all processes that srun, torchrun or mpirun has started, on their nodes and GPUs alone"
     place.add_argument("--inside", action="store_true", help=meaning)
     _add_repetition(parser.add_argument_group("order and repetition"))
@@ -102,13 +102,18 @@ def add(parser: CommandParser) -> None:
     parser.set_defaults(command=_run, launch=None, stress=None)
 
 
-def add_shared(parser: CommandParser) -> OptionGroup:
-    """Declare the arguments of every command that runs tests; return the group of where they run."""
+def add_shared(parser: CommandParser, command: str) -> OptionGroup:
+    """Declare the arguments of every command that runs tests; return the group of where they run.
+
+    Args:
+        parser: The parser of the command.
+        command: The name of the command, for plug-ins that add options to it.
+    """
     parser.takes_pytest = True
     add_selection(parser)
     add_tests(parser.add_argument_group("which tests, and how (other pytest options go after --)"))
     _add_place(place := parser.add_argument_group("where to run"))
-    _add_report(parser.add_argument_group("results"))
+    _add_report(parser.add_argument_group("results"), command)
     loudness = parser.add_argument_group("output").add_mutually_exclusive_group()
     add_quiet(loudness, "print problems and the verdict alone")
     meaning = "print each job's request, and the evidence of every bad rank: traceback or stacks, and what it printed"
@@ -135,11 +140,11 @@ def _add_look(group: OptionGroup) -> None:
     group.add_argument("--dry-run", action="store_true", help="print the engine requests and stop")
 
 
-def _add_report(group: OptionGroup) -> None:
+def _add_report(group: OptionGroup, command: str) -> None:
     add_results(group)
     meaning = "file of test durations, for even shards (default: the one that the matrix file names)"
     group.add_argument("--durations", type=existing_file, metavar="FILE", help=meaning)
-    add_history(group, "record the run in this file, and report what is new, fixed or flaky (default: [history] file)")
+    add_plugin_options(command, group)
     group.add_argument(
         "--allow-nothing-ran", action="store_true", help="accept that every test was skipped or deselected"
     )
@@ -333,8 +338,6 @@ def run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namesp
         stress=options.stress,
     )
     matrix = expansion.matrix
-    # A part of a run is recorded where all parts are merged.
-    own_history = matrix.root / matrix.history if matrix.history and of.own is None else None
     run_options = RunOptions(
         run_id=of.run_id,
         results=_results(expansion, options),
@@ -344,7 +347,7 @@ def run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namesp
         pytest_args=options.pytest_args,
         nothing_ran_allowed=options.allow_nothing_ran,
         durations=options.durations,
-        history=options.history or own_history,
+        observers=section_makers(options, matrix),
         known=of.own.file.plan.durations if of.own else None,
         policy=policy,
         left=left,

@@ -69,7 +69,7 @@ def problem(path: str | PathLike[str]) -> str:
     Args:
         path: As for :func:`load`.
     """
-    from allranks.plugins.history.compared_runs import problem_of  # noqa: PLC0415 - it imports all that merging needs
+    from allranks.report.rank_xml import problem_of  # noqa: PLC0415 - it imports all that merging needs
 
     return next(filter(None, map(problem_of, _parts(Path(path)))), "")
 

@@ -24,7 +24,6 @@ from allranks.matrix.axes import (
 )
 from allranks.matrix.cell_images import check_images, read_images
 from allranks.matrix.expand import Expansion, expand
-from allranks.matrix.kept_files import HISTORY_FILE, kept_file
 from allranks.matrix.model import (
     Cell,
     Docker,
@@ -44,6 +43,7 @@ from allranks.matrix.own_suites import own_folder, own_path
 from allranks.matrix.runners import check_runners, read_runner
 from allranks.matrix.slurm_settings import read_slurm
 from allranks.matrix.suite_paths import inside, suite_paths
+from allranks.matrix.tables import read_tables
 from allranks.matrix.toml_file import LARGEST_NUMBER, PYPROJECT, Table, exists, read
 
 FILE_NAME = "matrix.toml"
@@ -65,6 +65,12 @@ SET_BY_ALLRANKS = frozenset(
     {"RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 )
 """Set for each rank by allranks; a rule that sets one of them would break every rendezvous."""
+
+TABLES = (
+    *("matrix", "suites", "images", "env", "policy", "limits", "process", "docker", "slurm", "engines", "runners"),
+    "durations",
+)
+"""The tables of the core; plug-ins add some."""
 
 EXAMPLE = """\
     [matrix]
@@ -133,10 +139,7 @@ def _no_matrix(folder: Path, parents: str = "") -> MatrixError:
 
 
 def _matrix(file: Table) -> Matrix:
-    file.only(
-        *("matrix", "suites", "images", "env", "policy", "limits", "process", "docker", "slurm", "engines", "runners"),
-        *("durations", "history"),
-    )
+    tables = read_tables(file, TABLES)
     file.needs("matrix", "[matrix]")
     table = file.table("matrix")
     table.only(*AXES, "custom_backends", "exclude", "include")
@@ -159,8 +162,8 @@ def _matrix(file: Table) -> Matrix:
         slurm=read_slurm(file.table("slurm")),
         engines=_engines(file.table("engines")),
         runners=tuple(read_runner(entry, known) for entry in file.tables("runners")),
-        durations=kept_file(file.table("durations"), str(Matrix.durations)),
-        history=kept_file(file.table("history"), HISTORY_FILE) if "history" in file else None,
+        durations=_durations(file.table("durations")),
+        tables=tables,
         line=table.line,
         warnings=tuple(file.warnings),
     )
@@ -395,6 +398,11 @@ def _check_nesting(table: Table, limits: Limits) -> None:
 def _process(table: Table) -> Process:
     table.only("python")
     return Process(python=table.text("python", None, "python3"))
+
+
+def _durations(table: Table) -> Path:
+    table.only("file")
+    return table.new_file("file", str(Matrix.durations))
 
 
 def _docker(table: Table) -> Docker:

@@ -255,7 +255,8 @@ class Matrix:
     runners: tuple[RunnerRule, ...] = ()
     # The file of test durations, for even shards, relative to the matrix file; it may not exist yet.
     durations: Path = DURATIONS_FILE
-    history: Path | None = None  # the file in which runs are recorded, relative to the matrix file; None for none
+    # The tables of plug-ins that the file has, by name, with all of their keys.
+    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     # Images that another machine has built, by the name of the image they replace; not from the file.
     finished: Mapping[str, str] = field(default_factory=dict)
     line: int = 1  # the line on which ``[matrix]`` begins

@@ -214,6 +214,17 @@ class Table:
             raise self.error(name, f"there is no {shown(text)}", f"Create it, or write a path relative to {root}.")
         return path
 
+    def new_file(self, name: str, default: str) -> Path:
+        """The path of a file that a run creates; its folder must exist."""
+        text = self.text(name, default, default)
+        path = self.relative_path(name, text)
+        place = self.path.parent / path
+        if exists(place) and place.is_dir():
+            raise self.error(name, f"{shown(text)} is a folder", f'Write {name} = "{default}", or leave it out.')
+        if not exists(place.parent):
+            raise self.error(name, f"there is no folder for {shown(text)}", "Create it, or name another file.")
+        return path
+
     def table(self, name: str) -> "Table":
         """A table below this one; an empty one when absent."""
         value = self.values.get(name, {})

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from allranks.errors import ExitCode, strongest
-from allranks.plugins.history.transitions import RunHistory
 from allranks.protocol.outcomes import named
 from allranks.protocol.repetitions import RepetitionTally, command_to_repeat
 from allranks.protocol.tracebacks import excerpt
@@ -20,6 +19,7 @@ from allranks.protocol.xml_text import command, cut, first_line, xml_id
 from allranks.report.failure_groups import Failure, GroupKey, grouped, groups_of, ranks_of
 from allranks.report.rank_course import RankCourse, absences
 from allranks.report.results import XPASS, SkipPolicy, TestVerdict, Verdict, VerdictKind, VerdictRule
+from allranks.report.section import Section
 
 MANIFEST_PLACE: Final = ("run", "manifest")
 """Cell and suite of the suite that reports an unreadable manifest."""
@@ -267,7 +267,8 @@ class MergedRun:
     planned: frozenset[str] | None = None  # the job ids of the manifest; None if there is no manifest
     matrix_folder: str = ""  # the folder in the repository that paths of tests are relative to; empty for its root
     junit_files: tuple[Path, ...] = ()
-    history: RunHistory | None = None  # what earlier runs tell of this one; None if there is no history
+    is_own: bool = True  # False for results that state no run, such as JUnit XML of another runner
+    sections: tuple[Section, ...] = ()  # what plug-ins add to the report
     # The predicate that holds exactly where a group of failures is.
     blames: Mapping[GroupKey, str] = field(default_factory=dict)
 
@@ -279,8 +280,13 @@ class MergedRun:
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks for readers of the report that belong to no testcase."""
-        problem = (self.history.problem,) if self.history and self.history.problem else ()
-        return (*self._notes_on_suites(), *self._notes_on_absent_shards(), *self._note_on_what_never_ran(), *problem)
+        problems = (section.problem for section in self.sections if section.problem)
+        return (*self._notes_on_suites(), *self._notes_on_absent_shards(), *self._note_on_what_never_ran(), *problems)
+
+    @property
+    def shown_sections(self) -> list[Section]:
+        """The sections that have something to show."""
+        return [section for section in self.sections if not section.problem]
 
     def _notes_on_suites(self) -> Iterator[str]:
         """The remarks on each job; jobs of one suite often have the same note, which is told once for all of them."""

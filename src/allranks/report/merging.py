@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from allranks.errors import ResultsError, UsageError
-from allranks.plugins.history.history_recorder import HistoryRecorder
 from allranks.report import capability_tables
 from allranks.report.accounting import account, damaged_manifest
 from allranks.report.baseline import Baseline
@@ -27,6 +26,7 @@ from allranks.report.page.writer import PageWriter, is_page
 from allranks.report.report_json import JsonWriter, is_report_json
 from allranks.report.results import SkipPolicy
 from allranks.report.run_files import JudgingPolicy
+from allranks.report.section import SectionMaker
 from allranks.report.summary import write_summary
 from allranks.report.untrusted import write_whole
 from allranks.report.verdict import VerdictPolicy
@@ -53,7 +53,6 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
     observers: Sequence[Observer] = (),
     baseline: Baseline | None = None,
     junit_form: JUnitForm | None = None,
-    history: Path | None = None,
 ) -> MergedRun:
     """Merges a run folder, a folder with parts of a run below it, or any folder with JUnit XML of ranks.
 
@@ -63,10 +62,9 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
         policy: How environment skips are read; None for the policy of the run's matrix file, or else of the
             sandcastle variables.
         environ: The environment that holds the sandcastle variables, and names the run of a CI service.
-        observers: Called with each job's tests, in the order of the report.
+        observers: Called with each job's tests, in the order of the report. A ``SectionMaker`` adds a section to it.
         baseline: The numbers of executed tests in a good run; None for the baseline that the matrix file names.
         junit_form: The form of ``junit.xml``; None for the usual one.
-        history: The file of earlier runs, to which this one is added; if that fails, the report has a note.
 
     Raises:
         UsageError: The folder does not exist, or has no results.
@@ -86,9 +84,8 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
             setting = _setting(gathered, policy, environ)
             damaged = (damaged_manifest(gathered.problems),) if gathered.problems else ()
             suites = chain(damaged, account(gathered, setting, baseline))
-            recorder = HistoryRecorder(history, is_foreign=not gathered.is_own) if history else None
             run, form = _run(root, gathered, setting.skip), junit_form or JUnitForm()
-            return _write(run, suites, observers, form, environ, recorder)
+            return _write(run, suites, observers, form, environ)
     except OSError as error:
         msg = f"The report of {folder} cannot be made."
         raise ResultsError(
@@ -124,6 +121,7 @@ def _run(folder: Path, gathered: Gathered, policy: SkipPolicy) -> MergedRun:
         page=folder / PAGE_NAME,
         summary=folder / SUMMARY_NAME,
         run_id=gathered.run_id,
+        is_own=gathered.is_own,
         suites=(),
         policy=policy,
         planned=frozenset(f"{job.cell}/{job.suite}" for job in manifest.jobs) if manifest else None,
@@ -131,22 +129,21 @@ def _run(folder: Path, gathered: Gathered, policy: SkipPolicy) -> MergedRun:
     )
 
 
-def _write(  # noqa: PLR0913, PLR0917 - one call, with names alike
+def _write(
     run: MergedRun,
     suites: Iterable[CellSuite],
     observers: Sequence[Observer],
     form: JUnitForm,
     environ: Mapping[str, str],
-    recorder: HistoryRecorder | None,
 ) -> MergedRun:
     capabilities = CapabilityReader()
     page = PageWriter(run.page, capabilities.tables)
     with JsonWriter(run.folder / JSON_NAME) as machine:
         with JUnitWriter(run.junit, form) as junit:
-            more = (*((recorder.add,) if recorder else ()), *observers)
-            rows = tuple(_rows(suites, (junit.add, machine.add, page.add, capabilities.add, *more)))
+            rows = tuple(_rows(suites, (junit.add, machine.add, page.add, capabilities.add, *observers)))
         merged = replace(run, suites=rows, junit_files=junit.files, blames=page.blames)
-        merged = replace(merged, history=recorder.record(merged.run_id)) if recorder else merged
+        makers = (observer for observer in observers if isinstance(observer, SectionMaker))
+        merged = replace(merged, sections=tuple(maker.section(merged) for maker in makers))
         machine.write(merged)
     page.write(merged)
     write_summary(merged, environ)

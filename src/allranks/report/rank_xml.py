@@ -17,7 +17,7 @@ from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import MOST_RANKS
 from allranks.protocol.xml_text import cut
 from allranks.report.declared import CaseDetails, Declarations
-from allranks.report.folder import ROOTS, stray_text
+from allranks.report.folder import ROOTS, is_merged_report, stray_text
 from allranks.report.outcome_words import (
     OUTPUT_TAGS,
     SILENT,
@@ -398,3 +398,8 @@ def _fill(column: "array[_Number]", length: int, nothing: _Number) -> "array[_Nu
     """The same column, filled up with ``nothing`` for tests without a value."""
     column.extend(repeat(nothing, length - len(column)))
     return column
+
+
+def problem_of(report: Path) -> str:
+    """Why the XML of another writer cannot be trusted, as where ranks' XML is merged; empty if it can."""
+    return "" if is_merged_report(report) else RankReader().read(report).problem

@@ -11,7 +11,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Self
 
-from allranks.plugins.history.history_text import as_object
 from allranks.protocol.repetitions import RepetitionTally, interval
 from allranks.protocol.xml_text import MESSAGE_LIMIT, cut, remembered
 from allranks.report.judged import CellSuite, Counts, MergedRun
@@ -66,7 +65,7 @@ class JsonWriter:
             "policy": merged.policy,
             "counts": _counts(merged.counts),
             "notes": list(merged.notes),
-            **({"history": as_object(merged.history)} if merged.history else {}),
+            **{section.name: section.object for section in merged.sections},
         }
         self._file.write(f"\n],\n{json.dumps(rest)[1:]}\n")
         self._file.close()

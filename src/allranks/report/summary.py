@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from allranks.errors import MEANING, ExitCode
-from allranks.plugins.history.history_text import headline, plain_lines, told_tests
 from allranks.protocol.xml_text import printable, readable, two_ends
 from allranks.report.beside_table import markdown_rows, text_rows
 from allranks.report.failure_groups import Failure
@@ -35,7 +34,7 @@ _SUITE: Final = WIDTH - _CELL - 2 - (len(_NUMBERS) - 1) * _COLUMN - _TIME_COLUMN
 def render_table(merged: MergedRun) -> str:
     """The run in plain text: one line for each cell and suite, then the first failures and the notes."""
     return "\n".join(
-        [*_rows(merged), *_first_failures(merged), *text_rows(merged.suites), *_past(merged), *_table_notes(merged)]
+        [*_rows(merged), *_first_failures(merged), *text_rows(merged.suites), *_sections(merged), *_table_notes(merged)]
     )
 
 
@@ -134,9 +133,10 @@ def _first_failures(merged: MergedRun) -> Iterator[str]:
         yield f"  and {more} more: see {merged.junit.name}"
 
 
-def _past(merged: MergedRun) -> Iterator[str]:
-    lines = list(plain_lines(merged.history, FAILURES)) if merged.history else []
-    yield from ("", *(shorten(readable(line), 2 * WIDTH) for line in lines)) if lines else ()
+def _sections(merged: MergedRun) -> Iterator[str]:
+    for section in merged.shown_sections:
+        lines = (f"{section.title}: {section.headline}.", *section.lines)
+        yield from ("", *(shorten(readable(line), 2 * WIDTH) for line in lines))
 
 
 def _table_notes(merged: MergedRun) -> Iterator[str]:
@@ -198,7 +198,7 @@ def render_summary(merged: MergedRun, environ: Mapping[str, str]) -> str:
     lines = [*_head(merged, environ), *_table(merged), "", *_failures(merged), *_flaky_list(merged), *_beside(merged)]
     room = MOST_BYTES - _size(lines)
     notes = [f"- {markdown(note)}" for note in (*merged.notes, *_skip_but_pass(merged))]
-    return "\n".join([*lines, *_within(room, [*_history(merged), *notes], "notes")]) + "\n"
+    return "\n".join([*lines, *_within(room, [*_section_lines(merged), *notes], "notes")]) + "\n"
 
 
 def _size(lines: Iterable[str]) -> int:
@@ -321,15 +321,9 @@ def _inert(text: str) -> str:
     return html.escape(printable(" ".join(readable(text).split())))
 
 
-def _history(merged: MergedRun) -> Iterator[str]:
-    if not merged.history or merged.history.problem:
-        return
-    told = told_tests(merged.history)
-    yield from ("", f"### History: {headline(merged.history)}", "")
-    for test in told[:LISTED]:
-        yield f"- **{markdown(test.past.text)}**: {markdown(shorten(test.past.nodeid, _NAME))} ({markdown(test.place)})"
-    if len(told) > LISTED:
-        yield f"- and {len(told) - LISTED} more, in `report.json`"
+def _section_lines(merged: MergedRun) -> Iterator[str]:
+    for section in merged.shown_sections:
+        yield from ("", f"### {section.title}: {section.headline}", "", *section.markdown)
 
 
 def markdown(text: str) -> str:

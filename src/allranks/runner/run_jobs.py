@@ -54,7 +54,7 @@ class RunOptions:
     pytest_args: tuple[str, ...]
     nothing_ran_allowed: bool  # whether a run in which no test executed is good
     durations: Path | None = None  # the file of durations; None for the one that the matrix names
-    history: Path | None = None  # the file in which the run is recorded; None for none
+    observers: Sequence[Observer] = ()  # see the outcomes of the whole run when it has ended
     known: Durations | None = None  # durations for its shards; None for those in the file of durations
     policy: RunPolicy = field(default_factory=RunPolicy)
     # The remaining parts of the jobs of a resumed run, by id; None for a new run.
@@ -187,7 +187,7 @@ def _conclude(
     """The exit code of these jobs alone: other sessions that share the run report theirs, in any order."""
     ids = {job.id for job in jobs}
     meter = Meter(lambda facts: facts.id in ids and (facts.share is not None or durations.exists()))
-    own = _show(folder, ids, console, options.detail, meter.add, history=options.history)
+    own = _show(folder, ids, console, options.detail, meter.add, *options.observers)
     options.annotate(console, own)
     keep_durations(durations, meter.durations, console.say if options.detail != "quiet" else _say_nothing)
     return exit_code(own, nothing_ran_allowed=options.nothing_ran_allowed)
@@ -198,14 +198,9 @@ def _say_nothing(_line: str) -> None:
 
 
 def _show(
-    folder: RunFolder,
-    job_ids: AbstractSet[str],
-    console: Console,
-    detail: Detail,
-    *observers: Observer,
-    history: Path | None = None,
+    folder: RunFolder, job_ids: AbstractSet[str], console: Console, detail: Detail, *observers: Observer
 ) -> MergedRun:
-    own, say = merge(folder.path, observers=observers, history=history).only(job_ids), console.say
+    own, say = merge(folder.path, observers=observers).only(job_ids), console.say
     if detail != "quiet":
         say(f"\n{render_table(own)}\n")
     elif problems := render_problems(own):

@@ -2,21 +2,51 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from run_folders import part, run_folder, write_ranks
 
+from allranks.plugins.history.recorder import HistoryRecorder
+from allranks.plugins.history.trends import RunHistory
 from allranks.report.judged import MergedRun
 from allranks.report.merging import merge
+
+__all__ = ["part", "run_folder", "write_ranks"]
 
 JOB = "gloo-w2-g0-env/suite"
 
 
+class Recorded(NamedTuple):
+    """A run that was merged, and what its history tells of it."""
+
+    run: MergedRun
+    history: RunHistory
+
+
 @pytest.fixture
-def merged(tmp_path: Path, part: Callable[[str], Any]) -> Callable[..., MergedRun]:
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Recorded]:
+    """Merges a folder into a history."""
+    told: list[RunHistory] = []
+    record = HistoryRecorder.record
+
+    def spy(recorder: HistoryRecorder, name: str) -> RunHistory:
+        told.append(record(recorder, name))
+        return told[-1]
+
+    def make(folder: Path) -> Recorded:
+        monkeypatch.setattr(HistoryRecorder, "record", spy)
+        run = merge(folder, environ={}, observers=[HistoryRecorder(tmp_path / "history.sqlite")])
+        return Recorded(run, told[-1])
+
+    return make
+
+
+@pytest.fixture
+def merged(recorded: Callable[[Path], Recorded], part: Callable[[str], Any]) -> Callable[..., Recorded]:
     """Merges a run with these outcomes of tests, on both ranks or as said, into a history."""
 
-    def make(number: int, tests: Mapping[str, Any], *, job: str = JOB, run_id: str = "", size: int = 2) -> MergedRun:
+    def make(number: int, tests: Mapping[str, Any], *, job: str = JOB, run_id: str = "", size: int = 2) -> Recorded:
         name = run_id or f"r{number}"
         folder = part(f"{name}-{number}")
         folder.manifest(job, run_id=name)
@@ -24,6 +54,6 @@ def merged(tmp_path: Path, part: Callable[[str], Any]) -> Callable[..., MergedRu
         for rank in range(size):
             said = {test: outcome[rank] if isinstance(outcome, tuple) else outcome for test, outcome in tests.items()}
             folder.rank(job, rank, said, world_size=size)
-        return merge(folder.path, environ={}, history=tmp_path / "history.sqlite")
+        return recorded(folder.path)
 
     return make

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.plugins.history import changes
-from allranks.plugins.history.changes import Changes, deflated, inflated, pack, unpack
+from allranks.plugins.history import timeline
+from allranks.plugins.history.timeline import Changes, deflated, inflated, pack, unpack
 
 PLACES = st.lists(st.integers(0, 300_000), unique=True).map(sorted)
 
@@ -41,7 +41,7 @@ def test_places_without_values_are_an_error():
 
 
 def test_bytes_that_swell_are_an_error_before_they_fill_memory(monkeypatch):
-    monkeypatch.setattr(changes, "LARGEST", 1000)
+    monkeypatch.setattr(timeline, "LARGEST", 1000)
     assert len(inflated(deflated(array("H", bytes(1000))))) == 1000
     with pytest.raises(ValueError, match="too large"):
         inflated(deflated(array("H", bytes(2000))))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.plugins.history.history_recorder import HistoryRecorder
+from allranks.plugins.history.recorder import HistoryRecorder
 from allranks.report.judged import CellSuite
 from allranks.report.results import TestVerdict, Verdict, VerdictKind, VerdictRule
 
@@ -21,7 +21,7 @@ def history(tmp_path) -> Path:
         recorder = HistoryRecorder(path)
         for cell, letter in zip(("gloo-w2", "gloo-w4"), letters, strict=True):
             if letter:
-                recorder.add(job(cell, letter, 1e9 + number * 86400))
+                recorder(job(cell, letter, 1e9 + number * 86400))
         assert not recorder.record(f"r{number}").problem
     return path
 

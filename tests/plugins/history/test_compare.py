@@ -5,8 +5,16 @@ import shutil
 from pathlib import Path
 
 import pytest
+from stated_outcomes import STATED
 
-from allranks.plugins.history.comparison import ComparedJob, ComparedOutcome, Difference, compare, difference
+from allranks.plugins.history.comparison import (
+    ComparedJob,
+    ComparedOutcome,
+    Difference,
+    compare,
+    difference,
+    read_jobs_of,
+)
 
 RANK = """<testsuites><testsuite name="pytest"><properties><property name="allranks.rank" value="0"/>
 <property name="allranks.world_size" value="1"/></properties>{cases}</testsuite></testsuites>"""
@@ -207,3 +215,11 @@ def test_a_report_of_another_schema_is_refused(allranks, runs, schema):
     code, _, err = allranks("compare", str(report), str(runs[1]))
     assert code == 2
     assert f"It is of schema {schema!r}, and this allranks reads schema 1." in err
+
+
+@pytest.mark.parametrize(("case", "is_bad"), STATED)
+def test_the_outcome_that_a_testcase_states_is_compared(tmp_path, case, is_bad):
+    path = tmp_path / "rank-0.xml"
+    path.write_text(f"<testsuites><testsuite>{case}</testsuite></testsuites>")
+    [job] = read_jobs_of(path)
+    assert (job.tests["a"].letter in {"F", "E"}) == is_bad

@@ -4,12 +4,10 @@ import json
 
 import pytest
 
-from allranks.plugins.history.catalogue import Code
-from allranks.plugins.history.history_file import read
-from allranks.plugins.history.history_recorder import code_of
-from allranks.plugins.history.lookup import lookup
+from allranks.plugins.history.database import Code, read
+from allranks.plugins.history.recorder import code_of
 from allranks.plugins.history.timeline import Timeline
-from allranks.plugins.history.transitions import Trend
+from allranks.plugins.history.trends import Trend, lookup
 from allranks.report.merging import merge
 from allranks.report.results import EarlierAttempt, TestVerdict, Verdict, VerdictKind, VerdictRule
 from allranks.report.summary import render_summary, render_table
@@ -59,7 +57,7 @@ def test_each_cell_has_a_past_of_its_own(merged):
 
 def test_terminal_summary_page_and_json_tell_of_it(merged):
     merged(1, {A: "passed", B: "failed"})
-    found = merged(2, {A: RANK_1, B: "failed"})
+    found = merged(2, {A: RANK_1, B: "failed"}).run
     assert f"  new, rank 1: {A} (gloo-w2-g0-env / suite)\n" in render_table(found)
     assert "History: 1 new, 1 failing for longer, by 2 runs." in render_table(found)
     summary = render_summary(found, {})
@@ -77,8 +75,8 @@ def test_terminal_summary_page_and_json_tell_of_it(merged):
 
 def test_the_first_run_calls_nothing_new(merged):
     found = merged(1, {A: "failed"})
-    assert "History: this is the first run in the history." in render_table(found)
-    assert "new" not in render_table(found).partition("History")[2]
+    assert "History: this is the first run in the history." in render_table(found.run)
+    assert "new" not in render_table(found.run).partition("History")[2]
     assert found.history.tests == ()
     [line] = lookup(found.history.path, A, 1)[1]
     assert line.past is None
@@ -88,7 +86,7 @@ def test_without_a_history_nothing_is_told(run_folder):
     run_folder.manifest("gloo-w2-g0-env/suite")
     run_folder.both("gloo-w2-g0-env/suite", {A: "failed"})
     found = merge(run_folder.path, environ={})
-    assert found.history is None
+    assert found.sections == ()
     assert "istory" not in render_summary(found, {}) + render_table(found)
     assert 'id="history"' not in found.page.read_text()
 
@@ -110,13 +108,12 @@ def test_a_run_that_is_merged_late_takes_its_place_in_time(merged):
     assert past(merged(4, {A: "failed"})) == "failing since 2001-09-11 (run r2), 3 of 4"
 
 
-def test_results_from_elsewhere_count_once_by_their_content(write_ranks, tmp_path):
-    history = tmp_path / "history.sqlite"
+def test_results_from_elsewhere_count_once_by_their_content(write_ranks, recorded):
     root = write_ranks("suite/rank-0.xml", ["<testcase classname='t' name='x' time='0.5'/>"])
     for _ in range(2):
-        merge(root, environ={}, history=history)
+        recorded(root)
     write_ranks("suite/rank-0.xml", ["<testcase classname='t' name='x' time='0.6'/>"])
-    assert merge(root, environ={}, history=history).history.runs == 2
+    assert recorded(root).history.runs == 2
 
 
 @pytest.mark.parametrize(
@@ -142,12 +139,12 @@ def test_a_pass_after_a_failure_is_a_letter_of_its_own():
     assert code_of(TestVerdict(nodeid="t", classname="", name="t", verdict=good, earlier=earlier)) == Code("f")
 
 
-def test_jobs_of_a_suite_may_have_different_tests(run_folder, tmp_path):
+def test_jobs_of_a_suite_may_have_different_tests(run_folder, recorded, tmp_path):
     jobs = {"gloo-w2-g0-env/suite": {A: "passed", B: "failed"}, "gloo-w4-g0-env/suite": {B: "passed"}}
     run_folder.manifest(*jobs)
     for job, tests in jobs.items():
         run_folder.both(job, tests)
-    assert not merge(run_folder.path, environ={}, history=tmp_path / "history.sqlite").history.problem
+    assert not recorded(run_folder.path).history.problem
     _, lines = lookup(tmp_path / "history.sqlite", "test_", 1)
     assert {(line.cell, line.nodeid): line.codes[0].letter for line in lines} == {
         ("gloo-w2-g0-env", A): "P",

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.plugins.history import timeline
-from allranks.plugins.history.catalogue import ABSENT, Code
-from allranks.plugins.history.history_file import HistoryError, begin
+from allranks.plugins.history.database import ABSENT, Code, HistoryError, begin
 from allranks.plugins.history.timeline import Timeline
 
 LETTERS = ("P", "F", "S", "f", "E")

@@ -53,12 +53,9 @@ def test_the_first_failure_ends_jobs_and_run(asked):
     assert options.policy.fail_fast
 
 
-def test_a_job_has_time_for_its_repetitions_and_no_history(asked, repository):
-    with (repository / "matrix.toml").open("a") as file:
-        file.write('\n[history]\nfile = "history.sqlite"\n')
-    matrix, _, options = asked("--duration", "10m")
+def test_a_job_has_time_for_its_repetitions(asked):
+    matrix, _, _ = asked("--duration", "10m")
     assert matrix.limits.job == 1800 + 600
-    assert options.history is None
     assert asked("--count", "5")[0].limits.job == 86_400
 
 

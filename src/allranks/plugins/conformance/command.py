@@ -16,7 +16,6 @@ from allranks.cli.init import DEFAULT_TORCH, installed_torch
 from allranks.cli.options import (
     add_engine,
     add_gpu_mode,
-    add_history,
     add_quiet,
     add_results,
     add_tests,
@@ -37,6 +36,7 @@ from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import plan
 from allranks.matrix.model import Cell, Image, Limits, Matrix, Process, Suite
 from allranks.matrix.own_suites import own_folder, own_names
+from allranks.plugin_manager import add_plugin_options
 
 if TYPE_CHECKING:
     from allranks.report.capabilities import CapabilityTable
@@ -97,7 +97,7 @@ def add(parser: CommandParser) -> None:
     add_gpu_mode(group)
     group = parser.add_argument_group("results")
     add_results(group)
-    add_history(group, "record the run in this file, and report what is new, fixed or flaky")
+    add_plugin_options("conformance", group)
     meaning = "an earlier conformance.json to compare with (default: the newest of this backend in the results folder)"
     group.add_argument("--compare", type=existing_file, metavar="FILE", help=meaning)
     group.add_argument("--seed", type=int, metavar="N", help="seed of every rank of every test (default: a random one)")

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.cli.command_parser import CommandParser
-from allranks.cli.options import add_history, add_json, moment, number, say, say_json
+from allranks.cli.options import add_json, add_matrix, moment, number, say, say_json, writable_file
 from allranks.errors import ExitCode, MatrixError, UsageError, counted
 from allranks.matrix.declaration import find_matrix, load
+from allranks.plugins.history import file_of
 from allranks.protocol.xml_text import readable
 
 if TYPE_CHECKING:
-    from allranks.plugins.history.lookup import Overview, TestLine
     from allranks.plugins.history.timeline import RecordedRun
+    from allranks.plugins.history.trends import Overview, TestLine
 
 _SHOWN_RUNS = 60
 _SHOWN_TESTS = 50
@@ -32,15 +33,15 @@ def add(parser: CommandParser) -> None:
     group.add_argument("test", nargs="?", metavar="TEST", help=meaning)
     meaning = f"the newest N runs; 0 for all (default: {_SHOWN_RUNS})"
     group.add_argument("--runs", type=number, default=_SHOWN_RUNS, metavar="N", help=meaning)
-    add_history(group, "the file to read (default: [history] file in the matrix file)")
-    meaning = "matrix.toml, or its folder (default: of this folder, or of the nearest parent that has one)"
-    group.add_argument("--matrix", type=Path, metavar="PATH", help=meaning)
+    meaning = "the file to read (default: [history] file in the matrix file)"
+    group.add_argument("--history", type=writable_file, metavar="FILE", help=meaning)
+    add_matrix(group)
     add_json(group)
     parser.set_defaults(command=_history)
 
 
 def _history(options: argparse.Namespace) -> ExitCode:
-    from allranks.plugins.history.lookup import lookup, overview  # noqa: PLC0415 - no plan needs it
+    from allranks.plugins.history.trends import lookup, overview  # noqa: PLC0415 - no plan needs it
 
     path = options.history or _own_file(options.matrix)
     if options.test is None:
@@ -58,7 +59,7 @@ def _own_file(matrix: Path | None) -> Path:
     found = None
     with suppress(MatrixError):
         expansion = load(matrix or find_matrix(Path.cwd()))
-        found = expansion.matrix.history and expansion.matrix.root / expansion.matrix.history
+        found = file_of(expansion.matrix)
     if found is None:
         msg = "No history is named."
         raise UsageError(msg, remedy="Name its file: --history FILE. Or write [history] into the matrix file.")
@@ -78,7 +79,7 @@ def _say_lines(runs: "Sequence[RecordedRun]", lines: "Sequence[TestLine]") -> No
 
 
 def _say_overview(path: Path, found: "Overview") -> None:
-    from allranks.plugins.history.history_text import plain_lines  # noqa: PLC0415
+    from allranks.plugins.history.trends import headline, plain_lines  # noqa: PLC0415
 
     size = path.stat().st_size / 1e6
     runs = found.runs
@@ -86,12 +87,13 @@ def _say_overview(path: Path, found: "Overview") -> None:
     say(f"{counted(found.tests, 'test')} in {counted(found.cells, 'cell')}, {size:.1f} MB")
     if found.begins.number > 1:
         say(f"older outcomes than those of {_told(found.begins)} were dropped, to keep it small")
+    say(f"History: {headline(found.newest)}.")
     for line in plain_lines(found.newest, _SHOWN_TESTS):
         say(readable(line))
 
 
 def _say_overview_json(path: Path, found: "Overview") -> None:
-    from allranks.plugins.history.history_text import as_object  # noqa: PLC0415
+    from allranks.plugins.history.trends import as_object  # noqa: PLC0415
 
     tests = as_object(found.newest)["tests"]
     runs, counts = list(map(_run, found.runs)), {"tests": found.tests, "cells": found.cells}

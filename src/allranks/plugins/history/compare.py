@@ -54,7 +54,7 @@ def _compare(options: argparse.Namespace) -> ExitCode:
 
 
 def _sides(options: argparse.Namespace) -> "tuple[Sequence[ComparedJob], Sequence[ComparedJob]]":
-    from allranks.plugins.history.compared_runs import read_jobs_of  # noqa: PLC0415
+    from allranks.plugins.history.comparison import read_jobs_of  # noqa: PLC0415
 
     a, b = Path(options.a), Path(options.b)
     if options.run is None and (a.exists() or b.exists()):

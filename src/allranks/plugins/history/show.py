@@ -65,7 +65,7 @@ def _cases(options: argparse.Namespace) -> Iterator["ReportedCase"]:
 
 def _problem(file: Path) -> str:
     """Why the report cannot be trusted; empty if it can."""
-    from allranks.plugins.history.compared_runs import problem_of  # noqa: PLC0415 - no plan needs it
+    from allranks.report.rank_xml import problem_of  # noqa: PLC0415 - no plan needs it
 
     return problem_of(file / "junit.xml" if file.is_dir() else file)
 

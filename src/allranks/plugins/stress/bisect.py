@@ -35,7 +35,7 @@ def add(parser: CommandParser) -> None:
     meaning = "find the commit of this repository after which the test fails (default: the axis that decides)"
     group.add_argument("--git", metavar="GOOD..BAD", help=meaning)
     _add_effort(group)
-    place = add_shared(parser)
+    place = add_shared(parser, "bisect")
     add_gangs(place)
     add_json(group)
     parser.epilog = "\n".join(["exit codes:", *(f"  {code:<5d} {meaning}" for code, meaning in _CODES.items())])

@@ -41,7 +41,7 @@ def add(parser: CommandParser) -> None:
         "allranks stress [CELL | TEST ...] (--count N | --duration 10m | --until-failure | --replay SEED) ..."
     )
     _add_end(parser.add_argument_group("how often"))
-    add_shared(parser)
+    add_shared(parser, "stress")
     parser.set_defaults(command=_stress, **OF_RUN)
 
 
@@ -110,7 +110,7 @@ def _refuse_what_is_in_no_cell(skew: str, ranks: int) -> None:
 
 
 def with_time(expansion: Expansion, stress: Stress, jobs: Sequence[Job]) -> Expansion:
-    """The same matrix, with time enough for each job, and without the history: it is one of single results."""
+    """The same matrix, with time enough for each job."""
     limits = expansion.matrix.limits
     job = max(limits.job, _DAY) if stress.seconds is None else limits.job + stress.seconds * (1 + stress.beside)
     more = stretch(stress.skew, max(job.cell.world_size for job in jobs))
@@ -119,8 +119,7 @@ def with_time(expansion: Expansion, stress: Stress, jobs: Sequence[Job]) -> Expa
     if more:
         settings["process_group"] = "limits.process_group and the delays"
     limits = replace(limits, job=job, process_group=group, settings=settings)
-    matrix = replace(expansion.matrix, limits=limits, history=None)
-    return replace(expansion, matrix=matrix)
+    return replace(expansion, matrix=replace(expansion.matrix, limits=limits))
 
 
 def with_gangs(job: Job, gangs: int | None, engine: str) -> Job:

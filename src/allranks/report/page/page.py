@@ -14,7 +14,6 @@ from importlib import resources
 from string import Template
 from typing import Final
 
-from allranks.plugins.history.history_text import headline, told_tests
 from allranks.protocol.xml_text import readable
 from allranks.report.capabilities import CapabilityTable
 from allranks.report.capability_tables import as_html
@@ -72,11 +71,7 @@ class Groups:
         return self._numbers[key]
 
 
-SHOWN_PASTS: Final = 500
-"""Tests that are listed with their past."""
-
 _SHOWN_NOTES: Final = 100
-_NAME: Final = 300
 
 _FAILURES: Final = (
     '<section id="failures" class="js-only" aria-labelledby="failures-title"><h2 id="failures-title">Failures</h2>'
@@ -125,23 +120,12 @@ class Static:
         return "\n".join((_FAILURES, _MATRIX) if self.merged.counts.bad else (_MATRIX, _FAILURES))
 
     @property
-    def history(self) -> str:
-        """What earlier runs tell of this one; empty without a history."""
-        history = self.merged.history
-        if not history or history.problem:
-            return ""
-        told = told_tests(history)
-        rows = "".join(
-            f"<tr><td>{escaped(test.past.text)}</td><td><bdi>{escaped(test.past.nodeid[:_NAME])}</bdi></td>"
-            f"<td><bdi>{escaped(test.place[:_NAME])}</bdi></td></tr>"
-            for test in told[:SHOWN_PASTS]
-        )
-        more = f"<p>And {len(told) - SHOWN_PASTS:,} more, in report.json.</p>" if len(told) > SHOWN_PASTS else ""
-        head = '<th scope="col">by earlier runs</th><th scope="col">test</th><th scope="col">where</th>'
-        table = f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-        return (
-            '<section id="history" aria-labelledby="history-title"><h2 id="history-title">History '
-            f"<small>{escaped(headline(history))}</small></h2>{table if rows else ''}{more}</section>"
+    def added(self) -> str:
+        """The sections of plug-ins; empty if there are none."""
+        return "\n".join(
+            f'<section id="{section.name}" aria-labelledby="{section.name}-title"><h2 id="{section.name}-title">'
+            f"{escaped(section.title)} <small>{escaped(section.headline)}</small></h2>{section.html}</section>"
+            for section in self.merged.shown_sections
         )
 
     @property
@@ -208,7 +192,7 @@ def document(static: Static, index: str, chunks: Sequence[str]) -> str:
         header=static.header,
         junit=escaped(static.merged.junit.name),
         sections=static.sections,
-        history=static.history,
+        added=static.added,
         capabilities=as_html(static.capabilities),
         notes=static.notes,
         data="\n".join([_island("index", index), *(_island(f"chunk-{n}", chunk) for n, chunk in enumerate(chunks))]),

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from allranks.errors import ExitCode
-from allranks.plugins.history import history_file, history_recorder
-from allranks.plugins.history.history_file import HistoryError, read, written
-from allranks.plugins.history.history_recorder import HistoryRecorder
+from allranks.plugins.history import recorder
+from allranks.plugins.history.database import HistoryError, read, written
+from allranks.plugins.history.recorder import HistoryRecorder
 from allranks.plugins.history.timeline import Timeline
 from allranks.report.judged import CellSuite, exit_code
 from allranks.report.results import TestVerdict, Verdict, VerdictKind, VerdictRule
@@ -73,11 +73,11 @@ def test_whatever_is_wrong_with_the_file_the_report_and_the_verdict_stay(merged,
     spoil(path)
     before = path.read_bytes() if path.is_file() else None
     found = merged(2, {A: "failed"})
-    assert exit_code(found, nothing_ran_allowed=False) is ExitCode.TESTS_FAILED
+    assert exit_code(found.run, nothing_ran_allowed=False) is ExitCode.TESTS_FAILED
     assert f"{path} does not have this run: it {said}" in found.history.problem
-    assert found.history.problem in found.notes
-    assert "does not have this run" in " ".join(render_table(found).split())
-    assert all(file.exists() for file in (found.junit, found.page, found.summary))
+    assert found.history.problem in found.run.notes
+    assert "does not have this run" in " ".join(render_table(found.run).split())
+    assert all(file.exists() for file in (found.run.junit, found.run.page, found.run.summary))
     assert (path.read_bytes() if path.is_file() else None) == before
 
 
@@ -90,17 +90,17 @@ def test_a_bug_of_ours_does_not_lose_a_report(merged, monkeypatch):
     def broken(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(history_recorder, "transitions", broken)
+    monkeypatch.setattr(recorder, "transitions", broken)
     found = merged(1, {A: "passed"})
     assert "ZeroDivisionError" in found.history.problem
-    assert exit_code(found, nothing_ran_allowed=False) is ExitCode.OK
+    assert exit_code(found.run, nothing_ran_allowed=False) is ExitCode.OK
 
 
 def test_a_python_without_sqlite_merges_all_the_same(merged, monkeypatch):
     monkeypatch.setitem(sys.modules, "sqlite3", None)
     found = merged(1, {A: "failed"})
     assert "it needs the module sqlite3, which this Python does not have" in found.history.problem
-    assert exit_code(found, nothing_ran_allowed=False) is ExitCode.TESTS_FAILED
+    assert exit_code(found.run, nothing_ran_allowed=False) is ExitCode.TESTS_FAILED
 
 
 WITHOUT_SQLITE = "import sys; sys.modules['sqlite3'] = None; import allranks.report.merging, allranks.cli.main"
@@ -110,24 +110,24 @@ def test_nothing_that_a_run_imports_needs_sqlite():
     subprocess.run([sys.executable, "-c", WITHOUT_SQLITE], check=True, timeout=60)
 
 
-def recorder(path, number, tests=50, patience=30.0):
+def recorder_of(path, number, tests=50, patience=30.0):
     found = HistoryRecorder(path, patience=patience)
     cases = [TestVerdict(nodeid=f"t{test}", classname="", name="", verdict=PASSED) for test in range(tests)]
-    found.add(CellSuite(cell="c", suite="s", tests=tuple(cases), started=float(number)))
+    found(CellSuite(cell="c", suite="s", tests=tuple(cases), started=float(number)))
     return found
 
 
 def test_a_file_that_another_process_holds_is_left_alone_after_a_while(tmp_path):
     path = tmp_path / "h.sqlite"
     with written(path):
-        told = recorder(path, 1, patience=0.05).record("r1")
+        told = recorder_of(path, 1, patience=0.05).record("r1")
     assert told.problem == f"{path} does not have this run: it has been locked by another process for 0.05 s."
 
 
 def test_a_file_that_may_not_be_written_is_read(tmp_path, monkeypatch):
     path = tmp_path / "h.sqlite"
-    recorder(path, 1).record("r1")
-    monkeypatch.setattr(history_file.os, "access", lambda *_: False)
+    recorder_of(path, 1).record("r1")
+    monkeypatch.setattr(os, "access", lambda *_: False)
     with read(path) as database:
         assert [run.id for run in Timeline(database).runs] == ["r1"]
 
@@ -144,9 +144,9 @@ ONE_OF_MANY = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {here!r})
-from test_history_file import recorder
+from test_database import recorder_of
 for number in range(int(sys.argv[1]), int(sys.argv[1]) + 5):
-    told = recorder(Path({path!r}), number).record(f"r{{number}}")
+    told = recorder_of(Path({path!r}), number).record(f"r{{number}}")
     assert not told.problem, told.problem
 """
 
@@ -164,7 +164,7 @@ KILLED = """
 import os, signal, sqlite3, sys
 from pathlib import Path
 sys.path.insert(0, {here!r})
-from test_history_file import recorder
+from test_database import recorder_of
 from allranks.plugins.history.timeline import Timeline
 save = Timeline.save
 def save_and_die(self, *given):
@@ -172,18 +172,18 @@ def save_and_die(self, *given):
     save(self, *given)
     os.kill(os.getpid(), signal.SIGKILL)
 Timeline.save = save_and_die
-recorder(Path({path!r}), 2, tests=5000).record("r2")
+recorder_of(Path({path!r}), 2, tests=5000).record("r2")
 """
 
 
 def test_a_merge_that_is_killed_while_it_writes_leaves_the_file_as_it_was(tmp_path):
     path = tmp_path / "h.sqlite"
-    recorder(path, 1, tests=5000).record("r1")
+    recorder_of(path, 1, tests=5000).record("r1")
     script = KILLED.format(here=str(Path(__file__).parent), path=str(path))
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGKILL
     assert path.with_name("h.sqlite-journal").exists(), "it was in the middle"
     with read(path) as database:
         assert [run.id for run in Timeline(database).runs] == ["r1"]
-    assert not recorder(path, 2).record("r2").problem
+    assert not recorder_of(path, 2).record("r2").problem
     with closing(sqlite3.connect(path)) as database:
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)

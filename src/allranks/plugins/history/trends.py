@@ -1,4 +1,4 @@
-"""What a run changed: failures that are new, last, are fixed or flaky, by cell and by rank."""
+"""What a run changed: failures that are new, last, are fixed or flaky, by cell and by rank. And a test's past."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cache
-from itertools import chain, compress, count, pairwise
+from itertools import chain, compress, count, islice, pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from allranks.plugins.history.catalogue import MANY, Code
+from allranks.errors import UsageError, counted, did_you_mean
+from allranks.plugins.history.database import MANY, Code, HistoryError, read
 from allranks.plugins.history.timeline import Change, RecordedRun, Timeline
 
 WINDOW: Final = 20
@@ -177,3 +178,182 @@ def _counted(past: Sequence[Code]) -> dict[str, Any]:
         "of": sum(code.letter != "-" for code in past),
         "ranks": tuple(sorted(ranks.items(), key=lambda each: (-each[1], each[0]))),
     }
+
+
+_ORDER: Final = (Trend.NEW, Trend.FLAKY, Trend.FAILING, Trend.FIXED)
+_CELLS: Final = 4
+
+
+class ToldTest(NamedTuple):
+    """A test with the same past in one or several cells."""
+
+    past: PastOfTest
+    cells: tuple[str, ...]
+
+    @property
+    def place(self) -> str:
+        """Its suite, and its cells."""
+        more = f" and {len(self.cells) - _CELLS} more cells" if len(self.cells) > _CELLS else ""
+        return f"{', '.join(self.cells[:_CELLS])}{more} / {self.past.suite}"
+
+
+def headline(history: RunHistory) -> str:
+    """``2 new, 1 flaky, 3 failing for longer, 4 fixed, by 37 runs``; counts are of tests in cells."""
+    if history.runs < 2:
+        return "this is the first run in the history" if history.runs else ""
+    words = {Trend.FAILING: "failing for longer"}
+    counts = {trend: len(history.past_of(trend)) for trend in _ORDER}
+    told = ", ".join(f"{count:,} {words.get(trend, trend)}" for trend, count in counts.items() if count)
+    return f"{told or 'nothing is new, flaky or fixed'}, by {counted(history.runs, 'run')}"
+
+
+def told_tests(history: RunHistory) -> list[ToldTest]:
+    """The tests of interest: new failures first, and each once if its past is the same in several cells."""
+    groups: dict[tuple[Trend, str, str, str], list[PastOfTest]] = {}
+    for trend in _ORDER:
+        for past in history.past_of(trend):
+            groups.setdefault((trend, past.suite, past.nodeid, past.text), []).append(past)
+    return [ToldTest(pasts[0], tuple(past.cell for past in pasts)) for pasts in groups.values()]
+
+
+def as_object(history: RunHistory) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "file": str(history.path),
+        "runs": history.runs,
+        "problem": history.problem or None,
+        "tests": list(map(_test, history.tests)),
+    }
+
+
+def _test(past: PastOfTest) -> Mapping[str, Any]:
+    return {
+        "cell": past.cell,
+        "suite": past.suite,
+        "test": past.nodeid,
+        "trend": past.trend.value,
+        "bad": past.bad,
+        "of": past.of,
+        "since": run_object(past.since) if past.since else None,
+        "ranks": dict(past.ranks),
+    }
+
+
+def run_object(run: RecordedRun) -> dict[str, str]:
+    """A run for programs."""
+    return {"id": run.id, "day": day(run)}
+
+
+def plain_lines(history: RunHistory, most: int) -> Iterator[str]:
+    """The first tests, in plain text."""
+    told = told_tests(history)
+    for test in told[:most]:
+        yield f"  {test.past.text}: {test.past.nodeid} ({test.place})"
+    if len(told) > most:
+        yield f"  and {len(told) - most} more"
+
+
+_MOST_TESTS: Final = 20
+"""Tests that a text may match: for more, the outcomes of each would not be read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TestLine:
+    """The outcomes of a test in a cell."""
+
+    __test__ = False  # not a test class, despite its name
+
+    cell: str
+    suite: str
+    nodeid: str
+    codes: Sequence[Code | None]  # in each run, oldest first; None where the run did not have the job
+    past: PastOfTest | None  # its trend in the newest runs; None if it is of no interest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overview:
+    """A history without a question."""
+
+    runs: Sequence[RecordedRun]
+    begins: RecordedRun  # the oldest run whose outcomes are still in the file
+    tests: int
+    cells: int
+    newest: RunHistory
+
+
+def overview(path: Path) -> Overview:
+    """What is in a history.
+
+    Raises:
+        UsageError: It cannot be read.
+    """
+    try:
+        with read(path) as database:
+            line = Timeline(database)
+            begins = next((run for run in line.runs if run.number >= line.begins), line.runs[-1])
+            return Overview(
+                runs=line.runs,
+                begins=begins,
+                tests=len(line.names.tests),
+                cells=line.width,
+                newest=transitions(line, path),
+            )
+    except HistoryError as error:
+        raise _unreadable(path, error) from error
+
+
+def lookup(path: Path, text: str, most_runs: int) -> tuple[Sequence[RecordedRun], list[TestLine]]:
+    """The newest runs, and the outcomes of a test in them, by cell.
+
+    Args:
+        path: The file of the history.
+        text: A node id, or a part of the ids of some tests.
+        most_runs: How many runs.
+
+    Raises:
+        UsageError: The file cannot be read, or no test is meant, or too many are.
+    """
+    try:
+        with read(path) as database:
+            line = Timeline(database)
+            tests = _meant(line, text)
+            runs = [run for run in line.runs if run.number >= line.begins][-most_runs:]
+            return runs, _lines(line, tests, runs)
+    except HistoryError as error:
+        raise _unreadable(path, error) from error
+
+
+def _lines(line: Timeline, tests: Sequence[int], runs: Sequence[RecordedRun]) -> list[TestLine]:
+    places = [test * line.width + cell for test in tests for cell in range(line.width)]
+    changes = line.changes_at(places, min(runs[0].number, line.runs[-WINDOW:][0].number))
+    since = line.bad_since(place for place in places if line.names.codes[line.now[place]].is_bad)
+    found = []
+    for place in places:
+        job = line.job_at(place)
+        codes = [line.names.codes[code] for code in codes_in(runs, line.now[place], changes.get(place, ()))]
+        told = [code if run.jobs & job else None for run, code in zip(runs, codes, strict=True)]
+        if any(code and code.letter != "-" for code in told):
+            cell, suite, nodeid = line.name_of(place)
+            newest = [run for run in line.runs[-WINDOW:] if run.jobs & job]
+            past = past_at(line, place, newest, changes.get(place, ()), since)
+            found.append(TestLine(cell=cell, suite=suite, nodeid=nodeid, codes=told, past=past))
+    return found
+
+
+def _meant(line: Timeline, text: str) -> list[int]:
+    ids = [nodeid for _, nodeid in line.names.tests]
+    found = [number for number, nodeid in enumerate(ids) if nodeid == text]
+    found = found or [number for number, nodeid in enumerate(ids) if text in nodeid]
+    if not found:
+        msg = f"No test in the history has {text!r} in its id."
+        raise UsageError(msg, why=did_you_mean(text, islice(ids, 20_000)))
+    if len(found) > _MOST_TESTS:
+        some = ", ".join(ids[number] for number in found[:3])
+        msg = f"{len(found)} tests have {text!r} in their id: {some}, …"
+        raise UsageError(msg, remedy="Give a whole node id, or more of it.")
+    return found
+
+
+def _unreadable(path: Path, error: HistoryError) -> UsageError:
+    remedy = "A run with --history FILE, or `allranks merge DIR --history FILE`, makes one."
+    return UsageError(f"{path} cannot be read as a history: it {error}.", remedy=remedy)

@@ -6,22 +6,37 @@ becomes one sentence.
 
 import time
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
-from allranks.plugins.history.catalogue import FIRST_CODES, MANY, PASSED, Code
-from allranks.plugins.history.history_file import PATIENCE, HistoryError, written
+from allranks.plugins.history.database import FIRST_CODES, MANY, PASSED, PATIENCE, Code, HistoryError, written
 from allranks.plugins.history.timeline import Outcomes, Timeline
-from allranks.plugins.history.transitions import RunHistory, transitions
+from allranks.plugins.history.trends import (
+    RunHistory,
+    ToldTest,
+    as_object,
+    headline,
+    plain_lines,
+    told_tests,
+    transitions,
+)
 from allranks.protocol.outcomes import Outcome, numbers
-from allranks.report.judged import MANIFEST_PLACE, CellSuite
+from allranks.report.judged import MANIFEST_PLACE, CellSuite, MergedRun
+from allranks.report.page.page import escaped
 from allranks.report.results import EarlierAttempt, PassedRanks, TestVerdict, VerdictKind, VerdictRule
+from allranks.report.section import Section, SectionMaker
+from allranks.report.summary import FAILURES, LISTED, markdown, shorten
 
 _MOST_RANKS: Final = 8
 """Ranks that an outcome names: more are no trait of a test."""
+
+SHOWN_PASTS: Final = 500
+"""Tests that the page lists with their past."""
+
+_NAME: Final = 300
 
 
 def code_of(test: TestVerdict) -> Code:
@@ -51,11 +66,10 @@ def _ranks(test: TestVerdict | EarlierAttempt) -> str:
 
 
 @dataclass
-class HistoryRecorder:
+class HistoryRecorder(SectionMaker):
     """Takes the jobs of a run one by one, and records them at its end."""
 
     path: Path  # the file, which is made if there is none
-    is_foreign: bool = False  # True for results that state no run: they are recognized by their content
     patience: float = PATIENCE  # seconds to wait for another process that writes
     _names: dict[str, dict[str, int]] = field(default_factory=dict)
     _last: dict[str, "array[int]"] = field(default_factory=dict)
@@ -64,7 +78,7 @@ class HistoryRecorder:
     _started: float | None = None
     _digest: blake2b = field(default_factory=lambda: blake2b(digest_size=6))
 
-    def add(self, suite: CellSuite) -> None:
+    def __call__(self, suite: CellSuite) -> None:
         """Take the outcomes of a job."""
         if (suite.cell, suite.suite) == MANIFEST_PLACE:
             return
@@ -76,9 +90,8 @@ class HistoryRecorder:
         self._jobs.setdefault((suite.cell, suite.whole_suite), []).append((places, codes))
         if suite.started is not None:
             self._started = min(suite.started, suite.started if self._started is None else self._started)
-        if self.is_foreign:
-            self._digest.update(f"{suite.cell}\n{suite.suite}\n{len(tests)}\n".encode())
-            self._digest.update(codes.tobytes() + array("d", [test.time for test in tests]).tobytes())
+        self._digest.update(f"{suite.cell}\n{suite.suite}\n{len(tests)}\n".encode())
+        self._digest.update(codes.tobytes() + array("d", [test.time for test in tests]).tobytes())
 
     def _places(self, suite: CellSuite) -> "array[int]":
         """The number of each test of a job among those of its suite; most jobs of a suite share one array."""
@@ -93,20 +106,25 @@ class HistoryRecorder:
     def _code(self, test: TestVerdict) -> int:
         return self._codes.setdefault(code_of(test), len(self._codes))
 
-    def record(self, run_id: str) -> RunHistory:
-        """Record the run, in the place of an earlier record of it, and compare it with the runs before."""
+    def section(self, merged: MergedRun) -> Section:
+        """Record the run, and say what it changed."""
+        # Results that state no run are recognized by their content.
+        name = merged.run_id if merged.is_own else f"{merged.run_id}-{self._digest.hexdigest()}"
+        return _section(self.record(name))
+
+    def record(self, name: str) -> RunHistory:
+        """Record the run, in the place of an earlier record of that name, and compare it with the runs before."""
         try:
             with written(self.path, self.patience) as database:
-                return self._recorded(Timeline(database), run_id)
+                return self._recorded(Timeline(database), name)
         except HistoryError as error:
             return RunHistory(path=self.path, problem=f"{self.path} does not have this run: it {error}.")
         except Exception as error:  # noqa: BLE001 - a report must not be lost for a history
             said = f"{type(error).__name__}: {error}"
             return RunHistory(path=self.path, problem=f"{self.path} does not have this run: it is damaged ({said}).")
 
-    def _recorded(self, line: Timeline, run_id: str) -> RunHistory:
+    def _recorded(self, line: Timeline, name: str) -> RunHistory:
         started = time.time() if self._started is None else self._started
-        name = f"{run_id}-{self._digest.hexdigest()}" if self.is_foreign else run_id
         if self._started is None:
             started = next((run.started for run in line.runs if run.id == name), started)
         outcomes = self._numbered(line)
@@ -135,3 +153,36 @@ class HistoryRecorder:
                 for places, own in segments
             ]
         return told
+
+
+def _section(history: RunHistory) -> Section:
+    section = Section(name="history", title="History", headline=headline(history), object=as_object(history))
+    if history.problem:
+        return replace(section, problem=history.problem)
+    told = told_tests(history)
+    return replace(
+        section,
+        lines=tuple(plain_lines(history, FAILURES)),
+        markdown=tuple(_markdown(told)),
+        html="".join(_html(told)),
+    )
+
+
+def _markdown(told: Sequence[ToldTest]) -> Iterator[str]:
+    for test in told[:LISTED]:
+        yield f"- **{markdown(test.past.text)}**: {markdown(shorten(test.past.nodeid, _NAME))} ({markdown(test.place)})"
+    if len(told) > LISTED:
+        yield f"- and {len(told) - LISTED} more, in `report.json`"
+
+
+def _html(told: Sequence[ToldTest]) -> Iterator[str]:
+    rows = "".join(
+        f"<tr><td>{escaped(test.past.text)}</td><td><bdi>{escaped(test.past.nodeid[:_NAME])}</bdi></td>"
+        f"<td><bdi>{escaped(test.place[:_NAME])}</bdi></td></tr>"
+        for test in told[:SHOWN_PASTS]
+    )
+    if rows:
+        head = '<th scope="col">by earlier runs</th><th scope="col">test</th><th scope="col">where</th>'
+        yield f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    if len(told) > SHOWN_PASTS:
+        yield f"<p>And {len(told) - SHOWN_PASTS:,} more, in report.json.</p>"

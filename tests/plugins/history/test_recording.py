@@ -1,0 +1,125 @@
+"""Which commands record a run in which history, and what they print of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from allranks.errors import MatrixError
+from allranks.matrix.declaration import load
+from allranks.plugins.history import file_of
+from allranks.plugins.history.recorder import HistoryRecorder
+
+RANK = """<testsuites><testsuite name="pytest"><testcase classname="t" name="test_x" time="0.1">{}</testcase>
+</testsuite></testsuites>"""
+MINE = '\n[history]\nfile = "mine.sqlite"\n'
+
+
+def add_to_matrix(repository, text):
+    with (repository / "matrix.toml").open("a") as file:
+        file.write(text)
+
+
+def files(options):
+    """The files in which a run would be recorded."""
+    return [each.path for each in options.observers if isinstance(each, HistoryRecorder)]
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    """A folder with the JUnit XML of two ranks, of which the second has this result."""
+
+    def write(result=""):
+        folder = tmp_path / "ranks"
+        folder.mkdir(exist_ok=True)
+        for rank, own in enumerate(("", result)):
+            (folder / f"rank-{rank}.xml").write_text(RANK.format(own))
+        return str(folder)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("table", "arguments", "name"),
+    [
+        ("", "", None),
+        ("", "--history other.sqlite", "other.sqlite"),
+        ("\n[history]\n", "", "{}/.allranks-history.sqlite"),
+        (MINE, "", "{}/mine.sqlite"),
+        (MINE, "--history other.sqlite", "other.sqlite"),
+        (MINE, "--seed 1", "{}/mine.sqlite"),
+    ],
+)
+@pytest.mark.usefixtures("repository")
+def test_a_run_is_recorded_in_the_file_of_the_command_line_or_of_the_matrix(allranks, runs, table, arguments, name):
+    add_to_matrix(Path(), table)
+    allranks("run", *arguments.split())
+    [(_, options)] = runs
+    assert files(options) == ([] if name is None else [Path(name.format(Path.cwd()))])
+
+
+def test_repetitions_of_a_test_are_not_recorded_in_the_history_of_the_matrix(allranks, runs, repository):
+    add_to_matrix(repository, MINE)
+    assert allranks("stress", "gloo-w2-g0-env", "--suite", "tiny", "--count", "3")[0] == 0
+    [(_, options)] = runs
+    assert files(options) == []
+
+
+def test_a_part_of_a_plan_is_not_recorded_since_the_merge_of_all_parts_is(allranks, runs, repository):
+    add_to_matrix(repository, '[[runners]]\nlabels = ["cpu"]\nwhen = "gpu_count == 0"\n' + MINE)
+    arguments = ("--format", "github", "--where", "backend=gloo", "--plan-file", "plan.json")
+    code, out, err = allranks("plan", *arguments)
+    assert code == 0, err
+    [pack, *_] = json.loads(out)["include"]
+    assert allranks("run", "--plan-file", "plan.json", "--pack", pack["pack"])[0] == 0
+    assert files(runs[0][1]) == []
+
+
+def test_merge_records_the_run_and_reports_its_past(allranks, ranks):
+    allranks("merge", ranks(), "--history", "h.sqlite")
+    folder = ranks('<failure message="no"/>')
+    code, out, _ = allranks("merge", folder, "--history", "h.sqlite")
+    assert code == 1
+    assert "History: 1 new, by 2 runs.\n  new, rank 1: t::test_x (ranks / tests)\n" in out
+    told = json.loads(allranks("merge", folder, "--history", "h.sqlite", "--json")[1])["history"]
+    assert (told["runs"], told["problem"], told["tests"][0]["trend"]) == (2, None, "new")
+
+
+def test_a_history_that_cannot_be_used_is_a_warning(allranks, ranks):
+    Path("h.sqlite").write_text("mine")
+    code, out, _ = allranks("merge", ranks(), "-q", "--history", "h.sqlite")
+    assert (code, Path("h.sqlite").read_text()) == (0, "mine")
+    assert out.startswith("h.sqlite does not have this run: it is not a history.")
+
+
+@pytest.mark.parametrize("command", ["run", "stress", "bisect", "conformance", "merge", "report"])
+def test_a_history_in_a_folder_that_is_not_there_is_refused(allranks, runs, command):
+    code, _, err = allranks(command, "--history", "/nope/h.sqlite")
+    assert (code, runs) == (2, [])
+    assert "'/nope/h.sqlite' cannot be a file" in err
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("[history]\nfle = 'x'", ":24: history.fle: there is no such key."),
+        ("[history]\nfile = 7", ":24: history.file: 7 is not a string."),
+        ("[history]\nfile = ''", ":24: history.file: is blank or holds a NUL."),
+        ("[history]\nfile = '/x'", ":24: history.file: '/x' is an absolute path."),
+        ("[history]\nfile = 'suite'", ":24: history.file: 'suite' is a folder."),
+        ("[history]\nfile = 'no/x'", ":24: history.file: there is no folder for 'no/x'."),
+        ("[[history]]\nfile = 'x'", ":23: history: "),
+        ("[histroy]\nfile = 'x'", ":23: histroy: there is no such key."),
+    ],
+)
+def test_a_wrong_table_is_an_error_with_its_line(repository, table, message):
+    add_to_matrix(repository, table)
+    with pytest.raises(MatrixError) as caught:
+        load(repository)
+    assert caught.value.what.startswith(f"matrix.toml{message}")
+    if "there is no such key" in message:
+        assert "Did you mean" in caught.value.told
+
+
+def test_a_matrix_without_the_table_has_no_history(repository):
+    assert file_of(load(repository).matrix) is None
