@@ -28,12 +28,12 @@ def test_the_page_names_every_command(command):
     assert f"`{command}`" in PAGE
 
 
-@pytest.mark.parametrize(
-    "command", ["plan", "bisect", "doctor", "leases", "images", "merge", "report", "show", "history", "compare"]
-)
-def test_every_command_with_json_has_its_keys_on_the_page(allranks, command):
-    assert "--json" in allranks(command, "--help")[1]
-    assert re.search(rf"^\| [^|]*`{command}`[^|]* \| `[a-z_]+`", PAGE.partition("## JSON")[2], re.MULTILINE)
+def test_every_command_with_json_has_its_keys_on_the_page(allranks):
+    names = [command.name for command in commands() if "--json" in allranks(command.name, "--help")[1]]
+    assert {"plan", "doctor", "leases", "images", "merge", "report"} <= set(names)
+    rows = PAGE.partition("## JSON")[2]
+    for name in names:
+        assert re.search(rf"^\| [^|]*`{name}`[^|]* \| `[a-z_]+`", rows, re.MULTILINE), name
 
 
 def test_the_keys_on_the_page_are_those_that_are_printed(allranks):

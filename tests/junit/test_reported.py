@@ -1,6 +1,5 @@
 """What allranks tells of a run, read back from its report: each value typed."""
 
-import json
 import subprocess
 import sys
 from collections import Counter
@@ -180,13 +179,6 @@ def test_ranks_that_are_repeated_without_end_cost_nothing(write):
     path = write(f"<testsuites><testsuite>{case}</testsuite></testsuites>")
     [case] = junit.load(path).cases()
     assert {rank.text for rank in case.ranks} == {"xx"}
-
-
-def test_an_axis_may_have_the_name_of_a_column(allranks, write):
-    axis = '<properties><property name="allranks.axis.verdict" value="9"/></properties>'
-    path = write(f'<testsuite>{axis}<testcase name="x"/></testsuite>')
-    told = json.loads(allranks("show", str(path), "--json")[1])["tests"][0]
-    assert (told["verdict"], told["axes"]) == ("passed", {"verdict": 9})
 
 
 def test_junitparsers_own_commands_work_on_ours(report, tmp_path):

@@ -116,3 +116,11 @@ def test_without_junitparser_the_remedy_is_named(allranks, report, monkeypatch):
     code, _, err = allranks("show", str(report))
     assert code == 2
     assert "pip install junitparser" in err
+
+
+def test_an_axis_may_have_the_name_of_a_column(allranks, tmp_path):
+    axis = '<properties><property name="allranks.axis.verdict" value="9"/></properties>'
+    path = tmp_path / "junit.xml"
+    path.write_text(f'<testsuite>{axis}<testcase name="x"/></testsuite>')
+    told = json.loads(allranks("show", str(path), "--json")[1])["tests"][0]
+    assert (told["verdict"], told["axes"]) == ("passed", {"verdict": 9})
