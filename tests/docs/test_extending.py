@@ -1,4 +1,4 @@
-"""The blocks of docs/extending.md make a package, whose engine runs a job, and whose command greets."""
+"""The blocks of docs/extending.md make a package: an engine that runs a job, a command, and a section of the report."""
 
 import json
 import sys
@@ -71,7 +71,9 @@ def package(shell):
     (info / "entry_points.txt").write_text("\n".join(points))
     (site / "mypackage" / "__init__.py").touch()
     (site / "mypackage" / "lsf.py").write_text(ENGINE)
-    (site / "mypackage" / "plugin.py").write_text(PYTHON[-1].text)
+    for block in PYTHON[2:]:
+        name = block.text.partition("\n")[0].removeprefix("# mypackage/")
+        (site / "mypackage" / name).write_text(block.text)
     return site
 
 
@@ -84,11 +86,11 @@ def entry_points(block: Block) -> str:
 
 
 def test_every_block_is_run():
-    assert [each.why_not for each in BLOCKS] == [""] * 5
+    assert [each.why_not for each in BLOCKS] == [""] * 7
 
 
 def test_the_contract_s_tests_run_on_an_engine_of_the_package(shell, package):
-    conftest, tests, _ = PYTHON
+    conftest, tests, *_ = PYTHON
     (shell.folder / "conftest.py").write_text(conftest.text)
     (shell.folder / "test_lsf.py").write_text(tests.text)
     told = shell(f"PYTHONPATH={package} pytest test_lsf.py -k 'start_to_results or carries'")
@@ -107,3 +109,31 @@ def test_a_run_takes_that_engine(shell, package):
 def test_its_command_is_one_of_allranks(shell, package):
     assert shell(f"PYTHONPATH={package} allranks greet --loud") == "HELLO\n"
     assert "say hello" in shell(f"PYTHONPATH={package} allranks --help")
+
+
+def test_its_section_is_in_the_report_of_a_merge_by_its_option(shell, package):
+    case = '<testcase classname="t" name="{}" time="{}"/>'
+    cases = "".join(case.format(name, time) for name, time in (("quick", 0.1), ("slow", 9), ("slower", 12)))
+    ranks = shell.folder / "ranks"
+    ranks.mkdir()
+    (ranks / "rank-0.xml").write_text(f"<testsuite>{cases}</testsuite>")
+    told = shell(f"PYTHONPATH={package} allranks merge ranks --slowest 2")
+    assert "\nSlowest tests: 2 of 3.\n12.00 s t::slower\n9.00 s t::slow\n" in told
+    assert "### Slowest tests: 2 of 3\n\n- 12.00 s t::slower\n" in (ranks / "summary.md").read_text()
+    assert "<p>12.00 s t::slower</p>" in (ranks / "report.html").read_text()
+    assert json.loads((ranks / "report.json").read_text())["slowest"] == {"tests": ["t::slower", "t::slow"]}
+    assert "Slowest" not in shell(f"PYTHONPATH={package} allranks merge ranks")
+
+
+def test_its_table_is_one_of_the_matrix_file(shell, package):
+    matrix = shell.folder / "matrix.toml"
+    (shell.folder / "tests").mkdir()
+    (shell.folder / "tests" / "test_it.py").write_text("def test_it(rank):\n    assert rank < 2\n")
+    matrix.write_text(MATRIX.format(python=sys.executable) + "\n[slowest]\n")
+    told = shell(f"PYTHONPATH={package} allranks run --engine process")
+    assert "\nSlowest tests: 1 of 1.\n" in told
+    schema = json.loads(shell(f"PYTHONPATH={package} allranks schema"))
+    assert schema["properties"]["slowest"]["properties"]["tests"]["minimum"] == 1
+    matrix.write_text(matrix.read_text() + "tests = 0\n")
+    assert "slowest.tests: 0 is out of range" in shell(f"PYTHONPATH={package} allranks plan", code=2)
+    assert "slowest: there is no such key" in shell("allranks plan", code=2)
