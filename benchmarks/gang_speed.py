@@ -33,8 +33,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from allranks.engines.base import JobSpec, resources
 from allranks.engines.process import ProcessEngine
-from allranks.engines.protocol import JobSpec, resources
 from allranks.ownership import own_run
 from allranks.protocol.config import AgentConfig, Isolation, TimeLimits
 from allranks.protocol.records import Finished, Passed, RankEnded, Record, Went

@@ -18,8 +18,8 @@ from hypothesis import settings
 
 from allranks import ownership
 from allranks.cli.main import main
+from allranks.engines.base import JobSpec
 from allranks.engines.package import package_folder
-from allranks.engines.protocol import JobSpec
 from allranks.engines.slurm_cluster import SlurmKind
 from allranks.errors import EngineError, ExitCode
 from allranks.images.docker_client import connect

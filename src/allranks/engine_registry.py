@@ -13,7 +13,7 @@ AUTO: Final = "auto"
 
 OWN_ENGINES: Final = {
     "docker": "allranks.engines.containers:KIND",
-    "process": "allranks.engines.host_processes:KIND",
+    "process": "allranks.engines.process_environments:KIND",
     "slurm": "allranks.engines.slurm_cluster:KIND",
 }
 """Where allranks' own kinds of engines are, by name, those of this host first."""

@@ -7,7 +7,7 @@ import pytest
 
 from allranks.cli import host_checks
 from allranks.cli.host_checks import examine, examine_folders, examine_gpus
-from allranks.engines import host_processes
+from allranks.engines import process_environments as process_environments
 from allranks.engines.containers import examine_daemon, examine_images
 from allranks.engines.gpus import Inventory
 from allranks.engines.kind import Finding
@@ -127,8 +127,8 @@ def test_a_disk_that_is_nearly_full_is_a_problem_where_images_and_results_are(tm
 def dead_run(monkeypatch):
     """A run that is dead and has left a process."""
     engine = SimpleNamespace(name="process", remains=lambda: ["process 7"])
-    monkeypatch.setattr(host_processes, "ProcessEngine", lambda _: engine)
-    monkeypatch.setattr(host_processes.socket, "getnameinfo", lambda *_: None)  # DNS may be slow here
+    monkeypatch.setattr(process_environments, "ProcessEngine", lambda _: engine)
+    monkeypatch.setattr(process_environments.socket, "getnameinfo", lambda *_: None)  # DNS may be slow here
     return engine
 
 
@@ -170,9 +170,9 @@ def test_a_folder_that_is_not_writable_is_a_problem(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("seconds", "remedies"), [(0.001, 0), (5.0, 1)])
 def test_a_slow_lookup_of_the_name_of_this_host_is_a_problem(monkeypatch, seconds, remedies):
     clock = iter((100.0, 100.0 + seconds))
-    monkeypatch.setattr(host_processes, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(process_environments, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     monkeypatch.setattr(ProcessEngine, "remains", lambda _self: [])
     monkeypatch.setattr(ProcessEngine, "unjudged", lambda _self: [])
-    found = problems(host_processes.KIND.examine(Inventory()))
+    found = problems(process_environments.KIND.examine(Inventory()))
     assert len(found) == remedies
     assert all("/etc/hosts: ::ffff:127.0.0.1 localhost" in each.remedy for each in found.values())

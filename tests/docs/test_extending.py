@@ -15,7 +15,7 @@ from pathlib import Path
 
 from allranks.engines.package import package_path
 from allranks.engines.process import ProcessEngine
-from allranks.engines.host_processes import ConnectedProcesses, ProcessKind
+from allranks.engines.process_environments import ConnectedProcesses, ProcessKind
 
 
 class LsfEngine(ProcessEngine):

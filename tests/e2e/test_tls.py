@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import trustme
 
+from allranks.engines.base import FileCopy
 from allranks.engines.docker import DockerEngine
 from allranks.engines.package import package_files
-from allranks.engines.protocol import FileCopy
 from allranks.images import ensure_image
 from allranks.images.docker_client import connect
 from allranks.matrix.model import Image

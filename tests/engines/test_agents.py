@@ -9,7 +9,7 @@ import pytest
 
 from allranks.engines import agents
 from allranks.engines.agents import JobOfAgents
-from allranks.engines.protocol import NodeExit
+from allranks.engines.base import NodeExit
 from allranks.protocol.records import Finished, Went
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from allranks.engines import intake
 from allranks.engines.archive import ArchiveBuilder, unpack, walk
-from allranks.engines.protocol import FileCopy
+from allranks.engines.base import FileCopy
 from allranks.errors import EngineError
 
 OWNER = 10001

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from allranks.engines.base import FileCopy
 from allranks.engines.package import bytecode_of
-from allranks.engines.protocol import FileCopy
 
 PROGRAM = """
 import sys

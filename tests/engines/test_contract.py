@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from allranks.engines import agents
+from allranks.engines.base import Engine, FileCopy, JobSpec, Passthrough
 from allranks.engines.contract import ENDLESS, EngineContract, Heard, HeardOnce, with_small_suite
 from allranks.engines.docker import DockerEngine
 from allranks.engines.package import package_files, package_folder
 from allranks.engines.process import ProcessEngine
-from allranks.engines.protocol import Engine, FileCopy, JobSpec, Passthrough
 from allranks.errors import EngineError
 from allranks.images import ensure_image
 from allranks.matrix.model import Image

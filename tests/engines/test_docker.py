@@ -18,8 +18,8 @@ from allranks import ownership
 from allranks.engines import agents
 from allranks.engines import docker as docker_engine
 from allranks.engines.agent_output import Damage
+from allranks.engines.base import FileCopy, Resources
 from allranks.engines.docker_requests import container_title, volume_names
-from allranks.engines.protocol import FileCopy, Resources
 from allranks.errors import EngineError, ExitCode
 from allranks.images.docker_client import connect
 from allranks.images.leftovers import LABEL, unjudged_builders

@@ -13,8 +13,8 @@ from docker.errors import NotFound
 from fake_daemon import ID, end_agent, engine_of, ignore, refusal
 
 from allranks.engines import agents, docker_job
+from allranks.engines.base import JobExit, NodeExit
 from allranks.engines.docker_requests import container_name, network_of, specs_of_nodes, volume_names
-from allranks.engines.protocol import JobExit, NodeExit
 from allranks.errors import EngineError
 from allranks.protocol.records import NodesMet, Notice
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allranks.engines.base import LISTS, FileCopy, Passthrough, resources
 from allranks.engines.docker_requests import (
     RESULTS_BYTES,
     USER,
@@ -26,7 +27,6 @@ from allranks.engines.docker_requests import (
     specs_of_nodes,
     volume_names,
 )
-from allranks.engines.protocol import LISTS, FileCopy, Passthrough, resources
 from allranks.ownership import HOST_LABEL
 from allranks.protocol.config import GpuToCheck
 

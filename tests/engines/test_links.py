@@ -10,8 +10,8 @@ from fake_daemon import engine_of
 
 from allranks.engines import archive as archive_module
 from allranks.engines.archive import ArchiveBuilder, check_links, copy_files
+from allranks.engines.base import FileCopy
 from allranks.engines.docker_requests import USER
-from allranks.engines.protocol import FileCopy
 from allranks.engines.slurm import SlurmEngine
 from allranks.errors import EngineError, ExitCode
 from allranks.matrix.model import Slurm

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allranks.engines.base import unique_name
 from allranks.engines.docker_requests import container_name, network_of, node_name, specs_of_nodes, volume_names
-from allranks.engines.protocol import unique_name
 from allranks.engines.slurm_requests import job_name
 from allranks.ownership import image_lock
 from allranks.runner import gpu_leases, sick_gpus

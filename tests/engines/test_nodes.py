@@ -14,9 +14,9 @@ import pytest
 from allranks.engines import intake
 from allranks.engines import process as engine_process
 from allranks.engines.agents import arrange_meeting, bring_home, gpus_of, name_of
+from allranks.engines.base import JobExit, NodeExit
 from allranks.engines.package import package_folder
 from allranks.engines.process import ProcessEngine, environment, remove_tree
-from allranks.engines.protocol import JobExit, NodeExit
 from allranks.errors import EngineError
 from allranks.protocol.config import PYTEST_CACHE, AgentConfig, NodeConfig
 from allranks.protocol.outcomes import Outcome

@@ -13,8 +13,8 @@ import pytest
 
 from allranks.engines import agents
 from allranks.engines import process as engine_process
+from allranks.engines.base import Passthrough, Resources
 from allranks.engines.process import ProcessEngine, command, environment
-from allranks.engines.protocol import Passthrough, Resources
 from allranks.errors import EngineError
 from allranks.ownership import HOST_VARIABLE, RUN_VARIABLE, host_id, lock_folder, own_run
 

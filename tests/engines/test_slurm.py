@@ -17,10 +17,10 @@ from programs import write_python_program
 from allranks.agent import node_files as files
 from allranks.engines import slurm, slurm_queue
 from allranks.engines.agent_output import Damage
+from allranks.engines.base import Placement
 from allranks.engines.contract import ENDED, EngineContract, Heard, HeardOnce
 from allranks.engines.kind import JobEnvironment
 from allranks.engines.package import copied_package
-from allranks.engines.protocol import Placement
 from allranks.engines.slurm import SlurmEngine
 from allranks.engines.slurm_requests import job_name, request
 from allranks.errors import EngineError

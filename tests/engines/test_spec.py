@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.engines.protocol import FileCopy, resources
+from allranks.engines.base import FileCopy, resources
 
 MIB = 1 << 20
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.engines.host_processes import environment_of
+from allranks.engines.process_environments import environment_of
 from allranks.errors import EnvironmentBuildError
 from allranks.matrix.model import Image, Process
 

@@ -4,7 +4,7 @@ import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from allranks.engines.protocol import JobExit
+from allranks.engines.base import JobExit
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import SCHEMA, Begun, Collected, Finished, Interrupted, Passed, RankEnded
 from allranks.runner.job_facts import JobFacts

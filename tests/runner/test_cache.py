@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from allranks.engines.protocol import FileCopy
+from allranks.engines.base import FileCopy
 from allranks.runner.earlier_runs import carried_files, keep_cache
 
 

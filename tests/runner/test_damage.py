@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scripted_engine import BEGUN, FINISHED, failed
 
 from allranks.engines.agent_output import SEPARATOR, RecordReader
+from allranks.engines.base import JobExit
 from allranks.engines.kind import JobEnvironment
-from allranks.engines.protocol import JobExit
 from allranks.protocol.records import JOURNAL, Collected, GangReady, GangStarted, Passed, TestStarted, Went, encode
 from allranks.report.judged import exit_code
 from allranks.report.merging import merge

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from allranks.engines import containers, host_processes
+from allranks.engines import containers
+from allranks.engines import process_environments as host_processes
 from allranks.engines.kind import JobEnvironment, cleaners
 from allranks.errors import EngineError, ImageError
 from allranks.images import docker_client as engine_daemon

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from allranks.engines import host_processes
-from allranks.engines.host_processes import environment_of
+from allranks.engines import process_environments as host_processes
+from allranks.engines.process_environments import environment_of
 from allranks.errors import EngineError, EnvironmentBuildError
 from allranks.matrix.model import Image, Process
 

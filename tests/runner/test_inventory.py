@@ -6,8 +6,8 @@ import pynvml
 import pytest
 from fake_nvml import FakeNvml, device
 
+from allranks.engines.base import Passthrough
 from allranks.engines.gpus import GpuMode, chosen_gpus, take_inventory
-from allranks.engines.protocol import Passthrough
 from allranks.errors import DeviceError, UsageError
 
 GPUS = tuple(f"GPU-{number}" for number in range(4))

@@ -3,7 +3,7 @@
 import pytest
 from scripted_engine import COLLECTED, FINISHED, PASSED, facts_of, failed
 
-from allranks.engines.protocol import JobExit
+from allranks.engines.base import JobExit
 from allranks.errors import EngineError
 from allranks.protocol.config import TimeLimit
 from allranks.protocol.records import (

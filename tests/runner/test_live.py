@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from scripted_engine import FINISHED, PASSED, facts_of, failed
 
-from allranks.engines.protocol import Placement
+from allranks.engines.base import Placement
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import Collected, Passed, Printed
 from allranks.report.run_files import JobError

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from scripted_engine import BEGUN, FINISHED, PASSED
 
+from allranks.engines.base import FileCopy, JobExit
 from allranks.engines.kind import JobEnvironment
-from allranks.engines.protocol import FileCopy, JobExit
 from allranks.errors import ExitCode, ResultsError
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand

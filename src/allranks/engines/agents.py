@@ -17,8 +17,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Generic, Protocol, TypeVar
 
 from allranks.engines.agent_output import Damage
+from allranks.engines.base import JobExit, JobSpec, NodeExit, Passthrough, Placement, RecordSink
 from allranks.engines.intake import MOST_ENTRIES, Intake
-from allranks.engines.protocol import JobExit, JobSpec, NodeExit, Passthrough, Placement, RecordSink
 from allranks.protocol.config import PYTEST_CACHE, RESULTS_BYTES, AgentConfig, GpuToCheck, NodeConfig, share_of
 from allranks.protocol.records import NodesMet, Record
 
@@ -229,7 +229,7 @@ class JobOfAgents(Generic[A]):
         self._bell = os.eventfd(0)
 
     def go(self) -> None:
-        """See :meth:`allranks.engines.protocol.RunningJob.go`."""
+        """See :meth:`allranks.engines.base.RunningJob.go`."""
         self._deadline = self._now() + self._limit
         self._leader.go()
 
@@ -238,13 +238,13 @@ class JobOfAgents(Generic[A]):
         return time.monotonic() - self._held_up
 
     def hang_up(self) -> None:
-        """See :meth:`allranks.engines.protocol.RunningJob.hang_up`."""
+        """See :meth:`allranks.engines.base.RunningJob.hang_up`."""
         self._deadline = min(self._deadline, self._now() + STOP_GRACE)
         self._leader.hang_up()
         os.eventfd_write(self._bell, 1)  # the reading thread has a new deadline
 
     def wait(self, sink: RecordSink) -> JobExit:
-        """See :meth:`allranks.engines.protocol.RunningJob.wait`."""
+        """See :meth:`allranks.engines.base.RunningJob.wait`."""
         timed_out = not self._read_until(self._is_over, lambda: self._deadline, sink)
         self._stop_all(sink)
         leader, *followers = [agent.exit() for agent in self._agents]
@@ -263,7 +263,7 @@ class JobOfAgents(Generic[A]):
         )
 
     def stop(self) -> None:
-        """See :meth:`allranks.engines.protocol.RunningJob.stop`."""
+        """See :meth:`allranks.engines.base.RunningJob.stop`."""
         self._stop_all(_ignore)
 
     def _stop_all(self, sink: RecordSink) -> None:

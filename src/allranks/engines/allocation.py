@@ -17,8 +17,8 @@ from allranks.agent import clock
 from allranks.agent import node_files as files
 from allranks.agent.evidence import read
 from allranks.agent.node_files import AgentExit
+from allranks.engines.base import Placement
 from allranks.engines.file_calls import FileCalls
-from allranks.engines.protocol import Placement
 from allranks.engines.slurm_queue import QueuedJob, Sighting
 from allranks.errors import EngineError
 

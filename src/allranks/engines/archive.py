@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
+from allranks.engines.base import FileCopy
 from allranks.engines.intake import Intake
-from allranks.engines.protocol import FileCopy
 from allranks.errors import EngineError
 from allranks.protocol.config import RESULTS_BYTES
 

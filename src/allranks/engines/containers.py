@@ -20,8 +20,8 @@ from allranks.user_cache import cache_folder
 if TYPE_CHECKING:
     from docker import DockerClient
 
+    from allranks.engines.base import Engine, FileCopy
     from allranks.engines.docker import DockerEngine
-    from allranks.engines.protocol import Engine, FileCopy
 
 _SOCKET = Path("/var/run/docker.sock")
 

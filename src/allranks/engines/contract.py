@@ -25,8 +25,8 @@ from typing import Final
 
 import pytest
 
+from allranks.engines.base import Engine, FileCopy, JobSpec, resources
 from allranks.engines.kind import JobEnvironment
-from allranks.engines.protocol import Engine, FileCopy, JobSpec, resources
 from allranks.errors import EngineError
 from allranks.ownership import own_run
 from allranks.protocol.config import AgentConfig, TimeLimits

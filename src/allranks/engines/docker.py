@@ -17,6 +17,7 @@ from docker.errors import APIError, NotFound
 
 from allranks.engines.agents import make_token
 from allranks.engines.archive import PAGE, Archive
+from allranks.engines.base import FileCopy, JobSpec
 from allranks.engines.docker_job import Container, DockerJob, as_engine_error
 from allranks.engines.docker_requests import (
     Daemon,
@@ -29,7 +30,6 @@ from allranks.engines.docker_requests import (
     specs_of_nodes,
     volume_names,
 )
-from allranks.engines.protocol import FileCopy, JobSpec
 from allranks.errors import EngineError
 from allranks.images.docker_client import FAILURES, sees_daemon
 from allranks.images.leftovers import (
@@ -92,7 +92,7 @@ class DockerEngine:
 
     @contextmanager
     def start(self, spec: JobSpec, held: Sequence[int] = ()) -> Iterator[DockerJob]:  # noqa: ARG002
-        """See :meth:`allranks.engines.protocol.Engine.start`."""
+        """See :meth:`allranks.engines.base.Engine.start`."""
         with ExitStack() as stack:
             job = self._start(spec, stack)
             stack.callback(job.stop)
@@ -152,7 +152,7 @@ class DockerEngine:
         self._client.remove_container(container, v=True, force=True)
 
     def check_leases(self) -> None:
-        """See :meth:`allranks.engines.protocol.Engine.check_leases`.
+        """See :meth:`allranks.engines.base.Engine.check_leases`.
 
         A folder of locks that is a mount of its own, or that the user has named, counts as shared with the other runs.
         """
@@ -168,7 +168,7 @@ class DockerEngine:
         raise EngineError(msg, why=why, remedy=remedy)
 
     def vacate(self, gpus: Sequence[str]) -> None:
-        """See :meth:`allranks.engines.protocol.Engine.vacate`; containers hold no lease."""
+        """See :meth:`allranks.engines.base.Engine.vacate`; containers hold no lease."""
         deadline = time.monotonic() + _VACATED_WITHIN
         while left := self._using(gpus):
             for each in left:
@@ -201,14 +201,14 @@ class DockerEngine:
         return _names(containers, volumes, networks, builders)
 
     def adopt(self, _spec: JobSpec) -> None:
-        """See :meth:`allranks.engines.protocol.Engine.adopt`: a job ends with its orchestrator."""
+        """See :meth:`allranks.engines.base.Engine.adopt`: a job ends with its orchestrator."""
 
     def remains(self) -> list[str]:
-        """See :meth:`allranks.engines.protocol.Engine.remains`."""
+        """See :meth:`allranks.engines.base.Engine.remains`."""
         return self._named(_is_dead, dead_builders)
 
     def unjudged(self) -> list[str]:
-        """See :meth:`allranks.engines.protocol.Engine.unjudged`."""
+        """See :meth:`allranks.engines.base.Engine.unjudged`."""
         return self._named(_is_unjudged, unjudged_builders)
 
     def _named(

@@ -20,8 +20,8 @@ from allranks.engines import agents
 from allranks.engines.agent_output import STDOUT, Damage, FrameReader, RecordReader
 from allranks.engines.agents import JobOfAgents, bring_home
 from allranks.engines.archive import unpack
+from allranks.engines.base import NodeExit
 from allranks.engines.docker_requests import ROOT, own_folder
-from allranks.engines.protocol import NodeExit
 from allranks.errors import EngineError
 from allranks.images.docker_client import FAILURES
 from allranks.protocol.records import ContainerEnded, Record
@@ -289,7 +289,7 @@ class DockerJob(JobOfAgents[Container]):
         return self._is_apart or super()._is_over()
 
     def collect(self, results: Path) -> None:
-        """See :meth:`allranks.engines.protocol.RunningJob.collect`."""
+        """See :meth:`allranks.engines.base.RunningJob.collect`."""
         gone = [container for container in self._agents if not container.keeps_files]
         if len(gone) == len(self._agents):
             lost = gone[0].early_end(", and its files are lost")

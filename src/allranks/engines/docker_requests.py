@@ -11,7 +11,7 @@ from docker.types import DeviceRequest, DriverConfig, Mount, Ulimit
 from allranks.agent.container_init import COMMAND, ISOLATED
 from allranks.engines.agents import spec_of_node
 from allranks.engines.archive import Archive, ArchiveBuilder
-from allranks.engines.protocol import LISTS, FileCopy, JobSpec, unique_name
+from allranks.engines.base import LISTS, FileCopy, JobSpec, unique_name
 from allranks.ownership import RUN_VARIABLE
 from allranks.protocol.config import RESULTS_BYTES, NodeConfig
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
+from allranks.engines.base import GpuDriver, Passthrough
 from allranks.engines.gpu_health import Nvml, trouble_of
-from allranks.engines.protocol import GpuDriver, Passthrough
 from allranks.errors import DeviceError, UsageError
 
 _LIMIT: Final = 60.0

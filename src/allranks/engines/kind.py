@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from allranks.engine_registry import AUTO, OF_THIS_HOST, engine_names, load_engine
+from allranks.engines.base import Engine
 from allranks.engines.gpus import Inventory
-from allranks.engines.protocol import Engine
 from allranks.errors import EngineDeniedError, EngineError
 from allranks.matrix.model import Image, Matrix
 from allranks.protocol.xml_text import clipped

@@ -9,10 +9,10 @@ from typing import Final
 from allranks.agent.evidence import remove_tree
 from allranks.agent.node_files import NodeOrder, write_whole
 from allranks.engines.allocation import Allocation
+from allranks.engines.base import JobSpec, RunningJob
 from allranks.engines.launch_leader import LaunchLeader
 from allranks.engines.launched_node import ORDER, LaunchOrder, Variable
 from allranks.engines.process import ProcessEngine, environment
-from allranks.engines.protocol import JobSpec, RunningJob
 from allranks.engines.shared_folder_job import SharedFolderJob, fill_folder
 from allranks.engines.slurm_requests import job_name
 from allranks.errors import EngineError
@@ -39,7 +39,7 @@ class LaunchEngine(ProcessEngine):
 
     @contextmanager
     def start(self, spec: JobSpec, held: Sequence[int] = ()) -> Iterator[RunningJob]:
-        """See :meth:`allranks.engines.protocol.Engine.start`."""
+        """See :meth:`allranks.engines.base.Engine.start`."""
         started = self._spread(spec) if spec.agent.nodes > 1 else super().start(spec, held)
         with started as job:
             yield job

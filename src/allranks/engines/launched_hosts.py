@@ -2,13 +2,13 @@
 
 from contextlib import ExitStack
 
-from allranks.engines.host_processes import ConnectedProcesses
+from allranks.engines.base import Engine
 from allranks.engines.kind import MakeEnvironment, Progress
 from allranks.engines.launch_engine import LaunchEngine
 from allranks.engines.launch_files import PACKAGE
 from allranks.engines.launch_leader import LaunchLeader
 from allranks.engines.package import copied_package, package_path
-from allranks.engines.protocol import Engine
+from allranks.engines.process_environments import ConnectedProcesses
 from allranks.errors import counted
 from allranks.matrix.model import Matrix
 from allranks.user_cache import cache_folder

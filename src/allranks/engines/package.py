@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import allranks
-from allranks.engines.protocol import FileCopy
+from allranks.engines.base import FileCopy
 from allranks.errors import EnvironmentBuildError
 from allranks.images.environments import forget_unused
 from allranks.user_cache import WRITABLE

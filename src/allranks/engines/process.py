@@ -18,7 +18,7 @@ from allranks.agent.linux import is_readable, processes, signal_group, signal_pi
 from allranks.engines.agent_output import Damage, RecordReader
 from allranks.engines.agents import STOP_GRACE, JobOfAgents, Meeting, arrange_meeting, bring_home, gpus_of
 from allranks.engines.archive import copy_files
-from allranks.engines.protocol import JobSpec, NodeExit, RunningJob
+from allranks.engines.base import JobSpec, NodeExit, RunningJob
 from allranks.errors import EngineError
 from allranks.ownership import (
     HOST_VARIABLE,
@@ -54,7 +54,7 @@ class ProcessEngine:
 
     @contextmanager
     def start(self, spec: JobSpec, held: Sequence[int] = ()) -> Iterator[RunningJob]:
-        """See :meth:`allranks.engines.protocol.Engine.start`."""
+        """See :meth:`allranks.engines.base.Engine.start`."""
         scratch = _make_scratch(spec)
         try:
             job = self._spawn(spec, scratch, held)
@@ -108,21 +108,21 @@ class ProcessEngine:
         return _Agent(process, own)
 
     def adopt(self, _spec: JobSpec) -> None:
-        """See :meth:`allranks.engines.protocol.Engine.adopt`: a job ends with its orchestrator."""
+        """See :meth:`allranks.engines.base.Engine.adopt`: a job ends with its orchestrator."""
 
     def remains(self) -> list[str]:
-        """See :meth:`allranks.engines.protocol.Engine.remains`."""
+        """See :meth:`allranks.engines.base.Engine.remains`."""
         return [name for name, owner in _owned() if owner.is_dead]
 
     def unjudged(self) -> list[str]:
-        """See :meth:`allranks.engines.protocol.Engine.unjudged`."""
+        """See :meth:`allranks.engines.base.Engine.unjudged`."""
         return [name for name, owner in _owned() if not owner.is_here]
 
     def check_leases(self) -> None:
-        """See :meth:`allranks.engines.protocol.Engine.check_leases`: the locks of this host are its own."""
+        """See :meth:`allranks.engines.base.Engine.check_leases`: the locks of this host are its own."""
 
     def vacate(self, gpus: Sequence[str]) -> None:
-        """See :meth:`allranks.engines.protocol.Engine.vacate`: a lease lasts as long as the processes that hold it."""
+        """See :meth:`allranks.engines.base.Engine.vacate`: a lease lasts as long as the processes that hold it."""
 
     def reap(self) -> list[str]:
         """Kill the processes of this host whose run no longer has an owner, and remove its scratch folders."""
@@ -203,7 +203,7 @@ class ProcessJob(JobOfAgents[_Agent]):
         self._meeting = meeting
 
     def collect(self, results: Path) -> None:
-        """See :meth:`allranks.engines.protocol.RunningJob.collect`."""
+        """See :meth:`allranks.engines.base.RunningJob.collect`."""
         try:
             bring_home([agent.folder / "results" for agent in self._agents], results)
         except OSError as error:

@@ -26,7 +26,7 @@ from allranks.engines.agent_output import Damage, RecordReader
 from allranks.engines.agents import JobOfAgents, bring_home, make_token
 from allranks.engines.allocation import Allocation, told_in
 from allranks.engines.archive import copy_files
-from allranks.engines.protocol import JobExit, JobSpec, NodeExit, Placement, RecordSink
+from allranks.engines.base import JobExit, JobSpec, NodeExit, Placement, RecordSink
 from allranks.errors import EngineError
 from allranks.protocol.config import NodeConfig
 from allranks.protocol.records import Record
@@ -280,11 +280,11 @@ class SharedFolderJob(JobOfAgents[_NodeAgent]):
             self._deadline = self._now() + self._limit
 
     def go(self) -> None:
-        """See :meth:`allranks.engines.protocol.RunningJob.go`."""
+        """See :meth:`allranks.engines.base.RunningJob.go`."""
         self._leader.go()
 
     def wait(self, sink: RecordSink) -> JobExit:
-        """See :meth:`allranks.engines.protocol.RunningJob.wait`."""
+        """See :meth:`allranks.engines.base.RunningJob.wait`."""
         ending = super().wait(sink)
         disturbed = any(agent.ended and agent.ended.trouble for agent in self._agents)
         return replace(ending, began=self._allocation.placed, ended_by=self._ended_by, is_disturbed=disturbed)
@@ -319,7 +319,7 @@ class SharedFolderJob(JobOfAgents[_NodeAgent]):
         return self._allocation.named(f"was told to end from outside on {', '.join(told)}") if told else ""
 
     def collect(self, results: Path) -> None:
-        """See :meth:`allranks.engines.protocol.RunningJob.collect`."""
+        """See :meth:`allranks.engines.base.RunningJob.collect`."""
         leader, folders = self._leader, [agent.folder / files.RESULTS for agent in self._agents]
         seconds = _FILES if self._allocation.unheard else _COPYING
 

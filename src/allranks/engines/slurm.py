@@ -14,9 +14,9 @@ from allranks.agent.node_container import AgentFolders
 from allranks.agent.node_files import NodeOrder, write_whole
 from allranks.engines.allocation import OWNER_BEAT, Allocation
 from allranks.engines.archive import check_links
+from allranks.engines.base import JobSpec
 from allranks.engines.file_calls import answered
 from allranks.engines.process import environment
-from allranks.engines.protocol import JobSpec
 from allranks.engines.shared_folder_job import SharedFolderJob, fill_folder
 from allranks.engines.slurm_container import agent_container, docker_options
 from allranks.engines.slurm_queue import SlurmQueue, outside_of_jobs
@@ -54,7 +54,7 @@ class SlurmEngine:
 
     @contextmanager
     def start(self, spec: JobSpec, _held: Sequence[int] = ()) -> Iterator[SharedFolderJob]:
-        """See :meth:`allranks.engines.protocol.Engine.start`."""
+        """See :meth:`allranks.engines.base.Engine.start`."""
         folder = self._make_folder(spec)
         try:
             self._submit(spec, folder)
@@ -64,7 +64,7 @@ class SlurmEngine:
             _remove(folder)
 
     def adopt(self, spec: JobSpec) -> AbstractContextManager[SharedFolderJob] | None:
-        """See :meth:`allranks.engines.protocol.Engine.adopt`.
+        """See :meth:`allranks.engines.base.Engine.adopt`.
 
         A job that runs part of its tests is ended instead: its results would pass for those of the whole job.
 
@@ -149,18 +149,18 @@ class SlurmEngine:
             raise
 
     def remains(self) -> list[str]:
-        """See :meth:`allranks.engines.protocol.Engine.remains`."""
+        """See :meth:`allranks.engines.base.Engine.remains`."""
         return [f"SLURM job {folder.name}" for folder, owner in self._folders() if owner.is_dead]
 
     def unjudged(self) -> list[str]:
-        """See :meth:`allranks.engines.protocol.Engine.unjudged`."""
+        """See :meth:`allranks.engines.base.Engine.unjudged`."""
         return [f"SLURM job {folder.name}" for folder, owner in self._folders() if not owner.is_here]
 
     def check_leases(self) -> None:
-        """See :meth:`allranks.engines.protocol.Engine.check_leases`: SLURM leases its GPUs itself."""
+        """See :meth:`allranks.engines.base.Engine.check_leases`: SLURM leases its GPUs itself."""
 
     def vacate(self, gpus: Sequence[str]) -> None:
-        """See :meth:`allranks.engines.protocol.Engine.vacate`: SLURM leases its GPUs itself."""
+        """See :meth:`allranks.engines.base.Engine.vacate`: SLURM leases its GPUs itself."""
 
     def reap(self) -> list[str]:
         """Cancel the jobs of this host's dead runs, and remove their folders."""

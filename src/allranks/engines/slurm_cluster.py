@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from allranks.engines.gpus import Inventory
-from allranks.engines.host_processes import environment_of
 from allranks.engines.kind import Finding, JobEnvironment, MakeEnvironment, Progress, examine_remains
 from allranks.engines.package import copied_package
+from allranks.engines.process_environments import environment_of
 from allranks.engines.slurm import SlurmEngine
 from allranks.engines.slurm_container import PYTHON
 from allranks.errors import EngineError

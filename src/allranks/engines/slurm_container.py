@@ -11,7 +11,7 @@ from typing import Final
 
 from allranks.agent import node_docker
 from allranks.agent.node_container import AgentFolders
-from allranks.engines.protocol import JobSpec
+from allranks.engines.base import JobSpec
 from allranks.errors import EngineError
 
 PYTHON: Final = "python3"

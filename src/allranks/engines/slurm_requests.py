@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 from allranks.agent.node_container import AgentFolders
-from allranks.engines.protocol import JobSpec, unique_name
+from allranks.engines.base import JobSpec, unique_name
 from allranks.engines.slurm_container import step_options, supervisor_python
 from allranks.matrix.model import Slurm
 

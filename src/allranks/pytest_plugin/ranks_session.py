@@ -15,8 +15,8 @@ import pytest
 
 from allranks.agent.seeding import seed_generators
 from allranks.engines.gpus import take_inventory
-from allranks.engines.host_processes import ConnectedProcesses
 from allranks.engines.kind import JobEnvironment
+from allranks.engines.process_environments import ConnectedProcesses
 from allranks.errors import MEANING, AllranksError, ExitCode, counted
 from allranks.matrix.model import Cell, Image, Job, Limits, Matrix, Suite
 from allranks.ownership import own_run

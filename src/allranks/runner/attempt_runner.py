@@ -9,8 +9,8 @@ from pathlib import Path
 
 from allranks.agent import clock
 from allranks.engines.agent_output import Damage
+from allranks.engines.base import JobSpec, Placement, RunningJob
 from allranks.engines.kind import JobEnvironment
-from allranks.engines.protocol import JobSpec, Placement, RunningJob
 from allranks.errors import AllranksError
 from allranks.matrix.model import Image, Job, Matrix
 from allranks.protocol.records import JOURNAL, SCHEMA, JobStarted, Printed, Record

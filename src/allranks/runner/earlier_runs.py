@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from allranks.engines.archive import copy_files
-from allranks.engines.protocol import FileCopy
+from allranks.engines.base import FileCopy
 from allranks.errors import UsageError
 from allranks.matrix.model import Job, Matrix
 from allranks.ownership import is_dead

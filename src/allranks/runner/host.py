@@ -5,9 +5,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 
 from allranks.agent import kernel
+from allranks.engines.base import Engine
 from allranks.engines.gpus import Inventory, take_inventory
 from allranks.engines.kind import ConnectedEngine, JobEnvironment, MakeEnvironment, Progress, choose_engine, cleaners
-from allranks.engines.protocol import Engine
 from allranks.errors import AllranksError, EngineError, MatrixError
 from allranks.matrix.cell_images import image_for
 from allranks.matrix.model import Cell, Image, Job, Matrix

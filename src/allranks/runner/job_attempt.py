@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from allranks.agent import clock
-from allranks.engines.protocol import JobExit, JobSpec, RunningJob
+from allranks.engines.base import JobExit, JobSpec, RunningJob
 from allranks.matrix.model import Job
 from allranks.report.judged import Share
 from allranks.report.run_files import JobError, JobRecord

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from allranks.agent import kernel
-from allranks.engines.protocol import JobExit, NodeExit
+from allranks.engines.base import JobExit, NodeExit
 from allranks.protocol.config import TimeLimit
 from allranks.protocol.records import (
     AgentFailed,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from allranks.engines.protocol import JobSpec, Placement
+from allranks.engines.base import JobSpec, Placement
 from allranks.protocol.records import Printed, RankEnded, Record, Repeated
 from allranks.protocol.tracebacks import excerpt
 from allranks.protocol.xml_text import clipped, file_of

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final, Literal
 
-from allranks.engines.protocol import JobSpec
+from allranks.engines.base import JobSpec
 from allranks.protocol.records import RankEnded
 from allranks.protocol.xml_text import readable
 

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from allranks.engines.protocol import Placement
+from allranks.engines.base import Placement
 from allranks.interruption import uninterrupted
 from allranks.protocol.records import RankEnded, Record, Repeated
 from allranks.protocol.xml_text import for_terminal, printable

@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from allranks.engines.base import Engine
 from allranks.engines.gpus import Inventory
 from allranks.engines.kind import Finding, JobEnvironment, MakeEnvironment, Progress, examine_remains
 from allranks.engines.package import package_path
 from allranks.engines.process import ProcessEngine
-from allranks.engines.protocol import Engine
 from allranks.errors import EngineError
 from allranks.images.environments import (
     EnvironmentRecipe,
