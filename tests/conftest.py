@@ -18,9 +18,9 @@ from hypothesis import settings
 
 from allranks import ownership
 from allranks.cli.main import main
+from allranks.engines import slurm
 from allranks.engines.base import JobSpec
 from allranks.engines.package import package_folder
-from allranks.engines.slurm_cluster import SlurmKind
 from allranks.errors import EngineError, ExitCode
 from allranks.images.docker_client import connect
 from allranks.ownership import own_run
@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # the helpers, which pytest's im
 
 import services
 
-pytest.register_assert_rewrite("allranks.engines.contract")
+pytest.register_assert_rewrite("engine_contract")
 
 # A busy machine is not a failing test: nothing here is judged by its time.
 settings.register_profile("allranks", deadline=None, max_examples=50)
@@ -78,7 +78,7 @@ Allranks = Callable[..., tuple[object, str, str]]
 @pytest.fixture
 def no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide the SLURM of a machine that has one."""
-    monkeypatch.setattr(SlurmKind, "why_not", lambda _self: "there is no sbatch here")
+    monkeypatch.setattr(slurm, "_COMMANDS", ("no-sbatch",))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -230,7 +230,7 @@ def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(ownership, "lock_folder", lambda: folder)
     for module in ("gpu_leases", "sick_gpus"):
         monkeypatch.setattr(f"allranks.runner.{module}.lock_folder", lambda: folder)
-    for module in ("engines.docker", "images.leftovers"):
+    for module in ("engines.docker_objects", "images.leftovers"):
         monkeypatch.setattr(f"allranks.{module}.host_id", lambda: f"test-{os.getpid()}")
     return folder
 
@@ -251,7 +251,7 @@ def owned_run(run_id: str) -> Iterator[str]:
 @pytest.fixture
 def make_spec(tmp_path: Path, owned_run: str) -> MakeSpec:
     """``make_spec(paths=("suite",), world_size=2, ...)``: a job over gloo, of a run that is owned."""
-    from allranks.engines.contract import job_of_two_ranks
+    from engine_contract import job_of_two_ranks
 
     spec = job_of_two_ranks(owned_run, tmp_path / "code")
 

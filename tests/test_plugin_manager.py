@@ -54,7 +54,10 @@ FOLDERS = {path.parent.name for path in package_folder().glob("plugins/*/__init_
 
 def test_all_own_plug_ins_are_registered():
     assert set(OWN) >= FOLDERS
-    assert [name for name, _ in load_plugins().list_name_plugin()] == [name for name in OWN if name in FOLDERS]
+    assert [name for name, _ in load_plugins().list_name_plugin()] == [
+        "allranks",
+        *(name for name in OWN if name in FOLDERS),
+    ]
 
 
 def test_a_command_of_another_package_is_one_of_allranks(other, capsys):
@@ -73,7 +76,7 @@ def test_a_second_command_of_a_name_is_refused(other, name, owner, capsys):
     assert cli.main(["plan"]) == ExitCode.INFRASTRUCTURE
     err = capsys.readouterr().err
     assert f"The plug-in lsf adds the command {name}, which is already there." in err
-    assert f"It is a command of {owner}." in err
+    assert f"It is of {owner}." in err
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,10 @@ class EngineError(AllranksError):
     """The engine could not run a job: no daemon, a refused container, a lost connection."""
 
 
+class EngineAbsentError(EngineError):
+    """This host does not have the engine."""
+
+
 class EngineDeniedError(EngineError):
     """The engine is there, and this user may not use it: ``auto`` then takes no other one."""
 

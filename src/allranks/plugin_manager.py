@@ -1,13 +1,14 @@
 """Plug-ins, and the hooks by which they extend allranks.
 
 A plug-in is a module with functions named like the methods of :class:`Hooks`, each marked with :data:`implements`.
-allranks' own are below :mod:`allranks.plugins`; a missing one is left out. Other packages add theirs by the entry point
-``allranks.plugins``. pluggy, pytest's library for hooks, calls them.
+The engines of the core (:mod:`allranks.engines`) are registered first. allranks' plug-ins are below
+:mod:`allranks.plugins`; a missing one is left out. Other packages add theirs by the entry point ``allranks.plugins``.
+pluggy, pytest's library for hooks, calls them.
 """
 
 import argparse
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -76,6 +77,14 @@ class Hooks:
         """
         raise NotImplementedError
 
+    @_hook
+    def allranks_engines(self) -> Mapping[str, str]:
+        """Engines: by its name, the class of each, as in ``package.module:Class``, which is imported on first use.
+
+        The class is a subclass of :class:`allranks.engines.base.Engine`. A name that is already there is refused.
+        """
+        raise NotImplementedError
+
 
 @cache
 def load_plugins() -> pluggy.PluginManager:
@@ -86,6 +95,7 @@ def load_plugins() -> pluggy.PluginManager:
     """
     manager = pluggy.PluginManager("allranks")
     manager.add_hookspecs(Hooks)
+    manager.register(importlib.import_module("allranks.engines"), "allranks")
     for name in OWN if find_spec(GROUP) else ():
         if find_spec(f"{GROUP}.{name}"):
             manager.register(importlib.import_module(f"{GROUP}.{name}"), name)
@@ -108,15 +118,11 @@ def added_commands(own: Iterable[Command]) -> list[Command]:
     Raises:
         PluginError: A plug-in cannot be loaded, or adds a command that is already there.
     """
-    found = {command.name: "allranks" for command in own}
+    found: dict[str, str] = {command.name: "allranks" for command in own}
     added: list[Command] = []
     for name, call in _implementations("allranks_commands"):
         for command in call():
-            if command.name in found:
-                msg = f"The plug-in {name} adds the command {command.name}, which is already there."
-                why = f"It is a command of {found[command.name]}."
-                raise PluginError(msg, why=why, remedy="Remove one of the two packages.")
-            found[command.name] = f"the plug-in {name}"
+            _refuse_second("command", command.name, name, found)
             added.append(command)
     return added
 
@@ -149,3 +155,26 @@ def _implementations(hook: str, **given: object) -> Iterator[tuple[str, Callable
     """The names of the plug-ins that implement a hook, in the order of their registration, each with its call."""
     for each in getattr(load_plugins().hook, hook).get_hookimpls():
         yield each.plugin_name, partial(each.function, *(given[name] for name in each.argnames))
+
+
+def added_engines() -> Mapping[str, str]:
+    """The engines of all plug-ins, as their hooks return them; those of allranks come first.
+
+    Raises:
+        PluginError: A plug-in cannot be loaded, or adds an engine that is already there.
+    """
+    found: dict[str, str] = {}
+    added: dict[str, str] = {}
+    for plugin, call in _implementations("allranks_engines"):
+        for name, place in call().items():
+            _refuse_second("engine", name, plugin, found)
+            added[name] = place
+    return added
+
+
+def _refuse_second(kind: str, name: str, plugin: str, found: dict[str, str]) -> None:
+    """Refuse a second command or engine of a name, and note the plug-in that adds it."""
+    if name in found:
+        msg = f"The plug-in {plugin} adds the {kind} {name}, which is already there."
+        raise PluginError(msg, why=f"It is of {found[name]}.", remedy="Remove one of the two packages.")
+    found[name] = "allranks" if plugin == "allranks" else f"the plug-in {plugin}"

@@ -2,18 +2,22 @@
 
 import argparse
 
+from allranks.engines.base import Leftovers
 
-def engine(removed: list[str], unjudged: list[str]) -> argparse.Namespace:
-    return argparse.Namespace(reap=lambda: removed, unjudged=lambda: unjudged)
+
+def engine(removed: list[str], unknown: list[str]) -> argparse.Namespace:
+    return argparse.Namespace(clean_up=lambda: Leftovers(removed, unknown))
 
 
 def test_clean_names_what_it_removed(allranks, monkeypatch):
-    monkeypatch.setattr("allranks.engines.kind.cleaners", lambda: [engine(["process 1"], []), engine(["volume x"], [])])
+    monkeypatch.setattr(
+        "allranks.engines.registry.engines_here", lambda: [engine(["process 1"], []), engine(["volume x"], [])]
+    )
     assert allranks("clean") == (0, "removed process 1\nremoved volume x\n", "")
 
 
 def test_clean_says_when_there_is_nothing(allranks, monkeypatch):
-    monkeypatch.setattr("allranks.engines.kind.cleaners", list)
+    monkeypatch.setattr("allranks.engines.registry.engines_here", list)
     code, out, _ = allranks("clean")
     assert code == 0
     assert out.startswith("nothing to remove")
@@ -21,7 +25,7 @@ def test_clean_says_when_there_is_nothing(allranks, monkeypatch):
 
 def test_clean_names_what_it_left_alone_and_why(allranks, monkeypatch):
     there = [engine(["process 1"], ["process 2"]), engine([], ["volume x"])]
-    monkeypatch.setattr("allranks.engines.kind.cleaners", lambda: there)
+    monkeypatch.setattr("allranks.engines.registry.engines_here", lambda: there)
     code, out, _ = allranks("clean")
     assert code == 0
     removed, left = out.splitlines()

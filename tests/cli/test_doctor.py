@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.engines.kind import Finding
+from allranks.engines.base import Finding
 
 
 def test_the_doctors_findings_are_printed_and_a_problem_is_exit_code_4(allranks, monkeypatch):

@@ -7,10 +7,10 @@ import pytest
 
 from allranks.cli import host_checks
 from allranks.cli.host_checks import examine, examine_folders, examine_gpus
-from allranks.engines import process_environments as process_environments
-from allranks.engines.containers import examine_daemon, examine_images
+from allranks.engines import process
+from allranks.engines.base import Finding, Leftovers
+from allranks.engines.docker import examine_daemon, examine_images
 from allranks.engines.gpus import Inventory
-from allranks.engines.kind import Finding
 from allranks.engines.process import ProcessEngine
 from allranks.errors import DeviceError, EngineError
 
@@ -126,10 +126,8 @@ def test_a_disk_that_is_nearly_full_is_a_problem_where_images_and_results_are(tm
 @pytest.fixture
 def dead_run(monkeypatch):
     """A run that is dead and has left a process."""
-    engine = SimpleNamespace(name="process", remains=lambda: ["process 7"])
-    monkeypatch.setattr(process_environments, "ProcessEngine", lambda _: engine)
-    monkeypatch.setattr(process_environments.socket, "getnameinfo", lambda *_: None)  # DNS may be slow here
-    return engine
+    monkeypatch.setattr(ProcessEngine, "clean_up", lambda _, *, is_dry_run: Leftovers(["process 7"] * is_dry_run))
+    monkeypatch.setattr(process.socket, "getnameinfo", lambda *_: None)  # DNS may be slow here
 
 
 @pytest.mark.usefixtures("locks", "dead_run")
@@ -138,21 +136,21 @@ def test_what_a_dead_run_has_left_is_named(tmp_path):
     assert found == {"remains": Finding("remains", "process 7 belongs to a dead run", "Run: allranks clean")}
 
 
-@pytest.mark.usefixtures("locks")
-def test_remains_that_nobody_can_list_are_a_problem(dead_run, tmp_path):
-    def fail():
+@pytest.mark.usefixtures("locks", "dead_run")
+def test_remains_that_nobody_can_list_are_a_problem(tmp_path, monkeypatch):
+    def fail(_self, **_how):
         msg = "Could not be listed."
         raise EngineError(msg, why="Because.", remedy="Look.")
 
-    dead_run.remains = fail
+    monkeypatch.setattr(ProcessEngine, "clean_up", fail)
     assert problems(examine("process", "none", tmp_path))["remains"].remedy == "Look."
 
 
 @pytest.mark.usefixtures("locks")
 def test_a_daemon_that_was_asked_for_and_does_not_answer_is_a_problem(tmp_path, monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-    assert "start it" in problems(examine("docker", "none", tmp_path))["Docker"].remedy
-    assert "Docker" not in problems(examine("process", "none", tmp_path))
+    assert "start it" in problems(examine("docker", "none", tmp_path))["docker"].remedy
+    assert "docker" not in problems(examine("process", "none", tmp_path))
 
 
 @pytest.mark.docker
@@ -170,9 +168,7 @@ def test_a_folder_that_is_not_writable_is_a_problem(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("seconds", "remedies"), [(0.001, 0), (5.0, 1)])
 def test_a_slow_lookup_of_the_name_of_this_host_is_a_problem(monkeypatch, seconds, remedies):
     clock = iter((100.0, 100.0 + seconds))
-    monkeypatch.setattr(process_environments, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    monkeypatch.setattr(ProcessEngine, "remains", lambda _self: [])
-    monkeypatch.setattr(ProcessEngine, "unjudged", lambda _self: [])
-    found = problems(process_environments.KIND.examine(Inventory()))
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    found = problems(ProcessEngine().examine(Inventory()))
     assert len(found) == remedies
     assert all("/etc/hosts: ::ffff:127.0.0.1 localhost" in each.remedy for each in found.values())

@@ -73,7 +73,7 @@ def test_one_process_alone_runs_as_any_other(allranks, runs, monkeypatch, reposi
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
     assert allranks("run", "--inside")[0] == 0
     [(_, options)] = runs
-    assert (options.engine.name, options.nodes) == ("process", 1)
+    assert (options.engine.name, options.engine.nodes) == ("process", 1)
     assert not (repository / "results").exists()
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from allranks.cli import machine_demands
 from allranks.cli.machine_demands import Cuda, Where, compare_driver, cuda_of, examine_demands
+from allranks.engines.base import Finding
 from allranks.engines.gpus import Inventory
-from allranks.engines.kind import Finding
 from allranks.errors import DeviceError
 from allranks.matrix.declaration import load
 from allranks.matrix.model import Image, Process
@@ -45,8 +45,8 @@ def machine(monkeypatch):
             return inventory
 
         monkeypatch.setattr(machine_demands, "take_inventory", take)
-        monkeypatch.setattr(machine_demands, "choose_engine", lambda name: (SimpleNamespace(name=name), ""))
-        monkeypatch.setattr(machine_demands, "engine_kind", lambda _: SimpleNamespace(examine=lambda _: said))
+        engine = SimpleNamespace(examine=lambda _: said)
+        monkeypatch.setattr(machine_demands, "choose_engine", lambda _: (engine, ""))
 
     return make
 

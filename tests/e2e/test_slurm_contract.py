@@ -3,9 +3,9 @@
 import sys
 
 import pytest
+from engine_contract import EngineContract
 
-from allranks.engines.contract import EngineContract
-from allranks.engines.kind import JobEnvironment
+from allranks.engines.base import JobEnvironment
 from allranks.engines.package import copied_package
 from allranks.engines.slurm import SlurmEngine
 from allranks.matrix.model import Slurm
@@ -18,7 +18,7 @@ class TestOnACluster(EngineContract):
     def engine(self, slurm_cluster, tmp_path, monkeypatch):
         monkeypatch.setenv("SLURM_CONF", slurm_cluster.environment["SLURM_CONF"])
         spool = tmp_path / "spool"
-        yield SlurmEngine(Slurm(), spool, copied_package(spool / "package"))
+        yield SlurmEngine(Slurm(spool=str(spool)), copied_package(spool / "package"))
         assert [path.name for path in spool.iterdir()] == ["package"]
         slurm_cluster.wait_until("", "squeue", "--me", "--noheader")
 

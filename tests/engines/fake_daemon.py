@@ -167,7 +167,7 @@ class FakeClient:
 
 
 def engine_of(client: FakeClient) -> DockerEngine:
-    return DockerEngine(SimpleNamespace(api=client), ())
+    return DockerEngine(SimpleNamespace(api=client))
 
 
 def refusal(status: int = 500, text: str = "no") -> APIError:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from allranks.engines.kind import JobEnvironment
-from allranks.engines.slurm_cluster import ConnectedCluster
+from allranks.engines.base import JobEnvironment
+from allranks.engines.slurm import SlurmEngine
 from allranks.matrix.model import Image, Matrix, Slurm
 
 
@@ -12,8 +12,7 @@ def environment(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     settings = Slurm(container="apptainer:/torch.sif", spool=str(tmp_path / "spool"))
     matrix = Matrix(path=tmp_path / "matrix.toml", axes={}, slurm=settings)
-    _, make = ConnectedCluster(settings).engine_for(matrix, pytest.fail, None)
-    return make
+    return SlurmEngine(settings).prepare(matrix, pytest.fail, None)
 
 
 @pytest.mark.parametrize(
@@ -25,9 +24,11 @@ def test_an_image_makes_no_environment_where_a_container_has_one(environment, im
 
 def test_the_most_jobs_are_those_of_the_matrix_file_unless_the_user_says_other(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    cluster = ConnectedCluster(Slurm())
-    matrix = Matrix(path=tmp_path / "matrix.toml", axes={}, slurm=Slurm(jobs=3))
-    assert (cluster.most_jobs(), cluster.most_jobs(matrix)) == (Slurm.jobs, 3)
+    settings = Slurm(jobs=3, spool=str(tmp_path / "spool"))
+    matrix, cluster = Matrix(path=tmp_path / "matrix.toml", axes={}, slurm=settings), SlurmEngine(Slurm())
+    cluster.prepare(matrix, pytest.fail, None)
+    assert cluster.most_jobs == 3
     (tmp_path / "allranks").mkdir()
     (tmp_path / "allranks" / "slurm.toml").write_text("jobs = 2")
-    assert cluster.most_jobs(matrix) == 2
+    cluster.prepare(matrix, pytest.fail, None)
+    assert cluster.most_jobs == 2

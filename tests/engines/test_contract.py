@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from engine_contract import ENDLESS, EngineContract, Heard, HeardOnce, with_small_suite
 
 from allranks.engines import agents
 from allranks.engines.base import Engine, FileCopy, JobSpec, Passthrough
-from allranks.engines.contract import ENDLESS, EngineContract, Heard, HeardOnce, with_small_suite
 from allranks.engines.docker import DockerEngine
 from allranks.engines.package import package_files, package_folder
 from allranks.engines.process import ProcessEngine
@@ -313,7 +313,7 @@ def test_what_a_dead_owner_left_is_removed_and_what_a_living_one_has_is_not(benc
             owner.kill()
         left = {each.partition(" ")[0] for each in left_of(dead)}
         assert left >= ({"container", "network", "volume"} if bench.name == "docker" else {"process"})
-        bench.make().reap()
+        bench.make().clean_up()
         assert left_of(dead) == []
         kept = left_of(alive)
         assert any(each.startswith(("container", "process")) for each in kept)

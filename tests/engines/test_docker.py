@@ -15,12 +15,12 @@ from docker.errors import NotFound
 from fake_daemon import ID, end_agent, engine_of, frame, ignore, refusal, say
 
 from allranks import ownership
-from allranks.engines import agents
-from allranks.engines import docker as docker_engine
+from allranks.engines import agents, docker_objects
 from allranks.engines.agent_output import Damage
 from allranks.engines.base import FileCopy, Resources
 from allranks.engines.docker_requests import container_title, volume_names
 from allranks.errors import EngineError, ExitCode
+from allranks.images import docker_client
 from allranks.images.docker_client import connect
 from allranks.images.leftovers import LABEL, unjudged_builders
 from allranks.ownership import HOST_LABEL, LOCKS_LABEL, LOCKS_VARIABLE, RUN_LABEL, locks_place, own_run
@@ -94,7 +94,7 @@ def test_a_container_that_cannot_be_removed_hides_no_other_error(fake, spec):
 
 @pytest.mark.parametrize("failure", [NotFound("gone"), refusal(409, "in progress"), OSError("no")], ids=repr)
 def test_a_container_that_is_gone_already_is_no_error(fake, spec, failure, monkeypatch):
-    monkeypatch.setattr(docker_engine, "_REMOVED_WITHIN", 0.2)
+    monkeypatch.setattr(docker_objects, "_REMOVED_WITHIN", 0.2)
     client = fake(remove=failure)
     with engine_of(client).start(spec) as job:
         client.daemon.close()
@@ -360,7 +360,7 @@ def test_what_somebody_else_removes_at_that_moment_is_removed_all_the_same(fake,
 
 
 def test_what_stays_in_use_is_left_to_a_later_reap(fake, spec, monkeypatch):
-    monkeypatch.setattr(docker_engine, "_REMOVED_WITHIN", 0.2)
+    monkeypatch.setattr(docker_objects, "_REMOVED_WITHIN", 0.2)
     client = fake(remove_volume=refusal(409, "volume is in use"))
     with engine_of(client).start(spec) as job:
         client.daemon.close()
@@ -369,7 +369,7 @@ def test_what_stays_in_use_is_left_to_a_later_reap(fake, spec, monkeypatch):
 
 
 def left(run_id: str, host: str | None = None, **more: object) -> dict:
-    labels = {"allranks": "1", "allranks.run": run_id, "allranks.host": host or docker_engine.host_id()}
+    labels = {"allranks": "1", "allranks.run": run_id, "allranks.host": host or docker_objects.host_id()}
     return {"Id": f"id-{run_id}", "Names": [f"/allranks-{run_id}"], "Name": f"of-{run_id}", "Labels": labels, **more}
 
 
@@ -392,7 +392,7 @@ def left_over(fake):
 def test_reaping_removes_what_dead_owners_left_and_nothing_else(left_over):
     client = left_over()
     with own_run("alive"):
-        assert engine_of(client).reap() == REMAINS
+        assert engine_of(client).clean_up().dead == REMAINS
     removed = [call[:2] for call in client.calls if call[0].startswith("remove")]
     # Whatever a container is in, or holds, cannot be removed before it.
     assert removed == [("remove", "id-dead"), ("remove_volume", "of-dead"), ("remove_network", "id-dead")]
@@ -402,7 +402,7 @@ def test_reaping_removes_what_dead_owners_left_and_nothing_else(left_over):
 def test_remains_are_named_and_stay(left_over):
     client = left_over()
     with own_run("alive"):
-        assert engine_of(client).remains() == REMAINS
+        assert engine_of(client).clean_up(is_dry_run=True).dead == REMAINS
     assert not [call for call in client.calls if call[0].startswith("remove")]
 
 
@@ -410,14 +410,14 @@ def test_remains_are_named_and_stay(left_over):
 def test_a_network_in_which_somebody_else_is_stays(left_over):
     client = left_over(remove_network=refusal(403, "has active endpoints"))
     with own_run("alive"):
-        assert engine_of(client).reap() == REMAINS[:2]
+        assert engine_of(client).clean_up().dead == REMAINS[:2]
 
 
 @pytest.mark.usefixtures("locks")
 def test_whoever_leases_a_gpu_removes_the_container_that_still_has_it_and_no_other(fake, make_spec):
     client = fake()
     has, has_not = (make_spec(image="i", gpus=gpus).labels for gpus in (("GPU-a", "GPU-b"), ("GPU-c",)))
-    here, same_locks = {HOST_LABEL: docker_engine.host_id()}, {HOST_LABEL: "other", LOCKS_LABEL: locks_place()}
+    here, same_locks = {HOST_LABEL: docker_objects.host_id()}, {HOST_LABEL: "other", LOCKS_LABEL: locks_place()}
     client.listed = [
         {"Id": "id-a", "Labels": {**has, **here}},
         {"Id": "id-b", "Labels": {**has, **same_locks}},
@@ -430,9 +430,9 @@ def test_whoever_leases_a_gpu_removes_the_container_that_still_has_it_and_no_oth
 
 
 def test_a_gpu_that_a_dead_runs_container_does_not_let_go_is_an_error(fake, make_spec, monkeypatch):
-    monkeypatch.setattr(docker_engine, "_VACATED_WITHIN", 0.2)
+    monkeypatch.setattr(docker_objects, "_VACATED_WITHIN", 0.2)
     client = fake(remove=refusal(500, "cannot kill container"))
-    labels = {**make_spec(image="i", gpus=("a",)).labels, HOST_LABEL: docker_engine.host_id()}
+    labels = {**make_spec(image="i", gpus=("a",)).labels, HOST_LABEL: docker_objects.host_id()}
     client.listed = [{"Id": "id", "Names": ["/allranks-dead"], "Labels": labels}]
     with pytest.raises(EngineError, match="allranks-dead of a dead run still has a GPU"):
         engine_of(client).vacate(("a",))
@@ -451,7 +451,7 @@ def test_what_is_of_another_container_is_judged_only_by_locks_that_are_visible_h
     ]
     client.volumes_listed = client.networks_listed = []
     with own_run("alive"):
-        assert engine_of(client).reap() == removed
+        assert engine_of(client).clean_up().dead == removed
 
 
 def test_what_a_run_makes_names_the_place_of_its_locks(fake, make_spec):
@@ -470,7 +470,7 @@ def runner(monkeypatch, tmp_path):
         monkeypatch.delenv(LOCKS_VARIABLE, raising=False)
         if named:
             monkeypatch.setenv(LOCKS_VARIABLE, str(tmp_path / named))
-        monkeypatch.setattr(docker_engine, "sees_daemon", lambda: sees_daemon)
+        monkeypatch.setattr(docker_client, "sees_daemon", lambda: sees_daemon)
         monkeypatch.setattr(Path, "is_mount", lambda _: is_mounted)
 
     return make
@@ -496,7 +496,7 @@ def test_gpus_are_not_leased_beside_a_daemon_whose_locks_are_not_visible(fake, r
 def test_a_daemon_elsewhere_is_not_seen(monkeypatch):
     for address in ("tcp://docker:2375", "ssh://user@host", "http://127.0.0.1:2375", "npipe:////./pipe/docker"):
         monkeypatch.setenv("DOCKER_HOST", address)
-        assert not docker_engine.sees_daemon()
+        assert not docker_client.sees_daemon()
 
 
 def test_a_daemon_of_this_process_namespace_is_seen(monkeypatch, tmp_path):
@@ -504,7 +504,7 @@ def test_a_daemon_of_this_process_namespace_is_seen(monkeypatch, tmp_path):
         daemon.bind(str(tmp_path / "docker.sock"))
         daemon.listen()
         monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
-        assert docker_engine.sees_daemon()
+        assert docker_client.sees_daemon()
 
 
 def test_a_container_of_a_finished_image_is_of_no_unfinished_build():
@@ -539,10 +539,10 @@ def test_what_cannot_be_judged_from_here_is_left_alone_and_named(fake, elsewhere
     client.volumes_listed = [left("v", rebooted, CreatedAt=datetime.fromtimestamp(made, UTC).isoformat())]
     client.networks_listed = [left("n", rebooted, Created="0001-01-01T00:00:00 and no date")]
     engine = engine_of(client)
-    assert engine.remains() == engine.reap() == []
+    assert engine.clean_up(is_dry_run=True).dead == engine.clean_up().dead == []
     assert not [call for call in client.calls if call[0].startswith("remove")]
     names = [f"container allranks-{run_id}" for run_id in (*hosts, "runs-on")]
-    assert engine.unjudged() == [*names, "volume of-v", "network of-n"]
+    assert engine.clean_up(is_dry_run=True).unknown == [*names, "volume of-v", "network of-n"]
 
 
 def test_what_is_left_of_an_earlier_boot_of_this_host_is_removed(fake, elsewhere):
@@ -552,29 +552,29 @@ def test_what_is_left_of_an_earlier_boot_of_this_host_is_removed(fake, elsewhere
     client.listed = [left("dead", rebooted, Created=int(booted) - 60, State="exited")]
     client.volumes_listed = [left("dead", rebooted, CreatedAt=f"{date}Z")]
     client.networks_listed = [left("dead", rebooted, Created=f"{date}.123456789Z")]
-    assert engine_of(client).unjudged() == []
-    assert engine_of(client).reap() == REMAINS
+    assert engine_of(client).clean_up(is_dry_run=True).unknown == []
+    assert engine_of(client).clean_up().dead == REMAINS
 
 
 @pytest.mark.usefixtures("locks")
 def test_what_has_our_label_and_is_no_runs_stays(fake):
     """The container that asks a base image for its Python, for one: builds see to it."""
     client = fake()
-    client.listed = [{"Id": "id", "Labels": {"allranks": "1", "allranks.host": docker_engine.host_id()}}]
+    client.listed = [{"Id": "id", "Labels": {"allranks": "1", "allranks.host": docker_objects.host_id()}}]
     engine = engine_of(client)
-    assert engine.reap() == engine.unjudged() == []
+    assert engine.clean_up().dead == engine.clean_up(is_dry_run=True).unknown == []
 
 
 @pytest.mark.usefixtures("locks")
 def test_two_that_reap_at_once_do_not_disturb_each_other(fake):
     client = fake(remove=NotFound("gone"), remove_volume=NotFound("gone"))
     client.listed = client.volumes_listed = [left("dead")]
-    assert engine_of(client).reap() == ["container allranks-dead"]
+    assert engine_of(client).clean_up().dead == ["container allranks-dead"]
 
 
 def test_reaping_without_a_daemon_is_an_error(fake):
     with pytest.raises(EngineError, match="could not be listed"):
-        engine_of(fake(containers=requests.ConnectionError("gone"))).reap()
+        engine_of(fake(containers=requests.ConnectionError("gone"))).clean_up()
 
 
 def test_a_socket_without_a_daemon_is_an_error_that_names_it_and_leaves_nothing_open(monkeypatch):

@@ -177,8 +177,8 @@ def test_a_refused_job_asks_the_daemon_for_nothing(fake, make_spec, repository, 
 def test_a_refused_job_in_a_container_of_a_cluster_leaves_no_folder(make_spec, repository, home, tmp_path):
     replaced(repository / "tests/data", home / ".ssh")
     spec = make_spec(python="python3", code=repository, files=of(repository, "tests"))
-    settings = Slurm(container="apptainer:/image.sif")
-    engine = SlurmEngine(settings, tmp_path / "spool", tmp_path / "package")
+    settings = Slurm(container="apptainer:/image.sif", spool=str(tmp_path / "spool"))
+    engine = SlurmEngine(settings, tmp_path / "package")
     with pytest.raises(EngineError, match=r"The link .*tests/data leads to"), engine.start(spec):
         pass
     assert not (tmp_path / "spool").exists()

@@ -299,7 +299,7 @@ def reap(engine, monkeypatch):
         monkeypatch.setattr(
             engine_process, "_processes_of_runs", lambda: [each for each in found() if each[1].run_id == run_id]
         )
-        return engine("").reap()
+        return engine("").clean_up().dead
 
     return reap_one
 
@@ -330,7 +330,7 @@ def test_reaping_spares_processes_of_containers(engine, reap, sleeper, run_id, m
     )
     assert reap(run_id) == []
     assert process.poll() is None
-    assert not [name for name in engine("").unjudged() if name == f"process {process.pid}"]
+    assert not [name for name in engine("").clean_up(is_dry_run=True).unknown if name == f"process {process.pid}"]
 
 
 @pytest.mark.parametrize("host", ["", "another"])
@@ -338,8 +338,8 @@ def test_a_process_whose_owner_cannot_be_seen_is_left_alone_and_named(engine, re
     process = sleeper(run_id, host)
     assert reap(run_id) == []
     assert process.poll() is None
-    assert f"process {process.pid}" in engine("").unjudged()
-    assert f"process {process.pid}" not in engine("").remains()
+    assert f"process {process.pid}" in engine("").clean_up(is_dry_run=True).unknown
+    assert f"process {process.pid}" not in engine("").clean_up(is_dry_run=True).dead
 
 
 CLEAN = """
@@ -349,7 +349,7 @@ from allranks.engines import process
 found = process._processes_of_runs
 process._processes_of_runs = lambda: [each for each in found() if each[1].run_id == sys.argv[1]]
 engine = process.ProcessEngine(Path())
-print(engine.remains(), engine.reap(), engine.unjudged())
+print(engine.clean_up(is_dry_run=True).dead, engine.clean_up().dead, engine.clean_up(is_dry_run=True).unknown)
 """
 
 
@@ -403,7 +403,7 @@ def test_reaping_removes_scratch_folders_of_dead_owners_alone(engine, reap, scra
     (nobody_knows[1] / "owner").write_text("another")
     with own_run(f"{run_id}-alive"):
         assert reap(run_id) == [f"folder {dead}"]
-        assert sorted(engine("").unjudged()) == [f"folder {folder}" for folder in nobody_knows]
+        assert sorted(engine("").clean_up(is_dry_run=True).unknown) == [f"folder {folder}" for folder in nobody_knows]
     assert {*scratch_root.iterdir()} == {alive, scratch_root / "somebody-elses", *nobody_knows}
 
 
@@ -412,8 +412,8 @@ def test_remains_are_named_and_stay(engine, sleeper, run_id):
     process = sleeper(run_id)
     folder = scratch_of(run_id)
     with own_run(run_id):
-        assert not {f"process {process.pid}", f"folder {folder}"} & set(engine("").remains())
-    assert {f"process {process.pid}", f"folder {folder}"} <= set(engine("").remains())
+        assert not {f"process {process.pid}", f"folder {folder}"} & set(engine("").clean_up(is_dry_run=True).dead)
+    assert {f"process {process.pid}", f"folder {folder}"} <= set(engine("").clean_up(is_dry_run=True).dead)
     assert process.poll() is None
     assert folder.exists()
 

@@ -12,14 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from engine_contract import ENDED, EngineContract, Heard, HeardOnce
 from programs import write_python_program
 
 from allranks.agent import node_files as files
 from allranks.engines import slurm, slurm_queue
 from allranks.engines.agent_output import Damage
-from allranks.engines.base import Placement
-from allranks.engines.contract import ENDED, EngineContract, Heard, HeardOnce
-from allranks.engines.kind import JobEnvironment
+from allranks.engines.base import JobEnvironment, Placement
 from allranks.engines.package import copied_package
 from allranks.engines.slurm import SlurmEngine
 from allranks.engines.slurm_requests import job_name, request
@@ -47,7 +46,7 @@ def cluster(tmp_path, monkeypatch):
 
 @pytest.fixture
 def engine(tmp_path):
-    return SlurmEngine(Slurm(), tmp_path / "spool", copied_package(tmp_path / "package"))
+    return SlurmEngine(Slurm(spool=str(tmp_path / "spool")), copied_package(tmp_path / "package"))
 
 
 @pytest.fixture
@@ -253,7 +252,7 @@ def test_a_job_whose_orchestrator_died_is_adopted_and_told_from_the_first(engine
     tiny = contract.tiny.__wrapped__(contract, spec)
     heard = Heard()
     with own_run(spec.run_id), orphaned(engine, tiny) as folder:
-        adopted = SlurmEngine(Slurm(), tmp_path / "spool", tmp_path).adopt(tiny)
+        adopted = SlurmEngine(Slurm(spool=str(tmp_path / "spool")), tmp_path).adopt(tiny)
         with adopted as job:
             job.go()
             assert job.wait(heard).status == 0
@@ -315,13 +314,13 @@ def test_a_job_that_cannot_be_noted_leaves_the_queue(engine, spec, cluster, monk
 def test_the_job_of_a_dead_run_of_this_host_is_cancelled_and_others_are_not(engine, spec, cluster):
     with orphaned(engine, replace(spec, run_id="dead-run", python=sys.executable)) as folder:
         with own_run("dead-run"):
-            assert engine.remains() == engine.reap() == []
+            assert engine.clean_up(is_dry_run=True).dead == engine.clean_up().dead == []
         owner = json.loads((folder / "owner.json").read_text())
         (folder / "owner.json").write_text(json.dumps({**owner, "host": "elsewhere"}))
-        assert engine.remains() == engine.reap() == []
-        assert engine.unjudged() == [f"SLURM job {folder.name}"]
+        assert engine.clean_up(is_dry_run=True).dead == engine.clean_up().dead == []
+        assert engine.clean_up(is_dry_run=True).unknown == [f"SLURM job {folder.name}"]
         (folder / "owner.json").write_text(json.dumps(owner))
-        assert engine.remains() == engine.reap() == [f"SLURM job {folder.name}"]
+        assert engine.clean_up(is_dry_run=True).dead == engine.clean_up().dead == [f"SLURM job {folder.name}"]
         assert not folder.exists()
         assert "CANCELLED" in (cluster / f"{folder.name}.state").read_text()
 

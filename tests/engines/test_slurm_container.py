@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from engine_contract import job_of_two_ranks
 
 from allranks.agent.node_container import AgentFolders
-from allranks.engines.contract import job_of_two_ranks
 from allranks.engines.slurm import SlurmEngine
 from allranks.engines.slurm_container import agent_container, docker_options, step_options, supervisor_python
 from allranks.engines.slurm_requests import script
@@ -103,7 +103,7 @@ def submitted(tmp_path, monkeypatch):
 
     def submit(container: str | None) -> tuple[str, str]:
         spool = tmp_path / "spool"
-        engine = SlurmEngine(Slurm(container=container), spool, tmp_path / "package")
+        engine = SlurmEngine(Slurm(container=container, spool=str(spool)), tmp_path / "package")
         with engine.start(replace(job_of_two_ranks("run", tmp_path / "code"), python="python3")):
             order = next(spool.glob("*/order.json")).read_text()
         told = dict(line.partition("=")[::2] for line in (tmp_path / "variables").read_text().splitlines())

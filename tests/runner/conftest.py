@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # the helper, which pytest's imp
 
 from scripted_engine import ScriptedEngine
 
-from allranks.engines.kind import JobEnvironment
+from allranks.engines.base import JobEnvironment
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
 from allranks.matrix.jobs import plan
@@ -117,9 +117,8 @@ def dispatcher(matrix, make_folder, engine, lines):
     def make(
         wanted, *, gpus=(), cores=1, most_jobs=None, environment_of=environment_of_image, durations=None, **policy
     ):
-        host = Host(
-            engine=engine, gpus=gpus, cores=cores, memory=4000, environment_of=environment_of, most_jobs=most_jobs
-        )
+        engine.has_queue, engine.most_jobs = most_jobs is not None, most_jobs
+        host = Host(engine=engine, gpus=gpus, cores=cores, memory=4000, environment_of=environment_of)
         folder = replace(make_folder(wanted), durations=durations or {})
         return Dispatcher(AttemptRunner(matrix, host, folder, LiveView(lines), ("-k", "x"), RunPolicy(**policy)))
 

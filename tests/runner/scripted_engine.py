@@ -4,7 +4,7 @@ import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from allranks.engines.base import JobExit
+from allranks.engines.base import Engine, JobExit
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import SCHEMA, Begun, Collected, Finished, Interrupted, Passed, RankEnded
 from allranks.runner.job_facts import JobFacts
@@ -30,8 +30,22 @@ def failed(nodeid, rank=0, message="", *, outcome=Outcome.FAILED, world_size=Non
     return RankEnded(nodeid=nodeid, rank=rank, outcome=outcome, world_size=size, arrived=2.0, message=message, **more)
 
 
+class StandIn(Engine):
+    """The base of engines that tests give to a host that is ready: nothing detects, prepares or cleans them up."""
+
+    @classmethod
+    def detect(cls, *, is_asked_for):
+        raise NotImplementedError
+
+    def prepare(self, matrix, progress, uses):
+        raise NotImplementedError
+
+    def clean_up(self, *, is_dry_run=False):
+        raise NotImplementedError
+
+
 @dataclass
-class ScriptedEngine:
+class ScriptedEngine(StandIn):
     """An engine that writes down what it is asked, and does as told for each cell.
 
     Attributes:
@@ -52,6 +66,7 @@ class ScriptedEngine:
     endless: set = field(default_factory=set)
     orphans: set = field(default_factory=set)
     no_leases: Exception | None = None
+    has_queue: bool = False
     name: str = "scripted"
 
     def note(self, step, cell):
@@ -81,9 +96,6 @@ class ScriptedEngine:
 
     def vacate(self, gpus):
         self.log.append(f"vacate {','.join(gpus)}")
-
-    def reap(self):
-        return []
 
 
 @dataclass

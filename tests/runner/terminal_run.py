@@ -14,8 +14,8 @@ from scripted_engine import FINISHED, PASSED, ScriptedEngine, failed
 
 from allranks import ownership
 from allranks.cli import main as cli
+from allranks.engines.base import JobEnvironment
 from allranks.engines.gpus import Inventory
-from allranks.engines.kind import JobEnvironment
 from allranks.protocol.records import Collected
 from allranks.runner import gpu_leases, run_jobs
 from allranks.runner.host import Host

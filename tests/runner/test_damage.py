@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scripted_engine import BEGUN, FINISHED, failed
+from scripted_engine import BEGUN, FINISHED, StandIn, failed
 
 from allranks.engines.agent_output import SEPARATOR, RecordReader
-from allranks.engines.base import JobExit
-from allranks.engines.kind import JobEnvironment
+from allranks.engines.base import JobEnvironment, JobExit
 from allranks.protocol.records import JOURNAL, Collected, GangReady, GangStarted, Passed, TestStarted, Went, encode
 from allranks.report.judged import exit_code
 from allranks.report.merging import merge
@@ -49,7 +48,7 @@ WHOLE = stream_of(BEGUN, Collected(tests=(GOOD,)), passed(GOOD, 0, 1), FINISHED)
 
 
 @dataclass
-class StreamingEngine:
+class StreamingEngine(StandIn):
     """An engine whose jobs write what a test has them write, in pieces of a few bytes.
 
     Attributes:
@@ -62,9 +61,6 @@ class StreamingEngine:
     @contextmanager
     def start(self, spec, _held=()):
         yield StreamingJob(self.streams[spec.agent.suite])
-
-    def reap(self):
-        return []
 
 
 @dataclass

@@ -13,7 +13,7 @@ import pytest
 from scripted_engine import BEGUN, COLLECTED, FINISHED, PASSED, WELL, failed
 
 from allranks.engines.agent_output import Damage
-from allranks.engines.kind import JobEnvironment
+from allranks.engines.base import JobEnvironment
 from allranks.errors import EngineError, ImageError, ResultsError
 from allranks.interruption import interruptible
 from allranks.protocol.records import (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.engines.kind import JobEnvironment
+from allranks.engines.base import JobEnvironment
 from allranks.runner.gpu_leases import claimed, holders
 from allranks.runner.gpu_pool import GpuPool
 

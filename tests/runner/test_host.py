@@ -1,28 +1,18 @@
 import os
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from allranks.engines import containers
-from allranks.engines import process_environments as host_processes
-from allranks.engines.kind import JobEnvironment, cleaners
+from allranks.engines import docker
+from allranks.engines.base import JobEnvironment, Leftovers
+from allranks.engines.docker import DockerEngine
+from allranks.engines.process import ProcessEngine
+from allranks.engines.registry import engines_here
 from allranks.errors import EngineError, ImageError
 from allranks.images import docker_client as engine_daemon
 from allranks.runner.host import _ForHost, choose_host, gpus_here
-
-
-@dataclass
-class FakeEngine:
-    name: str
-    left: list = field(default_factory=list)
-
-    def reap(self):
-        return self.left
-
-    def vacate(self, gpus):
-        self.left.append(f"{self.name} vacates {gpus}")
 
 
 class Client:
@@ -34,18 +24,24 @@ pytestmark = pytest.mark.usefixtures("no_slurm")
 
 
 @pytest.fixture(autouse=True)
-def fakes(monkeypatch, tmp_path):
-    """No GPU, no daemon's socket, no DOCKER_HOST; engines that do nothing."""
+def left(monkeypatch, tmp_path):
+    """No GPU, no daemon's socket, no DOCKER_HOST; engines that find what a test says that dead runs left."""
+    dead: dict[str, list[str]] = {}
+
+    def clean_up(self, *, is_dry_run=False):  # noqa: ARG001
+        return Leftovers(dead.get(self.name, ()))
+
     monkeypatch.setenv("ALLRANKS_GPUS", "")
     monkeypatch.delenv("DOCKER_HOST", raising=False)
-    monkeypatch.setattr(containers, "_SOCKET", tmp_path / "docker.sock")
-    monkeypatch.setattr(host_processes, "ProcessEngine", lambda _: FakeEngine("process"))
-    monkeypatch.setattr(containers, "_docker_engine", lambda *_: FakeEngine("docker"))
+    monkeypatch.setattr(docker, "_SOCKET", tmp_path / "docker.sock")
+    monkeypatch.setattr(ProcessEngine, "clean_up", clean_up)
+    monkeypatch.setattr(DockerEngine, "clean_up", clean_up)
+    return dead
 
 
 @pytest.fixture
 def daemon(monkeypatch):
-    monkeypatch.setattr(containers, "_SOCKET", Path("/"))
+    monkeypatch.setattr(docker, "_SOCKET", Path("/"))
     monkeypatch.setattr(engine_daemon, "connect", Client)
 
 
@@ -55,7 +51,7 @@ def dead_daemon(monkeypatch):
         msg = "No Docker daemon answers."
         raise EngineError(msg, why="connection refused\nand more")
 
-    monkeypatch.setattr(containers, "_SOCKET", Path("/"))
+    monkeypatch.setattr(docker, "_SOCKET", Path("/"))
     monkeypatch.setattr(engine_daemon, "connect", refuse)
 
 
@@ -100,7 +96,7 @@ def test_auto_with_a_daemon_is_containers_and_says_why(matrix, lines):
 
 @pytest.mark.usefixtures("daemon")
 def test_a_daemon_elsewhere_needs_no_socket_here(matrix, lines, monkeypatch, tmp_path):
-    monkeypatch.setattr(containers, "_SOCKET", tmp_path / "nothing")
+    monkeypatch.setattr(docker, "_SOCKET", tmp_path / "nothing")
     monkeypatch.setenv("DOCKER_HOST", "ssh://far")
     assert choose_host("auto", matrix, lines).engine.name == "docker"
 
@@ -123,17 +119,17 @@ def test_gpus_of_the_host_are_counted(matrix, lines, monkeypatch):
     assert lines[0].endswith("GPUs: 2")
 
 
-def test_what_dead_runs_left_is_removed_and_named(matrix, lines, monkeypatch):
-    monkeypatch.setattr(host_processes, "ProcessEngine", lambda _: FakeEngine("process", ["process 12"]))
+def test_what_dead_runs_left_is_removed_and_named(matrix, lines, left):
+    left["process"] = ["process 12"]
     choose_host("process", matrix, lines)
     assert lines[1:] == ["removed process 12, left by a dead run"]
 
 
 def test_cleaning_up_covers_processes_always_and_containers_where_a_daemon_answers(monkeypatch):
-    assert [engine.name for engine in cleaners()] == ["process"]
-    monkeypatch.setattr(containers, "_SOCKET", Path("/"))
+    assert [engine.name for engine in engines_here()] == ["process"]
+    monkeypatch.setattr(docker, "_SOCKET", Path("/"))
     monkeypatch.setattr(engine_daemon, "connect", Client)
-    assert [engine.name for engine in cleaners()] == ["docker", "process"]
+    assert [engine.name for engine in engines_here()] == ["docker", "process"]
 
 
 @pytest.fixture
@@ -148,7 +144,7 @@ def for_host(matrix, lines, made):
             made.append(image.name)
             return JobEnvironment(image=image.name)
 
-        return _ForHost(gpus, matrix, lines, make)
+        return _ForHost(ProcessEngine(), gpus, matrix, lines, make)
 
     return build
 
@@ -192,7 +188,7 @@ def test_an_image_that_could_not_be_made_is_not_tried_again(matrix, jobs, lines,
         msg = "No base."
         raise ImageError(msg)
 
-    environment = _ForHost((), matrix, lines, fail)
+    environment = _ForHost(ProcessEngine(), (), matrix, lines, fail)
     for cell in ("gloo-w1-g0-env", "gloo-w2-g0-env"):
         with pytest.raises(ImageError, match="No base"):
             environment(jobs[cell])
@@ -203,9 +199,9 @@ def test_an_image_that_could_not_be_made_is_not_tried_again(matrix, jobs, lines,
 def test_processes_that_lease_a_gpu_see_to_it_that_no_container_still_has_it(matrix, lines, monkeypatch):
     monkeypatch.setenv("ALLRANKS_GPUS", "0")
     vacated = []
-    monkeypatch.setattr(containers, "_docker_engine", lambda *_: FakeEngine("docker", vacated))
+    monkeypatch.setattr(DockerEngine, "vacate", lambda _, gpus: vacated.append(gpus))
     choose_host("process", matrix, lines).vacate(("0",))
-    assert vacated == ["docker vacates ('0',)"]
+    assert vacated == [("0",)]
 
 
 @pytest.mark.usefixtures("daemon")

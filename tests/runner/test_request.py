@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.engines.base import LISTS, FileCopy, Passthrough
-from allranks.engines.kind import JobEnvironment
+from allranks.engines.base import LISTS, FileCopy, JobEnvironment, Passthrough
 from allranks.runner.request import AttemptOptions, files_of, job_spec, lists_of
 
 ATTEMPT = AttemptOptions(run_id="r", number=2, seed=5, gpus=("GPU-a", "GPU-b"), pytest_args=("-k", "x"))

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 from scripted_engine import facts_of
 
-from allranks.engines.base import JobExit, NodeExit, resources
-from allranks.engines.kind import JobEnvironment
+from allranks.engines.base import JobEnvironment, JobExit, NodeExit, resources
 from allranks.protocol.config import TimeLimit
 from allranks.protocol.records import Finished, NodeLost, NodesFailed
 from allranks.runner.request import AttemptOptions, job_spec, room_of

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from scripted_engine import BEGUN, FINISHED, PASSED
+from scripted_engine import BEGUN, FINISHED, PASSED, StandIn
 
-from allranks.engines.base import FileCopy, JobExit
-from allranks.engines.kind import JobEnvironment
+from allranks.engines.base import FileCopy, JobEnvironment, JobExit
 from allranks.errors import ExitCode, ResultsError
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
@@ -216,7 +215,7 @@ def test_a_link_in_the_place_of_what_has_failed_leads_nowhere(tmp_path):
 
 
 @dataclass
-class SharingEngine:
+class SharingEngine(StandIn):
     """An engine whose jobs run one test each, ``t::1`` in the first shard, and leave a cache.
 
     Attributes:
@@ -233,9 +232,6 @@ class SharingEngine:
         self.carried[spec.job_id] = spec.carried
         self.seconds[spec.job_id] = spec.agent.share.seconds
         yield SharingJob(spec, self.splits.get(spec.agent.share.number, "5eed"))
-
-    def reap(self):
-        return []
 
 
 @dataclass

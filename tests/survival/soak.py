@@ -31,8 +31,6 @@ from scene import ALL, BOTH, ON_CLUSTERS, Incident
 from trial import FAILURE, Moment, Place, Trial, attempt, measure
 from world import INSIDE, HostDaemon, enter_world, in_world, own_daemon, why_no_world
 
-from allranks.engines.docker import DockerEngine
-from allranks.engines.slurm_cluster import SlurmKind
 from allranks.errors import EngineError
 from allranks.images.base import find_base
 from allranks.images.built_image import ensure_image
@@ -89,10 +87,8 @@ def _read(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _has_slurm() -> bool:
-    daemons = ("slurmctld", "slurmd", "munged", "ip")
-    return not SlurmKind().why_not() and all(
-        shutil.which(each, path=f"{os.environ['PATH']}:/usr/sbin") for each in daemons
-    )
+    programs = ("sbatch", "srun", "slurmctld", "slurmd", "munged", "ip")
+    return all(shutil.which(each, path=f"{os.environ['PATH']}:/usr/sbin") for each in programs)
 
 
 def _images() -> Iterator[str]:
@@ -167,7 +163,7 @@ def _why_not(incident: Incident, engine: str, options: argparse.Namespace) -> st
     if incident.needs_own_daemon and options.host_daemon:
         return "others would notice"
     # An engine that says nothing of nodes runs jobs of any number of them.
-    return "" if incident.name != "network-removed" or getattr(DockerEngine, "spans_nodes", True) else "it makes none"
+    return ""
 
 
 def _attempt_in_time(place: Place, incident: Incident, moment: Moment, seed: str) -> Trial:

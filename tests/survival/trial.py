@@ -22,7 +22,6 @@ from project import CODE, GPUS, write_project
 from scene import LAST_RESORT, Incident, Scene
 from world import HostDaemon, mount_disk, unmount, until
 
-from allranks.engines.docker import DockerEngine
 from allranks.engines.package import package_folder
 
 _RESULTS_MIB: Final = 24
@@ -112,7 +111,7 @@ def attempt(place: Place, incident: Incident, moment: Moment, seed: str) -> Tria
     folder = Path(tempfile.mkdtemp(prefix=f"{incident.name}-", dir=place.folder))
     drawn = random.Random(f"{incident.name}/{place.engine}/{moment}/{seed}")  # noqa: S311 - chance
     repository, results = folder / "repository", folder / "results"
-    spans = place.cluster is not None or (place.daemon is not None and getattr(DockerEngine, "spans_nodes", True))
+    spans = place.cluster is not None or place.daemon is not None
     spool = place.cluster.spool if place.cluster else None
     write_project(repository, spans_nodes=spans, eats=eater(drawn) if incident.eats else None, spool=spool)
     mount_disk(results, _RESULTS_MIB)

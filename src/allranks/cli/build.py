@@ -64,7 +64,7 @@ def _jobs_to_build_for(expansion: Expansion, options: argparse.Namespace) -> Seq
 
 
 def _build_for(jobs: Iterable[Job], root: Path, options: argparse.Namespace) -> None:
-    from allranks.engines.kind import choose_engine  # noqa: PLC0415
+    from allranks.engines.registry import choose_engine  # noqa: PLC0415
     from allranks.images.daemon import Site  # noqa: PLC0415
 
     _check(options)

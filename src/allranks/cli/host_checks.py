@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from allranks.agent import kernel
-from allranks.engine_registry import AUTO, engine_names
+from allranks.engines.base import Finding
 from allranks.engines.gpus import GpuMode, Inventory, nvidia_cards, take_inventory
-from allranks.engines.kind import Finding, engine_kind
-from allranks.errors import DeviceError, EngineError
+from allranks.engines.registry import AUTO, engine_names, examine_engine
+from allranks.errors import DeviceError
 from allranks.ownership import lock_folder
 from allranks.runner.sick_gpus import SICK_REMEDY, sick_gpus
 from allranks.user_cache import cache_folder, cache_limit
@@ -55,16 +55,7 @@ def _examine_engine(name: str, wanted: str, inventory: Inventory) -> Iterator[Fi
     if name not in {wanted, "process"} and wanted != AUTO:
         yield Finding(name, f"not checked: the requested engine is {wanted}")
         return
-    try:
-        kind = engine_kind(name)
-        why_not = "" if name == wanted else kind.why_not()
-    except EngineError as error:
-        yield Finding(name, f"{error.what} {error.why}", error.remedy)
-        return
-    if why_not:
-        yield Finding(name, f"not checked: {why_not}")
-    else:
-        yield from kind.examine(inventory)
+    yield from examine_engine(name, is_asked_for=name == wanted, inventory=inventory)
 
 
 def examine_gpus(inventory: Inventory, root: Path = _ROOT) -> Iterator[Finding]:

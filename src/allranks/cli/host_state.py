@@ -20,14 +20,14 @@ from allranks.cli.options import (
     say,
     say_json,
 )
-from allranks.engine_registry import AUTO
+from allranks.engines.registry import AUTO
 from allranks.errors import DeviceError, ExitCode, UsageError
 from allranks.matrix.cell_images import image_for
 from allranks.matrix.declaration import find_matrix, load
 from allranks.matrix.select import select
 
 if TYPE_CHECKING:
-    from allranks.engines.kind import Finding
+    from allranks.engines.base import Finding
     from allranks.runner.gpu_leases import Holder
 
 
@@ -149,17 +149,17 @@ def add_clean(parser: CommandParser) -> None:
 
 
 def _clean(_options: argparse.Namespace) -> ExitCode:
-    from allranks.engines.kind import cleaners  # noqa: PLC0415
+    from allranks.engines.registry import engines_here  # noqa: PLC0415
 
-    there = cleaners()
-    removed = [name for engine in there for name in engine.reap()]
+    found = [engine.clean_up() for engine in engines_here()]
+    removed = [name for each in found for name in each.dead]
     for name in removed:
         say(f"removed {name}")
     if not removed:
         say("nothing to remove: every run on this host is alive or left nothing behind")
-    if unjudged := [name for engine in there for name in engine.unjudged()]:
+    if unknown := [name for each in found for name in each.unknown]:
         say(
-            f"not removed: {', '.join(unjudged)}. Their runs belong to another host or to another namespace of this "
+            f"not removed: {', '.join(unknown)}. Their runs belong to another host or to another namespace of this "
             "one, and may be alive. Run `allranks clean` there, or remove these by hand if their runs have ended."
         )
     return ExitCode.OK

@@ -273,8 +273,7 @@ def _gpus() -> int:
 
 
 def _engine() -> tuple[str, str]:
-    from allranks.engine_registry import AUTO  # noqa: PLC0415
-    from allranks.engines.kind import choose_engine  # noqa: PLC0415 - see _gpus
+    from allranks.engines.registry import AUTO, choose_engine  # noqa: PLC0415 - see _gpus
 
     try:
         engine, why = choose_engine(AUTO)

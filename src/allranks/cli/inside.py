@@ -14,7 +14,7 @@ from allranks.matrix.model import Job
 from allranks.protocol.launcher_variables import LAUNCHERS, LaunchedProcess, launched_process
 
 if TYPE_CHECKING:
-    from allranks.engines.launched_hosts import ConnectedLaunch
+    from allranks.engines.process import ProcessEngine
 
 # What reaches into engines is imported late: no other command needs it.
 
@@ -40,9 +40,10 @@ def run_inside(
     process = _launched(options)
     if process.world_size > 1:
         return _with_others(expansion, results, options, process, run_here)
-    from allranks.engines.launched_hosts import ConnectedLaunch  # noqa: PLC0415
+    from allranks.engines.process import ProcessEngine  # noqa: PLC0415
 
-    options.launch = ConnectedLaunch(None)
+    options.launch = ProcessEngine()
+    options.launch.answer = "inside a launcher's 1 node"
     return run_here(options)
 
 
@@ -70,10 +71,10 @@ def _with_others(
     run_here: Callable[[argparse.Namespace], ExitCode],
 ) -> ExitCode:
     from allranks.engines.gpus import chosen_inventory  # noqa: PLC0415
+    from allranks.engines.launch_engine import LaunchEngine  # noqa: PLC0415
     from allranks.engines.launch_files import Member  # noqa: PLC0415
     from allranks.engines.launch_follower import LaunchFollower  # noqa: PLC0415
     from allranks.engines.launch_leader import LaunchLeader, assemble, leading  # noqa: PLC0415
-    from allranks.engines.launched_hosts import ConnectedLaunch  # noqa: PLC0415
     from allranks.engines.launched_node import LaunchedNode  # noqa: PLC0415
     from allranks.ownership import host_id  # noqa: PLC0415
 
@@ -91,12 +92,12 @@ def _with_others(
     members = assemble(folder, own, process.world_size, limits.assembly)
     leader = LaunchLeader(folder, members, node, limits.silence)
     with leading(leader) as ending:
-        options.launch = ConnectedLaunch(leader)
+        options.launch = LaunchEngine(leader)
         ending.code = run_here(options)
     return ending.code
 
 
-def refuse_too_wide(jobs: Sequence[Job], launch: "ConnectedLaunch") -> None:
+def refuse_too_wide(jobs: Sequence[Job], launch: "ProcessEngine") -> None:
     """Refuse jobs on more nodes than the launcher has; on a single one all nodes are agents there, as without it.
 
     Raises:

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from allranks.cli.host_checks import examine_health
+from allranks.engines.base import Finding
 from allranks.engines.gpus import GpuMode, Inventory, take_inventory
-from allranks.engines.kind import Finding, choose_engine, engine_kind
+from allranks.engines.registry import choose_engine
 from allranks.errors import AllranksError, DeviceError
 from allranks.matrix.model import Cell, Image, Matrix
 
@@ -205,7 +206,7 @@ def _of_requirements(requirements: Sequence[str], source: str) -> Cuda | None:
 def _engine(where: Where, inventory: Inventory) -> Iterator[Finding]:
     """Check whether the engine can pass GPUs on."""
     try:
-        name = choose_engine(where.engine)[0].name
-        yield from (each for each in engine_kind(name).examine(inventory) if each.subject in _OF_ENGINE)
+        engine, _ = choose_engine(where.engine)
+        yield from (each for each in engine.examine(inventory) if each.subject in _OF_ENGINE)
     except AllranksError as error:
         yield Finding(where.engine, f"{error.what} {error.why}".strip(), error.remedy)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, TextIO
 
 from allranks.cli.command_parser import CommandParser, OptionGroup, not_among
-from allranks.engine_registry import AUTO, OWN_ENGINES, engine_names
+from allranks.engines.registry import AUTO, engine_names
 from allranks.errors import MEANING, ExitCode, MatrixError, UsageError, nearest
 from allranks.matrix.declaration import find_matrix, load
 from allranks.matrix.expand import Expansion
@@ -83,7 +83,7 @@ def add_tests(group: OptionGroup) -> None:
 def add_engine(group: OptionGroup) -> None:
     """Declare the option for where jobs run."""
     meaning = "where to run: docker where a daemon answers, else process; slurm, or an engine of a package, by name"
-    _add_choice(group, "engine", ENGINE_VARIABLE, (AUTO, *OWN_ENGINES), meaning, more=engine_names)
+    _add_choice(group, "engine", ENGINE_VARIABLE, (AUTO, *engine_names()), meaning)
 
 
 def add_gpu_mode(group: OptionGroup) -> None:
@@ -91,21 +91,13 @@ def add_gpu_mode(group: OptionGroup) -> None:
     _add_choice(group, "GPU mode", GPU_MODE_VARIABLE, _GPU_MODES, "whose GPUs, and how containers are given them")
 
 
-def _add_choice(  # noqa: PLR0913 - all but one are always given
-    group: OptionGroup,
-    what: str,
-    variable: str,
-    names: Sequence[str],
-    meaning: str,
-    *,
-    more: Callable[[], Sequence[str]] = tuple,
-) -> None:
-    """An option that a variable can set too; the default is the first of the names, and `more` looks for others."""
+def _add_choice(group: OptionGroup, what: str, variable: str, names: Sequence[str], meaning: str) -> None:
+    """An option that a variable can set too; the default is the first of the names."""
 
     def named(name: str) -> str:
         # argparse does not check defaults against `choices`, and this one comes from the environment.
-        if name not in names and name not in (found := more()):
-            raise not_among(list(dict.fromkeys((*names, *found))), name, what)
+        if name not in names:
+            raise not_among(names, name, what)
         return name
 
     group.add_argument(

@@ -342,7 +342,6 @@ def run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namesp
         run_id=of.run_id,
         results=_results(expansion, options),
         engine=options.launch or options.engine,
-        nodes=options.launch.nodes if options.launch else 1,
         seed=options.seed,
         pytest_args=options.pytest_args,
         nothing_ran_allowed=options.allow_nothing_ran,
@@ -369,7 +368,7 @@ def _results(expansion: Expansion, options: argparse.Namespace) -> Path:
 
 
 def _show_requests(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namespace) -> ExitCode:
-    from allranks.engines.kind import JobEnvironment  # noqa: PLC0415
+    from allranks.engines.base import JobEnvironment  # noqa: PLC0415
     from allranks.runner.request import AttemptOptions, job_spec  # noqa: PLC0415
 
     attempt = AttemptOptions(run_id="dry-run", number=1, seed=options.seed or 0, pytest_args=options.pytest_args)

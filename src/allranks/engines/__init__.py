@@ -1,1 +1,15 @@
-"""Where jobs run: one protocol, one file per engine. An engine never decides an outcome."""
+"""Where jobs run: the contract of engines, and allranks' own, which register as those of plug-ins do."""
+
+from collections.abc import Mapping
+
+from allranks.plugin_manager import implements
+
+
+@implements
+def allranks_engines() -> Mapping[str, str]:
+    """See :meth:`allranks.plugin_manager.Hooks.allranks_engines`."""
+    return {
+        "docker": "allranks.engines.docker:DockerEngine",
+        "process": "allranks.engines.process:ProcessEngine",
+        "slurm": "allranks.engines.slurm:SlurmEngine",
+    }

@@ -1,19 +1,27 @@
-"""The contract between a run and an engine: a job as data, and the protocol that runs it."""
+"""The contract between a run and an engine: a job as data, and the base class of what runs it."""
 
 import dataclasses
 import hashlib
 import json
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Protocol, Self
 
 from allranks.engines.agent_output import Damage
+from allranks.matrix.model import Image, Matrix
 from allranks.ownership import GPUS_LABEL, RUN_LABEL
 from allranks.protocol.config import AgentConfig
 from allranks.protocol.records import Record
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+    from allranks.engines.gpus import Inventory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,6 +277,46 @@ class JobExit(NodeExit):
     followers: tuple[NodeExit, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class JobEnvironment:
+    """Where a job's Python comes from."""
+
+    image: str | None = None  # reference of the image, on an engine that runs containers
+    python: str | None = None  # interpreter, on an engine that runs processes
+    python_path: tuple[Path, ...] = ()  # folders on Python's path beside those of the image or interpreter
+    torch: str = field(default="", compare=False)  # the version that the matrix file states for it; empty for none
+
+
+MakeEnvironment = Callable[[Image], JobEnvironment]
+"""Makes the environment of all jobs of an image, which may take minutes; raises an :class:`AllranksError`."""
+
+Progress = Callable[[str], None]
+"""Receives lines while something is made."""
+
+
+class Finding(NamedTuple):
+    """The result of one check of this host."""
+
+    subject: str  # what was checked, in a word or two
+    text: str  # its state
+    remedy: str = ""  # the one thing to do; empty if there is no problem
+
+    @property
+    def line(self) -> str:
+        """The finding as it is printed."""
+        mark = "PROBLEM" if self.remedy else "ok"
+        told = f"{mark:7}  {self.subject}: {self.text}"
+        return f"{told}\n         -> {self.remedy}" if self.remedy else told
+
+
+class Leftovers(NamedTuple):
+    """What runs have left on a host, by name."""
+
+    dead: Sequence[str] = ()  # what dead runs left, which was removed unless that was not wanted
+    # What belongs to runs of another host, or of another name space of this one; whether they live is not known here.
+    unknown: Sequence[str] = ()
+
+
 class RunningJob(Protocol):
     """A job that has been started and, once it has collected, waits for its turn."""
 
@@ -296,13 +344,60 @@ class RunningJob(Protocol):
         """
 
 
-class Engine(Protocol):
-    """A place where jobs run."""
+class Engine(ABC):
+    """A place where jobs run: the base class of all engines.
 
-    @property
-    def name(self) -> str:
-        """``process``, ``docker`` or ``slurm``."""
+    A plug-in registers its engines by the hook ``allranks_engines``. An object of the class belongs to one run, or to a
+    command that examines or cleans up a host.
+    """
 
+    name: ClassVar[str]
+    """Its name, as in ``--engine NAME``."""
+
+    has_queue: ClassVar[bool] = False
+    """Whether it queues jobs by itself, and gives them GPUs: allranks leases none, and jobs outlive their
+    orchestrator."""
+
+    answer: str = ""
+    """Why a run may take it, in words, as in "a Docker daemon answers"; empty for no reason."""
+
+    most_jobs: int | None = None
+    """The most jobs to submit at a time, once it has been prepared for a run; None for no such limit."""
+
+    nodes: int = 1
+    """How many nodes of its own it has for jobs on several."""
+
+    image_daemon: "DockerClient | None" = None
+    """The daemon that builds the images of its jobs; None if it runs no images."""
+
+    @classmethod
+    @abstractmethod
+    def detect(cls, *, is_asked_for: bool) -> Self:
+        """Connect to the engine of this host.
+
+        Args:
+            is_asked_for: Whether the user has named it. Otherwise a host that seems to lack it is not searched further.
+
+        Raises:
+            EngineAbsentError: This host does not have it, which is no problem; ``why`` says in words what is missing.
+            EngineDeniedError: It is there, and closed to this user.
+            EngineError: It is there, and does not work.
+        """
+
+    @abstractmethod
+    def prepare(self, matrix: Matrix, progress: Progress, uses: ExitStack | None) -> MakeEnvironment:
+        """Get ready for the jobs of a run; return the function that makes their environments.
+
+        Args:
+            matrix: The matrix of the run. An engine of another package finds its own table in ``matrix.engines``.
+            progress: Receives lines while environments are made.
+            uses: Until it is closed, nothing that was made for the run is removed; None if nothing protects it.
+
+        Raises:
+            AllranksError: Its table is wrong.
+        """
+
+    @abstractmethod
     def start(self, spec: JobSpec, held: Sequence[int] = ()) -> AbstractContextManager[RunningJob]:
         """Start a job; leaving the context removes everything that was made for it, also after errors.
 
@@ -315,42 +410,46 @@ class Engine(Protocol):
             EngineError: It could not be started; nothing of it is left.
         """
 
-    def adopt(self, spec: JobSpec) -> AbstractContextManager[RunningJob] | None:
-        """Take over a job that an earlier orchestrator of the run has started; None if there is none.
+    @abstractmethod
+    def clean_up(self, *, is_dry_run: bool = False) -> Leftovers:
+        """Remove what dead runs have left on this host.
 
-        It may have ended meanwhile. Its records come again from the first. Only engines whose jobs outlive their
-        orchestrator have such jobs.
-        """
-
-    def remains(self) -> list[str]:
-        """What dead owners left behind on this host, by name; nothing is touched.
+        Args:
+            is_dry_run: Only find it.
 
         Raises:
             EngineError: It cannot be determined.
         """
 
-    def unjudged(self) -> list[str]:
-        """What belongs to owners on another host, or in another name space of this one, by name; nothing is touched.
-
-        Whether these owners live cannot be determined from here.
+    def capacity(self) -> tuple[int, int]:
+        """Cores, and MiB of memory, for all jobs at a time: by default, those of this host.
 
         Raises:
-            EngineError: It cannot be determined what there is.
+            EngineError: The engine does not report it.
         """
+        return len(os.sched_getaffinity(0)), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
 
-    def check_leases(self) -> None:
+    def examine(self, inventory: "Inventory") -> Iterator[Finding]:  # noqa: ARG002 - of engines that pass GPUs on
+        """Check what it needs to run jobs with these GPUs, for ``allranks doctor``; nothing is changed."""
+        yield from ()
+
+    def adopt(self, spec: JobSpec) -> AbstractContextManager[RunningJob] | None:  # noqa: ARG002
+        """Take over a job that an earlier orchestrator of the run has started; None if there is none.
+
+        It may have ended meanwhile. Its records come again from the first. Only engines with a queue have such jobs.
+        """
+        return None
+
+    def check_leases(self) -> None:  # noqa: B027 - most engines have nothing to check
         """Check that leases of this process exclude all other runs on the engine's GPUs; call it before a lease.
 
         Raises:
             EngineError: They do not.
         """
 
-    def vacate(self, gpus: Sequence[str]) -> None:
+    def vacate(self, gpus: Sequence[str]) -> None:  # noqa: B027 - for most engines a lease is enough
         """Remove what still uses one of these GPUs: the lease is ours, so its owner has died, or lost track of it.
 
         Raises:
             EngineError: It cannot be determined what uses them.
         """
-
-    def reap(self) -> list[str]:
-        """Remove what dead owners left behind on this host; names of what was removed."""

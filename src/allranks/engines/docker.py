@@ -1,161 +1,121 @@
-"""The docker engine: a job is a container that shares nothing with this host but its results.
+"""The engine ``docker``: jobs in containers of a daemon, in images that allranks builds."""
 
-Docker SDK for Python, API 1.41 (Docker 20.10) or newer. Code goes in and results come out as archives through
-the API, so a remote daemon, a rootless one and one whose user differs from ours all work alike.
-"""
-
-import json
 import os
+import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from functools import cached_property, partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
 
-import docker
-import requests
-from docker.errors import APIError, NotFound
+from allranks.engines.base import (
+    Engine,
+    Finding,
+    JobEnvironment,
+    JobSpec,
+    Leftovers,
+    MakeEnvironment,
+    Progress,
+    RunningJob,
+)
+from allranks.engines.gpus import Inventory
+from allranks.engines.package import bytecode_of, package_files
+from allranks.errors import EngineAbsentError, EngineError
+from allranks.matrix.model import Image, Matrix
+from allranks.ownership import LOCKS_VARIABLE, lock_folder
+from allranks.user_cache import cache_folder
 
-from allranks.engines.agents import make_token
-from allranks.engines.archive import PAGE, Archive
-from allranks.engines.base import FileCopy, JobSpec
-from allranks.engines.docker_job import Container, DockerJob, as_engine_error
-from allranks.engines.docker_requests import (
-    Daemon,
-    container_name,
-    container_title,
-    creation_request,
-    job_archive,
-    network_of,
-    network_request,
-    specs_of_nodes,
-    volume_names,
-)
-from allranks.errors import EngineError
-from allranks.images.docker_client import FAILURES, sees_daemon
-from allranks.images.leftovers import (
-    Listed,
-    dead_builders,
-    is_still,
-    labels_of,
-    made_at,
-    reap_builders,
-    reference_of,
-    unjudged_builders,
-)
-from allranks.interruption import uninterrupted
-from allranks.ownership import (
-    GPUS_LABEL,
-    HOST_LABEL,
-    LOCKS_LABEL,
-    LOCKS_VARIABLE,
-    RUN_LABEL,
-    forget_dead_runs,
-    host_id,
-    is_dead,
-    is_of_earlier_boot,
-    lock_folder,
-    locks_place,
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+    from allranks.engines.base import FileCopy
+    from allranks.engines.docker_objects import DaemonObjects
+
+_SOCKET = Path("/var/run/docker.sock")
+
+_GIB: Final = 1 << 30
+_ROOM_FOR_IMAGES: Final = 4 * _GIB
+_ROOM_FOR_CUDA: Final = 24 * _GIB
+"""A CUDA image of torch is 6 GB, and its build takes 24 GB meanwhile (``allranks.images.builders``)."""
+
+_SECONDS_APART: Final = 5.0
+_CDI_SINCE: Final = 25
+_INSTALL_TOOLKIT: Final = (
+    "Install nvidia-container-toolkit, run `sudo nvidia-ctk runtime configure --runtime=docker`, and restart Docker."
 )
 
-_REMOVED_WITHIN = 10.0
-"""Seconds: an object of a job that has ended stays in use no longer than a removal by another process takes."""
 
-_IN_USE = frozenset({403, 409})
-"""Status codes while another process uses or removes something: 403 for a network, 409 for all else."""
-
-_VACATED_WITHIN = 15.0
-"""Seconds: another removal of the same container is done by then, and a driver has released its processes."""
-
-
-class DockerEngine:
-    """Runs agents in containers.
+class DockerEngine(Engine):
+    """Runs each job in containers of its own, one for each node.
 
     Args:
-        package: The files of allranks that the agent needs, with targets relative to a folder on its path.
+        client: The daemon.
+        package: The files of allranks that agents need, with targets relative to a folder on their path.
     """
 
     name = "docker"
+    answer = "a Docker daemon answers"
 
-    def __init__(self, client: docker.DockerClient, package: tuple[FileCopy, ...]) -> None:
-        self._client = client.api
+    def __init__(self, client: "DockerClient", package: "tuple[FileCopy, ...]" = ()) -> None:
+        self.image_daemon: DockerClient = client
         self._package = package
 
-    @property
-    def _owner(self) -> dict[str, str]:
-        """The labels by which others can tell whether the owner of an object lives."""
-        return {HOST_LABEL: host_id(), LOCKS_LABEL: locks_place()}
+    @classmethod
+    def detect(cls, *, is_asked_for: bool = True) -> Self:
+        """See :meth:`allranks.engines.base.Engine.detect`."""
+        if not is_asked_for and (lacking := _lacking()):
+            msg = "This host has no Docker daemon."
+            raise EngineAbsentError(msg, why=lacking)
+        try:
+            # The SDK takes a tenth of a second to import: hosts without a daemon do without.
+            from allranks.images.docker_client import connect  # noqa: PLC0415
+        except ImportError as error:
+            msg = "The Docker SDK for Python is not installed."
+            remedy = "Install it (pip install docker), or use --engine process."
+            raise EngineError(msg, why=str(error), remedy=remedy) from error
+        return cls(connect())
+
+    def prepare(self, matrix: Matrix, progress: Progress, uses: ExitStack | None) -> MakeEnvironment:
+        """See :meth:`allranks.engines.base.Engine.prepare`."""
+        from allranks.images.built_image import ensure_image  # noqa: PLC0415 - see detect
+        from allranks.images.project import project_files  # noqa: PLC0415
+
+        def make(image: Image) -> JobEnvironment:
+            made = ensure_image(image, root=matrix.root, client=self.image_daemon, progress=progress, uses=uses)
+            copied = (project_files(image, matrix.root, progress),) if image.mode == "copy" else ()
+            return JobEnvironment(image=made.reference, python_path=copied)
+
+        package = package_files()
+        self._package = (*package, *bytecode_of(package, cache_folder() / "bytecode"))
+        return make
 
     @cached_property
-    def _daemon(self) -> Daemon:
-        with as_engine_error("The daemon does not report the resources of its host."):
-            return Daemon.of_info(self._client.info())
+    def _objects(self) -> "DaemonObjects":
+        from allranks.engines.docker_objects import DaemonObjects  # noqa: PLC0415 - see detect
 
-    @contextmanager
-    def start(self, spec: JobSpec, held: Sequence[int] = ()) -> Iterator[DockerJob]:  # noqa: ARG002
+        return DaemonObjects(self.image_daemon)
+
+    def start(self, spec: JobSpec, _held: Sequence[int] = ()) -> AbstractContextManager[RunningJob]:
         """See :meth:`allranks.engines.base.Engine.start`."""
-        with ExitStack() as stack:
-            job = self._start(spec, stack)
-            stack.callback(job.stop)
-            yield job
+        return self._objects.start(spec, self._package)
 
-    def _start(self, spec: JobSpec, stack: ExitStack) -> DockerJob:
-        """Make all that a job needs and start it; `stack` removes it again, the last first."""
-        if spec.image is None:
-            msg = f"job {spec.job_id} names no image"
-            raise EngineError(msg)
-        specs = specs_of_nodes(spec, make_token())
-        archive = self._archive(spec, specs)
-        if len(specs) > 1:
-            self._make_network(spec, stack)
-        for name in volume_names(spec):  # they are made with the first container that has them
-            stack.callback(_insist, partial(self._client.remove_volume, name))
-        containers = [self._make_container(each, archive.pages * PAGE, stack) for each in specs]
-        job = DockerJob(self._client, containers, spec.resources.seconds)
-        stack.callback(job.close)
-        job.start(archive.data)
-        return job
+    def clean_up(self, *, is_dry_run: bool = False) -> Leftovers:
+        """See :meth:`allranks.engines.base.Engine.clean_up`; unfinished builds of images are among it."""
+        return self._objects.clean_up(is_dry_run=is_dry_run)
 
-    def _archive(self, spec: JobSpec, specs: Sequence[JobSpec]) -> Archive:
-        try:
-            return job_archive(specs, self._package)
-        except OSError as error:
-            msg = f"The files of {spec.job_id} cannot be read."
-            remedy = "Make the suite's folder readable for this user, or move such files out of it."
-            raise EngineError(msg, why=str(error), remedy=remedy) from error
-
-    def _make_network(self, spec: JobSpec, stack: ExitStack) -> None:
-        request = network_request(spec, self._owner)
-        # After a signal the daemon would still make the network, and no process would remove it.
-        with as_engine_error(f"The network of {spec.job_id} could not be made."), uninterrupted():
-            with _undone_without_answer(partial(self._client.remove_network, request["name"])):
-                made = self._client.create_network(**request)
-            stack.callback(_insist, partial(self._clear_network, made["Id"]))
-
-    def _make_container(self, spec: JobSpec, code_bytes: int, stack: ExitStack) -> Container:
-        request = creation_request(spec, self._owner, code_bytes, self._daemon)
-        name, title = container_name(spec), container_title(spec)
-        host_config = self._client.create_host_config(**request.pop("host_config"))
-        with as_engine_error(f"{title} could not be started."), uninterrupted():
-            with _undone_without_answer(partial(self._remove_container, name)):
-                made = self._client.create_container(**request, name=name, host_config=host_config)
-            stack.callback(_insist, partial(self._remove_container, made["Id"]))
-        return Container(self._client, made["Id"], title, network_of(spec))
-
-    def _clear_network(self, network: str) -> None:
-        """Remove a job's network, and disconnect containers that others have put into it meanwhile."""
-        for container in self._client.inspect_network(network)["Containers"] or ():
-            with suppress(NotFound):
-                self._client.disconnect_container_from_network(container, network, force=True)
-        self._client.remove_network(network)
-
-    def _remove_container(self, container: str) -> None:
-        self._client.remove_container(container, v=True, force=True)
+    def vacate(self, gpus: Sequence[str]) -> None:
+        """See :meth:`allranks.engines.base.Engine.vacate`; containers hold no lease."""
+        self._objects.vacate(gpus)
 
     def check_leases(self) -> None:
         """See :meth:`allranks.engines.base.Engine.check_leases`.
 
         A folder of locks that is a mount of its own, or that the user has named, counts as shared with the other runs.
         """
+        from allranks.images.docker_client import sees_daemon  # noqa: PLC0415 - see detect
+
         folder = lock_folder()
         if os.environ.get(LOCKS_VARIABLE) or folder.is_mount() or sees_daemon():
             return
@@ -167,144 +127,103 @@ class DockerEngine:
         )
         raise EngineError(msg, why=why, remedy=remedy)
 
-    def vacate(self, gpus: Sequence[str]) -> None:
-        """See :meth:`allranks.engines.base.Engine.vacate`; containers hold no lease."""
-        deadline = time.monotonic() + _VACATED_WITHIN
-        while left := self._using(gpus):
-            for each in left:
-                _removes(self._remove_container, each["Id"])
-            if time.monotonic() > deadline:
-                name = left[0]["Names"][0].lstrip("/")
-                msg = f"The container {name} of a dead run still has a GPU of this job, and cannot be removed."
-                raise EngineError(msg, remedy=f"See why: docker rm --force {name}.")
-            time.sleep(0.1)
+    def capacity(self) -> tuple[int, int]:
+        """Cores and MiB of the host that the daemon is on, which may be another one."""
+        from allranks.engines.docker_job import as_engine_error  # noqa: PLC0415 - see detect
 
-    def _using(self, gpus: Sequence[str]) -> list[Listed]:
-        with _as_listing_error():
-            filters = {"label": [*_OURS["label"], GPUS_LABEL]}
-            listed: list[Listed] = self._client.containers(all=True, filters=filters)
-        own = self._owner.items()  # the leases of others are not in our folder of locks
-        leased_here = [each for each in listed if not own.isdisjoint(labels_of(each).items())]
-        return [each for each in leased_here if not set(gpus).isdisjoint(json.loads(each["Labels"][GPUS_LABEL]))]
+        with as_engine_error("The daemon does not report the size of its host."):
+            said = self.image_daemon.info()
+        return int(said["NCPU"]), int(said["MemTotal"]) >> 20
 
-    def reap(self) -> list[str]:
-        """Remove what ownerless runs and builds of this host have left; containers first, since they hold all else."""
-        with _as_listing_error():
-            builders = list(reap_builders(self._client))
-            containers = list(filter(_is_dead, self._containers()))
-            for each in containers:
-                _removes(self._remove_container, each["Id"])
-            dead_volumes, dead_networks = filter(_is_dead, self._volumes()), filter(_is_dead, self._networks())
-            volumes = [each for each in dead_volumes if _removes(self._client.remove_volume, each["Name"])]
-            networks = [each for each in dead_networks if _removes(self._client.remove_network, each["Id"])]
-        forget_dead_runs()
-        return _names(containers, volumes, networks, builders)
+    def examine(self, inventory: Inventory) -> Iterator[Finding]:
+        """See :meth:`allranks.engines.base.Engine.examine`."""
+        from allranks.images.builders import images_folder  # noqa: PLC0415 - see detect
 
-    def adopt(self, _spec: JobSpec) -> None:
-        """See :meth:`allranks.engines.base.Engine.adopt`: a job ends with its orchestrator."""
-
-    def remains(self) -> list[str]:
-        """See :meth:`allranks.engines.base.Engine.remains`."""
-        return self._named(_is_dead, dead_builders)
-
-    def unjudged(self) -> list[str]:
-        """See :meth:`allranks.engines.base.Engine.unjudged`."""
-        return self._named(_is_unjudged, unjudged_builders)
-
-    def _named(
-        self, is_meant: Callable[[Listed], bool], builders: Callable[[docker.APIClient], Sequence[str]]
-    ) -> list[str]:
-        with _as_listing_error():
-            containers, volumes, networks = (
-                list(filter(is_meant, listed)) for listed in (self._containers(), self._volumes(), self._networks())
-            )
-            return _names(containers, volumes, networks, builders(self._client))
-
-    def _containers(self) -> Sequence[Listed]:
-        listed: list[Listed] = self._client.containers(all=True, filters=_OURS)
-        return listed
-
-    def _volumes(self) -> Sequence[Listed]:
-        return self._client.volumes(filters={**_OURS, "dangling": True})["Volumes"] or []
-
-    def _networks(self) -> Sequence[Listed]:
-        listed: list[Listed] = self._client.networks(filters=_OURS)
-        return listed
+        try:
+            said: dict[str, Any] = self.image_daemon.info()
+        except Exception as error:  # noqa: BLE001 - the SDK's, requests' or urllib3's own
+            yield Finding("Docker", f"the daemon does not answer: {error}", "Restart it, and see its log.")
+            return
+        yield from examine_daemon(said, inventory, time.time())
+        yield from examine_images(images_folder(said, self.image_daemon.api.base_url), inventory)
 
 
-def _removes(remove: Callable[[str], object], name: str) -> bool:
-    """True if something was removed: it may be in use again, or gone; if it stays, a later reap finds its labels."""
-    with suppress(*FAILURES):
-        remove(name)
-        return True
-    return False
+def _lacking() -> str:
+    """Why this host seems to have no daemon, in words; empty if it may have one."""
+    try:
+        is_expected = "DOCKER_HOST" in os.environ or _SOCKET.exists()
+    except PermissionError:
+        is_expected = True
+    return "" if is_expected else f"no Docker daemon: there is no {_SOCKET}"
 
 
-def _insist(remove: Callable[[], object]) -> None:
-    """Remove an object of this job alone, even if another process removes it, or its container, at the same moment.
+def examine_daemon(said: Mapping[str, Any], inventory: Inventory, now: float) -> Iterator[Finding]:
+    """Check what a Docker daemon supports.
 
-    An object that cannot be removed keeps its labels for a later reap.
+    Args:
+        said: The daemon's own report (``docker info``).
+        inventory: The GPUs that it should pass to containers.
+        now: This host's time, in seconds since the epoch.
     """
-    deadline = time.monotonic() + _REMOVED_WITHIN
-    with suppress(*FAILURES):
-        while time.monotonic() < deadline:
-            try:
-                remove()
-            except APIError as error:
-                if error.status_code not in _IN_USE:
-                    raise
-                time.sleep(0.1)
-            else:
-                return
+    yield Finding("Docker", f"{said.get('ServerVersion', '?')} answers, {said.get('NCPU', '?')} cores")
+    if inventory.gpus:
+        yield from _toolkit(said, inventory)
+    lacking = [name for name in ("MemoryLimit", "SwapLimit", "PidsLimit") if said.get(name) is False]
+    if lacking:
+        text = f"the kernel enforces no {', '.join(lacking)} (cgroup v{said.get('CgroupVersion', '1')})"
+        remedy = "Add `cgroup_enable=memory swapaccount=1` to the kernel's command line, and restart the host."
+        yield Finding("cgroups", text, remedy)
+    else:
+        yield Finding("cgroups", f"v{said.get('CgroupVersion', '1')}: memory and processes are limited")
+    yield from _clock(str(said.get("SystemTime", "")), now)
 
 
-@contextmanager
-def _undone_without_answer(undo: Callable[[], object]) -> Iterator[None]:
-    """Undo a request to the daemon whose answer never arrived: the daemon may have executed it."""
+def examine_images(folder: Path | None, inventory: Inventory) -> Iterator[Finding]:
+    """Check the disk space for images.
+
+    Args:
+        folder: The folder where the daemon stores them; None if it is on another host.
+        inventory: The GPUs of jobs: images with CUDA are larger.
+    """
+    if folder is not None:
+        free, wanted = shutil.disk_usage(folder).free, _ROOM_FOR_CUDA if inventory.gpus else _ROOM_FOR_IMAGES
+        remedy = "" if free >= wanted else f"Free {wanted / _GIB:.0f} GiB: docker system df shows candidates."
+        yield Finding("images", f"{free / _GIB:.1f} GiB are free in {folder}", remedy)
+
+
+def _toolkit(said: Mapping[str, Any], inventory: Inventory) -> Iterator[Finding]:
+    """Check whether the daemon can pass GPUs to containers in the requested mode."""
+    version = str(said.get("ServerVersion", "0"))
+    if inventory.driver == "nvidia":
+        is_there = "nvidia" in said.get("Runtimes", {}) or shutil.which("nvidia-container-runtime-hook")
+        remedy = "" if is_there else _INSTALL_TOOLKIT
+        yield Finding("toolkit", f"NVIDIA's is {'there' if is_there else 'not there'}", remedy)
+    elif inventory.driver == "cdi" and _major(version) < _CDI_SINCE:
+        text = f"Docker {version} does not support CDI"
+        yield Finding("CDI", text, f"Install Docker {_CDI_SINCE}, or use --gpu-mode nvidia.")
+    elif inventory.driver == "cdi" and not _specifications(said.get("CDISpecDirs") or ()):
+        text = f"no specification is in {', '.join(said.get('CDISpecDirs') or ('any folder',))}"
+        remedy = "Run: sudo nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml"
+        yield Finding("CDI", text, remedy)
+
+
+def _major(version: str) -> int:
+    number = version.split(".", maxsplit=1)[0]
+    return int(number) if number.isdecimal() else 0
+
+
+def _specifications(folders: Sequence[str]) -> list[Path]:
+    return [path for folder in folders for path in Path(folder).glob("*") if path.suffix in {".json", ".yaml"}]
+
+
+def _clock(said: str, now: float) -> Iterator[Finding]:
+    """Compare the clock of the daemon's host with ours: attempts from several machines are ordered by time."""
     try:
-        yield
-    except APIError:  # an answer, though the SDK derives it from requests' exceptions, too
-        raise
-    except requests.RequestException:
-        with suppress(*FAILURES):
-            undo()
-        raise
-
-
-_OURS = {"label": ["allranks=1"]}
-
-
-def _is_dead(listed: Listed) -> bool:
-    """True if the owner is certainly dead: its lock is free, or the boot that it lived in is over."""
-    labels = labels_of(listed)
-    host, run_id, place = (labels.get(name, "") for name in (HOST_LABEL, RUN_LABEL, LOCKS_LABEL))
-    if host == host_id() or place == locks_place():
-        return bool(run_id) and is_dead(run_id)
-    return is_still(listed) and is_of_earlier_boot(host, made_at(listed))
-
-
-def _is_unjudged(listed: Listed) -> bool:
-    """True if something belongs to a run whose owner may live where its lock cannot be seen from here."""
-    labels = labels_of(listed)
-    is_of_here = labels.get(HOST_LABEL) == host_id() or labels.get(LOCKS_LABEL) == locks_place()
-    return RUN_LABEL in labels and not is_of_here and not _is_dead(listed)
-
-
-def _names(
-    containers: Sequence[Listed], volumes: Sequence[Listed], networks: Sequence[Listed], builders: Sequence[str]
-) -> list[str]:
-    return [
-        *(f"container {each['Names'][0].lstrip('/')}" for each in containers),
-        *(f"volume {each['Name']}" for each in volumes),
-        *(f"network {each['Name']}" for each in networks),
-        *(f"the unfinished build of {reference_of(builder)}" for builder in builders),
-    ]
-
-
-@contextmanager
-def _as_listing_error() -> Iterator[None]:
-    try:
-        yield
-    except FAILURES as error:
-        msg = "The leftovers of earlier runs could not be listed."
-        raise EngineError(msg, why=str(error), remedy="Check that the Docker daemon runs.") from error
+        apart = abs(datetime.fromisoformat(f"{said[:19]}+00:00").timestamp() - now)
+    except ValueError:
+        return
+    if not said.endswith("Z"):
+        return
+    text = f"the daemon's and this host's are {apart:.0f} s apart"
+    remedy = "" if apart <= _SECONDS_APART else "Set both by NTP: sudo timedatectl set-ntp true"
+    yield Finding("clock", text, remedy)

@@ -2,20 +2,23 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
 from allranks.agent.evidence import remove_tree
 from allranks.agent.node_files import NodeOrder, write_whole
 from allranks.engines.allocation import Allocation
-from allranks.engines.base import JobSpec, RunningJob
+from allranks.engines.base import JobSpec, MakeEnvironment, Progress, RunningJob
+from allranks.engines.launch_files import PACKAGE
 from allranks.engines.launch_leader import LaunchLeader
 from allranks.engines.launched_node import ORDER, LaunchOrder, Variable
+from allranks.engines.package import copied_package
 from allranks.engines.process import ProcessEngine, environment
 from allranks.engines.shared_folder_job import SharedFolderJob, fill_folder
 from allranks.engines.slurm_requests import job_name
-from allranks.errors import EngineError
+from allranks.errors import EngineError, counted
+from allranks.matrix.model import Matrix
 from allranks.ownership import HOST_VARIABLE, RUN_VARIABLE
 from allranks.protocol.config import share_of
 from allranks.protocol.typed_json import told
@@ -28,19 +31,26 @@ class LaunchEngine(ProcessEngine):
     """Runs the jobs of one node here, and spreads the others over the nodes of a launch.
 
     Args:
-        own_package: A folder that holds the package ``allranks`` and nothing else, for jobs here.
-        package: Another one, which all nodes share.
+        leader: The session with the other processes of the launcher.
     """
 
-    def __init__(self, own_package: Path, leader: LaunchLeader, package: Path) -> None:
-        super().__init__(own_package)
+    def __init__(self, leader: LaunchLeader) -> None:
+        super().__init__()
         self._leader = leader
-        self._package = package
+        self._shared_package = Path()  # a folder that all nodes share, with the package ``allranks`` and nothing else
+        self.nodes = leader.nodes
+        self.answer = f"inside a launcher's {counted(self.nodes, 'node')}"
+
+    def prepare(self, matrix: Matrix, progress: Progress, uses: ExitStack | None) -> MakeEnvironment:
+        """See :meth:`allranks.engines.base.Engine.prepare`."""
+        if self.nodes > 1:
+            self._shared_package = copied_package(self._leader.folder / PACKAGE)
+        return super().prepare(matrix, progress, uses)
 
     @contextmanager
     def start(self, spec: JobSpec, held: Sequence[int] = ()) -> Iterator[RunningJob]:
         """See :meth:`allranks.engines.base.Engine.start`."""
-        started = self._spread(spec) if spec.agent.nodes > 1 else super().start(spec, held)
+        started = self._spread(spec) if min(spec.agent.nodes, self.nodes) > 1 else super().start(spec, held)
         with started as job:
             yield job
 
@@ -73,11 +83,11 @@ class LaunchEngine(ProcessEngine):
             raise EngineError(msg, why=str(error), remedy="Free some space there.") from error
 
     def _order(self, folder: Path, spec: JobSpec, node: int) -> LaunchOrder:
-        added = environment(spec, folder, self._package, {})
+        added = environment(spec, folder, self._shared_package, {})
         count = len(share_of(node, total=spec.agent.gpu_count, nodes=spec.agent.nodes))
         return LaunchOrder(
             python=spec.python or "",
-            package=str(self._package),
+            package=str(self._shared_package),
             variables=tuple(Variable(name=name, value=added[name]) for name in added if name not in _OF_A_NODE),
             gpus=() if node else spec.gpus,
             gpu_count=count if node else 0,

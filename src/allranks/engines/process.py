@@ -3,14 +3,16 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Final, Self
 
 from allranks.agent.container_init import COMMAND, ISOLATED
 from allranks.agent.evidence import read, remove_tree
@@ -18,8 +20,20 @@ from allranks.agent.linux import is_readable, processes, signal_group, signal_pi
 from allranks.engines.agent_output import Damage, RecordReader
 from allranks.engines.agents import STOP_GRACE, JobOfAgents, Meeting, arrange_meeting, bring_home, gpus_of
 from allranks.engines.archive import copy_files
-from allranks.engines.base import JobSpec, NodeExit, RunningJob
+from allranks.engines.base import (
+    Engine,
+    Finding,
+    JobSpec,
+    Leftovers,
+    MakeEnvironment,
+    NodeExit,
+    Progress,
+    RunningJob,
+)
+from allranks.engines.gpus import Inventory
+from allranks.engines.package import package_path
 from allranks.errors import EngineError
+from allranks.matrix.model import Matrix
 from allranks.ownership import (
     HOST_VARIABLE,
     RUN_VARIABLE,
@@ -29,10 +43,15 @@ from allranks.ownership import (
     process_namespace,
 )
 from allranks.protocol.records import Record
+from allranks.user_cache import cache_folder
 
 _OF_A_RANK = re.compile(
     "((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_(?!ETCD_).*)", re.DOTALL
 )
+
+_PEER: Final = "::ffff:127.0.0.1"
+_SLOW_NAME: Final = 0.1
+"""Seconds; files take less than a millisecond, a DNS server nearby a few."""
 
 _SCRATCH_PREFIX = "allranks-job-"
 
@@ -40,17 +59,39 @@ _OWNER = "owner"
 """File of a scratch folder that names its owner's host: :func:`host_id <allranks.ownership.host_id>`."""
 
 
-class ProcessEngine:
-    """Runs agents on this host.
+class ProcessEngine(Engine):
+    """Runs agents on this host, which every host has; jobs run in Python environments that allranks makes.
 
     Args:
-        package_path: A folder that holds the package ``allranks`` and nothing else that Python could import.
+        package: A folder that holds the package ``allranks`` and nothing else that Python could import; None to make
+            one in the user's cache when a job needs it.
     """
 
     name = "process"
 
-    def __init__(self, package_path: Path) -> None:
-        self._package_path = package_path
+    def __init__(self, package: Path | None = None) -> None:
+        self._package = package
+
+    @classmethod
+    def detect(cls, *, is_asked_for: bool = True) -> Self:  # noqa: ARG003
+        """See :meth:`allranks.engines.base.Engine.detect`."""
+        return cls()
+
+    def prepare(self, matrix: Matrix, progress: Progress, _uses: ExitStack | None) -> MakeEnvironment:
+        """See :meth:`allranks.engines.base.Engine.prepare`."""
+        from allranks.engines.process_environments import environment_of  # noqa: PLC0415 - clean-up does without
+
+        return partial(environment_of, root=matrix.root, process=matrix.process, progress=progress)
+
+    @property
+    def _package_path(self) -> Path:
+        if self._package is None:
+            self._package = package_path(cache_folder() / "package")
+        return self._package
+
+    def examine(self, _inventory: Inventory) -> Iterator[Finding]:
+        """See :meth:`allranks.engines.base.Engine.examine`."""
+        yield _examine_names()
 
     @contextmanager
     def start(self, spec: JobSpec, held: Sequence[int] = ()) -> Iterator[RunningJob]:
@@ -107,31 +148,30 @@ class ProcessEngine:
         )
         return _Agent(process, own)
 
-    def adopt(self, _spec: JobSpec) -> None:
-        """See :meth:`allranks.engines.base.Engine.adopt`: a job ends with its orchestrator."""
-
-    def remains(self) -> list[str]:
-        """See :meth:`allranks.engines.base.Engine.remains`."""
-        return [name for name, owner in _owned() if owner.is_dead]
-
-    def unjudged(self) -> list[str]:
-        """See :meth:`allranks.engines.base.Engine.unjudged`."""
-        return [name for name, owner in _owned() if not owner.is_here]
-
-    def check_leases(self) -> None:
-        """See :meth:`allranks.engines.base.Engine.check_leases`: the locks of this host are its own."""
-
-    def vacate(self, gpus: Sequence[str]) -> None:
-        """See :meth:`allranks.engines.base.Engine.vacate`: a lease lasts as long as the processes that hold it."""
-
-    def reap(self) -> list[str]:
+    def clean_up(self, *, is_dry_run: bool = False) -> Leftovers:
         """Kill the processes of this host whose run no longer has an owner, and remove its scratch folders."""
+        unknown = [name for name, owner in _owned() if not owner.is_here]
+        if is_dry_run:
+            return Leftovers([name for name, owner in _owned() if owner.is_dead], unknown)
         dead = [f"process {pid}" for pid in _kill_all(_of_dead_runs)]
         left = [folder for folder, owner in _scratch_folders() if owner.is_dead]
         for folder in left:
             remove_tree(folder)
         forget_dead_runs()
-        return [*dead, *(f"folder {folder}" for folder in left)]
+        return Leftovers([*dead, *(f"folder {folder}" for folder in left)], unknown)
+
+
+def _examine_names() -> Finding:
+    """How long torch's stores wait for the name of a peer on this host, which they ask for but to log it."""
+    began = time.monotonic()
+    with suppress(OSError):
+        socket.getnameinfo((_PEER, 0, 0, 0), 0)
+    seconds = time.monotonic() - began
+    text = f"{_PEER} is looked up in {seconds:.2f} s"
+    if seconds < _SLOW_NAME:
+        return Finding("names", text)
+    remedy = f"Each process group waits for that. Add a line to /etc/hosts: {_PEER} localhost"
+    return Finding("names", f"{text}: DNS is slow or does not answer", remedy)
 
 
 class _Agent:

@@ -1,23 +1,14 @@
-"""The engine ``process``: jobs on this host, in Python environments that allranks makes."""
+"""The Python environments in which jobs run outside of containers."""
 
 import json
-import os
 import shutil
-import socket
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from allranks.engines.base import Engine
-from allranks.engines.gpus import Inventory
-from allranks.engines.kind import Finding, JobEnvironment, MakeEnvironment, Progress, examine_remains
-from allranks.engines.package import package_path
-from allranks.engines.process import ProcessEngine
+from allranks.engines.base import JobEnvironment, Progress
 from allranks.errors import EngineError
 from allranks.images.environments import (
     EnvironmentRecipe,
@@ -31,75 +22,10 @@ from allranks.images.pip_settings import requirement_lines
 from allranks.images.project import in_cache, kept_wheel
 from allranks.images.recipe import Recipe, recipe_of
 from allranks.images.wheels import requirements
-from allranks.matrix.model import Image, Matrix, Process
-from allranks.user_cache import cache_folder
+from allranks.matrix.model import Image, Process
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
-
-
-_PEER: Final = "::ffff:127.0.0.1"
-_SLOW_NAME: Final = 0.1
-"""Seconds; files take less than a millisecond, a DNS server nearby a few."""
-
-
-class ProcessKind:
-    """See :class:`allranks.engines.kind.EngineKind`; every host has it."""
-
-    name = "process"
-
-    def why_not(self) -> str:
-        """See :meth:`allranks.engines.kind.EngineKind.why_not`."""
-        return ""
-
-    def connect(self) -> "ConnectedProcesses":
-        """See :meth:`allranks.engines.kind.EngineKind.connect`."""
-        return ConnectedProcesses()
-
-    def examine(self, _inventory: Inventory) -> Iterator[Finding]:
-        """See :meth:`allranks.engines.kind.EngineKind.examine`."""
-        yield _examine_names()
-        yield from examine_remains(ProcessEngine(cache_folder() / "package"))
-
-
-def _examine_names() -> Finding:
-    """How long torch's stores wait for the name of a peer on this host, which they ask for but to log it."""
-    began = time.monotonic()
-    with suppress(OSError):
-        socket.getnameinfo((_PEER, 0, 0, 0), 0)
-    seconds = time.monotonic() - began
-    text = f"{_PEER} is looked up in {seconds:.2f} s"
-    if seconds < _SLOW_NAME:
-        return Finding("names", text)
-    remedy = f"Each process group waits for that. Add a line to /etc/hosts: {_PEER} localhost"
-    return Finding("names", f"{text}: DNS is slow or does not answer", remedy)
-
-
-KIND = ProcessKind()
-
-
-class ConnectedProcesses:
-    """See :class:`allranks.engines.kind.ConnectedEngine`."""
-
-    name = "process"
-    answer = ""
-    image_daemon = None
-
-    def most_jobs(self, _matrix: Matrix | None = None) -> None:
-        """See :meth:`allranks.engines.kind.ConnectedEngine.most_jobs`."""
-
-    def capacity(self) -> tuple[int, int]:
-        """See :meth:`allranks.engines.kind.ConnectedEngine.capacity`."""
-        return len(os.sched_getaffinity(0)), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
-
-    def cleaner(self) -> ProcessEngine:
-        """See :meth:`allranks.engines.kind.ConnectedEngine.cleaner`."""
-        return ProcessEngine(package_path(cache_folder() / "package"))
-
-    def engine_for(self, matrix: Matrix, progress: Progress, _uses: ExitStack | None) -> tuple[Engine, MakeEnvironment]:
-        """See :meth:`allranks.engines.kind.ConnectedEngine.engine_for`."""
-        make = partial(environment_of, root=matrix.root, process=matrix.process, progress=progress)
-        return self.cleaner(), make
 
 
 def environment_of(image: Image, *, root: Path, process: Process, progress: Progress) -> JobEnvironment:

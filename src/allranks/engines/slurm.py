@@ -2,28 +2,43 @@
 
 import json
 import os
+import shutil
 import socket
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from allranks.agent.evidence import remove_tree
 from allranks.agent.node_container import AgentFolders
 from allranks.agent.node_files import NodeOrder, write_whole
 from allranks.engines.allocation import OWNER_BEAT, Allocation
 from allranks.engines.archive import check_links
-from allranks.engines.base import JobSpec
+from allranks.engines.base import Engine, Finding, JobEnvironment, JobSpec, Leftovers, MakeEnvironment, Progress
 from allranks.engines.file_calls import answered
+from allranks.engines.gpus import Inventory
+from allranks.engines.package import copied_package
 from allranks.engines.process import environment
 from allranks.engines.shared_folder_job import SharedFolderJob, fill_folder
-from allranks.engines.slurm_container import agent_container, docker_options
+from allranks.engines.slurm_container import PYTHON, agent_container, docker_options
 from allranks.engines.slurm_queue import SlurmQueue, outside_of_jobs
 from allranks.engines.slurm_requests import job_name, request, script
-from allranks.errors import EngineError
-from allranks.matrix.model import Slurm
+from allranks.errors import EngineAbsentError, EngineError
+from allranks.matrix.model import Image, Matrix, Slurm
+from allranks.matrix.slurm_settings import with_user_file
 from allranks.ownership import HOST_VARIABLE, RUN_VARIABLE, Owner, host_id
+from allranks.user_cache import cache_folder
+
+_COMMANDS: Final = ("sbatch", "squeue", "scancel", "srun")
+
+_PING: Final = 30.0
+"""Seconds for the controller's answer."""
+
+_UNBOUNDED: Final = 1_000_000
+"""Cores, and MiB times a thousand: more than any run asks for, since SLURM divides its nodes itself."""
 
 _OWNER: Final = "owner.json"
 """File of a job's folder with its owner's run and host."""
@@ -35,22 +50,58 @@ _SUBMITTED: Final = "submitted"
 """File of a job's folder that SLURM has taken: it has SLURM's number for it."""
 
 
-class SlurmEngine:
-    """Submits jobs.
+class SlurmEngine(Engine):
+    """Submits jobs to the queue of a cluster, which gives them nodes and GPUs.
 
     Args:
         settings: ``[slurm]`` of the matrix file, and of the user's own.
-        spool: The folder of the jobs' folders, which this host and all nodes share.
-        package: A folder that they share, too: it holds the package ``allranks`` and nothing else.
+        package: A folder that this host and all nodes share: it holds the package ``allranks`` and nothing else. None
+            to copy it beside the jobs' folders when the engine is prepared for a run.
     """
 
     name = "slurm"
+    has_queue = True
 
-    def __init__(self, settings: Slurm, spool: Path, package: Path) -> None:
+    def __init__(self, settings: Slurm, package: Path | None = None) -> None:
         self._settings = settings
-        self._spool = spool
-        self._package = package
+        self._package = package or Path()
         self._queue = SlurmQueue()
+
+    @classmethod
+    def detect(cls, *, is_asked_for: bool = True) -> Self:  # noqa: ARG003
+        """See :meth:`allranks.engines.base.Engine.detect`; the controller need not answer at this moment."""
+        lacking = [command for command in _COMMANDS if shutil.which(command) is None]
+        if lacking:
+            msg = "This host is not part of a SLURM cluster."
+            remedy = "Run it on a host that can submit jobs."
+            raise EngineAbsentError(msg, why=f"There is no {lacking[0]} here.", remedy=remedy)
+        return cls(with_user_file(Slurm()))
+
+    def prepare(self, matrix: Matrix, progress: Progress, _uses: ExitStack | None) -> MakeEnvironment:
+        """See :meth:`allranks.engines.base.Engine.prepare`."""
+        self._settings = with_user_file(matrix.slurm)
+        self.most_jobs = self._settings.jobs
+        self._package = copied_package(self._spool / "package")
+        if container := self._settings.container:
+            return partial(in_container, container=container)
+        from allranks.engines.process_environments import environment_of  # noqa: PLC0415 - clean-up does without
+
+        return partial(environment_of, root=matrix.root, process=matrix.process, progress=progress)
+
+    @property
+    def _spool(self) -> Path:
+        """The folder of the jobs' folders, which this host and all nodes share."""
+        spool = self._settings.spool
+        return Path(os.path.expandvars(spool)).expanduser() if spool else cache_folder() / "slurm"
+
+    def capacity(self) -> tuple[int, int]:
+        """See :meth:`allranks.engines.base.Engine.capacity`: SLURM divides its nodes itself."""
+        return _UNBOUNDED, _UNBOUNDED * 1000
+
+    def examine(self, _inventory: Inventory) -> Iterator[Finding]:
+        """See :meth:`allranks.engines.base.Engine.examine`."""
+        yield _examine_controller()
+        yield _examine_spool(self._spool)
 
     @contextmanager
     def start(self, spec: JobSpec, _held: Sequence[int] = ()) -> Iterator[SharedFolderJob]:
@@ -148,30 +199,19 @@ class SlurmEngine:
                 self._queue.cancel(folder.name)
             raise
 
-    def remains(self) -> list[str]:
-        """See :meth:`allranks.engines.base.Engine.remains`."""
-        return [f"SLURM job {folder.name}" for folder, owner in self._folders() if owner.is_dead]
-
-    def unjudged(self) -> list[str]:
-        """See :meth:`allranks.engines.base.Engine.unjudged`."""
-        return [f"SLURM job {folder.name}" for folder, owner in self._folders() if not owner.is_here]
-
-    def check_leases(self) -> None:
-        """See :meth:`allranks.engines.base.Engine.check_leases`: SLURM leases its GPUs itself."""
-
-    def vacate(self, gpus: Sequence[str]) -> None:
-        """See :meth:`allranks.engines.base.Engine.vacate`: SLURM leases its GPUs itself."""
-
-    def reap(self) -> list[str]:
+    def clean_up(self, *, is_dry_run: bool = False) -> Leftovers:
         """Cancel the jobs of this host's dead runs, and remove their folders."""
-        reaped = []
+        dead, unknown = [], []
         for folder, owner in self._folders():
+            if not owner.is_here:
+                unknown.append(f"SLURM job {folder.name}")
             if owner.is_dead:
                 with suppress(EngineError):
-                    self._queue.cancel(folder.name)
-                    remove_tree(folder)
-                    reaped.append(f"SLURM job {folder.name}")
-        return reaped
+                    if not is_dry_run:
+                        self._queue.cancel(folder.name)
+                        remove_tree(folder)
+                    dead.append(f"SLURM job {folder.name}")
+        return Leftovers(dead, unknown)
 
     def _folders(self) -> Iterator[tuple[Path, Owner]]:
         for folder in sorted(self._spool.glob(f"*/{_OWNER}")):
@@ -251,3 +291,27 @@ def _remove_in_time(folder: Path) -> None:
         remove_tree(folder)
         if folder.exists():
             time.sleep(0.05)
+
+
+def in_container(_image: Image, *, container: str) -> JobEnvironment:
+    """The environment of all cells where ``[slurm] container`` names one: its own interpreter, and nothing is made."""
+    return JobEnvironment(image=container, python=PYTHON)
+
+
+def _examine_controller() -> Finding:
+    try:
+        ping = ("scontrol", "ping")
+        done = subprocess.run(ping, capture_output=True, text=True, timeout=_PING, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding("SLURM", f"its controller does not answer ({error})", "See scontrol ping.")
+    is_up = "UP" in done.stdout
+    text = "its controller answers" if is_up else "its controller does not answer; jobs that run go on"
+    return Finding("SLURM", text, "" if is_up else "Ask the administrators of the cluster.")
+
+
+def _examine_spool(folder: Path) -> Finding:
+    present = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(present).free >> 30
+    if not os.access(present, os.W_OK):
+        return Finding("spool", f"{folder} cannot be written", "Name another folder: [slurm] spool.")
+    return Finding("spool", f"{free} GiB are free in {folder}, which all nodes must see", "")

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import get_args
 
-from allranks.engine_registry import OWN_ENGINES
 from allranks.errors import MatrixError, UsageError, did_you_mean, shown
 from allranks.matrix.axes import (
     AXES,
@@ -171,7 +170,7 @@ def _matrix(file: Table) -> Matrix:
 
 def _engines(table: Table) -> dict[str, Mapping[str, object]]:
     """The tables of engines from other packages, which may be installed only on other machines."""
-    for name in OWN_ENGINES:
+    for name in ("docker", "process", "slurm"):
         if name in table:
             raise table.error(name=name, what="this engine is allranks' own", remedy=f"Write [{name}].")
     return {name: table.table(name).values for name in table.values}

@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from allranks.engine_registry import AUTO, engine_names, is_engine
-from allranks.errors import MatrixError, UsageError, did_you_mean, listed, shown
+from allranks.errors import MatrixError, UsageError, shown
 from allranks.matrix.axes import Known
 from allranks.matrix.model import Cell, Matrix, RunnerRule
 from allranks.matrix.toml_file import Table, place
@@ -47,20 +46,10 @@ def read_runner(table: Table, known: Known) -> RunnerRule:
         gpus=_gpus(table, labels, hosted=hosted),
         cores=table.whole("cores", RunnerRule.cores, at_least=1),
         hosted=hosted,
-        engine=_engine(table),
+        engine=table.text("engine", None, "docker"),
         minutes=_minutes(table, hosted=hosted),
         line=table.line,
     )
-
-
-def _engine(table: Table) -> str | None:
-    if "engine" not in table:
-        return None
-    if (name := table.text("engine", "", "docker")) != AUTO and not is_engine(name):
-        known = (AUTO, *engine_names())
-        what = f"{shown(name)} is none of {listed(known)}"
-        raise table.error(name="engine", what=what, remedy=did_you_mean(name, known))
-    return name
 
 
 def _labels(table: Table) -> tuple[str, ...]:

@@ -14,9 +14,9 @@ from typing import Any, Final
 import pytest
 
 from allranks.agent.seeding import seed_generators
+from allranks.engines.base import JobEnvironment
 from allranks.engines.gpus import take_inventory
-from allranks.engines.kind import JobEnvironment
-from allranks.engines.process_environments import ConnectedProcesses
+from allranks.engines.process import ProcessEngine
 from allranks.errors import MEANING, AllranksError, ExitCode, counted
 from allranks.matrix.model import Cell, Image, Job, Limits, Matrix, Suite
 from allranks.ownership import own_run
@@ -147,10 +147,10 @@ class RanksSession:
     def _run_job(self, session: pytest.Session, results: Path, reporter: VerdictReporter) -> None:
         require_kernel()
         matrix, job = self._matrix(), self._job()
-        inventory, here = take_inventory(), ConnectedProcesses()
-        cores, memory = here.capacity()
+        inventory, engine = take_inventory(), ProcessEngine()
+        cores, memory = engine.capacity()
         host = Host(
-            engine=here.cleaner(),
+            engine=engine,
             gpus=inventory.gpus,
             cores=cores,
             memory=memory,

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from allranks.agent import clock
 from allranks.engines.agent_output import Damage
-from allranks.engines.base import JobSpec, Placement, RunningJob
-from allranks.engines.kind import JobEnvironment
+from allranks.engines.base import JobEnvironment, JobSpec, Placement, RunningJob
 from allranks.errors import AllranksError
 from allranks.matrix.model import Image, Job, Matrix
 from allranks.protocol.records import JOURNAL, SCHEMA, JobStarted, Printed, Record
@@ -98,7 +97,7 @@ class AttemptRunner:
 
     def _adopt(self, task: Task, job: Job, made: JobEnvironment) -> JobAttempt | None:
         """The attempt at a job that outlived the orchestrator that started it; None if there is none."""
-        unended = None if self.host.most_jobs is None else self.folder.unended_attempt(job)
+        unended = self.folder.unended_attempt(job) if self.host.engine.has_queue else None
         if unended is None:
             return None
         number, path = unended

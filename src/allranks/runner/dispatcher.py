@@ -97,7 +97,7 @@ class Dispatcher:
 
     @property
     def _has_slot(self) -> bool:
-        most = min(filter(None, (self._policy.most, self._host.most_jobs)), default=None)
+        most = min(filter(None, (self._policy.most, self._host.engine.most_jobs)), default=None)
         return most is None or len(self._active) - len(self._standby) < most
 
     @property
@@ -128,7 +128,7 @@ class Dispatcher:
 
         None does in a queue: it might get nodes and GPUs, and keep them from others while it waits for its turn.
         """
-        if self._host.most_jobs is not None:
+        if self._host.engine.has_queue:
             return False
         fits = self._free._replace(cores=self._host.cores).holds(task.room)
         return fits and self._attempts.has_image(self._jobs[task.number])

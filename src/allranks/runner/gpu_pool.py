@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Iterable
 
-from allranks.engines.kind import JobEnvironment
+from allranks.engines.base import JobEnvironment
 from allranks.runner import gpu_leases
 from allranks.runner.gpu_leases import Holder, Lease, QueueEntry
 

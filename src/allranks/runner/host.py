@@ -5,9 +5,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 
 from allranks.agent import kernel
-from allranks.engines.base import Engine
+from allranks.engines.base import Engine, JobEnvironment, MakeEnvironment, Progress
 from allranks.engines.gpus import Inventory, take_inventory
-from allranks.engines.kind import ConnectedEngine, JobEnvironment, MakeEnvironment, Progress, choose_engine, cleaners
+from allranks.engines.registry import choose_engine, engines_here
 from allranks.errors import AllranksError, EngineError, MatrixError
 from allranks.matrix.cell_images import image_for
 from allranks.matrix.model import Cell, Image, Job, Matrix
@@ -38,9 +38,6 @@ class Host:
     environment_of: Callable[[Job], JobEnvironment]  # where each job's Python comes from, made on first use
     inventory: Inventory = _NO_GPUS
     other_engines: tuple[Engine, ...] = ()  # further engines whose runs may have used the GPUs
-    # The most jobs at a time on an engine that queues them and leases GPUs itself; None on others.
-    most_jobs: int | None = None
-    nodes: int = 1  # how many nodes of its own the engine has for jobs on several
 
     def vacate(self, gpus: Sequence[str]) -> None:
         """Remove everything else that uses GPUs that have just been leased.
@@ -60,7 +57,7 @@ class Host:
 
     def gpus_for(self, cell: Cell) -> int:
         """How many of its GPUs a job of the cell takes: see :func:`gpus_here`."""
-        return gpus_here(cell, self.nodes)
+        return gpus_here(cell, self.engine.nodes)
 
     def name_of(self, gpu: str) -> str:
         """The name of one of its GPUs for people."""
@@ -76,13 +73,12 @@ def gpus_here(cell: Cell, nodes: int) -> int:
     return len(share_of(0, total=cell.gpu_count, nodes=cell.nodes)) if nodes > 1 else cell.gpu_count
 
 
-def choose_host(  # noqa: PLR0913, PLR0917 - all but two have defaults
-    engine: str | ConnectedEngine,
+def choose_host(
+    engine: str | Engine,
     matrix: Matrix,
     say: Progress,
     inventory: Inventory | None = None,
     uses: ExitStack | None = None,
-    nodes: int = 1,
 ) -> Host:
     """The host of a run, after removal of what dead runs left on it.
 
@@ -92,31 +88,26 @@ def choose_host(  # noqa: PLR0913, PLR0917 - all but two have defaults
         say: Receives lines while something is made.
         inventory: The GPUs that jobs may lease; None to look for them.
         uses: Until it is closed, nothing that was made for the run is removed.
-        nodes: How many nodes of its own the engine has for jobs on several.
 
     Raises:
         EngineError: The engine that was asked for is not there.
     """
     inventory = take_inventory() if inventory is None else inventory
-    gpus = inventory.gpus
-    connected, why = choose_engine(engine) if isinstance(engine, str) else (engine, engine.answer)
-    most_jobs = connected.most_jobs(matrix)
-    say(f"engine: {connected.name} ({why}); GPUs: {'its own' if most_jobs else len(gpus) or 'none'}")
-    gpus = () if most_jobs else gpus
-    chosen, make = connected.engine_for(matrix, say, uses)
-    for name in chosen.reap():
+    chosen, why = choose_engine(engine) if isinstance(engine, str) else (engine, engine.answer)
+    gpus = () if chosen.has_queue else inventory.gpus
+    say(f"engine: {chosen.name} ({why}); GPUs: {'its own' if chosen.has_queue else len(gpus) or 'none'}")
+    make = chosen.prepare(matrix, say, uses)
+    for name in chosen.clean_up().dead:
         say(f"removed {name}, left by a dead run")
-    cores, memory = connected.capacity()
+    cores, memory = chosen.capacity()
     return Host(
         engine=chosen,
         gpus=gpus,
         cores=cores,
         memory=memory,
-        environment_of=_ForHost(gpus, matrix, say, make, leases_gpus=most_jobs is None, nodes=nodes),
+        environment_of=_ForHost(chosen, gpus, matrix, say, make),
         inventory=inventory,
-        other_engines=tuple(cleaners(beside=connected.name)) if gpus else (),
-        most_jobs=most_jobs,
-        nodes=nodes,
+        other_engines=tuple(engines_here(beside=chosen.name)) if gpus else (),
     )
 
 
@@ -124,12 +115,11 @@ def choose_host(  # noqa: PLR0913, PLR0917 - all but two have defaults
 class _ForHost:
     """Makes the environment of a job, once for each image; a failure is not retried in this run."""
 
+    engine: Engine
     gpus: tuple[str, ...]
     matrix: Matrix
     say: Progress
     make: MakeEnvironment
-    leases_gpus: bool = True
-    nodes: int = 1
     _made: dict[Image, JobEnvironment | AllranksError] = field(default_factory=dict)
 
     def __call__(self, job: Job) -> JobEnvironment:
@@ -152,8 +142,8 @@ class _ForHost:
 
         All its tests will be skipped, which is not worth a wait for gigabytes of CUDA.
         """
-        wanted = gpus_here(job.cell, self.nodes)
-        if wanted <= len(self.gpus) or not self.leases_gpus:
+        wanted = gpus_here(job.cell, self.engine.nodes)
+        if wanted <= len(self.gpus) or self.engine.has_queue:
             return job.image
         lacks = f"{job.cell.id} asks for {wanted} GPUs, this host has {len(self.gpus)}: its tests will be skipped"
         with suppress(MatrixError):

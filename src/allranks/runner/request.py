@@ -5,8 +5,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from allranks.engines.base import LISTS, FileCopy, JobSpec, Passthrough, Resources, ranks_at_once, resources, total
-from allranks.engines.kind import JobEnvironment
+from allranks.engines.base import (
+    LISTS,
+    FileCopy,
+    JobEnvironment,
+    JobSpec,
+    Passthrough,
+    Resources,
+    ranks_at_once,
+    resources,
+    total,
+)
 from allranks.matrix.model import Job, Matrix
 from allranks.protocol.config import AgentConfig, GpuToCheck, JobShard, Stress, TimeLimits, share_of
 from allranks.runner.tasks import Capacity

@@ -8,9 +8,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from allranks.engine_registry import AUTO, OF_THIS_HOST
+from allranks.engines.base import Engine
 from allranks.engines.gpus import GpuMode, Inventory, chosen_inventory
-from allranks.engines.kind import ConnectedEngine, cleaners, engine_kind
+from allranks.engines.registry import AUTO, engine_class, engines_here
 from allranks.errors import AllranksError, DeviceError, ExitCode, UsageError
 from allranks.interruption import interruptible
 from allranks.matrix.expand import Expansion
@@ -49,7 +49,7 @@ class RunOptions:
 
     run_id: str
     results: Path
-    engine: str | ConnectedEngine  # the engine, or the name of the requested one, or ``auto``
+    engine: str | Engine  # the engine, or the name of the requested one, or ``auto``
     seed: int | None  # the requested seed; None for a random one
     pytest_args: tuple[str, ...]
     nothing_ran_allowed: bool  # whether a run in which no test executed is good
@@ -62,7 +62,6 @@ class RunOptions:
     gpus: str | None = None  # the GPUs that jobs may use, by number or by id; None for all of the host's
     gpu_mode: GpuMode = "auto"  # whose GPUs, and how containers are given them
     planned_gpus: int = 0  # how many GPUs this machine must have, since a plan has chosen it for jobs that need them
-    nodes: int = 1  # how many nodes of its own the engine has for jobs on several
     annotate: Annotate = annotate_all  # reports failures to a CI service
     detail: Detail = "usual"
 
@@ -102,7 +101,7 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
             folder = take_snapshot(folder, jobs, durations, say, known=options.known)
             if options.detail == "verbose":
                 say(f"run {folder.run_id} of {expansion.matrix.path}, into {folder.path}")
-            host = choose_host(options.engine, expansion.matrix, say, inventory, uses, options.nodes)
+            host = choose_host(options.engine, expansion.matrix, say, inventory, uses)
             with console.watch([job.id for job in to_do]) as live:
                 attempts = AttemptRunner(expansion.matrix, host, folder, live, options.pytest_args, options.policy)
                 Dispatcher(attempts).run(to_do, again)
@@ -129,7 +128,7 @@ def _refuse_missing_gpus(inventory: Inventory, planned: int) -> None:
         raise DeviceError(what, why=why, remedy=remedy)
 
 
-def _refuse_sick_gpus(inventory: Inventory, engine: str | ConnectedEngine, jobs: Iterable[Job]) -> None:
+def _refuse_sick_gpus(inventory: Inventory, engine: str | Engine, jobs: Iterable[Job]) -> None:
     """Refuse a host with a GPU that is known to be sick: whichever job it fails, the machine is at fault.
 
     Raises:
@@ -143,14 +142,14 @@ def _refuse_sick_gpus(inventory: Inventory, engine: str | ConnectedEngine, jobs:
         raise DeviceError(msg, remedy=SICK_REMEDY)
 
 
-def _leases_here(engine: str | ConnectedEngine) -> bool:
+def _leases_here(engine: str | Engine) -> bool:
     """Whether an engine's jobs get GPUs of this host; a cluster gives them its own."""
-    if not isinstance(engine, str) or engine in {AUTO, *OF_THIS_HOST}:
-        return True
-    return engine_kind(engine).connect().most_jobs() is None
+    if isinstance(engine, str):
+        return engine == AUTO or not engine_class(engine).has_queue
+    return not engine.has_queue
 
 
-def _refuse_uneven_gpus(engine: str | ConnectedEngine, jobs: Iterable[Job]) -> None:
+def _refuse_uneven_gpus(engine: str | Engine, jobs: Iterable[Job]) -> None:
     """Refuse jobs whose nodes would need different numbers of GPUs, on an engine that asks a cluster for its nodes.
 
     Raises:
@@ -171,8 +170,8 @@ def _remove_remains() -> None:
 
     Jobs that outlive their orchestrator are adopted instead.
     """
-    for engine in cleaners(queues=False):
-        engine.reap()
+    for engine in engines_here(with_queues=False):
+        engine.clean_up()
 
 
 def _to_do(jobs: Sequence[Job], left: Mapping[str, Again] | None) -> tuple[Sequence[Job], Mapping[str, Again]]:

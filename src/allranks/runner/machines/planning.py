@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from allranks.errors import UsageError, counted
+from allranks.engines.registry import AUTO, engine_names
+from allranks.errors import MatrixError, UsageError, counted, did_you_mean, listed, shown
 from allranks.matrix.expand import Expansion
-from allranks.matrix.model import Job, RunnerRule
+from allranks.matrix.model import Job, Matrix, RunnerRule
 from allranks.protocol.xml_text import clipped
 from allranks.report.durations import Durations
 from allranks.runner.machines.packs import Division, Pack, PackOptions, divide_jobs
@@ -107,8 +108,10 @@ def plan_machines(expansion: Expansion, jobs: Sequence[Job], options: PlanOption
     """Write the plan file; return the job matrix for GitHub Actions, and a summary as lines.
 
     Raises:
+        MatrixError: A runner has an engine that is unknown here.
         UsageError: The jobs cannot be divided so, or the file cannot be written.
     """
+    _refuse_unknown_engines(expansion.matrix)
     division = divide_jobs(expansion.matrix, jobs, options.durations, options.wishes)
     manifest = announced(fresh_manifest(options.run_id, facts_of(expansion), None), jobs, options.pytest_args)
     document = plan_document(manifest, expansion.matrix, division.packs, options.durations)
@@ -116,3 +119,12 @@ def plan_machines(expansion: Expansion, jobs: Sequence[Job], options: PlanOption
     if options.plan_file:
         write_plan(options.plan_file, document)
     return entries, render_notes(division)
+
+
+def _refuse_unknown_engines(matrix: Matrix) -> None:
+    """Refuse a runner whose engine does not exist, before a machine starts for nothing."""
+    known = (AUTO, *engine_names())
+    for rule in matrix.runners:
+        if rule.engine is not None and rule.engine not in known:
+            what = f"{matrix.path}:{rule.line}: runners.engine: {shown(rule.engine)} is none of {listed(known)}."
+            raise MatrixError(what, remedy=did_you_mean(rule.engine, known))

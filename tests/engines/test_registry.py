@@ -2,29 +2,35 @@
 
 import sys
 from importlib.metadata import EntryPoint
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 
-from allranks import engine_registry
+from allranks import plugin_manager
 from allranks.cli.host_checks import examine
-from allranks.engines import containers
-from allranks.engines.kind import choose_engine, cleaners, engine_kind
+from allranks.engines import docker
+from allranks.engines.base import Leftovers
 from allranks.engines.process import ProcessEngine
-from allranks.errors import EngineError, MatrixError
+from allranks.engines.registry import choose_engine, engine_class, engine_names, engines_here
+from allranks.errors import EngineAbsentError, EngineError, MatrixError, PluginError
 from allranks.matrix.declaration import load
+from allranks.matrix.jobs import plan
+from allranks.runner.machines.packs import PackOptions
+from allranks.runner.machines.planning import PlanOptions, plan_machines
 
 
-class FarKind:
+class Far(ProcessEngine):
     name = "far"
-    lacks = ""
 
-    def why_not(self):
-        return self.lacks
+    def clean_up(self, *, is_dry_run=False):  # noqa: ARG002
+        return Leftovers(["job 7"])
 
-    def connect(self):
-        engine = SimpleNamespace(name="far", reap=lambda: ["job 7"])
-        return SimpleNamespace(name="far", answer="", most_jobs=lambda: None, image_daemon=None, cleaner=lambda: engine)
+
+class Absent(Far):
+    @classmethod
+    def detect(cls, *, is_asked_for):  # noqa: ARG003
+        msg = "This host is not part of it."
+        raise EngineAbsentError(msg, why="no such cluster")
 
 
 OWN = ("docker", "process", "slurm")
@@ -35,50 +41,46 @@ pytestmark = pytest.mark.usefixtures("no_slurm")
 
 @pytest.fixture
 def others(monkeypatch):
-    """Register engines of other packages: what is there by its name, None for one that cannot be imported."""
+    """Register engines of another package: the class of each by its name, None for one that cannot be imported."""
 
-    def register(**kinds):
+    def register(**classes):
         module = ModuleType("far_away")
-        for name, kind in kinds.items():
-            if kind is not None:
-                setattr(module, name, kind)
+        for name, found in classes.items():
+            if found is not None:
+                setattr(module, name, found)
+        module.allranks_engines = plugin_manager.implements(lambda: {name: f"far_away:{name}" for name in classes})
         monkeypatch.setitem(sys.modules, "far_away", module)
-        points = [EntryPoint(name, f"far_away:{name}", "allranks.engines") for name in kinds]
-
-        def entry_points(*, group, name=None):
-            assert group == "allranks.engines"
-            return [point for point in points if name in {None, point.name}]
-
-        monkeypatch.setattr(engine_registry, "entry_points", entry_points)
+        monkeypatch.setattr(plugin_manager, "entry_points", lambda group: [EntryPoint("far-away", "far_away", group)])
+        plugin_manager.load_plugins.cache_clear()
 
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
-    register()
-    return register
+    yield register
+    plugin_manager.load_plugins.cache_clear()
 
 
-def test_own_engines_are_there_without_any_entry_point(others):
+def test_own_engines_are_there_without_any_other_package(others):
     others()
-    assert engine_registry.engine_names() == OWN
-    assert [engine_kind(name).name for name in OWN] == list(OWN)
+    assert engine_names() == OWN
+    assert [engine_class(name).name for name in OWN] == list(OWN)
 
 
 def test_an_engine_of_another_package_is_chosen_by_its_name_alone(others):
-    others(far=FarKind())
+    others(far=Far)
     engine, why = choose_engine("far")
     assert (engine.name, why) == ("far", "asked for")
     assert choose_engine("auto")[0].name == "process"
 
 
 def test_an_engine_cannot_take_the_name_of_an_own_one(others):
-    others(process=FarKind())
-    assert engine_registry.engine_names() == ("docker", "process", "slurm")
-    assert isinstance(choose_engine("process")[0].cleaner(), ProcessEngine)
+    others(process=Far)
+    with pytest.raises(PluginError, match="adds the engine process, which is already there"):
+        engine_names()
 
 
 def test_an_engine_that_is_not_there_is_an_error_with_those_that_are(others):
-    others(far=FarKind())
+    others(far=Far)
     with pytest.raises(EngineError) as raised:
-        engine_kind("lsf")
+        engine_class("lsf")
     assert raised.value.what == "There is no engine lsf."
     assert raised.value.why == "There are: docker, process, slurm, far."
 
@@ -90,17 +92,20 @@ def test_an_engine_whose_package_is_broken_is_an_error_that_names_it(others):
 
 
 def test_an_engine_whose_import_leaves_ends_no_run(others, tmp_path, monkeypatch):
-    others(leaves=FarKind())
+    others(leaves=Far)
+    engine_names()
     monkeypatch.delitem(sys.modules, "far_away")
     (tmp_path / "far_away.py").write_text("raise SystemExit(0)")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(EngineError, match="SystemExit: 0"):
-        engine_kind("leaves")
+        engine_class("leaves")
 
 
 @pytest.fixture
-def closed(others, monkeypatch):  # noqa: ARG001 - names a daemon
+def closed(others, monkeypatch):
     """A socket that this user may not open; root may open any."""
+
+    others()
 
     def refuse(_self, _path):
         raise PermissionError(13, "Permission denied")
@@ -120,7 +125,7 @@ def test_a_daemon_that_this_user_may_not_use_is_an_error_and_no_reason_to_run_wi
 
 @pytest.mark.usefixtures("closed", "locks")
 def test_the_doctor_reports_the_same(tmp_path):
-    [found] = [finding for finding in examine("auto", "none", tmp_path) if finding.subject == "Docker"]
+    [found] = [finding for finding in examine("auto", "none", tmp_path) if finding.subject == "docker"]
     assert "This user may not use Docker" in found.text
     assert "usermod -aG docker" in found.remedy
 
@@ -131,26 +136,27 @@ def test_a_socket_in_a_closed_folder_is_tried(monkeypatch):
             raise PermissionError(13, "Permission denied")
 
     monkeypatch.delenv("DOCKER_HOST", raising=False)
-    monkeypatch.setattr(containers, "_SOCKET", Closed())
-    assert engine_kind("docker").why_not() == ""
+    monkeypatch.setattr(docker, "_SOCKET", Closed())
+    with pytest.raises(EngineError) as raised:
+        engine_class("docker").detect(is_asked_for=False)
+    assert not isinstance(raised.value, EngineAbsentError)
 
 
 def test_clean_goes_on_where_an_engine_is_broken_or_not_here(others):
-    others(broken=None, far=FarKind())
-    assert [engine.name for engine in cleaners()] == ["process", "far"]
-    assert [engine.name for engine in cleaners(beside="process")] == ["far"]
-    absent = FarKind()
-    absent.lacks = "no such cluster"
-    others(far=absent)
-    assert [engine.name for engine in cleaners()] == ["process"]
+    others(broken=None, far=Far)
+    assert [engine.name for engine in engines_here()] == ["process", "far"]
+    assert [engine.name for engine in engines_here(beside="process")] == ["far"]
+    others(far=Absent)
+    assert [engine.name for engine in engines_here()] == ["process"]
 
 
 @pytest.mark.usefixtures("locks")
 def test_the_doctor_tells_of_a_broken_engine(others, tmp_path):
-    others(broken=None)
-    [found] = [finding for finding in examine("auto", "none", tmp_path) if finding.subject == "broken"]
-    assert "cannot be loaded" in found.text
-    assert found.remedy
+    others(broken=None, far=Absent)
+    found = {finding.subject: finding for finding in examine("auto", "none", tmp_path)}
+    assert "cannot be loaded" in found["broken"].text
+    assert found["broken"].remedy
+    assert (found["far"].text, found["far"].remedy) == ("not checked: no such cluster", "")
 
 
 MATRIX = """
@@ -174,7 +180,7 @@ torch = "2.13.0"
 
 
 def test_a_runner_may_name_it_and_its_table_is_kept_as_it_is(others, tmp_path):
-    others(far=FarKind())
+    others(far=Far)
     (tmp_path / "tests").mkdir()
     (tmp_path / "matrix.toml").write_text(MATRIX.format(engine="far"))
     matrix = load(tmp_path).matrix
@@ -185,14 +191,29 @@ def test_a_runner_may_name_it_and_its_table_is_kept_as_it_is(others, tmp_path):
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        (MATRIX.format(engine="fat"), r"'fat' is none of 'auto', 'docker', 'process', 'slurm', 'far'"),
         (MATRIX.format(engine="far").replace("engines.far", "engines.docker"), r"this engine is allranks' own"),
         (MATRIX.format(engine="far").replace("[engines.far]", "[engines]"), "engines"),
     ],
 )
-def test_a_wrong_name_or_table_is_an_error_at_its_line(others, tmp_path, text, error):
-    others(far=FarKind())
+def test_a_wrong_table_is_an_error_at_its_line(others, tmp_path, text, error):
+    others(far=Far)
     (tmp_path / "tests").mkdir()
     (tmp_path / "matrix.toml").write_text(text)
     with pytest.raises(MatrixError, match=error):
         load(tmp_path)
+
+
+def test_a_runner_of_an_unknown_engine_is_an_error_at_its_line_when_machines_are_planned(others, tmp_path):
+    others(far=Far)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "matrix.toml").write_text(MATRIX.format(engine="fat"))
+    expansion = load(tmp_path)
+    jobs = plan(expansion.matrix, expansion.cells)
+    options = PlanOptions(
+        run_id="r", pytest_args=(), durations={}, wishes=PackOptions(), plan_file=tmp_path / "plan.json"
+    )
+    with pytest.raises(MatrixError) as raised:
+        plan_machines(expansion, jobs, options)
+    assert "matrix.toml:6: runners.engine: 'fat' is none of 'auto', 'docker', 'process'" in raised.value.what
+    assert "'far'" in raised.value.remedy
+    assert not (tmp_path / "plan.json").exists()

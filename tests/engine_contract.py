@@ -1,8 +1,8 @@
-"""The tests that every engine has to pass: import :class:`EngineContract` where you test your own.
+"""The tests that every engine has to pass: copy this file to your own tests, and import :class:`EngineContract`.
 
 ::
 
-    pytest.register_assert_rewrite("allranks.engines.contract")  # in conftest.py, so that failures show the difference
+    pytest.register_assert_rewrite("engine_contract")  # in conftest.py, so that failures show the difference
 
     class TestMyEngine(EngineContract):
         @pytest.fixture
@@ -25,8 +25,7 @@ from typing import Final
 
 import pytest
 
-from allranks.engines.base import Engine, FileCopy, JobSpec, resources
-from allranks.engines.kind import JobEnvironment
+from allranks.engines.base import Engine, FileCopy, JobEnvironment, JobSpec, resources
 from allranks.errors import EngineError
 from allranks.ownership import own_run
 from allranks.protocol.config import AgentConfig, TimeLimits
@@ -300,7 +299,7 @@ class EngineContract:
         """It has only imported and collected."""
         with engine.start(tiny):
             pass
-        assert engine.remains() == []
+        assert not engine.clean_up(is_dry_run=True).dead
 
     def test_the_engines_time_limit_ends_a_job(self, engine: Engine, tiny: JobSpec) -> None:
         """Regardless of its agent's behaviour."""

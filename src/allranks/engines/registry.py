@@ -1,0 +1,118 @@
+"""The engines by name, and the choice of one for a run."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pkgutil import resolve_name
+from typing import Final, cast
+
+from allranks.engines.base import Engine, Finding
+from allranks.engines.gpus import Inventory
+from allranks.errors import EngineAbsentError, EngineDeniedError, EngineError
+from allranks.plugin_manager import added_engines
+from allranks.protocol.xml_text import clipped
+
+AUTO: Final = "auto"
+"""The name for the first of allranks' own engines that is there."""
+
+OF_THIS_HOST: Final = ("docker", "process")
+"""The engines that ``auto`` tries, in this order: jobs go to a cluster only if that is asked for."""
+
+
+def engine_names() -> tuple[str, ...]:
+    """The names of all engines, allranks' own first."""
+    return tuple(added_engines())
+
+
+def engine_class(name: str) -> type[Engine]:
+    """The engine of that name.
+
+    Raises:
+        EngineError: There is none, or its module cannot be imported.
+    """
+    place = added_engines().get(name)
+    if place is None:
+        msg = f"There is no engine {name}."
+        remedy = "Install the package that adds it, or choose another one."
+        raise EngineError(msg, why=f"There are: {', '.join(engine_names())}.", remedy=remedy)
+    try:
+        return cast("type[Engine]", resolve_name(place))
+    except (Exception, SystemExit) as error:
+        msg = f"The engine {name} cannot be loaded ({place})."
+        why = f"{type(error).__name__}: {error}"
+        raise EngineError(msg, why=why, remedy="Repair or remove the package that adds it.") from error
+
+
+def choose_engine(name: str) -> tuple[Engine, str]:
+    """Connect to the engine of this name, or choose one (``auto``); return it and the reason for the choice.
+
+    Raises:
+        EngineDeniedError: The engine that ``auto`` would take is there, but closed to this user. To run without it
+            silently would be to run without its containers.
+        EngineError: The named engine is not there.
+    """
+    if name != AUTO:
+        return engine_class(name).detect(is_asked_for=True), "asked for"
+    lacking: list[str] = []
+    for own in OF_THIS_HOST:
+        try:
+            engine = engine_class(own).detect(is_asked_for=False)
+        except EngineDeniedError:
+            raise
+        except EngineError as error:
+            lacking.append(_reason(error))
+        else:
+            return engine, "; ".join(lacking) or engine.answer
+    msg = "This host has no engine."
+    raise EngineError(msg, why="; ".join(lacking))
+
+
+def _reason(error: EngineError) -> str:
+    if isinstance(error, EngineAbsentError):
+        return error.why
+    what = error.what[:1].lower() + error.what[1:].rstrip(".")
+    why = clipped(error.why.partition("\n")[0], 120)
+    return f"{what}: {why}" if why else what
+
+
+def engines_here(*, beside: str = "", with_queues: bool = True) -> list[Engine]:
+    """Every engine that this host has, but the one `beside`; broken ones are left out.
+
+    Args:
+        beside: The name of an engine.
+        with_queues: Whether engines are among them whose jobs outlive their orchestrator.
+    """
+    found: list[Engine] = []
+    for name in engine_names():
+        with suppress(EngineError):
+            kind = engine_class(name)
+            if name != beside and (with_queues or not kind.has_queue):
+                found.append(kind.detect(is_asked_for=False))
+    return found
+
+
+def examine_engine(name: str, *, is_asked_for: bool, inventory: Inventory) -> Iterator[Finding]:
+    """Check an engine for ``allranks doctor``: whether it is there, what its jobs need, and what dead runs left.
+
+    Args:
+        name: The engine.
+        is_asked_for: Whether its absence is a problem.
+        inventory: The GPUs of its jobs.
+    """
+    try:
+        engine = engine_class(name).detect(is_asked_for=is_asked_for)
+    except EngineAbsentError as error:
+        yield Finding(name, f"not checked: {error.why}")
+        return
+    except EngineError as error:
+        yield Finding(name, f"{error.what} {error.why}".strip(), error.remedy)
+        return
+    yield from engine.examine(inventory)
+    try:
+        dead = engine.clean_up(is_dry_run=True).dead
+    except EngineError as error:
+        yield Finding("remains", f"{error.what} {error.why}", error.remedy)
+        return
+    for each in dead:
+        yield Finding("remains", f"{each} belongs to a dead run", "Run: allranks clean")
+    if not dead:
+        yield Finding("remains", f"no dead run has leftovers ({engine.name})")
