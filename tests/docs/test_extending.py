@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from blocks import Block, blocks
@@ -10,36 +11,14 @@ BLOCKS = [each for each in blocks() if each.page == "docs/extending.md"]
 PYTHON = [each for each in BLOCKS if each.kind == "python"]
 
 ENGINE = """\
-import dataclasses
-from pathlib import Path
-
-from allranks.engines.package import package_path
 from allranks.engines.process import ProcessEngine
-from allranks.engines.process_environments import ConnectedProcesses, ProcessKind
 
 
 class LsfEngine(ProcessEngine):
     name = "lsf"
 
-    def __init__(self, queue):
-        super().__init__(package_path(Path("package").absolute()))
-
-
-class Connected(ConnectedProcesses):
-    name = "lsf"
-
-    def cleaner(self):
-        return LsfEngine(queue="cpu")
-
-
-class Kind(ProcessKind):
-    name = "lsf"
-
-    def connect(self):
-        return Connected()
-
-
-KIND = Kind()
+    def __init__(self, queue="cpu"):
+        super().__init__()
 """
 
 MATRIX = """\
@@ -66,12 +45,11 @@ def package(shell):
     (site / "mypackage").mkdir(parents=True)
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mypackage\nVersion: 1.0\n")
-    points = [entry_points(each) for each in BLOCKS if each.kind == "toml"]
-    assert len(points) == 2
-    (info / "entry_points.txt").write_text("\n".join(points))
+    [points] = [entry_points(each) for each in BLOCKS if each.kind == "toml"]
+    (info / "entry_points.txt").write_text(points)
     (site / "mypackage" / "__init__.py").touch()
     (site / "mypackage" / "lsf.py").write_text(ENGINE)
-    for block in PYTHON[2:]:
+    for block in PYTHON[:-2]:
         name = block.text.partition("\n")[0].removeprefix("# mypackage/")
         (site / "mypackage" / name).write_text(block.text)
     return site
@@ -90,7 +68,9 @@ def test_every_block_is_run():
 
 
 def test_the_contract_s_tests_run_on_an_engine_of_the_package(shell, package):
-    conftest, tests, *_ = PYTHON
+    *_, conftest, tests = PYTHON
+    contract = Path(__file__).parents[1] / "engine_contract.py"
+    (shell.folder / contract.name).write_text(contract.read_text())
     (shell.folder / "conftest.py").write_text(conftest.text)
     (shell.folder / "test_lsf.py").write_text(tests.text)
     told = shell(f"PYTHONPATH={package} pytest test_lsf.py -k 'start_to_results or carries'")

@@ -162,7 +162,6 @@ def _why_not(incident: Incident, engine: str, options: argparse.Namespace) -> st
         return "it has no such thing"
     if incident.needs_own_daemon and options.host_daemon:
         return "others would notice"
-    # An engine that says nothing of nodes runs jobs of any number of them.
     return ""
 
 
