@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from allranks.agent import kernel
+from allranks.engines import AUTO
 from allranks.engines.base import Finding
 from allranks.engines.gpus import GpuMode, Inventory, nvidia_cards, take_inventory
-from allranks.engines.registry import AUTO, engine_names, examine_engine
+from allranks.engines.registry import engine_names, examine_engine
 from allranks.errors import DeviceError
 from allranks.ownership import lock_folder
 from allranks.runner.sick_gpus import SICK_REMEDY, sick_gpus

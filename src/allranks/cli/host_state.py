@@ -20,7 +20,7 @@ from allranks.cli.options import (
     say,
     say_json,
 )
-from allranks.engines.registry import AUTO
+from allranks.engines import AUTO
 from allranks.errors import DeviceError, ExitCode, UsageError
 from allranks.matrix.cell_images import image_for
 from allranks.matrix.declaration import find_matrix, load

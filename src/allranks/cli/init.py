@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from allranks.cli.options import remark, say
+from allranks.engines import AUTO
 from allranks.engines.package import package_folder
 from allranks.errors import DeviceError, EngineError, ExitCode, UsageError
 from allranks.matrix.axes import is_version
@@ -273,7 +274,7 @@ def _gpus() -> int:
 
 
 def _engine() -> tuple[str, str]:
-    from allranks.engines.registry import AUTO, choose_engine  # noqa: PLC0415 - see _gpus
+    from allranks.engines.registry import choose_engine  # noqa: PLC0415 - see _gpus
 
     try:
         engine, why = choose_engine(AUTO)

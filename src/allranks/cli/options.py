@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Literal, TextIO
 
 from allranks.cli.command_parser import CommandParser, OptionGroup, not_among
-from allranks.engines.registry import AUTO, engine_names
+from allranks.engines import AUTO
 from allranks.errors import MEANING, ExitCode, MatrixError, UsageError, nearest
 from allranks.matrix.declaration import find_matrix, load
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import chosen_suites, plan, suites_holding, unnamed_suites
 from allranks.matrix.model import Cell, Job, Matrix
 from allranks.matrix.select import select, select_where
+from allranks.plugin_manager import added_engines
 from allranks.runner.results_folder import RUN_ID_VARIABLE, new_run_id
 from allranks.workflow_commands import unobeyed
 
@@ -83,7 +84,7 @@ def add_tests(group: OptionGroup) -> None:
 def add_engine(group: OptionGroup) -> None:
     """Declare the option for where jobs run."""
     meaning = "where to run: docker where a daemon answers, else process; slurm, or an engine of a package, by name"
-    _add_choice(group, "engine", ENGINE_VARIABLE, (AUTO, *engine_names()), meaning)
+    _add_choice(group, "engine", ENGINE_VARIABLE, (AUTO, *added_engines()), meaning)
 
 
 def add_gpu_mode(group: OptionGroup) -> None:

@@ -1,8 +1,12 @@
 """Where jobs run: the contract of engines, and allranks' own, which register as those of plug-ins do."""
 
 from collections.abc import Mapping
+from typing import Final
 
 from allranks.plugin_manager import implements
+
+AUTO: Final = "auto"
+"""The name for the first engine of this host that is there: see :mod:`allranks.engines.registry`."""
 
 
 @implements

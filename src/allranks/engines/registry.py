@@ -5,14 +5,12 @@ from contextlib import suppress
 from pkgutil import resolve_name
 from typing import Final, cast
 
+from allranks.engines import AUTO
 from allranks.engines.base import Engine, Finding
 from allranks.engines.gpus import Inventory
 from allranks.errors import EngineAbsentError, EngineDeniedError, EngineError
 from allranks.plugin_manager import added_engines
 from allranks.protocol.xml_text import clipped
-
-AUTO: Final = "auto"
-"""The name for the first of allranks' own engines that is there."""
 
 OF_THIS_HOST: Final = ("docker", "process")
 """The engines that ``auto`` tries, in this order: jobs go to a cluster only if that is asked for."""

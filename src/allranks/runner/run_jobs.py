@@ -8,9 +8,10 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from allranks.engines import AUTO
 from allranks.engines.base import Engine
 from allranks.engines.gpus import GpuMode, Inventory, chosen_inventory
-from allranks.engines.registry import AUTO, engine_class, engines_here
+from allranks.engines.registry import engine_class, engines_here
 from allranks.errors import AllranksError, DeviceError, ExitCode, UsageError
 from allranks.interruption import interruptible
 from allranks.matrix.expand import Expansion

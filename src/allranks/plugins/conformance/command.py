@@ -26,9 +26,9 @@ from allranks.cli.options import (
     say_verdict,
 )
 from allranks.cli.run import PartOf, run_jobs
+from allranks.engines import AUTO
 from allranks.engines.archive import copy_files
 from allranks.engines.base import FileCopy
-from allranks.engines.registry import AUTO
 from allranks.errors import ExitCode, UsageError
 from allranks.matrix.axes import AXES, LARGEST, refused_backend
 from allranks.matrix.declaration import FILE_NAME

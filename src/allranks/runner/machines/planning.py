@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from allranks.engines.registry import AUTO, engine_names
+from allranks.engines import AUTO
+from allranks.engines.registry import engine_names
 from allranks.errors import MatrixError, UsageError, counted, did_you_mean, listed, shown
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job, Matrix, RunnerRule
