@@ -12,7 +12,7 @@ from allranks.cli.options import add_engine, add_quiet, add_selection, chosen_jo
 from allranks.errors import ExitCode, UsageError
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Image, Job
-from allranks.workflow_commands import without_commands
+from allranks.plugins.github.workflow_commands import without_commands
 
 if TYPE_CHECKING:
     from allranks.images.daemon import Site

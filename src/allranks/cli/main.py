@@ -16,7 +16,7 @@ from allranks.cli.command_parser import CommandParser
 from allranks.cli.options import RESULTS_VARIABLE, painted, results_here
 from allranks.errors import AllranksError, ExitCode, PluginError, UsageError, as_bug, did_you_mean
 from allranks.plugin_manager import CAN_FAIL, JUDGES, Command, added_commands
-from allranks.workflow_commands import Commands, is_on_actions
+from allranks.plugins.github.workflow_commands import Commands, is_on_actions
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -92,7 +92,7 @@ def _complain(error: AllranksError, arguments: Sequence[str]) -> None:
     if not is_on_actions():
         _print(error, arguments, sys.stderr)
         return
-    from allranks.cli.refusal_notice import publish  # noqa: PLC0415 - needed on GitHub alone
+    from allranks.plugins.github.refusals import publish  # noqa: PLC0415 - needed on GitHub alone
 
     # What these print, and their commands, are on standard output: between two streams the order is lost.
     name = _name_in(arguments)

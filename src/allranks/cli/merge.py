@@ -21,7 +21,7 @@ from allranks.cli.options import (
 )
 from allranks.errors import MEANING, ExitCode
 from allranks.plugin_manager import add_plugin_options, section_makers
-from allranks.workflow_commands import is_on_actions, set_reason
+from allranks.plugins.github.workflow_commands import is_on_actions, set_reason
 
 if TYPE_CHECKING:
     from allranks.report.baseline import Baseline

@@ -21,8 +21,8 @@ from allranks.matrix.jobs import chosen_suites, plan, suites_holding, unnamed_su
 from allranks.matrix.model import Cell, Job, Matrix
 from allranks.matrix.select import select, select_where
 from allranks.plugin_manager import added_engines
+from allranks.plugins.github.workflow_commands import unobeyed
 from allranks.runner.results_folder import RUN_ID_VARIABLE, new_run_id
-from allranks.workflow_commands import unobeyed
 
 ENGINE_VARIABLE = "ALLRANKS_ENGINE"
 RESULTS_VARIABLE = "ALLRANKS_RESULTS"

@@ -27,8 +27,8 @@ from allranks.matrix.cell_images import image_for
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import chosen_suites, plan, unnamed_suites
 from allranks.matrix.model import Cell, Job, Matrix
+from allranks.plugins.github.workflow_commands import unobeyed
 from allranks.runner.machines.packs import MINUTES_PER_ENTRY, MOST_ENTRIES, PackOptions
-from allranks.workflow_commands import unobeyed
 
 MOST_DROPPED_SHOWN = 200
 """Dropped cells that are named one by one; beyond them a count per rule is more useful than the names."""

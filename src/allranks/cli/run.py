@@ -39,9 +39,9 @@ from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import plan
 from allranks.matrix.model import Job, Matrix
 from allranks.plugin_manager import add_plugin_options, section_makers
+from allranks.plugins.github.workflow_commands import without_commands
 from allranks.protocol.refusals import REFUSED
 from allranks.runner.results_folder import PARTY_VARIABLE, RUN_ID_VARIABLE
-from allranks.workflow_commands import without_commands
 
 if TYPE_CHECKING:
     from allranks.report.verdict import VerdictPolicy

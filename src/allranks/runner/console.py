@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Final, NoReturn, Protocol, TextIO
 
+from allranks.plugins.github.workflow_commands import Commands, error_command, is_on_actions, switched_off
 from allranks.protocol.xml_text import for_terminal
 from allranks.report.judged import MergedRun
 from allranks.report.summary import left_out
 from allranks.runner.log_lines import ActionsView, LiveView, annotation
 from allranks.runner.run_detail import Detail
-from allranks.workflow_commands import Commands, error_command, is_on_actions, switched_off
 
 _CANNOT: Final = frozenset({"", "dumb", "unknown"})
 """Values of ``TERM`` for a terminal that cannot move its cursor."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from allranks.engines.base import JobSpec, Placement
+from allranks.plugins.github.workflow_commands import Commands, error_command, escaped
 from allranks.protocol.records import Printed, RankEnded, Record, Repeated
 from allranks.protocol.tracebacks import excerpt
 from allranks.protocol.xml_text import clipped, file_of
@@ -18,7 +19,6 @@ from allranks.report.failure_groups import Failure
 from allranks.report.run_files import JobError
 from allranks.runner.progress import Pace, State, Tests, rate_so_far
 from allranks.runner.run_detail import Detail, evidence_lines, request_lines
-from allranks.workflow_commands import Commands, error_command, escaped
 
 _LINES = 12
 _SHOWN = 160  # characters of a message: one or two lines of a terminal

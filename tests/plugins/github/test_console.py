@@ -7,6 +7,7 @@ import pytest
 from scripted_engine import failed
 
 from allranks.cli.main import main
+from allranks.plugins.github.workflow_commands import Commands, is_on_actions
 from allranks.protocol.records import Printed
 from allranks.report.failure_groups import Failure
 from allranks.report.merging import merge
@@ -16,7 +17,6 @@ from allranks.runner import log_lines
 from allranks.runner.console import ActionsConsole, console_for, leave_to_the_merge
 from allranks.runner.log_lines import ActionsView
 from allranks.runner.progress import Tests
-from allranks.workflow_commands import Commands, is_on_actions
 
 NOTHING = "cell/s: no test ran (1.0 s)"
 

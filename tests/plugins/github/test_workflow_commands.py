@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.workflow_commands import add_summary, error_command, set_reason, unobeyed, without_commands
+from allranks.plugins.github.workflow_commands import add_summary, error_command, set_reason, unobeyed, without_commands
 
 
 def test_an_error_with_a_place_has_it_and_one_without_has_none():

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Final
 
 from allranks.errors import MEANING, AllranksError, MatrixError
+from allranks.plugins.github.workflow_commands import add_summary, error_command, set_reason
 from allranks.protocol.xml_text import MESSAGE_LIMIT, cut, printable, readable
 from allranks.report.summary import fenced, markdown
-from allranks.workflow_commands import add_summary, error_command, set_reason
 
 _LINES: Final = 40
 """Lines of a sentence's text that are shown: pip and a builder report the error at the end of their output."""
