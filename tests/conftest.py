@@ -242,6 +242,16 @@ def run_id() -> str:
 
 
 @pytest.fixture
+def lines() -> list[str]:
+    """A list that is also the callable that fills it."""
+
+    class Lines(list):
+        __call__ = list.append
+
+    return Lines()
+
+
+@pytest.fixture
 def owned_run(run_id: str) -> Iterator[str]:
     """A run that is owned while the test lasts, so that nobody else on this host reaps what it starts."""
     with own_run(run_id):

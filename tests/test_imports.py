@@ -26,7 +26,7 @@ def imported(path: Path) -> Iterator[str]:
 
 LAYERS = (
     ("protocol", "interruption"),
-    ("errors", "agent", "workflow_commands"),
+    ("errors", "agent"),
     ("testing", "ownership", "user_cache"),
     ("matrix",),
     ("images", "report"),

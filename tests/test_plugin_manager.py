@@ -11,16 +11,18 @@ from allranks import plugin_manager
 from allranks.cli import main as cli
 from allranks.engines.package import package_folder
 from allranks.errors import ExitCode
-from allranks.plugin_manager import CAN_FAIL, OWN, Command, added_commands, implements, load_plugins
+from allranks.plugin_manager import CAN_FAIL, OWN, Command, added_commands, implements, load_plugins, own_plugins
 from allranks.report.section import Section, SectionMaker
 
 
 @pytest.fixture(autouse=True)
-def loaded_anew():
-    """Plug-ins and commands are collected anew in each test, and after the last one."""
-    yield (load_plugins.cache_clear(), cli.commands.cache_clear())
-    load_plugins.cache_clear()
-    cli.commands.cache_clear()
+def collected_anew():
+    """Plug-ins and commands are found anew before and after each test."""
+    for each in (own_plugins, load_plugins, cli.commands):
+        each.cache_clear()
+    yield
+    for each in (own_plugins, load_plugins, cli.commands):
+        each.cache_clear()
 
 
 @pytest.fixture

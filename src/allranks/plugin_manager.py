@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from allranks.matrix.model import Matrix
     from allranks.report.section import SectionMaker
 
-OWN: Final = ("stress", "history", "conformance")
+OWN: Final = ("stress", "history", "conformance", "github")
 """The names of allranks' own plug-ins."""
 
 GROUP: Final = "allranks.plugins"
@@ -85,6 +85,27 @@ class Hooks:
         """
         raise NotImplementedError
 
+    @_hook(firstresult=True)
+    def allranks_ci_service(self, environ: Mapping[str, str]) -> object:
+        """The CI service that runs this process: a :class:`allranks.runner.ci_service.CiService`, or None.
+
+        Args:
+            environ: The variables of this process.
+        """
+        raise NotImplementedError
+
+
+@cache
+def own_plugins() -> pluggy.PluginManager:
+    """The engines of the core, and allranks' own plug-ins that are there."""
+    manager = pluggy.PluginManager("allranks")
+    manager.add_hookspecs(Hooks)
+    manager.register(importlib.import_module("allranks.engines"), "allranks")
+    for name in OWN if find_spec(GROUP) else ():
+        if find_spec(f"{GROUP}.{name}"):
+            manager.register(importlib.import_module(f"{GROUP}.{name}.hooks"), name)
+    return manager
+
 
 @cache
 def load_plugins() -> pluggy.PluginManager:
@@ -93,13 +114,10 @@ def load_plugins() -> pluggy.PluginManager:
     Raises:
         PluginError: One of another package cannot be imported.
     """
-    manager = pluggy.PluginManager("allranks")
-    manager.add_hookspecs(Hooks)
-    manager.register(importlib.import_module("allranks.engines"), "allranks")
-    for name in OWN if find_spec(GROUP) else ():
-        if find_spec(f"{GROUP}.{name}"):
-            manager.register(importlib.import_module(f"{GROUP}.{name}"), name)
+    manager = own_plugins()
     for point in entry_points(group=GROUP):
+        if manager.has_plugin(point.name):  # found by an earlier call, which one of the others ended
+            continue
         try:
             manager.register(point.load(), point.name)
         except (Exception, SystemExit) as error:

@@ -39,6 +39,11 @@ OWN = ("docker", "process", "slurm")
 pytestmark = pytest.mark.usefixtures("no_slurm")
 
 
+def forget_plugins():
+    plugin_manager.own_plugins.cache_clear()
+    plugin_manager.load_plugins.cache_clear()
+
+
 @pytest.fixture
 def others(monkeypatch):
     """Register engines of another package: the class of each by its name, None for one that cannot be imported."""
@@ -51,11 +56,11 @@ def others(monkeypatch):
         module.allranks_engines = plugin_manager.implements(lambda: {name: f"far_away:{name}" for name in classes})
         monkeypatch.setitem(sys.modules, "far_away", module)
         monkeypatch.setattr(plugin_manager, "entry_points", lambda group: [EntryPoint("far-away", "far_away", group)])
-        plugin_manager.load_plugins.cache_clear()
+        forget_plugins()
 
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
     yield register
-    plugin_manager.load_plugins.cache_clear()
+    forget_plugins()
 
 
 def test_own_engines_are_there_without_any_other_package(others):

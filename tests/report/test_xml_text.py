@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.protocol.xml_text import clipped, command, cut, first_line, for_terminal, readable, two_ends
+from allranks.protocol.xml_text import clipped, command, cut, first_line, for_log, for_terminal, readable, two_ends
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=()), max_size=50))
@@ -105,3 +105,17 @@ def test_a_command_is_what_bash_reads_and_no_terminal_obeys(word: str):
         ["/bin/bash", "-c", said], capture_output=True, check=True, env={**os.environ, "LC_ALL": "C.UTF-8"}
     )
     assert run.stdout.decode() == word
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("cpu on x\n::add-mask::y ##[error]z", "cpu on x ::add-mask::y ## [error]z"),
+        ("a\r##vso[task.complete]", "a ## vso[task.complete]"),
+        ("\x1b[31mred", "�[31mred"),
+        ("## plain [x]", "## plain [x]"),
+        ("###[##[x", "### [## [x"),
+    ],
+)
+def test_a_line_of_a_log_is_one_line_that_no_service_obeys(text, line):
+    assert for_log(text) == line

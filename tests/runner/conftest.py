@@ -94,16 +94,6 @@ def make_folder(tmp_path: Path) -> Callable[..., RunFolder]:
 
 
 @pytest.fixture
-def lines() -> list[str]:
-    """A list that is also the callable that fills it."""
-
-    class Lines(list):
-        __call__ = list.append
-
-    return Lines()
-
-
-@pytest.fixture
 def engine():
     return ScriptedEngine()
 

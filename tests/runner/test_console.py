@@ -9,7 +9,7 @@ from scripted_engine import failed
 from allranks.protocol.records import Printed
 from allranks.report.merging import merge
 from allranks.report.run_files import JobError
-from allranks.runner.console import ActionsConsole, PlainConsole, console_for, is_streamed
+from allranks.runner.console import PlainConsole, console_for, is_streamed
 from allranks.runner.log_lines import LiveView
 from allranks.runner.progress import Tests
 from allranks.runner.terminal import TerminalConsole
@@ -27,12 +27,11 @@ class Terminal(io.StringIO):
     [
         (Terminal(), XTERM, [("-k", "s"), ()], TerminalConsole),
         (io.StringIO(), XTERM, [], PlainConsole),
-        (Terminal(), {**XTERM, "GITHUB_ACTIONS": "true"}, [], ActionsConsole),
         (Terminal(), {"TERM": "dumb"}, [], PlainConsole),
         (Terminal(), {}, [], PlainConsole),
         (Terminal(), XTERM, [(), ("-s",)], PlainConsole),
     ],
-    ids=["terminal", "pipe", "workflow", "dumb terminal", "no terminal is named", "output is streamed"],
+    ids=["terminal", "pipe", "dumb terminal", "no terminal is named", "output is streamed"],
 )
 def test_a_table_is_for_a_person_at_a_terminal(lines, stream, environ, arguments, kind):
     with console_for(lines, arguments, environ, stream) as console:
@@ -40,11 +39,10 @@ def test_a_table_is_for_a_person_at_a_terminal(lines, stream, environ, arguments
 
 
 @pytest.mark.parametrize("detail", ["quiet", "verbose"])
-@pytest.mark.parametrize("environ", [XTERM, {**XTERM, "GITHUB_ACTIONS": "true"}], ids=["terminal", "workflow"])
-def test_how_much_is_printed_reaches_the_view_and_a_quiet_run_has_no_table(lines, environ, detail):
-    with console_for(lines, [], environ, Terminal(), detail) as console, console.watch(["cell/s"]) as live:
+def test_how_much_is_printed_reaches_the_view_and_a_quiet_run_has_no_table(lines, detail):
+    with console_for(lines, [], XTERM, Terminal(), detail) as console, console.watch(["cell/s"]) as live:
         assert live.detail == detail
-        assert isinstance(console, TerminalConsole) == (detail == "verbose" and environ == XTERM)
+        assert isinstance(console, TerminalConsole) == (detail == "verbose")
 
 
 @pytest.mark.parametrize(

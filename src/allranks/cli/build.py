@@ -12,7 +12,7 @@ from allranks.cli.options import add_engine, add_quiet, add_selection, chosen_jo
 from allranks.errors import ExitCode, UsageError
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Image, Job
-from allranks.plugins.github.workflow_commands import without_commands
+from allranks.runner.ci_service import untrusted_output
 
 if TYPE_CHECKING:
     from allranks.images.daemon import Site
@@ -115,7 +115,7 @@ def _build_images(images: Sequence[Image], site: "Site", options: argparse.Names
         for image in images:
             say(f"{image.name} {image_reference(image, silent)}")
         return
-    with without_commands(say):  # a project's own build prints what it likes
+    with untrusted_output(say):  # a project's own build prints what it likes
         if options.export:
             for exported in export_images(images, _shelf(options), site):
                 say(f"{exported.name}: {exported.reference}{f' in {exported.file}' if exported.file else ''}")

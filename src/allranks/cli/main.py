@@ -16,7 +16,7 @@ from allranks.cli.command_parser import CommandParser
 from allranks.cli.options import RESULTS_VARIABLE, painted, results_here
 from allranks.errors import AllranksError, ExitCode, PluginError, UsageError, as_bug, did_you_mean
 from allranks.plugin_manager import CAN_FAIL, JUDGES, Command, added_commands
-from allranks.plugins.github.workflow_commands import Commands, is_on_actions
+from allranks.runner.ci_service import ci_service
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,19 +89,16 @@ def _split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
 
 
 def _complain(error: AllranksError, arguments: Sequence[str]) -> None:
-    if not is_on_actions():
+    service = ci_service()
+    if service is None:
         _print(error, arguments, sys.stderr)
         return
-    from allranks.plugins.github.refusals import publish  # noqa: PLC0415 - needed on GitHub alone
-
-    # What these print, and their commands, are on standard output: between two streams the order is lost.
+    # What these print, and what a service obeys, are on standard output: between two streams the order is lost.
     name = _name_in(arguments)
     is_shown = name in {"run", "stress", "build", "merge", "report"} and "--json" not in arguments
     stream = sys.stdout if is_shown else sys.stderr
-    commands = Commands(partial(print, file=stream, flush=True))
-    commands.give(publish(error, name, os.environ))
-    _print(error, arguments, stream)
-    commands.switch_on()
+    with service.show_error(error, name, stream):
+        _print(error, arguments, stream)
 
 
 def _print(error: AllranksError, arguments: Sequence[str], stream: TextIO) -> None:

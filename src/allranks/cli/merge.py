@@ -21,7 +21,7 @@ from allranks.cli.options import (
 )
 from allranks.errors import MEANING, ExitCode
 from allranks.plugin_manager import add_plugin_options, section_makers
-from allranks.plugins.github.workflow_commands import is_on_actions, set_reason
+from allranks.runner.ci_service import ci_service
 
 if TYPE_CHECKING:
     from allranks.report.baseline import Baseline
@@ -175,8 +175,8 @@ def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
             written = f"\nPyTorch's layout: {layout.folder}" if layout else ""
             console.say(f"{told}\n\nreport: {report}\npage: {merged.page}{written}")
         console.annotate(merged)
-    if code and is_on_actions():
-        set_reason(first_cause(merged, code))
+    if code and (service := ci_service()):
+        service.tell_cause(first_cause(merged, code))
     if options.json:
         say_json(**_object(merged, code))
     else:

@@ -21,7 +21,7 @@ from allranks.matrix.jobs import chosen_suites, plan, suites_holding, unnamed_su
 from allranks.matrix.model import Cell, Job, Matrix
 from allranks.matrix.select import select, select_where
 from allranks.plugin_manager import added_engines
-from allranks.plugins.github.workflow_commands import unobeyed
+from allranks.protocol.xml_text import for_log
 from allranks.runner.results_folder import RUN_ID_VARIABLE, new_run_id
 
 ENGINE_VARIABLE = "ALLRANKS_ENGINE"
@@ -248,7 +248,7 @@ def read_request(options: argparse.Namespace) -> Expansion:
     """
     expansion = load(options.matrix or find_matrix(Path.cwd()))
     for warning in expansion.matrix.warnings:
-        remark(unobeyed(f"allranks: warning: {warning}"))
+        remark(for_log(f"allranks: warning: {warning}"))
     tests, options.cells = _divided(expansion, options.cells)
     paths = [_from_root(text, expansion.matrix.root) for text in tests]
     if not options.suite:

@@ -27,7 +27,7 @@ from allranks.matrix.cell_images import image_for
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import chosen_suites, plan, unnamed_suites
 from allranks.matrix.model import Cell, Job, Matrix
-from allranks.plugins.github.workflow_commands import unobeyed
+from allranks.protocol.xml_text import for_log
 from allranks.runner.machines.packs import MINUTES_PER_ENTRY, MOST_ENTRIES, PackOptions
 
 MOST_DROPPED_SHOWN = 200
@@ -96,7 +96,7 @@ def _plan_machines(expansion: Expansion, options: argparse.Namespace) -> ExitCod
         plan_file=options.plan_file,
     )
     entries, notes = plan_machines(expansion, chosen_jobs(expansion, options), plan_options)
-    remark("\n".join(map(unobeyed, notes)))
+    remark("\n".join(map(for_log, notes)))
     say(entries)
     return ExitCode.OK
 

@@ -39,8 +39,8 @@ from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import plan
 from allranks.matrix.model import Job, Matrix
 from allranks.plugin_manager import add_plugin_options, section_makers
-from allranks.plugins.github.workflow_commands import without_commands
 from allranks.protocol.refusals import REFUSED
+from allranks.runner.ci_service import untrusted_output
 from allranks.runner.results_folder import PARTY_VARIABLE, RUN_ID_VARIABLE
 
 if TYPE_CHECKING:
@@ -322,7 +322,7 @@ def run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namesp
     elif not is_part:
         refuse_launched(os.environ)
     if options.images and options.engine != "process":
-        with without_commands(say):
+        with untrusted_output(say):
             matrix = taking_images(expansion.matrix, options.images, [job.image.name for job in jobs], say)
         expansion = replace(expansion, matrix=matrix)
         jobs = [replace(job, image=image_for(matrix, job.cell)) for job in jobs]

@@ -79,6 +79,7 @@ _CLEAN: Final = re.compile(r"[ -~\n\t]*").fullmatch
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 _WRITTEN_ANSI = re.compile(r"#x1B(?:\[[0-?]*[ -/]*[@-~]|\][^\n#]*(?:#x07|#x1B\\)?|[@-Z\\^_])")
+_OLD_COMMAND = re.compile(r"##(?=\w*\[)")
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 _RESETS: Final = ("\x1b[0m", "\x1b[m")
@@ -114,6 +115,14 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(sign if sign.isprintable() else " " if sign.isspace() else "�" for sign in text)
+
+
+def for_log(text: str) -> str:
+    """``text`` on one line that no CI service takes for a command, if it has a word of ours before it.
+
+    GitHub obeys lines that begin with two colons, and ``##[name]`` anywhere in a line; Azure ``##vso[name]``.
+    """
+    return _OLD_COMMAND.sub("## ", printable(text))
 
 
 def for_terminal(text: str) -> str:

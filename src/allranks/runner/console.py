@@ -8,11 +8,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Final, NoReturn, Protocol, TextIO
 
-from allranks.plugins.github.workflow_commands import Commands, error_command, is_on_actions, switched_off
 from allranks.protocol.xml_text import for_terminal
 from allranks.report.judged import MergedRun
-from allranks.report.summary import left_out
-from allranks.runner.log_lines import ActionsView, LiveView, annotation
+from allranks.runner.ci_service import ci_service
+from allranks.runner.log_lines import LiveView
 from allranks.runner.run_detail import Detail
 
 _CANNOT: Final = frozenset({"", "dumb", "unknown"})
@@ -32,7 +31,7 @@ class Console(Protocol):
         """The view that takes the events of these jobs, in the order of the plan, while they run."""
 
     def annotate(self, merged: MergedRun, /) -> None:
-        """Show the first failures wherever the run is shown, such as on GitHub."""
+        """Show the first failures wherever the run is shown, such as by a CI service."""
 
 
 @dataclass(frozen=True)
@@ -48,32 +47,6 @@ class PlainConsole:
 
     def annotate(self, merged: MergedRun) -> None:
         """Do nothing: the table of results is enough."""
-
-
-_ANNOTATIONS: Final = 10
-"""Annotations that GitHub shows for one step."""
-
-
-@dataclass(frozen=True)
-class ActionsConsole:
-    """The log of a step of a workflow on GitHub."""
-
-    say: Callable[[str], None]
-    commands: Commands
-    detail: Detail = "usual"
-
-    def watch(self, _job_ids: Sequence[str]) -> AbstractContextManager[LiveView]:
-        """See :class:`Console`."""
-        return nullcontext(ActionsView(say=self.say, commands=self.commands, detail=self.detail))
-
-    def annotate(self, merged: MergedRun) -> None:
-        """See :class:`Console`."""
-        found = merged.failures
-        shown = found if len(found) <= _ANNOTATIONS else found[: _ANNOTATIONS - 1]
-        for failure in shown:
-            self.commands.give(annotation(failure, merged.matrix_folder))
-        if more := left_out(merged, shown):
-            self.commands.give(error_command(f"{more} more are in the report", title="allranks"))
 
 
 Annotate = Callable[[Console, MergedRun], None]
@@ -107,9 +80,9 @@ def console_for(
         detail: How much is printed; a quiet run has no table.
     """
     stream, say = sys.stdout if stream is None else stream, _harmless(say)
-    if is_on_actions(environ):
-        with switched_off(Commands(say)) as commands:
-            yield ActionsConsole(say, commands, detail)
+    if service := ci_service(environ):
+        with service.console(say, detail) as console:
+            yield console
     elif (
         detail != "quiet"
         and stream.isatty()

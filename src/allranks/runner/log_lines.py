@@ -1,21 +1,12 @@
-"""What a run prints: a line for each event, with groups and annotations on GitHub Actions.
+"""What a run prints: a line for each event."""
 
-Jobs run side by side, and groups cannot be nested: a job's lines are held back until it ends. All workflow commands but
-our own are switched off: any line of a test could look like one.
-"""
-
-import posixpath
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from allranks.engines.base import JobSpec, Placement
-from allranks.plugins.github.workflow_commands import Commands, error_command, escaped
 from allranks.protocol.records import Printed, RankEnded, Record, Repeated
-from allranks.protocol.tracebacks import excerpt
-from allranks.protocol.xml_text import clipped, file_of
-from allranks.report.failure_groups import Failure
+from allranks.protocol.xml_text import clipped
 from allranks.report.run_files import JobError
 from allranks.runner.progress import Pace, State, Tests, rate_so_far
 from allranks.runner.run_detail import Detail, evidence_lines, request_lines
@@ -70,7 +61,7 @@ class LiveView:
             match record:
                 case Printed():
                     whose = f"{job_id}: " if len(self._running) > 1 else ""
-                    self.say(f"{whose}[rank {record.rank}] {_last_version(record.line)}")
+                    self.say(f"{whose}[rank {record.rank}] {last_version(record.line)}")
                 case Repeated():
                     self._show_rate(job_id, record)
                 case RankEnded() if record.outcome.is_bad and job_id not in self._has_failed:
@@ -103,7 +94,7 @@ class LiveView:
                     self.say(f"    {line}")
 
 
-def _last_version(line: str) -> str:
+def last_version(line: str) -> str:
     """A line that carriage returns overwrite, as a terminal shows it in the end: a progress bar."""
     return next((part for part in reversed(line.split("\r")) if part), "")
 
@@ -119,63 +110,3 @@ def _last_lines(text: str) -> list[str]:
     """The end of a text, where Python and pip report the error."""
     lines = [line for line in text.splitlines() if line.strip()]
     return lines if len(lines) <= _LINES else ["…", *lines[-_LINES:]]
-
-
-_KEPT: Final = 2000
-"""Most lines of a job's output in its group; the ranks' own logs have all."""
-
-
-@dataclass(kw_only=True)
-class ActionsView(LiveView):
-    """Prints events, and a job's output in one group when the job ends."""
-
-    commands: Commands
-    _output: dict[str, list[str]] = field(default_factory=dict)
-
-    def take(self, job_id: str, record: Record) -> None:
-        """See :meth:`LiveView.take <allranks.runner.log_lines.LiveView.take>`."""
-        if not isinstance(record, Printed):
-            super().take(job_id, record)
-            return
-        with self._lock:
-            lines = self._output.setdefault(job_id, [])
-            if len(lines) < _KEPT:
-                lines.append(f"[rank {record.rank}] {_last_version(record.line)}")
-
-    def job_ended(self, job_id: str, tests: Tests, seconds: float, error: JobError | None) -> None:
-        """See :meth:`LiveView.job_ended <allranks.runner.log_lines.LiveView.job_ended>`."""
-        with self._lock:
-            if lines := self._output.pop(job_id, []):
-                self._group(f"{job_id}: what its ranks printed", lines)
-            super().job_ended(job_id, tests, seconds, error)
-
-    def _show_evidence(self, record: RankEnded) -> None:
-        """Show where the rank failed, as the terminal does, in a group."""
-        test = record.nodeid
-        lines = (
-            evidence_lines(record) if self.detail == "verbose" else excerpt(record.text, file_of(test), record.message)
-        )
-        if shown := list(lines):
-            self._group(f"where rank {record.rank} {record.outcome.replace('_', ' ')} in {test}", shown)
-
-    def _group(self, title: str, lines: Sequence[str]) -> None:
-        self.commands.give(f"::group::{escaped(title)}")
-        for line in lines:
-            self.say(line)
-        if len(lines) == _KEPT:
-            self.say("(cut here; the ranks' own logs have all)")
-        self.commands.give("::endgroup::")
-
-
-def annotation(failure: Failure, folder: str = "") -> str:
-    """The command that has GitHub show a failure with the workflow run, and beside the line that it is in.
-
-    Args:
-        failure: The failure.
-        folder: The folder of its matrix file, which its path is relative to, in the repository.
-    """
-    file = posixpath.normpath(posixpath.join(folder, failure.file)) if failure.file else ""
-    line = str(failure.line) if file and failure.line else ""
-    extent = f" ({failure.extent})" if failure.extent else ""
-    title = f"{failure.place}: {failure.nodeid}"
-    return error_command(failure.message + extent, title=title, file=file, line=line)

@@ -4,18 +4,18 @@ from dataclasses import replace
 from string import ascii_lowercase
 
 import pytest
-from scripted_engine import failed
 
 from allranks.cli.main import main
+from allranks.plugins.github import console
+from allranks.plugins.github.console import ActionsConsole, ActionsView, annotation
 from allranks.plugins.github.workflow_commands import Commands, is_on_actions
-from allranks.protocol.records import Printed
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.records import Printed, RankEnded
 from allranks.report.failure_groups import Failure
 from allranks.report.merging import merge
 from allranks.report.results import VerdictKind
 from allranks.report.run_files import JobError
-from allranks.runner import log_lines
-from allranks.runner.console import ActionsConsole, console_for, leave_to_the_merge
-from allranks.runner.log_lines import ActionsView
+from allranks.runner.console import console_for, leave_to_the_merge
 from allranks.runner.progress import Tests
 
 NOTHING = "cell/s: no test ran (1.0 s)"
@@ -49,6 +49,13 @@ def taken(lines):
 def shown(lines):
     """The rest: what a person reads."""
     return [line for line in lines if not line.startswith("::")]
+
+
+def failed(nodeid, message, text=""):
+    """The failure of rank 1 of two."""
+    return RankEnded(
+        nodeid=nodeid, rank=1, outcome=Outcome.FAILED, world_size=2, arrived=2.0, message=message, text=text
+    )
 
 
 def output(line, rank=0):
@@ -87,7 +94,7 @@ def test_no_test_can_give_commands_or_guess_the_word_that_switches_them_on(live,
 
 
 def test_a_flood_is_cut(live, lines, monkeypatch):
-    monkeypatch.setattr(log_lines, "_KEPT", 2)
+    monkeypatch.setattr(console, "_KEPT", 2)
     for number in range(5):
         live.take("cell/s", output(str(number)))
     live.job_ended("cell/s", Tests(), 1.0, None)
@@ -95,7 +102,7 @@ def test_a_flood_is_cut(live, lines, monkeypatch):
 
 
 def test_the_first_failure_is_said_at_once(live, lines):
-    live.take("cell/s", failed("t", 1, "no"))
+    live.take("cell/s", failed("t", "no"))
     assert shown(lines) == ["cell/s: first failure: rank 1 failed in t: no"]
 
 
@@ -129,7 +136,7 @@ def test_an_annotation_names_the_file_and_ends_nowhere_early():
         place="gloo-w2 / s", nodeid="suite/test_a.py::test_x[a,b::c]", kind=VerdictKind.FAILURE,
         message="rank 0 failed: 50%\n::error::x", alike=2, file="suite/test_a.py",
     )  # fmt: skip
-    assert log_lines.annotation(failure) == (
+    assert annotation(failure) == (
         "::error title=gloo-w2 / s%3A suite/test_a.py%3A%3Atest_x[a%2Cb%3A%3Ac],file=suite/test_a.py"
         "::rank 0 failed: 50%25%0A::error::x (3 tests)"
     )
@@ -138,8 +145,8 @@ def test_an_annotation_names_the_file_and_ends_nowhere_early():
 def test_the_first_failure_of_a_job_has_its_traceback_in_a_group(live, lines):
     text = "/srv/suite/test_a.py:7: in test_x\n    check(rank)\n"
     text += "/srv/suite/helper.py:2: in check\n    ::add-mask::x\nE   no"
-    live.take("cell/s", failed("suite/test_a.py::test_x", 1, "no", text=text))
-    live.take("cell/s", failed("suite/test_a.py::test_y", 1, "no", text=text))
+    live.take("cell/s", failed("suite/test_a.py::test_x", "no", text))
+    live.take("cell/s", failed("suite/test_a.py::test_y", "no", text))
     assert shown(lines) == [
         "cell/s: first failure: rank 1 failed in suite/test_a.py::test_x: no",
         "suite/test_a.py:7 in test_x",
@@ -152,26 +159,26 @@ def test_the_first_failure_of_a_job_has_its_traceback_in_a_group(live, lines):
 
 def test_an_annotation_has_the_path_from_the_root_of_the_repository():
     failure = Failure(place="c / s", nodeid="x", kind=VerdictKind.ERROR, message="no", file="suite/test_a.py", line=31)
-    assert ",file=pkg/suite/test_a.py,line=31::" in log_lines.annotation(failure, "pkg")
-    assert ",file=suite/test_a.py,line=31::" in log_lines.annotation(replace(failure, file="../suite/test_a.py"), "pkg")
+    assert ",file=pkg/suite/test_a.py,line=31::" in annotation(failure, "pkg")
+    assert ",file=suite/test_a.py,line=31::" in annotation(replace(failure, file="../suite/test_a.py"), "pkg")
 
 
 def test_an_annotation_names_the_line():
     failure = Failure(place="c / s", nodeid="x", kind=VerdictKind.ERROR, message="no", file="suite/test_a.py", line=31)
-    assert ",file=suite/test_a.py,line=31::no" in log_lines.annotation(failure)
+    assert ",file=suite/test_a.py,line=31::no" in annotation(failure)
 
 
 def test_what_befell_a_job_has_no_file():
     failure = Failure(place="c / s", nodeid="allranks::job", kind=VerdictKind.ERROR, message="lost")
-    assert log_lines.annotation(failure) == "::error title=c / s%3A allranks%3A%3Ajob::lost"
+    assert annotation(failure) == "::error title=c / s%3A allranks%3A%3Ajob::lost"
 
 
 def test_a_step_has_its_commands_again_when_the_run_is_over_whatever_happened(lines, merged):
     def run():
-        with console_for(lines, environ={"GITHUB_ACTIONS": "true"}) as console:
-            with console.watch(["cell/s"]) as live:
+        with console_for(lines, environ={"GITHUB_ACTIONS": "true"}) as shown_by:
+            with shown_by.watch(["cell/s"]) as live:
                 assert isinstance(live, ActionsView)
-            console.annotate(merged(1))
+            shown_by.annotate(merged(1))
             raise KeyError
 
     with pytest.raises(KeyError):

@@ -1,8 +1,12 @@
 """An error of any command, as GitHub shows it: annotation, summary and output, and no command of anyone else's."""
 
+from types import SimpleNamespace
+
 import pytest
 from markdown_it import MarkdownIt
 
+from allranks import plugin_manager
+from allranks.cli import main
 from allranks.errors import EngineError, ImageError
 
 
@@ -44,6 +48,22 @@ def test_a_selection_that_leaves_nothing_is_annotation_summary_and_output(allran
     assert summary.startswith("## allranks plan: exit code 2\n\nThe matrix has no cell with world\\_size 9.\n\n")
     assert outputs.startswith("reason=The matrix has no cell with world_size 9. ")
     assert outputs.endswith(" (exit code 2)\n")
+
+
+def test_a_plug_in_that_cannot_be_loaded_is_an_annotation_too(allranks, step, monkeypatch):
+    def load():
+        msg = "no module lsf"
+        raise ImportError(msg)
+
+    point = SimpleNamespace(name="lsf", value="lsf.allranks", load=load)
+    monkeypatch.setattr(plugin_manager, "entry_points", lambda group: [point] if group == "allranks.plugins" else [])
+    for each in (plugin_manager.load_plugins, main.commands):
+        each.cache_clear()
+    code, _, err = allranks("plan")
+    assert code == 4
+    [annotation] = obeyed(err)
+    assert "The plug-in lsf cannot be loaded" in annotation
+    assert "The plug-in lsf cannot be loaded" in step()[0]
 
 
 def test_what_a_merge_refuses_is_on_the_stream_that_has_its_commands(allranks, step):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from allranks.plugins.github.workflow_commands import add_summary, error_command, set_reason, unobeyed, without_commands
+from allranks.plugins.github.workflow_commands import add_summary, error_command, set_reason
+from allranks.runner.ci_service import untrusted_output
 
 
 def test_an_error_with_a_place_has_it_and_one_without_has_none():
@@ -40,7 +41,7 @@ def test_files_that_cannot_be_written_are_no_error(tmp_path, monkeypatch, file):
 def test_what_a_build_prints_is_no_command_on_github_and_unchanged_elsewhere(monkeypatch):
     def printed():
         lines = []
-        with without_commands(lines.append):
+        with untrusted_output(lines.append):
             lines.append("::error::forged")
         return lines
 
@@ -49,7 +50,3 @@ def test_what_a_build_prints_is_no_command_on_github_and_unchanged_elsewhere(mon
     stop, forged, start = printed()
     assert stop == f"::stop-commands::{start.strip(':')}"
     assert forged == "::error::forged"
-
-
-def test_a_line_that_quotes_a_file_is_no_command():
-    assert unobeyed("cpu on x\n::add-mask::y ##[error]z") == "cpu on x ::add-mask::y ## [error]z"

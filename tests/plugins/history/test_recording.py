@@ -7,7 +7,7 @@ import pytest
 
 from allranks.errors import MatrixError
 from allranks.matrix.declaration import load
-from allranks.plugins.history import file_of
+from allranks.plugins.history.hooks import file_of
 from allranks.plugins.history.recorder import HistoryRecorder
 
 RANK = """<testsuites><testsuite name="pytest"><testcase classname="t" name="test_x" time="0.1">{}</testcase>

@@ -1,1 +1,1 @@
-"""TODO."""
+"""GitHub Actions: groups, annotations, summaries and outputs of steps that run allranks."""

@@ -1,5 +1,6 @@
 """A command's error on GitHub: annotation, summary, and the output ``reason`` of its step."""
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ _PLACE: Final = re.compile(r"(?P<file>[^\n:]+\.toml):(?P<line>\d+): ")
 """What the sentence of a :class:`~allranks.errors.MatrixError` begins with."""
 
 
-def publish(error: AllranksError, command: str, environ: Mapping[str, str]) -> str:
+def publish(error: AllranksError, command: str, environ: Mapping[str, str] = os.environ) -> str:
     """Write an error into the step's summary and its outputs; files that cannot be written are ignored.
 
     Args:

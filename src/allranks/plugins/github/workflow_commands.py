@@ -8,7 +8,7 @@ form ``##[name]`` anywhere in a line (https://docs.github.com/actions/reference/
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -62,19 +62,6 @@ def switched_off(commands: Commands) -> Iterator[Commands]:
         yield commands
     finally:
         commands.switch_on()
-
-
-def without_commands(say: Callable[[str], None]) -> AbstractContextManager[object]:
-    """Have the runner take nothing for a command that is printed so in the meantime; elsewhere than on GitHub, nothing.
-
-    Two streams must not do so at a time: their order is lost, and with it the word that ends it.
-    """
-    return switched_off(Commands(say)) if is_on_actions() else nullcontext()
-
-
-def unobeyed(line: str) -> str:
-    """One line that a runner takes for no command, whatever it quotes after its first word."""
-    return printable(line).replace("##[", "## [")
 
 
 def error_command(message: str, **properties: str) -> str:

@@ -10,7 +10,7 @@ from allranks.cli.command_parser import CommandParser
 from allranks.cli.options import add_json, add_matrix, moment, number, say, say_json, writable_file
 from allranks.errors import ExitCode, MatrixError, UsageError, counted
 from allranks.matrix.declaration import find_matrix, load
-from allranks.plugins.history import file_of
+from allranks.plugins.history.hooks import file_of
 from allranks.protocol.xml_text import readable
 
 if TYPE_CHECKING:
