@@ -2,9 +2,12 @@
 
 import json
 import os
+import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -72,6 +75,24 @@ def test_a_node_learns_where_the_first_one_listens(nodes):
 def test_a_node_whose_first_one_never_comes_says_so(nodes):
     with pytest.raises(OSError, match=r"node 0 has not told its address within 0\.1 s \(limits\.assembly\)"):
         nodes[1]._meet(NodeConfig(node=1, leader="", port=0, token=OWN), assembly(0.1))
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda _node, folder: (folder / "hang-up").touch(),
+        lambda _node, folder: (folder / "hang-up").write_text("now"),
+        lambda _node, folder: shutil.rmtree(folder / "node-1"),
+        lambda _node, folder: shutil.rmtree(folder),
+        lambda node, _folder: node._note(signal.SIGTERM, None),
+    ],
+)
+def test_a_node_whose_job_is_over_waits_for_the_first_one_no_longer(nodes, tmp_path, end):
+    end(nodes[1], tmp_path)
+    began = time.monotonic()
+    with pytest.raises(OSError, match="node 0 has not told its address"):
+        nodes[1]._meet(NodeConfig(node=1, leader="", port=0, token=OWN), assembly(5.0))
+    assert time.monotonic() < began + 3.0
 
 
 @pytest.mark.usefixtures("nodes")

@@ -156,7 +156,7 @@ class NodeSupervisor:
             write_whole(path, json.dumps({"leader": address, "port": port}))
         deadline = time.monotonic() + limit.seconds
         while not path.exists():
-            if time.monotonic() > deadline or self._signals:
+            if time.monotonic() > deadline or self._is_to_end():
                 msg = f"node 0 has not told its address within {limit.words()}"
                 raise OSError(msg)
             time.sleep(_LOOK_AGAIN)
