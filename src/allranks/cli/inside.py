@@ -71,14 +71,10 @@ def _with_others(
     run_here: Callable[[argparse.Namespace], ExitCode],
 ) -> ExitCode:
     from allranks.engines.gpus import chosen_inventory  # noqa: PLC0415
-    from allranks.engines.launch_engine import LaunchEngine  # noqa: PLC0415
     from allranks.engines.launch_files import Member  # noqa: PLC0415
-    from allranks.engines.launch_follower import LaunchFollower  # noqa: PLC0415
-    from allranks.engines.launch_leader import LaunchLeader, assemble, leading  # noqa: PLC0415
-    from allranks.engines.launched_node import LaunchedNode  # noqa: PLC0415
+    from allranks.engines.launch_follower import LaunchedNode, follow  # noqa: PLC0415
     from allranks.ownership import host_id  # noqa: PLC0415
 
-    limits, folder = expansion.matrix.limits, results.resolve() / f".inside-{process.launch}"
     own = Member(
         rank=process.rank,
         nonce=secrets.token_hex(8),
@@ -86,15 +82,17 @@ def _with_others(
         host=socket.gethostname(),
         place=host_id(),
     )
-    node = LaunchedNode(folder, process.rank, chosen_inventory(options.gpu_mode, options.gpus), os.environ)
+    gpus = chosen_inventory(options.gpu_mode, options.gpus)
+    node = LaunchedNode(results.resolve() / f".inside-{process.launch}", own, gpus, os.environ)
     if process.rank > 0:
-        return LaunchFollower(folder, own, node, assembly=limits.assembly, silence=limits.silence).run()
-    members = assemble(folder, own, process.world_size, limits.assembly)
-    leader = LaunchLeader(folder, members, node, limits.silence)
-    with leading(leader) as ending:
+        return follow(node, expansion.matrix.limits)
+    from allranks.engines.launch_leader import LaunchEngine, LaunchLeader, lead  # noqa: PLC0415
+
+    def run(leader: LaunchLeader) -> ExitCode:
         options.launch = LaunchEngine(leader)
-        ending.code = run_here(options)
-    return ending.code
+        return run_here(options)
+
+    return lead(node, process.world_size, expansion.matrix.limits, run)
 
 
 def refuse_too_wide(jobs: Sequence[Job], launch: "ProcessEngine") -> None:

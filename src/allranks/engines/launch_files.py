@@ -3,22 +3,26 @@
 ::
 
     .inside-LAUNCH
-        process-R.json  process R: who it is, and a growing number as long as it lives (Member)
-        session.json    process 0: whom it has seen, the jobs and their nodes, and at last the exit code (Session)
+        process-R.json  process R: who it is (Member); it touches the file while it lives, and removes it in the end
+        session.json    process 0: whom it has seen, the jobs that have nodes, and at last the exit code (Session)
         package/        process 0: the parts of allranks that agents need
         JOB/            process 0: the folder of a job on several nodes (see allranks.agent.node_files)
 
-A folder of an earlier launch of the same name may still be there: process 0 empties it, and the others take no session
-for theirs that does not have their own nonce.
+A folder of an earlier launch of the same name may still be there. Process 0 empties it, and the others accept only a
+session that has their own nonce. The jobs are in one file because a client of NFS sees a replaced file at once, and a
+new name in a folder up to 30 seconds later.
 """
 
 import json
+import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
 from allranks.agent.node_files import write_whole
+from allranks.engines.shared_folder_job import last_change
 from allranks.errors import EngineError
 from allranks.protocol.typed_json import RecordError, build, told
 
@@ -26,13 +30,12 @@ SESSION: Final = "session.json"
 PACKAGE: Final = "package"
 
 BEAT: Final = 2.0
-"""Seconds between two signs of life of a process; each is a small file."""
+"""Seconds between two signs of life of a process."""
 
 LOOK_AGAIN: Final = 0.25
 """Seconds between two looks at the files of others."""
 
-_LONGEST_STEP: Final = 1.0
-"""Seconds that count between two looks: more is time in which this process was stopped, perhaps with all others."""
+SHARE: Final = "Name a folder that all nodes of the launcher share: --results DIR."
 
 T = TypeVar("T")
 
@@ -42,31 +45,33 @@ class Member:
     """A process of the launcher."""
 
     rank: int
-    nonce: str  # sets it apart from the process of this rank in another launch
-    local_rank: int | None = None  # its number on its node; None if the launcher does not say it
+    nonce: str  # distinguishes it from the process of this rank in another launch
+    local_rank: int | None = None  # its number on its node; None if the launcher does not report it
     host: str  # the name of its node, for people
-    place: str  # the node and its name spaces: two processes on one node have one
-    beat: int = 0  # grows while it lives
-    has_left: bool = False  # it takes part no longer
+    place: str  # identifies the node and its namespaces: all processes on one node have the same
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlacedJob:
-    """A job, and the ranks of the processes on whose nodes it runs, the leading one first."""
+class LaunchedJob:
+    """A job on several nodes."""
 
-    name: str
-    ranks: tuple[int, ...]
+    name: str  # that of its folder
+    nodes: int
+    ranks: tuple[int, ...] = ()  # the processes on whose nodes it runs, the leading one first; empty while it waits
+    python: str
+    package: str  # a folder that all nodes share: it holds the package ``allranks`` and nothing else
+    variables: tuple[str, ...] = ()  # NAME=VALUE; its PYTHONPATH comes before that of its nodes
+    gpus: tuple[str, ...] = ()  # the ids of the GPUs that were leased for it on the leading node
+    gpu_count: int = 0  # how many it uses on all nodes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """What process 0 says to all others."""
+    """What process 0 tells all others."""
 
-    nonces: tuple[str, ...]  # the processes that it has seen, by rank
-    nodes: tuple[int, ...]  # the ranks of those that were elected, one for each node
-    beat: int = 0  # grows while process 0 lives
-    jobs: tuple[PlacedJob, ...] = ()  # the jobs that have nodes. One that is no longer here is to end.
-    exit_code: int | None = None  # how the run has ended; None until then
+    nonces: tuple[str, ...]  # of the processes that it has seen, by rank
+    jobs: tuple[LaunchedJob, ...] = ()  # those that have nodes
+    exit_code: int | None = None  # that of the run; None until it ends
 
 
 def path_of(folder: Path, rank: int) -> Path:
@@ -75,7 +80,7 @@ def path_of(folder: Path, rank: int) -> Path:
 
 
 def write(path: Path, value: Member | Session) -> None:
-    """Write one of these files, whose folder is made if it is not there.
+    """Write one of these files, and create its folder if there is none.
 
     Raises:
         OSError: It cannot be written.
@@ -85,49 +90,68 @@ def write(path: Path, value: Member | Session) -> None:
 
 
 def read_file(path: Path, kind: type[T]) -> T | None:
-    """The content of one of these files; None if it is not there, or is of another version."""
+    """The content of one of these files; None if it is missing, or of another version."""
     try:
         return build(kind, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecordError):
         return None
 
 
-def refuse_living(path: Path, kind: type[Member | Session]) -> None:
-    """Refuse to take the place of a process of another launch of this name that lives; a dead one's beat stands still.
+def unusable(folder: Path, error: OSError) -> EngineError:
+    """The error of a folder that cannot be written."""
+    msg = f"The processes of the launcher cannot meet in {folder}."
+    return EngineError(msg, why=f"{error.strerror or error}.", remedy=SHARE)
+
+
+def refuse_living(path: Path) -> None:
+    """Refuse to replace a living process of another launch of this name; a dead one does not touch its file.
 
     Raises:
         EngineError: It lives.
     """
-    before = read_file(path, kind)
-    if before is None or (before.has_left if isinstance(before, Member) else before.exit_code is not None):
-        return
+    before = last_change(path)
     deadline = time.monotonic() + 2.5 * BEAT
-    while time.monotonic() < deadline:
+    while before is not None and time.monotonic() < deadline:
         time.sleep(LOOK_AGAIN)
-        now = read_file(path, kind)
-        if now is not None and now.beat > before.beat:
+        if last_change(path) not in {before, None}:
             msg = f"Another launch of this name is running in {path.parent}."
-            raise EngineError(msg, why="Two of them cannot share it.", remedy="Name other results: --results DIR.")
+            raise EngineError(msg, why="Two launches cannot share it.", remedy="Name other results: --results DIR.")
+
+
+class Heartbeat:
+    """The signs of life of this process."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._due = time.monotonic()
+
+    def beat(self) -> None:
+        """Touch the file of this process if that is due."""
+        if (now := time.monotonic()) >= self._due:
+            self._due = now + BEAT
+            with suppress(OSError):  # the others count this process as lost if that lasts
+                os.utime(self._path)
 
 
 class Pulse:
-    """Whether another process lives, by a number that grows.
+    """Whether another process lives.
+
+    It counts this process's own looks, and compares no clocks: after a pause of all processes, as on a laptop that
+    slept, each of them has its whole limit to beat again.
 
     Args:
-        limit: Seconds without a change after which it counts as dead.
-        now: The time of the first look.
+        path: The file that the other process touches.
+        limit: Seconds without a change after which it counts as lost.
     """
 
-    def __init__(self, limit: float, now: float) -> None:
+    def __init__(self, path: Path, limit: float) -> None:
+        self._path = path
         self._limit = limit
-        self._looked = now
+        self._seen = last_change(path)
         self._silent = 0.0
-        self._beat = -1
 
-    def is_lost(self, beat: int | None, now: float) -> bool:
-        """Take its number as read now, None if there was none to read; true if it has been silent for too long."""
-        self._silent += min(now - self._looked, _LONGEST_STEP)
-        self._looked = now
-        if beat is not None and beat != self._beat:
-            self._beat, self._silent = beat, 0.0
+    def is_lost(self) -> bool:
+        """Look at its file, once in :data:`LOOK_AGAIN` seconds; True if it has been silent for too long."""
+        before, self._seen = self._seen, last_change(self._path)
+        self._silent = self._silent + LOOK_AGAIN if self._seen == before else 0.0
         return self._silent > self._limit

@@ -2,31 +2,42 @@
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from allranks.agent.evidence import remove_tree
-from allranks.agent.node_files import GO, is_there
+from allranks.agent.node_files import GO, NodeOrder, is_gone, is_there
+from allranks.engines.allocation import Allocation
+from allranks.engines.base import JobSpec, MakeEnvironment, Progress, RunningJob
 from allranks.engines.launch_files import (
-    BEAT,
     LOOK_AGAIN,
+    PACKAGE,
     SESSION,
+    SHARE,
+    Heartbeat,
+    LaunchedJob,
     Member,
-    PlacedJob,
     Pulse,
     Session,
     path_of,
     read_file,
     refuse_living,
+    unusable,
     write,
 )
-from allranks.engines.launched_node import LaunchedNode
+from allranks.engines.launch_follower import LaunchedNode
+from allranks.engines.package import copied_package
+from allranks.engines.process import ProcessEngine, environment
+from allranks.engines.shared_folder_job import SharedFolderJob, fill_folder
 from allranks.engines.slurm_queue import QueuedJob, Sighting
+from allranks.engines.slurm_requests import job_name
 from allranks.errors import AllranksError, EngineError, ExitCode, counted
 from allranks.interruption import deaf
+from allranks.matrix.model import Limits, Matrix
+from allranks.ownership import HOST_VARIABLE, RUN_VARIABLE
 
 _DEAD: Final = 600.0
 """Seconds after the last sign of life of all processes of a launch until another one removes its folder."""
@@ -34,14 +45,8 @@ _DEAD: Final = 600.0
 _FAREWELL: Final = 10.0
 """Seconds for the others to see how the run has ended."""
 
-
-@dataclass
-class _Entry:
-    """A submitted job: how many nodes it needs, those that it has, and its state in SLURM's words."""
-
-    nodes: int
-    ranks: tuple[int, ...] = ()
-    state: str = "PENDING"
+_OF_A_NODE: Final = ("TMPDIR", RUN_VARIABLE, HOST_VARIABLE, "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+"""Variables that each node sets for itself; the process that started a supervisor owns it."""
 
 
 class LaunchLeader:
@@ -50,186 +55,249 @@ class LaunchLeader:
     A node other than this one runs one such job at a time; the jobs get their nodes in the order of their turns.
 
     Args:
-        folder: The folder that all processes of the launch share.
-        members: All of them, by rank.
-        own: The supervisors of this node.
-        silence: Seconds without a sign of life after which a process counts as dead.
+        members: All processes, by rank.
+        own: The node of this process.
+        silence: Seconds without a sign of life after which a process counts as lost.
     """
 
-    def __init__(self, folder: Path, members: Sequence[Member], own: LaunchedNode, silence: float) -> None:
-        self.folder = folder
-        self._members = {member.rank: member for member in members}
+    def __init__(self, members: Sequence[Member], own: LaunchedNode, silence: float) -> None:
+        self.folder = folder = own.folder
+        self.lost: set[int] = set()
+        self._members = members
+        self._ranks = elected(members)
         self._own = own
-        now = time.monotonic()
-        self._pulses = {member.rank: Pulse(silence, now) for member in members[1:]}
-        self._lost: set[int] = set()
-        self._entries: dict[str, _Entry] = {}
-        self._changed = threading.Condition()
-        self._session = Session(nonces=tuple(member.nonce for member in members), nodes=elected(members))
-        self._is_closing = False
-        self._next_beat = now
+        self._heartbeat = Heartbeat(path_of(folder, 0))
+        self._pulses = {rank: Pulse(path_of(folder, rank), silence) for rank in self._ranks[1:]}
+        self._jobs: dict[str, LaunchedJob] = {}
+        self._changing = threading.Lock()
+        self._session: Session | None = None
+        self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="launch", daemon=True)
 
     @property
     def nodes(self) -> int:
         """How many nodes the launcher has."""
-        return len(self._session.nodes)
+        return len(self._ranks)
 
     def start(self) -> None:
         """Begin the session."""
         self._thread.start()
 
-    def submit(self, name: str, nodes: int) -> None:
-        """Queue a job whose folder, of that name, is complete."""
-        with self._changed:
-            self._entries[name] = _Entry(nodes)
+    def submit(self, job: LaunchedJob) -> None:
+        """Queue a job whose folder is complete."""
+        with self._changing:
+            self._jobs[job.name] = job
+
+    def cancel(self, name: str) -> None:
+        """Free the nodes of a job, whose supervisors end by what they see in its folder."""
+        with self._changing:
+            self._jobs.pop(name, None)
 
     def look(self, name: str) -> Sighting:
         """See :meth:`allranks.engines.allocation.Queue.look`."""
-        with self._changed:
-            entry = self._entries.get(name)
-            if entry is None:
+        with self._changing:
+            job = self._jobs.get(name)
+            if job is None:
                 return Sighting(absences=2, answered=time.monotonic())
-            hosts = ", ".join(self._members[rank].host for rank in entry.ranks or sorted(self._lost))
-            why = f"waits for {entry.nodes} of {counted(self.nodes, 'node')}"
-            job = QueuedJob(number="", state=entry.state, reason=why, nodes=hosts)
-        return Sighting(job=job, last=job, answered=time.monotonic())
+            hosts = ", ".join(self._members[rank].host for rank in job.ranks or sorted(self.lost))
+            state = "RUNNING" if job.ranks else "PENDING" if job.nodes <= self.nodes - len(self.lost) else "NODE_FAIL"
+            why = f"waits for {job.nodes} of {counted(self.nodes, 'node')}"
+            seen = QueuedJob(number="", state=state, reason=why, nodes=hosts)
+        return Sighting(job=seen, last=seen, answered=time.monotonic())
 
     def look_at_end(self, name: str) -> Sighting:
         """See :meth:`allranks.engines.allocation.Queue.look_at_end`."""
         return self.look(name)
 
-    def cancel(self, name: str) -> None:
-        """See :meth:`allranks.engines.allocation.Queue.cancel`."""
-        with self._changed:
-            if entry := self._entries.get(name):
-                entry.state = "CANCELLED"
-
-    def forget(self, name: str) -> None:
-        """Free the nodes of a job."""
-        with self._changed:
-            self._entries.pop(name, None)
-
     def _run(self) -> None:
         """Follow the others until the session ends. The supervisors of this node are children of this thread."""
-        while True:
-            with self._changed:
-                self._look_at_members()
+        while not self._is_closing.is_set():
+            self._heartbeat.beat()
+            self._look_for_lost()
+            with self._changing:
                 self._place()
-                self._say()
-                session, is_over = self._session, self._is_closing
-            if is_over:
-                self._own.close()
-                return
-            self._own.follow(session)
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_closing, LOOK_AGAIN)
+                jobs = tuple(job for job in self._jobs.values() if job.ranks)
+            session = Session(nonces=nonces_of(self._members), jobs=jobs)
+            if session != self._session:
+                with suppress(OSError):  # the disk is full for now
+                    write(self.folder / SESSION, session)
+                    self._session = session
+            self._own.follow(jobs)
+            self._is_closing.wait(LOOK_AGAIN)
+        self._own.close()
 
-    def _look_at_members(self) -> None:
-        now = time.monotonic()
-        for rank in self._session.nodes[1:]:
-            if rank not in self._lost:
-                member = read_file(path_of(self.folder, rank), Member)
-                has_left = member is not None and member.has_left
-                if self._pulses[rank].is_lost(member.beat if member else None, now) or has_left:
-                    self._lost.add(rank)
+    def _look_for_lost(self) -> None:
+        for rank, pulse in self._pulses.items():
+            if rank not in self.lost and (pulse.is_lost() or is_gone(path_of(self.folder, rank))):
+                self.lost.add(rank)
 
     def _place(self) -> None:
         """Give nodes to the jobs that have their turn, the first one first."""
-        living = [rank for rank in self._session.nodes if rank not in self._lost]
-        waiting = [(name, entry) for name, entry in self._entries.items() if entry.state == "PENDING"]
-        for _, entry in waiting:
-            if entry.nodes > len(living):
-                entry.state = "NODE_FAIL"
-        busy = {rank for entry in self._entries.values() for rank in entry.ranks}
-        for name, entry in waiting:
-            if entry.state != "PENDING" or not is_there(self.folder / name / GO):
+        busy = {rank for job in self._jobs.values() for rank in job.ranks}
+        living = [rank for rank in self._ranks[1:] if rank not in self.lost]
+        free = [rank for rank in living if rank not in busy]
+        for name, job in self._jobs.items():
+            others = job.nodes - 1
+            if job.ranks or others > len(living) or not is_there(self.folder / name / GO):
                 continue
-            free = [rank for rank in living[1:] if rank not in busy]
-            if len(free) < entry.nodes - 1:
+            if others > len(free):
                 return
-            entry.ranks = (0, *free[: entry.nodes - 1])
-            entry.state = "RUNNING"
-            busy.update(entry.ranks)
+            self._jobs[name] = replace(job, ranks=(0, *free[:others]))
+            free = free[others:]
 
-    def _say(self) -> None:
-        """Write what is new, or a sign of life."""
-        jobs = tuple(
-            PlacedJob(name=name, ranks=entry.ranks) for name, entry in self._entries.items() if entry.state == "RUNNING"
-        )
-        now = time.monotonic()
-        if jobs != self._session.jobs or now >= self._next_beat:
-            self._session = replace(self._session, jobs=jobs, beat=self._session.beat + 1)
-            self._next_beat = now + BEAT
-            with suppress(OSError):  # the disk is full for now
-                write(self.folder / SESSION, self._session)
-
-    def close(self, code: ExitCode) -> None:
-        """Tell the others how the run has ended, wait until they have seen it, and remove the folder."""
-        with self._changed:
-            self._is_closing = True
-            self._entries.clear()
-            self._changed.notify_all()
+    def close(self) -> None:
+        """End the supervisors of this node, and begin no more."""
+        self._is_closing.set()
         self._thread.join()
-        others = [member for member in self._members.values() if member.rank not in self._lost]
-        dismiss(self.folder, replace(self._session, jobs=(), exit_code=int(code)), others)
 
 
-def dismiss(folder: Path, session: Session, members: Iterable[Member]) -> None:
-    """Tell others how the run has ended, wait until they have seen it, and remove the folder."""
-    with suppress(OSError):
-        write(folder / SESSION, session)
-    others = {member.rank for member in members} - {0}
-    deadline = time.monotonic() + _FAREWELL
-    while others and time.monotonic() < deadline:
-        there = {rank: read_file(path_of(folder, rank), Member) for rank in others}
-        others = {rank for rank, member in there.items() if member is None or not member.has_left}
-        time.sleep(LOOK_AGAIN / 5)
-    remove_tree(folder)
+class LaunchEngine(ProcessEngine):
+    """Runs the jobs of one node here, and spreads the others over the nodes of a launch.
+
+    Args:
+        leader: The session with the launcher's other processes.
+    """
+
+    def __init__(self, leader: LaunchLeader) -> None:
+        super().__init__()
+        self._leader = leader
+        self._shared_package = Path()  # a folder that all nodes share, with the package ``allranks`` and nothing else
+        self.nodes = leader.nodes
+        self.answer = f"inside a launcher's {counted(self.nodes, 'node')}"
+
+    def prepare(self, matrix: Matrix, progress: Progress, uses: ExitStack | None) -> MakeEnvironment:
+        """See :meth:`allranks.engines.base.Engine.prepare`."""
+        if self.nodes > 1:
+            self._shared_package = copied_package(self._leader.folder / PACKAGE)
+        return super().prepare(matrix, progress, uses)
+
+    @contextmanager
+    def start(self, spec: JobSpec, held: Sequence[int] = ()) -> Iterator[RunningJob]:
+        """See :meth:`allranks.engines.base.Engine.start`."""
+        started = self._spread(spec) if min(spec.agent.nodes, self.nodes) > 1 else super().start(spec, held)
+        with started as job:
+            yield job
+
+    @contextmanager
+    def _spread(self, spec: JobSpec) -> Iterator[SharedFolderJob]:
+        """Start a job on several nodes, one agent on each."""
+        folder = self._leader.folder / job_name(spec)
+        try:
+            self._fill(folder, spec)
+            self._leader.submit(self._job(folder, spec))
+            job = SharedFolderJob(Allocation(self._leader, folder), spec)
+            try:
+                yield job
+            finally:
+                job.stop()
+                job.close()
+        finally:
+            self._leader.cancel(folder.name)
+            remove_tree(folder)
+
+    def _fill(self, folder: Path, spec: JobSpec) -> None:
+        try:
+            folder.mkdir(mode=0o700)
+            fill_folder(folder, spec, NodeOrder(python=spec.python or "", code=str(spec.code)))
+        except OSError as error:
+            msg = f"A folder for {spec.job_id} could not be made in {folder.parent}."
+            raise EngineError(msg, why=str(error), remedy="Free some space there.") from error
+
+    def _job(self, folder: Path, spec: JobSpec) -> LaunchedJob:
+        added = environment(spec, folder, self._shared_package, {})
+        return LaunchedJob(
+            name=folder.name,
+            nodes=spec.agent.nodes,
+            python=spec.python or "",
+            package=str(self._shared_package),
+            variables=tuple(f"{name}={value}" for name, value in added.items() if name not in _OF_A_NODE),
+            gpus=tuple(spec.gpus),
+            gpu_count=spec.agent.gpu_count,
+        )
 
 
 def elected(members: Sequence[Member]) -> tuple[int, ...]:
     """The ranks of the processes that stand for their nodes: process 0, and each other node's local rank 0.
 
-    Where the launcher does not say local ranks, a node's first process stands for it.
+    Where the launcher does not report local ranks, a node's first process stands for it.
     """
     first = {member.place: member.rank for member in reversed(members)}
-    local = [member.local_rank for member in members]
     return tuple(
         member.rank
-        for member, own in zip(members, local, strict=True)
-        if member.rank == 0 or (own == 0 if own is not None else first[member.place] == member.rank)
+        for member in members
+        if member.rank == 0
+        or (first[member.place] == member.rank if member.local_rank is None else member.local_rank == 0)
     )
 
 
-def assemble(folder: Path, own: Member, world_size: int, limit: float) -> list[Member]:
-    """Wait for the files of all processes, for some seconds, in a folder that has no others.
+def nonces_of(members: Sequence[Member | None]) -> tuple[str, ...]:
+    """The nonces of processes; an empty one for each that has not come."""
+    return tuple(member.nonce if member else "" for member in members)
+
+
+def lead(node: LaunchedNode, world_size: int, limits: Limits, run: Callable[[LaunchLeader], ExitCode]) -> ExitCode:
+    """Wait for all other processes, do the run, and end them with its exit code.
+
+    Args:
+        node: The node of this process.
+        world_size: The number of processes.
+        limits: Those of the matrix file.
+        run: Does the run.
 
     Raises:
         EngineError: Some have not come in time, or the folder cannot be used.
     """
-    refuse_living(folder / SESSION, Session)
-    found = {own.rank: own}
-    ending = LaunchEnding()
+    folder = node.folder
+    refuse_living(path_of(folder, 0))
+    members: list[Member | None] = [node.member, *[None] * (world_size - 1)]
+    leader: LaunchLeader | None = None
+    code = ExitCode.INFRASTRUCTURE
     try:
-        remove_tree(folder)  # of an earlier launch of this name; a process that is early writes its file again
-        write(path_of(folder, own.rank), own)
-        _forget_dead(folder)
-        _find(folder, found, world_size, limit)
-    except OSError as error:
-        raise unusable(folder, error) from error
+        leader = LaunchLeader(_assemble(folder, members, limits.assembly), node, limits.silence)
+        leader.start()
+        code = run(leader)
+    except AllranksError as error:
+        code = error.exit_code
+        raise
     except KeyboardInterrupt:
-        ending.code = ExitCode.INTERRUPTED
+        code = ExitCode.INTERRUPTED
         raise
     finally:
-        if len(found) < world_size:
-            nonces = tuple(found[rank].nonce if rank in found else "" for rank in range(world_size))
-            with deaf():
-                dismiss(folder, Session(nonces=nonces, nodes=(), exit_code=int(ending.code)), found.values())
-    return [found[rank] for rank in range(world_size)]
+        # The launcher may end all processes as soon as the first one has ended.
+        with deaf():
+            if leader is not None:
+                leader.close()
+            others = {member.rank for member in members[1:] if member} - (leader.lost if leader else set())
+            _dismiss(folder, Session(nonces=nonces_of(members), exit_code=int(code)), others)
+    return code
 
 
-def _forget_dead(own: Path) -> None:
+def _assemble(folder: Path, members: list[Member | None], limit: float) -> list[Member]:
+    """Wait some seconds for the files of all processes in the folder, which is emptied first; add what comes.
+
+    Raises:
+        EngineError: Some have not come in time, or the folder cannot be used.
+    """
+    deadline = time.monotonic() + limit
+    try:
+        remove_tree(folder)  # of an earlier launch of this name; a process that is early writes its file again
+        if own := members[0]:
+            write(path_of(folder, 0), own)
+        _remove_dead(folder)
+    except OSError as error:
+        raise unusable(folder, error) from error
+    while missing := [rank for rank, member in enumerate(members) if member is None]:
+        if time.monotonic() > deadline:
+            told = ", ".join(map(str, missing[:12])) + (" …" if len(missing) > 12 else "")
+            msg = f"Of {len(members)} processes of the launcher, some left no file in {folder}: {told}."
+            raise EngineError(msg, why=f"Process 0 looked for {limit:g} s (limits.assembly).", remedy=SHARE)
+        for rank in missing:
+            members[rank] = read_file(path_of(folder, rank), Member)
+        time.sleep(LOOK_AGAIN / 5)
+    return [member for member in members if member]
+
+
+def _remove_dead(own: Path) -> None:
     """Remove the folders of launches whose processes were all killed at one time."""
     prefix, _, _ = own.name.rpartition("-")
     now = path_of(own, 0).stat().st_mtime  # by the clock of the file server
@@ -240,55 +308,12 @@ def _forget_dead(own: Path) -> None:
                 remove_tree(folder)
 
 
-def _find(folder: Path, found: dict[int, Member], world_size: int, limit: float) -> None:
-    """Add the processes that come within this limit, in seconds.
-
-    Raises:
-        EngineError: Some have not come.
-    """
-    deadline = time.monotonic() + limit
-    while len(found) < world_size:
-        missing = [rank for rank in range(world_size) if rank not in found]
-        if time.monotonic() > deadline:
-            told = ", ".join(map(str, missing[:12])) + (" …" if len(missing) > 12 else "")
-            msg = f"Of {world_size} processes of the launcher, some left no file in {folder}: {told}."
-            raise EngineError(msg, why=f"Process 0 looked for {limit:g} s (limits.assembly).", remedy=SHARE)
-        for rank in missing:
-            if (member := read_file(path_of(folder, rank), Member)) and not member.has_left:
-                found[rank] = member
+def _dismiss(folder: Path, session: Session, others: set[int]) -> None:
+    """Tell others how the run has ended, wait until they have left, and remove the folder."""
+    with suppress(OSError):
+        write(folder / SESSION, session)
+    deadline = time.monotonic() + _FAREWELL
+    while others and time.monotonic() < deadline:
+        others = {rank for rank in others if not is_gone(path_of(folder, rank))}
         time.sleep(LOOK_AGAIN / 5)
-
-
-SHARE: Final = "Name a folder that all nodes of the launcher share: --results DIR."
-
-
-def unusable(folder: Path, error: OSError) -> EngineError:
-    """The error of a folder that cannot be written."""
-    msg = f"The processes of the launcher cannot meet in {folder}."
-    return EngineError(msg, why=f"{error.strerror or error}.", remedy=SHARE)
-
-
-@contextmanager
-def leading(leader: LaunchLeader) -> Iterator["LaunchEnding"]:
-    """Lead the session until the context ends; the others end with the exit code that it has then."""
-    ending = LaunchEnding()
-    leader.start()
-    try:
-        yield ending
-    except AllranksError as error:
-        ending.code = error.exit_code
-        raise
-    except KeyboardInterrupt:
-        ending.code = ExitCode.INTERRUPTED
-        raise
-    finally:
-        # The launcher may end all processes as soon as the first one has ended.
-        with deaf():
-            leader.close(ending.code)
-
-
-@dataclass
-class LaunchEnding:
-    """How a run ends."""
-
-    code: ExitCode = ExitCode.INFRASTRUCTURE
+    remove_tree(folder)

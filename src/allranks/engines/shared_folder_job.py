@@ -145,14 +145,16 @@ class _NodeAgent:
 
     def _look_for_life(self) -> None:
         """See whether the node has written anything since the last look, where the queue or the others have ended."""
-        if (at := _changed(self.folder / files.PLACED)) is not None:
+        if (at := last_change(self.folder / files.PLACED)) is not None:
             if self._changed not in {None, (at, self._offset)}:
                 self._allocation.lives = time.monotonic()
             self._changed = at, self._offset
 
     def _fell_silent(self) -> bool:
         """Whether this node's last sign of life is old, by the clock that dates those of the leading one, too."""
-        own, leading = (_changed(folder / files.PLACED) for folder in (self.folder, self._allocation.folder / "node-0"))
+        own, leading = (
+            last_change(folder / files.PLACED) for folder in (self.folder, self._allocation.folder / "node-0")
+        )
         self._is_silent = own is not None and leading is not None and own < leading - _SILENT
         return self._is_silent
 
@@ -256,7 +258,7 @@ class _NodeAgent:
         self._timer.close()
 
 
-def _changed(path: Path) -> float | None:
+def last_change(path: Path) -> float | None:
     """When a file last changed, in seconds since the epoch; it is opened, so that a file server tells what is new."""
     if (file := open_start(path)) is not None:
         with suppress(OSError), file:
