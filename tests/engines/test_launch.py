@@ -218,23 +218,23 @@ def turn(leader, *names):
         (leader.folder / name / "go").touch()
 
 
-def states(leader, *names):
-    return [leader.look(name).job.state for name in names]
+def running(leader, *names):
+    return [leader.look(name).is_running for name in names]
 
 
 def test_jobs_get_nodes_when_they_have_their_turn_and_free_them_at_their_end(leader):
     for name in "abc":
         submit(leader, name, 2)
     turn(leader, "a", "c")
-    wait_for(lambda: states(leader, *"abc") == ["RUNNING", "PENDING", "RUNNING"])
+    wait_for(lambda: running(leader, *"abc") == [True, False, True])
     wait_for(lambda: (session := read_file(leader.folder / SESSION, Session)) and len(session.jobs) == 2)
     session = read_file(leader.folder / SESSION, Session)
     assert {job.name: job.ranks for job in session.jobs} == {"a": (0, 1), "c": (0, 2)}
-    assert leader.look("a").job.nodes == "n0, n1"
-    assert leader.look("b").job.reason == "waits for 2 of 3 nodes"
+    assert leader.look("a").nodes == "n0, n1"
+    assert leader.look("b").waiting == "queued (waits for 2 of 3 nodes)"
     turn(leader, "b")
     leader.cancel("a")
-    wait_for(lambda: states(leader, "b") == ["RUNNING"])
+    wait_for(lambda: running(leader, "b") == [True])
 
 
 def test_a_job_that_no_living_nodes_can_hold_has_lost_one_and_others_get_nodes(leader):
@@ -242,8 +242,8 @@ def test_a_job_that_no_living_nodes_can_hold_has_lost_one_and_others_get_nodes(l
     submit(leader, "wide", 3)
     submit(leader, "small", 2)
     turn(leader, "wide", "small")
-    wait_for(lambda: states(leader, "wide", "small") == ["NODE_FAIL", "RUNNING"])
-    assert leader.look("wide").job.cause == "lost a node (n2)"
+    wait_for(lambda: leader.look("wide").end and running(leader, "small") == [True])
+    assert leader.look("wide").cause == "lost a node (n2)"
 
 
 def test_a_process_is_lost_after_so_many_looks_without_a_beat(folder):

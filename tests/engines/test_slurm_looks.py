@@ -23,7 +23,10 @@ class FakeQueue:
         self.sighting = Sighting(job=QueuedJob(number="1", state=state), absences=0)
 
     def look(self, _name):
-        return self.sighting
+        return self.sighting.place
+
+    def cause_at_end(self, _name):
+        return self.sighting.place.cause
 
 
 @pytest.fixture
@@ -59,6 +62,10 @@ def test_a_queued_job_costs_one_look_at_the_shared_folder(looks):
 def test_a_placed_job_is_looked_at_for_its_end_and_its_records(looks, tmp_path):
     (tmp_path / "node-0" / "placed.json").write_text(json.dumps({"at": 1.0, "host": "n1"}))
     assert looks("RUNNING")[0][-2:] == ["exit.json", "stream"]
+
+
+def test_a_job_whose_nodes_have_begun_to_run_is_looked_at_for_an_end_without_a_beginning(looks):
+    assert looks("RUNNING") == (["placed.json", "exit.json", "stream"], False)
 
 
 def test_a_job_that_ended_before_its_supervisor_began_is_looked_at_once_more_and_has_ended(looks):
@@ -215,6 +222,16 @@ def test_a_leading_node_that_began_and_never_met_the_others_is_lost(two_nodes):
     assert (ending.status, ending.ended_by) == (None, "lost n1; it was SLURM job 1")
 
 
+@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("ended", [{"status": None, "output": "no such interpreter"}, {"status": 1}, {}])
+def test_a_node_that_ends_before_it_begins_ends_the_job_at_once(two_nodes, node, ended):
+    (two_nodes / f"node-{node}" / "exit.json").write_text(json.dumps(ended))
+    began = time.monotonic()
+    ending = ending_of_two_nodes(ForgetfulQueue(), two_nodes)
+    assert (ending.timed_out, time.monotonic() < began + 10) == (False, True)
+    assert ended.get("output", "") in ending.output + ending.followers[0].output
+
+
 def test_a_running_job_whose_nodes_never_begin_is_given_up(two_nodes, monkeypatch):
     monkeypatch.setattr("allranks.engines.allocation._BEGINNING", 0.3)
     ending = ending_of_two_nodes(queue := ForgetfulQueue(), two_nodes)
@@ -276,7 +293,7 @@ def test_a_job_that_the_cluster_gave_up_goes_on_as_long_as_its_files_change(plac
 
 def test_a_file_system_that_hangs_is_told_and_then_given_up(placed, monkeypatch):
     monkeypatch.setattr("allranks.engines.shared_folder_job._SOON", 0.01)
-    monkeypatch.setattr("allranks.engines.allocation._SILENT", 0.1)
+    monkeypatch.setattr("allranks.engines.allocation.SILENT", 0.1)
     monkeypatch.setattr("allranks.engines.allocation._PATIENCE", 0.3)
     monkeypatch.setattr("allranks.engines.allocation._LATE_FILES", 0.1)
     awake = threading.Event()

@@ -4,11 +4,13 @@ import itertools
 import os
 import subprocess
 import time
+from dataclasses import replace
 
 import pytest
 
 from allranks.engines import slurm_queue
-from allranks.engines.slurm_queue import SlurmQueue, outside_of_jobs, parse
+from allranks.engines.allocation import Place
+from allranks.engines.slurm_queue import QueuedJob, Sighting, SlurmQueue, outside_of_jobs, parse
 
 
 @pytest.fixture
@@ -74,11 +76,38 @@ def test_a_controller_that_is_away_says_nothing_of_a_job(answers):
     assert queue.look_after("a", time.monotonic(), 5.0).job
     while len(calls) < 3:
         time.sleep(0.02)
-    assert queue.look("a").absences == 0
+    assert queue.look("a").end == ""
     seen = queue.look_after("a", time.monotonic() + 0.5, 5.0)
     assert (seen.job, seen.last.state) == (None, "RUNNING")
     assert seen.absences >= 1
     queue.forget("a")
+
+
+SEEN = QueuedJob(number="1", state="RUNNING", nodes="n1")
+
+
+@pytest.mark.parametrize(
+    ("sighting", "place"),
+    [
+        (Sighting(), Place()),
+        (Sighting(job=replace(SEEN, state="PENDING", nodes="")), Place(waiting="queued (no reason yet)")),
+        (Sighting(job=SEEN, last=SEEN), Place(nodes="n1", is_running=True)),
+        (Sighting(job=replace(SEEN, state="COMPLETING")), Place(nodes="n1")),
+        (Sighting(job=replace(SEEN, state="FAILED")), Place(nodes="n1", end="FAILED")),
+        (
+            Sighting(job=replace(SEEN, state="CANCELLED")),
+            Place(nodes="n1", end="CANCELLED", cause="was cancelled (scancel)"),
+        ),
+        (Sighting(last=SEEN, absences=1), Place()),
+        (Sighting(last=SEEN, absences=2), Place(end="not in the queue")),
+        (
+            Sighting(last=replace(SEEN, state="TIMEOUT"), absences=2),
+            Place(end="not in the queue", cause="was ended by SLURM's time limit"),
+        ),
+    ],
+)
+def test_what_the_answers_mean_for_a_job(sighting, place):
+    assert sighting.place == place
 
 
 def test_an_answer_that_never_comes_is_not_waited_for(answers):

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.engines import process_environments as host_processes
+from allranks.engines import process_environments
 from allranks.engines.process_environments import environment_of
 from allranks.errors import EngineError, EnvironmentBuildError
 from allranks.matrix.model import Image, Process
@@ -19,7 +19,7 @@ def recipes(monkeypatch):
         asked.append(recipe)
         return Path("/env/bin/python")
 
-    monkeypatch.setattr(host_processes, "ensure_environment", ensure)
+    monkeypatch.setattr(process_environments, "ensure_environment", ensure)
     return asked
 
 

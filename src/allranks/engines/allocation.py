@@ -19,18 +19,14 @@ from allranks.agent.evidence import read
 from allranks.agent.node_files import AgentExit
 from allranks.engines.base import Placement
 from allranks.engines.file_calls import FileCalls
-from allranks.engines.slurm_queue import QueuedJob, Sighting
 from allranks.errors import EngineError
 
 _LATE_FILES: Final = 10.0
 """Seconds that files of an ended job may take to be seen here: NFS keeps names for up to 30, and looks for new ones
 after 3 to 5 where a folder changes. A node whose files change meanwhile goes on, whatever the queue says."""
 
-_ABSENCES: Final = 2
-"""Answers without a job until it counts as lost: an answer may miss one that is just being submitted."""
-
-_SILENT: Final = 60.0
-"""Seconds without an answer of the queue, or of the shared file system, until that is told."""
+SILENT: Final = 60.0
+"""Seconds without an answer of the queue, or of the shared file system, until that is reported."""
 
 _BEGINNING: Final = 600.0
 """Seconds for nodes that a job was given to begin, for which they may have to fetch an image. A cluster that loses the
@@ -43,14 +39,25 @@ _PATIENCE: Final = 300.0
 """Seconds without an answer of the shared file system until the job is given up."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """What a queue tells of a job."""
+
+    waiting: str = ""  # why it has no nodes yet, as in "queued (Resources)"; empty for nothing to tell
+    nodes: str = ""  # those that it has, for people
+    is_running: bool = False  # it has been given its nodes
+    end: str = ""  # its state if the queue has ended or lost it, as in "NODE_FAIL"; else empty
+    cause: str = ""  # what ended it, if that was the cluster and not the job, as in "was cancelled"; else empty
+
+
 class Queue(Protocol):
     """The place where jobs wait for their nodes, and what it tells of each by its name."""
 
-    def look(self, name: str) -> Sighting:
+    def look(self, name: str) -> Place:
         """What is known of a job."""
 
-    def look_at_end(self, name: str) -> Sighting:
-        """What is known of a job whose leading agent has ended, which the queue may notice a while later."""
+    def cause_at_end(self, name: str) -> str:
+        """The cause of the end of a job whose leading agent has ended, which the queue may notice a while later."""
 
     def cancel(self, name: str) -> None:
         """End a job; one that is not there needs none.
@@ -90,7 +97,11 @@ class Allocation:
             self.on_placed()
         self._go()
         self._own()
-        return self._if_new(self._place(self.queue.look(self.folder.name)))
+        return self._if_new(self._told(self._place))
+
+    @property
+    def _place(self) -> Place:
+        return self.queue.look(self.folder.name)
 
     def _own(self) -> None:
         now = time.monotonic()
@@ -99,19 +110,16 @@ class Allocation:
             with suppress(OSError):
                 os.utime(self.owned)
 
-    def _place(self, sighting: Sighting) -> str:
-        job = sighting.job
-        if self.placed is None and sighting.unanswered > _SILENT:
-            return f"unknown: the controller has not answered for {_minutes(sighting.unanswered)} min"
+    def _told(self, place: Place) -> str:
         if self.placed is None:
-            return f"queued ({job.reason or 'no reason yet'})" if job and job.is_waiting else ""
-        if job and self.has_vanished and not self.is_lost:
-            return f"given up by the cluster ({job.state}), but its files still change"
-        return f"placed on {job.nodes}{self._in_brackets}" if job and job.nodes and not job.has_ended else ""
+            return place.waiting
+        if self.has_vanished and not self.is_lost:
+            return f"given up by the cluster ({place.end}), but its files still change"
+        return f"placed on {place.nodes}{self._in_brackets}" if place.nodes and not place.end else ""
 
     def silence(self) -> Placement | None:
         """What is new of calls that have no answer."""
-        return self._if_new(f"{_NO_ANSWER} for {_minutes(self.unheard)} min" if self.unheard > _SILENT else "")
+        return self._if_new(f"{_NO_ANSWER} for {minutes(self.unheard)} min" if self.unheard > SILENT else "")
 
     def _if_new(self, told: str) -> Placement | None:
         if not told or told == self.told:
@@ -144,13 +152,12 @@ class Allocation:
     @property
     def is_queued(self) -> bool:
         """Whether it waits for its nodes, which have left no files then."""
-        return self.placed is None and not (self.is_ours or self.has_vanished or self.is_stuck)
+        return self.placed is None and not (self.is_ours or self.has_vanished or self._place.is_running)
 
     @property
     def is_stuck(self) -> bool:
         """Whether the queue says that it runs, and its nodes have not begun in time."""
-        job = self.queue.look(self.folder.name).job
-        if self.placed is not None or job is None or job.state != "RUNNING":
+        if self.placed is not None or not self._place.is_running:
             self.given = None
         elif self.given is None:
             self.given = time.monotonic()
@@ -159,9 +166,7 @@ class Allocation:
     @property
     def has_vanished(self) -> bool:
         """Whether the queue has ended or lost it, and files that it may have left are overdue."""
-        sighting = self.queue.look(self.folder.name)
-        ended = sighting.job.has_ended if sighting.job else sighting.absences >= _ABSENCES
-        if not ended:
+        if not self._place.end:
             self.gone = None
         elif self.gone is None:
             self.gone = time.monotonic()
@@ -209,7 +214,7 @@ class Allocation:
         if self.is_ours or (not leader.signals and leader.status is not None):
             return ""
         # The queue's answers may be older than the end of the leading agent.
-        if cause := self.queue.look_at_end(self.folder.name).cause:
+        if cause := self.queue.cause_at_end(self.folder.name):
             return self.named(cause)
         told = f"was told to end from outside ({', '.join(leader.signals)})"
         return self.named(told if leader.signals else "has left no exit status of its agent")
@@ -219,31 +224,27 @@ class Allocation:
             return self.named(f"was given up: {_NO_ANSWER} for {self.unheard:.0f} s")
         if self.is_ours:
             return ""
-        sighting = self.queue.look(self.folder.name)
-        if sighting.cause:
-            return self.named(sighting.cause)
+        place = self._place
+        if place.cause:
+            return self.named(place.cause)
         if self.is_stuck:
             return self.named(f"was given nodes that have not begun in {_BEGINNING / 60:.0f} min")
-        return self._cause_of_absence(sighting.known) if self.has_vanished else ""  # its nodes know more
+        return self._cause_of_absence(place) if self.has_vanished else ""  # its nodes know more
 
-    def _cause_of_absence(self, job: QueuedJob | None) -> str:
+    def _cause_of_absence(self, place: Place) -> str:
         with suppress(OSError):
             if self.calls.ask(lambda: files.is_gone(self.folder / "node-0"), _LATE_FILES):
                 return self.named(f"lost its files: {self.folder} was emptied, or removed")
-        return f"has left no exit status: {self.number or 'the job'} {_lost(job)}"
+        return f"has left no exit status: {self.number or 'the job'} is {place.end}"
 
 
 _NO_ANSWER: Final = "the shared file system has not answered"
 
 
-def _minutes(seconds: float) -> int:
+def minutes(seconds: float) -> int:
     """Whole minutes; beyond four, only every fifth one is told."""
     minutes = int(seconds // 60)
     return minutes if minutes < 5 else minutes // 5 * 5
-
-
-def _lost(job: QueuedJob | None) -> str:
-    return f"is {job.state}" if job else "is not in the queue"
 
 
 def told_in(path: Path) -> dict[str, object]:

@@ -10,7 +10,7 @@ from typing import Final
 
 from allranks.agent.evidence import remove_tree
 from allranks.agent.node_files import GO, NodeOrder, is_gone, is_there
-from allranks.engines.allocation import Allocation
+from allranks.engines.allocation import Allocation, Place
 from allranks.engines.base import JobSpec, MakeEnvironment, Progress, RunningJob
 from allranks.engines.launch_files import (
     LOOK_AGAIN,
@@ -32,7 +32,6 @@ from allranks.engines.launch_follower import LaunchedNode
 from allranks.engines.package import copied_package
 from allranks.engines.process import ProcessEngine, environment
 from allranks.engines.shared_folder_job import SharedFolderJob, fill_folder
-from allranks.engines.slurm_queue import QueuedJob, Sighting
 from allranks.engines.slurm_requests import job_name
 from allranks.errors import AllranksError, EngineError, ExitCode, counted
 from allranks.interruption import deaf
@@ -93,21 +92,22 @@ class LaunchLeader:
         with self._changing:
             self._jobs.pop(name, None)
 
-    def look(self, name: str) -> Sighting:
+    def look(self, name: str) -> Place:
         """See :meth:`allranks.engines.allocation.Queue.look`."""
         with self._changing:
             job = self._jobs.get(name)
             if job is None:
-                return Sighting(absences=2, answered=time.monotonic())
+                return Place(end="not in the queue")
             hosts = ", ".join(self._members[rank].host for rank in job.ranks or sorted(self.lost))
-            state = "RUNNING" if job.ranks else "PENDING" if job.nodes <= self.nodes - len(self.lost) else "NODE_FAIL"
-            why = f"waits for {job.nodes} of {counted(self.nodes, 'node')}"
-            seen = QueuedJob(number="", state=state, reason=why, nodes=hosts)
-        return Sighting(job=seen, last=seen, answered=time.monotonic())
+            if job.ranks:
+                return Place(nodes=hosts, is_running=True)
+            if job.nodes > self.nodes - len(self.lost):
+                return Place(end="too large for the nodes that are left", cause=f"lost a node ({hosts})")
+            return Place(waiting=f"queued (waits for {job.nodes} of {counted(self.nodes, 'node')})")
 
-    def look_at_end(self, name: str) -> Sighting:
-        """See :meth:`allranks.engines.allocation.Queue.look_at_end`."""
-        return self.look(name)
+    def cause_at_end(self, _name: str) -> str:
+        """See :meth:`allranks.engines.allocation.Queue.cause_at_end`: a job that has nodes ends by itself."""
+        return ""
 
     def _run(self) -> None:
         """Follow the others until the session ends. The supervisors of this node are children of this thread."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from allranks.engines.allocation import SILENT, Place, minutes
 from allranks.errors import EngineError
 
 POLL: Final = 5.0
@@ -16,6 +17,9 @@ POLL: Final = 5.0
 
 _ANSWER: Final = 40.0
 """Seconds for a command's answer: with the controller away, squeue gives up after 18, sbatch and scancel after 9."""
+
+_ABSENCES: Final = 2
+"""Answers without a job until it counts as lost: an answer may miss one that is just being submitted."""
 
 _ENDED: Final = frozenset(
     [
@@ -80,19 +84,23 @@ class Sighting:
     watched: float = math.inf  # since when answers have been asked for, on the monotonic clock; infinity if nobody asks
 
     @property
-    def known(self) -> QueuedJob | None:
-        """The job in the newest answer that had it; None if it never was in any."""
-        return self.job or self.last
+    def place(self) -> Place:
+        """What it means for the job."""
+        job, known = self.job, self.job or self.last
+        lost = "not in the queue" if self.absences >= _ABSENCES else ""
+        return Place(
+            waiting=self._waiting(),
+            nodes=job.nodes if job else "",
+            is_running=job is not None and job.state == "RUNNING",
+            end=lost if job is None else job.state if job.has_ended else "",
+            cause=known.cause if known else "",
+        )
 
-    @property
-    def cause(self) -> str:
-        """See :attr:`QueuedJob.cause`; empty, too, for a job that was never seen."""
-        return self.known.cause if self.known else ""
-
-    @property
-    def unanswered(self) -> float:
-        """Seconds since an answer was last given, or first awaited; negative where nobody asks."""
-        return time.monotonic() - max(self.answered, self.watched)
+    def _waiting(self) -> str:
+        silent = time.monotonic() - max(self.answered, self.watched)
+        if silent > SILENT:
+            return f"unknown: the controller has not answered for {minutes(silent)} min"
+        return f"queued ({self.job.reason or 'no reason yet'})" if self.job and self.job.is_waiting else ""
 
 
 class SlurmQueue:
@@ -121,10 +129,9 @@ class SlurmQueue:
                 self._poller = threading.Thread(target=self._poll, name="squeue", daemon=True)
                 self._poller.start()
 
-    def look(self, name: str) -> Sighting:
-        """What is known of a job."""
-        with self._changed:
-            return self._sightings.get(name, Sighting())
+    def look(self, name: str) -> Place:
+        """See :meth:`allranks.engines.allocation.Queue.look`."""
+        return self.look_after(name, -math.inf, 0.0).place
 
     def look_after(self, name: str, moment: float, timeout: float) -> Sighting:
         """What an answer that was asked for after this moment says; what is known if none comes in time."""
@@ -134,7 +141,7 @@ class SlurmQueue:
                 self._changed.wait(left)
             return self._sightings.get(name, Sighting())
 
-    def look_at_end(self, name: str) -> Sighting:
+    def cause_at_end(self, name: str) -> str:
         """What the answers say once they show that a job has ended, or after three of them.
 
         SLURM hides what ended a job (CANCELLED) as long as it cleans up after it (COMPLETING).
@@ -143,7 +150,7 @@ class SlurmQueue:
         while True:
             sighting = self.look_after(name, time.monotonic(), deadline - time.monotonic())
             if sighting.job is None or sighting.job.has_ended or time.monotonic() >= deadline:
-                return sighting
+                return sighting.place.cause
 
     def forget(self, name: str) -> None:
         """Watch a job no longer."""
