@@ -78,7 +78,6 @@ def test_a_container_of_docker_has_the_labels_and_limits_of_its_job(tmp_path):
         *(f"--pids-limit={max(77, node.pids)}", "--env=A", f"--security-opt=seccomp={tmp_path}/seccomp.json"),
     )
     assert "--label=allranks.run=run" in options
-    assert "syscalls" in (tmp_path / "seccomp.json").read_text()
 
 
 def test_the_daemons_own_filter_stays_where_it_is_wanted_and_other_runtimes_have_no_options(tmp_path):
@@ -87,7 +86,6 @@ def test_the_daemons_own_filter_stays_where_it_is_wanted_and_other_runtimes_have
         each for each in docker_options("docker:x", replace(spec, seccomp="default"), tmp_path) if "seccomp" in each
     ]
     assert [docker_options(other, spec, tmp_path) for other in (None, "pyxis:x", "apptainer:x")] == [(), (), ()]
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture
@@ -106,6 +104,8 @@ def submitted(tmp_path, monkeypatch):
         engine = SlurmEngine(Slurm(container=container, spool=str(spool)), tmp_path / "package")
         with engine.start(replace(job_of_two_ranks("run", tmp_path / "code"), python="python3")):
             order = next(spool.glob("*/order.json")).read_text()
+            if container and container.startswith("docker:"):
+                assert "syscalls" in next(spool.glob("*/seccomp.json")).read_text()
         told = dict(line.partition("=")[::2] for line in (tmp_path / "variables").read_text().splitlines())
         return order, told["PYTHONPATH"]
 

@@ -14,9 +14,7 @@ new name in a folder up to 30 seconds later.
 """
 
 import json
-import os
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -116,21 +114,6 @@ def refuse_living(path: Path) -> None:
         if last_change(path) not in {before, None}:
             msg = f"Another launch of this name is running in {path.parent}."
             raise EngineError(msg, why="Two launches cannot share it.", remedy="Name other results: --results DIR.")
-
-
-class Heartbeat:
-    """The signs of life of this process."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._due = time.monotonic()
-
-    def beat(self) -> None:
-        """Touch the file of this process if that is due."""
-        if (now := time.monotonic()) >= self._due:
-            self._due = now + BEAT
-            with suppress(OSError):  # the others count this process as lost if that lasts
-                os.utime(self._path)
 
 
 class Pulse:

@@ -16,10 +16,10 @@ from allranks.agent.evidence import remove_tree
 from allranks.agent.node_files import AgentExit, write_whole
 from allranks.engines.gpus import Inventory
 from allranks.engines.launch_files import (
+    BEAT,
     LOOK_AGAIN,
     SESSION,
     SHARE,
-    Heartbeat,
     LaunchedJob,
     Member,
     Pulse,
@@ -45,9 +45,9 @@ _GRACE: Final = 12.0
 
 
 class LaunchedNode:
-    """The supervisors of one node, which end by themselves when their jobs do.
+    """This process on its node, with the supervisors of jobs, which end by themselves when their jobs do.
 
-    They get a signal at the end of the thread that starts them: call all methods in one that lasts.
+    Supervisors get a signal at the end of the thread that starts them: call all methods in one that lasts.
 
     Args:
         folder: The folder that all processes of the launch share.
@@ -59,10 +59,19 @@ class LaunchedNode:
     def __init__(self, folder: Path, member: Member, inventory: Inventory, environ: Mapping[str, str]) -> None:
         self.folder = folder
         self.member = member
+        self.path = path_of(folder, member.rank)
         self._inventory = inventory
         self._environ = environ
+        self._next_beat = time.monotonic()
         self._seen: set[str] = set()
         self._running: dict[Path, subprocess.Popen[bytes]] = {}
+
+    def beat(self) -> None:
+        """Touch the file of this process if that is due."""
+        if (now := time.monotonic()) >= self._next_beat:
+            self._next_beat = now + BEAT
+            with suppress(OSError):  # the others count this process as lost if that lasts
+                os.utime(self.path)
 
     def follow(self, jobs: Iterable[LaunchedJob]) -> None:
         """Start the supervisors of new jobs, and report those that have ended without a report of their own."""
@@ -144,12 +153,11 @@ def follow(node: LaunchedNode, limits: Limits) -> ExitCode:
     Raises:
         EngineError: Process 0 has not come, or is gone.
     """
-    path = path_of(node.folder, node.member.rank)
-    refuse_living(path)
+    refuse_living(node.path)
     code = None
     try:
-        _wait_for_session(node, path, limits.assembly)
-        code = _serve(node, path, limits.silence)
+        _wait_for_session(node, limits.assembly)
+        code = _serve(node, limits.silence)
     except OSError as error:
         raise unusable(node.folder, error) from error
     except EngineError:
@@ -161,7 +169,7 @@ def follow(node: LaunchedNode, limits: Limits) -> ExitCode:
         with deaf():
             node.close()
             with suppress(OSError):
-                path.unlink()
+                node.path.unlink()
             # Process 0 ends first: a launcher that sees a bad end may end all that are left.
             deadline = time.monotonic() + limits.silence
             while code is not None and node.folder.exists() and time.monotonic() < deadline:
@@ -175,21 +183,21 @@ def _session(node: LaunchedNode) -> Session | None:
     return session if session and session.nonces[own.rank : own.rank + 1] == (own.nonce,) else None
 
 
-def _wait_for_session(node: LaunchedNode, path: Path, assembly: float) -> None:
+def _wait_for_session(node: LaunchedNode, assembly: float) -> None:
     deadline = time.monotonic() + assembly + _LATER
     while _session(node) is None:
         if time.monotonic() > deadline:
             msg = f"Process 0 of the launcher has not begun a run in {node.folder}."
             limit = TimeLimit(value=assembly, setting="limits.assembly", margin=_LATER)
             raise EngineError(msg, why=f"Process {node.member.rank} waited for {limit.words()}.", remedy=SHARE)
-        if read_file(path, Member) != node.member:
+        if read_file(node.path, Member) != node.member:
             with suppress(FileNotFoundError):  # process 0 is just emptying the folder
-                write(path, node.member)
+                write(node.path, node.member)
         time.sleep(LOOK_AGAIN)
 
 
-def _serve(node: LaunchedNode, path: Path, silence: float) -> ExitCode:
-    heartbeat, pulse = Heartbeat(path), Pulse(path_of(node.folder, 0), silence)
+def _serve(node: LaunchedNode, silence: float) -> ExitCode:
+    pulse = Pulse(path_of(node.folder, 0), silence)
     while True:
         if session := _session(node):
             if session.exit_code is not None:
@@ -200,5 +208,5 @@ def _serve(node: LaunchedNode, path: Path, silence: float) -> ExitCode:
             msg = f"Process 0 of the launcher is gone: it gave no sign of life for {limit.words()}."
             why = f"It has to touch its file in {node.folder}, and to end the run."
             raise EngineError(msg, why=why, remedy="See its own output; go on with --resume.")
-        heartbeat.beat()
+        node.beat()
         time.sleep(LOOK_AGAIN)

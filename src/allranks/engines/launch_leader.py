@@ -17,7 +17,6 @@ from allranks.engines.launch_files import (
     PACKAGE,
     SESSION,
     SHARE,
-    Heartbeat,
     LaunchedJob,
     Member,
     Pulse,
@@ -30,22 +29,18 @@ from allranks.engines.launch_files import (
 )
 from allranks.engines.launch_follower import LaunchedNode
 from allranks.engines.package import copied_package
-from allranks.engines.process import ProcessEngine, environment
-from allranks.engines.shared_folder_job import SharedFolderJob, fill_folder
+from allranks.engines.process import ProcessEngine
+from allranks.engines.shared_folder_job import SharedFolderJob, make_folder, running, variables_of_job
 from allranks.engines.slurm_requests import job_name
 from allranks.errors import AllranksError, EngineError, ExitCode, counted
 from allranks.interruption import deaf
 from allranks.matrix.model import Limits, Matrix
-from allranks.ownership import HOST_VARIABLE, RUN_VARIABLE
 
 _DEAD: Final = 600.0
 """Seconds after the last sign of life of all processes of a launch until another one removes its folder."""
 
 _FAREWELL: Final = 10.0
 """Seconds for the others to see how the run has ended."""
-
-_OF_A_NODE: Final = ("TMPDIR", RUN_VARIABLE, HOST_VARIABLE, "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-"""Variables that each node sets for itself; the process that started a supervisor owns it."""
 
 
 class LaunchLeader:
@@ -65,7 +60,6 @@ class LaunchLeader:
         self._members = members
         self._ranks = elected(members)
         self._own = own
-        self._heartbeat = Heartbeat(path_of(folder, 0))
         self._pulses = {rank: Pulse(path_of(folder, rank), silence) for rank in self._ranks[1:]}
         self._jobs: dict[str, LaunchedJob] = {}
         self._changing = threading.Lock()
@@ -112,7 +106,7 @@ class LaunchLeader:
     def _run(self) -> None:
         """Follow the others until the session ends. The supervisors of this node are children of this thread."""
         while not self._is_closing.is_set():
-            self._heartbeat.beat()
+            self._own.beat()
             self._look_for_lost()
             with self._changing:
                 self._place()
@@ -182,38 +176,24 @@ class LaunchEngine(ProcessEngine):
     def _spread(self, spec: JobSpec) -> Iterator[SharedFolderJob]:
         """Start a job on several nodes, one agent on each."""
         folder = self._leader.folder / job_name(spec)
-        try:
-            self._fill(folder, spec)
-            self._leader.submit(self._job(folder, spec))
-            job = SharedFolderJob(Allocation(self._leader, folder), spec)
-            try:
-                yield job
-            finally:
-                job.stop()
-                job.close()
-        finally:
-            self._leader.cancel(folder.name)
-            remove_tree(folder)
-
-    def _fill(self, folder: Path, spec: JobSpec) -> None:
-        try:
-            folder.mkdir(mode=0o700)
-            fill_folder(folder, spec, NodeOrder(python=spec.python or "", code=str(spec.code)))
-        except OSError as error:
-            msg = f"A folder for {spec.job_id} could not be made in {folder.parent}."
-            raise EngineError(msg, why=str(error), remedy="Free some space there.") from error
-
-    def _job(self, folder: Path, spec: JobSpec) -> LaunchedJob:
-        added = environment(spec, folder, self._shared_package, {})
-        return LaunchedJob(
+        variables = variables_of_job(spec, folder, self._shared_package, {})
+        job = LaunchedJob(
             name=folder.name,
             nodes=spec.agent.nodes,
             python=spec.python or "",
             package=str(self._shared_package),
-            variables=tuple(f"{name}={value}" for name, value in added.items() if name not in _OF_A_NODE),
+            variables=tuple(f"{name}={value}" for name, value in variables.items()),
             gpus=tuple(spec.gpus),
             gpu_count=spec.agent.gpu_count,
         )
+        make_folder(folder, spec, NodeOrder(python=job.python, code=str(spec.code)), {})
+        self._leader.submit(job)
+        try:
+            with running(Allocation(self._leader, folder), spec) as started:
+                yield started
+        finally:
+            self._leader.cancel(folder.name)
+            remove_tree(folder)
 
 
 def elected(members: Sequence[Member]) -> tuple[int, ...]:

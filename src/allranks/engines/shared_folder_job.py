@@ -11,15 +11,15 @@ import json
 import math
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
 
 from allranks.agent import node_files as files
-from allranks.agent.evidence import open_start, read
+from allranks.agent.evidence import open_start, read, remove_tree
 from allranks.agent.linux import Timer
 from allranks.agent.node_files import AgentExit, NodeOrder, write_whole
 from allranks.engines.agent_output import Damage, RecordReader
@@ -27,7 +27,10 @@ from allranks.engines.agents import JobOfAgents, bring_home, make_token
 from allranks.engines.allocation import Allocation, told_in
 from allranks.engines.archive import copy_files
 from allranks.engines.base import JobExit, JobSpec, NodeExit, Placement, RecordSink
+from allranks.engines.file_calls import answered
+from allranks.engines.process import environment
 from allranks.errors import EngineError
+from allranks.ownership import HOST_VARIABLE, RUN_VARIABLE
 from allranks.protocol.config import NodeConfig
 from allranks.protocol.records import Record
 from allranks.protocol.typed_json import RecordError, build
@@ -51,6 +54,9 @@ _SILENT: Final = 4 * files.BEAT
 _FILES: Final = 10.0
 """Seconds for the answer of a shared file system when a job has ended."""
 
+_ANSWER: Final = 60.0
+"""Seconds for its answer before a job begins."""
+
 _COPYING: Final = 600.0
 """Seconds for copies of the results of a job."""
 
@@ -58,21 +64,38 @@ _LOGS: Final = ("batch.log", "srun.log")
 _LOG_END: Final = 4000
 
 
-def fill_folder(folder: Path, spec: JobSpec, order: NodeOrder) -> None:
-    """Write what the nodes of a job need into its folder, which exists.
+def make_folder(folder: Path, spec: JobSpec, order: NodeOrder, texts: Mapping[str, str]) -> None:
+    """Make the folder of a job, with what its nodes need.
 
     Args:
-        folder: The folder, which all nodes see.
+        folder: The folder, which all nodes see. One that is already there is another job's, and stays.
         spec: The job.
         order: What each node runs.
+        texts: Other files, by name.
 
     Raises:
-        OSError: It cannot be written.
+        EngineError: It cannot be made.
     """
+    try:
+        answered(lambda: folder.parent.mkdir(parents=True, exist_ok=True), _ANSWER)
+        folder.mkdir(mode=0o700)
+        try:
+            for name, text in {**texts, files.ORDER: json.dumps(asdict(order))}.items():
+                write_whole(folder / name, text)
+            _fill(folder, spec)
+        except OSError:
+            remove_tree(folder)
+            raise
+    except OSError as error:
+        msg = f"A folder for {spec.job_id} could not be made in {folder.parent}."
+        remedy = "Free some space there, or name another shared folder: [slurm] spool, or --results with --inside."
+        raise EngineError(msg, why=str(error), remedy=remedy) from error
+
+
+def _fill(folder: Path, spec: JobSpec) -> None:
     (folder / files.SHARED).mkdir()
     # Beside the shared folder, where tests of other engines find it.
     (folder / files.RESULTS).symlink_to(f"node-0/{files.RESULTS}")
-    write_whole(folder / files.ORDER, json.dumps(asdict(order)))
     token = make_token()
     for node in range(spec.agent.nodes):
         own = folder / f"node-{node}"
@@ -85,6 +108,15 @@ def fill_folder(folder: Path, spec: JobSpec, order: NodeOrder) -> None:
         write_whole(own / files.CONFIG, replace(spec.agent, post=post, check_gpus=checks).to_json())
         for name in (files.PLACED, files.EXIT):
             files.reserve(own / name)
+
+
+def variables_of_job(spec: JobSpec, folder: Path, package: Path, host: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a job on other nodes, without those that each node sets for itself.
+
+    Whoever starts a node's processes owns them, and gives them their GPUs.
+    """
+    own = {"TMPDIR", RUN_VARIABLE, HOST_VARIABLE, *(["CUDA_VISIBLE_DEVICES"] if spec.agent.gpu_count else [])}
+    return {name: value for name, value in environment(spec, folder, package, host).items() if name not in own}
 
 
 class _NodeAgent:
@@ -342,3 +374,14 @@ class SharedFolderJob(JobOfAgents[_NodeAgent]):
             agent.close()
         self._allocation.calls.close()
         super().close()
+
+
+@contextmanager
+def running(allocation: Allocation, spec: JobSpec) -> Iterator[SharedFolderJob]:
+    """A submitted job until the context ends, which ends the job."""
+    job = SharedFolderJob(allocation, spec)
+    try:
+        yield job
+    finally:
+        job.stop()
+        job.close()

@@ -21,15 +21,14 @@ from allranks.engines.base import Engine, Finding, JobEnvironment, JobSpec, Left
 from allranks.engines.file_calls import answered
 from allranks.engines.gpus import Inventory
 from allranks.engines.package import copied_package
-from allranks.engines.process import environment
-from allranks.engines.shared_folder_job import SharedFolderJob, fill_folder
-from allranks.engines.slurm_container import PYTHON, agent_container, docker_options
+from allranks.engines.shared_folder_job import SharedFolderJob, make_folder, running, variables_of_job
+from allranks.engines.slurm_container import PYTHON, SECCOMP, agent_container, docker_options
 from allranks.engines.slurm_queue import SlurmQueue, outside_of_jobs
 from allranks.engines.slurm_requests import job_name, request, script
 from allranks.errors import EngineAbsentError, EngineError
 from allranks.matrix.model import Image, Matrix, Slurm
 from allranks.matrix.slurm_settings import with_user_file
-from allranks.ownership import HOST_VARIABLE, RUN_VARIABLE, Owner, host_id
+from allranks.ownership import Owner, host_id
 from allranks.user_cache import cache_folder
 
 _COMMANDS: Final = ("sbatch", "squeue", "scancel", "srun")
@@ -148,47 +147,31 @@ class SlurmEngine(Engine):
     def _running(self, spec: JobSpec, folder: Path) -> Iterator[SharedFolderJob]:
         number = (folder / _SUBMITTED).read_text(encoding="utf-8")
         self._queue.watch(folder.name)
-        job = SharedFolderJob(Allocation(self._queue, folder, f"SLURM job {number}", owned=folder / _OWNER), spec)
+        allocation = Allocation(self._queue, folder, f"SLURM job {number}", owned=folder / _OWNER)
         try:
-            yield job
+            with running(allocation, spec) as job:
+                yield job
         finally:
-            job.stop()
-            job.close()
             self._queue.forget(folder.name)
 
     def _make_folder(self, spec: JobSpec) -> Path:
         folder = self._spool / job_name(spec)
         container = self._settings.container
+        texts = {_OWNER: _owner_of(spec), "job.sh": script(spec, folder, self._package, container)}
         if container:
             check_links(spec.files)
+            texts[SECCOMP.name] = SECCOMP.read_text(encoding="utf-8")
         inside = agent_container(container, AgentFolders(job=folder, code=spec.code, package=self._package))
-        try:
-            answered(lambda: self._spool.mkdir(parents=True, exist_ok=True), _ANSWER)
-            folder.mkdir(mode=0o700)  # one that is there is another job's, and stays
-            try:
-                write_whole(folder / _OWNER, _owner_of(spec))
-                options = docker_options(container, spec, folder)
-                order = NodeOrder(python=spec.python or "", code=str(spec.code), container=inside, options=options)
-                fill_folder(folder, spec, order)
-                (folder / "job.sh").write_text(script(spec, folder, self._package, container), encoding="utf-8")
-            except OSError:
-                remove_tree(folder)
-                raise
-        except OSError as error:
-            msg = f"A folder for {spec.job_id} could not be made in {self._spool}."
-            remedy = "Free some space there, or name another shared folder: [slurm] spool."
-            raise EngineError(msg, why=str(error), remedy=remedy) from error
+        options = docker_options(container, spec, folder)
+        order = NodeOrder(python=spec.python or "", code=str(spec.code), container=inside, options=options)
+        make_folder(folder, spec, order, texts)
         return folder
 
     def _submit(self, spec: JobSpec, folder: Path) -> None:
         if spec.python is None:
             msg = f"job {spec.job_id} names no interpreter"
             raise EngineError(msg)
-        variables = environment(spec, folder, self._package, outside_of_jobs(os.environ))
-        # SLURM is the owner of the processes, and gives them their GPUs; the node has its own folder and interface.
-        own = ["TMPDIR", RUN_VARIABLE, HOST_VARIABLE, *(["CUDA_VISIBLE_DEVICES"] if spec.agent.gpu_count else [])]
-        for name in own:
-            variables.pop(name, None)
+        variables = variables_of_job(spec, folder, self._package, outside_of_jobs(os.environ))
         if self._settings.container:  # it has none of this host's other folders
             variables["PYTHONPATH"] = str(self._package)
         try:

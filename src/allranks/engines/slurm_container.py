@@ -4,7 +4,6 @@ Charliecloud, Apptainer and Docker are entered on each node by the supervisor, f
 srun, so the supervisor itself is inside, at the same paths as outside.
 """
 
-import shutil
 import sys
 from pathlib import Path
 from typing import Final
@@ -38,12 +37,10 @@ def agent_container(container: str | None, folders: AgentFolders) -> str:
 
 
 def docker_options(container: str | None, spec: JobSpec, folder: Path) -> tuple[str, ...]:
-    """A job's own options for ``docker run``; none for other runtimes. Its folder gets the file that they name.
+    """A job's own options for ``docker run``; none for other runtimes.
 
-    SLURM's limits do not bind the daemon's containers, so these have what SLURM is asked for.
-
-    Raises:
-        OSError: The folder cannot be written.
+    They name a copy of :data:`SECCOMP` in its folder. SLURM's limits do not bind the daemon's containers, so
+    these have what SLURM is asked for.
     """
     if container is None or not container.startswith(f"{node_docker.RUNTIME}:"):
         return ()
@@ -59,7 +56,7 @@ def docker_options(container: str | None, spec: JobSpec, folder: Path) -> tuple[
     )
     if spec.seccomp == "default":
         return options
-    return (*options, f"--security-opt=seccomp={shutil.copy(SECCOMP, folder)}")
+    return (*options, f"--security-opt=seccomp={folder / SECCOMP.name}")
 
 
 def supervisor_python(container: str | None, python: str) -> str:
