@@ -31,6 +31,7 @@ from allranks.engines.launch_files import (
     write,
 )
 from allranks.engines.process import of_no_rank
+from allranks.engines.shared_folder_job import last_change
 from allranks.errors import EngineError, ExitCode
 from allranks.interruption import deaf
 from allranks.matrix.model import Limits
@@ -172,7 +173,8 @@ def follow(node: LaunchedNode, limits: Limits) -> ExitCode:
                 node.path.unlink()
             # Process 0 ends first: a launcher that sees a bad end may end all that are left.
             deadline = time.monotonic() + limits.silence
-            while code is not None and node.folder.exists() and time.monotonic() < deadline:
+            first = path_of(node.folder, 0)
+            while code is not None and last_change(first) is not None and time.monotonic() < deadline:
                 time.sleep(LOOK_AGAIN / 5)
     return code
 

@@ -30,7 +30,7 @@ from allranks.engines.launch_files import (
 from allranks.engines.launch_follower import LaunchedNode
 from allranks.engines.package import copied_package
 from allranks.engines.process import ProcessEngine
-from allranks.engines.shared_folder_job import SharedFolderJob, make_folder, running, variables_of_job
+from allranks.engines.shared_folder_job import SharedFolderJob, last_change, make_folder, running, variables_of_job
 from allranks.engines.slurm_requests import job_name
 from allranks.errors import AllranksError, EngineError, ExitCode, counted
 from allranks.interruption import deaf
@@ -294,6 +294,6 @@ def _dismiss(folder: Path, session: Session, others: set[int]) -> None:
         write(folder / SESSION, session)
     deadline = time.monotonic() + _FAREWELL
     while others and time.monotonic() < deadline:
-        others = {rank for rank in others if not is_gone(path_of(folder, rank))}
+        others = {rank for rank in others if last_change(path_of(folder, rank)) is not None}
         time.sleep(LOOK_AGAIN / 5)
     remove_tree(folder)
