@@ -78,7 +78,7 @@ def test_a_controller_that_is_away_says_nothing_of_a_job(answers):
         time.sleep(0.02)
     assert queue.look("a").end == ""
     seen = queue.look_after("a", time.monotonic() + 0.5, 5.0)
-    assert (seen.job, seen.last.state) == (None, "RUNNING")
+    assert seen.job.state == "RUNNING"
     assert seen.absences >= 1
     queue.forget("a")
 
@@ -91,17 +91,17 @@ SEEN = QueuedJob(number="1", state="RUNNING", nodes="n1")
     [
         (Sighting(), Place()),
         (Sighting(job=replace(SEEN, state="PENDING", nodes="")), Place(waiting="queued (no reason yet)")),
-        (Sighting(job=SEEN, last=SEEN), Place(nodes="n1", is_running=True)),
+        (Sighting(job=SEEN), Place(nodes="n1", is_running=True)),
         (Sighting(job=replace(SEEN, state="COMPLETING")), Place(nodes="n1")),
         (Sighting(job=replace(SEEN, state="FAILED")), Place(nodes="n1", end="FAILED")),
         (
             Sighting(job=replace(SEEN, state="CANCELLED")),
             Place(nodes="n1", end="CANCELLED", cause="was cancelled (scancel)"),
         ),
-        (Sighting(last=SEEN, absences=1), Place()),
-        (Sighting(last=SEEN, absences=2), Place(end="not in the queue")),
+        (Sighting(job=SEEN, absences=1), Place()),
+        (Sighting(job=SEEN, absences=2), Place(end="not in the queue")),
         (
-            Sighting(last=replace(SEEN, state="TIMEOUT"), absences=2),
+            Sighting(job=replace(SEEN, state="TIMEOUT"), absences=2),
             Place(end="not in the queue", cause="was ended by SLURM's time limit"),
         ),
     ],

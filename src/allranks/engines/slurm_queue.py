@@ -77,30 +77,26 @@ class QueuedJob:
 class Sighting:
     """What is known of a job."""
 
-    job: QueuedJob | None = None  # the job in the newest answer; None if that does not have it, or there was none yet
-    last: QueuedJob | None = None  # the job when it was last seen; None if it never was
-    absences: int = 0  # how many answers in a row have not had it
+    job: QueuedJob | None = None  # the job when it was last seen; None if it never was
+    absences: int = 0  # how many answers in a row, up to the newest, have not had it
     answered: float = -math.inf  # when the newest answer was asked for, on the monotonic clock; minus infinity for none
     watched: float = math.inf  # since when answers have been asked for, on the monotonic clock; infinity if nobody asks
 
     @property
     def place(self) -> Place:
         """What it means for the job."""
-        job, known = self.job, self.job or self.last
-        lost = "not in the queue" if self.absences >= _ABSENCES else ""
+        job, silent = self.job, time.monotonic() - max(self.answered, self.watched)
+        waiting = f"unknown: the controller has not answered for {minutes(silent)} min" if silent > SILENT else ""
+        if job is None or self.absences:
+            end = "not in the queue" if self.absences >= _ABSENCES else ""
+            return Place(waiting=waiting, end=end, cause=job.cause if job else "")
         return Place(
-            waiting=self._waiting(),
-            nodes=job.nodes if job else "",
-            is_running=job is not None and job.state == "RUNNING",
-            end=lost if job is None else job.state if job.has_ended else "",
-            cause=known.cause if known else "",
+            waiting=waiting or (f"queued ({job.reason or 'no reason yet'})" if job.is_waiting else ""),
+            nodes=job.nodes,
+            is_running=job.state == "RUNNING",
+            end=job.state if job.has_ended else "",
+            cause=job.cause,
         )
-
-    def _waiting(self) -> str:
-        silent = time.monotonic() - max(self.answered, self.watched)
-        if silent > SILENT:
-            return f"unknown: the controller has not answered for {minutes(silent)} min"
-        return f"queued ({self.job.reason or 'no reason yet'})" if self.job and self.job.is_waiting else ""
 
 
 class SlurmQueue:
@@ -149,8 +145,9 @@ class SlurmQueue:
         deadline = time.monotonic() + 3 * POLL
         while True:
             sighting = self.look_after(name, time.monotonic(), deadline - time.monotonic())
-            if sighting.job is None or sighting.job.has_ended or time.monotonic() >= deadline:
-                return sighting.place.cause
+            job = sighting.job
+            if job is None or sighting.absences or job.has_ended or time.monotonic() >= deadline:
+                return job.cause if job else ""
 
     def forget(self, name: str) -> None:
         """Watch a job no longer."""
@@ -188,7 +185,7 @@ class SlurmQueue:
 
 def _seen(before: Sighting, job: QueuedJob | None, moment: float) -> Sighting:
     absences = 0 if job else before.absences + 1
-    return replace(before, job=job, last=job or before.last, absences=absences, answered=moment)
+    return replace(before, job=job or before.job, absences=absences, answered=moment)
 
 
 def _ask() -> Mapping[str, QueuedJob] | None:
