@@ -142,7 +142,8 @@ class LaunchLeader:
     def close(self) -> None:
         """End the supervisors of this node, and begin no more."""
         self._is_closing.set()
-        self._thread.join()
+        if self._thread.is_alive():  # an interrupt may come before it was started
+            self._thread.join()
 
 
 class LaunchEngine(ProcessEngine):
@@ -227,13 +228,12 @@ def lead(node: LaunchedNode, world_size: int, limits: Limits, run: Callable[[Lau
     Raises:
         EngineError: Some have not come in time, or the folder cannot be used.
     """
-    folder = node.folder
-    refuse_living(path_of(folder, 0))
+    refuse_living(node.path)
     members: list[Member | None] = [node.member, *[None] * (world_size - 1)]
     leader: LaunchLeader | None = None
     code = ExitCode.INFRASTRUCTURE
     try:
-        leader = LaunchLeader(_assemble(folder, members, limits.assembly), node, limits.silence)
+        leader = LaunchLeader(_assemble(node, members, limits.assembly), node, limits.silence)
         leader.start()
         code = run(leader)
     except AllranksError as error:
@@ -248,21 +248,20 @@ def lead(node: LaunchedNode, world_size: int, limits: Limits, run: Callable[[Lau
             if leader is not None:
                 leader.close()
             others = {member.rank for member in members[1:] if member} - (leader.lost if leader else set())
-            _dismiss(folder, Session(nonces=nonces_of(members), exit_code=int(code)), others)
+            _dismiss(node.folder, Session(nonces=nonces_of(members), exit_code=int(code)), others)
     return code
 
 
-def _assemble(folder: Path, members: list[Member | None], limit: float) -> list[Member]:
+def _assemble(node: LaunchedNode, members: list[Member | None], limit: float) -> list[Member]:
     """Wait some seconds for the files of all processes in the folder, which is emptied first; add what comes.
 
     Raises:
         EngineError: Some have not come in time, or the folder cannot be used.
     """
-    deadline = time.monotonic() + limit
+    folder, deadline = node.folder, time.monotonic() + limit
     try:
         remove_tree(folder)  # of an earlier launch of this name; a process that is early writes its file again
-        if own := members[0]:
-            write(path_of(folder, 0), own)
+        write(node.path, node.member)
         _remove_dead(folder)
     except OSError as error:
         raise unusable(folder, error) from error
