@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from allranks.agent.gangs.call_board import Wait
+from allranks.plugins.stress.agent.skew import OFF
 from allranks.protocol.outcomes import Outcome, Phase
-from allranks.protocol.skew import OFF
 from allranks.protocol.typed_json import RecordError, decode_line, encode_line
 
 MESSAGE_LIMIT: Final = 4 << 20

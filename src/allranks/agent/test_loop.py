@@ -9,7 +9,6 @@ from pathlib import Path
 
 from allranks.agent import linux
 from allranks.agent.assemblies import assemblies, first_assembly, joined_by_group
-from allranks.agent.beside_run import repeat_beside
 from allranks.agent.channel import RunTest
 from allranks.agent.driver_workers import DriverWorkers
 from allranks.agent.forks import SESSION_END_TIMEOUT, LocalNode
@@ -24,12 +23,13 @@ from allranks.agent.nodes.node import Node, Orders, start_gang
 from allranks.agent.program import ItemOptions, Program, parts_of
 from allranks.agent.rendezvous import OWN_GROUPS, Rendezvous, make_rendezvous
 from allranks.agent.repetition_journal import Plan, RepetitionJournal
-from allranks.agent.shrink_run import Trials, shrink_failures
-from allranks.agent.stress_run import Repetitions
+from allranks.plugins.stress.agent.beside_run import repeat_beside
+from allranks.plugins.stress.agent.shrink_run import Trials, shrink_failures
+from allranks.plugins.stress.agent.skew import JOINING, Delay, drawn_outside, stretch
+from allranks.plugins.stress.agent.stress_run import Repetitions
 from allranks.protocol.config import AgentConfig, Folders, Stress, seed_of_test
 from allranks.protocol.outcomes import Outcome, disagree, may_disagree, numbers
 from allranks.protocol.records import AgentFailed, GangReady, GangStarted, LeftBehind, Notice, NotRun, TestStarted
-from allranks.protocol.skew import JOINING, Delay, drawn_outside, stretch
 from allranks.protocol.xml_text import clipped
 
 DRIVER_MARGIN = 5.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, Self
 
-from allranks.protocol.skew import OFF
+from allranks.plugins.stress.agent.skew import OFF
 
 Isolation = Literal["test", "file", "job"]
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from allranks.plugins.stress.agent.skew import OFF
 from allranks.protocol.rates import log_chance, percent
-from allranks.protocol.skew import OFF
 
 _NAME: Final = re.compile(
     r"(?P<test>.+) \(repetition [1-9]\d{0,17}, seed (?P<seed>\d{1,10})(?:, skew (?P<skew>[a-z\d:.,]+))?\)", re.DOTALL

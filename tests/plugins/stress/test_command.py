@@ -4,8 +4,8 @@ import os
 
 import pytest
 
+from allranks.plugins.stress.agent.skew import stretch
 from allranks.protocol.config import Stress
-from allranks.protocol.skew import stretch
 
 
 @pytest.fixture

@@ -58,9 +58,9 @@ from allranks.agent.program import (
 from allranks.agent.ranks import debugging
 from allranks.agent.ranks.rank import Assignment, run_rank
 from allranks.agent.ranks.reports import skip_reason
-from allranks.agent.ranks.skewed_calls import register_skew
 from allranks.agent.seeding import seed_generators
 from allranks.agent.torch_cases.adapt import adapt_collected, adapt_torch_cases
+from allranks.plugins.stress.agent.skewed_calls import register_skew
 from allranks.protocol.config import AgentConfig, Folders, seed_of_test
 from allranks.protocol.outcomes import MESSAGE_LIMIT, shorten
 from allranks.protocol.parameter_values import digests

@@ -25,10 +25,10 @@ from allranks.agent.gangs.output import Output
 from allranks.agent.gangs.step_outcome import Step, StepOutcome, ended, reported
 from allranks.agent.job_end import JobEnd
 from allranks.agent.program import changed_status
+from allranks.plugins.stress.agent.skew import Delay
 from allranks.protocol.config import TimeLimit, TimeLimits
 from allranks.protocol.outcomes import Outcome, shorten
 from allranks.protocol.records import AgentFailed, FailureKind
-from allranks.protocol.skew import Delay
 
 TERM_GRACE = 1.0
 """Seconds between TERM and KILL: enough for an exit handler, and too short to matter."""

@@ -14,12 +14,12 @@ from allranks.agent.channel import End, Report, RunTest
 from allranks.agent.gangs.call_board import LastCall, Wait, read_board, read_phase, read_wait
 from allranks.agent.gangs.orphans import REAP_TIMEOUT, KilledOrphan, Mark, Orphans, kill_orphans
 from allranks.agent.gangs.output import Output, OutputLog
-from allranks.agent.gangs.outside_skew import disturbing
 from allranks.agent.gangs.rank_process import Echo, RankProcess
 from allranks.agent.stacks.child_stacks import PATIENCE, ChildHang, Surroundings, find_children, text_of, words_for
 from allranks.agent.stacks.flight_recorder import FlightRecorder
 from allranks.agent.stacks.stacks import STACKS_SIGNAL, StackFile, dump_stacks
-from allranks.protocol.skew import Delay
+from allranks.plugins.stress.agent.outside_skew import disturbing
+from allranks.plugins.stress.agent.skew import Delay
 
 CLOSED_TIMEOUT = 1.0
 """Seconds for a rank to die after the end of its pipe; if it still lives then, it has closed the pipe itself."""

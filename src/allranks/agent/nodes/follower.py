@@ -18,8 +18,8 @@ from allranks.agent.gangs.output import Output
 from allranks.agent.job_end import HangupError, JobEnd
 from allranks.agent.nodes.connection import ConnectionLostError, Message, NodeConnection
 from allranks.agent.nodes.node import CollectionDigest, Node, Orders
+from allranks.plugins.stress.agent.skew import delays_of
 from allranks.protocol.outcomes import shorten
-from allranks.protocol.skew import delays_of
 from allranks.protocol.typed_json import build_named, told
 
 _SENT = 16_000

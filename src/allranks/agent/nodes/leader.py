@@ -23,8 +23,8 @@ from allranks.agent.linux import Timer
 from allranks.agent.nodes.connection import ConnectionLostError, Message, NodeConnection
 from allranks.agent.nodes.node import CollectionDigest, CollectionFailure, NodeLostError, Orders, difference, notice
 from allranks.agent.nodes.node_rendezvous import NodesError
+from allranks.plugins.stress.agent.skew import Delay, skew_of
 from allranks.protocol.config import AgentConfig, TimeLimit, TimeLimits, share_of
-from allranks.protocol.skew import Delay, skew_of
 from allranks.protocol.typed_json import build, told
 
 _BEATS = 4

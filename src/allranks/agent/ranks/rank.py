@@ -44,10 +44,10 @@ from allranks.agent.ranks.reports import (
     waited_for,
     with_remedy,
 )
-from allranks.agent.ranks.skewed_calls import DELAYS
 from allranks.agent.ranks.surroundings import InitialState
 from allranks.agent.rendezvous import wait_for_store
 from allranks.agent.seeding import seed_everything
+from allranks.plugins.stress.agent.skewed_calls import DELAYS
 from allranks.protocol.config import AgentConfig, TimeLimit
 from allranks.protocol.outcomes import MESSAGE_LIMIT, Outcome, Phase, following, overall, shorten
 from allranks.protocol.skip_codes import SkipCode

@@ -12,8 +12,8 @@ from allranks.cli.run import add_seed, add_shared, refuse_options, run_chosen
 from allranks.errors import ExitCode, UsageError
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job
+from allranks.plugins.stress.agent.skew import LEVELS, MOST_BUSY, OFF, delays_of, skew_of, stretch
 from allranks.protocol.config import Stress
-from allranks.protocol.skew import LEVELS, MOST_BUSY, OFF, delays_of, skew_of, stretch
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(?P<value>\d{1,9}(\.\d{1,6})?)(?P<unit>[smh]?)", re.ASCII)

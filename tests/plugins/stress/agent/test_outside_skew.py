@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from allranks.agent.gangs.outside_skew import disturbing
 from allranks.agent.linux import state_of
-from allranks.protocol.skew import Delay
+from allranks.plugins.stress.agent.outside_skew import disturbing
+from allranks.plugins.stress.agent.skew import Delay
 
 LONG = 60.0
 

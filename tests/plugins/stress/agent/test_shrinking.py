@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.agent.shrinking import Shrunk, sentence, shrink, smallest, tries_for
-from allranks.protocol.skew import Delay, delays_of, drawn_delays
+from allranks.plugins.stress.agent.shrinking import Shrunk, sentence, shrink, smallest, tries_for
+from allranks.plugins.stress.agent.skew import Delay, delays_of, drawn_delays
 
 PARTS = st.sets(st.integers(0, 60), min_size=1)
 

@@ -6,7 +6,7 @@ import pytest
 
 from allranks.agent.program import ItemOptions, Program
 from allranks.agent.repetition_journal import RepetitionJournal
-from allranks.agent.stress_run import (
+from allranks.plugins.stress.agent.stress_run import (
     MOST_ALIKE,
     MOST_KEPT,
     MOST_NOTES,

@@ -22,8 +22,8 @@ from torch import distributed
 
 from allranks.agent.ranks.call_counter import COLLECTIVES, wrap
 from allranks.agent.ranks.counted_group import MESSAGES
+from allranks.plugins.stress.agent.skew import OFF, LateRank, NamedDelays, lateness, milliseconds
 from allranks.protocol.config import AgentConfig
-from allranks.protocol.skew import OFF, LateRank, NamedDelays, lateness, milliseconds
 
 DELAYS = "allranks-skew"
 """The plugin's name."""

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from allranks.protocol.skew import (
+from allranks.plugins.stress.agent.skew import (
     LEVELS,
     MOST_CALLS,
     Delay,

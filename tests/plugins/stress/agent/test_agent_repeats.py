@@ -1,8 +1,8 @@
 """Agents that repeat their tests: what becomes of each repetition."""
 
+from allranks.plugins.stress.agent.skew import LEVELS, late_rank
 from allranks.protocol.config import Stress, seed_of_repetition, seed_of_test
 from allranks.protocol.records import Finished, Interrupted, NotRun, Passed, RankEnded, Repeated, TestStarted
-from allranks.protocol.skew import LEVELS, late_rank
 
 FILES = {
     "test_a.py": """

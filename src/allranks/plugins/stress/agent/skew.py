@@ -2,7 +2,7 @@
 
 A race needs a rank that is late in one place, so a repetition draws which ranks are late, how many of their calls, and
 up to how much. Equal delays of all calls would hide a race that one delay shows. Threads of C++ make no calls, so the
-supervisor stops whole ranks, too, and has busy processes beside them (:mod:`allranks.agent.gangs.outside_skew`).
+supervisor stops whole ranks, too, and has busy processes beside them (:mod:`allranks.plugins.stress.agent.outside_skew`).
 """
 
 import math

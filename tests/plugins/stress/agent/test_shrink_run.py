@@ -5,16 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from allranks.agent import shrink_run
 from allranks.agent.channel import RunTest
 from allranks.agent.program import ItemOptions, Program
 from allranks.agent.repetition_journal import RepetitionJournal
-from allranks.agent.shrink_run import shrink_failures
-from allranks.agent.stress_run import Repetitions
+from allranks.plugins.stress.agent import shrink_run
+from allranks.plugins.stress.agent.shrink_run import shrink_failures
+from allranks.plugins.stress.agent.skew import delays_of, drawn_delays, milliseconds
+from allranks.plugins.stress.agent.stress_run import Repetitions
 from allranks.protocol.config import Stress, TimeLimit
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import Passed, RankEnded, Repeated, TestStarted
-from allranks.protocol.skew import delays_of, drawn_delays, milliseconds
 
 LIMIT = TimeLimit(value=20, setting="limits.test")
 SEED = 2

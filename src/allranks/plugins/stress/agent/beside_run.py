@@ -21,7 +21,7 @@ from typing import Final
 from allranks.agent import evidence, linux
 from allranks.agent.job_end import JobEnd
 from allranks.agent.program import ItemOptions, Program
-from allranks.agent.stress_run import Repetitions
+from allranks.plugins.stress.agent.stress_run import Repetitions
 from allranks.protocol.config import AgentConfig, Folders
 from allranks.protocol.xml_text import clipped
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from allranks.agent import linux
-from allranks.protocol.skew import Delay
+from allranks.plugins.stress.agent.skew import Delay
 
 _CROWD: Final = 4
 """Busy processes beside a rank on its core: it gets a fifth of it."""

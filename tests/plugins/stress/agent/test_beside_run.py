@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from agent_run import CONFIG
 
-from allranks.agent.beside_run import LOG, command_of, outcome_of, repeat_beside
 from allranks.agent.job_end import HangupError, JobEnd
 from allranks.agent.program import ItemOptions, Program
+from allranks.plugins.stress.agent.beside_run import LOG, command_of, outcome_of, repeat_beside
 from allranks.protocol.config import Folders, Stress, TimeLimit
 
 SCRIPT = """
@@ -102,7 +102,7 @@ def test_a_process_that_dies_has_gone_wrong_and_so_has_one_that_ends_without_a_w
 
 
 def test_one_that_does_not_end_is_killed_and_has_gone_wrong(beside, monkeypatch):
-    monkeypatch.setattr("allranks.agent.beside_run._START", 0.0)
+    monkeypatch.setattr("allranks.plugins.stress.agent.beside_run._START", 0.0)
     assert beside("time.sleep(600)", limit=2.0, count=1)[:2] == (1, 1)
 
 

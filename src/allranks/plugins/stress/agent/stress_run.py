@@ -18,6 +18,7 @@ from allranks.agent.channel import RunTest
 from allranks.agent.gangs.ends import Journal
 from allranks.agent.program import Program
 from allranks.agent.repetition_journal import End, outcomes_of, seconds_of, was_bad
+from allranks.plugins.stress.agent.skew import OFF
 from allranks.protocol.config import Stress, seed_of_repetition
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import (
@@ -34,7 +35,6 @@ from allranks.protocol.records import (
     TestStarted,
 )
 from allranks.protocol.repetitions import RepetitionTally, name_of_repetition, options_of, rate_in_words
-from allranks.protocol.skew import OFF
 
 TURN = 1.0
 """Seconds that a gang repeats its tests while other tests wait for a gang."""

@@ -11,11 +11,20 @@ from allranks.agent import evidence
 from allranks.agent.channel import RunTest
 from allranks.agent.program import Program
 from allranks.agent.repetition_journal import End, seconds_of, was_bad
-from allranks.agent.shrinking import sentence, shrink
-from allranks.agent.stress_run import Repetitions
+from allranks.plugins.stress.agent.shrinking import sentence, shrink
+from allranks.plugins.stress.agent.skew import (
+    LEVELS,
+    OFF,
+    Delay,
+    delays_of,
+    drawn_delays,
+    milliseconds,
+    skew_of,
+    stretch,
+)
+from allranks.plugins.stress.agent.stress_run import Repetitions
 from allranks.protocol.config import AgentConfig, TimeLimit
 from allranks.protocol.records import GangReady, GangStarted, LeftBehind, Notice, TestStarted
-from allranks.protocol.skew import LEVELS, OFF, Delay, delays_of, drawn_delays, milliseconds, skew_of, stretch
 
 SEARCH: Final = 180.0
 """Seconds for all searches of a job."""
@@ -85,7 +94,7 @@ class Trials:
         self.count_until(until)(OFF, _LEARNED, 1)
 
     def count_until(self, until: float) -> Callable[[str, int, int], tuple[int, int]]:
-        """A count for a search (see :mod:`allranks.agent.shrinking`) that has time until then."""
+        """A count for a search (see :mod:`allranks.plugins.stress.agent.shrinking`) that has time until then."""
 
         def count(skew: str, tries: int, enough: int) -> tuple[int, int]:
             self._skew, self._tries, self._enough, self._until = skew, tries, enough, until
