@@ -72,6 +72,34 @@ def test_the_agent_needs_nothing_but_the_protocol():
     assert found <= {"", "agent", "protocol"}
 
 
+IN_JOBS = [module for module in MODULES if package(module) == "plugins" and module.split(".")[3:4] == ["agent"]]
+"""The parts of plug-ins that run inside jobs."""
+
+
+def test_the_part_of_a_plug_in_for_jobs_needs_nothing_but_the_agent_and_the_protocol():
+    pairs = {(module, other) for module in IN_JOBS for other in imported(MODULES[module])}
+    others = {
+        (module, other)
+        for module, other in pairs
+        if package(other) not in {"agent", "protocol"} and other.split(".")[:4] != module.split(".")[:4]
+    }
+    assert others == set()
+
+
+def test_the_package_of_a_plug_in_imports_nothing():
+    """A job imports it with the part that runs there."""
+    packages = [path for module, path in MODULES.items() if package(module) == "plugins" and module.count(".") <= 2]
+    assert len(packages) > 1
+    assert {other for path in packages for other in imported(path)} == set()
+
+
+def test_the_core_does_not_name_what_repeats_tests():
+    """The folder can be deleted: the core knows it by the list of plug-ins, and nox by its file."""
+    core = {module: path for module, path in MODULES.items() if package(module) != "plugins"}
+    named = {module for module, path in core.items() if "stress" in path.read_text().lower()}
+    assert named == {"allranks.plugin_manager", "allranks.nox"}
+
+
 def test_one_package_alone_imports_junitparser_and_one_command_imports_that():
     importers = {
         name
@@ -97,7 +125,7 @@ for module in sys.argv[1:]:
 def test_what_an_orchestrator_imports_needs_neither_pytest_nor_torch():
     folders = ("cli", "plugins", "engines", "images", "matrix", "report", "runner")
     apart = "allranks.runner.coverage_script"  # a program of another interpreter
-    modules = [module for module in MODULES if package(module) in folders and module != apart]
+    modules = [each for each in MODULES if package(each) in folders and each not in (apart, *IN_JOBS)]
     assert len(modules) > 80
     subprocess.run([sys.executable, "-c", WITHOUT, *modules], check=True, timeout=60)
 

@@ -295,6 +295,7 @@ def test_listing_needs_the_standard_library_and_nox_alone():
 
 
 def test_a_session_repeats_tests_with_the_arguments_of_the_command(nox, calls, repository):
+    pytest.importorskip("allranks.plugins.stress.hooks")
     done = nox("-s", "stress", "--", "gloo-w2", "--count", "5", "--", "-k", "x")
     assert done.returncode == 0, done.stderr
     [call] = calls()

@@ -1,5 +1,6 @@
 """Plug-ins: allranks' own, those of other packages, and what is wrong with them."""
 
+import importlib
 import importlib.metadata
 import json
 import sys
@@ -56,10 +57,17 @@ FOLDERS = {path.parent.name for path in package_folder().glob("plugins/*/__init_
 
 def test_all_own_plug_ins_are_registered():
     assert set(OWN) >= FOLDERS
-    assert [name for name, _ in load_plugins().list_name_plugin()] == [
-        "allranks",
-        *(name for name in OWN if name in FOLDERS),
-    ]
+    there = [name for name in OWN if name in FOLDERS]
+    assert [name for name, _ in load_plugins().list_name_plugin()] == ["allranks", *there]
+
+
+def test_a_folder_that_a_deleted_plug_in_has_left_is_none(tmp_path, monkeypatch):
+    """Python takes a folder with nothing but bytecode for a package."""
+    (tmp_path / "gone" / "__pycache__").mkdir(parents=True)
+    monkeypatch.setattr(plugin_manager, "OWN", ("gone", *OWN))
+    plugins = importlib.import_module("allranks.plugins")
+    monkeypatch.setattr(plugins, "__path__", [*plugins.__path__, str(tmp_path)])
+    assert "gone" not in dict(load_plugins().list_name_plugin())
 
 
 def test_a_command_of_another_package_is_one_of_allranks(other, capsys):

@@ -54,7 +54,8 @@ def register(folder: str | os.PathLike[str] = ".") -> None:
         _register_plain("dist", of_matrix)
     for prefix in prefixes(cells):
         _register_plain(prefix.signature, _where(prefix.values), of_matrix)
-    _register_stress(of_matrix)
+    if (Path(__file__).parent / "plugins" / "stress" / "hooks.py").is_file():
+        _register_stress(of_matrix)
 
 
 def _refuse(error: AllranksError) -> NoReturn:

@@ -1,9 +1,10 @@
 """Plug-ins, and the hooks by which they extend allranks.
 
 A plug-in is a module with functions named like the methods of :class:`Hooks`, each marked with :data:`implements`.
-The engines of the core (:mod:`allranks.engines`) are registered first. allranks' plug-ins are below
-:mod:`allranks.plugins`; a missing one is left out. Other packages add theirs by the entry point ``allranks.plugins``.
-pluggy, pytest's library for hooks, calls them.
+The engines of the core (:mod:`allranks.engines`) are registered first. allranks' own plug-ins are the modules
+``allranks.plugins.NAME.hooks``; a missing one is left out. Other packages add theirs by the entry point
+``allranks.plugins``. pluggy, pytest's library for hooks, calls them. What runs inside jobs has no pluggy: see
+:mod:`allranks.agent.job_plugins`.
 """
 
 import argparse
@@ -102,7 +103,7 @@ def own_plugins() -> pluggy.PluginManager:
     manager.add_hookspecs(Hooks)
     manager.register(importlib.import_module("allranks.engines"), "allranks")
     for name in OWN if find_spec(GROUP) else ():
-        if find_spec(f"{GROUP}.{name}"):
+        if find_spec(f"{GROUP}.{name}") and find_spec(f"{GROUP}.{name}.hooks"):
             manager.register(importlib.import_module(f"{GROUP}.{name}.hooks"), name)
     return manager
 

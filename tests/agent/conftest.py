@@ -1,59 +1,13 @@
 import functools
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # the two helpers, which pytest's importlib mode does not find
+sys.path.insert(0, str(Path(__file__).parent))  # the helpers, which pytest's importlib mode does not find
 
-from agent_nursery import Nursery
+from agent_fixtures import agents_in, launch_fork, nursery, run_agent, run_once, start_agent  # noqa: F401 - fixtures
 from agent_run import AgentRun, launch_command
-
-
-@pytest.fixture(scope="session")
-def nursery():
-    nursery = Nursery()
-    yield nursery
-    nursery.close()
-
-
-@pytest.fixture(scope="session")
-def launch_fork(nursery):
-    """Starts an agent by a fork that has imported torch already."""
-
-    def launch(arguments, environment, folder, stdin, stdout):
-        pid = nursery.start(arguments, environment, folder, stdin, stdout)
-        return pid, functools.partial(nursery.exit_status, pid)
-
-    return launch
-
-
-@pytest.fixture
-def start_agent(tmp_path, launch_fork):
-    """Starts an agent on some files; it waits for ``go()``."""
-    runs = []
-
-    def start(files, **changes):
-        run = AgentRun(tmp_path, files, launch_fork, **changes)
-        runs.append(run)
-        return run
-
-    yield start
-    for run in runs:
-        run.close()
-
-
-@pytest.fixture
-def run_agent(start_agent):
-    """Runs an agent on some files to its end."""
-
-    def run(files, **changes):
-        agent = start_agent(files, **changes).go()
-        assert agent.wait() == 0, agent.log
-        return agent
-
-    return run
 
 
 @pytest.fixture
@@ -71,31 +25,8 @@ def start_command(tmp_path):
         run.close()
 
 
-@contextmanager
-def agents_in(tmp_path_factory, launch):
-    """A function that runs an agent to its end in a folder of its own, whose name it takes first."""
-    runs = []
-
-    def run(name, files, **changes):
-        agent = AgentRun(tmp_path_factory.mktemp(name), files, launch, **changes).go()
-        runs.append(agent)
-        assert agent.wait() == 0, agent.log
-        return agent
-
-    yield run
-    for agent in runs:
-        agent.close()
-
-
 @pytest.fixture(scope="module")
 def run_command(tmp_path_factory):
     """Runs agents by the command of every job."""
     with agents_in(tmp_path_factory, launch_command) as run:
         yield functools.partial(run, "agent")
-
-
-@pytest.fixture(scope="session")
-def run_once(tmp_path_factory, launch_fork):
-    """Runs an agent on a suite whose outcomes several tests look at."""
-    with agents_in(tmp_path_factory, launch_fork) as run:
-        yield run

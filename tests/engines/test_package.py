@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from allranks.engines import package
-from allranks.engines.package import package_files, package_folder, package_path
+from allranks.engines.package import copied_package, package_files, package_folder, package_path
 from allranks.errors import EnvironmentBuildError
 
 
@@ -23,15 +23,18 @@ def installed(tmp_path, monkeypatch):
 
 def test_what_is_copied_is_the_package_the_agent_and_what_suites_import():
     targets = {copy.target for copy in package_files()}
-    names = ("__init__.py", "protocol", "agent", "testing", "pytest_plugin/__init__.py")
-    assert targets == {Path("allranks", name) for name in names}
+    core = {"__init__.py", "protocol", "agent", "testing", "pytest_plugin/__init__.py"}
+    assert {Path("allranks", name) for name in core} <= targets
+    others = {path.parts[1:] for path in targets - {Path("allranks", name) for name in core}}
+    assert {parts for parts in others if parts[0] != "plugins"} == set()
+    assert {parts[2:] for parts in others if len(parts) > 2} <= {("__init__.py",), ("agent",)}
     assert all(copy.source.exists() for copy in package_files())
 
 
 def test_what_is_copied_imports_nothing_of_allranks_that_is_not():
     copies = {copy.source for copy in package_files()}
     files = {path for copy in copies for path in (copy.rglob("*.py") if copy.is_dir() else [copy])}
-    rooms = {"protocol", "agent", "testing"}
+    rooms = {"protocol", "agent", "testing", "plugins"}
     imports = {
         (path, node.module)
         for path in files
@@ -44,6 +47,42 @@ def test_what_is_copied_imports_nothing_of_allranks_that_is_not():
     outside = {f"allranks.{name}" for name in (*names, "pytest_plugin.rank_reports", "pytest_plugin.ranks_session")}
     plugin = package_folder() / "pytest_plugin" / "__init__.py"
     assert others == {(plugin, module) for module in outside}  # which it does outside of jobs only
+
+
+COPY_ALONE = """
+import importlib, sys
+sys.path.insert(0, sys.argv[1])
+for name in ("pytest", "torch", "_pytest", "pluggy"):
+    sys.modules[name] = None  # an import of it fails
+for module in ("allranks.agent.agent", *sys.argv[2:]):
+    print(importlib.import_module(module).__file__)
+"""
+
+
+def test_a_copy_of_the_package_can_be_imported_on_its_own_with_the_parts_of_plug_ins(tmp_path):
+    """As by a job's supervisor, which has the standard library alone."""
+    made = copied_package(tmp_path / "cache")
+    parts = sorted(made.glob("allranks/plugins/*/agent/hooks.py"))
+    assert len(parts) == len(list(package_folder().glob("plugins/*/agent/hooks.py")))
+    modules = [".".join(part.relative_to(made).with_suffix("").parts) for part in parts]
+    command = [sys.executable, "-I", "-S", "-c", COPY_ALONE, str(made), *modules]
+    found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()
+    assert found == [str(made / "allranks" / "agent" / "agent.py"), *map(str, parts)]
+
+
+def test_of_a_plug_in_without_a_part_for_jobs_nothing_is_copied(installed):
+    for name in ("plugins/__init__.py", "plugins/one/__init__.py", "plugins/one/hooks.py"):
+        (installed / name).parent.mkdir(parents=True, exist_ok=True)
+        (installed / name).write_text("")
+    assert not any("plugins" in copy.target.parts for copy in package_files())
+
+
+def test_of_a_plug_in_its_package_and_its_part_for_jobs_are_copied(installed):
+    for name in ("", "one/", "one/agent/", "two/"):
+        (installed / "plugins" / name).mkdir(parents=True, exist_ok=True)
+        (installed / "plugins" / name / "__init__.py").write_text("")
+    copied = {str(copy.target) for copy in package_files() if "plugins" in copy.target.parts}
+    assert copied == {f"allranks/plugins/{name}" for name in ("__init__.py", "one/__init__.py", "one/agent")}
 
 
 def test_a_package_alone_in_its_folder_is_found_there(installed, tmp_path):

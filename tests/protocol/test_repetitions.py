@@ -46,10 +46,11 @@ def test_a_repetition_is_known_by_its_name():
 
 @pytest.mark.parametrize("skew", ["heavy", "1:before:2:40ms,0:after:3:1.5ms"])
 def test_the_command_of_a_repetition_draws_the_same_again(skew):
-    command = command_to_repeat("a.py::test (repetition 517, seed 42)", ["cell", "--seed", "7"])
+    told = RepetitionTally(command="stress", how="--skew light")
+    command = command_to_repeat("a.py::test (repetition 517, seed 42)", ["cell", "--seed", "7"], told)
     assert command == ["allranks", "stress", "cell", "--seed", "7", "--replay", "42", "--", "a.py::test"]
     name = name_of_repetition("a.py::test", 2, 42, skew)
-    assert command_to_repeat(name, [])[1:6] == ["stress", "--skew", skew, "--replay", "42"]
+    assert command_to_repeat(name, [], told)[1:6] == ["stress", "--skew", skew, "--replay", "42"]
     assert repeated_test(name) == "a.py::test"
 
 
@@ -59,10 +60,11 @@ def test_the_command_of_a_test_runs_it_once():
 
 
 def test_the_command_of_a_test_that_was_repeated_repeats_it_as_often_and_under_the_same():
-    told = RepetitionTally(runs=40, how=" ".join(options_of("heavy")))
+    told = RepetitionTally(runs=40, command="stress", how=" ".join(options_of("heavy")))
     command = ["allranks", "stress", "cell", "--skew", "heavy", "--count", "40"]
     assert command_to_repeat("a.py::test", ["cell"], told) == [*command, "--", "a.py::test"]
-    assert command_to_repeat("", ["cell"], RepetitionTally()) == ["allranks", "stress", "cell", "--count", "1"]
+    once = command_to_repeat("", ["cell"], RepetitionTally(command="stress"))
+    assert once == ["allranks", "stress", "cell", "--count", "1"]
 
 
 def test_a_summary_says_what_is_known_and_no_more():

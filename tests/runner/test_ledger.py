@@ -22,8 +22,10 @@ from allranks.protocol.records import (
     JobStarted,
     NotRun,
     Printed,
+    Repeated,
     TestStarted,
 )
+from allranks.protocol.repetitions import RepetitionTally
 from allranks.runner import ledger
 from allranks.runner.ledger import ContradictionError, Ledger
 
@@ -153,9 +155,27 @@ def test_any_records_in_any_order_are_taken_or_refused(said):
         pass
 
 
-def test_a_repetition_of_a_collected_test_is_known_where_tests_are_repeated():
-    named = failed("t (repetition 7, seed 3)")
-    book = Ledger(2, is_stressed=True)
-    assert all(book.take(0, record) for record in (BEGUN, COLLECTED, named))
+NAMED = failed("t (repetition 7, seed 3)")
+REPEATED = Repeated(nodeid="t", tally=RepetitionTally())
+
+
+def test_a_repetition_has_a_name_of_its_own_once_its_test_is_said_to_be_repeated():
+    assert all(take(BEGUN, COLLECTED, REPEATED, NAMED, TestStarted(nodeid=NAMED.nodeid)))
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        pytest.param([COLLECTED, NAMED], id="of a test that is not repeated"),
+        pytest.param([COLLECTED, NAMED, REPEATED], id="before that is said"),
+        pytest.param([COLLECTED, REPEATED, failed("u (repetition 7, seed 3)")], id="of another test"),
+        pytest.param([COLLECTED, REPEATED, failed("t (repetition 0, seed 3)")], id="by a name that none has"),
+        pytest.param([COLLECTED, REPEATED, NotRun(tests=("u",), reason="-x")], id="of no test at all"),
+        pytest.param([COLLECTED, replace(REPEATED, nodeid="u")], id="said of a test that was not collected"),
+        pytest.param([COLLECTED, replace(REPEATED, nodeid=NAMED.nodeid)], id="said of a repetition"),
+        pytest.param([REPEATED, COLLECTED], id="said before tests are collected"),
+    ],
+)
+def test_any_other_name_of_a_repetition_is_that_of_a_test_that_was_not_collected(records):
     with pytest.raises(ContradictionError, match="which it has not collected"):
-        take(BEGUN, COLLECTED, named)
+        take(BEGUN, *records)

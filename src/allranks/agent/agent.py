@@ -29,6 +29,7 @@ from allranks.agent.forks import (
 from allranks.agent.gangs.gang import END_GRACE
 from allranks.agent.gangs.orphans import GANG_VARIABLE, LAUNCH_VARIABLE, NOBODY, end_children
 from allranks.agent.job_end import HANGUP_STATUS, HangupError, JobEnd, JobLimitError, LostGpuError
+from allranks.agent.job_plugins import JobPluginError, check_plugins
 from allranks.agent.nodes.connection import NodeConnection
 from allranks.agent.nodes.follower import Follower
 from allranks.agent.nodes.leader import Leader
@@ -110,7 +111,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         stream.write(AgentFailed(message=refusal, kind=FailureKind.KERNEL))
         status = 1
     else:
-        status = _supervise(config, options, stream)
+        try:
+            check_plugins(config)
+            status = _supervise(config, options, stream)
+        except JobPluginError as error:
+            stream.write(AgentFailed(message=str(error)))
+            status = 1
     stream.write(Finished(status=status))
     stream.close()
     os._exit(status)

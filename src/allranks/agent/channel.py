@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from allranks.agent.gangs.call_board import Wait
-from allranks.plugins.stress.agent.skew import OFF
 from allranks.protocol.outcomes import Outcome, Phase
 from allranks.protocol.typed_json import RecordError, decode_line, encode_line
 
@@ -38,7 +37,7 @@ class RunTest:
     nodeid: str  # its node id; a rank refuses if its own test at that index has another one
     following: int | None
     seed: int = 0  # the seed of every rank
-    skew: str = OFF  # how ranks are delayed
+    instructions: str = ""  # from the plug-in that repeats the test to its part in the ranks
 
 
 @dataclass(frozen=True, kw_only=True)

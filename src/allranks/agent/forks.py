@@ -25,6 +25,7 @@ from allranks.agent.gangs.orphans import GANG_VARIABLE, Mark, marked
 from allranks.agent.gangs.rank_process import ConnectionEnds, Echo, RankProcess, open_ends
 from allranks.agent.gangs.step_outcome import was_in
 from allranks.agent.job_end import JobEnd
+from allranks.agent.job_plugins import functions
 from allranks.agent.launchers.driver_account import DRIVER, driver_folder
 from allranks.agent.nodes.node import Orders
 from allranks.agent.program import LINE_LIMIT, Finish, Forked, Reply, SessionEnded, StartGang, line_of, parse_reply
@@ -398,4 +399,14 @@ class LocalNode:
             self.family.join(mark, [rank.pid for rank in ranks])
             undo.pop_all()
         left_by = partial(self.family.left_by, mark)
-        return LocalRanks(ranks, results, left_by, recorder, stacks=stacks, echo=self.echo, mark=mark, shared=shared)
+        return LocalRanks(
+            ranks,
+            results,
+            left_by,
+            recorder,
+            stacks=stacks,
+            echo=self.echo,
+            mark=mark,
+            shared=shared,
+            disturbers=tuple(functions(self.config, "disturbing")),
+        )

@@ -33,6 +33,9 @@ class Plan(Protocol):
     def drawn(self, command: RunTest, number: int) -> RunTest:
         """The command of a test for its repetition of this number."""
 
+    def disturbance(self, command: RunTest, ranks: int, *, is_joining: bool) -> str:
+        """What plug-ins do to ranks from outside while they join their gang, or run a test; empty for nothing."""
+
     def take(self, started: TestStarted, ends: Sequence[End]) -> None:
         """Take the records of a repetition that has ended."""
 

@@ -17,17 +17,14 @@ from allranks.agent.gangs.failure_course import course_of
 from allranks.agent.gangs.gang import ROUNDED_UP, SKIP_GRACES, Deadlines, Gang
 from allranks.agent.gangs.step_outcome import Step
 from allranks.agent.job_end import HangupError, JobEnd, JobLimitError, LostGpuError
+from allranks.agent.job_plugins import functions
 from allranks.agent.launchers.driver_account import DriverAccount
 from allranks.agent.loop_counts import NAMES, LoopCounts
 from allranks.agent.nodes.node import Node, Orders, start_gang
 from allranks.agent.program import ItemOptions, Program, parts_of
 from allranks.agent.rendezvous import OWN_GROUPS, Rendezvous, make_rendezvous
 from allranks.agent.repetition_journal import Plan, RepetitionJournal
-from allranks.plugins.stress.agent.beside_run import repeat_beside
-from allranks.plugins.stress.agent.shrink_run import Trials, shrink_failures
-from allranks.plugins.stress.agent.skew import JOINING, Delay, drawn_outside, stretch
-from allranks.plugins.stress.agent.stress_run import Repetitions
-from allranks.protocol.config import AgentConfig, Folders, Stress, seed_of_test
+from allranks.protocol.config import AgentConfig, Folders, seed_of_test
 from allranks.protocol.outcomes import Outcome, disagree, may_disagree, numbers
 from allranks.protocol.records import AgentFailed, GangReady, GangStarted, LeftBehind, Notice, NotRun, TestStarted
 from allranks.protocol.xml_text import clipped
@@ -68,6 +65,10 @@ class TestLoop:
     Args:
         count: Counts shared with other test loops; None if this is the only one.
         repetitions: Those of the tests; None to run each test once.
+
+    Attributes:
+        program: The tests.
+        job: Their job.
     """
 
     def __init__(
@@ -78,9 +79,9 @@ class TestLoop:
         count: LoopCounts | None = None,
         repetitions: Plan | None = None,
     ) -> None:
-        self._program = program
+        self.program = program
+        self.job = job
         self._nodes = nodes
-        self._job = job
         self._config = job.config
         self._folders = job.folders
         self._repetitions = repetitions
@@ -107,7 +108,7 @@ class TestLoop:
     @property
     def _current(self) -> str:
         """The node id of the test that runs, or is about to."""
-        return self._program.tests[self._index]
+        return self.program.tests[self._index]
 
     @property
     def _has_ranks(self) -> bool:
@@ -128,56 +129,45 @@ class TestLoop:
             ForkServerError: The fork server is gone or does not answer.
             WorkerLostError: A worker broke; its test and those that are left have no outcome.
         """
-        if self._config.stress is not None:
-            self._repeat(self._config.stress, of_lane)
-            return
+        run_tests = next(functions(self._config, "run_tests"), None)
+        if run_tests is None:
+            self._run_in_order(of_lane)
+        else:
+            run_tests(self, of_lane)
+        for notice in self._count.changes():
+            self._journal.write(notice)
+
+    def worker(
+        self, results: Path, of_lane: OfLane | None, program: Program | None = None, plan: Plan | None = None
+    ) -> "TestLoop":
+        """Another loop for tests of the job, which shares the counts of this one.
+
+        Args:
+            results: The folder for the files of its ranks.
+            of_lane: Makes its node; None to have the nodes of this loop.
+            program: Its tests; None for those of this loop.
+            plan: Decides how it repeats tests; None to run each once.
+        """
+        job = replace(self.job, folders=replace(self._folders, results=results))
+        nodes = [of_lane(results)] if of_lane else self._nodes
+        return TestLoop(program or self.program, nodes, job, self._count, plan)
+
+    def _run_in_order(self, of_lane: OfLane | None) -> None:
         self._has_many_forks = self._forks_ahead() >= MANY_FORKS
-        remaining = list(range(len(self._program.tests)))
+        remaining = list(range(len(self.program.tests)))
         if of_lane:  # Launcher tests come first: each other test between them would wait for all that overlap.
-            remaining.sort(key=lambda index: not self._program.terms[index].launches)
+            remaining.sort(key=lambda index: not self.program.terms[index].launches)
         while remaining and not self._is_over():
             launchers = self._launchers_ahead(remaining) if of_lane else []
             if of_lane and len(launchers) > 1:
                 remaining[: sum(map(len, launchers))] = self._run_in_lanes(of_lane, launchers)
             else:
-                del remaining[: self._run(first_assembly(self._program.terms, remaining))]
+                del remaining[: self._run(first_assembly(self.program.terms, remaining))]
         self._leave_out(remaining)
-        self._tell_changes()
-
-    def _repeat(self, stress: Stress, of_lane: OfLane | None) -> None:
-        """Run the tests again and again, on one gang or on several at a time."""
-        more, terms = stretch(stress.skew, self._config.world_size), self._program.terms
-        terms = tuple(replace(each, reruns=0, limit=each.limit.plus(more)) for each in terms)
-        program = replace(self._program, terms=terms)
-        repetitions = Repetitions(stress, program, self._job.journal)
-
-        def make_worker(results: Path, plan: Plan = repetitions, own: Program = program) -> TestLoop:
-            job = replace(self._job, folders=replace(self._folders, results=results))
-            return TestLoop(own, [of_lane(results)] if of_lane else self._nodes, job, self._count, plan)
-
-        def run_gang(trials: Trials, index: int) -> None:
-            make_worker(self._folders.results, trials, trials.limited(program)).run_some([index])
-
-        try:
-            next_turn, results, most = repetitions.next_turn, self._folders.results, self._config.overlap
-            if of_lane is not None:
-                DriverWorkers(count=most, results=results, make_worker=make_worker, next_work=next_turn).run()
-            worker = make_worker(results)
-            while (turn := next_turn()) is not None:
-                worker.run_some(turn)
-            shrink_failures(repetitions, program, self._config, results, run_gang)
-            repeat_beside(repetitions, program, self._config, self._folders, self._job.end)
-        finally:
-            repetitions.finish()
-        self._tell_changes()
-
-    def _tell_changes(self) -> None:
-        for notice in self._count.changes():
-            self._journal.write(notice)
 
     def _forks_ahead(self) -> int:
         """Estimate the forks on this node, drivers and the ranks of launcher tests included."""
-        terms = self._program.terms
+        terms = self.program.terms
         ranks = len(self._config.local_ranks)
         return sum(ranks + terms[indices[0]].launches for indices in assemblies(terms, range(len(terms))))
 
@@ -194,48 +184,44 @@ class TestLoop:
             return
         remaining = list(indices)
         while remaining and not self._is_over():
-            del remaining[: self._run(first_assembly(self._program.terms, remaining))]
+            del remaining[: self._run(first_assembly(self.program.terms, remaining))]
         self._leave_out(remaining)
 
     def _leave_out(self, remaining: Sequence[int]) -> None:
         reason = QUIT if self._count.has_quit else f"-x or --maxfail, {self._count.bad_tests} bad"
-        for part in parts_of([self._program.tests[index] for index in remaining]):
+        for part in parts_of([self.program.tests[index] for index in remaining]):
             self._journal.write(NotRun(tests=part, reason=reason))
 
     def _launchers_ahead(self, remaining: Sequence[int]) -> list[list[int]]:
-        terms = self._program.terms
+        terms = self.program.terms
         return list(assemblies(terms, itertools.takewhile(lambda index: terms[index].launches, remaining)))
 
     def _run_in_lanes(self, of_lane: OfLane, launchers: Sequence[list[int]]) -> list[int]:
         """Run assemblies side by side; return the tests that did not begin because the job stops."""
-        waiting = deque(joined_by_group(self._program.terms, launchers))
+        waiting = deque(joined_by_group(self.program.terms, launchers))
 
         def next_work() -> Sequence[int] | None:
             return None if self._is_over() or not waiting else waiting.popleft()
 
-        def make_worker(results: Path) -> TestLoop:
-            job = replace(self._job, folders=replace(self._folders, results=results))
-            return TestLoop(self._program, [of_lane(results)], job, self._count)
-
         DriverWorkers(
             count=min(self._config.overlap, len(waiting)),
             results=self._folders.results,
-            make_worker=make_worker,
+            make_worker=lambda results: self.worker(results, of_lane),
             next_work=next_work,
         ).run()
         return [index for indices in waiting for index in indices]
 
     def _is_over(self) -> bool:
-        is_stopped = bool(self._program.maxfail) and self._count.bad_tests >= self._program.maxfail
+        is_stopped = bool(self.program.maxfail) and self._count.bad_tests >= self.program.maxfail
         return is_stopped or self._count.has_quit
 
     def _run(self, indices: Sequence[int]) -> int:
         """Run tests until one goes wrong, then its permitted reruns; return how many tests have run."""
         done = self._run_gang(indices)
-        delay = self._program.terms[self._index].delay
+        delay = self.program.terms[self._index].delay
         while self._runs_again:
-            linux.is_readable(self._job.end.fileno(), min(delay, self._job.end.remaining()))
-            self._job.end.check()
+            linux.is_readable(self.job.end.fileno(), min(delay, self.job.end.remaining()))
+            self.job.end.check()
             self._runs_again = False
             self._number += 1
             self._run_gang([self._index])
@@ -245,7 +231,7 @@ class TestLoop:
     def _run_gang(self, indices: Sequence[int]) -> int:
         """Start a gang for some tests and run as many as it can; return how many tests have run."""
         self._index = indices[0]
-        terms = self._program.terms[indices[0]]
+        terms = self.program.terms[indices[0]]
         # Without a process group, too: a fixture of the suite may make one.
         self._driver = DriverAccount(self._journal, self._config) if terms.launches else None
         groups = 1 if terms.has_process_group else OWN_GROUPS
@@ -271,7 +257,7 @@ class TestLoop:
                 rendezvous.joined()
 
     def _start(self, number: int, rendezvous: Rendezvous | None, indices: Sequence[int]) -> Gang:
-        terms = self._program.terms[indices[0]]
+        terms = self.program.terms[indices[0]]
         orders = Orders(
             gang=number,
             url=rendezvous.url if rendezvous and terms.has_process_group else None,
@@ -279,7 +265,7 @@ class TestLoop:
             preload=tuple(self._preload),
             launches=self._driver is not None,
             has_many_forks=self._has_many_forks,
-            fresh=[f"{index} {self._program.tests[index]}" for index in indices] if terms.is_fresh else (),
+            fresh=[f"{index} {self.program.tests[index]}" for index in indices] if terms.is_fresh else (),
         )
         self._has_many_forks = False
         # What starts ranks starts them on its own node.
@@ -289,7 +275,7 @@ class TestLoop:
         )
         may_be_held = self._config.pdb_rank is not None
         start_up = FRESH_START if terms.is_fresh else 0.0
-        return Gang(ranks, limits=self._config.limits, end=self._job.end, may_be_held=may_be_held, start_up=start_up)
+        return Gang(ranks, limits=self._config.limits, end=self.job.end, may_be_held=may_be_held, start_up=start_up)
 
     def _close(self, gang: Gang) -> None:
         self._preload.update(gang.imported)
@@ -306,7 +292,7 @@ class TestLoop:
         once = zip(indices, [*indices[1:], None], strict=True)
         steps = iter(once if self._repetitions is None else self._repetitions.steps(indices))
         first = self._begin(*next(steps))
-        with gang.disturbed(self._drawn_outside(first[0], is_joining=True)):
+        with gang.disturbed(self._disturbance(first[0], is_joining=True)):
             start = gang.start()
         if rendezvous is not None:
             rendezvous.joined()
@@ -325,9 +311,9 @@ class TestLoop:
             may = may_disagree(self._current, self._config.mixed_skip)
             self._journal.write(TestStarted(nodeid=self._current, seed=command.seed, may_disagree=may, number=number))
             self._count.running[id(self)] = self._current
-            with gang.disturbed(self._drawn_outside(command, is_joining=False)):
+            with gang.disturbed(self._disturbance(command, is_joining=False)):
                 step = gang.run(command, self._deadlines(command.index))
-            mismatch = step.compare_calls() if self._program.terms[command.index].shares_ranks else None
+            mismatch = step.compare_calls() if self.program.terms[command.index].shares_ranks else None
             self._count.has_quit = self._count.has_quit or gang.has_quit
             self._record(gang, step)
             if step.leader is not None:
@@ -338,10 +324,10 @@ class TestLoop:
             if (
                 gang.has_quit
                 or mismatch is not None
-                or (not step.is_clean and not self._program.terms[command.index].is_skipped)
+                or (not step.is_clean and not self.program.terms[command.index].is_skipped)
             ):
                 break
-        session_end = SESSION_END_TIMEOUT if self._program.terms[indices[0]].is_fresh else 0.0
+        session_end = SESSION_END_TIMEOUT if self.program.terms[indices[0]].is_fresh else 0.0
         self._record_bad(gang, gang.end(session_end))
         if gang.session_problem is not None:
             self._count.session_problems.append(gang.session_problem)
@@ -357,16 +343,15 @@ class TestLoop:
             command = self._repetitions.drawn(command, self._number)
         return command, self._number
 
-    def _drawn_outside(self, command: RunTest, *, is_joining: bool) -> Sequence[Delay]:
-        """What disturbs the ranks that run a test themselves."""
-        if not self._has_ranks:
-            return ()
-        drawn = drawn_outside(command.skew, command.seed, self._config.world_size)
-        return [each for each in drawn if (each.place == JOINING) == is_joining]
+    def _disturbance(self, command: RunTest, *, is_joining: bool) -> str:
+        """What disturbs the ranks that run a test themselves; empty for nothing."""
+        if self._repetitions is None or not self._has_ranks:
+            return ""
+        return self._repetitions.disturbance(command, self._config.world_size, is_joining=is_joining)
 
     def _deadlines(self, index: int) -> Deadlines:
-        terms = self._program.terms[index]
-        may = may_disagree(self._program.tests[index], self._config.mixed_skip)
+        terms = self.program.terms[index]
+        may = may_disagree(self.program.tests[index], self._config.mixed_skip)
         skip = None if may else SKIP_GRACES * self._config.limits.peer_grace
         if terms.launches:
             return self._driver_deadlines(terms, skip)
@@ -411,7 +396,7 @@ class TestLoop:
         for name in sorted(step.changed) if self._driver is None else ():
             self._count.changed.setdefault(name, {})[nodeid] = None
         # A test that will be rerun does not count as bad yet: another worker would stop the job for it.
-        reruns = 0 if self._count.has_quit else self._program.terms[self._index].reruns
+        reruns = 0 if self._count.has_quit else self.program.terms[self._index].reruns
         self._runs_again = self._runs_again or (is_bad and self._number <= reruns)
         # As in the report, a rerun that is skipped does not clear the bad outcome before it.
         is_rerun = self._number > 1 and self._repetitions is None

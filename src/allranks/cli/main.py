@@ -95,7 +95,9 @@ def _complain(error: AllranksError, arguments: Sequence[str]) -> None:
         return
     # What these print, and what a service obeys, are on standard output: between two streams the order is lost.
     name = _name_in(arguments)
-    is_shown = name in {"run", "stress", "build", "merge", "report"} and "--json" not in arguments
+    known = _CORE if isinstance(error, PluginError) else commands()
+    shown = {"build", *(command.name for command in known if command.codes == JUDGES)}
+    is_shown = name in shown and "--json" not in arguments
     stream = sys.stdout if is_shown else sys.stderr
     with service.show_error(error, name, stream):
         _print(error, arguments, stream)

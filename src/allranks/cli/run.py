@@ -99,7 +99,7 @@ def add(parser: CommandParser) -> None:
     meaning = "plan that divides jobs among CI machines; --pack names the part of this one"
     group.add_argument("--plan-file", type=Path, metavar="FILE", help=meaning)
     group.add_argument("--pack", metavar="PACK", help="run this pack of the plan, as the CI's job matrix names it")
-    parser.set_defaults(command=_run, launch=None, stress=None)
+    parser.set_defaults(command=_run, launch=None, plugins={})
 
 
 def add_shared(parser: CommandParser, command: str) -> OptionGroup:
@@ -335,7 +335,7 @@ def run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namesp
         judges=setting,
         seconds=of.own.pack.limit if of.own else None,
         pdb=None if options.pdb_rank is None else Pdb(rank=options.pdb_rank, terminal=_terminal()),
-        stress=options.stress,
+        plugins=options.plugins,
     )
     matrix = expansion.matrix
     run_options = RunOptions(

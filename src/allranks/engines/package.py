@@ -28,9 +28,18 @@ def package_folder() -> Path:
 
 
 def package_files() -> tuple[FileCopy, ...]:
-    """What to copy so that ``python -m allranks.agent`` works, relative to a folder on Python's path."""
+    """What to copy so that ``python -m allranks.agent`` works, relative to a folder on Python's path.
+
+    Of a plug-in these are its package, without its modules, and its part for jobs.
+    """
     folder = package_folder()
-    return tuple(FileCopy(source=folder / name, target=Path("allranks") / name) for name in _NEEDED)
+    names = [*_NEEDED]
+    for part in sorted(folder.glob("plugins/*/agent/__init__.py")):
+        plugin = part.parents[1].relative_to(folder)
+        names += [str(plugin / "__init__.py"), str(plugin / "agent")]
+    if len(names) > len(_NEEDED):
+        names.append("plugins/__init__.py")
+    return tuple(FileCopy(source=folder / name, target=Path("allranks") / name) for name in names)
 
 
 def package_path(cache: Path) -> Path:
@@ -71,7 +80,7 @@ def copied_package(cache: Path) -> Path:
             draft = Path(tempfile.mkdtemp(dir=made.parent))
             for copy in copies:
                 target = draft / copy.target
-                target.parent.mkdir(exist_ok=True)
+                target.parent.mkdir(parents=True, exist_ok=True)
                 if copy.source.is_dir():
                     shutil.copytree(copy.source, target, ignore=shutil.ignore_patterns("__pycache__"))
                 else:

@@ -6,9 +6,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, Self
-
-from allranks.plugins.stress.agent.skew import OFF
+from typing import Any, Final, Literal, Self
 
 Isolation = Literal["test", "file", "job"]
 
@@ -118,17 +116,6 @@ class GpuToCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stress:
-    """How a job repeats its tests."""
-
-    count: int | None = None  # repetitions of each test; None for no limit
-    seconds: float | None = None  # how long repetitions may begin, from the first on; None for no limit
-    replay: int | None = None  # the seed of every repetition; None to derive them from the job's
-    skew: str = OFF  # how ranks are delayed
-    beside: bool = False  # tests that start their ranks are also repeated under torch's own runner
-
-
-@dataclass(frozen=True, kw_only=True)
 class AgentConfig:
     """One job as its agent sees it."""
 
@@ -147,7 +134,7 @@ class AgentConfig:
     master_addr: str = "127.0.0.1"  # the address of the ranks' rendezvous
     mixed_skip: tuple[str, ...] = ()  # Node ids (``fnmatch`` patterns) of tests that some ranks may skip alone
     nodes: int = 1  # how many nodes the ranks are spread over, in blocks
-    overlap: int = 1  # how many launcher tests may run at a time; under `stress`, how many gangs
+    overlap: int = 1  # how many launcher tests may run at a time, or how many gangs of repeated tests
     # By name, the node ids (``fnmatch`` patterns) of launcher tests that never overlap one another.
     test_groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
     # Whether the cell's process group is made for every test; None to decide by the test.
@@ -165,7 +152,8 @@ class AgentConfig:
     gpu_device: str = "cuda"  # torch's name of the type of these devices
     pdb_rank: int | None = None  # the rank to debug; None for none
     pdb_terminal: str = ""  # the path of the debugger's terminal
-    stress: Stress | None = None  # how tests are repeated; None to run each once
+    # The plug-ins that take part in the job, each with its own settings of JSON types.
+    plugins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def node(self) -> int:
@@ -220,9 +208,8 @@ class AgentConfig:
             share = JobShard(**fields["share"]) if fields["share"] else None
             only = None if fields["only"] is None else tuple(fields["only"])
             gpus = tuple(GpuToCheck(**gpu) for gpu in fields.pop("check_gpus"))
-            stress = Stress(**fields.pop("stress")) if fields["stress"] else None
             own = {**lists, "limits": limits, "post": post, "share": share, "only": only, "check_gpus": gpus}
-            return cls(**{**fields, **own, "stress": stress})
+            return cls(**{**fields, **own})
         except (KeyError, TypeError) as error:
             msg = f"{source} is not an agent config of this version of allranks: {error}"
             raise ValueError(msg) from error
@@ -244,11 +231,6 @@ def share_of(node: int, *, total: int, nodes: int) -> range:
 def seed_of_test(seed: int, nodeid: str) -> int:
     """The seed of one test in a job, the same on all ranks and in every run."""
     return zlib.crc32(nodeid.encode("utf-8", "surrogatepass"), seed & 0xFFFFFFFF)
-
-
-def seed_of_repetition(own: int, number: int) -> int:
-    """The seed of a test's repetition: the test's own for the first."""
-    return own if number == 1 else zlib.crc32(str(number).encode(), own)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from allranks.plugins.stress.agent.skew import OFF
 from allranks.protocol.rates import log_chance, percent
+
+OFF: Final = "off"
+"""The skew of repetitions without delays."""
 
 _NAME: Final = re.compile(
     r"(?P<test>.+) \(repetition [1-9]\d{0,17}, seed (?P<seed>\d{1,10})(?:, skew (?P<skew>[a-z\d:.,]+))?\)", re.DOTALL
@@ -39,7 +41,8 @@ class RepetitionTally:
         slowest_at: Its number.
         left: Processes that outlived the ranks that had started them, and were killed.
         shrunk: Which delays the most frequent of them need, in words; empty if that was not searched.
-        how: The option that drew their delays: ``--skew heavy``.
+        command: The command of allranks that repeats it.
+        how: The option of this command that drew their delays: ``--skew heavy``.
         beside_runs: Repetitions under torch's own runner.
         beside_bad: Those of them that went wrong.
         beside: The command of one of them, or why there is none; empty if it was not asked for.
@@ -55,6 +58,7 @@ class RepetitionTally:
     slowest_at: int = 0
     left: int = 0
     shrunk: str = ""
+    command: str = ""
     how: str = ""
     beside_runs: int = 0
     beside_bad: int = 0
@@ -90,12 +94,12 @@ def command_to_repeat(name: str, selection: Sequence[str], told: RepetitionTally
     found = _NAME.fullmatch(name)
     nodeid = found["test"] if found else name
     test = ["--", f"./{nodeid}" if nodeid.startswith("-") else nodeid] if nodeid else []
+    if told is None or not told.command:
+        return ["allranks", "run", *selection, *test]
     if found is not None:
         how = options_of(found["skew"] or OFF)
-        return ["allranks", "stress", *selection, *how, "--replay", found["seed"], *test]
-    if told is not None:
-        return ["allranks", "stress", *selection, *told.how.split(), "--count", str(max(1, told.runs)), *test]
-    return ["allranks", "run", *selection, *test]
+        return ["allranks", told.command, *selection, *how, "--replay", found["seed"], *test]
+    return ["allranks", told.command, *selection, *told.how.split(), "--count", str(max(1, told.runs)), *test]
 
 
 def interval(bad: int, runs: int) -> tuple[float, float]:

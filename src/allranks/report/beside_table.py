@@ -1,4 +1,4 @@
-"""Rates of failure under allranks and torch's own runner, side by side (``stress --beside``)."""
+"""Rates of failure under allranks and torch's own runner, side by side."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final

@@ -151,7 +151,7 @@ class AttemptRunner:
             only=attempt.again.tests,
             shuffle=self.policy.shuffle,
             pdb=self.policy.pdb,
-            stress=self.policy.stress,
+            plugins=self.policy.plugins,
             unchecked={gpu: self.host.name_of(gpu) for gpu in self.pool.unchecked(gpus, environment)},
         )
         return job_spec(self.matrix, job, environment, request)
@@ -191,8 +191,7 @@ class AttemptRunner:
             attempt.error = JobError.from_exception(error)
 
     def _wait(self, attempt: JobAttempt, running: RunningJob) -> None:
-        cell, is_stressed = attempt.job.cell, self.policy.stress is not None
-        ledger = Ledger(cell.world_size, cell.nodes, is_stressed=is_stressed)
+        ledger = Ledger(attempt.job.cell.world_size, attempt.job.cell.nodes)
         try:
             writer = JournalWriter if attempt.adopted is None else AdoptedJournal
             with closing(writer(attempt.folder / JOURNAL)) as journal:

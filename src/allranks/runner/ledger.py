@@ -28,6 +28,7 @@ from allranks.protocol.records import (
     Printed,
     RankEnded,
     Record,
+    Repeated,
     TestStarted,
 )
 from allranks.protocol.repetitions import repeated_test
@@ -76,19 +77,17 @@ class Ledger:
     """Checks the records of one job.
 
     Each agent's first record is :class:`Begun`, and none follows :class:`Finished`. Outcomes belong to tests that the
-    leading agent has collected, and to ranks that these tests have; a follower's, to ranks of its node.
-
-    Args:
-        is_stressed: It repeats its tests, and may report repetitions by their own names.
+    leading agent has collected, and to ranks that these tests have; a follower's, to ranks of its node. Once an agent
+    has reported that it repeats a test (:class:`Repeated`), it may report repetitions of it by their own names.
     """
 
-    def __init__(self, world_size: int, nodes: int = 1, *, is_stressed: bool = False) -> None:
-        self._is_stressed = is_stressed
+    def __init__(self, world_size: int, nodes: int = 1) -> None:
         self._world_size = world_size
         self._nodes = nodes
         self._begun: set[int] = set()
         self._finished: set[int] = set()
         self._collected: set[str] = set()
+        self._repeated: set[str] = set()
         self._has_collected = False
         self._listed = 0
         self._early: set[str] = set()
@@ -115,9 +114,11 @@ class Ledger:
                 self._check_test(said.nodeid, "reports the start of", node)
                 if said.number > 1:
                     self._room += _RECORDS_OF_A_RANK * (self._world_sizes.get(said.nodeid, self._world_size) + 1)
+            case Repeated():
+                self._check_test(said.nodeid, "repeats", node)
+                self._repeated.add(said.nodeid)
             case NotRun():
-                for nodeid in said.tests:
-                    self._check_test(nodeid, "has not run", node)
+                self._check_not_run(said, node)
             case Passed():
                 self._check_passed(said, node)
             case RankEnded():
@@ -182,11 +183,15 @@ class Ledger:
             _refuse(f"has collected more than {MOST_TESTS} tests.")
 
     def _check_test(self, nodeid: str, does: str, node: int) -> None:
-        if nodeid in self._collected or (self._is_stressed and repeated_test(nodeid) in self._collected):
+        if nodeid in self._collected or repeated_test(nodeid) in self._repeated:
             return
         if node == 0:
             _refuse(f"{does} {nodeid[:200]!r}, which it has not collected.")
         self._early.add(nodeid)  # two connections: that of the leading agent may be behind
+
+    def _check_not_run(self, said: NotRun, node: int) -> None:
+        for nodeid in said.tests:
+            self._check_test(nodeid, "has not run", node)
 
     def _check_passed(self, said: Passed, node: int) -> None:
         if not len(said.ranks) == len(said.arrived) == len(said.seconds) == len(set(said.ranks)):

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from allranks.engines.base import (
     LISTS,
@@ -17,7 +18,7 @@ from allranks.engines.base import (
     total,
 )
 from allranks.matrix.model import Job, Matrix
-from allranks.protocol.config import AgentConfig, GpuToCheck, JobShard, Stress, TimeLimits, share_of
+from allranks.protocol.config import AgentConfig, GpuToCheck, JobShard, TimeLimits, share_of
 from allranks.runner.tasks import Capacity
 
 _CONFIGURATION = (
@@ -55,7 +56,7 @@ class AttemptOptions:
     # Names of those of its GPUs that have not been seen to compute, by id.
     unchecked: Mapping[str, str] = field(default_factory=dict)
     pdb: Pdb | None = None
-    stress: Stress | None = None
+    plugins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # see AgentConfig.plugins
 
 
 def job_spec(matrix: Matrix, job: Job, environment: JobEnvironment, attempt: AttemptOptions) -> JobSpec:
@@ -165,7 +166,7 @@ def _agent_config(matrix: Matrix, job: Job, attempt: AttemptOptions) -> AgentCon
         shuffle=attempt.shuffle,
         pdb_rank=attempt.pdb.rank if attempt.pdb else None,
         pdb_terminal=attempt.pdb.terminal if attempt.pdb else "",
-        stress=attempt.stress,
+        plugins=attempt.plugins,
     )
 
 

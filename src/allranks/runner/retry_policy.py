@@ -4,10 +4,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from allranks.matrix.model import Job
-from allranks.protocol.config import Stress
 from allranks.report.accounting import files_of, has_collected_nothing, has_troubled_files
 from allranks.report.folder import Attempt, newest, read_attempts_at
 from allranks.report.judging import has_no_result, has_not_run, settled
@@ -87,7 +86,8 @@ class RunPolicy:
     judges: VerdictPolicy = field(default_factory=lambda: VerdictPolicy(skip="skip"))
     seconds: float | None = None  # how long the run may take; None for no limit
     pdb: Pdb | None = None
-    stress: Stress | None = None
+    # The plug-ins that take part in jobs, each with its own settings of JSON types.
+    plugins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 class RetryPolicy:

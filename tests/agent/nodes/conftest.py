@@ -1,4 +1,5 @@
 import pytest
+from agent_fixtures import run_nodes, start_nodes  # noqa: F401 - fixtures
 from connections import local_connection
 
 from allranks.agent.nodes.connection import NodeConnection

@@ -10,11 +10,9 @@ import struct
 import time
 
 import pytest
-from nodes_run import NodesRun
 
 from allranks.agent.job_end import HANGUP_STATUS
 from allranks.engines.agents import arrange_meeting
-from allranks.protocol.config import Stress
 from allranks.protocol.records import (
     Begun,
     CollectionFailed,
@@ -26,7 +24,6 @@ from allranks.protocol.records import (
     NodesAgreed,
     NodesFailed,
     NodesMet,
-    Repeated,
 )
 
 WORDS = """
@@ -63,34 +60,6 @@ def test_after(): pass
 
 
 @pytest.fixture
-def start_nodes(tmp_path, launch_fork):
-    """Starts two agents on some files; the job waits for ``go()``."""
-    runs = []
-
-    def start(files, **changes):
-        run = NodesRun(tmp_path, files if isinstance(files, dict) else {"test_it.py": files}, launch_fork, **changes)
-        runs.append(run)
-        return run
-
-    yield start
-    for run in runs:
-        run.close()
-
-
-@pytest.fixture
-def run_nodes(start_nodes):
-    """Runs two agents on some files to their end."""
-
-    def run(files, **changes):
-        job = start_nodes(files, **changes).go()
-        assert job.finish() == (0, 0), f"{job.story}\n{job.follower.story}"
-        job.assert_nothing_left()
-        return job.come_home()
-
-    return run
-
-
-@pytest.fixture
 def hanging_job(start_nodes):
     """A job in the middle of a test that all four ranks hang in."""
     job = start_nodes(HANGING).go()
@@ -110,27 +79,6 @@ def failed_nodes(job):
 
 
 # What goes well
-
-
-@pytest.mark.thorough
-def test_ranks_of_other_nodes_are_disturbed_from_outside(run_nodes):
-    job = run_nodes(
-        """
-import time
-import torch.distributed as dist
-
-def test_stops(rank):
-    longest, last, end = 0, time.monotonic(), time.monotonic() + 20
-    while rank == 3 and longest < 0.5 and time.monotonic() < end:
-        time.sleep(0.005)
-        longest, last = max(longest, time.monotonic() - last), time.monotonic()
-    dist.barrier()
-    assert rank != 3 or longest >= 0.5
-""",
-        stress=Stress(count=1, skew="3:stopped:300:1500ms"),
-    )
-    told = job.all(Repeated)[-1]
-    assert (told.tally.runs, told.tally.bad) == (1, 0)
 
 
 @pytest.mark.parametrize("init_method", ["env", "tcp", "file"])

@@ -1,11 +1,12 @@
 """``allranks stress``: which run it asks for."""
 
 import os
+from dataclasses import asdict
 
 import pytest
 
+from allranks.plugins.stress.agent.settings import Stress
 from allranks.plugins.stress.agent.skew import stretch
-from allranks.protocol.config import Stress
 
 
 @pytest.fixture
@@ -42,13 +43,13 @@ def asked(allranks, runs, monkeypatch):
 )
 def test_a_run_is_told_how_often_and_how_long(asked, arguments, stress):
     _, _, options = asked(*arguments)
-    assert options.policy.stress == stress
+    assert options.policy.plugins == {"stress": asdict(stress)}
     assert options.pytest_args == ()
 
 
 def test_the_first_failure_ends_jobs_and_run(asked):
     _, _, options = asked("--until-failure", "--", "-k", "x")
-    assert options.policy.stress == Stress()
+    assert options.policy.plugins == {"stress": asdict(Stress())}
     assert options.pytest_args == ("-x", "-k", "x")
     assert options.policy.fail_fast
 
@@ -95,7 +96,7 @@ def test_what_has_no_end_or_makes_no_sense_is_refused(allranks, runs, arguments,
 def test_limits_of_ours_are_stretched_by_what_delays_may_add(asked):
     usual = asked("--count", "5")[0].limits.process_group
     matrix, _, options = asked("--count", "5", "--skew", "heavy")
-    assert options.policy.stress.skew == "heavy"
+    assert options.policy.plugins["stress"]["skew"] == "heavy"
     assert matrix.limits.process_group == usual + stretch("heavy", 2) > usual + 4
 
 

@@ -44,6 +44,7 @@ from allranks.agent.environment_skips import FilesForDevices
 from allranks.agent.fork_server import Supervisor
 from allranks.agent.fresh_rank import FreshRank, become_fresh
 from allranks.agent.gpu_check import missing_hardware
+from allranks.agent.job_plugins import functions
 from allranks.agent.launchers.driver import Launching, run_driver
 from allranks.agent.program import (
     Finish,
@@ -60,7 +61,6 @@ from allranks.agent.ranks.rank import Assignment, run_rank
 from allranks.agent.ranks.reports import skip_reason
 from allranks.agent.seeding import seed_generators
 from allranks.agent.torch_cases.adapt import adapt_collected, adapt_torch_cases
-from allranks.plugins.stress.agent.skewed_calls import register_skew
 from allranks.protocol.config import AgentConfig, Folders, seed_of_test
 from allranks.protocol.outcomes import MESSAGE_LIMIT, shorten
 from allranks.protocol.parameter_values import digests
@@ -153,7 +153,8 @@ class ServerPlugin:
             raise
         self._declared = _markers(config)
         share_seed(config, self._config.seed)
-        register_skew(config, self._config)
+        for configure in functions(self._config, "configure"):
+            configure(config)
         config.pluginmanager.register(FilesForDevices(self._skipped))
         config.stash[FOLDERS] = self._script_folders
         for text in take_over_reports(config):

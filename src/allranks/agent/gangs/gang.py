@@ -25,7 +25,6 @@ from allranks.agent.gangs.output import Output
 from allranks.agent.gangs.step_outcome import Step, StepOutcome, ended, reported
 from allranks.agent.job_end import JobEnd
 from allranks.agent.program import changed_status
-from allranks.plugins.stress.agent.skew import Delay
 from allranks.protocol.config import TimeLimit, TimeLimits
 from allranks.protocol.outcomes import Outcome, shorten
 from allranks.protocol.records import AgentFailed, FailureKind
@@ -126,18 +125,18 @@ class Gang:
         return self._supervise(deadlines, step)
 
     @contextmanager
-    def disturbed(self, delays: Collection[Delay]) -> Iterator[None]:
-        """Have its ranks disturbed from outside for the length of a block."""
-        if not delays:
+    def disturbed(self, how: str) -> Iterator[None]:
+        """Have plug-ins disturb its ranks for the length of a block; not if the text is empty."""
+        if not how:
             yield
             return
         for node_ranks in self._ranks:
-            node_ranks.disturb(delays)
+            node_ranks.disturb(how)
         try:
             yield
         finally:
             for node_ranks in self._ranks:
-                node_ranks.disturb(())
+                node_ranks.disturb("")
 
     def end(self, session_end: float = 0.0) -> Step:
         """Let the ranks tear down and exit; late ones are made to.

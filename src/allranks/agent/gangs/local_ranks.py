@@ -18,8 +18,9 @@ from allranks.agent.gangs.rank_process import Echo, RankProcess
 from allranks.agent.stacks.child_stacks import PATIENCE, ChildHang, Surroundings, find_children, text_of, words_for
 from allranks.agent.stacks.flight_recorder import FlightRecorder
 from allranks.agent.stacks.stacks import STACKS_SIGNAL, StackFile, dump_stacks
-from allranks.plugins.stress.agent.outside_skew import disturbing
-from allranks.plugins.stress.agent.skew import Delay
+
+Disturber = Callable[[Mapping[int, int], str], contextlib.AbstractContextManager[None]]
+"""Disturbs ranks, given by their numbers and processes, in the way that a text describes."""
 
 CLOSED_TIMEOUT = 1.0
 """Seconds for a rank to die after the end of its pipe; if it still lives then, it has closed the pipe itself."""
@@ -119,8 +120,8 @@ class Ranks(Protocol):
     def send(self, command: RunTest | End) -> None:
         """Send a command to each."""
 
-    def disturb(self, delays: Collection[Delay]) -> None:
-        """End what disturbs these ranks from outside, and begin with this."""
+    def disturb(self, how: str) -> None:
+        """End what disturbs these ranks from outside, and begin with this; empty for nothing."""
 
     def signal(self, ranks: Collection[int], number: int) -> None:
         """Send a signal to these ranks alone."""
@@ -165,6 +166,7 @@ class LocalRanks:
         echo: Gets each line that ranks of a driver's test print, passed on by the driver; None for no echo.
         mark: Which they bear; None for none.
         shared: The folder that they share, which goes with them; None for none.
+        disturbers: The functions of plug-ins that disturb ranks (see :mod:`allranks.agent.job_plugins`).
     """
 
     def __init__(  # noqa: PLR0913 - all but three have defaults and are passed by name
@@ -178,7 +180,9 @@ class LocalRanks:
         echo: Echo | None = None,
         mark: Mark | None = None,
         shared: Path | None = None,
+        disturbers: Sequence[Disturber] = (),
     ) -> None:
+        self._disturbers = disturbers
         self._shared = shared
         self._mark = mark
         self._recorder = recorder
@@ -295,11 +299,12 @@ class LocalRanks:
             key = self._selector.get_key(rank.link.descriptor)
             self._selector.modify(key.fd, rank.link.events, key.data)
 
-    def disturb(self, delays: Collection[Delay]) -> None:
+    def disturb(self, how: str) -> None:
         """See :meth:`Ranks.disturb`."""
         self._disturbance.close()
         pids = {number: rank.pid for number, rank in self._processes.items() if rank.exit_status is None}
-        self._disturbance.enter_context(disturbing(pids, delays))
+        for disturbing in self._disturbers if how else ():
+            self._disturbance.enter_context(disturbing(pids, how))
 
     def signal(self, ranks: Collection[int], number: int) -> None:
         """See :meth:`Ranks.signal`."""

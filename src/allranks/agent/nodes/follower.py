@@ -18,7 +18,6 @@ from allranks.agent.gangs.output import Output
 from allranks.agent.job_end import HangupError, JobEnd
 from allranks.agent.nodes.connection import ConnectionLostError, Message, NodeConnection
 from allranks.agent.nodes.node import CollectionDigest, Node, Orders
-from allranks.plugins.stress.agent.skew import delays_of
 from allranks.protocol.outcomes import shorten
 from allranks.protocol.typed_json import build_named, told
 
@@ -163,7 +162,7 @@ class _Service:
             case "send":
                 ranks.send(build_named(message["command"], COMMANDS))
             case "disturb":
-                ranks.disturb(delays_of(message["delays"]))
+                ranks.disturb(message["how"])
             case "signal":
                 ranks.signal(message["ranks"], message["number"])
             case "freeze":

@@ -23,7 +23,6 @@ from allranks.agent.linux import Timer
 from allranks.agent.nodes.connection import ConnectionLostError, Message, NodeConnection
 from allranks.agent.nodes.node import CollectionDigest, CollectionFailure, NodeLostError, Orders, difference, notice
 from allranks.agent.nodes.node_rendezvous import NodesError
-from allranks.plugins.stress.agent.skew import Delay, skew_of
 from allranks.protocol.config import AgentConfig, TimeLimit, TimeLimits, share_of
 from allranks.protocol.typed_json import build, told
 
@@ -224,9 +223,9 @@ class RemoteRanks:
         """See :meth:`allranks.agent.gangs.local_ranks.Ranks.send`."""
         self._link.send({"do": "send", "command": [type(command).__name__, told(command)]})
 
-    def disturb(self, delays: Collection[Delay]) -> None:
+    def disturb(self, how: str) -> None:
         """See :meth:`allranks.agent.gangs.local_ranks.Ranks.disturb`."""
-        self._link.send({"do": "disturb", "delays": skew_of(delays)})
+        self._link.send({"do": "disturb", "how": how})
 
     def signal(self, ranks: Collection[int], number: int) -> None:
         """See :meth:`allranks.agent.gangs.local_ranks.Ranks.signal`."""

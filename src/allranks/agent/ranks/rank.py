@@ -47,7 +47,6 @@ from allranks.agent.ranks.reports import (
 from allranks.agent.ranks.surroundings import InitialState
 from allranks.agent.rendezvous import wait_for_store
 from allranks.agent.seeding import seed_everything
-from allranks.plugins.stress.agent.skewed_calls import DELAYS
 from allranks.protocol.config import AgentConfig, TimeLimit
 from allranks.protocol.outcomes import MESSAGE_LIMIT, Outcome, Phase, following, overall, shorten
 from allranks.protocol.skip_codes import SkipCode
@@ -229,8 +228,7 @@ class _Rank:
         self._enter_folder(item.path)
         following = next_item(self._items, command.index, command.following)
         os.environ["ALLRANKS_SEED"] = str(command.seed)
-        if (delays := item.config.pluginmanager.get_plugin(DELAYS)) is not None:
-            delays.skew = command.skew
+        item.config.stash[rank_setup.INSTRUCTIONS] = command.instructions
         if not self._assignment.config.launches_ranks:  # there is no peer to agree with: as under pytest
             seed_everything(command.seed)
         self._room.begin()

@@ -89,6 +89,9 @@ def silence_terminal(config: pytest.Config) -> None:
         config.pluginmanager.register(SilentReporter(reporter), _NAME)
 
 
+INSTRUCTIONS = pytest.StashKey[str]()
+"""In the configuration of the session: what the plug-in that repeats a test tells its part in the ranks."""
+
 _exit = os._exit
 
 _TEAR_DOWNS = frozenset({"_callTearDown", "_callCleanup"})

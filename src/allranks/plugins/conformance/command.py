@@ -60,7 +60,8 @@ _ENDINGS: Final = (".py", ".so")
 _DEVICES: Final = ("cpu", "cuda")
 
 _NOT_HERE: Final[Mapping[str, object]] = {
-    **dict.fromkeys(("launch", "images", "pdb_rank", "shuffle", "durations", "jobs", "stress")),
+    **dict.fromkeys(("launch", "images", "pdb_rank", "shuffle", "durations", "jobs")),
+    "plugins": {},
     "retries": 0,
     "fail_fast": False,
     "allow_nothing_ran": False,

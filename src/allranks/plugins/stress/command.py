@@ -4,7 +4,7 @@ import argparse
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from allranks.cli.command_parser import CommandParser, OptionGroup, one_of
 from allranks.cli.options import STOP, chosen_jobs, number, read_request
@@ -12,8 +12,9 @@ from allranks.cli.run import add_seed, add_shared, refuse_options, run_chosen
 from allranks.errors import ExitCode, UsageError
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job
-from allranks.plugins.stress.agent.skew import LEVELS, MOST_BUSY, OFF, delays_of, skew_of, stretch
-from allranks.protocol.config import Stress
+from allranks.plugins.stress.agent.settings import Stress
+from allranks.plugins.stress.agent.skew import LEVELS, MOST_BUSY, delays_of, skew_of, stretch
+from allranks.protocol.repetitions import OFF
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(?P<value>\d{1,9}(\.\d{1,6})?)(?P<unit>[smh]?)", re.ASCII)
@@ -86,18 +87,19 @@ def _stress(options: argparse.Namespace) -> ExitCode:
     if options.beside and (options.skew != OFF or options.replay is not None):
         msg = "--beside torch compares plain repetitions: torch's runner has no --skew and no --replay."
         raise UsageError(msg, remedy="Leave these out, or leave --beside out.")
-    options.stress = Stress(
+    stress = Stress(
         count=options.count,
         seconds=options.duration,
         replay=options.replay,
         skew=options.skew,
         beside=bool(options.beside),
     )
+    options.plugins = {"stress": asdict(stress)}
     # As torch's runner has them: one at a time.
     options.gangs = options.gangs or (1 if options.beside else None)
     jobs = [with_gangs(job, options.gangs, options.engine) for job in chosen_jobs(expansion, options)]
     _refuse_what_is_in_no_cell(options.skew, max(job.cell.world_size for job in jobs))
-    return run_chosen(with_time(expansion, options.stress, jobs), jobs, options)
+    return run_chosen(with_time(expansion, stress, jobs), jobs, options)
 
 
 def _refuse_what_is_in_no_cell(skew: str, ranks: int) -> None:

@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -18,8 +18,8 @@ from allranks.interruption import RunInterrupted
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import plan
 from allranks.matrix.model import Job
+from allranks.plugins.stress.agent.settings import Stress
 from allranks.plugins.stress.command import with_gangs, with_time
-from allranks.protocol.config import Stress
 from allranks.runner.results_folder import new_run_id
 
 _FIRST: Final = 10
@@ -76,14 +76,15 @@ class Trial:
         """
         by_id = {each.job.id: each for each in counted}
         options = argparse.Namespace(**vars(self.options))
-        options.stress = Stress(count=count, skew=options.skew)
+        stress = Stress(count=count, skew=options.skew)
+        options.plugins = {"stress": asdict(stress)}
         options.results, options.fail_fast = self.results, False
         if until_failure:
             options.pytest_args = (*STOP, *options.pytest_args)
         jobs = [with_gangs(each.job, options.gangs, options.engine) for each in by_id.values()]
         run = new_run_id()
         with redirect_stdout(_printed(self.options)):
-            code = run_jobs(with_time(self.expansion, options.stress, jobs), jobs, options, PartOf(run_id=run))
+            code = run_jobs(with_time(self.expansion, stress, jobs), jobs, options, PartOf(run_id=run))
         if code is ExitCode.INTERRUPTED:
             raise RunInterrupted
         report = json.loads((self.results / run / "report.json").read_text(encoding="utf-8"))

@@ -1,7 +1,10 @@
 """Agents that repeat their tests: what becomes of each repetition."""
 
+import pytest
+
+from allranks.plugins.stress.agent.settings import seed_of_repetition
 from allranks.plugins.stress.agent.skew import LEVELS, late_rank
-from allranks.protocol.config import Stress, seed_of_repetition, seed_of_test
+from allranks.protocol.config import seed_of_test
 from allranks.protocol.records import Finished, Interrupted, NotRun, Passed, RankEnded, Repeated, TestStarted
 
 FILES = {
@@ -57,9 +60,14 @@ FILES = {
 }
 
 
+def stress(**settings):
+    """The plug-ins of a job that repeats its tests."""
+    return {"stress": settings}
+
+
 def repeated(run_agent, name, *, count=None, seconds=None, **changes):
-    stress = Stress(count=count, seconds=seconds)
-    return run_agent(FILES, stress=stress, pytest_args=("-k", name, *changes.pop("args", ())), **changes)
+    plugins = stress(count=count, seconds=seconds)
+    return run_agent(FILES, plugins=plugins, pytest_args=("-k", name, *changes.pop("args", ())), **changes)
 
 
 def tally(agent):
@@ -130,7 +138,7 @@ def test_time_ends_it_and_what_never_ran_is_said(run_agent):
 
 
 def test_a_run_that_is_ended_tells_what_was_done(start_agent):
-    agent = start_agent(FILES, stress=Stress(count=10**6), pytest_args=("-k", "test_speaks"), world_size=1).go()
+    agent = start_agent(FILES, plugins=stress(count=10**6), pytest_args=("-k", "test_speaks"), world_size=1).go()
     for _ in range(3):
         agent.word()
     agent.close_stdin()
@@ -154,7 +162,7 @@ SKEWED = {
 
 
 def test_ranks_are_late_as_the_seed_has_it_and_their_output_says_where(run_agent):
-    agent = run_agent(SKEWED, stress=Stress(count=12, skew="heavy"))
+    agent = run_agent(SKEWED, plugins=stress(count=12, skew="heavy"))
     assert (tally(agent).runs, tally(agent).bad, tally(agent).how) == (12, 0, "--skew heavy")
     own = seed_of_test(agent.config.seed, "suite/test_s.py::test_sum")
     seeds = [seed_of_repetition(own, number) for number in range(1, 13)]
@@ -186,7 +194,28 @@ THREADS = {
 
 
 def test_a_late_thread_that_runs_torch_alone_is_named_by_the_line_that_started_it(run_agent):
-    agent = run_agent(THREADS, stress=Stress(count=1, skew="0:before:1:5ms"))
+    agent = run_agent(THREADS, plugins=stress(count=1, skew="0:before:1:5ms"))
     assert (
         "--skew: 5 ms before send (call 1 in a thread of test_s.py:9)\n" in (agent.results / "rank-0.log").read_text()
     )
+
+
+@pytest.mark.thorough
+def test_ranks_of_other_nodes_are_disturbed_from_outside(run_nodes):
+    job = run_nodes(
+        """
+import time
+import torch.distributed as dist
+
+def test_stops(rank):
+    longest, last, end = 0, time.monotonic(), time.monotonic() + 20
+    while rank == 3 and longest < 0.5 and time.monotonic() < end:
+        time.sleep(0.005)
+        longest, last = max(longest, time.monotonic() - last), time.monotonic()
+    dist.barrier()
+    assert rank != 3 or longest >= 0.5
+""",
+        plugins=stress(count=1, skew="3:stopped:300:1500ms"),
+    )
+    told = job.all(Repeated)[-1]
+    assert (told.tally.runs, told.tally.bad) == (1, 0)

@@ -10,8 +10,10 @@ from agent_run import CONFIG
 
 from allranks.agent.job_end import HangupError, JobEnd
 from allranks.agent.program import ItemOptions, Program
+from allranks.agent.test_loop import SupervisedJob
 from allranks.plugins.stress.agent.beside_run import LOG, command_of, outcome_of, repeat_beside
-from allranks.protocol.config import Folders, Stress, TimeLimit
+from allranks.plugins.stress.agent.settings import Stress
+from allranks.protocol.config import Folders, TimeLimit
 
 SCRIPT = """
 import os
@@ -71,8 +73,8 @@ def beside(tmp_path):
         program = Program(
             tests=tuple(repetitions.runs), terms=(replace(terms, limit=replace(LIMIT, value=limit)), ranks)
         )
-        config = replace(CONFIG, stress=Stress(**{"beside": True, **stress}))
-        repeat_beside(repetitions, program, config, folders, end)
+        job = SupervisedJob(config=CONFIG, folders=folders, journal=None, end=end)
+        repeat_beside(repetitions, Stress(**{"beside": True, **stress}), program, job)
         assert repetitions.told.pop("test_r.py::test_r", (0, 0, ""))[:2] == (0, 0)
         return repetitions.told.get(NODEID)
 

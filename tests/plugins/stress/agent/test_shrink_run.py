@@ -9,10 +9,11 @@ from allranks.agent.channel import RunTest
 from allranks.agent.program import ItemOptions, Program
 from allranks.agent.repetition_journal import RepetitionJournal
 from allranks.plugins.stress.agent import shrink_run
+from allranks.plugins.stress.agent.settings import Stress
 from allranks.plugins.stress.agent.shrink_run import shrink_failures
 from allranks.plugins.stress.agent.skew import delays_of, drawn_delays, milliseconds
 from allranks.plugins.stress.agent.stress_run import Repetitions
-from allranks.protocol.config import Stress, TimeLimit
+from allranks.protocol.config import TimeLimit
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import Passed, RankEnded, Repeated, TestStarted
 
@@ -38,8 +39,9 @@ class Played:
     def __post_init__(self):
         terms = ItemOptions(gang=(self.gang,), has_process_group=True, limit=LIMIT, launches=self.launches)
         self.program = Program(tests=("t0",), terms=(terms,))
-        self.repetitions = Repetitions(Stress(count=5, skew=self.skew), self.program, self)
-        self.config = SimpleNamespace(stress=Stress(skew=self.skew), world_size=2, launches_ranks=False)
+        self.stress = Stress(count=5, skew=self.skew)
+        self.repetitions = Repetitions(self.stress, self.program, self)
+        self.config = SimpleNamespace(world_size=2, launches_ranks=False)
 
     def write(self, record):
         self.records.append(record)
@@ -61,11 +63,11 @@ class Played:
         before = len(self.orders)
         [terms] = trials.limited(self.program).terms
         self.run(trials, index, self.ordered)
-        self.limits.setdefault(terms.limit.seconds, self.orders[before].skew)
+        self.limits.setdefault(terms.limit.seconds, self.orders[before].instructions)
 
     def ordered(self, _, command):
         self.orders.append(command)
-        own = [each for each in command.skew.split(",") if f"{LATE.rank}:{LATE.place}:{LATE.call}:" in each]
+        own = [each for each in command.instructions.split(",") if f"{LATE.rank}:{LATE.place}:{LATE.call}:" in each]
         for each in own:
             ms = each.rpartition(":")[2].removesuffix("ms")
             with (self.results / f"rank-{LATE.rank}.log").open("a") as log:
@@ -75,7 +77,7 @@ class Played:
     def shrink(self):
         while (turn := self.repetitions.next_turn()) is not None:
             self.run(self.repetitions, turn[0], lambda number, _: number == 3)
-        shrink_failures(self.repetitions, self.program, self.config, self.results, self.try_again)
+        shrink_failures(self.repetitions, self.stress, self.program, self.config, self.results, self.try_again)
         self.repetitions.finish()
         return [each for each in self.records if isinstance(each, Repeated)][-1].tally.shrunk
 

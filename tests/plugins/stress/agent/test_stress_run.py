@@ -6,6 +6,7 @@ import pytest
 
 from allranks.agent.program import ItemOptions, Program
 from allranks.agent.repetition_journal import RepetitionJournal
+from allranks.plugins.stress.agent.settings import Stress
 from allranks.plugins.stress.agent.stress_run import (
     MOST_ALIKE,
     MOST_KEPT,
@@ -14,7 +15,7 @@ from allranks.plugins.stress.agent.stress_run import (
     TURN,
     Repetitions,
 )
-from allranks.protocol.config import Stress, TimeLimit
+from allranks.protocol.config import TimeLimit
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import GangReady, LeftBehind, NotRun, Passed, RankEnded, Repeated, TestStarted
 
@@ -176,7 +177,26 @@ def test_each_tally_comes_with_the_counts_of_all_tests():
         job.repeat(index, bad=bad, seconds=2)
     job.journal.conclude()
     told = [(each.nodeid, each.tally.runs, each.runs, each.bad) for each in job.all(Repeated)]
-    assert told == [("t0", 1, 1, 0), ("t1", 1, 2, 1), ("t0", 2, 3, 1), ("t1", 2, 4, 1)]
+    starts = [("t0", 0, 0, 0), ("t1", 0, 0, 0)]
+    assert [each for each in told if each in starts] == starts
+    assert [each for each in told if each not in starts] == [
+        ("t0", 1, 1, 0),
+        ("t1", 1, 2, 1),
+        ("t0", 2, 3, 1),
+        ("t1", 2, 4, 1),
+    ]
+
+
+@pytest.mark.parametrize("skew", ["off", "light"])
+def test_a_test_is_said_to_be_repeated_before_any_repetition_has_a_name_of_its_own(skew):
+    job = Job("a", Stress(count=3, skew=skew))
+    job.repeat(0, bad="assert 1 == 2")
+    job.journal.conclude()
+    of_test = [each for each in job.records if getattr(each, "nodeid", "").startswith("t0")]
+    assert [type(each) for each in of_test[:3]] == [TestStarted, Repeated, TestStarted]
+    assert of_test[1].nodeid == "t0"
+    assert "(repetition 1" in of_test[2].nodeid
+    assert of_test[1].tally.command == "stress"
 
 
 def test_the_failure_to_search_is_the_first_of_the_most_frequent_kind():

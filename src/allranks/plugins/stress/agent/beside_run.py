@@ -19,8 +19,11 @@ from pathlib import Path
 from typing import Final
 
 from allranks.agent import evidence, linux
+from allranks.agent.agent import cell_environment
 from allranks.agent.job_end import JobEnd
 from allranks.agent.program import ItemOptions, Program
+from allranks.agent.test_loop import SupervisedJob
+from allranks.plugins.stress.agent.settings import Stress
 from allranks.plugins.stress.agent.stress_run import Repetitions
 from allranks.protocol.config import AgentConfig, Folders
 from allranks.protocol.xml_text import clipped
@@ -74,17 +77,14 @@ class _Beside:
         return bool(self.why) or self.runs + self.unclear >= self.most
 
 
-def repeat_beside(
-    repetitions: Repetitions, program: Program, config: AgentConfig, folders: Folders, end: JobEnd
-) -> None:
+def repeat_beside(repetitions: Repetitions, stress: Stress, program: Program, job: SupervisedJob) -> None:
     """Repeat the tests that start their ranks as often, or for as long, as here.
 
     Raises:
         HangupError: The job was ended from outside.
         JobLimitError: Its time is up.
     """
-    stress = config.stress
-    if stress is None or not stress.beside:
+    if not stress.beside:
         return
     tests = {}
     for nodeid in repetitions.ran():
@@ -94,13 +94,13 @@ def repeat_beside(
             tests[nodeid] = _Beside(command=command_of(nodeid, terms), limit=terms.limit.seconds + _START, most=most)
         else:
             repetitions.set_beside(nodeid, 0, 0, "its ranks are those of the job")
-    until, variables = time.monotonic() + (stress.seconds or math.inf), _variables(config)
+    until, variables = time.monotonic() + (stress.seconds or math.inf), _variables(job.config)
     try:
         while left := [each for each in tests.values() if not each.is_done]:
             for each in left:
                 if time.monotonic() >= until:
                     return
-                _repeat(each, folders, variables, end)
+                _repeat(each, job.folders, variables, job.end)
     finally:
         for nodeid, each in tests.items():
             # One that ends without a word has gone wrong if others of its test do not.
@@ -129,8 +129,6 @@ def outcome_of(status: int | None, text: str) -> bool | None:
 
 def _variables(config: AgentConfig) -> Mapping[str, str]:
     """The job's variables, without those by which processes of allranks know each other."""
-    from allranks.agent.agent import cell_environment  # noqa: PLC0415 - the agent imports this module
-
     cell = cell_environment(config, os.environ)
     own = {name: value for name, value in cell.items() if not name.startswith("ALLRANKS_") and name != "GROUP_RANK"}
     return {**os.environ, **own}

@@ -11,20 +11,22 @@ from allranks.agent import evidence
 from allranks.agent.channel import RunTest
 from allranks.agent.program import Program
 from allranks.agent.repetition_journal import End, seconds_of, was_bad
+from allranks.plugins.stress.agent.settings import Stress
 from allranks.plugins.stress.agent.shrinking import sentence, shrink
 from allranks.plugins.stress.agent.skew import (
     LEVELS,
-    OFF,
     Delay,
     delays_of,
     drawn_delays,
     milliseconds,
+    outside_in,
     skew_of,
     stretch,
 )
 from allranks.plugins.stress.agent.stress_run import Repetitions
 from allranks.protocol.config import AgentConfig, TimeLimit
 from allranks.protocol.records import GangReady, GangStarted, LeftBehind, Notice, TestStarted
+from allranks.protocol.repetitions import OFF
 
 SEARCH: Final = 180.0
 """Seconds for all searches of a job."""
@@ -134,7 +136,11 @@ class Trials:
 
     def drawn(self, command: RunTest, _: int) -> RunTest:
         """See :class:`allranks.agent.repetition_journal.Plan`."""
-        return replace(command, seed=self._failed.seed, skew=self._skew)
+        return replace(command, seed=self._failed.seed, instructions=self._skew)
+
+    def disturbance(self, command: RunTest, ranks: int, *, is_joining: bool) -> str:
+        """See :class:`allranks.agent.repetition_journal.Plan`."""
+        return outside_in(command.instructions, command.seed, ranks, is_joining=is_joining)
 
     def take(self, started: TestStarted, ends: Sequence[End]) -> None:
         """See :class:`allranks.agent.repetition_journal.Plan`."""
@@ -149,8 +155,9 @@ class Trials:
         """Ignore what the repetitions themselves have told already."""
 
 
-def shrink_failures(
+def shrink_failures(  # noqa: PLR0913, PLR0917 - one call
     repetitions: Repetitions,
+    stress: Stress,
     program: Program,
     config: AgentConfig,
     results: Path,
@@ -160,13 +167,13 @@ def shrink_failures(
 
     Args:
         repetitions: They have ended.
+        stress: How they were made.
         program: Their tests.
         config: The job's.
         results: The folder of the ranks' logs.
         run_gang: Runs trials of a test on a gang.
     """
-    skew = config.stress.skew if config.stress else OFF
-    until = time.monotonic() + SEARCH
+    skew, until = stress.skew, time.monotonic() + SEARCH
     for failed in repetitions.typical_failures() if skew in LEVELS else ():
         index = program.tests.index(failed.nodeid)
         terms, delays = program.terms[index], drawn_delays(skew, failed.seed, config.world_size)

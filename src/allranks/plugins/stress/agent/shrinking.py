@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from allranks.plugins.stress.agent.skew import OFF, Delay, Place, milliseconds, skew_of
+from allranks.plugins.stress.agent.skew import Delay, Place, milliseconds, skew_of
 from allranks.protocol.rates import log_chance
-from allranks.protocol.repetitions import interval
+from allranks.protocol.repetitions import OFF, interval
 
 T = TypeVar("T")
 

@@ -2,7 +2,8 @@
 
 A race needs a rank that is late in one place, so a repetition draws which ranks are late, how many of their calls, and
 up to how much. Equal delays of all calls would hide a race that one delay shows. Threads of C++ make no calls, so the
-supervisor stops whole ranks, too, and has busy processes beside them (:mod:`allranks.plugins.stress.agent.outside_skew`).
+supervisor stops whole ranks, too, and has busy processes beside them
+(:mod:`allranks.plugins.stress.agent.outside_skew`).
 """
 
 import math
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final, Literal, cast
 
-OFF: Final = "off"
+from allranks.protocol.repetitions import OFF
 
 Place = Literal["before", "after", "joining", "stopped", "throttled", "crowded", "busy"]
 
@@ -175,6 +176,19 @@ def drawn_outside(skew: str, seed: int, ranks: int) -> tuple[Delay, ...]:
                 who = 2 << int(3 * _drawn(seed, "many")) if place == "busy" else rank
                 found.append(Delay(rank=who, place=cast("Place", place), call=at, seconds=seconds))
     return tuple(found)
+
+
+def outside_in(skew: str, seed: int, ranks: int, *, is_joining: bool) -> str:
+    """What the supervisor does in a repetition, as :func:`delays_of` reads it; empty for nothing.
+
+    Args:
+        skew: As for :func:`lateness`.
+        seed: The repetition's.
+        ranks: How many there are.
+        is_joining: Whether ranks join their gang, or else run the test.
+    """
+    drawn = drawn_outside(skew, seed, ranks)
+    return ",".join(str(each) for each in drawn if (each.place == JOINING) == is_joining)
 
 
 def delays_of(skew: str) -> tuple[Delay, ...]:

@@ -22,11 +22,9 @@ from torch import distributed
 
 from allranks.agent.ranks.call_counter import COLLECTIVES, wrap
 from allranks.agent.ranks.counted_group import MESSAGES
-from allranks.plugins.stress.agent.skew import OFF, LateRank, NamedDelays, lateness, milliseconds
-from allranks.protocol.config import AgentConfig
-
-DELAYS = "allranks-skew"
-"""The plugin's name."""
+from allranks.agent.ranks.rank_setup import INSTRUCTIONS
+from allranks.plugins.stress.agent.skew import LateRank, NamedDelays, lateness, milliseconds
+from allranks.protocol.repetitions import OFF
 
 _TOLD = 0.001
 """Seconds of a delay that is worth a line."""
@@ -46,6 +44,7 @@ _FUNCTIONS = {
 _NOT_USERS = (
     *(str(Path(module.__file__).parent) for module in (torch, pytest) if module.__file__),
     f"{os.sep}allranks{os.sep}agent",
+    str(Path(__file__).parent),
     "contextlib.py",
     f"{os.sep}threading.py",
 )
@@ -57,21 +56,10 @@ _STARTED = "_allranks_started"
 _sleep = time.sleep
 
 
-def register_skew(session: pytest.Config, config: AgentConfig) -> None:
-    """Register the plugin that delays the ranks of a job, if the job asks for it."""
-    if config.stress is not None and config.stress.skew != OFF:
-        session.pluginmanager.register(SkewedCalls(), DELAYS)
-
-
 class SkewedCalls:
-    """Delays the calls of a rank's tests.
-
-    Attributes:
-        skew: How, in the next test.
-    """
+    """Delays the calls of a rank's tests."""
 
     def __init__(self) -> None:
-        self.skew = OFF
         self._late: LateRank | NamedDelays | None = None
         self._left = 0.0
         self._calls: Iterator[int] = itertools.count()
@@ -83,7 +71,8 @@ class SkewedCalls:
         rank, seed = os.environ.get("RANK", ""), os.environ.get("ALLRANKS_SEED", "")
         if rank.isdecimal() and seed.isdecimal():
             self._wrap_calls()
-            self._late, self._calls = lateness(self.skew, int(seed), int(rank)), itertools.count(1)
+            skew = item.config.stash.get(INSTRUCTIONS, "") or OFF
+            self._late, self._calls = lateness(skew, int(seed), int(rank)), itertools.count(1)
             if self._late is not None:
                 self._left = self._late.most
                 file, line, _ = item.location

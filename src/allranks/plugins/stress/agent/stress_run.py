@@ -18,8 +18,8 @@ from allranks.agent.channel import RunTest
 from allranks.agent.gangs.ends import Journal
 from allranks.agent.program import Program
 from allranks.agent.repetition_journal import End, outcomes_of, seconds_of, was_bad
-from allranks.plugins.stress.agent.skew import OFF
-from allranks.protocol.config import Stress, seed_of_repetition
+from allranks.plugins.stress.agent.settings import Stress, seed_of_repetition
+from allranks.plugins.stress.agent.skew import outside_in
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import (
     FailureCourse,
@@ -34,7 +34,7 @@ from allranks.protocol.records import (
     Repeated,
     TestStarted,
 )
-from allranks.protocol.repetitions import RepetitionTally, name_of_repetition, options_of, rate_in_words
+from allranks.protocol.repetitions import OFF, RepetitionTally, name_of_repetition, options_of, rate_in_words
 
 TURN = 1.0
 """Seconds that a gang repeats its tests while other tests wait for a gang."""
@@ -109,7 +109,7 @@ class Repetitions:
         self._journal = journal
         self._clock = clock
         self._assemblies = list(assemblies(program.terms, range(len(program.tests))))
-        how = RepetitionTally(how=" ".join(options_of(stress.skew)))
+        how = RepetitionTally(command="stress", how=" ".join(options_of(stress.skew)))
         self._tests = {nodeid: _Test(tally=how) for nodeid in program.tests}
         self._notes: Counter[type[Record]] = Counter()
         self._has_stopped = False
@@ -149,6 +149,7 @@ class Repetitions:
             self._began = self._clock() if self._began is None else self._began
             if not test.begun:
                 self._journal.write(TestStarted(nodeid=self._program.tests[index]))
+                self._tell(self._program.tests[index])  # before any repetition is reported by its own name
             test.begun += 1
             return test.begun
 
@@ -156,7 +157,11 @@ class Repetitions:
         """See :class:`Plan`."""
         replay = self._stress.replay
         seed = seed_of_repetition(command.seed, number) if replay is None else replay
-        return replace(command, seed=seed, skew=self._stress.skew)
+        return replace(command, seed=seed, instructions=self._stress.skew)
+
+    def disturbance(self, command: RunTest, ranks: int, *, is_joining: bool) -> str:
+        """See :class:`Plan`."""
+        return outside_in(command.instructions, command.seed, ranks, is_joining=is_joining)
 
     def take(self, started: TestStarted, ends: Sequence[End]) -> None:
         """Count a repetition by its records, and write them if it went wrong."""

@@ -1,0 +1,63 @@
+"""What the plug-in does in jobs: see :mod:`allranks.agent.job_plugins`."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from allranks.agent.driver_workers import DriverWorkers
+from allranks.agent.test_loop import OfLane, TestLoop
+from allranks.plugins.stress.agent import outside_skew
+from allranks.plugins.stress.agent.beside_run import repeat_beside
+from allranks.plugins.stress.agent.settings import Stress
+from allranks.plugins.stress.agent.shrink_run import Trials, shrink_failures
+from allranks.plugins.stress.agent.skew import delays_of, stretch
+from allranks.plugins.stress.agent.stress_run import Repetitions
+from allranks.protocol.repetitions import OFF
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def run_tests(settings: Mapping[str, Any], loop: TestLoop, of_lane: OfLane | None) -> None:
+    """Run the tests again and again, on one gang or on several at a time."""
+    stress, config, folders = Stress(**settings), loop.job.config, loop.job.folders
+    more = stretch(stress.skew, config.world_size)
+    terms = tuple(replace(each, reruns=0, limit=each.limit.plus(more)) for each in loop.program.terms)
+    program = replace(loop.program, terms=terms)
+    repetitions = Repetitions(stress, program, loop.job.journal)
+
+    def make_worker(results: Path) -> TestLoop:
+        return loop.worker(results, of_lane, program, repetitions)
+
+    def run_gang(trials: Trials, index: int) -> None:
+        loop.worker(folders.results, of_lane, trials.limited(program), trials).run_some([index])
+
+    try:
+        next_turn = repetitions.next_turn
+        if of_lane is not None:
+            DriverWorkers(
+                count=config.overlap, results=folders.results, make_worker=make_worker, next_work=next_turn
+            ).run()
+        worker = make_worker(folders.results)
+        while (turn := next_turn()) is not None:
+            worker.run_some(turn)
+        shrink_failures(repetitions, stress, program, config, folders.results, run_gang)
+        repeat_beside(repetitions, stress, program, loop.job)
+    finally:
+        repetitions.finish()
+
+
+def configure(settings: Mapping[str, Any], session: "pytest.Config") -> None:
+    """Register the pytest plugin that delays calls of ranks, if there are delays."""
+    if Stress(**settings).skew != OFF:
+        # The supervisor imports this module, too, and has neither pytest nor torch.
+        from allranks.plugins.stress.agent.skewed_calls import SkewedCalls  # noqa: PLC0415
+
+        session.pluginmanager.register(SkewedCalls(), "allranks-skew")
+
+
+def disturbing(_settings: Mapping[str, Any], pids: Mapping[int, int], how: str) -> AbstractContextManager[None]:
+    """Stop and slow ranks, and keep cores busy."""
+    return outside_skew.disturbing(pids, delays_of(how))
