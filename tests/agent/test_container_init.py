@@ -19,7 +19,6 @@ KEPT = (
     "protocol/outcomes.py",
     "protocol/rates.py",
     "protocol/repetitions.py",
-    "protocol/skew.py",
     "protocol/skip_codes.py",
     "protocol/typed_json.py",
     "protocol/xml_text.py",
