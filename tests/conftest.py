@@ -18,12 +18,12 @@ from hypothesis import settings
 
 from allranks import ownership
 from allranks.cli.main import main
-from allranks.engines import slurm
 from allranks.engines.base import JobSpec
 from allranks.engines.package import package_folder
 from allranks.errors import EngineError, ExitCode
 from allranks.images.docker_client import connect
 from allranks.ownership import own_run
+from allranks.plugins.slurm import engine as slurm
 from allranks.protocol.config import AgentConfig
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers, which pytest's importlib mode does not find

@@ -12,10 +12,10 @@ from allranks.engines import archive as archive_module
 from allranks.engines.archive import ArchiveBuilder, check_links, copy_files
 from allranks.engines.base import FileCopy
 from allranks.engines.docker_requests import USER
-from allranks.engines.slurm import SlurmEngine
 from allranks.errors import EngineError, ExitCode
 from allranks.matrix.model import Slurm
 from allranks.plugins.conformance.command import _copy_module
+from allranks.plugins.slurm.engine import SlurmEngine
 from allranks.runner.earlier_runs import carried_files
 from allranks.runner.request import files_of, lists_of
 

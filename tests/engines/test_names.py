@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from allranks.engines.base import unique_name
 from allranks.engines.docker_requests import container_name, network_of, node_name, specs_of_nodes, volume_names
-from allranks.engines.slurm_requests import job_name
 from allranks.ownership import image_lock
+from allranks.plugins.slurm.submission import job_name
 from allranks.runner import gpu_leases, sick_gpus
 
 HOST_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.IGNORECASE)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from allranks.cli.command_parser import CommandParser, OptionGroup
 from allranks.cli.images import PRUNE_VARIABLE, prune_after_run
-from allranks.cli.inside import refuse_launched, refuse_too_wide, run_inside
 from allranks.cli.options import (
     STOP,
     add_engine,
@@ -39,6 +38,7 @@ from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import plan
 from allranks.matrix.model import Job, Matrix
 from allranks.plugin_manager import add_plugin_options, section_makers
+from allranks.plugins.slurm.inside import refuse_launched, refuse_too_wide, run_inside
 from allranks.protocol.refusals import REFUSED
 from allranks.runner.ci_service import untrusted_output
 from allranks.runner.results_folder import PARTY_VARIABLE, RUN_ID_VARIABLE

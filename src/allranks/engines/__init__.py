@@ -15,5 +15,5 @@ def allranks_engines() -> Mapping[str, str]:
     return {
         "docker": "allranks.engines.docker:DockerEngine",
         "process": "allranks.engines.process:ProcessEngine",
-        "slurm": "allranks.engines.slurm:SlurmEngine",
+        "slurm": "allranks.plugins.slurm.engine:SlurmEngine",
     }

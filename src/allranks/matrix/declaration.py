@@ -40,10 +40,10 @@ from allranks.matrix.model import (
 )
 from allranks.matrix.own_suites import own_folder, own_path
 from allranks.matrix.runners import check_runners, read_runner
-from allranks.matrix.slurm_settings import read_slurm
 from allranks.matrix.suite_paths import inside, suite_paths
 from allranks.matrix.tables import read_tables
 from allranks.matrix.toml_file import LARGEST_NUMBER, PYPROJECT, Table, exists, read
+from allranks.plugins.slurm.settings import read_slurm
 
 FILE_NAME = "matrix.toml"
 

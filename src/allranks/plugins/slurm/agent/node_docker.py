@@ -1,0 +1,191 @@
+"""A node's agent in a container of Docker: how it is started, and removed in every case.
+
+The container is a child of the daemon, so neither SLURM's signals nor its limits reach it::
+
+    docker run ──> its client has ended, however ──> docker rm --force
+       └── the supervisor was killed ──> the container's input ends, and so does the agent, unless it is stuck
+                                    └──> the next supervisor on this node removes what is left
+"""
+
+import hashlib
+import os
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from allranks.agent import linux
+from allranks.plugins.slurm.agent.node_container import INSIDE, OF_THE_HOST, TMP, AgentFolders, AgentLaunch, mounts
+
+RUNTIME: Final = "docker"
+
+HOST_LABEL: Final = "allranks.host"
+"""The place of a container's owner. The docker engine's owners hold locks, and their places have other names."""
+
+SUPERVISOR_LABEL: Final = "allranks.supervisor"
+"""The owner of a container: the id of its process, and when that began."""
+
+_ANSWER_WITHIN: Final = 60.0
+"""Seconds for an answer of the daemon, which may be busy with the end of a container."""
+
+_PERIOD: Final = 100_000
+"""Microseconds, the kernel's own period for limits of processor time."""
+
+_NOT_STARTED: Final = 125
+"""The exit status of ``docker run`` for a container that the daemon did not start, or has lost."""
+
+_SIGNALLED, _INTERRUPTED = 128, 130
+"""An exit status above the first stands for a signal; the second is the agent's own, after it was told to stop."""
+
+_OF_THE_NODE: Final = frozenset(
+    {*OF_THE_HOST, "HOME", "HOSTNAME", "LD_LIBRARY_PATH", "LD_PRELOAD", "NVIDIA_VISIBLE_DEVICES", "OLDPWD", "PATH"}
+    | {"PWD", "PYTHONPATH", "SHELL", "VIRTUAL_ENV", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"}
+)
+"""Variables of the node that an image sets for itself, or that name files which it lacks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeContainer:
+    """A container of Docker 20.10 or later, with the user and the network of the node."""
+
+    name: str
+    image: str  # what runs; the daemon pulls it if it is missing
+    options: Sequence[str]  # the job's own options for ``docker run``, such as its limits
+    variables: Mapping[str, str]  # the agent's environment on the node. GPUs are wanted if it names any.
+
+    def launch(self, agent: tuple[str, ...], outside: AgentFolders, scratch: Path) -> AgentLaunch:
+        """The agent in this container, which belongs to this process.
+
+        Args:
+            agent: The agent's command, with the folders of :data:`INSIDE`.
+            outside: The folders on the node.
+            scratch: The folder that becomes the container's /tmp.
+        """
+        python, *arguments = agent
+        gpus, pid = self.variables.get("CUDA_VISIBLE_DEVICES", ""), os.getpid()
+        command = (
+            *("docker", "run", "--rm", "--interactive", "--init", f"--name={self.name}"),
+            *(f"--label={HOST_LABEL}={place()}", f"--label={SUPERVISOR_LABEL}={pid}.{linux.began(pid)}"),
+            *("--log-driver=none", "--network=host", "--cgroupns=private", "--read-only", "--ulimit=core=0"),
+            *("--cap-drop=ALL", "--security-opt=no-new-privileges"),
+            f"--user={os.getuid()}:{os.getgid()}",
+            *(f"--group-add={group}" for group in sorted({*os.getgroups()} - {os.getgid()})),
+            *_cpus(self.variables),
+            *((f'--gpus="device={gpus}"',) if gpus else ()),  # with quotes, or the comma would end the value
+            f"--mount=type=bind,source={scratch},target={TMP}",
+            *(_mount(source, target) for source, target in mounts(outside)),
+            f"--workdir={INSIDE.job / 'shared'}",
+            *(f"--env={variable}" for variable in sorted(self.variables.keys() - _OF_THE_NODE)),
+            *(f"--env=PYTHONPATH={INSIDE.package}", f"--env=HOME={TMP}", *self.options),
+            *(f"--entrypoint={python}", self.image, *arguments),
+        )
+        return AgentLaunch(command=command, variables={"USER": "user", **self.variables}, container=self.name)
+
+
+def _mount(source: Path, target: Path) -> str:
+    return f"--mount=type=bind,source={source},target={target}{'' if target == INSIDE.job else ',readonly'}"
+
+
+def _cpus(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """The processors that this process may use; where SLURM does not bind it to any, the time of as many as it has."""
+    own = sorted(os.sched_getaffinity(0))
+    given = variables.get("SLURM_CPUS_ON_NODE", "")
+    options = (f"--cpuset-cpus={','.join(map(str, own))}",)
+    if not given.isdecimal() or not 0 < int(given) < len(own):
+        return options
+    # Not --cpus: a kernel without such limits would refuse the container, where it ignores these with a warning.
+    return (*options, f"--cpu-period={_PERIOD}", f"--cpu-quota={_PERIOD * int(given)}")
+
+
+def agent_status(client: int | None) -> int | None:
+    """The agent's exit status by that of ``docker run``, negative for a signal; None if it is unknown."""
+    if client is None or client < 0 or client == _NOT_STARTED:  # this end of it was killed, or there was no other
+        return None
+    return client if client <= _SIGNALLED or client == _INTERRUPTED else _SIGNALLED - client
+
+
+@contextmanager
+def removed_at_end(launch: AgentLaunch) -> Iterator[None]:
+    """Remove a launch's container, if it has one, however the block ends; sweep before.
+
+    Raises:
+        OSError: The daemon does not answer before.
+    """
+    if not launch.container:
+        yield
+        return
+    sweep(launch.variables)
+    try:
+        yield
+    finally:
+        remove(launch.container, launch.variables)
+
+
+def remove(name: str, variables: Mapping[str, str]) -> None:
+    """Remove a container, if there is one. If the daemon does not answer, a later :func:`sweep` does."""
+    with suppress(OSError):
+        _docker(variables, "rm", "--force", "--volumes", name)
+
+
+def sweep(variables: Mapping[str, str]) -> None:
+    """Remove the containers of supervisors that were killed in this place.
+
+    Those of an earlier boot the daemon itself has removed (``--rm``).
+
+    Raises:
+        OSError: The daemon does not answer.
+    """
+    labels = ("--filter", f"label={HOST_LABEL}={place()}", "--filter", f"label={SUPERVISOR_LABEL}")
+    form = f'{{{{.Names}}}} {{{{.Label "{SUPERVISOR_LABEL}"}}}}'
+    for line in _docker(variables, "ps", "--all", *labels, "--format", form).splitlines():
+        name, _, supervisor = line.partition(" ")
+        if _is_dead(supervisor):
+            remove(name, variables)
+
+
+def place() -> str:
+    """Where a number means one process and no other: this boot of this host, and the process name space."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return hashlib.sha256(f"{boot} {Path('/proc/self/ns/pid').readlink()}".encode()).hexdigest()[:16]
+
+
+def _is_dead(supervisor: str) -> bool:
+    """Whether a supervisor is certain to be dead: its number is free, or another process has it by now."""
+    pid, _, began = supervisor.partition(".")
+    if not (pid.isdecimal() and began.isdecimal()):
+        return False
+    try:
+        os.kill(int(pid), 0)  # noqa: TID251 - its error is the answer
+    except ProcessLookupError:
+        return True
+    except OSError:  # another user's, whose times may be hidden
+        pass
+    return linux.began(int(pid)) not in {0, int(began)}
+
+
+def _docker(variables: Mapping[str, str], *arguments: str) -> str:
+    """What a command of Docker's client prints.
+
+    Raises:
+        OSError: There is no client, or it failed.
+    """
+    command = ("docker", *arguments)
+    try:
+        done = subprocess.run(
+            command,
+            env=dict(variables),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_ANSWER_WITHIN,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        msg = f"docker {arguments[0]}: no answer in {_ANSWER_WITHIN:g} s"
+        raise OSError(msg) from error
+    if done.returncode:
+        msg = f"docker {arguments[0]}: {done.stderr.strip()}"
+        raise OSError(msg)
+    return done.stdout

@@ -1,0 +1,300 @@
+"""The engine ``slurm``: one ``sbatch`` for each job, and its files in a folder that its nodes share."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Final, Self
+
+from allranks.agent.evidence import remove_tree
+from allranks.engines.archive import check_links
+from allranks.engines.base import Engine, Finding, JobEnvironment, JobSpec, Leftovers, MakeEnvironment, Progress
+from allranks.engines.gpus import Inventory
+from allranks.engines.package import copied_package
+from allranks.errors import EngineAbsentError, EngineError
+from allranks.matrix.model import Image, Matrix, Slurm
+from allranks.ownership import Owner, host_id
+from allranks.plugins.slurm.agent.node_container import AgentFolders
+from allranks.plugins.slurm.agent.node_files import NodeOrder, write_whole
+from allranks.plugins.slurm.allocation import OWNER_BEAT, Allocation
+from allranks.plugins.slurm.container import PYTHON, SECCOMP, agent_container, docker_options
+from allranks.plugins.slurm.file_calls import answered
+from allranks.plugins.slurm.queue import SlurmQueue, outside_of_jobs
+from allranks.plugins.slurm.settings import with_user_file
+from allranks.plugins.slurm.shared_folder_job import SharedFolderJob, make_folder, running, variables_of_job
+from allranks.plugins.slurm.submission import job_name, request, script
+from allranks.user_cache import cache_folder
+
+_COMMANDS: Final = ("sbatch", "squeue", "scancel", "srun")
+
+_PING: Final = 30.0
+"""Seconds for the controller's answer."""
+
+_UNBOUNDED: Final = 1_000_000
+"""Cores, and MiB times a thousand: more than any run asks for, since SLURM divides its nodes itself."""
+
+_OWNER: Final = "owner.json"
+"""File of a job's folder with its owner's run and host."""
+
+_ANSWER: Final = 60.0
+"""Seconds for the answer of the shared file system."""
+
+_SUBMITTED: Final = "submitted"
+"""File of a job's folder that SLURM has taken: it has SLURM's number for it."""
+
+
+class SlurmEngine(Engine):
+    """Submits jobs to the queue of a cluster, which gives them nodes and GPUs.
+
+    Args:
+        settings: ``[slurm]`` of the matrix file, and of the user's own.
+        package: A folder that this host and all nodes share: it holds the package ``allranks`` and nothing else. None
+            to copy it beside the jobs' folders when the engine is prepared for a run.
+    """
+
+    name = "slurm"
+    has_queue = True
+
+    def __init__(self, settings: Slurm, package: Path | None = None) -> None:
+        self._settings = settings
+        self._package = package or Path()
+        self._queue = SlurmQueue()
+
+    @classmethod
+    def detect(cls, *, is_asked_for: bool = True) -> Self:  # noqa: ARG003
+        """See :meth:`allranks.engines.base.Engine.detect`; the controller need not answer at this moment."""
+        lacking = [command for command in _COMMANDS if shutil.which(command) is None]
+        if lacking:
+            msg = "This host is not part of a SLURM cluster."
+            remedy = "Run it on a host that can submit jobs."
+            raise EngineAbsentError(msg, why=f"There is no {lacking[0]} here.", remedy=remedy)
+        return cls(with_user_file(Slurm()))
+
+    def prepare(self, matrix: Matrix, progress: Progress, _uses: ExitStack | None) -> MakeEnvironment:
+        """See :meth:`allranks.engines.base.Engine.prepare`."""
+        self._settings = with_user_file(matrix.slurm)
+        self.most_jobs = self._settings.jobs
+        self._package = copied_package(self._spool / "package")
+        if container := self._settings.container:
+            return partial(in_container, container=container)
+        from allranks.engines.process_environments import environment_of  # noqa: PLC0415 - clean-up does without
+
+        return partial(environment_of, root=matrix.root, process=matrix.process, progress=progress)
+
+    @property
+    def _spool(self) -> Path:
+        """The folder of the jobs' folders, which this host and all nodes share."""
+        spool = self._settings.spool
+        return Path(os.path.expandvars(spool)).expanduser() if spool else cache_folder() / "slurm"
+
+    def capacity(self) -> tuple[int, int]:
+        """See :meth:`allranks.engines.base.Engine.capacity`: SLURM divides its nodes itself."""
+        return _UNBOUNDED, _UNBOUNDED * 1000
+
+    def examine(self, _inventory: Inventory) -> Iterator[Finding]:
+        """See :meth:`allranks.engines.base.Engine.examine`."""
+        yield _examine_controller()
+        yield _examine_spool(self._spool)
+
+    @contextmanager
+    def start(self, spec: JobSpec, _held: Sequence[int] = ()) -> Iterator[SharedFolderJob]:
+        """See :meth:`allranks.engines.base.Engine.start`."""
+        folder = self._make_folder(spec)
+        try:
+            self._submit(spec, folder)
+            with self._running(spec, folder) as job:
+                yield job
+        finally:
+            _remove(folder)
+
+    def adopt(self, spec: JobSpec) -> AbstractContextManager[SharedFolderJob] | None:
+        """See :meth:`allranks.engines.base.Engine.adopt`.
+
+        A job that runs part of its tests is ended instead: its results would pass for those of the whole job.
+
+        Raises:
+            EngineError: An orchestrator on another host has it, and was alive less than a minute ago.
+        """
+        folder = self._spool / job_name(spec)
+        if spec.agent.only is not None or not folder.is_dir():
+            return None
+        _refuse_living(folder)
+        if not (folder / _SUBMITTED).exists() or not _is_whole(folder):  # perhaps SLURM took it all the same
+            with suppress(EngineError):
+                self._queue.cancel(folder.name)
+            _remove(folder)
+            return None
+        return self._take_over(spec, folder)
+
+    @contextmanager
+    def _take_over(self, spec: JobSpec, folder: Path) -> Iterator[SharedFolderJob]:
+        _take_from(folder)
+        with suppress(OSError):  # the spool is full: its owner's run is the same
+            write_whole(folder / _OWNER, _owner_of(spec))
+        try:
+            with self._running(spec, folder) as job:
+                yield job
+        finally:
+            _remove(folder)
+
+    @contextmanager
+    def _running(self, spec: JobSpec, folder: Path) -> Iterator[SharedFolderJob]:
+        number = (folder / _SUBMITTED).read_text(encoding="utf-8")
+        self._queue.watch(folder.name)
+        allocation = Allocation(self._queue, folder, f"SLURM job {number}", owned=folder / _OWNER)
+        try:
+            with running(allocation, spec) as job:
+                yield job
+        finally:
+            self._queue.forget(folder.name)
+
+    def _make_folder(self, spec: JobSpec) -> Path:
+        folder = self._spool / job_name(spec)
+        container = self._settings.container
+        texts = {_OWNER: _owner_of(spec), "job.sh": script(spec, folder, self._package, container)}
+        if container:
+            check_links(spec.files)
+            texts[SECCOMP.name] = SECCOMP.read_text(encoding="utf-8")
+        inside = agent_container(container, AgentFolders(job=folder, code=spec.code, package=self._package))
+        options = docker_options(container, spec, folder)
+        order = NodeOrder(python=spec.python or "", code=str(spec.code), container=inside, options=options)
+        make_folder(folder, spec, order, texts)
+        return folder
+
+    def _submit(self, spec: JobSpec, folder: Path) -> None:
+        if spec.python is None:
+            msg = f"job {spec.job_id} names no interpreter"
+            raise EngineError(msg)
+        variables = variables_of_job(spec, folder, self._package, outside_of_jobs(os.environ))
+        if self._settings.container:  # it has none of this host's other folders
+            variables["PYTHONPATH"] = str(self._package)
+        try:
+            number = self._queue.submit(request(spec, folder, self._settings), variables)
+            _note_submitted(folder, number)
+        except EngineError:
+            with suppress(EngineError):  # it may have taken the job and not answered in time
+                self._queue.cancel(folder.name)
+            raise
+
+    def clean_up(self, *, is_dry_run: bool = False) -> Leftovers:
+        """Cancel the jobs of this host's dead runs, and remove their folders."""
+        dead, unknown = [], []
+        for folder, owner in self._folders():
+            if not owner.is_here:
+                unknown.append(f"SLURM job {folder.name}")
+            if owner.is_dead:
+                with suppress(EngineError):
+                    if not is_dry_run:
+                        self._queue.cancel(folder.name)
+                        remove_tree(folder)
+                    dead.append(f"SLURM job {folder.name}")
+        return Leftovers(dead, unknown)
+
+    def _folders(self) -> Iterator[tuple[Path, Owner]]:
+        for folder in sorted(self._spool.glob(f"*/{_OWNER}")):
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                if folder.stat().st_uid == os.geteuid():
+                    told = json.loads(folder.read_text(encoding="utf-8"))
+                    yield folder.parent, Owner(str(told["run"]), str(told["host"]))
+
+
+def _owner_of(spec: JobSpec) -> str:
+    told = {"host": host_id(), "name": socket.gethostname(), "run": spec.run_id, "is_whole": spec.agent.only is None}
+    return json.dumps(told)
+
+
+def _refuse_living(folder: Path) -> None:
+    """Refuse a job whose orchestrator lives on another host; on this one, locks tell (allranks.ownership)."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        owner = json.loads((folder / _OWNER).read_text(encoding="utf-8"))
+        silent = _now_at(folder) - (folder / _OWNER).stat().st_mtime
+        if owner["host"] == host_id() or silent > 4 * OWNER_BEAT:
+            return
+        msg = f"allranks on {owner['name']} has this run: it gave a sign of life {max(0.0, silent):.0f} s ago."
+        why = f"A job has one orchestrator: {folder.name}."
+        raise EngineError(msg, why=why, remedy="If it was killed, try again in a minute.")
+
+
+def _now_at(folder: Path) -> float:
+    """The time by the clock of the file server, which dates files."""
+    probe = folder / f".now-{os.getpid()}"
+    probe.touch()
+    try:
+        return probe.stat().st_mtime
+    finally:
+        probe.unlink()
+
+
+def _take_from(folder: Path) -> None:
+    """Take a job of a dead orchestrator, which only one process of all hosts can: who renames its file first.
+
+    Raises:
+        EngineError: Another one was first.
+    """
+    try:
+        (folder / _OWNER).rename(folder / f".{_OWNER}.before")
+    except FileNotFoundError as error:
+        msg = f"Another orchestrator has just taken {folder.name}."
+        raise EngineError(msg, why="A job has one orchestrator.", remedy="Let that one go on.") from error
+    except OSError:
+        return
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a job runs all of its tests, as far as its folder tells."""
+    with suppress(OSError, ValueError, AttributeError):
+        return json.loads((folder / _OWNER).read_text(encoding="utf-8")).get("is_whole") is True
+    return False
+
+
+def _note_submitted(folder: Path, number: str) -> None:
+    try:
+        write_whole(folder / _SUBMITTED, number)
+    except OSError as error:
+        msg = f"The folder of a job could not be written: {folder}."
+        raise EngineError(msg, why=str(error), remedy="Free some space there.") from error
+
+
+def _remove(folder: Path) -> None:
+    """Remove a job's folder, unless the shared file system hangs."""
+    with suppress(OSError):
+        answered(lambda: _remove_in_time(folder), _ANSWER)
+
+
+def _remove_in_time(folder: Path) -> None:
+    """Remove a job's folder; a node that is just ending may write into it until then."""
+    deadline = time.monotonic() + 2.0
+    while folder.exists() and time.monotonic() < deadline:
+        remove_tree(folder)
+        if folder.exists():
+            time.sleep(0.05)
+
+
+def in_container(_image: Image, *, container: str) -> JobEnvironment:
+    """The environment of all cells where ``[slurm] container`` names one: its own interpreter, and nothing is made."""
+    return JobEnvironment(image=container, python=PYTHON)
+
+
+def _examine_controller() -> Finding:
+    try:
+        ping = ("scontrol", "ping")
+        done = subprocess.run(ping, capture_output=True, text=True, timeout=_PING, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding("SLURM", f"its controller does not answer ({error})", "See scontrol ping.")
+    is_up = "UP" in done.stdout
+    text = "its controller answers" if is_up else "its controller does not answer; jobs that run go on"
+    return Finding("SLURM", text, "" if is_up else "Ask the administrators of the cluster.")
+
+
+def _examine_spool(folder: Path) -> Finding:
+    present = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(present).free >> 30
+    if not os.access(present, os.W_OK):
+        return Finding("spool", f"{folder} cannot be written", "Name another folder: [slurm] spool.")
+    return Finding("spool", f"{free} GiB are free in {folder}, which all nodes must see", "")

@@ -1,0 +1,134 @@
+"""``allranks run --inside``: the processes that a launcher has started become one run on its nodes."""
+
+import argparse
+import os
+import secrets
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from allranks.errors import ExitCode, UsageError, counted
+from allranks.matrix.expand import Expansion
+from allranks.matrix.model import Job
+from allranks.protocol.launcher_variables import LAUNCHERS, LaunchedProcess, launched_process
+
+if TYPE_CHECKING:
+    from allranks.engines.process import ProcessEngine
+
+# What reaches into engines is imported late: no other command needs it.
+
+
+def run_inside(
+    expansion: Expansion,
+    results: Path,
+    options: argparse.Namespace,
+    run_here: Callable[[argparse.Namespace], ExitCode],
+) -> ExitCode:
+    """Orchestrate the run as process 0 of a launcher, or serve it as another one, and end as the run does.
+
+    Args:
+        expansion: The matrix, whose limits the processes keep.
+        results: The folder of all runs, which all nodes share.
+        options: Those of the command.
+        run_here: Does what the command asks for, with ``options.launch`` as its engine.
+
+    Raises:
+        UsageError: No launcher has started this process, or an option excludes its nodes.
+        EngineError: The processes do not find each other, or process 0 is gone.
+    """
+    process = _launched(options)
+    if process.world_size > 1:
+        return _with_others(expansion, results, options, process, run_here)
+    from allranks.engines.process import ProcessEngine  # noqa: PLC0415
+
+    options.launch = ProcessEngine()
+    options.launch.answer = "inside a launcher's 1 node"
+    return run_here(options)
+
+
+def _launched(options: argparse.Namespace) -> LaunchedProcess:
+    process = launched_process(os.environ)
+    if process is None:
+        msg = "--inside is for processes that a launcher has started, and this one is not."
+        why = "It has neither RANK and WORLD_SIZE (torchrun, pods), nor the variables of srun or mpirun."
+        remedy = "Drop --inside; or start it so: srun --ntasks-per-node=1 allranks run --inside …"
+        raise UsageError(msg, why=why, remedy=remedy)
+    if options.engine not in {"auto", "process"}:
+        msg = f"--inside runs jobs as processes on the launcher's nodes, and the engine {options.engine} does not."
+        raise UsageError(msg, remedy="Use --engine process, or drop --inside.")
+    if options.pdb_rank is not None:
+        msg = "--pdb-rank needs this terminal, which the processes of a launcher share."
+        raise UsageError(msg, remedy="Debug it on one machine, without --inside.")
+    return process
+
+
+def _with_others(
+    expansion: Expansion,
+    results: Path,
+    options: argparse.Namespace,
+    process: LaunchedProcess,
+    run_here: Callable[[argparse.Namespace], ExitCode],
+) -> ExitCode:
+    from allranks.engines.gpus import chosen_inventory  # noqa: PLC0415
+    from allranks.ownership import host_id  # noqa: PLC0415
+    from allranks.plugins.slurm.launch_files import Member  # noqa: PLC0415
+    from allranks.plugins.slurm.launch_follower import LaunchedNode, follow  # noqa: PLC0415
+
+    own = Member(
+        rank=process.rank,
+        nonce=secrets.token_hex(8),
+        local_rank=process.local_rank,
+        host=socket.gethostname(),
+        place=host_id(),
+    )
+    gpus = chosen_inventory(options.gpu_mode, options.gpus)
+    node = LaunchedNode(results.resolve() / f".inside-{process.launch}", own, gpus, os.environ)
+    if process.rank > 0:
+        return follow(node, expansion.matrix.limits)
+    from allranks.plugins.slurm.launch_leader import LaunchEngine, LaunchLeader, lead  # noqa: PLC0415
+
+    def run(leader: LaunchLeader) -> ExitCode:
+        options.launch = LaunchEngine(leader)
+        return run_here(options)
+
+    return lead(node, process.world_size, expansion.matrix.limits, run)
+
+
+def refuse_too_wide(jobs: Sequence[Job], launch: "ProcessEngine") -> None:
+    """Refuse jobs on more nodes than the launcher has; on a single one all nodes are agents there, as without it.
+
+    Raises:
+        UsageError: There are such jobs.
+    """
+    most = max((job.cell.nodes for job in jobs), default=1)
+    if 1 < launch.nodes < most:
+        cells = sorted({job.cell.id for job in jobs if job.cell.nodes > launch.nodes})
+        what = (
+            f"{counted(len(cells), 'cell')} need more nodes than the launcher has, which is {launch.nodes}: {cells[0]}."
+        )
+        remedy = f"Start it on {most} nodes, or run others: --where nodes={launch.nodes}."
+        raise UsageError(what, why=f"The largest needs {most}.", remedy=remedy)
+
+
+def refuse_launched(environ: Mapping[str, str]) -> None:
+    """Refuse to be one of several processes of a launcher: each would run everything, in one results folder.
+
+    Raises:
+        UsageError: The environment is that of a launcher's process.
+    """
+    found = [
+        (each.launcher, variable)
+        for each in LAUNCHERS
+        for variable, least in ((each.world_size, 2), (each.rank, 1))
+        if (value := environ.get(variable, "")).isdecimal() and int(value) >= least
+    ]
+    if found:
+        launcher = found[0][0]
+        said = ", ".join(f"{variable}={environ[variable]}" for _, variable in found)
+        unset = " ".join(f"-u {variable}" for _, variable in found)
+        msg = f"This is one of several processes that {launcher} or the like has started ({said})."
+        why = "allranks starts the ranks itself; here each process would run everything, into one results folder."
+        remedy = f"Start allranks once, without {launcher}. Or make them all one run: allranks run --inside …"
+        remedy += f" If this one is alone after all: env {unset} allranks run …"
+        raise UsageError(msg, why=why, remedy=remedy)

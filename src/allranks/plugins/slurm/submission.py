@@ -1,0 +1,57 @@
+"""What SLURM is asked for: the command lines and the script of a job, made of its spec alone."""
+
+import math
+import shlex
+from pathlib import Path
+
+from allranks.engines.base import JobSpec, unique_name
+from allranks.matrix.model import Slurm
+from allranks.plugins.slurm.agent.node_container import AgentFolders
+from allranks.plugins.slurm.container import step_options, supervisor_python
+
+_LONGEST_NAME = 140
+"""Characters: the name is also that of a folder, and of its nodes' containers."""
+
+
+def job_name(spec: JobSpec) -> str:
+    """The name of an attempt's job and of its folder, unique among all of this user's jobs."""
+    return unique_name(spec.run_id, spec.job_id, str(spec.attempt), longest=_LONGEST_NAME)
+
+
+def script(spec: JobSpec, folder: Path, package: Path, container: str | None = None) -> str:
+    """The batch script: a supervisor on each node, started at once; one that ends does not end the others."""
+    supervisor = package / "allranks" / "agent" / "node_supervisor.py"
+    step = [
+        *("srun", "--no-kill", "--kill-on-bad-exit=0", "--input=none", "--export=ALL"),
+        *(f"--nodes={spec.agent.nodes}", "--ntasks-per-node=1", f"--cpus-per-task={_cores(spec)}"),
+        f"--output={folder / 'srun.log'}",
+        *step_options(container, AgentFolders(job=folder, code=spec.code, package=package)),
+        *(supervisor_python(container, spec.python or "python3"), "-I", "-S", str(supervisor), str(folder)),
+    ]
+    return f"#!/bin/sh\nexec {shlex.join(step)}\n"
+
+
+def _cores(spec: JobSpec) -> int:
+    """The cores that a job asks for on each of its nodes: those of the node with the most ranks."""
+    return max(spec.resources_on(node).cpus for node in range(spec.agent.nodes))
+
+
+def request(spec: JobSpec, folder: Path, settings: Slurm) -> list[str]:
+    """The arguments of sbatch for a job. The user's own come last, and win."""
+    agent = spec.agent
+    memory = max(spec.resources_on(node).memory_bytes for node in range(agent.nodes)) >> 20
+    # Our own limit begins when the job is placed; SLURM's is the last resort.
+    minutes = math.ceil((spec.resources.seconds + agent.limits.assembly) / 60) + 2
+    chosen = {"partition": settings.partition, "account": settings.account, "qos": settings.qos}
+    return [
+        *("--parsable", "--no-requeue", "--no-kill", "--export=ALL"),
+        f"--job-name={folder.name}",
+        f"--chdir={folder}",
+        f"--output={folder / 'batch.log'}",
+        *(f"--nodes={agent.nodes}", "--ntasks-per-node=1", f"--cpus-per-task={_cores(spec)}"),
+        *(f"--mem={memory}M", f"--time={minutes}"),
+        *([f"--gpus-per-node={agent.gpu_count // agent.nodes}"] if agent.gpu_count else []),
+        *(f"--{name}={value}" for name, value in chosen.items() if value),
+        *settings.extra,
+        str(folder / "job.sh"),
+    ]
