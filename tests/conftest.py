@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import docker
@@ -23,7 +24,6 @@ from allranks.engines.package import package_folder
 from allranks.errors import EngineError, ExitCode
 from allranks.images.docker_client import connect
 from allranks.ownership import own_run
-from allranks.plugins.slurm import engine as slurm
 from allranks.protocol.config import AgentConfig
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers, which pytest's importlib mode does not find
@@ -78,7 +78,8 @@ Allranks = Callable[..., tuple[object, str, str]]
 @pytest.fixture
 def no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide the SLURM of a machine that has one."""
-    monkeypatch.setattr(slurm, "_COMMANDS", ("no-sbatch",))
+    if find_spec("allranks.plugins.slurm"):
+        monkeypatch.setattr("allranks.plugins.slurm.engine._COMMANDS", ("no-sbatch",))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -107,9 +107,9 @@ def with_option(*names):
     """A plug-in that adds an option of these names to ``allranks merge``."""
 
     @implements
-    def allranks_options(command, group):
+    def allranks_options(command, groups):
         if command == "merge":
-            group.add_argument(*names, action="store_true", help="look at the moon")
+            groups["results"].add_argument(*names, action="store_true", help="look at the moon")
 
     return SimpleNamespace(allranks_options=allranks_options)
 

@@ -13,17 +13,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import pluggy
 
 from allranks.errors import ExitCode, PluginError
 
 if TYPE_CHECKING:
+    from allranks.matrix.expand import Expansion
     from allranks.matrix.model import Matrix
     from allranks.report.section import SectionMaker
 
-OWN: Final = ("stress", "history", "conformance", "github")
+OWN: Final = ("slurm", "stress", "history", "conformance", "github")
 """The names of allranks' own plug-ins."""
 
 GROUP: Final = "allranks.plugins"
@@ -59,12 +61,13 @@ class Hooks:
         raise NotImplementedError
 
     @_hook
-    def allranks_options(self, command: str, group: Any) -> None:  # noqa: ANN401 - argparse has no public type for it
+    def allranks_options(self, command: str, groups: Mapping[str, Any]) -> None:
         """Add options to a command; an option that is already there is refused.
 
         Args:
             command: ``run``, ``merge`` or ``report``, or the command of a plug-in that runs tests.
-            group: The group of the command's options that are about results, as argparse has it.
+            groups: Groups of the command's options, as argparse has them: ``results``, and for commands that run tests
+                ``place``, which is about where.
         """
         raise NotImplementedError
 
@@ -83,6 +86,25 @@ class Hooks:
         """Engines: by its name, the class of each, as in ``package.module:Class``, which is imported on first use.
 
         The class is a subclass of :class:`allranks.engines.base.Engine`. A name that is already there is refused.
+        """
+        raise NotImplementedError
+
+    @_hook(firstresult=True)
+    def allranks_run(
+        self,
+        expansion: "Expansion",
+        results: Path,
+        options: argparse.Namespace,
+        run_here: Callable[[argparse.Namespace], ExitCode],
+    ) -> ExitCode | None:
+        """Do a run that an option of the plug-in asks for; None for any other run.
+
+        Args:
+            expansion: The matrix and its cells.
+            results: The folder of all runs.
+            options: The options of ``allranks run``.
+            run_here: Does the run in this process. If ``options.connected`` is an
+                :class:`~allranks.engines.base.Engine`, that one runs the jobs.
         """
         raise NotImplementedError
 
@@ -146,14 +168,23 @@ def added_commands(own: Iterable[Command]) -> list[Command]:
     return added
 
 
-def add_plugin_options(command: str, group: Any) -> None:  # noqa: ANN401 - a group of argparse
-    """Declare the options that plug-ins add to a command.
+def add_plugin_options(command: str, groups: Mapping[str, Any]) -> None:
+    """Declare the options that plug-ins add to a command: see :meth:`Hooks.allranks_options`.
 
     Raises:
         PluginError: A plug-in cannot be loaded.
     """
-    for _, call in _implementations("allranks_options", command=command, group=group):
+    for _, call in _implementations("allranks_options", command=command, groups=groups):
         call()
+
+
+def run_by_plugins(**given: Any) -> ExitCode | None:  # noqa: ANN401 - see Hooks.allranks_run
+    """Have a plug-in do a run: see :meth:`Hooks.allranks_run`.
+
+    Raises:
+        PluginError: A plug-in cannot be loaded.
+    """
+    return cast("ExitCode | None", load_plugins().hook.allranks_run(**given))
 
 
 def section_makers(options: argparse.Namespace, matrix: "Matrix | None") -> "list[SectionMaker]":

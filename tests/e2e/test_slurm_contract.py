@@ -7,8 +7,8 @@ from engine_contract import EngineContract
 
 from allranks.engines.base import JobEnvironment
 from allranks.engines.package import copied_package
-from allranks.matrix.model import Slurm
 from allranks.plugins.slurm.engine import SlurmEngine
+from allranks.plugins.slurm.settings import Slurm
 
 pytestmark = [pytest.mark.slurm, pytest.mark.thorough]
 

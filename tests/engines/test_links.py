@@ -13,9 +13,7 @@ from allranks.engines.archive import ArchiveBuilder, check_links, copy_files
 from allranks.engines.base import FileCopy
 from allranks.engines.docker_requests import USER
 from allranks.errors import EngineError, ExitCode
-from allranks.matrix.model import Slurm
 from allranks.plugins.conformance.command import _copy_module
-from allranks.plugins.slurm.engine import SlurmEngine
 from allranks.runner.earlier_runs import carried_files
 from allranks.runner.request import files_of, lists_of
 
@@ -172,16 +170,6 @@ def test_a_refused_job_asks_the_daemon_for_nothing(fake, make_spec, repository, 
     with pytest.raises(EngineError, match=r"The link .*tests/data leads to .*\.ssh"), engine_of(client).start(spec):
         pass
     assert client.calls == []
-
-
-def test_a_refused_job_in_a_container_of_a_cluster_leaves_no_folder(make_spec, repository, home, tmp_path):
-    replaced(repository / "tests/data", home / ".ssh")
-    spec = make_spec(python="python3", code=repository, files=of(repository, "tests"))
-    settings = Slurm(container="apptainer:/image.sif", spool=str(tmp_path / "spool"))
-    engine = SlurmEngine(settings, tmp_path / "package")
-    with pytest.raises(EngineError, match=r"The link .*tests/data leads to"), engine.start(spec):
-        pass
-    assert not (tmp_path / "spool").exists()
 
 
 @pytest.mark.parametrize("link", ["results/.cache/c/s/v/key", "results/.cache/c/s", "results/.cache"])

@@ -81,7 +81,6 @@ def test_whose_machines_they_are_is_said_or_seen_by_their_labels(load_text, docu
         ('labels = ["a"]\nlable = 1', "runners.lable: there is no such key", "'labels'?"),
         ('labels = ["a"]\ngpus = -1', "runners.gpus: -1 is out of range", "from 0"),
         ('labels = ["a"]\ncores = 0', "runners.cores: 0 is out of range", "from 1"),
-        ('labels = ["a"]\nengine = "podman"', "runners.engine: 'podman' is none of", "'docker'"),
         ('labels = ["a"]\nhosted = "no"', "runners.hosted: 'no' is not true or false", "hosted = true"),
         ('labels = ["self-hosted"]\nhosted = true', "runners.hosted: a machine with the label", "Remove hosted"),
         ('labels = ["ubuntu-latest"]\ngpus = 2', "runners.gpus: GitHub's standard machines have", "hosted = false"),

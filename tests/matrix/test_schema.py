@@ -96,15 +96,6 @@ EVERYTHING = {
     },
     "process": {"python": "python3"},
     "docker": {"seccomp": "default"},
-    "slurm": {
-        "partition": "gpu",
-        "account": "me",
-        "qos": "normal",
-        "spool": "/shared/me",
-        "jobs": 20,
-        "container": "apptainer:/shared/torch.sif",
-        "extra": ["--exclusive"],
-    },
     "engines": {"lsf": {"queue": "gpu"}},
     "runners": [
         {
@@ -264,7 +255,6 @@ def test_defaults_are_those_of_the_parser():
         ("images", "x"): model.Image,
         ("limits",): model.Limits,
         ("docker",): model.Docker,
-        ("slurm",): model.Slurm,
         ("runners", 0): model.RunnerRule,
     }
     told = {
@@ -340,12 +330,7 @@ def test_what_the_schema_refuses_of_a_changed_document_the_parser_refuses(folder
         (("limits",), {"memory_mib": 1}),
         (("limits",), {"test": 0}),
         (("engines",), {"docker": {}}),
-        (("engines",), {"slurm": {}}),
-        (("slurm",), {"jobs": 0}),
-        (("slurm",), {"spool": " "}),
-        (("slurm",), {"container": "podman:torch"}),
-        (("slurm",), {"container": "pyxis: "}),
-        (("slurm",), {"extra": "--exclusive"}),
+        (("engines",), {"process": {}}),
         (("runners",), [{"gpus": 1}]),
         (("docker",), {"seccomp": "none"}),
     ],

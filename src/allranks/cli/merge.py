@@ -76,7 +76,7 @@ def _add_form(group: OptionGroup, command: str) -> None:
     group.add_argument("--layout", type=one_of(_LAYOUTS), choices=_LAYOUTS, help=meaning)
     meaning = "update this file with the durations of tests, for even shards (default: none)"
     group.add_argument("--durations", type=writable_file, metavar="FILE", help=meaning)
-    add_plugin_options(command, group)
+    add_plugin_options(command, {"results": group})
     group.add_argument(
         "--cell-in-classname",
         dest="classname",

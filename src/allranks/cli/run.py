@@ -32,18 +32,19 @@ from allranks.cli.options import (
     say_verdict,
     selected_cells,
 )
-from allranks.errors import ExitCode, UsageError
+from allranks.errors import ExitCode, UsageError, counted
 from allranks.matrix.cell_images import image_for
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import plan
 from allranks.matrix.model import Job, Matrix
-from allranks.plugin_manager import add_plugin_options, section_makers
-from allranks.plugins.slurm.inside import refuse_launched, refuse_too_wide, run_inside
+from allranks.plugin_manager import add_plugin_options, run_by_plugins, section_makers
+from allranks.protocol.launcher_variables import LAUNCHERS
 from allranks.protocol.refusals import REFUSED
 from allranks.runner.ci_service import untrusted_output
 from allranks.runner.results_folder import PARTY_VARIABLE, RUN_ID_VARIABLE
 
 if TYPE_CHECKING:
+    from allranks.engines.base import Engine
     from allranks.report.verdict import VerdictPolicy
     from allranks.runner.machines.plan_file import OwnPart
     from allranks.runner.retry_policy import Again
@@ -90,16 +91,14 @@ _NO_LIMIT = 1e6
 def add(parser: CommandParser) -> None:
     """Declare the arguments of ``allranks run``."""
     parser.usage = "allranks run [CELL | TEST ...] [options] [-- PYTEST-ARGUMENT ...]"
-    place = add_shared(parser, "run")
-    meaning = "be one run of all processes that srun, torchrun or mpirun has started, on their nodes and GPUs alone"
-    place.add_argument("--inside", action="store_true", help=meaning)
+    add_shared(parser, "run")
     _add_repetition(parser.add_argument_group("order and repetition"))
     _add_look(parser.add_argument_group("looking closer"))
     group = parser.add_argument_group("one of several machines")
     meaning = "plan that divides jobs among CI machines; --pack names the part of this one"
     group.add_argument("--plan-file", type=Path, metavar="FILE", help=meaning)
     group.add_argument("--pack", metavar="PACK", help="run this pack of the plan, as the CI's job matrix names it")
-    parser.set_defaults(command=_run, launch=None, plugins={})
+    parser.set_defaults(command=_run, connected=None, plugins={})
 
 
 def add_shared(parser: CommandParser, command: str) -> OptionGroup:
@@ -113,7 +112,9 @@ def add_shared(parser: CommandParser, command: str) -> OptionGroup:
     add_selection(parser)
     add_tests(parser.add_argument_group("which tests, and how (other pytest options go after --)"))
     _add_place(place := parser.add_argument_group("where to run"))
-    _add_report(parser.add_argument_group("results"), command)
+    results = parser.add_argument_group("results")
+    _add_report(results)
+    add_plugin_options(command, {"place": place, "results": results})
     loudness = parser.add_argument_group("output").add_mutually_exclusive_group()
     add_quiet(loudness, "print problems and the verdict alone")
     meaning = "print each job's request, and the evidence of every bad rank: traceback or stacks, and what it printed"
@@ -140,11 +141,10 @@ def _add_look(group: OptionGroup) -> None:
     group.add_argument("--dry-run", action="store_true", help="print the engine requests and stop")
 
 
-def _add_report(group: OptionGroup, command: str) -> None:
+def _add_report(group: OptionGroup) -> None:
     add_results(group)
     meaning = "file of test durations, for even shards (default: the one that the matrix file names)"
     group.add_argument("--durations", type=existing_file, metavar="FILE", help=meaning)
-    add_plugin_options(command, group)
     group.add_argument(
         "--allow-nothing-ran", action="store_true", help="accept that every test was skipped or deselected"
     )
@@ -186,9 +186,10 @@ def refuse_options(pytest_args: Sequence[str]) -> None:
 def _run(options: argparse.Namespace) -> ExitCode:
     expansion = read_request(options)
     refuse_options(options.pytest_args)
-    if options.inside:
-        return run_inside(expansion, _results(expansion, options), options, partial(_run_here, expansion))
-    return _run_here(expansion, options)
+    run_here = partial(_run_here, expansion)
+    results = _results(expansion, options)
+    code = run_by_plugins(expansion=expansion, results=results, options=options, run_here=run_here)
+    return run_here(options) if code is None else code
 
 
 def _run_here(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
@@ -317,10 +318,10 @@ def run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namesp
 
     # Each process of a launcher may run its own pack of a plan, or other jobs of a run that all of them share by name.
     is_part = of.own is not None or (RUN_ID_VARIABLE in os.environ and PARTY_VARIABLE not in os.environ)
-    if options.launch is not None:
-        refuse_too_wide(jobs, options.launch)
+    if options.connected is not None:
+        _refuse_too_wide(jobs, options.connected)
     elif not is_part:
-        refuse_launched(os.environ)
+        _refuse_launched(os.environ)
     if options.images and options.engine != "process":
         with untrusted_output(say):
             matrix = taking_images(expansion.matrix, options.images, [job.image.name for job in jobs], say)
@@ -341,7 +342,7 @@ def run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namesp
     run_options = RunOptions(
         run_id=of.run_id,
         results=_results(expansion, options),
-        engine=options.launch or options.engine,
+        engine=options.connected or options.engine,
         seed=options.seed,
         pytest_args=options.pytest_args,
         nothing_ran_allowed=options.allow_nothing_ran,
@@ -360,6 +361,43 @@ def run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namesp
     if (age := os.environ.get(PRUNE_VARIABLE)) and options.engine != "process":
         prune_after_run(age, remark)
     return code
+
+
+def _refuse_too_wide(jobs: Sequence[Job], engine: "Engine") -> None:
+    """Refuse jobs on more nodes than an engine has; on a single one all nodes are agents there.
+
+    Raises:
+        UsageError: There are such jobs.
+    """
+    most = max((job.cell.nodes for job in jobs), default=1)
+    if 1 < engine.nodes < most:
+        cells = sorted({job.cell.id for job in jobs if job.cell.nodes > engine.nodes})
+        what = f"{counted(len(cells), 'cell')} need more nodes than there are, which is {engine.nodes}: {cells[0]}."
+        remedy = f"Start it on {most} nodes, or run others: --where nodes={engine.nodes}."
+        raise UsageError(what, why=f"The largest needs {most}.", remedy=remedy)
+
+
+def _refuse_launched(environ: Mapping[str, str]) -> None:
+    """Refuse to be one of several processes of a launcher: each would run everything, in one results folder.
+
+    Raises:
+        UsageError: The environment is that of a launcher's process.
+    """
+    found = [
+        (each.launcher, variable)
+        for each in LAUNCHERS
+        for variable, least in ((each.world_size, 2), (each.rank, 1))
+        if (value := environ.get(variable, "")).isdecimal() and int(value) >= least
+    ]
+    if found:
+        launcher = found[0][0]
+        said = ", ".join(f"{variable}={environ[variable]}" for _, variable in found)
+        unset = " ".join(f"-u {variable}" for _, variable in found)
+        msg = f"This is one of several processes that {launcher} or the like has started ({said})."
+        why = "allranks starts the ranks itself; here each process would run everything, into one results folder."
+        remedy = f"Start allranks once, without {launcher}. Or make them all one run: allranks run --inside …"
+        remedy += f" If this one is alone after all: env {unset} allranks run …"
+        raise UsageError(msg, why=why, remedy=remedy)
 
 
 def _results(expansion: Expansion, options: argparse.Namespace) -> Path:

@@ -15,5 +15,4 @@ def allranks_engines() -> Mapping[str, str]:
     return {
         "docker": "allranks.engines.docker:DockerEngine",
         "process": "allranks.engines.process:ProcessEngine",
-        "slurm": "allranks.plugins.slurm.engine:SlurmEngine",
     }

@@ -41,9 +41,8 @@ from allranks.matrix.model import (
 from allranks.matrix.own_suites import own_folder, own_path
 from allranks.matrix.runners import check_runners, read_runner
 from allranks.matrix.suite_paths import inside, suite_paths
-from allranks.matrix.tables import read_tables
+from allranks.matrix.tables import declared_tables, read_tables
 from allranks.matrix.toml_file import LARGEST_NUMBER, PYPROJECT, Table, exists, read
-from allranks.plugins.slurm.settings import read_slurm
 
 FILE_NAME = "matrix.toml"
 
@@ -66,8 +65,7 @@ SET_BY_ALLRANKS = frozenset(
 """Set for each rank by allranks; a rule that sets one of them would break every rendezvous."""
 
 TABLES = (
-    *("matrix", "suites", "images", "env", "policy", "limits", "process", "docker", "slurm", "engines", "runners"),
-    "durations",
+    *("matrix", "suites", "images", "env", "policy", "limits", "process", "docker", "engines", "runners", "durations"),
 )
 """The tables of the core; plug-ins add some."""
 
@@ -158,7 +156,6 @@ def _matrix(file: Table) -> Matrix:
         limits=_limits(file.table("limits"), os.environ),
         process=_process(file.table("process")),
         docker=_docker(file.table("docker")),
-        slurm=read_slurm(file.table("slurm")),
         engines=_engines(file.table("engines")),
         runners=tuple(read_runner(entry, known) for entry in file.tables("runners")),
         durations=_durations(file.table("durations")),
@@ -170,7 +167,7 @@ def _matrix(file: Table) -> Matrix:
 
 def _engines(table: Table) -> dict[str, Mapping[str, object]]:
     """The tables of engines from other packages, which may be installed only on other machines."""
-    for name in ("docker", "process", "slurm"):
+    for name in ("docker", "process", *declared_tables()):
         if name in table:
             raise table.error(name=name, what="this engine is allranks' own", remedy=f"Write [{name}].")
     return {name: table.table(name).values for name in table.values}

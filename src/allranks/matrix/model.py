@@ -189,21 +189,6 @@ class Docker:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slurm:
-    """``[slurm]``: settings of the slurm engine."""
-
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    spool: str | None = None  # the folder of its jobs, which all nodes share; None for one in the user's cache
-    jobs: int = 100  # how many jobs are in SLURM's queue or on its nodes at most
-    # What agents run in, as ``RUNTIME:IMAGE``, with its python3 and what is installed there; None for an environment
-    # that allranks makes from ``[images]``.
-    container: str | None = None
-    extra: tuple[str, ...] = ()  # further arguments for sbatch
-
-
-@dataclass(frozen=True, kw_only=True)
 class RunnerRule:
     """One ``[[runners]]``: the CI machines that run the cells under ``when`` (None: all cells left by earlier rules).
 
@@ -248,7 +233,6 @@ class Matrix:
     limits: Limits = Limits()
     process: Process = Process()
     docker: Docker = Docker()
-    slurm: Slurm = Slurm()
     # ``[engines.NAME]``: settings of engines that other packages add, as they are in the file.
     engines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     # Which CI machines run which cells; of two rules for one cell the earlier wins.

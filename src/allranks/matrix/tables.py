@@ -140,6 +140,7 @@ def json_schema() -> dict[str, Any]:
     schema: dict[str, Any] = json.loads(Path(__file__).with_name("matrix.schema.json").read_text(encoding="utf-8"))
     tables = schema["properties"]
     added = declared_tables()
+    tables["engines"]["propertyNames"]["not"]["enum"] += added
     added |= _tables_of_packages({*tables, *added})
     tables |= {name: {"type": "object", "additionalProperties": False, **each} for name, each in added.items()}
     return schema

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from engine_contract import job_of_two_ranks
 
+from allranks.engines.base import FileCopy
 from allranks.errors import EngineError
-from allranks.matrix.model import Slurm
 from allranks.plugins.slurm.agent.node_container import AgentFolders
 from allranks.plugins.slurm.container import agent_container, docker_options, step_options, supervisor_python
 from allranks.plugins.slurm.engine import SlurmEngine
+from allranks.plugins.slurm.settings import Slurm
 from allranks.plugins.slurm.submission import script
 
 FOLDERS = AgentFolders(job=Path("/spool/job"), code=Path("/home/me/code"), package=Path("/spool/package"))
@@ -122,3 +123,17 @@ def test_the_supervisor_gets_the_container_and_python_finds_the_package_alone(su
     assert '"options": []' in order
     assert '"container": ""' in order
     assert path.endswith(":/of/this/host")
+
+
+def test_a_job_in_a_container_with_a_link_out_of_the_repository_leaves_no_folder(make_spec, tmp_path):
+    secret, tests = tmp_path / "home" / ".ssh", tmp_path / "code" / "tests"
+    secret.mkdir(parents=True)
+    tests.mkdir(parents=True)
+    (tests / "data").symlink_to(secret)
+    copy = FileCopy(source=tests, target=Path("tests"), root=tmp_path / "code")
+    spec = make_spec(python="python3", code=tmp_path / "code", files=(copy,))
+    settings = Slurm(container="apptainer:/image.sif", spool=str(tmp_path / "spool"))
+    engine = SlurmEngine(settings, tmp_path / "package")
+    with pytest.raises(EngineError, match=r"The link .*tests/data leads to"), engine.start(spec):
+        pass
+    assert not (tmp_path / "spool").exists()

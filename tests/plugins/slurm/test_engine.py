@@ -19,12 +19,12 @@ from allranks.engines.agent_output import Damage
 from allranks.engines.base import JobEnvironment, Placement
 from allranks.engines.package import copied_package
 from allranks.errors import EngineError
-from allranks.matrix.model import Slurm
 from allranks.ownership import own_run
 from allranks.plugins.slurm import engine as slurm
 from allranks.plugins.slurm import queue as slurm_queue
 from allranks.plugins.slurm.agent import node_files as files
 from allranks.plugins.slurm.engine import SlurmEngine
+from allranks.plugins.slurm.settings import Slurm
 from allranks.plugins.slurm.submission import job_name, request
 from allranks.protocol.records import Finished, Interrupted
 

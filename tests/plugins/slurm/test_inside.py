@@ -55,12 +55,14 @@ def no_launcher(monkeypatch):
             monkeypatch.delenv(name, raising=False)
 
 
+@pytest.mark.usefixtures("repository")
 def test_a_process_without_a_launcher_is_told_how_to_start_it(allranks, runs):
     code, _, err = allranks("run", "--inside")
     assert (code, runs) == (2, [])
     assert "srun --ntasks-per-node=1 allranks run --inside" in err
 
 
+@pytest.mark.usefixtures("repository")
 @pytest.mark.parametrize("flags", [["--engine", "docker"], ["--engine", "slurm"], ["--pdb-rank", "0"]])
 def test_options_that_need_another_place_are_refused(allranks, runs, monkeypatch, flags):
     monkeypatch.setenv("RANK", "0")
@@ -77,6 +79,7 @@ def test_one_process_alone_runs_as_any_other(allranks, runs, monkeypatch, reposi
     assert not (repository / "results").exists()
 
 
+@pytest.mark.usefixtures("repository")
 def test_several_processes_are_told_of_the_option(allranks, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "allranks run --inside" in allranks("run")[2]
@@ -181,7 +184,7 @@ def test_cells_of_more_nodes_than_the_launcher_has_are_refused(launch, tmp_path)
     matrix.write_text(matrix.read_text().replace("world_size = [2]\nnodes = [1, 2]", "world_size = [3]\nnodes = [3]"))
     codes, (out, other) = ends(launch())
     assert (codes, other) == ([2, 2], "")
-    assert "need more nodes than the launcher has, which is 2" in out
+    assert "need more nodes than there are, which is 2" in out
 
 
 @pytest.mark.thorough

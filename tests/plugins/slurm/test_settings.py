@@ -1,13 +1,25 @@
 """The settings of the slurm engine: of the matrix file, and of the user's own."""
 
+import tomllib
+
 import pytest
+from jsonschema import Draft7Validator
 
 from allranks.errors import MatrixError
-from allranks.matrix.model import Slurm
-from allranks.plugins.slurm.settings import with_user_file
+from allranks.matrix.model import Matrix
+from allranks.matrix.tables import declared_tables, json_schema
+from allranks.plugins.slurm.settings import Slurm, settings_of
+
+DECLARATION = declared_tables()["slurm"]
 
 
 @pytest.fixture
+def matrix(tmp_path):
+    """``matrix(key=value, ...)``: a matrix whose file has these keys in [slurm]."""
+    return lambda **keys: Matrix(path=tmp_path / "matrix.toml", axes={}, tables={"slurm": keys})
+
+
+@pytest.fixture(autouse=True)
 def own(tmp_path, monkeypatch):
     """Write the user's own file."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -19,15 +31,46 @@ def own(tmp_path, monkeypatch):
     return write
 
 
-def test_the_users_file_takes_precedence_key_by_key(own):
+def test_the_declared_defaults_are_those_of_the_settings():
+    properties = DECLARATION["properties"]
+    assert list(properties) == list(Slurm.__dataclass_fields__)
+    declared = {name: key.get("default", () if key["type"] == "array" else None) for name, key in properties.items()}
+    assert Slurm(**declared) == settings_of() == Slurm()
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        "jobs = 0",
+        "spool = ' '",
+        "container = 'podman:torch'",
+        "container = 'pyxis: '",
+        "extra = '--exclusive'",
+        "partition = 3",
+        "partitoin = 'gpu'",
+    ],
+)
+def test_the_parser_and_the_schema_refuse_the_same(load_text, document, keys):
+    text = f"{document}[slurm]\n{keys}\n"
+    with pytest.raises(MatrixError, match="slurm"):
+        load_text(text)
+    assert not Draft7Validator(json_schema()).is_valid(tomllib.loads(text))
+
+
+def test_the_engine_has_its_table_and_none_in_engines(load_text, document):
+    with pytest.raises(MatrixError) as raised:
+        load_text(f"{document}[engines.slurm]\npartition = 'gpu'\n")
+    assert raised.value.remedy == "Write [slurm]."
+
+
+def test_the_users_file_takes_precedence_key_by_key(own, matrix):
     own('partition = "mine"\njobs = 3\n')
-    settings = Slurm(partition="theirs", account="a", extra=("-x",))
-    assert with_user_file(settings) == Slurm(partition="mine", account="a", jobs=3, extra=("-x",))
+    settings = settings_of(matrix(partition="theirs", account="a", extra=("-x",)))
+    assert settings == Slurm(partition="mine", account="a", jobs=3, extra=("-x",))
 
 
-@pytest.mark.usefixtures("own")
-def test_without_it_the_settings_stand():
-    assert with_user_file(Slurm(qos="high")) == Slurm(qos="high")
+def test_without_it_the_settings_stand(matrix):
+    assert settings_of(matrix(qos="high")) == Slurm(qos="high")
 
 
 @pytest.mark.parametrize(
@@ -42,13 +85,13 @@ def test_without_it_the_settings_stand():
 def test_a_mistake_in_it_is_told_with_its_line(own, text, what):
     own(text)
     with pytest.raises(MatrixError) as raised:
-        with_user_file(Slurm())
+        settings_of()
     assert what in raised.value.what
 
 
 @pytest.fixture
 def container(load_text, document):
-    return lambda told: load_text(f"{document}[slurm]\ncontainer = '{told}'\n").slurm.container
+    return lambda told: settings_of(load_text(f"{document}[slurm]\ncontainer = '{told}'\n")).container
 
 
 @pytest.mark.parametrize(
@@ -81,4 +124,4 @@ def test_variables_and_the_home_folder_are_put_into_the_name_of_an_image(contain
 
 
 def test_there_is_no_container_unless_one_is_named(load_text, document):
-    assert load_text(document).slurm.container is None
+    assert settings_of(load_text(document)).container is None

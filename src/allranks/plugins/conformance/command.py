@@ -60,7 +60,7 @@ _ENDINGS: Final = (".py", ".so")
 _DEVICES: Final = ("cpu", "cuda")
 
 _NOT_HERE: Final[Mapping[str, object]] = {
-    **dict.fromkeys(("launch", "images", "pdb_rank", "shuffle", "durations", "jobs")),
+    **dict.fromkeys(("connected", "images", "pdb_rank", "shuffle", "durations", "jobs")),
     "plugins": {},
     "retries": 0,
     "fail_fast": False,
@@ -96,9 +96,9 @@ def add(parser: CommandParser) -> None:
     group.add_argument("--image", metavar="NAME", help="finished image to run in")
     group.add_argument("--gpus", metavar="0,2-3", help="use only these GPUs, by number or id (default: all of them)")
     add_gpu_mode(group)
-    group = parser.add_argument_group("results")
+    place, group = group, parser.add_argument_group("results")
     add_results(group)
-    add_plugin_options("conformance", group)
+    add_plugin_options("conformance", {"place": place, "results": group})
     meaning = "an earlier conformance.json to compare with (default: the newest of this backend in the results folder)"
     group.add_argument("--compare", type=existing_file, metavar="FILE", help=meaning)
     group.add_argument("--seed", type=int, metavar="N", help="seed of every rank of every test (default: a random one)")

@@ -1,7 +1,7 @@
 """``allranks history``, ``compare`` and ``show``, and the record of what became of each test in earlier runs."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,10 +35,10 @@ def allranks_commands() -> Sequence[Command]:
 
 
 @implements
-def allranks_options(command: str, group: OptionGroup) -> None:
+def allranks_options(command: str, groups: Mapping[str, OptionGroup]) -> None:
     """Add ``--history``."""
     meaning = f"record the run in this file, and report what is new, fixed or flaky{_DEFAULTS.get(command, '')}"
-    group.add_argument("--history", type=writable_file, metavar="FILE", help=meaning)
+    groups["results"].add_argument("--history", type=writable_file, metavar="FILE", help=meaning)
 
 
 @implements

@@ -1,1 +1,1 @@
-"""TODO."""
+"""The plug-in ``slurm``: jobs on the nodes of a cluster, by its queue or inside an allocation."""

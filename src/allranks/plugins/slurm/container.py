@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from allranks.engines.base import JobSpec
+from allranks.engines.package import package_folder
 from allranks.errors import EngineError
 from allranks.plugins.slurm.agent import node_docker
 from allranks.plugins.slurm.agent.node_container import AgentFolders
@@ -16,7 +17,7 @@ from allranks.plugins.slurm.agent.node_container import AgentFolders
 PYTHON: Final = "python3"
 """The interpreter in a container."""
 
-SECCOMP: Final = Path(__file__).with_name("seccomp.json")
+SECCOMP: Final = package_folder() / "engines" / "seccomp.json"
 """The system calls that a job may make in a container of Docker; each rule gives its reason."""
 
 _SEPARATORS: Final = frozenset(":,")

@@ -18,7 +18,7 @@ from allranks.engines.base import Engine, Finding, JobEnvironment, JobSpec, Left
 from allranks.engines.gpus import Inventory
 from allranks.engines.package import copied_package
 from allranks.errors import EngineAbsentError, EngineError
-from allranks.matrix.model import Image, Matrix, Slurm
+from allranks.matrix.model import Image, Matrix
 from allranks.ownership import Owner, host_id
 from allranks.plugins.slurm.agent.node_container import AgentFolders
 from allranks.plugins.slurm.agent.node_files import NodeOrder, write_whole
@@ -26,7 +26,7 @@ from allranks.plugins.slurm.allocation import OWNER_BEAT, Allocation
 from allranks.plugins.slurm.container import PYTHON, SECCOMP, agent_container, docker_options
 from allranks.plugins.slurm.file_calls import answered
 from allranks.plugins.slurm.queue import SlurmQueue, outside_of_jobs
-from allranks.plugins.slurm.settings import with_user_file
+from allranks.plugins.slurm.settings import Slurm, settings_of
 from allranks.plugins.slurm.shared_folder_job import SharedFolderJob, make_folder, running, variables_of_job
 from allranks.plugins.slurm.submission import job_name, request, script
 from allranks.user_cache import cache_folder
@@ -74,11 +74,11 @@ class SlurmEngine(Engine):
             msg = "This host is not part of a SLURM cluster."
             remedy = "Run it on a host that can submit jobs."
             raise EngineAbsentError(msg, why=f"There is no {lacking[0]} here.", remedy=remedy)
-        return cls(with_user_file(Slurm()))
+        return cls(settings_of())
 
     def prepare(self, matrix: Matrix, progress: Progress, _uses: ExitStack | None) -> MakeEnvironment:
         """See :meth:`allranks.engines.base.Engine.prepare`."""
-        self._settings = with_user_file(matrix.slurm)
+        self._settings = settings_of(matrix)
         self.most_jobs = self._settings.jobs
         self._package = copied_package(self._spool / "package")
         if container := self._settings.container:

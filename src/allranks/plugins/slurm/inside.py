@@ -4,17 +4,12 @@ import argparse
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from allranks.errors import ExitCode, UsageError, counted
+from allranks.errors import ExitCode, UsageError
 from allranks.matrix.expand import Expansion
-from allranks.matrix.model import Job
-from allranks.protocol.launcher_variables import LAUNCHERS, LaunchedProcess, launched_process
-
-if TYPE_CHECKING:
-    from allranks.engines.process import ProcessEngine
+from allranks.protocol.launcher_variables import LaunchedProcess, launched_process
 
 # What reaches into engines is imported late: no other command needs it.
 
@@ -31,7 +26,7 @@ def run_inside(
         expansion: The matrix, whose limits the processes keep.
         results: The folder of all runs, which all nodes share.
         options: Those of the command.
-        run_here: Does what the command asks for, with ``options.launch`` as its engine.
+        run_here: Does what the command asks for, with ``options.connected`` as its engine.
 
     Raises:
         UsageError: No launcher has started this process, or an option excludes its nodes.
@@ -42,8 +37,8 @@ def run_inside(
         return _with_others(expansion, results, options, process, run_here)
     from allranks.engines.process import ProcessEngine  # noqa: PLC0415
 
-    options.launch = ProcessEngine()
-    options.launch.answer = "inside a launcher's 1 node"
+    options.connected = ProcessEngine()
+    options.connected.answer = "inside a launcher's 1 node"
     return run_here(options)
 
 
@@ -89,46 +84,7 @@ def _with_others(
     from allranks.plugins.slurm.launch_leader import LaunchEngine, LaunchLeader, lead  # noqa: PLC0415
 
     def run(leader: LaunchLeader) -> ExitCode:
-        options.launch = LaunchEngine(leader)
+        options.connected = LaunchEngine(leader)
         return run_here(options)
 
     return lead(node, process.world_size, expansion.matrix.limits, run)
-
-
-def refuse_too_wide(jobs: Sequence[Job], launch: "ProcessEngine") -> None:
-    """Refuse jobs on more nodes than the launcher has; on a single one all nodes are agents there, as without it.
-
-    Raises:
-        UsageError: There are such jobs.
-    """
-    most = max((job.cell.nodes for job in jobs), default=1)
-    if 1 < launch.nodes < most:
-        cells = sorted({job.cell.id for job in jobs if job.cell.nodes > launch.nodes})
-        what = (
-            f"{counted(len(cells), 'cell')} need more nodes than the launcher has, which is {launch.nodes}: {cells[0]}."
-        )
-        remedy = f"Start it on {most} nodes, or run others: --where nodes={launch.nodes}."
-        raise UsageError(what, why=f"The largest needs {most}.", remedy=remedy)
-
-
-def refuse_launched(environ: Mapping[str, str]) -> None:
-    """Refuse to be one of several processes of a launcher: each would run everything, in one results folder.
-
-    Raises:
-        UsageError: The environment is that of a launcher's process.
-    """
-    found = [
-        (each.launcher, variable)
-        for each in LAUNCHERS
-        for variable, least in ((each.world_size, 2), (each.rank, 1))
-        if (value := environ.get(variable, "")).isdecimal() and int(value) >= least
-    ]
-    if found:
-        launcher = found[0][0]
-        said = ", ".join(f"{variable}={environ[variable]}" for _, variable in found)
-        unset = " ".join(f"-u {variable}" for _, variable in found)
-        msg = f"This is one of several processes that {launcher} or the like has started ({said})."
-        why = "allranks starts the ranks itself; here each process would run everything, into one results folder."
-        remedy = f"Start allranks once, without {launcher}. Or make them all one run: allranks run --inside …"
-        remedy += f" If this one is alone after all: env {unset} allranks run …"
-        raise UsageError(msg, why=why, remedy=remedy)

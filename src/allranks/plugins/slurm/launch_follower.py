@@ -35,6 +35,7 @@ from allranks.plugins.slurm.launch_files import (
     write,
 )
 from allranks.plugins.slurm.shared_folder_job import last_change
+from allranks.plugins.slurm.submission import SUPERVISOR
 from allranks.protocol.config import TimeLimit, share_of
 from allranks.protocol.launcher_variables import outside_of_launchers
 
@@ -91,7 +92,7 @@ class LaunchedNode:
                 _report(own, f"its supervisor ended with status {status}")
 
     def _start(self, job: LaunchedJob, node: int, own: Path) -> subprocess.Popen[bytes]:
-        supervisor = Path(job.package, "allranks", "agent", Path(node_supervisor.__file__).name)
+        supervisor = Path(job.package, SUPERVISOR)
         with (own / node_files.LOG).open("ab") as log:
             return subprocess.Popen(
                 [job.python, *ISOLATED, str(supervisor), str(own.parent), str(node)],

@@ -1,47 +1,56 @@
 """The settings of the slurm engine: ``[slurm]`` of the matrix file, and the user's own file."""
 
 import os
-from dataclasses import fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any
 
-from allranks.errors import shown
-from allranks.matrix.model import Slurm
-from allranks.matrix.toml_file import Table, exists, read
-
-RUNTIMES: Final = ("apptainer", "charliecloud", "docker", "pyxis")
-"""What runs containers on the nodes of clusters; pyxis is the SLURM plugin of enroot."""
+from allranks.matrix.model import Matrix
+from allranks.matrix.tables import declared_tables, read_table
+from allranks.matrix.toml_file import exists, read
 
 
-def read_slurm(table: Table) -> Slurm:
-    """The settings in a table.
+@dataclass(frozen=True, kw_only=True)
+class Slurm:
+    """``[slurm]``, whose keys are declared in ``tables.json``."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    spool: str | None = None  # the folder of its jobs, which all nodes share; None for one in the user's cache
+    jobs: int = 100  # how many jobs are in SLURM's queue or on its nodes at most
+    # What agents run in, as ``RUNTIME:IMAGE``, with its python3 and what is installed there; None for an environment
+    # that allranks makes from ``[images]``.
+    container: str | None = None
+    extra: tuple[str, ...] = ()  # further arguments for sbatch
+
+
+def settings_of(matrix: Matrix | None = None) -> Slurm:
+    """The settings of a matrix file, with the keys of the user's own file in their place.
+
+    Args:
+        matrix: The matrix; None for the user's settings alone.
 
     Raises:
-        MatrixError: A key or a value is wrong.
+        MatrixError: The user's file is wrong.
     """
-    table.only(*(each.name for each in fields(Slurm)))
-    return Slurm(
-        partition=table.text("partition", None, "gpu"),
-        account=table.text("account", None, "my-project"),
-        qos=table.text("qos", None, "normal"),
-        spool=table.text("spool", None, "/shared/me/allranks"),
-        jobs=table.whole("jobs", Slurm.jobs, at_least=1),
-        container=_container(table),
-        extra=table.texts("extra"),
-    )
+    settings = Slurm(**_expanded(matrix.tables.get("slurm", {}))) if matrix else Slurm()
+    path = user_file()
+    if path is None or not exists(path):
+        return settings
+    table = read(path)
+    own = _expanded(read_table(table, declared_tables()["slurm"]))
+    return replace(settings, **{name: own[name] for name in table.values})
 
 
-def _container(table: Table) -> str | None:
-    """``RUNTIME:IMAGE``, with this user's variables and home folder in the name of the image."""
-    name = "container"
-    told = table.text(name, None, "apptainer:/shared/me/torch.sif")
-    if told is None:
-        return None
-    runtime, _, image = told.partition(":")
-    if runtime not in RUNTIMES or not image.strip():
-        right = ", ".join(f'"{each}:IMAGE"' for each in RUNTIMES)
-        raise table.error(name, f"{shown(told)} names no image of a known runtime", f"Write one of {right}.")
-    return f"{runtime}:{os.path.expandvars(f'$HOME{image[1:]}' if image.startswith('~/') else image)}"
+def _expanded(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values, with this user's variables and home folder in the name of the container's image."""
+    if (container := values.get("container")) is None:
+        return dict(values)
+    runtime, _, image = container.partition(":")
+    image = os.path.expandvars(f"$HOME{image[1:]}" if image.startswith("~/") else image)
+    return {**values, "container": f"{runtime}:{image}"}
 
 
 def user_file() -> Path | None:
@@ -51,17 +60,3 @@ def user_file() -> Path | None:
     except RuntimeError:
         return None
     return base / "allranks" / "slurm.toml"
-
-
-def with_user_file(settings: Slurm) -> Slurm:
-    """The settings, with the keys of the user's own file in their place.
-
-    Raises:
-        MatrixError: That file is wrong.
-    """
-    path = user_file()
-    if path is None or not exists(path):
-        return settings
-    table = read(path)
-    own = read_slurm(table)
-    return replace(settings, **{name: getattr(own, name) for name in table.values})

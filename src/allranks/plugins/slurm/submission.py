@@ -3,11 +3,15 @@
 import math
 import shlex
 from pathlib import Path
+from typing import Final
 
 from allranks.engines.base import JobSpec, unique_name
-from allranks.matrix.model import Slurm
 from allranks.plugins.slurm.agent.node_container import AgentFolders
 from allranks.plugins.slurm.container import step_options, supervisor_python
+from allranks.plugins.slurm.settings import Slurm
+
+SUPERVISOR: Final = Path("allranks", "plugins", "slurm", "agent", "node_supervisor.py")
+"""The program of a node's supervisor, below a folder with the package."""
 
 _LONGEST_NAME = 140
 """Characters: the name is also that of a folder, and of its nodes' containers."""
@@ -20,7 +24,7 @@ def job_name(spec: JobSpec) -> str:
 
 def script(spec: JobSpec, folder: Path, package: Path, container: str | None = None) -> str:
     """The batch script: a supervisor on each node, started at once; one that ends does not end the others."""
-    supervisor = package / "allranks" / "agent" / "node_supervisor.py"
+    supervisor = package / SUPERVISOR
     step = [
         *("srun", "--no-kill", "--kill-on-bad-exit=0", "--input=none", "--export=ALL"),
         *(f"--nodes={spec.agent.nodes}", "--ntasks-per-node=1", f"--cpus-per-task={_cores(spec)}"),

@@ -29,8 +29,8 @@ _MOST_GANGS = 32
 """One process supervises all gangs of a job."""
 
 OF_RUN = {
-    **dict.fromkeys(("fail_fast", "inside", "dry_run"), False),
-    **dict.fromkeys(("launch", "shuffle", "wanted", "pdb_rank", "plan_file", "pack")),
+    **dict.fromkeys(("fail_fast", "dry_run"), False),
+    **dict.fromkeys(("connected", "shuffle", "wanted", "pdb_rank", "plan_file", "pack")),
     "retries": 0,
 }
 """The options of a run that make no sense for repetitions, at what they are without them."""

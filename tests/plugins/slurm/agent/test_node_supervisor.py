@@ -108,7 +108,8 @@ def test_an_agent_that_cannot_be_started_leaves_an_end_that_says_why(tmp_path):
 @pytest.mark.usefixtures("nodes")
 def test_processes_that_an_earlier_job_lost_for_want_of_memory_are_not_this_jobs(tmp_path):
     patch = "counts = iter([7, 9]); linux.killed_for_memory = lambda: next(counts)"
-    run = f"from allranks.agent import linux, node_supervisor; {patch}; node_supervisor.main([{str(tmp_path)!r}, '0'])"
+    imports = "from allranks.agent import linux; from allranks.plugins.slurm.agent import node_supervisor"
+    run = f"{imports}; {patch}; node_supervisor.main([{str(tmp_path)!r}, '0'])"
     subprocess.run([sys.executable, "-c", run], check=False)
     assert json.loads((tmp_path / "node-0" / "exit.json").read_text())["memory_kills"] == 2
 

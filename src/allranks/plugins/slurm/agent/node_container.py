@@ -2,7 +2,7 @@
 
 Neither changes the user, the numbers of processes or the network, so the agent's standard input, its process group and
 signals are the same inside as outside. Charliecloud's ch-run becomes the agent (exec); whatever Apptainer leaves
-between the two is the supervisor's child, and ends with its group. For Docker see :mod:`allranks.plugins.slurm.agent.node_docker`.
+between the two is the supervisor's child, and ends with its group. For Docker see :mod:`.node_docker`.
 """
 
 from collections.abc import Mapping

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Final, NoReturn
 
 if not __package__:
-    sys.path.insert(0, str(Path(__file__).parents[2]))
+    sys.path.insert(0, str(Path(__file__).parents[4]))
 
 from allranks.agent import linux
 from allranks.agent.container_init import COMMAND, STOP_GRACE, end_orphans
