@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from allranks.agent.gangs.call_board import Wait
+from allranks.agent.gangs.call_log import Wait
 from allranks.protocol.outcomes import Outcome, Phase
 from allranks.protocol.typed_json import RecordError, decode_line, encode_line
 

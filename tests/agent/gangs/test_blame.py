@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.agent.gangs.blame import Blame, name_parting, odd_ones_out, strays
-from allranks.agent.gangs.call_board import LastCall, Wait
+from allranks.agent.gangs.call_log import LastCall, Wait
 from allranks.agent.gangs.local_ranks import RankHang
 from allranks.agent.gangs.step_outcome import Step, StepOutcome
 from allranks.protocol.outcomes import Outcome

@@ -1,6 +1,6 @@
 import pytest
 
-from allranks.agent.gangs.call_board import LastCall
+from allranks.agent.gangs.call_log import LastCall
 from allranks.agent.gangs.failure_course import MOST_COLLECTIVES, MOST_RANKS, course_of, entered
 from allranks.agent.gangs.output import Output
 from allranks.agent.gangs.step_outcome import Step, StepOutcome

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from allranks.agent.channel import Leaving, Report
 from allranks.agent.gangs.blame import Blame, given_up, name_crossing
-from allranks.agent.gangs.call_board import LastCall, Wait
+from allranks.agent.gangs.call_log import LastCall, Wait
 from allranks.agent.gangs.local_ranks import RankExit, RankHang, RankReport
 from allranks.agent.gangs.step_outcome import MOST_PHASES, Step, StepOutcome, ended, reported
 from allranks.protocol.outcomes import Outcome, Phase, SkipKind

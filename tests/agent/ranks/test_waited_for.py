@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from allranks.agent.gangs.call_board import Wait
+from allranks.agent.gangs.call_log import Wait
 from allranks.agent.ranks.reports import failed_before, waited_for, with_cause
 
 WAIT = Wait(7, 0.5)

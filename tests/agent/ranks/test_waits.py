@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.agent.clock import monotonic_ns
-from allranks.agent.gangs.call_board import CallBoard, map_board, open_board, read_wait
+from allranks.agent.gangs.call_log import CallLog, map_log, open_log, read_wait
 from allranks.agent.ranks.waits import Waits
 
 BEGIN, END, FAIL = "begin", "succeed", "fail"
@@ -69,10 +69,10 @@ def test_a_wait_that_failed_has_taken_the_time_since_its_call_began():
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(1, 4)), max_size=12))
 def test_the_supervisor_sees_what_the_rank_waits_for_or_the_call_that_it_has_just_begun(steps):
-    seen, own = open_board()
+    seen, own = open_log()
     try:
-        with map_board(own) as memory:
-            waits = after(steps, CallBoard(memory))
+        with map_log(own) as memory:
+            waits = after(steps, CallLog(memory))
             shown, current = read_wait(seen), waits.current
             assert (shown is None) == (current is None)
             # A call that has just begun is where the rank hangs, if it hangs, whatever has failed before.

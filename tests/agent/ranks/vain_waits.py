@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import distributed
 
-from allranks.agent.gangs.call_board import CallBoard, map_board, open_board, read_wait
+from allranks.agent.gangs.call_log import CallLog, map_log, open_log, read_wait
 from allranks.agent.ranks.call_counter import CallCounter
 from allranks.agent.ranks.reports import waited_for
 
@@ -210,8 +210,8 @@ def uses_a_store_wrongly():
 
 def main():
     """Print what each has waited for at its end: the seconds, or None."""
-    seen, own = open_board()
-    counter = CallCounter(CallBoard(map_board(own)), 1)
+    seen, own = open_log()
+    counter = CallCounter(CallLog(map_log(own)), 1)
     found = {}
     for name, function in ACTS.items():
         function()

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from allranks.agent import clock
-from allranks.agent.gangs.call_board import MESSAGES, LastCall, Wait
+from allranks.agent.gangs.call_log import MESSAGES, LastCall, Wait
 from allranks.agent.gangs.local_ranks import RankHang
 from allranks.agent.gangs.step_outcome import Step, StepOutcome, stopped_at, was_in
 from allranks.agent.gangs.unmatched_calls import DEFAULT_GROUP, NEW_GROUP, words_for_ranks

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from allranks.agent.gangs.call_board import MESSAGES, LastCall
+from allranks.agent.gangs.call_log import MESSAGES, LastCall
 from allranks.agent.gangs.output import Output
 from allranks.agent.gangs.step_outcome import Step
 from allranks.protocol.outcomes import Outcome, shorten

@@ -17,7 +17,7 @@ from allranks.agent.gangs.blame import (
     strays,
     waits_for_peers,
 )
-from allranks.agent.gangs.call_board import LastCall, blamed
+from allranks.agent.gangs.call_log import LastCall, blamed
 from allranks.agent.gangs.failure_course import entered
 from allranks.agent.gangs.local_ranks import Look, RankEvent, RankExit, RankHang, RankReport, Ranks
 from allranks.agent.gangs.orphans import KilledOrphan

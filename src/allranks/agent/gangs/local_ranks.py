@@ -11,7 +11,7 @@ from typing import Protocol
 
 from allranks.agent import clock, evidence, linux
 from allranks.agent.channel import End, Report, RunTest
-from allranks.agent.gangs.call_board import LastCall, Wait, read_board, read_phase, read_wait
+from allranks.agent.gangs.call_log import LastCall, Wait, read_board, read_phase, read_wait
 from allranks.agent.gangs.orphans import REAP_TIMEOUT, KilledOrphan, Mark, Orphans, kill_orphans
 from allranks.agent.gangs.output import Output, OutputLog
 from allranks.agent.gangs.rank_process import Echo, RankProcess

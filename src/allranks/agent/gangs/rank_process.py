@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from allranks.agent import linux
 from allranks.agent.channel import Link, link_pair
-from allranks.agent.gangs import call_board
+from allranks.agent.gangs import call_log
 from allranks.agent.gangs.orphans import REAP_TIMEOUT, kill_group
 from allranks.agent.gangs.output import Output, OutputStream
 
@@ -177,7 +177,7 @@ def open_ends(number: int, echo: Echo | None, undo: ExitStack) -> ConnectionEnds
     undo.callback(os.close, theirs)
     stdout_in, stdout_out = _pipe(undo)
     stderr_in, stderr_out = _pipe(undo)
-    boards = call_board.open_board()
+    boards = call_log.open_log()
     for descriptor in boards:
         undo.callback(os.close, descriptor)
     echo_line = None if echo is None else lambda line: echo(number, line)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from allranks.agent import clock, linux
 from allranks.agent.channel import DriverSays, LaunchedEnd, Leaving, Report
-from allranks.agent.gangs.call_board import Wait
+from allranks.agent.gangs.call_log import Wait
 from allranks.agent.gangs.local_ranks import RankExit, RankReport
 from allranks.agent.gangs.unmatched_calls import Calls, Mismatch, calls_of, find_mismatch
 from allranks.agent.stacks.stacks import innermost, is_machinery, waits_in_distributed

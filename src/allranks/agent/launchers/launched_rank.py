@@ -17,7 +17,7 @@ from allranks.agent.channel import End, RankEnd, Report, RunTest
 from allranks.agent.clock import monotonic
 from allranks.agent.collection.coverage import save_coverage
 from allranks.agent.collection.imports import ImportWatch
-from allranks.agent.gangs.call_board import CallBoard, Wait, map_board
+from allranks.agent.gangs.call_log import CallLog, Wait, map_log
 from allranks.agent.ranks import debugging, rank_setup
 from allranks.agent.ranks.call_counter import CallCounter
 from allranks.agent.ranks.rank_setup import flush_output, live
@@ -59,7 +59,7 @@ class LaunchedRank:
         self._reported: Exception | None = None
         self._wait: Wait | None = None
         self._imports = ImportWatch()
-        self._calls = CallCounter(CallBoard(map_board(place.board)), place.world_size)
+        self._calls = CallCounter(CallLog(map_log(place.board)), place.world_size)
         rank_setup.announce_to(self._connection)
         debugging.be_rank(place.rank)
 

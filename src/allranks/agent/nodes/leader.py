@@ -15,7 +15,7 @@ from dataclasses import asdict
 
 from allranks.agent import clock
 from allranks.agent.channel import End, Report, RunTest
-from allranks.agent.gangs.call_board import LastCall
+from allranks.agent.gangs.call_log import LastCall
 from allranks.agent.gangs.local_ranks import Look, RankEvent, RankExit, RankHang, RankReport
 from allranks.agent.gangs.orphans import KilledOrphan
 from allranks.agent.gangs.output import Output

@@ -30,7 +30,7 @@ from torch import distributed
 from torch.distributed import distributed_c10d
 
 from allranks.agent.clock import monotonic_ns
-from allranks.agent.gangs.call_board import CallBoard, LastCall, Wait
+from allranks.agent.gangs.call_log import CallLog, LastCall, Wait
 from allranks.agent.gangs.unmatched_calls import DEFAULT_GROUP, NEW_GROUP, Calls, GroupCalls, words_for_ranks
 from allranks.agent.ranks.counted_group import ANY, MESSAGES, UNEVEN, CountedGroup, describe, message_of, sequence_of
 from allranks.agent.ranks.waits import Waits
@@ -109,7 +109,7 @@ class CallCounter:
         own_world: Size of the world that the test creates itself, whose groups then count; None if the gang has one.
     """
 
-    def __init__(self, board: CallBoard | None = None, own_world: int | None = None) -> None:
+    def __init__(self, board: CallLog | None = None, own_world: int | None = None) -> None:
         self._board = board
         self._own_world = own_world
         # Weak: calls in a world that is gone, and in its groups, say nothing of those in the next one.

@@ -10,7 +10,7 @@ from zlib import crc32
 import torch
 from torch import distributed
 
-from allranks.agent.gangs.call_board import LastCall, mask_of
+from allranks.agent.gangs.call_log import LastCall, mask_of
 from allranks.agent.gangs.unmatched_calls import NEW_GROUP, GroupCalls, Messages
 
 UNEVEN = "monitored_barrier"

@@ -24,7 +24,7 @@ from allranks.agent.collection.marker_options import has_thread_ranks, never_run
 from allranks.agent.collection.script_folders import FOLDERS
 from allranks.agent.environment_skips import EnvironmentSkip
 from allranks.agent.evidence import DiskUse
-from allranks.agent.gangs.call_board import CallBoard, Wait, map_board
+from allranks.agent.gangs.call_log import CallLog, Wait, map_log
 from allranks.agent.gangs.orphans import Mark
 from allranks.agent.gpu_check import compute, trouble_of
 from allranks.agent.ranks import debugging, rank_setup
@@ -149,7 +149,7 @@ class _Rank:
         self._last: pytest.Item | None = None
         self._imports = ImportWatch()
         self._room = DiskUse(assignment.results, assignment.shared, Path(tempfile.gettempdir()))
-        self._board = CallBoard(map_board(assignment.board))
+        self._board = CallLog(map_log(assignment.board))
         own_world = assignment.config.world_size if assignment.url is None else None
         self._calls = CallCounter(self._board, own_world)
         session.config.pluginmanager.register(self, "allranks-rank")

@@ -17,7 +17,7 @@ import pytest
 from _pytest._io.saferepr import saferepr
 
 from allranks.agent.environment_skips import EnvironmentSkip, SandcastleReason
-from allranks.agent.gangs.call_board import Wait
+from allranks.agent.gangs.call_log import Wait
 from allranks.agent.ranks.call_counter import chain, wait_of
 from allranks.agent.ranks.rank_setup import is_failure, tears_down
 from allranks.protocol import skip_codes

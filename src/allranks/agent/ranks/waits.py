@@ -1,7 +1,7 @@
 """What a rank waits for: calls of torch.distributed that have not ended, or that have failed."""
 
 from allranks.agent.clock import monotonic_ns
-from allranks.agent.gangs.call_board import CallBoard, Wait
+from allranks.agent.gangs.call_log import CallLog, Wait
 
 _POLLS = 3
 """Consecutive negative answers of a store from which on a rank counts as polling."""
@@ -16,7 +16,7 @@ class Waits:
         board: Where it is shown, also if the process ends without a word; None for nowhere.
     """
 
-    def __init__(self, board: CallBoard | None) -> None:
+    def __init__(self, board: CallLog | None) -> None:
         self._board = board
         self._began: dict[int, int] = {}
         self._elsewhere: list[int] = []  # one entry for each: two threads could lose one of a number

@@ -115,11 +115,11 @@ class Wait:
         return self.seconds is None or self.seconds >= _SHORTEST
 
 
-class CallBoard:
+class CallLog:
     """The rank's side of a board.
 
     Args:
-        memory: The result of :func:`map_board`.
+        memory: The result of :func:`map_log`.
     """
 
     def __init__(self, memory: mmap.mmap) -> None:
@@ -158,7 +158,7 @@ class CallBoard:
             self._memory[start : start + len(line)] = line
 
 
-def open_board() -> tuple[int, int]:
+def open_log() -> tuple[int, int]:
     """Create a board; return two descriptors of its memory, the supervisor's and the rank's.
 
     Raises:
@@ -173,7 +173,7 @@ def open_board() -> tuple[int, int]:
         raise
 
 
-def map_board(descriptor: int) -> mmap.mmap:
+def map_log(descriptor: int) -> mmap.mmap:
     """Map the memory of a board into this process; its descriptor is closed."""
     try:
         return mmap.mmap(descriptor, BOARD_BYTES)

@@ -4,13 +4,13 @@ import sys
 
 import pytest
 
-from allranks.agent.gangs.call_board import (
-    CallBoard,
+from allranks.agent.gangs.call_log import (
+    CallLog,
     LastCall,
     Wait,
     blamed,
-    map_board,
-    open_board,
+    map_log,
+    open_log,
     read_board,
     read_wait,
 )
@@ -21,7 +21,7 @@ SEND = LastCall("3", 7, "send", 1, "int64", "", 8)
 
 @pytest.fixture
 def ends():
-    ends = open_board()
+    ends = open_log()
     yield ends
     os.close(ends[0])
 
@@ -33,7 +33,7 @@ def seen(ends):
 
 @pytest.fixture
 def memory(ends):
-    with map_board(ends[1]) as memory:
+    with map_log(ends[1]) as memory:
         yield memory
 
 
@@ -41,7 +41,7 @@ def test_another_process_reads_the_last_calls_of_each_group(memory, seen):
     before = LastCall("default", 11, "broadcast", None, "complex128", "100x100x100", 7)
     pid = os.fork()
     if pid == 0:
-        board = CallBoard(memory)
+        board = CallLog(memory)
         first, second = board.open(), board.open()
         board.note(first, before)
         board.note(first, ALL_REDUCE)
@@ -52,7 +52,7 @@ def test_another_process_reads_the_last_calls_of_each_group(memory, seen):
 
 
 def test_a_group_that_is_gone_leaves_its_slot_to_another(memory, seen):
-    board = CallBoard(memory)
+    board = CallLog(memory)
     for number in range(1000):
         slot = board.open()
         board.note(slot, LastCall(str(number), 1, "barrier"))
@@ -62,7 +62,7 @@ def test_a_group_that_is_gone_leaves_its_slot_to_another(memory, seen):
 
 
 def test_of_many_calls_the_last_are_kept(memory, seen):
-    board = CallBoard(memory)
+    board = CallLog(memory)
     slot = board.open()
     board.note(slot, SEND)
     for number in range(1, 101):
@@ -77,7 +77,7 @@ def test_ranks_are_compared_by_messages_and_the_last_four_collectives_of_each_gr
 
 
 def test_more_groups_than_slots_do_no_harm(memory, seen):
-    board = CallBoard(memory)
+    board = CallLog(memory)
     for _ in range(1000):
         board.note(board.open(), ALL_REDUCE)
     assert set(read_board(seen)) == {ALL_REDUCE}
@@ -97,7 +97,7 @@ STRIDED = "new_group of ranks " + ", ".join(map(str, range(0, 192, 2)))
     ],
 )
 def test_a_long_call_stays_in_its_line(memory, seen, call, kept):
-    board = CallBoard(memory)
+    board = CallLog(memory)
     slots = [board.open(), board.open()]
     board.note(slots[1], ALL_REDUCE._replace(order=1))
     board.note(slots[0], call)
@@ -111,7 +111,7 @@ def test_a_long_call_stays_in_its_line(memory, seen, call, kept):
 
 
 def test_long_calls_that_differ_still_differ(memory, seen):
-    board = CallBoard(memory)
+    board = CallLog(memory)
     calls = [ALL_REDUCE._replace(kind=STRIDED, order=1), ALL_REDUCE._replace(kind=f"{STRIDED}, 192", order=2)]
     for call in calls:
         board.note(board.open(), call)
@@ -136,12 +136,12 @@ def test_a_memory_that_was_cut_short_is_empty(seen):
 @pytest.mark.parametrize("wait", [None, Wait(), Wait(0, 0.0), Wait(7), Wait(2**40, 1e9)])
 def test_another_process_reads_what_a_rank_waits_for(memory, seen, wait):
     assert read_wait(seen) is None
-    CallBoard(memory).note_wait(wait)
+    CallLog(memory).note_wait(wait)
     assert read_wait(seen) == wait
 
 
 def test_messages_are_kept_beside_collectives(memory, seen):
-    board = CallBoard(memory)
+    board = CallLog(memory)
     slot = board.open()
     board.note(slot, ALL_REDUCE)
     for number in range(1, 101):
@@ -155,10 +155,10 @@ def test_the_counter_notes_what_a_rank_is_in():
     program = """
 import torch
 from torch import distributed as dist
-from allranks.agent.gangs.call_board import CallBoard, map_board, open_board, read_board
+from allranks.agent.gangs.call_log import CallLog, map_log, open_log, read_board
 from allranks.agent.ranks.call_counter import CallCounter
-seen, theirs = open_board()
-counter = CallCounter(CallBoard(map_board(theirs)))
+seen, theirs = open_log()
+counter = CallCounter(CallLog(map_log(theirs)))
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 counter.watch(dist.group.WORLD)
 for _ in range(3):
