@@ -284,3 +284,65 @@ def test_is_innocent(rank):
     assert agent.outcomes("test_is_innocent") == ("passed", "passed")
     [notice] = [each for each in agent.all(Notice) if each.nodeid.endswith("test_is_suspicious")]
     assert notice.text.startswith("calls differ: ")
+
+
+DEATHS = ["os._exit(3)", "os._exit(0)", "os.kill(os.getpid(), 9)", "os.abort()"]
+
+
+@pytest.mark.parametrize("death", DEATHS)
+def test_a_rank_that_dies_after_a_collective_that_its_peers_did_not_make_is_told_from_its_log(run_agent, death):
+    suite = f"""
+        import os, torch, torch.distributed as dist
+
+        def test_dies(rank):
+            store = dist.distributed_c10d._get_default_store()
+            dist.all_reduce(torch.ones(1))
+            if rank == 0:
+                store.set("rank 0 is ready", "")
+            else:
+                store.wait(["rank 0 is ready"])
+                work = dist.broadcast(torch.ones(1), src=1, async_op=True)
+                {death}
+    """
+    agent = run_agent({"test_dies.py": suite})
+    assert agent.outcomes("test_dies") == ("passed", "crashed")
+    told = "the ranks' calls differ: rank 1 called broadcast once in group default, rank 0 not at all"
+    assert told in agent.cases(1)["test_dies"].message
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        ("dist.isend(torch.ones(1), dst=0, tag=4)", "rank 1 sent 1 message that rank 0 did not receive in this test"),
+        ("dist.barrier(group, async_op=True)", "rank 1 called barrier once in the group of ranks 0 and 1, rank 0 not"),
+        ("None", ""),
+    ],
+)
+def test_a_launched_rank_that_dies_is_compared_in_every_group(run_agent, call, told):
+    suite = f"""
+        import os, torch, torch.distributed as dist
+        from torch.testing._internal.common_distributed import MultiProcessTestCase
+
+        class TestDies(MultiProcessTestCase):
+            world_size = 3
+
+            def setUp(self):
+                super().setUp()
+                self._spawn_processes()
+
+            def test_dies(self):
+                store = dist.FileStore(self.file_name, 3)
+                dist.init_process_group("gloo", store=store, rank=self.rank, world_size=3)
+                group = dist.new_group([0, 1])
+                dist.barrier()
+                store.set(str(self.rank), "")
+                if self.rank == 1:
+                    store.wait(["0", "2"])
+                    work = {call}
+                    os._exit(5)
+    """
+    agent = run_agent({"test_launched.py": suite}, launches_ranks=True, world_size=3)
+    case = agent.cases(1)["test_dies"]
+    assert case.is_bad
+    assert ("the ranks' calls differ" in case.message) == bool(told)
+    assert told in case.message

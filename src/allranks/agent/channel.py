@@ -115,9 +115,6 @@ class Report:
     started: ChildStarted | None = None  # a process that the rank has started
     is_debugging: bool | None = None  # a debugger now waits for a command in the rank, or no longer; None for no change
     has_quit: bool = False  # with the end of that wait: the user has quit the debugger, and so the session
-    # With the end of a test, what the rank called in its process groups, in JSON: see
-    # :mod:`allranks.agent.gangs.unmatched_calls`.
-    calls: str = ""
     # With the end of a test that passed: which of its subtests were skipped, in words that are equal on all ranks up to
     # the first colon, and the reason of the first; empty for none.
     skipped_subtests: str = ""

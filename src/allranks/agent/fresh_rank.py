@@ -39,7 +39,7 @@ class FreshRank:
     gang: int
     rank: int
     connection: int  # descriptor of its connection
-    board: int  # descriptor of its call board
+    board: int  # descriptor of its call log
     supervisor: int  # process id of the supervisor
     digests: dict[str, str]  # the digests of the parameter values of its tests, by node id
 

@@ -24,7 +24,9 @@ from torch.distributed import all_reduce as imported_before
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
+from allranks.agent.gangs.call_log import CallLog, map_log, open_log, read_calls
 from allranks.agent.ranks.call_counter import CallCounter
+from allranks.protocol.typed_json import told
 
 WORLD_SIZE = 4
 
@@ -547,7 +549,8 @@ def be_rank(calls, folder, rank, lockstep):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(PATIENCE, exit=True)
-    counter = CallCounter()
+    log, own = open_log()
+    counter = CallCounter(CallLog(map_log(own)))
     timeout = timedelta(seconds=30)
     url = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=url, rank=rank, world_size=WORLD_SIZE, timeout=timeout)
@@ -559,7 +562,9 @@ def be_rank(calls, folder, rank, lockstep):
         except Exception as error:
             error.add_note(f"in {name} on rank {rank}")
             raise
-        taken[name] = counter.take().as_fields()
+        counter.settle()
+        taken[name] = told(read_calls(log))
+        counter.begin()
         lockstep.wait()
     return taken
 

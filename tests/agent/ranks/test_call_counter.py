@@ -11,10 +11,12 @@ import torch
 from gloo_calls import COLLECTIVES, DOUBTFUL, RIGHT, WORLD_SIZE, WRONG
 from torch import distributed as dist
 
-from allranks.agent.gangs.unmatched_calls import DEFAULT_GROUP, calls_of, find_mismatch
+from allranks.agent.gangs.call_log import DEFAULT_GROUP, NEW_GROUP, Calls
+from allranks.agent.gangs.unmatched_calls import find_mismatch
 from allranks.agent.ranks.call_counter import COLLECTIVES as COUNTED
 from allranks.agent.ranks.call_counter import MESSAGES
 from allranks.agent.ranks.counted_group import describe
+from allranks.protocol.typed_json import build
 
 CONTROL = {"_end_coalescing"}
 """Returns the work of calls that were counted."""
@@ -30,7 +32,8 @@ def counted():
         [sys.executable, str(PROGRAM)], env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
-    return {name: dict(enumerate(map(calls_of, ranks))) for name, ranks in json.loads(done.stdout).items()}
+    found = json.loads(done.stdout)
+    return {name: {rank: build(Calls, told) for rank, told in enumerate(ranks)} for name, ranks in found.items()}
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -54,19 +57,20 @@ def test_wrong_calls_are_named(counted, name):
 
 @pytest.mark.parametrize("name", [name for name in COLLECTIVES if name in RIGHT])
 def test_a_collective_is_counted_on_each_rank(counted, name):
-    groups = [counted[name][rank].groups for rank in range(WORLD_SIZE)]
-    assert all(len(each) == 1 and each[0].name == DEFAULT_GROUP and each[0].collectives for each in groups)
+    used = [[each for each in counted[name][rank].groups if each.counts] for rank in range(WORLD_SIZE)]
+    assert [[group.name for group in groups] for groups in used] == [[DEFAULT_GROUP]] * WORLD_SIZE
+    assert all(count.peer is None for [group] in used for count in group.counts)
 
 
 def test_a_subgroup_has_the_ranks_of_the_gang(counted):
     calls = counted["a_group_whose_ranks_have_another_order"]
-    [group] = [each for each in calls[0].groups if each.name != DEFAULT_GROUP]
+    [group] = [each for each in calls[0].groups if each.counts and each.name not in (DEFAULT_GROUP, NEW_GROUP)]
     assert group.members == (0, 3)
-    assert list(group.sent) == [3]
+    assert [count.peer for count in group.counts if count.kind == "send"] == [3]
 
 
 def test_a_test_counts_what_it_called_itself(counted):
-    assert not any(calls.groups for calls in counted["nothing"].values())
+    assert not any(group.counts for calls in counted["nothing"].values() for group in calls.groups)
 
 
 @pytest.mark.parametrize(
@@ -86,9 +90,10 @@ def test_a_call_is_described_by_all_that_no_rank_may_change(tensor, operation, d
 def test_nothing_is_wrapped_that_torch_does_not_have():
     program = """
 import torch.distributed as dist
+from allranks.agent.gangs.call_log import CallLog, map_log, open_log
 from allranks.agent.ranks.call_counter import CallCounter
 before = set(dir(dist.ProcessGroup)) | set(dir(dist.Work))
-CallCounter()
+CallCounter(CallLog(map_log(open_log()[1])))
 assert set(dir(dist.ProcessGroup)) | set(dir(dist.Work)) == before
 """
     subprocess.run(

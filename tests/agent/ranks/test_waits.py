@@ -21,16 +21,19 @@ STEPS = {
 }
 
 
-def after(steps, board=None):
-    waits = Waits(board)
+@pytest.fixture(scope="module")
+def ends():
+    seen, own = open_log()
+    yield seen, CallLog(map_log(own))
+    os.close(seen)
+
+
+def after(steps, log):
+    log.note_wait(None)
+    waits = Waits(log)
     for step, order in steps:
         STEPS[step](waits, order)
     return waits
-
-
-def told(steps):
-    wait = after(steps).current
-    return None if wait is None else wait.order
 
 
 @pytest.mark.parametrize(
@@ -57,30 +60,27 @@ def told(steps):
         ([(BEGIN, 1), (FAIL, 1), ("clear", 0)], None),
     ],
 )
-def test_a_rank_waits_for_what_has_failed_or_else_for_its_last_call_that_goes_on(steps, order):
-    assert told(steps) == order
+def test_a_rank_waits_for_what_has_failed_or_else_for_its_last_call_that_goes_on(ends, steps, order):
+    wait = after(steps, ends[1]).current
+    assert (wait and wait.order) == order
 
 
-def test_a_wait_that_failed_has_taken_the_time_since_its_call_began():
-    waits = Waits(None)
+def test_a_wait_that_failed_has_taken_the_time_since_its_call_began(ends):
+    waits = Waits(ends[1])
     waits.fail(1, monotonic_ns() - 2 * 10**9)
     assert 2 <= waits.current.seconds < 60
 
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(1, 4)), max_size=12))
-def test_the_supervisor_sees_what_the_rank_waits_for_or_the_call_that_it_has_just_begun(steps):
-    seen, own = open_log()
-    try:
-        with map_log(own) as memory:
-            waits = after(steps, CallLog(memory))
-            shown, current = read_wait(seen), waits.current
-            assert (shown is None) == (current is None)
-            # A call that has just begun is where the rank hangs, if it hangs, whatever has failed before.
-            expected = steps[-1][1] if steps and steps[-1][0] == BEGIN else current and current.order
-            assert (shown and shown.order) == expected
-            waits.begin_elsewhere()
-            assert read_wait(seen).order == 0
-            waits.end_elsewhere()
-            assert (read_wait(seen) is None) == (current is None)
-    finally:
-        os.close(seen)
+def test_the_supervisor_sees_what_the_rank_waits_for_or_the_call_that_it_has_just_begun(ends, steps):
+    seen, log = ends
+    waits = after(steps, log)
+    shown, current = read_wait(seen), waits.current
+    assert (shown is None) == (current is None)
+    # A call that has just begun is where the rank hangs, if it hangs, whatever has failed before.
+    expected = steps[-1][1] if steps and steps[-1][0] == BEGIN else current and current.order
+    assert (shown and shown.order) == expected
+    waits.begin_elsewhere()
+    assert read_wait(seen).order == 0
+    waits.end_elsewhere()
+    assert (read_wait(seen) is None) == (current is None)

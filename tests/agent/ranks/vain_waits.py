@@ -217,7 +217,7 @@ def main():
         function()
         assert (read_wait(seen) is None) == (counter.waits.current is None)
         found[name] = counter.waits.current is not None
-        counter.take()
+        counter.settle()
         assert counter.waits.current is None
         assert read_wait(seen) is None
     for name, function in FAILING.items():
@@ -227,7 +227,7 @@ def main():
             counter.mark(error)
             wait = waited_for(error)
             found[name] = wait is not None and wait.was_long
-        counter.take()
+        counter.settle()
     print(json.dumps(found))
 
 

@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from allranks.agent import clock
-from allranks.agent.gangs.call_log import MESSAGES, LastCall, Wait
+from allranks.agent.gangs.call_log import DEFAULT_GROUP, MESSAGES, NEW_GROUP, LastCall, Wait
 from allranks.agent.gangs.local_ranks import RankHang
 from allranks.agent.gangs.step_outcome import Step, StepOutcome, stopped_at, was_in
-from allranks.agent.gangs.unmatched_calls import DEFAULT_GROUP, NEW_GROUP, words_for_ranks
+from allranks.agent.gangs.unmatched_calls import words_for_ranks
 from allranks.agent.stacks.stacks import innermost, waits_in_distributed
 from allranks.protocol.outcomes import Outcome
 

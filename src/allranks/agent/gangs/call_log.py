@@ -1,20 +1,40 @@
-"""A rank's current phase and last calls, in memory that its supervisor reads while it waits."""
+"""The log of a rank's calls, in memory that the rank writes and its supervisor reads.
+
+All of it is in shared memory: for each group its counters by kind and peer, a digest of the order, and its last calls,
+so one log says where a rank is and whether its calls match those of its peers, also of a rank that has died.
+A call updates its counter, the digest and one line in place; nothing is serialized when a test ends.
+A group or a counter that finds no room counts as a failed call: the gang is not kept, and no mismatch is an error.
+"""
 
 import mmap
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from ctypes import Structure, c_byte, c_char, c_double, c_int64, c_ubyte, sizeof
 from dataclasses import dataclass
 from math import isnan, nan, prod
-from struct import Struct
-from typing import NamedTuple
+from threading import RLock
+from typing import Any, ClassVar, NamedTuple
 from zlib import crc32
 
-_LINE_BYTES = 320
-_WORD_BYTES = 36
-"""Most bytes of a call's group, kind, dtype and shape: with its numbers, they fit on its line."""
+DEFAULT_GROUP = "default"
+"""The name of the gang's own process group, which torch names by a number."""
 
-_MOST_MEMBERS = 256
+NEW_GROUP = "new_group"
+"""The kind of the calls that make groups. torch names groups by their number, so a rank that makes fewer than its peers
+cannot stay in its gang; its test may pass. It is also the name under which the log has these calls."""
+
+MESSAGES = ("send", "recv")
+"""The kinds of calls that are not collectives."""
+
+EVEN = ("all_reduce", "broadcast", "reduce")
+"""Collectives whose tensors have one number of elements on all ranks."""
+
+OF = " of "
+"""Between a reduction and its dtype, in the kind of a counter."""
+
+_WORD_BYTES = 36
+"""Most bytes of a call's kind, dtype and shape, and of a group's name."""
 
 _KEPT = 16
 """Collectives kept for each group, and messages."""
@@ -22,29 +42,17 @@ _KEPT = 16
 _BLAMED = 4
 """The newest collectives of each group, which decide who is to blame; the others only show how a test went."""
 
-_SLOT_BYTES = 2 * _KEPT * _LINE_BYTES
-_SLOTS = 64
+_MOST_GROUPS = 200
+"""Groups that a rank has at one time, with those that it closed in the running test."""
 
-_PHASE = slice(_SLOT_BYTES * _SLOTS, _SLOT_BYTES * _SLOTS + 15)
-"""The place of the current phase."""
+_MOST_COUNTERS = 400
+"""Counters of a group in one test: enough for messages to and from 190 peers."""
 
-_WAIT = Struct("<qd")
-"""One more than the order of a wait, 0 for none, and its seconds, no number for one that goes on."""
-
-_WAIT_AT = _PHASE.stop
-
-_SHAPE = re.compile(r"(\d+(x\d+)*)?")
+_MOST_MEMBERS = 2048
 
 _PHASES = ("set-up", "call", "tear-down")
 
-BOARD_BYTES = _WAIT_AT + _WAIT.size
-
-MESSAGES = ("send", "recv")
-"""The kinds of calls that are not collectives."""
-
-
-EVEN = ("all_reduce", "broadcast", "reduce")
-"""Collectives whose tensors have one number of elements on all ranks."""
+_SHAPE = re.compile(r"(\d+(x\d+)*)?")
 
 
 def size_of(shape: str) -> int:
@@ -52,17 +60,11 @@ def size_of(shape: str) -> int:
     return prod(map(int, shape.split("x"))) if shape else 1
 
 
-def mask_of(members: Iterable[int]) -> int:
-    """Ranks as :attr:`LastCall.mask`."""
-    ranks = tuple(members)
-    return sum(1 << rank for rank in ranks) if max(ranks, default=0) < _MOST_MEMBERS else 0
-
-
 class LastCall(NamedTuple):
     """A call, which may have ended since.
 
     Attributes:
-        group: Name of the group, as in :class:`allranks.agent.gangs.unmatched_calls.GroupCalls`.
+        group: Name of the group, as in :class:`GroupCalls`.
         number: A collective's number in its group, from 1; a message's number among those of its kind, peer and tag.
         kind: ``all_reduce``, ``send``, ``recv``, …
         peer: The other rank of a message, or the root of a collective that has one; None for other collectives, and for
@@ -71,8 +73,8 @@ class LastCall(NamedTuple):
         shape: Of the first tensor, ``4x2``.
         order: Its place among all calls of the rank.
         at: Nanoseconds on the monotonic clock, when it began; 0 if unknown.
-        mask: The ranks of its group, a bit for each; 0 if unknown, as in a group with a rank of 256 or more.
         tag: Of a message.
+        mask: The ranks of its group, a bit for each; 0 for a call that makes a group.
     """
 
     group: str
@@ -83,8 +85,8 @@ class LastCall(NamedTuple):
     shape: str = ""
     order: int = 0
     at: int = 0
-    mask: int = 0
     tag: int = 0
+    mask: int = 0
 
     @property
     def essence(self) -> tuple[object, ...]:
@@ -115,85 +117,258 @@ class Wait:
         return self.seconds is None or self.seconds >= _SHORTEST
 
 
+@dataclass(frozen=True)
+class Count:
+    """How often a rank made calls of one kind in one group during one test.
+
+    Attributes:
+        kind: As of :class:`LastCall`; of a reduction with its dtype, ``all_reduce of float32``.
+        number: A receive counts from its start.
+        peer: The other rank of messages, or None for collectives, and for receives from any source.
+        tags: The sum of the digests of all tags: equal if the same tags were used equally often, in any order.
+    """
+
+    kind: str
+    number: int
+    peer: int | None = None
+    tags: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupCalls:
+    """What one rank called in one process group during one test.
+
+    Attributes:
+        name: torch's name of the group, or :data:`DEFAULT_GROUP`.
+        members: Ranks in the gang.
+        counts: Each kind and peer may occur several times.
+        order: A digest of the collectives in order: kinds, types, roots, and sizes where they must be equal.
+        unseen: Calls that torch counted and this rank's Python code did not make (DDP's reducer, functional
+            collectives), and an offset that is the same on all ranks if all else is: only a difference means something.
+        is_closed: It was destroyed: unmatched calls in it reach no other test.
+    """
+
+    name: str
+    members: tuple[int, ...]
+    counts: tuple[Count, ...] = ()
+    order: int = 0
+    unseen: int = 0
+    is_closed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calls:
+    """What one rank called during one test.
+
+    Attributes:
+        groups: Its groups.
+        failures: The number of calls, and of waits for their results, that raised.
+    """
+
+    groups: tuple[GroupCalls, ...] = ()
+    failures: int = 0
+
+
+class _Call(Structure):
+    """A :class:`LastCall` without what is known of its group; number 0 for none."""
+
+    _fields_ = (
+        *((word, c_char * _WORD_BYTES) for word in ("kind", "dtype", "shape")),
+        *((number, c_int64) for number in ("number", "peer", "order", "at", "tag")),
+    )
+
+
+class _Counter(Structure):
+    """A :class:`Count`."""
+
+    _fields_ = (("kind", c_char * 60), ("peer", c_int64), ("number", c_int64), ("tags", c_int64))
+
+
+_FREE, _OPEN, _CLOSED = range(3)
+
+
+_Mask = c_ubyte * (_MOST_MEMBERS // 8)
+
+
+class _Group(Structure):
+    """A group in one of the states above."""
+
+    _fields_ = (
+        ("state", c_byte),
+        ("name", c_char * _WORD_BYTES),
+        ("mask", _Mask),
+        *((number, c_int64) for number in ("order", "unseen", "messages", "used")),
+        ("calls", _Call * (2 * _KEPT)),  # the collectives, then the messages
+        ("counters", _Counter * _MOST_COUNTERS),
+    )
+    __hash__ = object.__hash__  # by identity
+
+
+class _Wait(Structure):
+    """A :class:`Wait`: one more than its order, 0 for none, and its seconds, no number for one that goes on."""
+
+    _fields_ = (("place", c_int64), ("seconds", c_double))
+
+
+class _Head(Structure):
+    _fields_: ClassVar[Any] = (("phase", c_char * 16), ("wait", _Wait), ("failures", c_int64), ("used", c_int64))
+
+
+class _Log(_Head):
+    _fields_ = (("groups", _Group * _MOST_GROUPS),)
+
+
 class CallLog:
-    """The rank's side of a board.
+    """The rank's side of a log.
 
     Args:
         memory: The result of :func:`map_log`.
     """
 
     def __init__(self, memory: mmap.mmap) -> None:
-        self._memory = memory
-        self._free = list(range(_SLOTS))
-        self._messages = [0] * _SLOTS
+        self._use(memory)
+
+    def detach(self) -> None:
+        """Begin again, in memory that nobody reads: the calls of a fork are not those of its rank."""
+        self._use(mmap.mmap(-1, sizeof(_Log)))
+
+    def _use(self, memory: mmap.mmap) -> None:
+        self._log = _Log.from_buffer(memory)
+        self._lock = RLock()  # threads may share a group, and a finalizer may close one during a call
+        self._counters: dict[tuple[_Group, str, int | None], _Counter] = {}
 
     def enter(self, phase: str) -> None:
         """Note the current phase, in words; empty for none."""
-        self._memory[_PHASE] = phase.encode().ljust(_PHASE.stop - _PHASE.start, b"\0")
+        self._log.phase = phase.encode()
 
     def note_wait(self, wait: Wait | None) -> None:
         """Note what the rank waits for, or has waited for without success."""
         place, seconds = (0, None) if wait is None else (wait.order + 1, wait.seconds)
-        _WAIT.pack_into(self._memory, _WAIT_AT, place, nan if seconds is None else seconds)
+        self._log.wait = _Wait(place, nan if seconds is None else seconds)
 
-    def open(self) -> int | None:
-        """A slot for a group; None if all are taken."""
-        return self._free.pop(0) if self._free else None
+    def begin(self) -> None:
+        """Forget the counts of the last test, and the groups that it has closed."""
+        with self._lock:
+            self._counters.clear()
+            self._log.failures = 0
+            for group in self._log.groups[: self._log.used]:
+                group.order = group.unseen = group.used = 0
+                group.state = _FREE if group.state == _CLOSED else group.state
 
-    def close(self, slot: int | None) -> None:
-        """Free the slot of a group that is gone."""
-        if slot is not None:
-            self._memory[_place(slot)] = bytes(_SLOT_BYTES)
-            self._free.append(slot)
+    def open(self, name: str, members: Sequence[int]) -> _Group:
+        """The place of a group, for the other methods; one that nobody reads if there is none left."""
+        with self._lock:
+            places = (place for place, group in enumerate(self._log.groups) if group.state == _FREE)
+            place = next(places, None) if max(members, default=0) < _MOST_MEMBERS else None
+            if place is None:
+                return _Group()
+            mask = sum(1 << rank for rank in members).to_bytes(sizeof(_Mask), "little")
+            self._log.groups[place] = _Group(_OPEN, _shortened(name), _Mask.from_buffer_copy(mask))
+            self._log.used = max(self._log.used, place + 1)
+            group: _Group = self._log.groups[place]
+            return group
 
-    def note(self, slot: int | None, call: LastCall) -> None:
-        """Note a call, overwriting an older one."""
-        if slot is not None:
-            line = _line_of(call)
-            place = call.number % _KEPT
-            if call.kind in MESSAGES:
-                place = _KEPT + self._messages[slot] % _KEPT
-                self._messages[slot] += 1
-            start = slot * _SLOT_BYTES + place * _LINE_BYTES
-            self._memory[start : start + len(line)] = line
+    def close(self, group: _Group) -> None:
+        """Note that a group is gone."""
+        group.state = _CLOSED if group.used else _FREE
+
+    def note(self, group: _Group, call: LastCall) -> None:
+        """Note a call that begins, overwriting an older one."""
+        place = call.number % _KEPT
+        if call.kind in MESSAGES:
+            place = _KEPT + group.messages % _KEPT
+            group.messages += 1
+        shape = call.shape if len(call.shape) <= _WORD_BYTES else str(size_of(call.shape))[:_WORD_BYTES]
+        words = _shortened(call.kind), _shortened(call.dtype), shape.encode()
+        peer = -1 if call.peer is None else call.peer
+        group.calls[place] = _Call(*words, call.number, peer, call.order, call.at, call.tag)
+
+    def count(self, group: _Group, kind: str, peer: int | None = None, tag: int = 0) -> None:
+        """Count a call that was made; see :class:`Count`."""
+        with self._lock:
+            counter = self._counters.get((group, kind, peer)) or self._new_counter(group, kind, peer)
+            if counter is None:
+                self._log.failures += 1
+                return
+            counter.number += 1
+            if kind in MESSAGES:
+                counter.tags += crc32(str(tag).encode())
+
+    def note_order(self, group: _Group, collective: LastCall) -> None:
+        """Add the next collective to the digest of all in order."""
+        group.order = crc32(repr(collective.essence).encode(), group.order)
+
+    def note_unseen(self, group: _Group, unseen: int) -> None:
+        """Note the calls that only torch has counted, at the end of a test."""
+        group.unseen = unseen
+
+    def fail(self) -> None:
+        """Count a call, or a wait for its result, that has raised."""
+        with self._lock:
+            self._log.failures += 1
+
+    def _new_counter(self, group: _Group, kind: str, peer: int | None) -> _Counter | None:
+        """A new counter; None if there is no room."""
+        if group.state != _OPEN or group.used == _MOST_COUNTERS:
+            return None
+        group.counters[group.used] = _Counter(_shortened(kind, _Counter.kind.size), -1 if peer is None else peer)
+        counter: _Counter = group.counters[group.used]
+        self._counters[group, kind, peer] = counter
+        group.used += 1
+        return counter
 
 
 def open_log() -> tuple[int, int]:
-    """Create a board; return two descriptors of its memory, the supervisor's and the rank's.
+    """Create a log; return two descriptors of its memory, the supervisor's and the rank's.
 
     Raises:
         OSError: The system has no descriptor or memory left.
     """
-    board = os.memfd_create("allranks-calls")
+    log = os.memfd_create("allranks-calls")
     try:
-        os.ftruncate(board, BOARD_BYTES)
-        return board, os.dup(board)
+        os.ftruncate(log, sizeof(_Log))  # what no call has touched takes no memory
+        return log, os.dup(log)
     except OSError:
-        os.close(board)
+        os.close(log)
         raise
 
 
 def map_log(descriptor: int) -> mmap.mmap:
-    """Map the memory of a board into this process; its descriptor is closed."""
+    """Map the memory of a log into this process; its descriptor is closed."""
     try:
-        return mmap.mmap(descriptor, BOARD_BYTES)
+        return mmap.mmap(descriptor, sizeof(_Log))
     finally:
         os.close(descriptor)
 
 
-def read_board(descriptor: int) -> list[LastCall]:
-    """The last calls on a board, the newest first; a slot that is being written may be left out.
+# The rank may have written anything there, or cut the memory short.
 
-    The rank may have written anything there, or cut the memory short.
-    """
-    data = os.pread(descriptor, _PHASE.start, 0)
-    lines = (data[start : start + _LINE_BYTES].partition(b"\0")[0] for start in range(0, len(data), _LINE_BYTES))
-    calls = [call for line in lines if (call := _call_of(line.decode(errors="replace"))) is not None]
+
+def read_calls(descriptor: int) -> Calls:
+    """What a rank has called since its test began; a memory that was cut short counts as a failed call."""
+    groups: list[GroupCalls] = []
+    for group, mask in _groups(descriptor):
+        members = tuple(rank for rank in range(mask.bit_length()) if mask >> rank & 1)
+        used = group.counters[: max(0, group.used)]
+        counts = tuple(Count(_text(each.kind), each.number, _peer(each), each.tags) for each in used)
+        tally = {"order": group.order, "unseen": group.unseen, "is_closed": group.state == _CLOSED}
+        groups.append(GroupCalls(name=_text(group.name), members=members, counts=counts, **tally))
+    return Calls(groups=tuple(groups), failures=_head(descriptor).failures)
+
+
+def read_last_calls(descriptor: int) -> list[LastCall]:
+    """The last calls of a rank in groups that are not closed, the newest first."""
+    calls: list[LastCall] = []
+    for group, mask in _groups(descriptor):
+        for each in group.calls if group.state == _OPEN else ():
+            words = _text(each.kind), _peer(each), _text(each.dtype), _text(each.shape)
+            if each.number > 0 and _SHAPE.fullmatch(words[-1]):
+                calls.append(LastCall(_text(group.name), each.number, *words, each.order, each.at, each.tag, mask))
     return sorted(calls, key=lambda call: -call.order)
 
 
 def blamed(calls: Sequence[LastCall]) -> list[LastCall]:
-    """Those of a board's calls by which ranks are compared: messages, and the newest collectives of each group."""
+    """Those of a log's calls by which ranks are compared: messages, and the newest collectives of each group."""
     highest: dict[str, int] = {}
     for call in calls:
         highest[call.group] = max(call.number, highest.get(call.group, call.number))
@@ -202,46 +377,39 @@ def blamed(calls: Sequence[LastCall]) -> list[LastCall]:
 
 def read_phase(descriptor: int) -> str:
     """The current phase, in words; empty for none, and if the rank has written anything else."""
-    phase = os.pread(descriptor, _PHASE.stop - _PHASE.start, _PHASE.start).rstrip(b"\0").decode(errors="replace")
+    phase = _text(_head(descriptor).phase)
     return phase if phase in _PHASES else ""
 
 
 def read_wait(descriptor: int) -> Wait | None:
-    """What the rank waits for, or has waited for without success; None for nothing, and if it has cut the board."""
-    data = os.pread(descriptor, _WAIT.size, _WAIT_AT)
-    place, seconds = _WAIT.unpack(data) if len(data) == _WAIT.size else (0, nan)
-    return None if place <= 0 else Wait(place - 1, None if isnan(seconds) else seconds)
+    """What the rank waits for, or has waited for without success; None for nothing, and if it has cut the memory."""
+    wait = _head(descriptor).wait
+    return None if wait.place <= 0 else Wait(wait.place - 1, None if isnan(wait.seconds) else wait.seconds)
 
 
-def _line_of(call: LastCall) -> bytes:
-    """The line of a call, in which long words end with a digest, so that those of two ranks differ as before."""
-    short = call._replace(
-        group=_shortened(call.group),
-        kind=_shortened(call.kind),
-        dtype=_shortened(call.dtype),
-        shape=call.shape if len(call.shape) <= _WORD_BYTES else str(size_of(call.shape)),
-    )
-    return ("\t".join([*map(str, short[:-2]), f"{call.mask:x}", str(call.tag)]) + "\0").encode()
+def _head(descriptor: int) -> _Head:
+    head = _Head()
+    return head if os.preadv(descriptor, [head], 0) == sizeof(_Head) else _Head(failures=1)
 
 
-def _shortened(word: str) -> str:
+def _groups(descriptor: int) -> Iterator[tuple[_Group, int]]:
+    """The groups in a log, each with its members, a bit for each."""
+    for place in range(min(_head(descriptor).used, _MOST_GROUPS)):
+        group = _Group()
+        os.preadv(descriptor, [group], _Log.groups.offset + place * sizeof(_Group))
+        if group.state in (_OPEN, _CLOSED):
+            yield group, int.from_bytes(group.mask, "little")
+
+
+def _shortened(word: str, most: int = _WORD_BYTES) -> bytes:
+    """A word of at most so many bytes: a longer one ends with a digest, so that those of two ranks differ as before."""
     data = word.encode()
-    if len(data) <= _WORD_BYTES:
-        return word
-    return f"{data[: _WORD_BYTES - 12].decode(errors='ignore')}… {crc32(data):08x}"
+    return data if len(data) <= most else f"{data[: most - 12].decode(errors='ignore')}… {crc32(data):08x}".encode()
 
 
-def _call_of(line: str) -> LastCall | None:
-    try:
-        group, number, kind, peer, dtype, shape, order, at, mask, tag = line.split("\t")
-        known_peer = None if peer == "None" else int(peer)
-        if not _SHAPE.fullmatch(shape):
-            return None
-        numbers = int(order), int(at), int(mask, 16), int(tag)
-        return LastCall(group, int(number), kind, known_peer, dtype, shape, *numbers)
-    except ValueError:
-        return None
+def _peer(entry: _Call | _Counter) -> int | None:
+    return None if entry.peer < 0 else int(entry.peer)
 
 
-def _place(slot: int) -> slice:
-    return slice(slot * _SLOT_BYTES, (slot + 1) * _SLOT_BYTES)
+def _text(word: bytes) -> str:
+    return word.decode(errors="replace")

@@ -267,7 +267,7 @@ class Gang:
         is_odd = cause is not None and cause.outcome is Outcome.TIMED_OUT and cause.observed and cause.rank in odd
         may_part = cause is None or is_odd or is_circle
         step.explain_symptoms(skipper, odd)
-        step.add(name_crossing(calls) or (name_parting(calls) if may_part else ""))
+        step.add(name_crossing(calls) or (name_parting(calls) if may_part else "") or step.name_unmatched())
 
     def _look_at_calls(self, step: Step) -> dict[int, Sequence[LastCall]]:
         """The calls by which ranks are compared; the step gets those that only show how it went."""

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from allranks.agent import clock, evidence, linux
 from allranks.agent.channel import End, Report, RunTest
-from allranks.agent.gangs.call_log import LastCall, Wait, read_board, read_phase, read_wait
+from allranks.agent.gangs.call_log import Calls, LastCall, Wait, read_calls, read_last_calls, read_phase, read_wait
 from allranks.agent.gangs.orphans import REAP_TIMEOUT, KilledOrphan, Mark, Orphans, kill_orphans
 from allranks.agent.gangs.output import Output, OutputLog
 from allranks.agent.gangs.rank_process import Echo, RankProcess
@@ -33,12 +33,14 @@ class RankReport:
     Attributes:
         at: Seconds since the epoch, on the clock of the leading agent.
         has_strangers: Other processes have sent data in the rank's place, which was discarded.
+        calls: What it has called in the running test, if its step is over.
     """
 
     rank: int
     report: Report
     at: float
     has_strangers: bool = False
+    calls: Calls | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,7 @@ class RankExit:
         output: Its last output.
         lost: Why its status is unknown; empty if it is known.
         waits_for: What it waited for, or had last waited for without success.
+        calls: What it had called in the running test.
         was_told_to_stop: It is lost with its node, whose agent was told to stop.
     """
 
@@ -66,6 +69,7 @@ class RankExit:
     output: Output = field(default_factory=Output)
     lost: str = ""
     waits_for: Wait | None = None
+    calls: Calls | None = None
     was_told_to_stop: bool = False
 
 
@@ -237,7 +241,11 @@ class LocalRanks:
                 self._names.setdefault(rank.number, {})[report.started.pid] = report.started.name
             elif report.driver is None or report.driver.printed is None:
                 strangers = rank.link.take_strangers()
-                events.append(RankReport(rank=rank.number, report=report, at=clock.now(), has_strangers=strangers))
+                calls = read_calls(rank.board) if report.is_final else None
+                event = RankReport(
+                    rank=rank.number, report=report, at=clock.now(), has_strangers=strangers, calls=calls
+                )
+                events.append(event)
             elif self._echo is not None:
                 self._echo(report.driver.rank, report.driver.printed)
         return events
@@ -278,6 +286,7 @@ class LocalRanks:
             stacks=self._stacks[rank.number].added(),
             output=rank.glance(),
             waits_for=read_wait(rank.board),
+            calls=read_calls(rank.board),
         )
 
     def _forget(self, descriptor: int) -> None:
@@ -373,7 +382,7 @@ class LocalRanks:
 
     def calls(self) -> Mapping[int, Sequence[LastCall]]:
         """See :meth:`Ranks.calls`."""
-        return {number: read_board(rank.board) for number, rank in self._processes.items()}
+        return {number: read_last_calls(rank.board) for number, rank in self._processes.items()}
 
     def put_output_away(self, title: str) -> Mapping[int, Output]:
         """See :meth:`Ranks.put_output_away`."""

@@ -16,7 +16,7 @@ from allranks.agent.gangs.orphans import REAP_TIMEOUT, kill_group
 from allranks.agent.gangs.output import Output, OutputStream
 
 BeRank = Callable[[int, int, int], NoReturn]
-"""The work of a fork: called with its rank, and the descriptors of its connection and of its call board."""
+"""The work of a fork: called with its rank, and the descriptors of its connection and of its call log."""
 
 UNKNOWN_STATUS = -1000
 """In place of an exit status that another process took."""
@@ -33,7 +33,7 @@ class RankProcess:
         session: Process id of the former leader of its session and process group, which has ended: the rank leads
             neither, so that it may leave both.
         pidfd: Readable when the process has ended (pidfd_open(2)).
-        board: Descriptor of its call board.
+        board: Descriptor of its call log.
         exit_status: ``os.waitstatus_to_exitcode`` of its end; None while it lives.
         state_before: The state of the process before it was frozen; empty while it is not.
     """

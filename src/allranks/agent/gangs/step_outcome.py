@@ -3,7 +3,6 @@
 A rank that pytest-timeout ends looks like any exit in mid-test; only its output shows that a time limit was reached.
 """
 
-import json
 import re
 import signal
 from bisect import insort
@@ -12,10 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from allranks.agent import clock, linux
-from allranks.agent.channel import DriverSays, LaunchedEnd, Leaving, Report
-from allranks.agent.gangs.call_log import Wait
+from allranks.agent.channel import DriverSays, LaunchedEnd, Leaving
+from allranks.agent.gangs.call_log import Calls, Wait
 from allranks.agent.gangs.local_ranks import RankExit, RankReport
-from allranks.agent.gangs.unmatched_calls import Calls, Mismatch, calls_of, find_mismatch
+from allranks.agent.gangs.unmatched_calls import Mismatch, find_mismatch, name_unmatched
 from allranks.agent.stacks.stacks import innermost, is_machinery, waits_in_distributed
 from allranks.protocol import skip_codes
 from allranks.protocol.config import TimeLimit
@@ -71,7 +70,7 @@ class StepOutcome:
         has_left: The rank's process has ended instead of reporting.
         is_lost: The rank's exit status is unknown.
         was_terminated: SIGTERM ended the rank, or its node: perhaps everything is ended from outside.
-        calls: The rank's calls in its process groups; None if it has not reported them.
+        calls: The rank's calls in its process groups; None if its step is not over.
         skipped_subtests: As in the rank's report.
     """
 
@@ -124,7 +123,7 @@ class Step:
         driver: From a driver: its other reports and its own phases, in order.
         lost_gpus: Of a start that fails, why the GPUs of ranks do not compute.
         strangers: Ranks in whose place other processes have sent data.
-        began: When it began, on the clock of the call boards.
+        began: When it began, on the clock of the call logs.
         since: The same in seconds since the epoch.
         collectives: Of a step that went wrong, those that its ranks entered last.
         plugin_limit: The limit that pytest-timeout enforces in the ranks; None for none.
@@ -273,6 +272,12 @@ class Step:
             self.outcomes = [_blamed(each, mismatch) for each in self.outcomes]
         return mismatch
 
+    def name_unmatched(self) -> str:
+        """In words, a call that does not match, where all ranks have passed but for those that died; empty for none."""
+        calls = {each.rank: each.calls for each in self.outcomes if each.calls is not None}
+        has_ended = all(each.outcome is Outcome.PASSED or each.has_left for each in self.outcomes)
+        return name_unmatched(calls) if has_ended and set(calls) == {each.rank for each in self.outcomes} else ""
+
     def compare_subtests(self) -> None:
         """Count a rank as skipped that skipped subtests which its peers ran."""
         said = {each.rank: each.skipped_subtests for each in self.outcomes if each.outcome is Outcome.PASSED}
@@ -373,16 +378,6 @@ def _blamed(outcome: StepOutcome, mismatch: Mismatch) -> StepOutcome:
     return replace(outcome, outcome=Outcome.ERRORED, message=mismatch.message, observed=True)
 
 
-def _calls(report: Report) -> Calls | None:
-    """The calls in a rank's report; an unreadable list counts as a failed call."""
-    if not report.calls:
-        return None
-    try:
-        return calls_of(json.loads(report.calls))
-    except (ValueError, RecursionError):
-        return Calls(failures=1)
-
-
 def _caused_by(cause: StepOutcome, symptom: StepOutcome) -> StepOutcome:
     return replace(symptom, consequence=True, caused_by=cause.rank)
 
@@ -420,7 +415,7 @@ def reported(event: RankReport, step: Step) -> StepOutcome:
         waits_for=report.waits_for,
         had_failed=report.had_failed,
         is_final=report.is_final,
-        calls=_calls(report),
+        calls=event.calls,
         skipped_subtests=report.skipped_subtests,
         killed_children=report.killed_children,
         consequence=step.has_cause_before(event.at) and outcome.is_bad,
@@ -455,6 +450,7 @@ def ended(rank_exit: RankExit, step: Step) -> StepOutcome:
         text=rank_exit.stacks,
         is_symptom=_may_follow(rank_exit),
         waits_for=rank_exit.waits_for,
+        calls=rank_exit.calls,
         consequence=step.has_cause_before(rank_exit.at),
         observed=True,
         has_left=True,

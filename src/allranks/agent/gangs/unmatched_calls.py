@@ -4,138 +4,11 @@ import itertools
 import operator
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
-DEFAULT_GROUP = "default"
-"""The name of the gang's own process group, which torch names by a number."""
-
-NEW_GROUP = "new_group"
-"""The kind of the calls that make groups. torch names groups by their number, so a rank that makes fewer than its peers
-cannot stay in its gang; its test may pass."""
+from allranks.agent.gangs.call_log import DEFAULT_GROUP, MESSAGES, NEW_GROUP, OF, Calls, GroupCalls
 
 _TIMES = {0: "not at all", 1: "once", 2: "twice"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Messages:
-    """Point-to-point messages between two ranks.
-
-    Attributes:
-        tags: The sum of the hashes of all tags: equal if the same tags were used equally often, in any order.
-    """
-
-    number: int = 0
-    tags: int = 0
-
-    def __add__(self, other: "Messages") -> "Messages":
-        """The messages of both."""
-        return Messages(number=self.number + other.number, tags=self.tags + other.tags)
-
-    def __sub__(self, other: "Messages") -> "Messages":
-        """The messages beyond those of the other; may be negative."""
-        return Messages(number=self.number - other.number, tags=self.tags - other.tags)
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupCalls:
-    """What one rank called in one process group during one test.
-
-    Attributes:
-        name: torch's name of the group, or :data:`DEFAULT_GROUP`.
-        members: Ranks in the gang.
-        collectives: Number of calls by kind.
-        sent: By destination.
-        received: By source; a receive counts from its start.
-        received_from_any: Receives from any source that have not reported a source.
-        order: A digest of the collectives in order: kinds, types, roots, and sizes where they must be equal.
-        unseen: Calls that torch counted and this rank's Python code did not make (DDP's reducer, functional
-            collectives), and an offset that is the same on all ranks if all else is: only a difference means something.
-    """
-
-    name: str
-    members: tuple[int, ...]
-    collectives: Mapping[str, int] = field(default_factory=dict)
-    sent: Mapping[int, Messages] = field(default_factory=dict)
-    received: Mapping[int, Messages] = field(default_factory=dict)
-    received_from_any: Messages = Messages()
-    order: int = 0
-    unseen: int = 0
-
-    def __add__(self, other: "GroupCalls") -> "GroupCalls":
-        """The calls of both, in one group."""
-        return replace(
-            self,
-            collectives=Counter(self.collectives) + Counter(other.collectives),
-            sent=_added(self.sent, other.sent),
-            received=_added(self.received, other.received),
-            received_from_any=self.received_from_any + other.received_from_any,
-            unseen=self.unseen + other.unseen,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Calls:
-    """What one rank called during one test.
-
-    Attributes:
-        groups: The groups in which it called anything.
-        closed: Names of groups that were destroyed: unmatched calls in them reach no other test.
-        failures: The number of calls, and of waits for their results, that raised.
-    """
-
-    groups: tuple[GroupCalls, ...] = ()
-    closed: tuple[str, ...] = ()
-    failures: int = 0
-
-    def as_fields(self) -> dict[str, Any]:
-        """These calls as JSON-able values, which :func:`calls_of` reads."""
-        groups = [{**vars(group), **_messages_as_fields(group)} for group in self.groups]
-        return {"groups": groups, "closed": list(self.closed), "failures": self.failures}
-
-
-def _messages_as_fields(group: GroupCalls) -> dict[str, Any]:
-    return {
-        "sent": [[peer, each.number, each.tags] for peer, each in group.sent.items()],
-        "received": [[peer, each.number, each.tags] for peer, each in group.received.items()],
-        "received_from_any": [group.received_from_any.number, group.received_from_any.tags],
-    }
-
-
-def calls_of(fields: Mapping[str, Any]) -> Calls:
-    """The calls that :meth:`Calls.as_fields` wrote.
-
-    Raises:
-        ValueError: A field is missing or has a wrong type.
-    """
-    try:
-        groups = tuple(_group_of(**group) for group in fields["groups"])
-        return Calls(groups=groups, closed=tuple(map(str, fields["closed"])), failures=int(fields["failures"]))
-    except (KeyError, TypeError, AttributeError, OverflowError) as error:
-        msg = f"these are no calls of a rank: {error!r}"
-        raise ValueError(msg) from error
-
-
-def _group_of(**fields: Any) -> GroupCalls:  # noqa: ANN401 - parsed JSON
-    number, tags = fields["received_from_any"]
-    return GroupCalls(
-        name=str(fields["name"]),
-        members=tuple(map(int, fields["members"])),
-        collectives={str(kind): int(count) for kind, count in fields["collectives"].items()},
-        sent=_messages_of(fields["sent"]),
-        received=_messages_of(fields["received"]),
-        received_from_any=Messages(number=int(number), tags=int(tags)),
-        order=int(fields["order"]),
-        unseen=int(fields["unseen"]),
-    )
-
-
-def _messages_of(rows: Iterable[tuple[int, int, int]]) -> dict[int, Messages]:
-    return {int(peer): Messages(number=int(number), tags=int(tags)) for peer, number, tags in rows}
-
-
-def _added(one: Mapping[int, Messages], other: Mapping[int, Messages]) -> dict[int, Messages]:
-    return {peer: one.get(peer, Messages()) + other.get(peer, Messages()) for peer in {**one, **other}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +30,10 @@ class Mismatch:
 _Group = Mapping[int, GroupCalls]
 """The calls of each member of a group."""
 
+_Left = Mapping[int | None, tuple[int, int]]
+"""Of the messages of a receiver by their sender, None for any: the number of those sent minus those received, and the
+same of the digests of their tags."""
+
 
 def find_mismatch(calls: Mapping[int, Calls]) -> Mismatch | None:
     """Compare the calls of one test.
@@ -171,7 +48,7 @@ def find_mismatch(calls: Mapping[int, Calls]) -> Mismatch | None:
     Returns:
         The first mismatch, errors first; None if all calls match.
     """
-    groups = _groups(calls)
+    groups = _groups(calls, {group.name for rank in calls.values() for group in rank.groups if group.is_closed})
     doubts = [mismatch for group in groups for mismatch in _differences_of_unseen(group)]
     found = [(group, mismatch) for group in groups for mismatch in _mismatches(group)]
     if not found:
@@ -182,9 +59,13 @@ def find_mismatch(calls: Mapping[int, Calls]) -> Mismatch | None:
     return next(errors, replace(found[0][1], is_error=False))
 
 
-def _groups(calls: Mapping[int, Calls]) -> list[_Group]:
-    """The groups that outlived the test, the default group first."""
-    closed = {name for rank in calls.values() for name in rank.closed}
+def name_unmatched(calls: Mapping[int, Calls]) -> str:
+    """In words, the first call that not all members of its group made; empty for none."""
+    return next((each.message for group in _groups(calls, ()) for each in _mismatches(group)), "")
+
+
+def _groups(calls: Mapping[int, Calls], closed: Collection[str]) -> list[_Group]:
+    """All groups but those that were closed, the default group first."""
     found: dict[tuple[bool, str, tuple[int, ...]], dict[int, GroupCalls]] = {}
     for rank, own in calls.items():
         for group in own.groups:
@@ -206,7 +87,10 @@ def _merged(groups: Iterable[_Group]) -> list[_Group]:
     for group in groups:
         known = merged.setdefault(tuple(group), group)
         if known is not group:
-            merged[tuple(group)] = {rank: known[rank] + group[rank] for rank in group}
+            merged[tuple(group)] = {
+                rank: replace(own, counts=(*known[rank].counts, *own.counts), unseen=known[rank].unseen + own.unseen)
+                for rank, own in group.items()
+            }
     return list(merged.values())
 
 
@@ -215,8 +99,9 @@ def _is_unmatched(group: _Group) -> bool:
 
 
 def _mismatches(group: _Group) -> Iterator[Mismatch]:
-    for kind in sorted({kind for calls in group.values() for kind in calls.collectives}):
-        numbers = {rank: calls.collectives.get(kind, 0) for rank, calls in group.items()}
+    counted = {each.kind for calls in group.values() for each in calls.counts if each.kind not in MESSAGES}
+    for kind in sorted({*counted, *(kind.partition(OF)[0] for kind in counted)}):
+        numbers = {rank: _number(kind, calls) for rank, calls in group.items()}
         if len(set(numbers.values())) > 1:
             is_error = kind != NEW_GROUP
             yield Mismatch(message=_called(kind, numbers, group), ranks=_unusual(numbers), is_error=is_error)
@@ -224,16 +109,20 @@ def _mismatches(group: _Group) -> Iterator[Mismatch]:
         yield from _mismatches_of_receiver(receiver, left, group)
 
 
-def _left(group: _Group) -> dict[int, dict[int, Messages]]:
-    """By receiver and sender: messages sent minus those received from this sender; negative if fewer were sent."""
-    left: dict[int, dict[int, Messages]] = {rank: {} for rank, calls in group.items() if calls.received_from_any.number}
-    for sender, calls in group.items():
-        for receiver, messages in calls.sent.items():
-            left.setdefault(receiver, {})[sender] = messages
-    for receiver, calls in group.items():
-        for sender, messages in calls.received.items():
-            of_receiver = left.setdefault(receiver, {})
-            of_receiver[sender] = of_receiver.get(sender, Messages()) - messages
+def _number(kind: str, calls: GroupCalls) -> int:
+    """How often a rank called a kind of collective."""
+    return sum(each.number for each in calls.counts if each.kind == kind or each.kind.startswith(kind + OF))
+
+
+def _left(group: _Group) -> Mapping[int, _Left]:
+    """What is left of the messages to each receiver."""
+    left: dict[int, dict[int | None, tuple[int, int]]] = {}
+    for rank, calls in group.items():
+        for each in calls.counts:
+            receiver, sender, sign = (each.peer, rank, 1) if each.kind == "send" else (rank, each.peer, -1)
+            if each.kind in MESSAGES and receiver is not None:
+                number, tags = left.setdefault(receiver, {}).get(sender, (0, 0))
+                left[receiver][sender] = number + sign * each.number, tags + sign * each.tags
     return left
 
 
@@ -268,33 +157,30 @@ def _unusual(numbers: Mapping[int, int]) -> tuple[int, ...]:
     return tuple(rank for rank, number in numbers.items() if number != usual)
 
 
-def _mismatches_of_receiver(receiver: int, left: Mapping[int, Messages], group: _Group) -> Iterator[Mismatch]:
-    from_any = group[receiver].received_from_any if receiver in group else Messages()
+def _mismatches_of_receiver(receiver: int, left: _Left, group: _Group) -> Iterator[Mismatch]:
     where = "in this test" if _is_default(group) else f"in this test, in {_name(group)}"
-    for sender, each in sorted(left.items()):
-        if each.number < 0:
-            text = f"rank {receiver} waits for {_messages(-each.number)} that rank {sender} did not send {where}"
+    known = {sender: number for sender, (number, _) in left.items() if sender is not None}
+    for sender, number in sorted(known.items()):
+        if number < 0:
+            text = f"rank {receiver} waits for {_messages(-number)} that rank {sender} did not send {where}"
             yield Mismatch(message=text, ranks=(receiver,), is_error=True)
-    senders = tuple(sender for sender, each in sorted(left.items()) if each.number > 0)
-    excess = sum(left[sender].number for sender in senders) - from_any.number
+    senders = tuple(sender for sender, number in sorted(known.items()) if number > 0)
+    from_any, _ = left.get(None, (0, 0))
+    excess = sum(known[sender] for sender in senders) + from_any
     if excess > 0:
         text = f"{words_for_ranks(senders)} sent {_messages(excess)} that rank {receiver} did not receive {where}"
         yield Mismatch(message=text, ranks=senders, is_error=True)
     elif excess < 0:
         text = f"rank {receiver} waits for {_messages(-excess)} from any rank that no rank sent {where}"
         yield Mismatch(message=text, ranks=(receiver,), is_error=True)
-    elif _tags_differ(left, from_any):
+    elif min(known.values(), default=0) >= 0 and _tags_differ([tags for _, tags in left.values()], from_any):
         text = f"the tags of messages to rank {receiver} are not those that it received {where}"
         yield Mismatch(message=text, ranks=(receiver,), is_error=True)
 
 
-def _tags_differ(left: Mapping[int, Messages], from_any: Messages) -> bool:
-    """Whether tags differ; not compared if messages are missing, and only as a sum for receives from any source."""
-    if any(each.number < 0 for each in left.values()):
-        return False
-    if from_any.number:
-        return sum(each.tags for each in left.values()) != from_any.tags
-    return any(each.tags for each in left.values())
+def _tags_differ(left: Collection[int], from_any: int) -> bool:
+    """Whether tags differ: only as a sum if there were receives from any source."""
+    return sum(left) != 0 if from_any else any(left)
 
 
 def _is_default(group: _Group) -> bool:

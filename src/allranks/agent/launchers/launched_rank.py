@@ -5,7 +5,6 @@ import os
 import unittest
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from json import dumps
 from pathlib import Path
 from typing import NoReturn
 
@@ -43,7 +42,7 @@ class Place:
     world_size: int
     results: Path
     connection: int  # descriptor of its end of the connection to the launching process
-    board: int  # descriptor of its call board
+    board: int  # descriptor of its call log
     parent: int  # process id of the launching process
 
 
@@ -74,6 +73,7 @@ class LaunchedRank:
     def run(self, terms: RankTerms, body: Callable[[], object]) -> Outcome:
         """Run one test to its end."""
         self._running, self._reported, self._began = terms, None, monotonic()
+        self._calls.begin()
         rank_setup.now_running(terms.nodeid)
         # The launching process has set the test up: after this phase, a hang of this rank is one in the call.
         self._report(terms.nodeid, Phase(when="setup", outcome=Outcome.PASSED, duration=0.0), None)
@@ -128,10 +128,8 @@ class LaunchedRank:
     def _conclude(self, nodeid: str, phase: Phase) -> None:
         save_coverage()
         flush_output()
-        calls = dumps(self._calls.take().as_fields())
-        self._connection.report(
-            Report(nodeid=nodeid, outcome=phase.outcome, imported=self._imports.take(), calls=calls)
-        )
+        self._calls.settle()
+        self._connection.report(Report(nodeid=nodeid, outcome=phase.outcome, imported=self._imports.take()))
         rank_setup.end_fork(is_bad=phase.outcome.is_bad, text=lambda: phase.text)
 
 

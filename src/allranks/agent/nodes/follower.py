@@ -205,7 +205,7 @@ class _Service:
 def _message_of(event: RankEvent) -> Message:
     at = event.at - clock.ORIGIN  # on the monotonic clock of this host
     if not isinstance(event, RankExit):
-        return {"rank": event.rank, "at": at, "report": told(event.report), "has_strangers": event.has_strangers}
+        return dict(told(replace(event, at=at)))
     output = Output(stdout=_cut(event.output.stdout), stderr=_cut(event.output.stderr))
     return asdict(replace(event, at=at, stacks=_cut(event.stacks), output=output))
 

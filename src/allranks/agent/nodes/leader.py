@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict
 
 from allranks.agent import clock
-from allranks.agent.channel import End, Report, RunTest
+from allranks.agent.channel import End, RunTest
 from allranks.agent.gangs.call_log import LastCall
 from allranks.agent.gangs.local_ranks import Look, RankEvent, RankExit, RankHang, RankReport
 from allranks.agent.gangs.orphans import KilledOrphan
@@ -275,11 +275,9 @@ def _event_of(fields: Message, ahead: float) -> RankEvent:
 
     A single clock must order all events.
     """
-    rank, at = int(fields["rank"]), min(clock.now(), clock.ORIGIN + fields["at"] - ahead)
-    if "report" in fields:
-        report = build(Report, fields["report"])
-        return RankReport(rank=rank, report=report, at=at, has_strangers=bool(fields.get("has_strangers")))
-    return build(RankExit, {**fields, "at": at})
+    at = min(clock.now(), clock.ORIGIN + fields["at"] - ahead)
+    kind: type[RankEvent] = RankReport if "report" in fields else RankExit
+    return build(kind, {**fields, "at": at})
 
 
 class Leader:

@@ -7,7 +7,7 @@ object collectives, coalesced and batched calls, FSDP and a group's own methods 
   recognizes these functions by identity.
 - A kernel in torch's dispatcher would also see calls from C++ (DDP's reducer, functional collectives), but adds 11 µs
   to a call; a wrapped method adds 2 µs (torch 2.13). torch's own sequence number reveals those calls, see
-  :attr:`allranks.agent.gangs.unmatched_calls.GroupCalls.unseen`.
+  :attr:`allranks.agent.gangs.call_log.GroupCalls.unseen`.
 
 Only groups of the gang's own world count. A world created by a test, or by a thread of a threaded test case, has other
 ranks than the gang and ends with its test.
@@ -15,6 +15,7 @@ ranks than the gang and ends with its test.
 
 import functools
 import itertools
+import os
 import traceback
 import unittest
 import weakref
@@ -30,8 +31,8 @@ from torch import distributed
 from torch.distributed import distributed_c10d
 
 from allranks.agent.clock import monotonic_ns
-from allranks.agent.gangs.call_log import CallLog, LastCall, Wait
-from allranks.agent.gangs.unmatched_calls import DEFAULT_GROUP, NEW_GROUP, Calls, GroupCalls, words_for_ranks
+from allranks.agent.gangs.call_log import DEFAULT_GROUP, NEW_GROUP, CallLog, LastCall, Wait
+from allranks.agent.gangs.unmatched_calls import words_for_ranks
 from allranks.agent.ranks.counted_group import ANY, MESSAGES, UNEVEN, CountedGroup, describe, message_of, sequence_of
 from allranks.agent.ranks.waits import Waits
 
@@ -88,9 +89,6 @@ _EXPECTATIONS: tuple[type, ...] = (
 _MOST_EXCEPTIONS = 100
 """Maximum number of exceptions to inspect in a chain."""
 
-_MOST_GROUPS = 200
-"""Maximum number of groups in a test: a report of more would not fit into a pipe."""
-
 _TORCH = Path(torch.__file__).parent
 _RPC = f"{_TORCH}/distributed/rpc/"
 _CALLERS = (f"{_TORCH}/distributed/", f"{_TORCH}/autograd/", f"{_TORCH}/_ops.py")
@@ -105,12 +103,12 @@ class CallCounter:
     """Wraps torch's methods once, for the life of the process.
 
     Args:
-        board: Receives the last call of each group.
+        log: Receives the calls.
         own_world: Size of the world that the test creates itself, whose groups then count; None if the gang has one.
     """
 
-    def __init__(self, board: CallLog | None = None, own_world: int | None = None) -> None:
-        self._board = board
+    def __init__(self, log: CallLog, own_world: int | None = None) -> None:
+        self._log = log
         self._own_world = own_world
         # Weak: calls in a world that is gone, and in its groups, say nothing of those in the next one.
         self._world: Callable[[], distributed.ProcessGroup | None] = lambda: None
@@ -120,13 +118,11 @@ class CallCounter:
         # say in a callback of a future, waits for its own end, which aborts the process in whatever test runs by then.
         # Python, if it drops the last reference, holds the GIL and waits for threads that may need it (torch 2.6).
         self._kept: tuple[list[distributed.ProcessGroup], ...] = ([], [])
-        self._closed: list[str] = []
         self._from_any: dict[int, tuple[CountedGroup, int, distributed.Work]] = {}
-        self._failures = itertools.count()
         self._order = itertools.count(1)
         self._made_groups = itertools.count(1)
         self._answer: tuple[object, ...] = ()
-        self.waits = Waits(board)
+        self.waits = Waits(log)
         # By the identity of what a call has returned: a weak reference to it, as another object may get its identity.
         self._works: dict[int, tuple[Callable[[], object], _Begun]] = {}
         for method, (kind, place) in COLLECTIVES.items():
@@ -136,7 +132,7 @@ class CallCounter:
         wrap(distributed.ProcessGroup, UNEVEN, self._unnumbered)
         wrap(distributed_c10d, "_new_group_with_tag", self._made)
         wrap(distributed_c10d, "_new_process_group_helper", self._waiting)
-        self._new_groups = board.open() if board else None
+        self._new_groups = log.open(NEW_GROUP, ())
         for owner, method in _WAITS:
             wrap(owner, method, self._waited)
         wrap(distributed.Work, "is_completed", self._asked_for_end)
@@ -149,6 +145,13 @@ class CallCounter:
             wrap(expectation, "__exit__", self._expected)
         for method in _STORE_WAITS:
             wrap(store, method, self._waiting)
+        os.register_at_fork(after_in_child=self._be_fork)
+
+    def _be_fork(self) -> None:
+        """Keep the calls of a fork out of the rank's log: a launching process forks its ranks."""
+        self._log.detach()
+        self._groups.clear()
+        self._new_groups = self._log.open(NEW_GROUP, ())
 
     def wait_behind(self, error: BaseException) -> Wait | None:
         """What the rank waits for when it goes wrong, as of now; its exceptions get their marks."""
@@ -181,11 +184,15 @@ class CallCounter:
         """
         self._world = weakref.ref(world) if world else lambda: None
         self._groups.clear()
-        self.take()
+        self.settle()
+        self.begin()
 
-    def take(self) -> Calls:
-        """Return the calls since the last time; none if the current world is not the gang's."""
-        failures, self._failures = next(self._failures), itertools.count()
+    def begin(self) -> None:
+        """Forget the calls of the last test."""
+        self._log.begin()
+
+    def settle(self) -> None:
+        """Complete the log at the end of a test."""
         self.waits.clear()
         self._works.clear()
         self._settle_receives()
@@ -195,16 +202,9 @@ class CallCounter:
             if known is not None and known.reference() not in world.pg_map:
                 self._close(identity)
         self._adopt_own_world()
-        if world.default_pg is not (self._world() or _UNMET):
-            return Calls(failures=failures)
-        for group in list(world.pg_map):
-            self._find(group)
-        calls = [known.take() for known in self._groups.values() if known is not None]
-        closed, self._closed = self._closed, []
-        groups = [group for group in calls if group != GroupCalls(name=group.name, members=group.members)]
-        if len(groups) + len(closed) > _MOST_GROUPS:
-            return Calls(failures=failures + 1)
-        return Calls(groups=tuple(groups), closed=tuple(closed), failures=failures)
+        if world.default_pg is (self._world() or _UNMET):
+            for known in filter(None, map(self._find, list(world.pg_map))):
+                known.settle()
 
     def _find(self, group: distributed.ProcessGroup) -> CountedGroup | None:
         """The counters of a group; None if it does not count."""
@@ -224,8 +224,7 @@ class CallCounter:
             return None
         name = DEFAULT_GROUP if group is world.default_pg else world.pg_names[group]
         ranks = world.pg_group_ranks[group]
-        slot = self._board.open() if self._board else None
-        return CountedGroup(name, tuple(sorted(ranks, key=ranks.__getitem__)), group, slot)
+        return CountedGroup(name, tuple(sorted(ranks, key=ranks.__getitem__)), group, self._log)
 
     def _adopt_own_world(self) -> None:
         """Count in a world that the suite has made itself, if it has all ranks of the gang."""
@@ -244,10 +243,7 @@ class CallCounter:
         known = self._groups.get(identity)
         if known is not None:
             self._groups[identity] = None
-            if known.has_calls:
-                self._closed.append(known.name)
-            if self._board:
-                self._board.close(known.slot)
+            self._log.close(known.entry)
 
     def _counted(self, original: _Method, *, kind: str, place: int, names: Sequence[str] = ()) -> _Method:
         """Wrap a method so that it counts its calls.
@@ -272,9 +268,8 @@ class CallCounter:
             other = getattr(arguments[-1], "rootRank", None) if kind in _ROOTED and arguments else peer
             order, at = next(self._order), monotonic_ns()
             number = known.begun if peer is None else known.number_message(kind, peer, tag)
-            begun = LastCall(known.name, number, kind, known.rank_of(other), dtype, shape, order, at, known.mask, tag)
-            if self._board:
-                self._board.note(known.slot, begun)
+            begun = LastCall(known.name, number, kind, known.rank_of(other), dtype, shape, order, at, tag)
+            self._log.note(known.entry, begun)
             call = _Begun(order, at, has_peers=len(known.members) > 1)
             if kind != "send" and call.has_peers:
                 self.waits.begin(order, at)
@@ -282,7 +277,7 @@ class CallCounter:
                 work = original(group, *arguments, **options)
             except BaseException as error:
                 known.begun -= peer is None
-                next(self._failures)
+                self._log.fail()
                 self._note_failure(error, order, at)
                 raise
             self._keep(work, call)
@@ -291,7 +286,7 @@ class CallCounter:
             else:
                 known.count(kind, peer, tag, dtype)
             if peer is None:
-                known.note_order(begun)
+                self._log.note_order(known.entry, begun)
             return work
 
         return call
@@ -312,20 +307,19 @@ class CallCounter:
         return call
 
     def _made(self, original: _Method) -> _Method:
-        """Wrap the function that makes groups: the board shows its calls, which all ranks have to make in one order."""
+        """Wrap the function that makes groups: the log has its calls, which all ranks have to make in one order."""
 
         def call(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
             __tracebackhide__ = True
             world = distributed_c10d._world.default_pg  # noqa: SLF001 - see above
             known = self._find(world) if world and not options.get("use_local_synchronization") else None
-            if known is not None:
+            if known and world:
                 known.count(NEW_GROUP)
-            if known and world and self._board:
                 ranks = next(iter(arguments), options.get("ranks"))
                 with suppress(TypeError, ValueError):  # torch refuses such ranks
                     members = words_for_ranks(sorted(range(world.size()) if ranks is None else map(int, ranks)))
                     made = LastCall(NEW_GROUP, next(self._made_groups), f"{NEW_GROUP} of {members}", at=monotonic_ns())
-                    self._board.note(self._new_groups, made._replace(order=next(self._order)))
+                    self._log.note(self._new_groups, made._replace(order=next(self._order)))
             return original(*arguments, **options)
 
         return call
@@ -359,7 +353,7 @@ class CallCounter:
                 if _is_an_answer(error):
                     self.waits.forgive()
                 else:
-                    next(self._failures)
+                    self._log.fail()
                     self._note_failure(error, 0 if call is None else call.order, at)
                 raise
             finally:

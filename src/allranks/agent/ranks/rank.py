@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from json import dumps
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -64,7 +63,7 @@ class Assignment:
         hardware_skip: Why no test of this cell can run on this host: the arguments of an ``EnvironmentSkip``.
         shared: Folder that all ranks of the gang share with no other gang.
         connection: Descriptor of the rank's end of its connection.
-        board: Descriptor of its call board.
+        board: Descriptor of its call log.
         supervisor: Process id of the supervisor.
         items: The tests by their index in the job, if the rank has not collected all of them.
         end_session: Ends a pytest session of the rank's own, after the last report. It gets the exit status, and
@@ -258,6 +257,7 @@ class _Rank:
     def _begin_step(self, nodeid: str) -> None:
         self._nodeid, self._phases, self._subtests = nodeid, [], Subtests()
         self._has_exited, self._phase_began = False, monotonic()
+        self._calls.begin()
         self._board.enter("set-up" if nodeid else "")
         rank_setup.now_running(nodeid)
 
@@ -266,7 +266,9 @@ class _Rank:
         is_alone = self._assignment.config.ranks == 1 or (self._last is not None and has_thread_ranks(self._last))
         keeping = {Outcome.SKIPPED, Outcome.XFAILED} if is_alone else {Outcome.SKIPPED}
         differing, is_whole = self._surroundings.put_back()
-        calls = self._calls.take()
+        self._calls.settle()
+        if is_alone:
+            self._calls.begin()  # there are no peers to compare them with
         self._board.enter("")
         return Report(
             nodeid=self._nodeid,
@@ -277,7 +279,6 @@ class _Rank:
             is_spoilt=not is_whole or self._has_exited,
             skipped_subtests=self._subtests.skipped,
             killed_children=self._children.killed(),
-            calls="" if is_alone else dumps(calls.as_fields()),
         )
 
     def _end(self, command: End) -> Report:

@@ -13,11 +13,11 @@ class Waits:
     Calls are named by their order among all calls of the rank; 0 stands for anything else that other ranks do.
 
     Args:
-        board: Where it is shown, also if the process ends without a word; None for nowhere.
+        log: Where it is shown, also if the process ends without a word.
     """
 
-    def __init__(self, board: CallLog | None) -> None:
-        self._board = board
+    def __init__(self, log: CallLog) -> None:
+        self._log = log
         self._began: dict[int, int] = {}
         self._elsewhere: list[int] = []  # one entry for each: two threads could lose one of a number
         self._failed: Wait | None = None
@@ -43,12 +43,12 @@ class Waits:
         self._newest = max(self._newest, order)
         self._began.pop(order, None)
         self._began[order] = at  # the last one: what the rank waits for now may be an earlier call
-        self._show(Wait(order))
+        self._log.note_wait(Wait(order))
 
     def begin_elsewhere(self) -> None:
         """The rank begins to wait for something else that other ranks do, until :meth:`end_elsewhere`."""
         self._elsewhere.append(0)
-        self._show(Wait())
+        self._log.note_wait(Wait())
 
     def end_elsewhere(self) -> None:
         """That wait has ended in some way."""
@@ -91,15 +91,11 @@ class Waits:
 
     def _show_current(self) -> None:
         if self._elsewhere:
-            self._show(Wait())
+            self._log.note_wait(Wait())
         elif self._failed is None and self._began:
-            self._show(Wait(next(reversed(self._began))))
+            self._log.note_wait(Wait(next(reversed(self._began))))
         else:
-            self._show(self.current)
-
-    def _show(self, wait: Wait | None) -> None:
-        if self._board is not None:
-            self._board.note_wait(wait)
+            self._log.note_wait(self.current)
 
 
 def _seconds_since(at: int) -> float:
