@@ -135,6 +135,8 @@ def test_an_option_that_is_already_there_is_one_error_that_names_it(other, name,
 class Moon(SectionMaker):
     """Counts the tests of a run that ran at full moon: all of them."""
 
+    name = "moon"
+
     def __init__(self, problem=""):
         self.tests, self.problem = 0, problem
 
@@ -145,7 +147,6 @@ class Moon(SectionMaker):
         told = f"{self.tests} tests & their moon"
         row = f"{merged.counts.tests} <of> them"
         return Section(
-            name="moon",
             title="The moon",
             headline=told,
             object={"tests": self.tests},
@@ -209,7 +210,7 @@ def test_a_run_asks_for_sections_with_its_matrix(moon, allranks, runs, repositor
     asked = moon()
     assert allranks("run")[0] == 0
     [(_, options)] = runs
-    assert isinstance(options.observers[-1], Moon)
+    assert isinstance(options.sections[-1], Moon)
     assert [(name, matrix.path) for name, matrix in asked] == [("_run", repository / "matrix.toml")]
 
 

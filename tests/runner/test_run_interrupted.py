@@ -1,16 +1,37 @@
 """Ctrl-C at moments when no job runs."""
 
+import json
 import signal
 
 import pytest
 
 from allranks.errors import ExitCode
 from allranks.matrix.expand import expand
+from allranks.report.section import Section, SectionMaker
 from allranks.runner import run_jobs as schedule_run
 from allranks.runner.host import Host
 from allranks.runner.run_jobs import RunOptions, run
 
 pytestmark = pytest.mark.usefixtures("locks")
+
+
+class OfWholeRun(SectionMaker):
+    """A section with another maker for a run that is interrupted."""
+
+    name = "whole_run"
+
+    def __call__(self, _suite):
+        """Take nothing."""
+
+    def section(self, _merged):
+        return Section(title="The run", headline="as it ended")
+
+    def for_unfinished_run(self):
+        return OfUnfinishedRun()
+
+
+class OfUnfinishedRun(OfWholeRun):
+    name = "unfinished_run"
 
 
 def test_an_interrupt_while_the_report_is_made_leaves_a_report(matrix, engine, tmp_path, monkeypatch, lines):
@@ -24,7 +45,16 @@ def test_an_interrupt_while_the_report_is_made_leaves_a_report(matrix, engine, t
     monkeypatch.setattr(schedule_run, "choose_host", lambda *_: host)
     monkeypatch.setattr(schedule_run, "merge", interrupted)
     options = RunOptions(
-        run_id="r1", results=tmp_path, engine="process", seed=1, pytest_args=(), nothing_ran_allowed=True
+        run_id="r1",
+        results=tmp_path,
+        engine="process",
+        seed=1,
+        pytest_args=(),
+        nothing_ran_allowed=True,
+        sections=[OfWholeRun()],
     )
     assert run(expand(matrix), [], options, lines) is ExitCode.INTERRUPTED
-    assert (tmp_path / "r1" / "report.json").exists()
+    assert [key for key in json.loads((tmp_path / "r1" / "report.json").read_text()) if "run" in key] == [
+        "run_id",
+        "unfinished_run",
+    ]

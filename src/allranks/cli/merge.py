@@ -110,7 +110,7 @@ def _object(merged: "MergedRun", code: ExitCode) -> Mapping[str, object]:
             for each in merged.failures
         ],
         "notes": merged.notes,
-        **{section.name: section.object for section in merged.sections},
+        **merged.section_objects,
         "files": {
             "junit": [str(file.absolute()) for file in merged.junit_files],
             "page": str(merged.page.absolute()),

@@ -347,7 +347,7 @@ def run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namesp
         pytest_args=options.pytest_args,
         nothing_ran_allowed=options.allow_nothing_ran,
         durations=options.durations,
-        observers=section_makers(options, matrix),
+        sections=section_makers(options, matrix),
         known=of.own.file.plan.durations if of.own else None,
         policy=policy,
         left=left,

@@ -1,20 +1,29 @@
 """The table of capabilities as text, Markdown and HTML: operations and modes by dtypes."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from typing import Final
+from typing import ClassVar, Final
 
 from allranks.protocol.xml_text import printable, readable
 from allranks.report.capabilities import (
     Capability,
+    CapabilityReader,
     CapabilityTable,
     ChangedCell,
+    as_document,
     bad_cells,
 )
+from allranks.report.judged import CellSuite, MergedRun
+from allranks.report.section import Section, SectionMaker
 from allranks.report.summary import markdown
+from allranks.report.untrusted import write_whole
 
 NAME: Final = "conformance"
 """The stem of its files, beside the merged report."""
+
+TABLE_NAME: Final = f"{NAME}.json"
+"""What the run shows of each backend's capabilities, if its tests are tagged."""
 
 _DTYPES: Final = {
     "bool": "bool",
@@ -119,14 +128,9 @@ def _markdown(backend: str, table: CapabilityTable) -> Iterator[str]:
 
 
 def as_html(tables: Mapping[str, CapabilityTable]) -> str:
-    """The section of the page; empty without tagged tests."""
-    if not tables:
-        return ""
+    """The tables as the body of a section of the page."""
     body = "".join(_html(backend, table) for backend, table in sorted(tables.items()))
-    return (
-        '<section id="capabilities" aria-labelledby="capabilities-title"><h2 id="capabilities-title">Capabilities '
-        f"<small>operations by dtypes</small></h2>{body}<p>{escape(LEGEND)}.</p></section>"
-    )
+    return f"{body}<p>{escape(LEGEND)}.</p>"
 
 
 def _html(backend: str, table: CapabilityTable) -> str:
@@ -135,7 +139,8 @@ def _html(backend: str, table: CapabilityTable) -> str:
         f'<tr><th scope="row">{_inert(label)}</th>{"".join(map(_tile, states))}</tr>' for label, states in _rows(table)
     )
     region = f'tabindex="0" role="region" aria-label="{escape(_clean(backend))}"'
-    return f'<div class="wide" {region}><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    shown = f'<table class="compact"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    return f'<div class="wide" {region}>{shown}</div>'
 
 
 def _tile(state: Capability | None) -> str:
@@ -158,3 +163,29 @@ def told_changes(changed: Sequence[ChangedCell]) -> list[str]:
 
 def _badness(each: ChangedCell) -> tuple[bool, str]:
     return (not (each.now and each.now.is_bad), each.backend)
+
+
+class CapabilitySection(SectionMaker):
+    """The tables on the page, and in files of their own beside the report."""
+
+    name: ClassVar = "capabilities"
+    files: ClassVar = (TABLE_NAME,)
+
+    def __init__(self) -> None:
+        self._reader = CapabilityReader()
+
+    def __call__(self, suite: CellSuite) -> None:
+        """Take a job."""
+        self._reader.add(suite)
+
+    def section(self, merged: MergedRun) -> Section | None:
+        """Write the files; None without tagged tests."""
+        if not (tables := self._reader.tables):
+            return None
+        write_whole(merged.folder / TABLE_NAME, f"{json.dumps(as_document(merged.run_id, tables), indent=1)}\n")
+        write_whole(merged.folder / f"{NAME}.md", as_markdown(tables))
+        return Section(title="Capabilities", headline="operations by dtypes", html=as_html(tables), page_only=True)
+
+    def for_unfinished_run(self) -> "CapabilitySection":
+        """Make a maker of the same section: an interrupted run shows what its tests have shown so far."""
+        return CapabilitySection()

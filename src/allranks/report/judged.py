@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from allranks.errors import ExitCode, strongest
 from allranks.protocol.outcomes import named
@@ -268,7 +268,7 @@ class MergedRun:
     matrix_folder: str = ""  # the folder in the repository that paths of tests are relative to; empty for its root
     junit_files: tuple[Path, ...] = ()
     is_own: bool = True  # False for results that state no run, such as JUnit XML of another runner
-    sections: tuple[Section, ...] = ()  # what plug-ins add to the report
+    sections: Mapping[str, Section] = field(default_factory=dict)  # what plug-ins add to the report, by name
     # The predicate that holds exactly where a group of failures is.
     blames: Mapping[GroupKey, str] = field(default_factory=dict)
 
@@ -280,13 +280,18 @@ class MergedRun:
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks for readers of the report that belong to no testcase."""
-        problems = (section.problem for section in self.sections if section.problem)
+        problems = (section.problem for section in self.sections.values() if section.problem)
         return (*self._notes_on_suites(), *self._notes_on_absent_shards(), *self._note_on_what_never_ran(), *problems)
 
     @property
-    def shown_sections(self) -> list[Section]:
-        """The sections that have something to show."""
-        return [section for section in self.sections if not section.problem]
+    def shown_sections(self) -> dict[str, Section]:
+        """The sections that have something to show, by name."""
+        return {name: section for name, section in self.sections.items() if not section.problem}
+
+    @property
+    def section_objects(self) -> dict[str, Any]:
+        """The values of sections in report.json, by name."""
+        return {name: section.object for name, section in self.sections.items() if not section.page_only}
 
     def _notes_on_suites(self) -> Iterator[str]:
         """The remarks on each job; jobs of one suite often have the same note, which is told once for all of them."""

@@ -4,7 +4,6 @@ Only files are needed: no torch, engine, matrix file or the machine of the run. 
 that merge the same folder wait for each other. At most one job's tests are in memory at a time.
 """
 
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,10 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from allranks.errors import ResultsError, UsageError
-from allranks.report import capability_tables
 from allranks.report.accounting import account, damaged_manifest
 from allranks.report.baseline import Baseline
-from allranks.report.capabilities import CapabilityReader, as_document
 from allranks.report.folder import is_merged_report
 from allranks.report.gathering import Gathered, gather
 from allranks.report.judged import CellSuite, MergedRun, SuiteRow
@@ -28,7 +25,6 @@ from allranks.report.results import SkipPolicy
 from allranks.report.run_files import JudgingPolicy
 from allranks.report.section import SectionMaker
 from allranks.report.summary import write_summary
-from allranks.report.untrusted import write_whole
 from allranks.report.verdict import VerdictPolicy
 from allranks.user_cache import hold
 
@@ -36,9 +32,6 @@ JUNIT_NAME: Final = "junit.xml"
 PAGE_NAME: Final = "report.html"
 JSON_NAME: Final = "report.json"
 SUMMARY_NAME: Final = "summary.md"
-TABLE_NAME: Final = f"{capability_tables.NAME}.json"
-"""What the run shows of each backend's capabilities, if its tests are tagged."""
-
 LOCK_NAME: Final = ".merge.lock"
 
 Observer = Callable[[CellSuite], None]
@@ -79,7 +72,8 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
             refuse_foreign(root / JUNIT_NAME, is_merged_report)
             refuse_foreign(root / PAGE_NAME, is_page)
             refuse_foreign(root / JSON_NAME, is_report_json)
-            refuse_foreign(root / TABLE_NAME, is_report_json)
+            for name in (name for maker in _makers(observers) for name in maker.files):
+                refuse_foreign(root / name, is_report_json)
             gathered = _gather(root)
             setting = _setting(gathered, policy, environ)
             damaged = (damaged_manifest(gathered.problems),) if gathered.problems else ()
@@ -136,22 +130,21 @@ def _write(
     form: JUnitForm,
     environ: Mapping[str, str],
 ) -> MergedRun:
-    capabilities = CapabilityReader()
-    page = PageWriter(run.page, capabilities.tables)
+    page = PageWriter(run.page)
     with JsonWriter(run.folder / JSON_NAME) as machine:
         with JUnitWriter(run.junit, form) as junit:
-            rows = tuple(_rows(suites, (junit.add, machine.add, page.add, capabilities.add, *observers)))
+            rows = tuple(_rows(suites, (junit.add, machine.add, page.add, *observers)))
         merged = replace(run, suites=rows, junit_files=junit.files, blames=page.blames)
-        makers = (observer for observer in observers if isinstance(observer, SectionMaker))
-        merged = replace(merged, sections=tuple(maker.section(merged) for maker in makers))
+        sections = {maker.name: maker.section(merged) for maker in _makers(observers)}
+        merged = replace(merged, sections={name: section for name, section in sections.items() if section})
         machine.write(merged)
     page.write(merged)
     write_summary(merged, environ)
-    if capabilities.tables:
-        table = as_document(merged.run_id, capabilities.tables)
-        write_whole(run.folder / TABLE_NAME, f"{json.dumps(table, indent=1)}\n")
-        write_whole(run.folder / f"{capability_tables.NAME}.md", capability_tables.as_markdown(capabilities.tables))
     return merged
+
+
+def _makers(observers: Sequence[Observer]) -> list[SectionMaker]:
+    return [observer for observer in observers if isinstance(observer, SectionMaker)]
 
 
 def _rows(suites: Iterable[CellSuite], observers: Sequence[Observer]) -> Iterator[SuiteRow]:

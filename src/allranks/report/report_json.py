@@ -65,7 +65,7 @@ class JsonWriter:
             "policy": merged.policy,
             "counts": _counts(merged.counts),
             "notes": list(merged.notes),
-            **{section.name: section.object for section in merged.sections},
+            **merged.section_objects,
         }
         self._file.write(f"\n],\n{json.dumps(rest)[1:]}\n")
         self._file.close()

@@ -11,6 +11,7 @@ from allranks.protocol.xml_text import printable, readable, two_ends
 from allranks.report.beside_table import markdown_rows, text_rows
 from allranks.report.failure_groups import Failure
 from allranks.report.judged import KEPT_TRACEBACKS, Counts, MergedRun, SuiteRow
+from allranks.report.section import Section
 from allranks.report.untrusted import write_whole
 
 WIDTH: Final = 100
@@ -134,9 +135,13 @@ def _first_failures(merged: MergedRun) -> Iterator[str]:
 
 
 def _sections(merged: MergedRun) -> Iterator[str]:
-    for section in merged.shown_sections:
+    for section in _short_sections(merged):
         lines = (f"{section.title}: {section.headline}.", *section.lines)
         yield from ("", *(shorten(readable(line), 2 * WIDTH) for line in lines))
+
+
+def _short_sections(merged: MergedRun) -> list[Section]:
+    return [section for section in merged.shown_sections.values() if not section.page_only]
 
 
 def _table_notes(merged: MergedRun) -> Iterator[str]:
@@ -322,7 +327,7 @@ def _inert(text: str) -> str:
 
 
 def _section_lines(merged: MergedRun) -> Iterator[str]:
-    for section in merged.shown_sections:
+    for section in _short_sections(merged):
         yield from ("", f"### {section.title}: {section.headline}", "", *section.markdown)
 
 

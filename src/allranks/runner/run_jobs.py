@@ -20,6 +20,7 @@ from allranks.ownership import own_run
 from allranks.report.durations import Durations, Meter, keep_durations
 from allranks.report.judged import MergedRun, exit_code
 from allranks.report.merging import Observer, merge
+from allranks.report.section import SectionMaker
 from allranks.report.summary import render_problems, render_table
 from allranks.runner.attempt_runner import AttemptRunner
 from allranks.runner.combined_coverage import combine
@@ -55,7 +56,7 @@ class RunOptions:
     pytest_args: tuple[str, ...]
     nothing_ran_allowed: bool  # whether a run in which no test executed is good
     durations: Path | None = None  # the file of durations; None for the one that the matrix names
-    observers: Sequence[Observer] = ()  # see the outcomes of the whole run when it has ended
+    sections: Sequence[SectionMaker] = ()  # what plug-ins add to the report of the whole run when it has ended
     known: Durations | None = None  # durations for its shards; None for those in the file of durations
     policy: RunPolicy = field(default_factory=RunPolicy)
     # The remaining parts of the jobs of a resumed run, by id; None for a new run.
@@ -65,6 +66,11 @@ class RunOptions:
     planned_gpus: int = 0  # how many GPUs this machine must have, since a plan has chosen it for jobs that need them
     annotate: Annotate = annotate_all  # reports failures to a CI service
     detail: Detail = "usual"
+
+    @property
+    def of_unfinished_run(self) -> Sequence[SectionMaker]:
+        """The sections of the report if the run is interrupted or fails."""
+        return [maker for section in self.sections if (maker := section.for_unfinished_run())]
 
 
 def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Callable[[str], None]) -> ExitCode:
@@ -110,12 +116,13 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
             return _conclude(folder, jobs, options, durations, console)
         except KeyboardInterrupt:
             console.say("interrupted: containers and processes of this run are gone")
-            options.annotate(console, _show(folder, {job.id for job in jobs}, console, options.detail))
+            ids = {job.id for job in jobs}
+            options.annotate(console, _show(folder, ids, console, options.detail, *options.of_unfinished_run))
             return ExitCode.INTERRUPTED
         except Exception:
             # Even after an error a report has the plan and the results so far.
             with suppress(AllranksError):
-                merge(folder.path)
+                merge(folder.path, observers=options.of_unfinished_run)
             raise
 
 
@@ -187,7 +194,7 @@ def _conclude(
     """The exit code of these jobs alone: other sessions that share the run report theirs, in any order."""
     ids = {job.id for job in jobs}
     meter = Meter(lambda facts: facts.id in ids and (facts.share is not None or durations.exists()))
-    own = _show(folder, ids, console, options.detail, meter.add, *options.observers)
+    own = _show(folder, ids, console, options.detail, meter.add, *options.sections)
     options.annotate(console, own)
     keep_durations(durations, meter.durations, console.say if options.detail != "quiet" else _say_nothing)
     return exit_code(own, nothing_ran_allowed=options.nothing_ran_allowed)

@@ -86,7 +86,7 @@ def test_without_a_history_nothing_is_told(run_folder):
     run_folder.manifest("gloo-w2-g0-env/suite")
     run_folder.both("gloo-w2-g0-env/suite", {A: "failed"})
     found = merge(run_folder.path, environ={})
-    assert found.sections == ()
+    assert found.sections == {}
     assert "istory" not in render_summary(found, {}) + render_table(found)
     assert 'id="history"' not in found.page.read_text()
 

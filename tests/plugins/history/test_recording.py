@@ -22,7 +22,7 @@ def add_to_matrix(repository, text):
 
 def files(options):
     """The files in which a run would be recorded."""
-    return [each.path for each in options.observers if isinstance(each, HistoryRecorder)]
+    return [each.path for each in options.sections if isinstance(each, HistoryRecorder)]
 
 
 @pytest.fixture

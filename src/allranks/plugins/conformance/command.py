@@ -220,8 +220,7 @@ def _expansion(options: argparse.Namespace, python_path: tuple[Path, ...]) -> Ex
 def _show(folder: Path, options: argparse.Namespace, code: ExitCode) -> ExitCode:
     """Print the table of a run, and what differs from an earlier one; the exit code by both."""
     from allranks.report.capabilities import changes, is_bad  # noqa: PLC0415 - no other command needs it
-    from allranks.report.capability_tables import as_text, told_changes  # noqa: PLC0415
-    from allranks.report.merging import TABLE_NAME  # noqa: PLC0415
+    from allranks.report.capability_tables import TABLE_NAME, as_text, told_changes  # noqa: PLC0415
 
     path = folder / TABLE_NAME
     tables = _read(path) if path.is_file() else {}

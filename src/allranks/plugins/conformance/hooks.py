@@ -1,8 +1,12 @@
 """``allranks conformance``: shows what a backend can do, and what it does wrong."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from allranks.plugin_manager import JUDGES, Command, implements
+
+if TYPE_CHECKING:
+    from allranks.report.section import SectionMaker
 
 
 @implements
@@ -11,3 +15,11 @@ def allranks_commands() -> Sequence[Command]:
     from allranks.plugins.conformance import command  # noqa: PLC0415 - only for a command line
 
     return (Command("conformance", command.add, JUDGES, "show what a backend can do, and what it does wrong"),)
+
+
+@implements
+def allranks_sections() -> "Sequence[SectionMaker]":
+    """Add the table of capabilities to each report: any test can have the marker ``conformance``."""
+    from allranks.report.capability_tables import CapabilitySection  # noqa: PLC0415 - only for a report
+
+    return (CapabilitySection(),)

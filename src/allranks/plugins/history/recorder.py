@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from allranks.plugins.history.database import FIRST_CODES, MANY, PASSED, PATIENCE, Code, HistoryError, written
 from allranks.plugins.history.timeline import Outcomes, Timeline
@@ -68,6 +68,8 @@ def _ranks(test: TestVerdict | EarlierAttempt) -> str:
 @dataclass
 class HistoryRecorder(SectionMaker):
     """Takes the jobs of a run one by one, and records them at its end."""
+
+    name: ClassVar = "history"
 
     path: Path  # the file, which is made if there is none
     patience: float = PATIENCE  # seconds to wait for another process that writes
@@ -156,7 +158,7 @@ class HistoryRecorder(SectionMaker):
 
 
 def _section(history: RunHistory) -> Section:
-    section = Section(name="history", title="History", headline=headline(history), object=as_object(history))
+    section = Section(title="History", headline=headline(history), object=as_object(history))
     if history.problem:
         return replace(section, problem=history.problem)
     told = told_tests(history)

@@ -15,8 +15,6 @@ from string import Template
 from typing import Final
 
 from allranks.protocol.xml_text import readable
-from allranks.report.capabilities import CapabilityTable
-from allranks.report.capability_tables import as_html
 from allranks.report.failure_groups import GroupKey, key_of, ranks_of
 from allranks.report.judged import Counts, MergedRun
 from allranks.report.results import TestVerdict, VerdictKind
@@ -93,7 +91,6 @@ class Static:
 
     merged: MergedRun
     listed: str = ""  # a sentence for what the page leaves out; empty for nothing
-    capabilities: Mapping[str, CapabilityTable] = field(default_factory=dict)  # what tagged tests show of each backend
 
     @property
     def title(self) -> str:
@@ -123,9 +120,9 @@ class Static:
     def added(self) -> str:
         """The sections of plug-ins; empty if there are none."""
         return "\n".join(
-            f'<section id="{section.name}" aria-labelledby="{section.name}-title"><h2 id="{section.name}-title">'
+            f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">'
             f"{escaped(section.title)} <small>{escaped(section.headline)}</small></h2>{section.html}</section>"
-            for section in self.merged.shown_sections
+            for name, section in self.merged.shown_sections.items()
         )
 
     @property
@@ -193,7 +190,6 @@ def document(static: Static, index: str, chunks: Sequence[str]) -> str:
         junit=escaped(static.merged.junit.name),
         sections=static.sections,
         added=static.added,
-        capabilities=as_html(static.capabilities),
         notes=static.notes,
         data="\n".join([_island("index", index), *(_island(f"chunk-{n}", chunk) for n, chunk in enumerate(chunks))]),
         script=script,

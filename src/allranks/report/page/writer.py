@@ -1,15 +1,13 @@
 """Takes a run job by job, keeps little of each, and writes ``report.html`` at its end."""
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from allranks.protocol.xml_text import cut, first_line, readable
 from allranks.report.axis_correlation import Blame, CaseKey, Evidence, tells
-from allranks.report.capabilities import CapabilityTable
 from allranks.report.failure_groups import GroupKey, message_of, order_of, whose
 from allranks.report.judged import CellSuite, MergedRun, SuiteRow
 from allranks.report.page.case_list import Details, Index, files_of_ranks, folder_to_link
@@ -46,11 +44,10 @@ class _Reason:
 
 
 class PageWriter:
-    """Writes the page of a run, ``report.html`` in its folder; the capabilities are those at its end."""
+    """Writes the page of a run, ``report.html`` in its folder."""
 
-    def __init__(self, path: Path, capabilities: Mapping[str, CapabilityTable] = MappingProxyType({})) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._capabilities = capabilities
         self._jobs = 0
         self._usual: dict[int, str] = {}
         self._index, self._details = Index(), Details()
@@ -87,11 +84,7 @@ class PageWriter:
         blames = Blames(self._evidence)
         groups = list(self._told_groups(blames))
         rest = {**self._rest(merged), "groups": groups, "tests": blames.of_tests(self._index), "blames": blames.told}
-        static = Static(
-            merged=merged,
-            listed=self._listed(merged),
-            capabilities=self._capabilities,
-        )
+        static = Static(merged=merged, listed=self._listed(merged))
         write_whole(self._path, document(static, self._index.finish(rest), self._details.chunks))
 
     def _add_passed(self, job: int, cell: int, key: CaseKey, test: TestVerdict) -> None:
