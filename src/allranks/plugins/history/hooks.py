@@ -47,7 +47,7 @@ def allranks_sections(options: argparse.Namespace, matrix: "Matrix | None") -> "
     given = vars(options)
     path = given.get("history")
     # The parts of a run on several machines are recorded where they are merged; repetitions of a test are no run.
-    if path is None and matrix and not (given.get("pack") or given.get("stress")):
+    if path is None and matrix and not given.get("pack") and "stress" not in given.get("plugins", ()):
         path = file_of(matrix)
     if path is None:
         return ()
