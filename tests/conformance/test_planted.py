@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from allranks.cli.main import main
-from allranks.report.capabilities import Capability, from_document
+from allranks.plugins.conformance.capabilities import Capability, from_document
 
 BACKENDS = Path(__file__).parent / "backends"
 WANTED = os.environ.get("ALLRANKS_CONFORMANCE", "good wrong_sum").split()

@@ -8,7 +8,7 @@ import pytest
 from allranks.cli.main import main
 from allranks.errors import ExitCode
 from allranks.plugins.conformance import command as conformance
-from allranks.report.capabilities import BadTest, Capability, CapabilityCell, CapabilityKey, as_document
+from allranks.plugins.conformance.capabilities import BadTest, Capability, CapabilityCell, CapabilityKey, as_document
 
 
 def table(**states):

@@ -39,7 +39,7 @@ from allranks.matrix.own_suites import own_folder, own_names
 from allranks.plugin_manager import add_plugin_options
 
 if TYPE_CHECKING:
-    from allranks.report.capabilities import CapabilityTable
+    from allranks.plugins.conformance.capabilities import CapabilityTable
 
 Tables = Mapping[str, "CapabilityTable"]
 
@@ -219,8 +219,8 @@ def _expansion(options: argparse.Namespace, python_path: tuple[Path, ...]) -> Ex
 
 def _show(folder: Path, options: argparse.Namespace, code: ExitCode) -> ExitCode:
     """Print the table of a run, and what differs from an earlier one; the exit code by both."""
-    from allranks.report.capabilities import changes, is_bad  # noqa: PLC0415 - no other command needs it
-    from allranks.report.capability_tables import TABLE_NAME, as_text, told_changes  # noqa: PLC0415
+    from allranks.plugins.conformance.capabilities import changes, is_bad  # noqa: PLC0415 - no other command needs it
+    from allranks.plugins.conformance.capability_tables import TABLE_NAME, as_text, told_changes  # noqa: PLC0415
 
     path = folder / TABLE_NAME
     tables = _read(path) if path.is_file() else {}
@@ -238,7 +238,7 @@ def _show(folder: Path, options: argparse.Namespace, code: ExitCode) -> ExitCode
 
 
 def _read(path: Path) -> Tables:
-    from allranks.report.capabilities import from_document  # noqa: PLC0415
+    from allranks.plugins.conformance.capabilities import from_document  # noqa: PLC0415
 
     try:
         return from_document(json.loads(path.read_text(encoding="utf-8")))

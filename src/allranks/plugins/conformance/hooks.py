@@ -20,6 +20,6 @@ def allranks_commands() -> Sequence[Command]:
 @implements
 def allranks_sections() -> "Sequence[SectionMaker]":
     """Add the table of capabilities to each report: any test can have the marker ``conformance``."""
-    from allranks.report.capability_tables import CapabilitySection  # noqa: PLC0415 - only for a report
+    from allranks.plugins.conformance.capability_tables import CapabilitySection  # noqa: PLC0415 - only for a report
 
     return (CapabilitySection(),)

@@ -15,7 +15,7 @@ from allranks.plugins.stress.repeated_cells import Counted, Trial, jobs_of_one_s
 from allranks.protocol.rates import needed, unseen_rate
 
 if TYPE_CHECKING:
-    from allranks.report.deciding_axis import CellRate, DecidingAxis
+    from allranks.plugins.stress.deciding_axis import CellRate, DecidingAxis
 
 _MOST: Final = 1000
 """Repetitions of the test in a cell, or at a commit, unless another number is asked for."""
@@ -102,7 +102,7 @@ def _repeated(trial: Trial, counted: Sequence[Counted]) -> "Sequence[DecidingAxi
         EngineError: No job could run it, for the infrastructure.
         UsageError: Nor for its own sake.
     """
-    from allranks.report.deciding_axis import deciding_axes  # noqa: PLC0415 - no other command needs it
+    from allranks.plugins.stress.deciding_axis import deciding_axes  # noqa: PLC0415 - no other command needs it
 
     most, confidence = trial.options.most, trial.options.confidence
     found: list[DecidingAxis] = []
@@ -127,7 +127,7 @@ def _repeated(trial: Trial, counted: Sequence[Counted]) -> "Sequence[DecidingAxi
 
 def rates_of(counted: Sequence[Counted]) -> "list[CellRate]":
     """The rates of the jobs that ran the test, by their axes; the image is one of these if there are several."""
-    from allranks.report.deciding_axis import CellRate  # noqa: PLC0415 - see _repeated
+    from allranks.plugins.stress.deciding_axis import CellRate  # noqa: PLC0415 - see _repeated
 
     names_images = len({each.job.image.name for each in counted}) > 1
     return [
@@ -143,7 +143,7 @@ def rates_of(counted: Sequence[Counted]) -> "list[CellRate]":
 
 
 def _answer(counted: Sequence[Counted], found: "Sequence[DecidingAxis]", options: argparse.Namespace) -> ExitCode:
-    from allranks.report.deciding_axis import in_words  # noqa: PLC0415 - see _repeated
+    from allranks.plugins.stress.deciding_axis import in_words  # noqa: PLC0415 - see _repeated
 
     ran = [each for each in counted if each.runs]
     if not ran:

@@ -5,9 +5,7 @@ import json
 import pytest
 
 from allranks.errors import ResultsError
-from allranks.protocol.outcomes import Outcome, SkipKind
-from allranks.protocol.records import Finished, JobStarted, Passed, Tagged, encode
-from allranks.report.capabilities import (
+from allranks.plugins.conformance.capabilities import (
     Capability,
     CapabilityKey,
     CapabilityReader,
@@ -17,7 +15,15 @@ from allranks.report.capabilities import (
     is_bad,
     state_of,
 )
-from allranks.report.capability_tables import CapabilitySection, as_html, as_markdown, as_text, told_changes
+from allranks.plugins.conformance.capability_tables import (
+    CapabilitySection,
+    as_html,
+    as_markdown,
+    as_text,
+    told_changes,
+)
+from allranks.protocol.outcomes import Outcome, SkipKind
+from allranks.protocol.records import Finished, JobStarted, Passed, Tagged, encode
 from allranks.report.journal import read_journal
 from allranks.report.judged import CellSuite
 from allranks.report.merging import merge
@@ -107,7 +113,7 @@ REDUCE = {"operation": "all_reduce", "dtype": "int32"}
 
 
 def test_a_bad_cell_is_in_a_table_that_is_full(monkeypatch):
-    monkeypatch.setattr("allranks.report.capabilities.MOST_CELLS", 1)
+    monkeypatch.setattr("allranks.plugins.conformance.capabilities.MOST_CELLS", 1)
     tests = {
         name: ({"operation": name}, verdict(outcome, nodeid=name)) for name, outcome in (("a", P), ("b", P), ("c", F))
     }

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.matrix.axes import AxisValue
-from allranks.report.deciding_axis import CellRate, deciding_axes, in_words
+from allranks.plugins.stress.deciding_axis import CellRate, deciding_axes, in_words
 
 Cell = dict[str, AxisValue]
 

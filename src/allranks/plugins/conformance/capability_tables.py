@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import ClassVar, Final
 
-from allranks.protocol.xml_text import printable, readable
-from allranks.report.capabilities import (
+from allranks.plugins.conformance.capabilities import (
     Capability,
     CapabilityReader,
     CapabilityTable,
@@ -14,6 +13,7 @@ from allranks.report.capabilities import (
     as_document,
     bad_cells,
 )
+from allranks.protocol.xml_text import printable, readable
 from allranks.report.judged import CellSuite, MergedRun
 from allranks.report.section import Section, SectionMaker
 from allranks.report.summary import markdown
