@@ -90,6 +90,12 @@ def as_bug(error: Exception) -> AllranksError:
     )
 
 
+def described(error: BaseException) -> str:
+    """The type of an exception and the first line of its text, for a sentence."""
+    first = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
 class UsageError(AllranksError):
     """The command line asks for something that does not exist."""
 

@@ -18,20 +18,22 @@ pytestmark = pytest.mark.usefixtures("locks")
 class OfWholeRun(SectionMaker):
     """A section with another maker for a run that is interrupted."""
 
-    name = "whole_run"
+    name = "course"
+    is_whole = True
 
     def __call__(self, _suite):
         """Take nothing."""
 
     def section(self, _merged):
-        return Section(title="The run", headline="as it ended")
+        return Section(title="The run", headline="its course", object={"is_whole": self.is_whole})
 
     def for_unfinished_run(self):
         return OfUnfinishedRun()
 
 
 class OfUnfinishedRun(OfWholeRun):
-    name = "unfinished_run"
+    name = "another"
+    is_whole = False
 
 
 def test_an_interrupt_while_the_report_is_made_leaves_a_report(matrix, engine, tmp_path, monkeypatch, lines):
@@ -54,7 +56,5 @@ def test_an_interrupt_while_the_report_is_made_leaves_a_report(matrix, engine, t
         sections=[OfWholeRun()],
     )
     assert run(expand(matrix), [], options, lines) is ExitCode.INTERRUPTED
-    assert [key for key in json.loads((tmp_path / "r1" / "report.json").read_text()) if "run" in key] == [
-        "run_id",
-        "unfinished_run",
-    ]
+    report = json.loads((tmp_path / "r1" / "report.json").read_text())
+    assert report["course"] == {"is_whole": False}

@@ -23,7 +23,7 @@ from allranks.report.page.writer import PageWriter, is_page
 from allranks.report.report_json import JsonWriter, is_report_json
 from allranks.report.results import SkipPolicy
 from allranks.report.run_files import JudgingPolicy
-from allranks.report.section import SectionMaker
+from allranks.report.section import GuardedMaker, SectionMaker
 from allranks.report.summary import write_summary
 from allranks.report.verdict import VerdictPolicy
 from allranks.user_cache import hold
@@ -72,7 +72,8 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
             refuse_foreign(root / JUNIT_NAME, is_merged_report)
             refuse_foreign(root / PAGE_NAME, is_page)
             refuse_foreign(root / JSON_NAME, is_report_json)
-            for name in (name for maker in _makers(observers) for name in maker.files):
+            makers = [observer for observer in observers if isinstance(observer, SectionMaker)]
+            for name in (name for maker in makers for name in maker.files):
                 refuse_foreign(root / name, is_report_json)
             gathered = _gather(root)
             setting = _setting(gathered, policy, environ)
@@ -130,21 +131,19 @@ def _write(
     form: JUnitForm,
     environ: Mapping[str, str],
 ) -> MergedRun:
+    observers = [GuardedMaker(each) if isinstance(each, SectionMaker) else each for each in observers]
+    makers = [observer for observer in observers if isinstance(observer, GuardedMaker)]
     page = PageWriter(run.page)
     with JsonWriter(run.folder / JSON_NAME) as machine:
         with JUnitWriter(run.junit, form) as junit:
             rows = tuple(_rows(suites, (junit.add, machine.add, page.add, *observers)))
         merged = replace(run, suites=rows, junit_files=junit.files, blames=page.blames)
-        sections = {maker.name: maker.section(merged) for maker in _makers(observers)}
+        sections = {maker.name: maker.section(merged) for maker in makers}
         merged = replace(merged, sections={name: section for name, section in sections.items() if section})
         machine.write(merged)
     page.write(merged)
     write_summary(merged, environ)
     return merged
-
-
-def _makers(observers: Sequence[Observer]) -> list[SectionMaker]:
-    return [observer for observer in observers if isinstance(observer, SectionMaker)]
 
 
 def _rows(suites: Iterable[CellSuite], observers: Sequence[Observer]) -> Iterator[SuiteRow]:

@@ -20,7 +20,7 @@ from allranks.ownership import own_run
 from allranks.report.durations import Durations, Meter, keep_durations
 from allranks.report.judged import MergedRun, exit_code
 from allranks.report.merging import Observer, merge
-from allranks.report.section import SectionMaker
+from allranks.report.section import GuardedMaker, SectionMaker
 from allranks.report.summary import render_problems, render_table
 from allranks.runner.attempt_runner import AttemptRunner
 from allranks.runner.combined_coverage import combine
@@ -70,7 +70,7 @@ class RunOptions:
     @property
     def of_unfinished_run(self) -> Sequence[SectionMaker]:
         """The sections of the report if the run is interrupted or fails."""
-        return [maker for section in self.sections if (maker := section.for_unfinished_run())]
+        return [maker for section in self.sections if (maker := GuardedMaker(section).for_unfinished_run())]
 
 
 def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Callable[[str], None]) -> ExitCode:

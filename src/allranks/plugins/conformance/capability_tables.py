@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from typing import ClassVar, Final
+from typing import Final
 
 from allranks.plugins.conformance.capabilities import (
     Capability,
@@ -168,8 +168,8 @@ def _badness(each: ChangedCell) -> tuple[bool, str]:
 class CapabilitySection(SectionMaker):
     """The tables on the page, and in files of their own beside the report."""
 
-    name: ClassVar = "capabilities"
-    files: ClassVar = (TABLE_NAME,)
+    name = "capabilities"
+    files = (TABLE_NAME,)
 
     def __init__(self) -> None:
         self._reader = CapabilityReader()

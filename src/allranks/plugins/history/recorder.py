@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
 from allranks.plugins.history.database import FIRST_CODES, MANY, PASSED, PATIENCE, Code, HistoryError, written
 from allranks.plugins.history.timeline import Outcomes, Timeline
@@ -69,7 +69,7 @@ def _ranks(test: TestVerdict | EarlierAttempt) -> str:
 class HistoryRecorder(SectionMaker):
     """Takes the jobs of a run one by one, and records them at its end."""
 
-    name: ClassVar = "history"
+    name = "history"
 
     path: Path  # the file, which is made if there is none
     patience: float = PATIENCE  # seconds to wait for another process that writes
