@@ -11,18 +11,18 @@ import pytest
 from allranks import plugin_manager
 from allranks.cli import main as cli
 from allranks.engines.package import package_folder
-from allranks.errors import ExitCode
-from allranks.plugin_manager import CAN_FAIL, OWN, Command, added_commands, implements, load_plugins, own_plugins
+from allranks.errors import AllranksError, ExitCode, UsageError
+from allranks.plugin_manager import CAN_FAIL, OWN, Command, added_commands, implements, load_plugins
 from allranks.report.section import Section, SectionMaker
 
 
 @pytest.fixture(autouse=True)
 def collected_anew():
     """Plug-ins and commands are found anew before and after each test."""
-    for each in (own_plugins, load_plugins, cli.commands):
+    for each in (load_plugins, cli.commands):
         each.cache_clear()
     yield
-    for each in (own_plugins, load_plugins, cli.commands):
+    for each in (load_plugins, cli.commands):
         each.cache_clear()
 
 
@@ -212,6 +212,136 @@ def test_a_run_asks_for_sections_with_its_matrix(moon, allranks, runs, repositor
     [(_, options)] = runs
     assert isinstance(options.sections[-1], Moon)
     assert [(name, matrix.path) for name, matrix in asked] == [("_run", repository / "matrix.toml")]
+
+
+def named(name):
+    """A maker of a section with this name."""
+    return type("Other", (Moon,), {"name": name})()
+
+
+def test_a_second_section_of_a_name_is_refused_before_anything_is_merged(other, ranks, allranks):
+    for plugin in ("moon", "tides"):
+        hook = implements(lambda: [Moon()])
+        other(plugin, lambda hook=hook: SimpleNamespace(allranks_sections=hook))
+    code, _, err = allranks("merge", str(ranks))
+    assert code == ExitCode.INFRASTRUCTURE
+    assert "The plug-in tides adds the section moon, which is already there." in err
+    assert "It is of the plug-in moon." in err
+    assert not (ranks / "report.json").exists()
+
+
+@pytest.mark.parametrize("name", ["counts", "suites", "generator", "exit_code", "files", "failures", "slowest"])
+def test_a_section_with_a_name_of_the_report_is_refused_before_anything_runs(other, name, ranks, allranks, runs):
+    hook = implements(lambda: [named(name)])
+    other("moon", lambda: SimpleNamespace(allranks_sections=hook))
+    for command in (("merge", str(ranks)), ("run",)):
+        code, _, err = allranks(*command)
+        assert code == ExitCode.INFRASTRUCTURE
+        assert f"The plug-in moon adds the section {name}, which is already there." in err
+        assert "It is of allranks." in err
+    assert (runs, (ranks / "report.json").exists()) == ([], False)
+
+
+@pytest.mark.parametrize(
+    "maker", [named(name) for name in ("Moon", "a b", "", 'x" onclick="', "1st", "full-moon", 3, None)] + ["moon", Moon]
+)
+def test_a_section_without_a_usable_name_is_refused(other, maker, ranks, allranks):
+    hook = implements(lambda: [maker])
+    other("moon", lambda: SimpleNamespace(allranks_sections=hook))
+    code, _, err = allranks("merge", str(ranks))
+    assert code == ExitCode.INFRASTRUCTURE
+    assert "The plug-in moon adds a section without a usable name." in err
+    assert "Traceback" not in err
+
+
+def failing(hook, error):
+    """A plug-in whose implementation of a hook raises."""
+
+    def fail():
+        raise error
+
+    return SimpleNamespace(**{hook: implements(fail)})
+
+
+HOOKS = {
+    "allranks_commands": ("plan",),
+    "allranks_options": ("plan",),
+    "allranks_engines": ("plan",),
+    "allranks_sections": ("merge", "ranks"),
+    "allranks_run": ("run",),
+    "allranks_ci_service": ("merge", "ranks"),
+}
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
+        (KeyError("place"), "KeyError: 'place'"),
+        (SystemExit(3), "SystemExit: 3"),
+        (AttributeError(), "AttributeError"),
+        (OSError(28, "No space left"), "OSError: [Errno 28] No space left"),
+    ],
+)
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.usefixtures("ranks", "runs")
+def test_a_hook_that_raises_is_one_error_that_names_its_plug_in(other, hook, raised, capsys, tmp_path):
+    error, told = raised
+    other("lsf", lambda: failing(hook, error))
+    command, *rest = HOOKS[hook]
+    code = cli.main([command, *(str(tmp_path / each) for each in rest)])
+    err = capsys.readouterr().err
+    assert code == ExitCode.INFRASTRUCTURE
+    assert f"The plug-in lsf failed in its hook {hook}." in err
+    assert f"  {told}.\n" in err
+    assert "Traceback" not in err
+    assert "bug in allranks" not in err
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.usefixtures("ranks", "runs")
+def test_an_error_that_a_hook_raises_on_purpose_is_told_as_it_is(other, hook, capsys, tmp_path):
+    other("lsf", lambda: failing(hook, UsageError("The moon is new.", remedy="Wait for two weeks.")))
+    command, *rest = HOOKS[hook]
+    assert cli.main([command, *(str(tmp_path / each) for each in rest)]) == ExitCode.USAGE
+    assert "error: The moon is new.\n  Wait for two weeks.\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("returned", [None, 3])
+@pytest.mark.parametrize("hook", ["allranks_commands", "allranks_engines", "allranks_sections"])
+@pytest.mark.usefixtures("ranks")
+def test_a_hook_that_returns_no_list_is_one_error_that_names_its_plug_in(other, hook, returned, capsys, tmp_path):
+    other("lsf", lambda: SimpleNamespace(**{hook: implements(lambda: returned)}))
+    command, *rest = HOOKS[hook]
+    assert cli.main([command, *(str(tmp_path / each) for each in rest)]) == ExitCode.INFRASTRUCTURE
+    assert f"The plug-in lsf failed in its hook {hook}." in capsys.readouterr().err
+
+
+def test_a_crash_of_the_run_that_a_plug_in_has_asked_for_is_a_bug_of_allranks(other):
+    hook = implements(lambda options, run_here: run_here(options))
+    other("lsf", lambda: SimpleNamespace(allranks_run=hook))
+
+    def crash(_options):
+        raise ZeroDivisionError
+
+    options = SimpleNamespace(inside=False)
+    with pytest.raises(AllranksError, match=r"allranks crashed: ZeroDivisionError") as raised:
+        plugin_manager.run_by_plugins(expansion=None, results=None, options=options, run_here=crash)
+    assert "bug in allranks" in raised.value.why
+
+
+@pytest.mark.parametrize("name", ["allranks", *OWN])
+def test_a_plug_in_with_a_name_of_allranks_is_one_error(other, name, capsys):
+    other(name, lambda: plugin_with("greet", "hello"))
+    assert cli.main(["plan"]) == ExitCode.INFRASTRUCTURE
+    assert f"The plug-in {name} cannot be loaded ({name}.allranks)." in capsys.readouterr().err
+
+
+def test_the_error_of_a_plug_in_is_shown_by_the_ci_service_of_allranks(other, capsys, monkeypatch):
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    other("lsf", lambda: failing("allranks_ci_service", ValueError("no service")))
+    assert cli.main(["merge", "absent"]) == ExitCode.USAGE
+    assert "::error" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("lacking", sorted(FOLDERS))

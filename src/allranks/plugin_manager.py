@@ -9,8 +9,9 @@ The engines of the core (:mod:`allranks.engines`) are registered first. allranks
 
 import argparse
 import importlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import pluggy
 
-from allranks.errors import ExitCode, PluginError
+from allranks.errors import AllranksError, ExitCode, PluginError, as_bug, described
 
 if TYPE_CHECKING:
     from allranks.matrix.expand import Expansion
@@ -36,6 +37,10 @@ CAN_FAIL: Final = frozenset({ExitCode.OK, ExitCode.USAGE, ExitCode.INFRASTRUCTUR
 
 JUDGES: Final = frozenset(ExitCode)
 """The exit codes of a command that judges tests."""
+
+_REPAIR: Final = "Repair or remove the package that adds it."
+
+_SECTION_NAME: Final = re.compile(r"[a-z][a-z0-9_]*", re.ASCII).fullmatch
 
 implements = pluggy.HookimplMarker("allranks")
 """Marks a plug-in's implementation of a hook."""
@@ -118,7 +123,6 @@ class Hooks:
         raise NotImplementedError
 
 
-@cache
 def own_plugins() -> pluggy.PluginManager:
     """The engines of the core, and allranks' own plug-ins that are there."""
     manager = pluggy.PluginManager("allranks")
@@ -139,14 +143,11 @@ def load_plugins() -> pluggy.PluginManager:
     """
     manager = own_plugins()
     for point in entry_points(group=GROUP):
-        if manager.has_plugin(point.name):  # found by an earlier call, which one of the others ended
-            continue
         try:
             manager.register(point.load(), point.name)
         except (Exception, SystemExit) as error:
             msg = f"The plug-in {point.name} cannot be loaded ({point.value})."
-            why = f"{type(error).__name__}: {error}"
-            raise PluginError(msg, why=why, remedy="Repair or remove the package that adds it.") from error
+            raise PluginError(msg, why=f"{described(error)}.", remedy=_REPAIR) from error
     return manager
 
 
@@ -161,8 +162,8 @@ def added_commands(own: Iterable[Command]) -> list[Command]:
     """
     found: dict[str, str] = {command.name: "allranks" for command in own}
     added: list[Command] = []
-    for name, call in _implementations("allranks_commands"):
-        for command in call():
+    for name, found_commands in _results(list, "allranks_commands"):
+        for command in found_commands:
             _refuse_second("command", command.name, name, found)
             added.append(command)
     return added
@@ -172,19 +173,31 @@ def add_plugin_options(command: str, groups: Mapping[str, Any]) -> None:
     """Declare the options that plug-ins add to a command: see :meth:`Hooks.allranks_options`.
 
     Raises:
-        PluginError: A plug-in cannot be loaded.
+        PluginError: A plug-in cannot be loaded, or fails.
     """
-    for _, call in _implementations("allranks_options", command=command, groups=groups):
-        call()
+    for _ in _results(_as_it_is, "allranks_options", command=command, groups=groups):
+        pass
 
 
-def run_by_plugins(**given: Any) -> ExitCode | None:  # noqa: ANN401 - see Hooks.allranks_run
+def run_by_plugins(
+    run_here: Callable[[argparse.Namespace], ExitCode],
+    **given: Any,  # noqa: ANN401 - see Hooks.allranks_run
+) -> ExitCode | None:
     """Have a plug-in do a run: see :meth:`Hooks.allranks_run`.
 
     Raises:
-        PluginError: A plug-in cannot be loaded.
+        PluginError: A plug-in cannot be loaded, or fails.
     """
-    return cast("ExitCode | None", load_plugins().hook.allranks_run(**given))
+
+    def run(options: argparse.Namespace) -> ExitCode:
+        try:
+            return run_here(options)
+        except AllranksError:
+            raise
+        except Exception as error:
+            raise as_bug(error) from error  # of allranks, not of the plug-in that calls it
+
+    return cast("ExitCode | None", first_result(load_plugins(), "allranks_run", run_here=run, **given))
 
 
 def section_makers(options: argparse.Namespace, matrix: "Matrix | None") -> "list[SectionMaker]":
@@ -195,16 +208,59 @@ def section_makers(options: argparse.Namespace, matrix: "Matrix | None") -> "lis
         matrix: The matrix of the run; None if the command merges results that are there already.
 
     Raises:
-        PluginError: A plug-in cannot be loaded.
+        PluginError: A plug-in cannot be loaded, fails, or adds a section whose name is in use or cannot be used.
     """
-    calls = _implementations("allranks_sections", options=options, matrix=matrix)
-    return [maker for _, call in calls for maker in call()]
+    from allranks.report.section import RESERVED, SectionMaker  # noqa: PLC0415 - only for a report
+
+    found = dict.fromkeys(RESERVED, "allranks")
+    added: list[SectionMaker] = []
+    for plugin, makers in _results(list, "allranks_sections", options=options, matrix=matrix):
+        for maker in makers:
+            name = getattr(maker, "name", None)
+            if not (isinstance(maker, SectionMaker) and isinstance(name, str) and _SECTION_NAME(name)):
+                msg = f"The plug-in {plugin} adds a section without a usable name."
+                why = "It is a SectionMaker with a name of small letters, digits and '_'."
+                raise PluginError(msg, why=why, remedy=_REPAIR)
+            _refuse_second("section", name, plugin, found)
+            added.append(maker)
+    return added
 
 
-def _implementations(hook: str, **given: object) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """The names of the plug-ins that implement a hook, in the order of their registration, each with its call."""
+def _results(take: Callable[[Any], Any], hook: str, **given: object) -> Iterator[tuple[str, Any]]:
+    """What each plug-in's implementation of a hook returns, in the order of their registration, with its name."""
     for each in getattr(load_plugins().hook, hook).get_hookimpls():
-        yield each.plugin_name, partial(each.function, *(given[name] for name in each.argnames))
+        yield each.plugin_name, _result(hook, each, take, given)
+
+
+def first_result(plugins: pluggy.PluginManager, hook: str, **given: object) -> object:
+    """The first result of a hook that is not None, from the last registered plug-in on, as pluggy asks them.
+
+    Raises:
+        PluginError: A plug-in fails.
+    """
+    for each in reversed(getattr(plugins.hook, hook).get_hookimpls()):
+        if (found := _result(hook, each, _as_it_is, given)) is not None:
+            return found
+    return None
+
+
+def _as_it_is(found: object) -> object:
+    return found
+
+
+def _result(  # what the hook returns is of any type
+    hook: str, implementation: pluggy.HookImpl, take: Callable[[Any], Any], given: Mapping[str, object]
+) -> Any:  # noqa: ANN401
+    name = implementation.plugin_name
+    try:
+        return take(implementation.function(*(given[each] for each in implementation.argnames)))
+    except (AllranksError, argparse.ArgumentError):  # the latter is of an option that is already there
+        raise
+    except (Exception, SystemExit) as error:
+        if name in {"allranks", *OWN}:
+            raise
+        msg = f"The plug-in {name} failed in its hook {hook}."
+        raise PluginError(msg, why=f"{described(error)}.", remedy=_REPAIR) from error
 
 
 def added_engines() -> Mapping[str, str]:
@@ -215,16 +271,16 @@ def added_engines() -> Mapping[str, str]:
     """
     found: dict[str, str] = {}
     added: dict[str, str] = {}
-    for plugin, call in _implementations("allranks_engines"):
-        for name, place in call().items():
+    for plugin, engines in _results(dict, "allranks_engines"):
+        for name, place in engines.items():
             _refuse_second("engine", name, plugin, found)
             added[name] = place
     return added
 
 
 def _refuse_second(kind: str, name: str, plugin: str, found: dict[str, str]) -> None:
-    """Refuse a second command or engine of a name, and note the plug-in that adds it."""
+    """Refuse a second command, section or engine of a name, and note the plug-in that adds it."""
     if name in found:
         msg = f"The plug-in {plugin} adds the {kind} {name}, which is already there."
-        raise PluginError(msg, why=f"It is of {found[name]}.", remedy="Remove one of the two packages.")
+        raise PluginError(msg, why=f"It is of {found[name]}.", remedy="Remove the package that adds it.")
     found[name] = "allranks" if plugin == "allranks" else f"the plug-in {plugin}"

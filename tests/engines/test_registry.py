@@ -40,7 +40,6 @@ pytestmark = pytest.mark.usefixtures("no_slurm")
 
 
 def forget_plugins():
-    plugin_manager.own_plugins.cache_clear()
     plugin_manager.load_plugins.cache_clear()
 
 

@@ -16,7 +16,7 @@ from allranks.cli.command_parser import CommandParser
 from allranks.cli.options import RESULTS_VARIABLE, painted, results_here
 from allranks.errors import AllranksError, ExitCode, PluginError, UsageError, as_bug, did_you_mean
 from allranks.plugin_manager import CAN_FAIL, JUDGES, Command, added_commands
-from allranks.runner.ci_service import ci_service
+from allranks.runner.ci_service import service_for_errors
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,7 +89,7 @@ def _split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
 
 
 def _complain(error: AllranksError, arguments: Sequence[str]) -> None:
-    service = ci_service()
+    service = service_for_errors()
     if service is None:
         _print(error, arguments, sys.stderr)
         return

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol, TextIO, cast
 
 from allranks.errors import AllranksError, PluginError
-from allranks.plugin_manager import load_plugins, own_plugins
+from allranks.plugin_manager import first_result, load_plugins, own_plugins
 
 if TYPE_CHECKING:
     from allranks.runner.console import Console
@@ -45,12 +45,24 @@ class CiService(Protocol):
 
 
 def ci_service(environ: Mapping[str, str] = os.environ) -> CiService | None:
-    """The service that runs this process; None if no plug-in knows one."""
+    """The service that runs this process; None if no plug-in knows one.
+
+    Raises:
+        PluginError: A plug-in fails.
+    """
     try:
         plugins = load_plugins()
     except PluginError:  # it is what the service has to show
         plugins = own_plugins()
-    return cast("CiService | None", plugins.hook.allranks_ci_service(environ=environ))
+    return cast("CiService | None", first_result(plugins, "allranks_ci_service", environ=environ))
+
+
+def service_for_errors(environ: Mapping[str, str] = os.environ) -> CiService | None:
+    """The service that shows an error; one that allranks itself knows if a plug-in of another package fails."""
+    try:
+        return ci_service(environ)
+    except AllranksError:
+        return cast("CiService | None", first_result(own_plugins(), "allranks_ci_service", environ=environ))
 
 
 def untrusted_output(say: Callable[[str], None]) -> AbstractContextManager[object]:
