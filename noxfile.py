@@ -237,7 +237,7 @@ def conformance(session: nox.Session) -> None:
     chosen = " ".join(session.posargs) or "all"
     engines = "process docker" if shutil.which("docker") else "process"
     env = {"ALLRANKS_CONFORMANCE": chosen, "ALLRANKS_CONFORMANCE_ENGINES": engines}
-    session.run("pytest", "tests/conformance", "--durations", "12", env=env)
+    session.run("pytest", "tests/plugins/conformance/planted", "--durations", "12", env=env)
 
 
 @nox.session(default=False)
@@ -267,7 +267,12 @@ def slurm(session: nox.Session) -> None:
     """Run all that happens to clusters on one of three isolated nodes (Debian 12, as root): a quarter of an hour."""
     _install(session, *_group("test"))
     variables = {"ALLRANKS_REQUIRE": "slurm"}
-    tests = ("tests/e2e", "tests/test_slurm_cluster.py", "tests/faults/test_faults_on_a_cluster.py")
+    tests = (
+        "tests/e2e",
+        "tests/plugins/slurm",
+        "tests/test_slurm_cluster.py",
+        "tests/faults/test_faults_on_a_cluster.py",
+    )
     session.run("pytest", *tests, "-m", "slurm", "--durations", "5", *session.posargs, env=variables)
     if not session.posargs:
         session.run("python", "tests/survival/soak.py", "2", "--engine", "slurm", "--at-most", "300")

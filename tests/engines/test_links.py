@@ -13,7 +13,6 @@ from allranks.engines.archive import ArchiveBuilder, check_links, copy_files
 from allranks.engines.base import FileCopy
 from allranks.engines.docker_requests import USER
 from allranks.errors import EngineError, ExitCode
-from allranks.plugins.conformance.command import _copy_module
 from allranks.runner.earlier_runs import carried_files
 from allranks.runner.request import files_of, lists_of
 
@@ -205,18 +204,6 @@ def test_a_list_of_tests_in_the_repository_may_not_lead_out(repository, home, na
 def test_other_lists_of_tests_are_copied_wherever_the_user_keeps_them(repository, home, named):
     replaced(repository / "link.json", "data/values.json")
     assert len(packed(lists_of({"DISABLED_TESTS_FILE": str(home.parent / named)}, repository))) == 1
-
-
-@pytest.mark.parametrize("link", ["backend/key.py", "backend", "backend.py"])
-def test_a_backend_of_the_current_folder_may_not_lead_out(repository, home, tmp_path, link):
-    (home / ".ssh" / "key.py").write_text(KEY)
-    if link == "backend/key.py":
-        (repository / "backend").mkdir()
-        (repository / "backend/__init__.py").touch()
-    replaced(repository / link, home / ".ssh" / ("" if link == "backend" else "key.py"))
-    with pytest.raises(EngineError, match="outside of the repository's files"):
-        _copy_module("backend", repository, tmp_path / "copy")
-    assert not any(KEY in path.read_text() for path in (tmp_path / "copy").rglob("*.py"))
 
 
 def test_files_of_allranks_may_be_links_into_a_cache(tmp_path, home):

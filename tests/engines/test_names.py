@@ -1,7 +1,6 @@
 """Names of what runs share: one for each object, legal wherever it is used, and readable."""
 
 import re
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 from allranks.engines.base import unique_name
 from allranks.engines.docker_requests import container_name, network_of, node_name, specs_of_nodes, volume_names
 from allranks.ownership import image_lock
-from allranks.plugins.slurm.submission import job_name
 from allranks.runner import gpu_leases, sick_gpus
 
 HOST_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.IGNORECASE)
@@ -29,13 +27,13 @@ def test_different_parts_never_have_one_name(all_parts, longest):
 
 @pytest.fixture
 def names_of(make_spec):
-    """The names of all that Docker has of a job, and its name on a cluster."""
+    """The names of all that Docker has of a job."""
 
     def names(nodes=1, **changes):
         spec = make_spec(image="i", nodes=nodes, **changes)
         parts = specs_of_nodes(spec, "token")
         networks = {network_of(part) for part in parts} - {None}
-        return [*map(container_name, parts), *volume_names(spec), *networks, job_name(spec)]
+        return [*map(container_name, parts), *volume_names(spec), *networks]
 
     return names
 
@@ -74,7 +72,6 @@ def test_names_say_which_job_and_which_node_they_are_of(make_spec):
     assert [name[: name.rindex("-")] for name in nodes] == [
         "allranks-gloo-w2-g0-env-tiny-1-node0-r", "allranks-gloo-w2-g0-env-tiny-1-node1-r",
     ]  # fmt: skip
-    assert job_name(replace(spec, run_id="run")).startswith("allranks-run-gloo-w2-g0-env-tiny-1-")
 
 
 NAMED = [("a/b", "a-b"), ("a/b:c", "a/b-c"), ("nvidia.com/gpu=0", "nvidia.com/gpu_0"), ("a b", "a_b"), ("a%2Fb", "a/b")]

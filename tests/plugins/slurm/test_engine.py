@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -343,3 +344,21 @@ def test_names_of_jobs_are_distinct(spec):
     names = {job_name(replace(spec, job_id=job, attempt=n)) for job in ("a/b", "a_b", "a.b", "ä/b") for n in (1, 2)}
     assert len(names) == 8
     assert all(name.isascii() and "/" not in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"job_id": "gloo-w2-g0-env/n2-a"}, {"job_id": "gloo-w2-g0-env-n2/a"}),
+        ({"job_id": "c/a-1", "attempt": 2}, {"job_id": "c/a", "attempt": 12}),
+        ({"job_id": "c/a_b"}, {"job_id": "c/a-b"}),
+        ({"job_id": "c/a", "run_id": "r-c"}, {"job_id": "c-c/a", "run_id": "r"}),
+        ({"job_id": f"c/{'a' * 300}"}, {"job_id": f"c/{'a' * 301}"}),
+    ],
+    ids=str,
+)
+def test_jobs_have_different_names_in_the_queue_that_say_whose_they_are(spec, one, other):
+    names = [job_name(replace(spec, **changes)) for changes in (one, other)]
+    assert len(set(names)) == 2
+    assert all(re.fullmatch(r"allranks-[A-Za-z0-9-]{1,131}", name) for name in names)
+    assert job_name(replace(spec, run_id="run")).startswith("allranks-run-gloo-w2-g0-env-tiny-1-")

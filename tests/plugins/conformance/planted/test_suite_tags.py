@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-SUITE = Path(__file__).parents[2] / "suites" / "collectives"
+SUITE = Path(__file__).parents[4] / "suites" / "collectives"
 
 
 @pytest.mark.parametrize("file", sorted(SUITE.glob("test_*.py")), ids=lambda file: file.stem)
