@@ -267,12 +267,8 @@ def slurm(session: nox.Session) -> None:
     """Run all that happens to clusters on one of three isolated nodes (Debian 12, as root): a quarter of an hour."""
     _install(session, *_group("test"))
     variables = {"ALLRANKS_REQUIRE": "slurm"}
-    tests = (
-        "tests/e2e",
-        "tests/plugins/slurm",
-        "tests/test_slurm_cluster.py",
-        "tests/faults/test_faults_on_a_cluster.py",
-    )
+    names = ("e2e", "plugins/slurm", "test_slurm_cluster.py", "faults/test_faults_on_a_cluster.py")
+    tests = [f"tests/{name}" for name in names]
     session.run("pytest", *tests, "-m", "slurm", "--durations", "5", *session.posargs, env=variables)
     if not session.posargs:
         session.run("python", "tests/survival/soak.py", "2", "--engine", "slurm", "--at-most", "300")

@@ -78,7 +78,7 @@ Allranks = Callable[..., tuple[object, str, str]]
 @pytest.fixture
 def no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide the SLURM of a machine that has one."""
-    if find_spec("allranks.plugins.slurm"):
+    if find_spec("allranks.plugins") and find_spec("allranks.plugins.slurm"):
         monkeypatch.setattr("allranks.plugins.slurm.engine._COMMANDS", ("no-sbatch",))
 
 

@@ -89,7 +89,7 @@ def test_the_part_of_a_plug_in_for_jobs_needs_nothing_but_the_agent_and_the_prot
 def test_the_package_of_a_plug_in_imports_nothing():
     """A job imports it with the part that runs there."""
     packages = [path for module, path in MODULES.items() if package(module) == "plugins" and module.count(".") <= 2]
-    assert len(packages) > 1
+    assert len(packages) > 1 or not (SOURCE / "allranks/plugins").exists()
     assert {other for path in packages for other in imported(path)} == set()
 
 

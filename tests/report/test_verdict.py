@@ -122,6 +122,25 @@ def test_folding_does_not_depend_on_the_order(given_ranks: list[RankResult], rng
     assert fold(shuffled) == fold(of_one_rank)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"gpus_needed": 1},
+        {"skip_code": 75},
+        {"skip_kind": SkipKind.HARDWARE},
+        {"world_size": 4},
+        {"caused_by": 1},
+        {"phase": "call"},
+        {"duration": 2.0},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_two_results_that_differ_in_one_detail_fold_to_the_same_in_any_order(change):
+    one = result("skipped")
+    other = replace(one, **change)
+    assert fold([one, other]) == fold([other, one])
+
+
 def test_every_outcome_has_a_severity():
     assert set(SEVERITY) == set(Outcome)
 

@@ -93,8 +93,9 @@ def _worst_first(result: RankResult) -> tuple[object, ...]:
     """The key of a total order, so that folding does not depend on the order in the file."""
     earliest = (result.at is None, result.at or 0.0)
     said = (result.message, result.text, result.stdout, result.stderr, result.classname, result.name)
-    more = (result.consequence, str(result.caused_by), str(result.skip_kind), str(result.skip_code), result.duration)
-    return (-severity(result.outcome), *earliest, *said, *more, result.phase, str(result.world_size))
+    skip = (str(result.skip_kind), str(result.skip_code), str(result.gpus_needed))
+    more = (result.consequence, str(result.caused_by), *skip, result.duration, result.phase, str(result.world_size))
+    return (-severity(result.outcome), *earliest, *said, *more)
 
 
 _RAN: Final = frozenset({Outcome.PASSED, Outcome.XPASSED, Outcome.XFAILED})

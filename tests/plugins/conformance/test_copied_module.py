@@ -10,7 +10,7 @@ KEY = "-----BEGIN OPENSSH PRIVATE KEY-----"
 
 @pytest.mark.parametrize("link", ["backend/key.py", "backend", "backend.py"])
 def test_a_link_out_of_the_folder_is_refused(tmp_path, link):
-    folder, secret = tmp_path / "repository", tmp_path / "home"
+    folder, secret = tmp_path / "here", tmp_path / "elsewhere"
     for each in (folder, secret):
         each.mkdir()
     (secret / "key.py").write_text(KEY)
