@@ -1,11 +1,15 @@
 """nox itself, started in a scratch repository that has a matrix file and a noxfile of three lines."""
 
 import json
+import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+
+import allranks
 
 NOXFILE = "from allranks.nox import register\n\nregister()\n"
 
@@ -301,3 +305,26 @@ def test_a_session_repeats_tests_with_the_arguments_of_the_command(nox, calls, r
     [call] = calls()
     of_matrix = f"--matrix={repository / 'matrix.toml'}"
     assert call["arguments"] == ["stress", of_matrix, "gloo-w2", "--count", "5", "--", "-k", "x"]
+
+
+BARE = """
+import sys
+for name in ("pluggy", "docker", "rich", "pynvml", "junitparser", "pytest", "torch"):
+    sys.modules[name] = None  # an import of it fails
+from allranks import nox as sessions
+sessions._is_installed = lambda: False
+sessions.ensure_environment = lambda recipe, tell: "the environment"
+print(sessions.orchestrator()[0])
+"""
+
+
+def test_a_bare_nox_can_make_the_environment_of_allranks():
+    source = str(Path(allranks.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", BARE],
+        env={**os.environ, "PYTHONPATH": source},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("the environment\n", "")

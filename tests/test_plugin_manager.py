@@ -90,6 +90,18 @@ def test_a_second_command_of_a_name_is_refused(other, name, owner, capsys):
     assert f"It is of {owner}." in err
 
 
+@pytest.mark.parametrize("found", [3, "greet", ("greet", "say hello"), None, {"name": "greet"}])
+@pytest.mark.parametrize("is_on_github", [True, False])
+def test_what_is_no_command_is_one_error_that_names_its_plug_in(other, capsys, monkeypatch, found, is_on_github):
+    monkeypatch.setenv("GITHUB_ACTIONS", str(is_on_github).lower())
+    hook = implements(lambda: [found])
+    other("lsf", lambda: SimpleNamespace(allranks_commands=hook))
+    assert cli.main(["plan"]) == ExitCode.INFRASTRUCTURE
+    told = capsys.readouterr()
+    assert "The plug-in lsf adds a command that is none." in told.out + told.err
+    assert "Traceback" not in told.err
+
+
 @pytest.mark.parametrize(
     "error", [ImportError("no module lsf"), SystemExit(3), SyntaxError("bad"), ZeroDivisionError()]
 )

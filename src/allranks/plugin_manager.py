@@ -1,7 +1,7 @@
 """Plug-ins, and the hooks by which they extend allranks.
 
 A plug-in is a module with functions named like the methods of :class:`Hooks`, each marked with :data:`implements`.
-The engines of the core (:mod:`allranks.engines`) are registered first. allranks' own plug-ins are the modules
+The engines of the core (:mod:`allranks.engines.hooks`) are registered first. allranks' own plug-ins are the modules
 ``allranks.plugins.NAME.hooks``; a missing one is left out. Other packages add theirs by the entry point
 ``allranks.plugins``. pluggy, pytest's library for hooks, calls them. What runs inside jobs has no pluggy: see
 :mod:`allranks.agent.job_plugins`.
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import pluggy
 
-from allranks.errors import AllranksError, ExitCode, PluginError, as_bug, described
+from allranks.errors import AllranksError, ExitCode, PluginError, as_bug, described, shown
 
 if TYPE_CHECKING:
     from allranks.matrix.expand import Expansion
@@ -127,7 +127,7 @@ def own_plugins() -> pluggy.PluginManager:
     """The engines of the core, and allranks' own plug-ins that are there."""
     manager = pluggy.PluginManager("allranks")
     manager.add_hookspecs(Hooks)
-    manager.register(importlib.import_module("allranks.engines"), "allranks")
+    manager.register(importlib.import_module("allranks.engines.hooks"), "allranks")
     for name in OWN if find_spec(GROUP) else ():
         if find_spec(f"{GROUP}.{name}") and find_spec(f"{GROUP}.{name}.hooks"):
             manager.register(importlib.import_module(f"{GROUP}.{name}.hooks"), name)
@@ -164,6 +164,9 @@ def added_commands(own: Iterable[Command]) -> list[Command]:
     added: list[Command] = []
     for name, found_commands in _results(list, "allranks_commands"):
         for command in found_commands:
+            if not isinstance(command, Command):
+                msg = f"The plug-in {name} adds a command that is none."
+                raise PluginError(msg, why=f"It is {shown(command)}, and no Command.", remedy=_REPAIR)
             _refuse_second("command", command.name, name, found)
             added.append(command)
     return added
@@ -269,7 +272,7 @@ def added_engines() -> Mapping[str, str]:
     Raises:
         PluginError: A plug-in cannot be loaded, or adds an engine that is already there.
     """
-    found: dict[str, str] = {}
+    found = {"auto": "allranks"}
     added: dict[str, str] = {}
     for plugin, engines in _results(dict, "allranks_engines"):
         for name, place in engines.items():

@@ -3,10 +3,11 @@
 import argparse
 
 from allranks.engines.base import Leftovers
+from allranks.errors import EngineError
 
 
 def engine(removed: list[str], unknown: list[str]) -> argparse.Namespace:
-    return argparse.Namespace(clean_up=lambda: Leftovers(removed, unknown))
+    return argparse.Namespace(clean_up=lambda: Leftovers(removed, unknown), close=lambda: None)
 
 
 def test_clean_names_what_it_removed(allranks, monkeypatch):
@@ -33,3 +34,17 @@ def test_clean_names_what_it_left_alone_and_why(allranks, monkeypatch):
     assert left.startswith(
         "not removed: process 2, volume x. Their runs belong to another host or to another namespace"
     )
+
+
+def test_an_engine_that_fails_hides_nothing_of_the_others(allranks, monkeypatch):
+    def fail():
+        msg = "Could not be listed."
+        raise EngineError(msg, remedy="Look.")
+
+    broken = argparse.Namespace(clean_up=fail, close=lambda: None)
+    there = [engine(["process 1"], []), broken, engine(["volume x"], ["volume y"])]
+    monkeypatch.setattr("allranks.engines.registry.engines_here", lambda: there)
+    code, out, err = allranks("clean")
+    assert code == 4
+    assert out.startswith("removed process 1\nremoved volume x\nnot removed: volume y.")
+    assert "Could not be listed. Look." in " ".join(err.split())

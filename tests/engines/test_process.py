@@ -16,6 +16,7 @@ from allranks.engines import process as engine_process
 from allranks.engines.base import Passthrough, Resources
 from allranks.engines.process import ProcessEngine, command, environment
 from allranks.errors import EngineError
+from allranks.matrix.model import Matrix
 from allranks.ownership import HOST_VARIABLE, RUN_VARIABLE, host_id, lock_folder, own_run
 
 SCRATCH = Path("/scratch")
@@ -433,3 +434,13 @@ def test_reaping_survives_a_folder_that_goes_at_that_moment(reap, scratch_root, 
     gone = scratch_root / f"allranks-job-{run_id}.x1"
     monkeypatch.setattr(engine_process.Path, "glob", lambda *_: iter([gone]))
     assert reap(run_id) == []
+
+
+def test_the_package_is_there_before_jobs_start_side_by_side(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine_process, "package_path", lambda cache: made.append(cache) or tmp_path)
+    made = []
+    prepared = ProcessEngine()
+    prepared.prepare(Matrix(path=tmp_path / "matrix.toml", axes={}), pytest.fail, None)
+    assert len(made) == 1
+    assert (prepared._package_path, prepared._package_path) == (tmp_path, tmp_path)
+    assert len(made) == 1

@@ -3,7 +3,7 @@
 import sys
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -13,7 +13,7 @@ from allranks.engines import docker
 from allranks.engines.base import Leftovers
 from allranks.engines.process import ProcessEngine
 from allranks.engines.registry import choose_engine, engine_class, engine_names, engines_here
-from allranks.errors import EngineAbsentError, EngineError, MatrixError, PluginError
+from allranks.errors import AllranksError, EngineAbsentError, EngineError, MatrixError, PluginError
 from allranks.matrix.declaration import load
 from allranks.matrix.jobs import plan
 from allranks.runner.machines.packs import PackOptions
@@ -153,6 +153,45 @@ def test_clean_goes_on_where_an_engine_is_broken_or_not_here(others):
     assert [engine.name for engine in engines_here(beside="process")] == ["far"]
     others(far=Absent)
     assert [engine.name for engine in engines_here()] == ["process"]
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), MatrixError("slurm.toml:1: jobs."), EngineError("Gone."), OSError(2)]
+)
+@pytest.mark.usefixtures("locks")
+def test_an_engine_that_fails_when_it_is_looked_for_is_left_out_and_told(others, tmp_path, error):
+    class Broken(Far):
+        @classmethod
+        def detect(cls, *, is_asked_for):  # noqa: ARG003
+            raise error
+
+    others(broken=Broken, far=Far)
+    assert [engine.name for engine in engines_here()] == ["process", "far"]
+    found = {finding.subject: finding for finding in examine("auto", "none", tmp_path)}
+    assert found["broken"].remedy
+    with pytest.raises(AllranksError):
+        choose_engine("broken")
+
+
+@pytest.mark.usefixtures("locks")
+def test_an_absent_engine_is_a_problem_for_the_doctor_if_it_is_asked_for(others, tmp_path):
+    others(far=Absent)
+    [found] = [finding for finding in examine("far", "none", tmp_path) if finding.subject == "far"]
+    assert found.text == "This host is not part of it. no such cluster"
+    assert found.remedy
+
+
+def test_no_engine_can_be_called_auto(others):
+    others(auto=Far)
+    with pytest.raises(PluginError, match="adds the engine auto, which is already there"):
+        engine_names()
+
+
+def test_docker_s_connection_is_closed_with_the_engine():
+    calls = []
+    client = SimpleNamespace(close=lambda: calls.append("close"))
+    docker.DockerEngine(client).close()
+    assert calls == ["close"]
 
 
 @pytest.mark.usefixtures("locks")

@@ -100,6 +100,7 @@ def test_of_nothing_but_frames_of_tools_the_innermost_is_shown(text, kept):
     ("file", "is_tools"),
     [
         ("/v/site-packages/_pytest/python.py", True), ("/v/dist-packages/pluggy/_hooks.py", True),
+        ("/opt/allranks/plugins/stress/agent/skewed_calls.py", True), ("/u/plugins/mine/agent/calls.py", False),
         ("/opt/allranks/agent/ranks/rank.py", True), ("/opt/allranks/testing/stores.py", True),
         ("<frozen runpy>", True), ("/home/me/pluggy/tests/test_a.py", False), ("/allranks/tests/test_a.py", False),
         ("/opt/allranks/protocol/typed_json.py", True), ("/home/me/allranks/test_a.py", False),

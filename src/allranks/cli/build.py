@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from allranks.images.daemon import Site
     from allranks.images.sharing import Shelf
 
-# The Docker SDK and the modules that need it are imported late: see engines/containers.py.
+# The Docker SDK and the modules that need it are imported late: see engines/docker.py.
 
 
 def add(parser: CommandParser) -> None:

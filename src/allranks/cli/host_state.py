@@ -3,6 +3,7 @@
 import argparse
 import socket
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ from allranks.cli.options import (
     say_json,
 )
 from allranks.engines import AUTO
-from allranks.errors import DeviceError, ExitCode, UsageError
+from allranks.errors import DeviceError, EngineError, ExitCode, UsageError
 from allranks.matrix.cell_images import image_for
 from allranks.matrix.declaration import find_matrix, load
 from allranks.matrix.select import select
@@ -151,15 +152,23 @@ def add_clean(parser: CommandParser) -> None:
 def _clean(_options: argparse.Namespace) -> ExitCode:
     from allranks.engines.registry import engines_here  # noqa: PLC0415
 
-    found = [engine.clean_up() for engine in engines_here()]
+    found, problems = [], []
+    for engine in engines_here():
+        try:
+            with closing(engine):
+                found.append(engine.clean_up())
+        except EngineError as error:  # the others have their own
+            problems.append(error)
     removed = [name for each in found for name in each.dead]
     for name in removed:
         say(f"removed {name}")
-    if not removed:
+    if not (removed or problems):
         say("nothing to remove: every run on this host is alive or left nothing behind")
     if unknown := [name for each in found for name in each.unknown]:
         say(
             f"not removed: {', '.join(unknown)}. Their runs belong to another host or to another namespace of this "
             "one, and may be alive. Run `allranks clean` there, or remove these by hand if their runs have ended."
         )
+    if problems:
+        raise problems[0]
     return ExitCode.OK

@@ -280,8 +280,7 @@ def _engine() -> tuple[str, str]:
         engine, why = choose_engine(AUTO)
     except EngineError as error:
         return "process", error.what
-    if engine.image_daemon is not None:
-        engine.image_daemon.close()
+    engine.close()
     return engine.name, why
 
 

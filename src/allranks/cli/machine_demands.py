@@ -158,7 +158,7 @@ def _of_finished(reference: str) -> Cuda | None:
     client = choose_engine("docker")[0].image_daemon
     if client is None:
         return None
-    import docker.errors  # noqa: PLC0415 - see engines/containers.py
+    import docker.errors  # noqa: PLC0415 - see engines/docker.py
 
     look: Callable[[str], Mapping[str, Any]] = client.api.inspect_image
     with closing(client):
@@ -207,6 +207,7 @@ def _engine(where: Where, inventory: Inventory) -> Iterator[Finding]:
     """Check whether the engine can pass GPUs on."""
     try:
         engine, _ = choose_engine(where.engine)
-        yield from (each for each in engine.examine(inventory) if each.subject in _OF_ENGINE)
+        with closing(engine):
+            yield from (each for each in engine.examine(inventory) if each.subject in _OF_ENGINE)
     except AllranksError as error:
         yield Finding(where.engine, f"{error.what} {error.why}".strip(), error.remedy)

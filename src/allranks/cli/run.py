@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 
-# The Docker SDK and the modules that need it are imported late: see engines/containers.py.
+# The Docker SDK and the modules that need it are imported late: see engines/docker.py.
 
 
 def add_images(group: OptionGroup) -> None:

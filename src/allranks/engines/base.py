@@ -421,6 +421,9 @@ class Engine(ABC):
             EngineError: It cannot be determined.
         """
 
+    def close(self) -> None:  # noqa: B027 - most engines hold nothing
+        """Release what it holds, such as a connection. Nothing else is called then."""
+
     def capacity(self) -> tuple[int, int]:
         """Cores, and MiB of memory, for all jobs at a time: by default, those of this host.
 

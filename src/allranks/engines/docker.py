@@ -127,6 +127,10 @@ class DockerEngine(Engine):
         )
         raise EngineError(msg, why=why, remedy=remedy)
 
+    def close(self) -> None:
+        """See :meth:`allranks.engines.base.Engine.close`."""
+        self.image_daemon.close()
+
     def capacity(self) -> tuple[int, int]:
         """Cores and MiB of the host that the daemon is on, which may be another one."""
         from allranks.engines.docker_job import as_engine_error  # noqa: PLC0415 - see detect

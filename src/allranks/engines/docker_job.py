@@ -160,7 +160,7 @@ class Container:
         # within a minute; 0.3 s once the connection is shut down).
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        # If it no longer runs, or the daemon is gone, removal, now or by a later reap, does the rest.
+        # If it no longer runs, or the daemon is gone, removal, now or by a later clean-up, does the rest.
         with suppress(*FAILURES):
             self._client.kill(self.identifier)
 

@@ -208,7 +208,7 @@ def _sorted(listed: Iterable[Listed]) -> tuple[list[Listed], list[Listed]]:
 
 
 def _removes(remove: Callable[[str], object], name: str) -> bool:
-    """True if something was removed: it may be in use again, or gone; if it stays, a later reap finds its labels."""
+    """True if something was removed: it may be in use again, or gone. What stays has labels for a later clean-up."""
     with suppress(*FAILURES):
         remove(name)
         return True
@@ -218,7 +218,7 @@ def _removes(remove: Callable[[str], object], name: str) -> bool:
 def _insist(remove: Callable[[], object]) -> None:
     """Remove an object of this job alone, even if another process removes it, or its container, at the same moment.
 
-    An object that cannot be removed keeps its labels for a later reap.
+    An object that cannot be removed keeps its labels for a later clean-up.
     """
     deadline = time.monotonic() + _REMOVED_WITHIN
     with suppress(*FAILURES):

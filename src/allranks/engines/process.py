@@ -81,6 +81,7 @@ class ProcessEngine(Engine):
         """See :meth:`allranks.engines.base.Engine.prepare`."""
         from allranks.engines.process_environments import environment_of  # noqa: PLC0415 - clean-up does without
 
+        self._package = self._package_path  # before jobs start, which do so side by side
         return partial(environment_of, root=matrix.root, process=matrix.process, progress=progress)
 
     @property
@@ -375,7 +376,7 @@ def _with(variable: tuple[str, str]) -> dict[int, tuple[str, str]]:
 def _kill_all(found: Callable[[], dict[int, tuple[str, str]]]) -> list[int]:
     """Kill processes, each found with a variable of its own, and what they forked meanwhile; return their ids.
 
-    What forks faster than it is killed is left to the next :meth:`ProcessEngine.reap` after :data:`STOP_GRACE`.
+    What forks faster than it is killed is left to the next :meth:`ProcessEngine.clean_up` after :data:`STOP_GRACE`.
     """
     tried: dict[int, tuple[str, str]] = {}
     deadline = time.monotonic() + STOP_GRACE

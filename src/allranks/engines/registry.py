@@ -1,14 +1,14 @@
 """The engines by name, and the choice of one for a run."""
 
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pkgutil import resolve_name
 from typing import Final, cast
 
 from allranks.engines import AUTO
 from allranks.engines.base import Engine, Finding
 from allranks.engines.gpus import Inventory
-from allranks.errors import EngineAbsentError, EngineDeniedError, EngineError
+from allranks.errors import AllranksError, EngineAbsentError, EngineDeniedError, EngineError
 from allranks.plugin_manager import added_engines
 from allranks.protocol.xml_text import clipped
 
@@ -49,11 +49,11 @@ def choose_engine(name: str) -> tuple[Engine, str]:
         EngineError: The named engine is not there.
     """
     if name != AUTO:
-        return engine_class(name).detect(is_asked_for=True), "asked for"
+        return _detected(name, is_asked_for=True), "asked for"
     lacking: list[str] = []
     for own in OF_THIS_HOST:
         try:
-            engine = engine_class(own).detect(is_asked_for=False)
+            engine = _detected(own, is_asked_for=False)
         except EngineDeniedError:
             raise
         except EngineError as error:
@@ -62,6 +62,21 @@ def choose_engine(name: str) -> tuple[Engine, str]:
             return engine, "; ".join(lacking) or engine.answer
     msg = "This host has no engine."
     raise EngineError(msg, why="; ".join(lacking))
+
+
+def _detected(name: str, *, is_asked_for: bool) -> Engine:
+    """See :meth:`Engine.detect`.
+
+    Raises:
+        AllranksError: As it does; also for any other exception, for which the engine is to blame.
+    """
+    try:
+        return engine_class(name).detect(is_asked_for=is_asked_for)
+    except AllranksError:
+        raise
+    except Exception as error:
+        msg = f"The engine {name} failed when it was looked for."
+        raise EngineError(msg, why=f"{type(error).__name__}: {error}.", remedy="Repair or remove it.") from error
 
 
 def _reason(error: EngineError) -> str:
@@ -81,10 +96,9 @@ def engines_here(*, beside: str = "", with_queues: bool = True) -> list[Engine]:
     """
     found: list[Engine] = []
     for name in engine_names():
-        with suppress(EngineError):
-            kind = engine_class(name)
-            if name != beside and (with_queues or not kind.has_queue):
-                found.append(kind.detect(is_asked_for=False))
+        with suppress(AllranksError):
+            if name != beside and (with_queues or not engine_class(name).has_queue):
+                found.append(_detected(name, is_asked_for=False))
     return found
 
 
@@ -97,14 +111,18 @@ def examine_engine(name: str, *, is_asked_for: bool, inventory: Inventory) -> It
         inventory: The GPUs of its jobs.
     """
     try:
-        engine = engine_class(name).detect(is_asked_for=is_asked_for)
-    except EngineAbsentError as error:
-        yield Finding(name, f"not checked: {error.why}")
+        engine = _detected(name, is_asked_for=is_asked_for)
+    except AllranksError as error:
+        is_absent = isinstance(error, EngineAbsentError) and not is_asked_for
+        text = f"not checked: {error.why}" if is_absent else f"{error.what} {error.why}".strip()
+        yield Finding(name, text, "" if is_absent else error.remedy or "See docs/extending.md.")
         return
-    except EngineError as error:
-        yield Finding(name, f"{error.what} {error.why}".strip(), error.remedy)
-        return
-    yield from engine.examine(inventory)
+    with closing(engine):
+        yield from engine.examine(inventory)
+        yield from _examine_remains(engine)
+
+
+def _examine_remains(engine: Engine) -> Iterator[Finding]:
     try:
         dead = engine.clean_up(is_dry_run=True).dead
     except EngineError as error:

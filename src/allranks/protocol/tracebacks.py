@@ -16,7 +16,7 @@ from allranks.protocol.xml_text import clipped, printable
 
 _OF_TOOLS: Final = re.compile(
     r"/_pytest/|-packages/(?:pluggy|pytest)/|\A<frozen "
-    r"|/allranks/(?:agent|protocol|testing)/"
+    r"|/allranks/(?:agent|protocol|testing|plugins/\w+/agent)/"
 )
 
 _FRAME: Final = re.compile(

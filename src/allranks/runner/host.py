@@ -93,7 +93,11 @@ def choose_host(
         EngineError: The engine that was asked for is not there.
     """
     inventory = take_inventory() if inventory is None else inventory
-    chosen, why = choose_engine(engine) if isinstance(engine, str) else (engine, engine.answer)
+    chosen, why = choose_engine(engine) if isinstance(engine, str) else (engine, engine.answer or "asked for")
+    others = engines_here(beside=chosen.name) if inventory.gpus and not chosen.has_queue else []
+    if uses is not None:
+        for each in (chosen, *others):
+            uses.callback(each.close)
     gpus = () if chosen.has_queue else inventory.gpus
     say(f"engine: {chosen.name} ({why}); GPUs: {'its own' if chosen.has_queue else len(gpus) or 'none'}")
     make = chosen.prepare(matrix, say, uses)
@@ -107,7 +111,7 @@ def choose_host(
         memory=memory,
         environment_of=_ForHost(chosen, gpus, matrix, say, make),
         inventory=inventory,
-        other_engines=tuple(engines_here(beside=chosen.name)) if gpus else (),
+        other_engines=tuple(others),
     )
 
 

@@ -4,15 +4,15 @@ import resource
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from allranks.engines import AUTO
 from allranks.engines.base import Engine
 from allranks.engines.gpus import GpuMode, Inventory, chosen_inventory
-from allranks.engines.registry import engine_class, engines_here
-from allranks.errors import AllranksError, DeviceError, ExitCode, UsageError
+from allranks.engines.registry import choose_engine, engine_class, engines_here
+from allranks.errors import AllranksError, DeviceError, EngineError, ExitCode, UsageError
 from allranks.interruption import interruptible
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job
@@ -93,8 +93,11 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
     require_kernel()
     inventory = chosen_inventory(options.gpu_mode, options.gpus)
     _refuse_missing_gpus(inventory, options.planned_gpus)
-    _refuse_uneven_gpus(options.engine, jobs)
-    _refuse_sick_gpus(inventory, options.engine, jobs)
+    engine = options.engine
+    if isinstance(engine, str) and engine != AUTO and engine_class(engine).has_queue:
+        engine, _ = choose_engine(engine)
+    _refuse_uneven_gpus(engine, jobs)
+    _refuse_sick_gpus(inventory, engine, jobs)
     if options.left is not None:
         _remove_remains()
     to_do, again = _to_do(jobs, options.left)
@@ -108,7 +111,7 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
             folder = take_snapshot(folder, jobs, durations, say, known=options.known)
             if options.detail == "verbose":
                 say(f"run {folder.run_id} of {expansion.matrix.path}, into {folder.path}")
-            host = choose_host(options.engine, expansion.matrix, say, inventory, uses)
+            host = choose_host(engine, expansion.matrix, say, inventory, uses)
             with console.watch([job.id for job in to_do]) as live:
                 attempts = AttemptRunner(expansion.matrix, host, folder, live, options.pytest_args, options.policy)
                 Dispatcher(attempts).run(to_do, again)
@@ -152,9 +155,7 @@ def _refuse_sick_gpus(inventory: Inventory, engine: str | Engine, jobs: Iterable
 
 def _leases_here(engine: str | Engine) -> bool:
     """Whether an engine's jobs get GPUs of this host; a cluster gives them its own."""
-    if isinstance(engine, str):
-        return engine == AUTO or not engine_class(engine).has_queue
-    return not engine.has_queue
+    return isinstance(engine, str) or not engine.has_queue
 
 
 def _refuse_uneven_gpus(engine: str | Engine, jobs: Iterable[Job]) -> None:
@@ -168,9 +169,13 @@ def _refuse_uneven_gpus(engine: str | Engine, jobs: Iterable[Job]) -> None:
     for job in jobs:
         gpus, nodes = job.cell.gpu_count, job.cell.nodes
         if gpus % nodes:
-            what = f"{job.cell.id} has {gpus} GPUs on {nodes} nodes, and {engine} gives each node as many."
+            what = f"{job.cell.id} has {gpus} GPUs on {nodes} nodes, and {_name_of(engine)} gives each node as many."
             remedy = f'Exclude it in the matrix file: when = "gpu_count == {gpus} and nodes == {nodes}".'
             raise UsageError(what, remedy=remedy)
+
+
+def _name_of(engine: str | Engine) -> str:
+    return engine if isinstance(engine, str) else engine.name
 
 
 def _remove_remains() -> None:
@@ -179,7 +184,8 @@ def _remove_remains() -> None:
     Jobs that outlive their orchestrator are adopted instead.
     """
     for engine in engines_here(with_queues=False):
-        engine.clean_up()
+        with closing(engine), suppress(EngineError):  # the run may need another engine
+            engine.clean_up()
 
 
 def _to_do(jobs: Sequence[Job], left: Mapping[str, Again] | None) -> tuple[Sequence[Job], Mapping[str, Again]]:

@@ -33,3 +33,12 @@ def test_the_most_jobs_are_those_of_the_matrix_file_unless_the_user_says_other(t
     (tmp_path / "allranks" / "slurm.toml").write_text("jobs = 2")
     cluster.prepare(matrix, pytest.fail, None)
     assert cluster.most_jobs == 2
+
+
+@pytest.mark.usefixtures("no_slurm")
+@pytest.mark.parametrize("also", [(), ("--jobs", "1"), ("--gpu-mode", "none"), ("-q",), ("--seed", "1")])
+def test_a_run_without_slurm_is_refused_before_there_is_one(allranks, repository, also):
+    code, _, err = allranks("run", "--engine", "slurm", *also)
+    assert code == 4
+    assert "This host is not part of a SLURM cluster." in err
+    assert not (repository / "results").exists()
