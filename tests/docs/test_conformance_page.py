@@ -27,7 +27,7 @@ def test_the_command_is_one_of_allranks():
 
 
 def test_the_defects_are_those_that_are_planted():
-    planted = ROOT / "tests" / "conformance" / "backends" / "planted"
+    planted = ROOT / "tests" / "plugins" / "conformance" / "planted" / "backends" / "planted"
     modules = {path.stem for path in planted.glob("*.py")} - {"__init__", "good"}
     rows = re.findall(r"^\| [^|]+ \| `[^`]+`: (?:wrong|hangs) \|$", PAGE.read_text(), re.MULTILINE)
     assert len(rows) == len(modules) == 8

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from docker.errors import NotFound
 
-from allranks.engines import docker as docker_engine
+from allranks.engines import docker_objects
 from allranks.engines.docker import DockerEngine
 from allranks.engines.gpus import Inventory
 from allranks.images.base import DEFAULT, find_base
@@ -220,7 +220,7 @@ def test_a_container_that_still_has_a_leased_gpu_is_removed_though_its_run_lives
     image, made = find_base(docker_client, DEFAULT, environ=os.environ, progress=print).reference, []
     try:
         for gpu in ("GPU-leased", "GPU-of-others"):
-            labels = {**make_spec(image="i", gpus=(gpu,)).labels, HOST_LABEL: docker_engine.host_id()}
+            labels = {**make_spec(image="i", gpus=(gpu,)).labels, HOST_LABEL: docker_objects.host_id()}
             made.append(docker_client.containers.run(image, ["sleep", "60"], labels=labels, detach=True))
         DockerEngine(docker_client, ()).vacate(("GPU-leased",))
         left = docker_client.api.containers(filters={"label": "allranks.gpus"})
