@@ -1,6 +1,8 @@
+import json
 import os
 import subprocess
 import sys
+from math import inf, nan
 
 import pytest
 from hypothesis import given
@@ -21,6 +23,7 @@ from allranks.agent.gangs.call_log import (
     read_phase,
     read_wait,
 )
+from allranks.protocol.typed_json import build, told
 
 ALL_REDUCE = LastCall("default", 12, "all_reduce", None, "float32", "4x2", 9, mask=3)
 SEND = LastCall("3", 7, "send", 1, "int64", "", 8, mask=5)
@@ -176,7 +179,7 @@ STRIDED = "new_group of ranks " + ", ".join(map(str, range(0, 192, 2)))
     ("call", "kept"),
     [
         (SEND._replace(shape="x".join(["2"] * 30)), SEND._replace(shape=str(2**30))),
-        (ALL_REDUCE._replace(number=2**62, order=2**62, at=2**62, peer=2**62), None),
+        (ALL_REDUCE._replace(number=2**52, order=2**52, at=2**62, peer=2**52), None),
         (ALL_REDUCE._replace(kind=STRIDED), "new_group of ranks 0, 2"),
         (ALL_REDUCE._replace(kind="gänge" * 50), "gängegänge"),
         (ALL_REDUCE._replace(group="g" * 300, dtype="d" * 300, kind="k" * 300, shape="9x" * 99 + "9", at=2**62), "kkk"),
@@ -218,6 +221,82 @@ def test_whatever_a_rank_writes_there_is_read(patches):
     assert all(isinstance(call, LastCall) and call.essence for call in read_last_calls(seen))
     read_wait(seen)
     os.close(seen)
+
+
+@pytest.mark.parametrize(
+    ("where", "field", "value"),
+    [
+        ("counter", "number", 2**52 + 1),
+        ("counter", "number", 2**63 - 1),
+        ("counter", "number", -1),
+        ("counter", "peer", 2**60),
+        ("counter", "peer", -2),
+        ("group", "used", -1),
+        ("group", "used", 401),
+        ("group", "unseen", 2**53),
+        ("group", "unseen", -(2**63)),
+        ("group", "order", 2**53),
+        ("head", "failures", 2**62),
+        ("head", "failures", -5),
+        ("head", "used", -1),
+        ("head", "used", 201),
+    ],
+)
+def test_a_number_that_no_rank_counts_is_a_failed_call_and_reaches_another_node(log, seen, where, field, value):
+    group = log.open("default", (0, 1))
+    log.count(group, "send", 1, 7)
+    setattr({"counter": group.counters[0], "group": group, "head": log._log}[where], field, value)
+    calls = read_calls(seen)
+    assert calls.failures >= 1
+    assert build(Calls, json.loads(json.dumps(told(calls)))) == calls
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1))
+def test_any_sum_of_tags_reaches_another_node(tags, unseen):
+    seen, own = open_log()
+    log = CallLog(map_log(own))
+    group = log.open("default", (0, 1))
+    log.count(group, "send", 1, 7)
+    group.counters[0].tags, group.unseen = tags, unseen
+    calls = read_calls(seen)
+    assert build(Calls, json.loads(json.dumps(told(calls)))) == calls
+    os.close(seen)
+
+
+def test_millions_of_messages_have_tags_that_reach_another_node(log, seen):
+    group = log.open("default", (0, 1))
+    log.count(group, "send", 1, 7)
+    once = read_calls(seen).groups[0].counts[0].tags
+    group.counters[0].number, group.counters[0].tags = 2**40 - 1, (2**40 - 1) * once % 2**32
+    log.count(group, "send", 1, 7)
+    [count] = read_calls(seen).groups[0].counts
+    assert (count.number, count.tags) == (2**40, 2**40 * once % 2**32)
+
+
+@pytest.mark.parametrize("field", ["number", "peer", "order", "tag"])
+@pytest.mark.parametrize("value", [2**52 + 1, 2**62, -(2**52) - 1, -(2**63)])
+def test_a_call_with_a_number_that_no_rank_counts_is_left_out(log, seen, field, value):
+    group = log.open("default", (0, 1))
+    log.note(group, ALL_REDUCE)
+    log.note(group, SEND)
+    setattr(group.calls[16], field, value)
+    found = read_last_calls(seen)
+    assert found == [ALL_REDUCE]
+
+
+def test_a_call_on_a_host_that_is_up_for_a_year_is_kept(log, seen):
+    call = ALL_REDUCE._replace(at=366 * 86400 * 10**9)
+    log.note(log.open("default", (0, 1)), call)
+    assert read_last_calls(seen) == [call]
+
+
+@pytest.mark.parametrize(
+    ("place", "seconds"),
+    [(2**52 + 1, 1.0), (2**63 - 1, nan), (-1, 1.0), (0, 1.0), (5, inf), (5, -inf), (5, -0.5), (5, 1e13)],
+)
+def test_a_wait_with_a_number_that_no_rank_has_is_none(log, seen, place, seconds):
+    log._log.wait.place, log._log.wait.seconds = place, seconds
+    assert read_wait(seen) is None
 
 
 @pytest.mark.parametrize("size", [0, 1, 30, 60, 100, 5000])

@@ -208,6 +208,14 @@ def test_a_wrong_tag_is_named():
     )
 
 
+@pytest.mark.parametrize("receives", [(1, 0), (2, None)])
+@pytest.mark.parametrize(("sent", "received"), [(0, 2**32), (2**32 - 1, -1), (5, 2**33 + 5)])
+def test_tags_are_compared_modulo_two_to_the_32(receives, sent, received):
+    number, source = receives
+    calls = both({"counts": (Count("send", number, 1, sent),)}, {"counts": (Count("recv", number, source, received),)})
+    assert find_mismatch(calls) is None
+
+
 def test_calls_from_c_plus_plus_that_differ_replace_the_gang_and_blame_nobody():
     mismatch = find_mismatch(both({"unseen": 3}, {"unseen": 2}))
     assert not mismatch.is_error

@@ -50,6 +50,15 @@ _MOST_COUNTERS = 400
 
 _MOST_MEMBERS = 2048
 
+_MOST = 2**52
+"""No honest number is greater, except a time of a call, and numbers from other nodes have to be less than twice that."""
+
+_MOST_SECONDS = 1e12
+"""Seconds that a wait may have lasted at most."""
+
+TAGS = 2**32
+"""Sums of the digests of tags are equal if they are so modulo this."""
+
 _PHASES = ("set-up", "call", "tear-down")
 
 _SHAPE = re.compile(r"(\d+(x\d+)*)?")
@@ -125,7 +134,8 @@ class Count:
         kind: As of :class:`LastCall`; of a reduction with its dtype, ``all_reduce of float32``.
         number: A receive counts from its start.
         peer: The other rank of messages, or None for collectives, and for receives from any source.
-        tags: The sum of the digests of all tags: equal if the same tags were used equally often, in any order.
+        tags: The sum of the digests of all tags modulo 2^32: equal if the same tags were used equally often, in any
+            order.
     """
 
     kind: str
@@ -292,7 +302,7 @@ class CallLog:
                 return
             counter.number += 1
             if kind in MESSAGES:
-                counter.tags += crc32(str(tag).encode())
+                counter.tags = (counter.tags + crc32(str(tag).encode())) % TAGS
 
     def note_order(self, group: _Group, collective: LastCall) -> None:
         """Add the next collective to the digest of all in order."""
@@ -345,15 +355,24 @@ def map_log(descriptor: int) -> mmap.mmap:
 
 
 def read_calls(descriptor: int) -> Calls:
-    """What a rank has called since its test began; a memory that was cut short counts as a failed call."""
+    """What a rank has called since its test began.
+
+    Numbers that no rank counts, and a memory that was cut short, count as a failed call, so that they blame nobody.
+    """
+    head = _head(descriptor)
+    is_sound = 0 <= head.failures <= _MOST and 0 <= head.used <= _MOST_GROUPS
     groups: list[GroupCalls] = []
     for group, mask in _groups(descriptor):
         members = tuple(rank for rank in range(mask.bit_length()) if mask >> rank & 1)
-        used = group.counters[: max(0, group.used)]
-        counts = tuple(Count(_text(each.kind), each.number, _peer(each), each.tags) for each in used)
-        tally = {"order": group.order, "unseen": group.unseen, "is_closed": group.state == _CLOSED}
+        used = [each for each in group.counters[: max(0, group.used)] if _is_sound_counter(each)]
+        is_sound_tally = abs(group.unseen) <= _MOST and 0 <= group.order <= _MOST
+        is_sound = is_sound and len(used) == group.used and is_sound_tally
+        counts = tuple(Count(_text(each.kind), each.number, _peer(each), each.tags % TAGS) for each in used)
+        order, unseen = (group.order, group.unseen) if is_sound_tally else (0, 0)
+        tally = {"order": order, "unseen": unseen, "is_closed": group.state == _CLOSED}
         groups.append(GroupCalls(name=_text(group.name), members=members, counts=counts, **tally))
-    return Calls(groups=tuple(groups), failures=_head(descriptor).failures)
+    failures = max(0, min(head.failures, _MOST))
+    return Calls(groups=tuple(groups), failures=failures if is_sound else max(1, failures))
 
 
 def read_last_calls(descriptor: int) -> list[LastCall]:
@@ -362,7 +381,9 @@ def read_last_calls(descriptor: int) -> list[LastCall]:
     for group, mask in _groups(descriptor):
         for each in group.calls if group.state == _OPEN else ():
             words = _text(each.kind), _peer(each), _text(each.dtype), _text(each.shape)
-            if each.number > 0 and _SHAPE.fullmatch(words[-1]):
+            # A host that is up for 52 days has greater times.
+            is_sound = max(map(abs, (each.number, each.peer, each.order, each.tag))) <= _MOST
+            if is_sound and each.number > 0 and _SHAPE.fullmatch(words[-1]):
                 calls.append(LastCall(_text(group.name), each.number, *words, each.order, each.at, each.tag, mask))
     return sorted(calls, key=lambda call: -call.order)
 
@@ -382,9 +403,13 @@ def read_phase(descriptor: int) -> str:
 
 
 def read_wait(descriptor: int) -> Wait | None:
-    """What the rank waits for, or has waited for without success; None for nothing, and if it has cut the memory."""
+    """What the rank waits for, or has waited for without success.
+
+    None stands for nothing, for numbers that no wait has, and for a memory that was cut short.
+    """
     wait = _head(descriptor).wait
-    return None if wait.place <= 0 else Wait(wait.place - 1, None if isnan(wait.seconds) else wait.seconds)
+    is_sound = 0 < wait.place <= _MOST and (isnan(wait.seconds) or 0 <= wait.seconds <= _MOST_SECONDS)
+    return Wait(wait.place - 1, None if isnan(wait.seconds) else wait.seconds) if is_sound else None
 
 
 def _head(descriptor: int) -> _Head:
@@ -405,6 +430,10 @@ def _shortened(word: str, most: int = _WORD_BYTES) -> bytes:
     """A word of at most so many bytes: a longer one ends with a digest, so that those of two ranks differ as before."""
     data = word.encode()
     return data if len(data) <= most else f"{data[: most - 12].decode(errors='ignore')}… {crc32(data):08x}".encode()
+
+
+def _is_sound_counter(counter: _Counter) -> bool:
+    return 0 <= counter.number <= _MOST and -1 <= counter.peer <= _MOST
 
 
 def _peer(entry: _Call | _Counter) -> int | None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from allranks.agent.gangs.call_log import DEFAULT_GROUP, MESSAGES, NEW_GROUP, OF, Calls, GroupCalls
+from allranks.agent.gangs.call_log import DEFAULT_GROUP, MESSAGES, NEW_GROUP, OF, TAGS, Calls, GroupCalls
 
 _TIMES = {0: "not at all", 1: "once", 2: "twice"}
 
@@ -180,7 +180,7 @@ def _mismatches_of_receiver(receiver: int, left: _Left, group: _Group) -> Iterat
 
 def _tags_differ(left: Collection[int], from_any: int) -> bool:
     """Whether tags differ: only as a sum if there were receives from any source."""
-    return sum(left) != 0 if from_any else any(left)
+    return sum(left) % TAGS != 0 if from_any else any(tags % TAGS for tags in left)
 
 
 def _is_default(group: _Group) -> bool:
