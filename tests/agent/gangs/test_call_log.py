@@ -304,7 +304,7 @@ def test_a_memory_that_was_cut_short_is_read(log, seen, size):
     log.note(log.open("default", (0, 1)), ALL_REDUCE)
     os.ftruncate(seen, size)
     assert read_last_calls(seen) in ([], [ALL_REDUCE])
-    assert isinstance(read_calls(seen), Calls)
+    assert read_calls(seen).failures == 1
     if size < 40:
         assert read_calls(seen) == Calls(failures=1)
         assert read_wait(seen) is None

@@ -51,7 +51,7 @@ _MOST_COUNTERS = 400
 _MOST_MEMBERS = 2048
 
 _MOST = 2**52
-"""No honest number is greater, except a time of a call, and numbers from other nodes have to be less than twice that."""
+"""No honest number is greater, except a time of a call, and one from another node must be less than twice that."""
 
 _MOST_SECONDS = 1e12
 """Seconds that a wait may have lasted at most."""
@@ -360,7 +360,8 @@ def read_calls(descriptor: int) -> Calls:
     Numbers that no rank counts, and a memory that was cut short, count as a failed call, so that they blame nobody.
     """
     head = _head(descriptor)
-    is_sound = 0 <= head.failures <= _MOST and 0 <= head.used <= _MOST_GROUPS
+    is_whole = os.fstat(descriptor).st_size >= sizeof(_Log)
+    is_sound = is_whole and 0 <= head.failures <= _MOST and 0 <= head.used <= _MOST_GROUPS
     groups: list[GroupCalls] = []
     for group, mask in _groups(descriptor):
         members = tuple(rank for rank in range(mask.bit_length()) if mask >> rank & 1)
@@ -421,8 +422,8 @@ def _groups(descriptor: int) -> Iterator[tuple[_Group, int]]:
     """The groups in a log, each with its members, a bit for each."""
     for place in range(min(_head(descriptor).used, _MOST_GROUPS)):
         group = _Group()
-        os.preadv(descriptor, [group], _Log.groups.offset + place * sizeof(_Group))
-        if group.state in (_OPEN, _CLOSED):
+        size = os.preadv(descriptor, [group], _Log.groups.offset + place * sizeof(_Group))
+        if size == sizeof(_Group) and group.state in (_OPEN, _CLOSED):
             yield group, int.from_bytes(group.mask, "little")
 
 
