@@ -272,7 +272,7 @@ class CallLog:
             place = next(places, None) if max(members, default=0) < _MOST_MEMBERS else None
             if place is None:
                 return _Group()
-            mask = sum(1 << rank for rank in members).to_bytes(sizeof(_Mask), "little")
+            mask = sum(1 << int(rank) for rank in members).to_bytes(sizeof(_Mask), "little")
             self._log.groups[place] = _Group(_OPEN, _shortened(name), _Mask.from_buffer_copy(mask))
             self._log.used = max(self._log.used, place + 1)
             group: _Group = self._log.groups[place]
