@@ -251,3 +251,9 @@ def test_groups_that_a_split_names_differently_on_each_rank_are_in_doubt():
 def test_nothing_at_all_matches():
     assert find_mismatch({}) is None
     assert find_mismatch({0: Calls(), 1: Calls()}) is None
+
+
+def test_one_call_of_many_kinds_that_does_not_match_is_found():
+    counts = [[Count(f"kind{number}", 1 + (number == rank == 1)) for number in range(400)] for rank in range(2)]
+    mismatch = find_mismatch(both(*({"counts": tuple(own)} for own in counts)))
+    assert mismatch.message == "rank 0 called kind1 once in group default, rank 1 twice"

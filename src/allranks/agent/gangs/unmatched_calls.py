@@ -99,9 +99,9 @@ def _is_unmatched(group: _Group) -> bool:
 
 
 def _mismatches(group: _Group) -> Iterator[Mismatch]:
-    counted = {each.kind for calls in group.values() for each in calls.counts if each.kind not in MESSAGES}
-    for kind in sorted({*counted, *(kind.partition(OF)[0] for kind in counted)}):
-        numbers = {rank: _number(kind, calls) for rank, calls in group.items()}
+    counted = {rank: _numbers(calls) for rank, calls in group.items()}
+    for kind in sorted(set().union(*counted.values())):
+        numbers = {rank: own[kind] for rank, own in counted.items()}
         if len(set(numbers.values())) > 1:
             is_error = kind != NEW_GROUP
             yield Mismatch(message=_called(kind, numbers, group), ranks=_unusual(numbers), is_error=is_error)
@@ -109,9 +109,14 @@ def _mismatches(group: _Group) -> Iterator[Mismatch]:
         yield from _mismatches_of_receiver(receiver, left, group)
 
 
-def _number(kind: str, calls: GroupCalls) -> int:
-    """How often a rank called a kind of collective."""
-    return sum(each.number for each in calls.counts if each.kind == kind or each.kind.startswith(kind + OF))
+def _numbers(calls: GroupCalls) -> Counter[str]:
+    """How often a rank called each kind of collective; a reduction also counts without its dtype."""
+    numbers: Counter[str] = Counter()
+    for each in calls.counts:
+        if each.kind not in MESSAGES:
+            for kind in dict.fromkeys((each.kind, each.kind.partition(OF)[0])):
+                numbers[kind] += each.number
+    return numbers
 
 
 def _left(group: _Group) -> Mapping[int, _Left]:
