@@ -4,7 +4,7 @@ import subprocess
 import sys
 from math import inf, nan
 
-import numpy
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,9 +70,9 @@ def test_a_group_that_is_gone_leaves_its_place_to_another(log, seen):
     assert read_calls(seen) == Calls()
 
 
-@pytest.mark.parametrize("kind", [numpy.int8, numpy.int32, numpy.int64, numpy.uint8, numpy.uint64])
+@pytest.mark.parametrize("kind", [np.int8, np.int32, np.int64, np.uint8, np.uint64])
 def test_ranks_of_a_group_may_be_numbers_of_numpy(log, seen, kind):
-    log.open("default", list(numpy.array([0, 5, 100], dtype=kind)))
+    log.open("default", list(np.array([0, 5, 100], dtype=kind)))
     assert read_calls(seen).groups[0].members == (0, 5, 100)
 
 
