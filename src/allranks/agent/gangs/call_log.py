@@ -434,7 +434,7 @@ def _shortened(word: str, most: int = _WORD_BYTES) -> bytes:
 
 
 def _is_sound_counter(counter: _Counter) -> bool:
-    return 0 <= counter.number <= _MOST and -1 <= counter.peer <= _MOST
+    return bool(0 <= counter.number <= _MOST and -1 <= counter.peer <= _MOST)
 
 
 def _peer(entry: _Call | _Counter) -> int | None:

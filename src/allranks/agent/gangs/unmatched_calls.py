@@ -60,7 +60,9 @@ def find_mismatch(calls: Mapping[int, Calls]) -> Mismatch | None:
 
 
 def name_unmatched(calls: Mapping[int, Calls]) -> str:
-    """In words, the first call that not all members of its group made; empty for none."""
+    """In words, the first call that not all members of its group made; empty for none, and if a call has failed."""
+    if any(rank.failures for rank in calls.values()):
+        return ""
     return next((each.message for group in _groups(calls, ()) for each in _mismatches(group)), "")
 
 

@@ -16,6 +16,7 @@ ranks than the gang and ends with its test.
 import functools
 import itertools
 import os
+import threading
 import traceback
 import unittest
 import weakref
@@ -114,6 +115,7 @@ class CallCounter:
         self._world: Callable[[], distributed.ProcessGroup | None] = lambda: None
         # Keyed by the identity of torch's object; None for a group that does not count.
         self._groups: dict[int, CountedGroup | None] = {}
+        self._meeting = threading.RLock()  # threads may meet one group at a time
         # Alive until the next test of this process has ended: a thread of a group that drops the last reference to it,
         # say in a callback of a future, waits for its own end, which aborts the process in whatever test runs by then.
         # Python, if it drops the last reference, holds the GIL and waits for threads that may need it (torch 2.6).
@@ -211,11 +213,12 @@ class CallCounter:
         identity = id(group)
         if identity in self._groups:
             return self._groups[identity]
-        known = self._meet(group)
-        self._kept[0].append(group)
-        weakref.finalize(group, self._forget, identity).atexit = False
-        # Another thread may have met it meanwhile.
-        return self._groups.setdefault(identity, known)
+        with self._meeting:
+            if identity not in self._groups:  # another thread may have met it meanwhile
+                self._groups[identity] = self._meet(group)
+                self._kept[0].append(group)
+                weakref.finalize(group, self._forget, identity).atexit = False
+            return self._groups[identity]
 
     def _meet(self, group: distributed.ProcessGroup) -> CountedGroup | None:
         self._adopt_own_world()
