@@ -71,7 +71,7 @@ def job(gpus):
 def test_a_machine_with_a_sick_gpu_takes_no_jobs_with_gpus_and_is_named(monkeypatch):
     monkeypatch.setattr("socket.gethostname", lambda: "gpu-host-7")
     with pytest.raises(DeviceError, match=r"^This machine \(gpu-host-7\) takes no jobs with GPUs: GPU 1 ") as caught:
-        _refuse_sick_gpus(GPUS, "docker", [job(0), job(1)])
+        _refuse_sick_gpus(GPUS, [job(0), job(1)])
     assert caught.value.exit_code is ExitCode.INFRASTRUCTURE
-    _refuse_sick_gpus(GPUS.only("0"), "docker", [job(0), job(1)])
-    _refuse_sick_gpus(GPUS, "docker", [job(0)])
+    _refuse_sick_gpus(GPUS.only("0"), [job(0), job(1)])
+    _refuse_sick_gpus(GPUS, [job(0)])

@@ -167,8 +167,8 @@ def _matrix(file: Table) -> Matrix:
 
 def _engines(table: Table) -> dict[str, Mapping[str, object]]:
     """The tables of engines from other packages, which may be installed only on other machines."""
-    for name in ("docker", "process", *declared_tables()):
-        if name in table:
+    for name in table.values:
+        if name in {"docker", "process", *declared_tables()}:
             raise table.error(name=name, what="this engine is allranks' own", remedy=f"Write [{name}].")
     return {name: table.table(name).values for name in table.values}
 

@@ -96,8 +96,10 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
     engine = options.engine
     if isinstance(engine, str) and engine != AUTO and engine_class(engine).has_queue:
         engine, _ = choose_engine(engine)
-    _refuse_uneven_gpus(engine, jobs)
-    _refuse_sick_gpus(inventory, engine, jobs)
+    if isinstance(engine, Engine) and engine.has_queue:
+        _refuse_uneven_gpus(engine, jobs)
+    else:
+        _refuse_sick_gpus(inventory, jobs)
     if options.left is not None:
         _remove_remains()
     to_do, again = _to_do(jobs, options.left)
@@ -139,13 +141,13 @@ def _refuse_missing_gpus(inventory: Inventory, planned: int) -> None:
         raise DeviceError(what, why=why, remedy=remedy)
 
 
-def _refuse_sick_gpus(inventory: Inventory, engine: str | Engine, jobs: Iterable[Job]) -> None:
+def _refuse_sick_gpus(inventory: Inventory, jobs: Iterable[Job]) -> None:
     """Refuse a host with a GPU that is known to be sick: whichever job it fails, the machine is at fault.
 
     Raises:
         DeviceError: There is one, and a job may get it.
     """
-    if not any(job.cell.gpu_count for job in jobs) or not _leases_here(engine):
+    if not any(job.cell.gpu_count for job in jobs):
         return
     if sick := sick_gpus(inventory):
         names = [f"{inventory.name_of(gpu)} is sick: {why}" for gpu, why in sick.items()]
@@ -153,33 +155,22 @@ def _refuse_sick_gpus(inventory: Inventory, engine: str | Engine, jobs: Iterable
         raise DeviceError(msg, remedy=SICK_REMEDY)
 
 
-def _leases_here(engine: str | Engine) -> bool:
-    """Whether an engine's jobs get GPUs of this host; a cluster gives them its own."""
-    return isinstance(engine, str) or not engine.has_queue
-
-
-def _refuse_uneven_gpus(engine: str | Engine, jobs: Iterable[Job]) -> None:
+def _refuse_uneven_gpus(engine: Engine, jobs: Iterable[Job]) -> None:
     """Refuse jobs whose nodes would need different numbers of GPUs, on an engine that asks a cluster for its nodes.
 
     Raises:
         UsageError: There is one.
     """
-    if _leases_here(engine):
-        return
     for job in jobs:
         gpus, nodes = job.cell.gpu_count, job.cell.nodes
         if gpus % nodes:
-            what = f"{job.cell.id} has {gpus} GPUs on {nodes} nodes, and {_name_of(engine)} gives each node as many."
+            what = f"{job.cell.id} has {gpus} GPUs on {nodes} nodes, and {engine.name} gives each node as many."
             remedy = f'Exclude it in the matrix file: when = "gpu_count == {gpus} and nodes == {nodes}".'
             raise UsageError(what, remedy=remedy)
 
 
-def _name_of(engine: str | Engine) -> str:
-    return engine if isinstance(engine, str) else engine.name
-
-
 def _remove_remains() -> None:
-    """Reap a killed process's leftovers of the resumed run, before we own that run and it counts as alive.
+    """Clean up what a killed process left of the resumed run, before we own that run and it counts as alive.
 
     Jobs that outlive their orchestrator are adopted instead.
     """
