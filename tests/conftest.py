@@ -12,13 +12,14 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import docker
 import pytest
 from hypothesis import settings
 
-from allranks import ownership
-from allranks.cli.main import main
+from allranks import ownership, plugin_manager
+from allranks.cli.main import commands, main
 from allranks.engines.base import JobSpec
 from allranks.engines.package import package_folder
 from allranks.errors import EngineError, ExitCode
@@ -250,6 +251,29 @@ def lines() -> list[str]:
         __call__ = list.append
 
     return Lines()
+
+
+@pytest.fixture
+def plugins_anew() -> Iterator[None]:
+    """Plug-ins and commands are found anew in the test, and after it."""
+    caches = (plugin_manager.load_plugins, commands)
+    for each in caches:
+        each.cache_clear()
+    yield
+    for each in caches:
+        each.cache_clear()
+
+
+@pytest.fixture
+def other(plugins_anew: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], object]], None]:  # noqa: ARG001
+    """``other(name, load)``: add a plug-in of another package."""
+    points = []
+
+    def add(name: str, load: Callable[[], object]) -> None:
+        points.append(SimpleNamespace(name=name, value=f"{name}.allranks", load=load))
+        monkeypatch.setattr(plugin_manager, "entry_points", lambda group: points if group == "allranks.plugins" else [])
+
+    return add
 
 
 @pytest.fixture

@@ -15,27 +15,7 @@ from allranks.errors import AllranksError, ExitCode, UsageError
 from allranks.plugin_manager import CAN_FAIL, OWN, Command, added_commands, implements, load_plugins
 from allranks.report.section import Section, SectionMaker
 
-
-@pytest.fixture(autouse=True)
-def collected_anew():
-    """Plug-ins and commands are found anew before and after each test."""
-    for each in (load_plugins, cli.commands):
-        each.cache_clear()
-    yield
-    for each in (load_plugins, cli.commands):
-        each.cache_clear()
-
-
-@pytest.fixture
-def other(monkeypatch):
-    """``other(name, load)``: add a plug-in of another package."""
-    points = []
-
-    def add(name, load):
-        points.append(SimpleNamespace(name=name, value=f"{name}.allranks", load=load))
-        monkeypatch.setattr(plugin_manager, "entry_points", lambda group: points if group == "allranks.plugins" else [])
-
-    return add
+pytestmark = pytest.mark.usefixtures("plugins_anew")
 
 
 def plugin_with(name, said):

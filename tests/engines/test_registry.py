@@ -40,12 +40,8 @@ OWN = ("docker", "process", "slurm") if find_spec("allranks.plugins") else ("doc
 pytestmark = pytest.mark.usefixtures("no_slurm")
 
 
-def forget_plugins():
-    plugin_manager.load_plugins.cache_clear()
-
-
 @pytest.fixture
-def others(monkeypatch):
+def others(plugins_anew, monkeypatch):  # noqa: ARG001
     """Register engines of another package: the class of each by its name, None for one that cannot be imported."""
 
     def register(**classes):
@@ -56,11 +52,10 @@ def others(monkeypatch):
         module.allranks_engines = plugin_manager.implements(lambda: {name: f"far_away:{name}" for name in classes})
         monkeypatch.setitem(sys.modules, "far_away", module)
         monkeypatch.setattr(plugin_manager, "entry_points", lambda group: [EntryPoint("far-away", "far_away", group)])
-        forget_plugins()
+        plugin_manager.load_plugins.cache_clear()
 
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
-    yield register
-    forget_plugins()
+    return register
 
 
 def test_own_engines_are_there_without_any_other_package(others):

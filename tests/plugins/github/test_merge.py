@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from allranks import plugin_manager
-from allranks.cli import main
+from allranks.plugin_manager import implements
 
 RANK = "<testsuite><testcase classname='t' name='test_x'>{}</testcase></testsuite>"
 
@@ -22,23 +21,14 @@ def test_annotations_of_a_merge_are_no_part_of_its_object(allranks, tmp_path, mo
     assert "::error " in err
 
 
-def test_the_error_of_a_service_of_another_package_is_shown_by_this_one(allranks, monkeypatch):
+def test_the_error_of_a_service_of_another_package_is_shown_by_this_one(allranks, other, monkeypatch):
     def allranks_ci_service():
         msg = "no service"
         raise ValueError(msg)
 
-    plugin = SimpleNamespace(allranks_ci_service=plugin_manager.implements(allranks_ci_service))
-    point = SimpleNamespace(name="lsf", value="lsf.allranks", load=lambda: plugin)
+    other("lsf", lambda: SimpleNamespace(allranks_ci_service=implements(allranks_ci_service)))
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    monkeypatch.setattr(plugin_manager, "entry_points", lambda group: [point] if group == "allranks.plugins" else [])
-    caches = (plugin_manager.load_plugins, main.commands)
-    for each in caches:
-        each.cache_clear()
-    try:
-        code, out, _ = allranks("merge", "absent")
-    finally:
-        for each in caches:
-            each.cache_clear()
+    code, out, _ = allranks("merge", "absent")
     assert code == 2
     assert "::error" in out
 

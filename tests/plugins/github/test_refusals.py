@@ -1,12 +1,8 @@
 """An error of any command, as GitHub shows it: annotation, summary and output, and no command of anyone else's."""
 
-from types import SimpleNamespace
-
 import pytest
 from markdown_it import MarkdownIt
 
-from allranks import plugin_manager
-from allranks.cli import main
 from allranks.errors import EngineError, ImageError
 
 
@@ -50,15 +46,12 @@ def test_a_selection_that_leaves_nothing_is_annotation_summary_and_output(allran
     assert outputs.endswith(" (exit code 2)\n")
 
 
-def test_a_plug_in_that_cannot_be_loaded_is_an_annotation_too(allranks, step, monkeypatch):
+def test_a_plug_in_that_cannot_be_loaded_is_an_annotation_too(allranks, step, other):
     def load():
         msg = "no module lsf"
         raise ImportError(msg)
 
-    point = SimpleNamespace(name="lsf", value="lsf.allranks", load=load)
-    monkeypatch.setattr(plugin_manager, "entry_points", lambda group: [point] if group == "allranks.plugins" else [])
-    for each in (plugin_manager.load_plugins, main.commands):
-        each.cache_clear()
+    other("lsf", load)
     code, _, err = allranks("plan")
     assert code == 4
     [annotation] = obeyed(err)
