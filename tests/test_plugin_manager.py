@@ -78,7 +78,7 @@ def test_what_is_no_command_is_one_error_that_names_its_plug_in(other, capsys, m
     other("lsf", lambda: SimpleNamespace(allranks_commands=hook))
     assert cli.main(["plan"]) == ExitCode.INFRASTRUCTURE
     told = capsys.readouterr()
-    assert "The plug-in lsf adds a command that is none." in told.out + told.err
+    assert "The plug-in lsf adds something that is not a command." in told.out + told.err
     assert "Traceback" not in told.err
 
 

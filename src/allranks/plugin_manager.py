@@ -165,8 +165,12 @@ def added_commands(own: Iterable[Command]) -> list[Command]:
     for name, found_commands in _results(list, "allranks_commands"):
         for command in found_commands:
             if not isinstance(command, Command):
-                msg = f"The plug-in {name} adds a command that is none."
-                raise PluginError(msg, why=f"It is {shown(command)}, and no Command.", remedy=_REPAIR)
+                msg = f"The plug-in {name} adds something that is not a command."
+                raise PluginError(
+                    msg,
+                    why=f"Its hook allranks_commands returned {shown(command)}, which is not a Command.",
+                    remedy=_REPAIR,
+                )
             _refuse_second("command", command.name, name, found)
             added.append(command)
     return added

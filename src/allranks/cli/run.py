@@ -372,7 +372,7 @@ def _refuse_too_wide(jobs: Sequence[Job], engine: "Engine") -> None:
     most = max((job.cell.nodes for job in jobs), default=1)
     if 1 < engine.nodes < most:
         cells = sorted({job.cell.id for job in jobs if job.cell.nodes > engine.nodes})
-        what = f"{counted(len(cells), 'cell')} need more nodes than there are, which is {engine.nodes}: {cells[0]}."
+        what = f"{counted(len(cells), 'cell')} need more nodes than the {engine.nodes} that there are: {cells[0]}."
         remedy = f"Start it on {most} nodes, or run others: --where nodes={engine.nodes}."
         raise UsageError(what, why=f"The largest needs {most}.", remedy=remedy)
 

@@ -75,8 +75,10 @@ def _detected(name: str, *, is_asked_for: bool) -> Engine:
     except AllranksError:
         raise
     except Exception as error:
-        msg = f"The engine {name} failed when it was looked for."
-        raise EngineError(msg, why=f"{type(error).__name__}: {error}.", remedy="Repair or remove it.") from error
+        msg = f"The engine {name} could not be detected."
+        raise EngineError(
+            msg, why=f"{type(error).__name__}: {error}.", remedy="Repair or remove the package that adds it."
+        ) from error
 
 
 def _reason(error: EngineError) -> str:
