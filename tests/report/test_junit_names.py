@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allranks.report import junit_case
 from allranks.report.judged import JobSummary
 from allranks.report.junit_case import NAME_LIMIT, NAMELESS, JUnitForm, unique_names
 from allranks.report.results import TestVerdict, Verdict, VerdictKind, VerdictRule
@@ -44,6 +45,21 @@ def javascript_hash(text: str) -> int:
 )
 def test_the_later_of_two_that_a_client_takes_for_one_gets_a_number(given_names: list[str], shown_names: list[str]):
     assert [name for _, name in names(*(("c", name) for name in given_names))] == shown_names
+
+
+@pytest.mark.parametrize(
+    "alike",
+    [lambda number: f"x{f'{number:b}'.translate({48: ' ', 49: chr(9)})}y", lambda _: "xy"],
+    ids=["blanks", "equal"],
+)
+def test_each_of_thousands_of_names_that_clients_take_for_one_costs_one_look(alike, monkeypatch):
+    looks = []
+    identities = junit_case._Classes.identities
+    monkeypatch.setattr(junit_case._Classes, "identities", lambda *name: looks.append(name) or identities(*name))
+    told = [name for _, name in names(*(("c", alike(number)) for number in range(1, 2001)))]
+    assert len(set(told)) == 2000
+    assert told[-1].endswith(" #2000")
+    assert len(looks) == 2 * 2000 - 1
 
 
 def test_full_names_that_are_alike_stay_apart():

@@ -83,12 +83,13 @@ def unique_names(suite: JobSummary, tests: Sequence[TestVerdict], form: JUnitFor
         yield from names  # nearly every suite
         return
     taken: set[str | int] = set()
+    numbers: dict[str, Iterator[int]] = {}  # by a name as clients identify it: the next that may be free
     for name, identities in zip(names, natural, strict=True):
         if taken.isdisjoint(identities):
             taken.update(identities)
             yield name
         else:
-            yield _numbered(name, classes, taken, reserved)
+            yield _numbered(name, numbers.setdefault(identities[0], count(2)), classes, taken, reserved)
 
 
 def shown(name: str) -> str:
@@ -100,9 +101,11 @@ def shown(name: str) -> str:
     return name if name.strip() else NAMELESS
 
 
-def _numbered(name: Name, classes: "_Classes", taken: set[str | int], reserved: AbstractSet[str | int]) -> Name:
+def _numbered(
+    name: Name, numbers: Iterator[int], classes: "_Classes", taken: set[str | int], reserved: AbstractSet[str | int]
+) -> Name:
     classname, stem = name
-    for number in count(2):
+    for number in numbers:
         found = (classname, f"{stem} #{number}")
         identities = classes.identities(found)
         if taken.isdisjoint(identities) and reserved.isdisjoint(identities):
