@@ -121,3 +121,19 @@ def test_a_link_out_of_the_results_is_refused(results, tmp_path):
     with pytest.raises(ResultsError, match="points out of the results folder"):
         lay_out(results.path)
     assert not list(elsewhere.iterdir())
+
+
+def test_the_longest_names_of_other_scripts_have_a_file(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, {f"test/{'測試' * 120}.py::test_a": "passed"})
+    (place,) = lay_out(run_folder.path)
+    assert "測試" in place
+
+
+def test_a_layout_that_cannot_be_written_is_an_error_beside_a_complete_report(results):
+    (results.path / "test-reports").write_text("a file")
+    with pytest.raises(ResultsError, match="layout in "):
+        lay_out(results.path)
+    assert len(list(ET.parse(results.path / "junit.xml").getroot().iter("testcase"))) == 4  # noqa: S314 - ours
+    assert (results.path / "report.html").exists()
+    assert (results.path / "summary.md").exists()

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from allranks.errors import ResultsError, UsageError
+from allranks.errors import AllranksError, ResultsError, UsageError
 from allranks.report.accounting import account, damaged_manifest
 from allranks.report.baseline import Baseline
 from allranks.report.folder import is_merged_report
@@ -55,13 +55,15 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
         policy: How environment skips are read; None for the policy of the run's matrix file, or else of the
             sandcastle variables.
         environ: The environment that holds the sandcastle variables, and names the run of a CI service.
-        observers: Called with each job's tests, in the order of the report. A ``SectionMaker`` adds a section to it.
+        observers: Called with each job's tests, in the order of the report. A ``SectionMaker`` adds a section to it. If
+            another one raises an AllranksError, it is not called again, and the report is complete.
         baseline: The numbers of executed tests in a good run; None for the baseline that the matrix file names.
         junit_form: The form of ``junit.xml``; None for the usual one.
 
     Raises:
         UsageError: The folder does not exist, or has no results.
         ResultsError: The reports cannot be written, or would overwrite a file that allranks did not write.
+        AllranksError: Of an observer, when the reports are written.
     """
     root = Path(os.path.realpath(folder))  # Path.resolve raises for circular links
     if not root.is_dir():
@@ -131,19 +133,42 @@ def _write(
     form: JUnitForm,
     environ: Mapping[str, str],
 ) -> MergedRun:
-    observers = [GuardedMaker(each) if isinstance(each, SectionMaker) else each for each in observers]
-    makers = [observer for observer in observers if isinstance(observer, GuardedMaker)]
+    makers = [GuardedMaker(each) for each in observers if isinstance(each, SectionMaker)]
+    others = [_LateError(each) for each in observers if not isinstance(each, SectionMaker)]
     page = PageWriter(run.page)
     with JsonWriter(run.folder / JSON_NAME) as machine:
         with JUnitWriter(run.junit, form) as junit:
-            rows = tuple(_rows(suites, (junit.add, machine.add, page.add, *observers)))
+            rows = tuple(_rows(suites, (junit.add, machine.add, page.add, *makers, *others)))
         merged = replace(run, suites=rows, junit_files=junit.files, blames=page.blames)
         sections = {maker.name: maker.section(merged) for maker in makers}
         merged = replace(merged, sections={name: section for name, section in sections.items() if section})
         machine.write(merged)
     page.write(merged)
     write_summary(merged, environ)
+    for observer in others:
+        observer.raise_error()
     return merged
+
+
+class _LateError:
+    """Calls an observer until it fails, and keeps its error until the reports are written."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._error: AllranksError | None = None
+
+    def __call__(self, suite: CellSuite) -> None:
+        """Take a job with its tests."""
+        if self._error is None:
+            try:
+                self._observer(suite)
+            except AllranksError as error:
+                self._error = error
+
+    def raise_error(self) -> None:
+        """Raise the observer's error, if there is one."""
+        if self._error is not None:
+            raise self._error
 
 
 def _rows(suites: Iterable[CellSuite], observers: Sequence[Observer]) -> Iterator[SuiteRow]:

@@ -32,7 +32,7 @@ _NO_FILE: Final = "allranks"
 
 _DIGEST: Final = 8
 _LONGEST: Final = 200
-"""Characters of a file's name: file systems allow 255 bytes, and the digest is in it, too."""
+"""Bytes of a file's name: file systems allow 255, and the digest is in it, too."""
 
 
 class PyTorchLayout:
@@ -53,14 +53,20 @@ class PyTorchLayout:
         """Write a file for each file of the job.
 
         Raises:
-            OSError: One cannot be written.
-            ResultsError: A file that allranks did not write is in its place.
+            ResultsError: One cannot be written, or a file that allranks did not write is in its place.
         """
         files: dict[str, list[TestVerdict]] = {}
         for test in suite.tests:
             files.setdefault(_file(test), []).append(test)
         for file, tests in files.items():
-            self._write(suite, file, tests)
+            try:
+                self._write(suite, file, tests)
+            except OSError as error:
+                msg = f"PyTorch's layout in {self.folder} is not complete."
+                why = f"{error.filename or file}: {error.strerror}."
+                raise ResultsError(
+                    msg, why=why, remedy="Correct that, and merge again: the report is complete."
+                ) from error
 
     def _write(self, suite: CellSuite, file: str, tests: Sequence[TestVerdict]) -> None:
         stem = _dotted(file)
@@ -90,7 +96,8 @@ def _file(test: TestVerdict) -> str:
 
 
 def _dotted(file: str) -> str:
-    return shown(file.removesuffix(".py").replace("/", "."))[-_LONGEST:]
+    name = shown(file.removesuffix(".py").replace("/", "."))
+    return name.encode()[-_LONGEST:].decode(errors="ignore")
 
 
 def _case(test: TestVerdict, file: str) -> str:
