@@ -7,11 +7,11 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from allranks.protocol.outcomes import Outcome
+from allranks.report.judge.rules import VerdictPolicy, verdict
 from allranks.report.judged import CellSuite
 from allranks.report.junit import JUnitWriter
 from allranks.report.junit_case import RETRIES
 from allranks.report.results import EarlierAttempt, RankResult, TestVerdict
-from allranks.report.verdict import VerdictPolicy, verdict
 
 
 def rank(outcome: Outcome, number: int = 0, **said: str) -> RankResult:

@@ -17,6 +17,7 @@ from allranks.protocol.records import (
     encode,
 )
 from allranks.report.journal import read_journal
+from allranks.report.judge.rules import VerdictPolicy, verdict
 from allranks.report.judged import CellSuite
 from allranks.report.rank_course import (
     MOST_BYTES,
@@ -28,7 +29,6 @@ from allranks.report.rank_course import (
     waits,
 )
 from allranks.report.results import RankResult, TestVerdict
-from allranks.report.verdict import VerdictPolicy, verdict
 
 TEST = "t.py::test"
 

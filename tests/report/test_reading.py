@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.report.judging import read_jobs, read_ranks
+from allranks.report.judge.judging import read_jobs, read_ranks
 
 
 def document(tests):

@@ -12,12 +12,12 @@ from markdown_it import MarkdownIt
 
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.repetitions import RepetitionTally
+from allranks.report.judge.rules import VerdictPolicy, verdict
 from allranks.report.judged import CellSuite, JobSummary, MergedRun, Share
 from allranks.report.merging import merge
 from allranks.report.results import RankResult, TestVerdict
 from allranks.report.run_files import JobRecord, as_json
 from allranks.report.summary import WIDTH, render_summary, render_table, seconds
-from allranks.report.verdict import VerdictPolicy, verdict
 
 ENV, TCP = "gloo-w2-g0-env/collectives", "gloo-w2-g0-tcp/collectives"
 

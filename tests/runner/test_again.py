@@ -12,9 +12,9 @@ from allranks.errors import EngineError, UsageError
 from allranks.interruption import interruptible
 from allranks.ownership import own_run
 from allranks.protocol.records import Collected, CollectionFailed
+from allranks.report.judge.rules import VerdictPolicy
 from allranks.report.merging import merge
 from allranks.report.run_files import JudgingPolicy, Manifest
-from allranks.report.verdict import VerdictPolicy
 from allranks.runner.earlier_runs import earlier_run, setting_of
 from allranks.runner.results_folder import open_run
 from allranks.runner.retry_policy import WHOLE, Again, newest_attempt, to_run_again

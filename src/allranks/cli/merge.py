@@ -24,7 +24,7 @@ from allranks.plugin_manager import add_plugin_options, section_makers
 from allranks.runner.ci_service import ci_service
 
 if TYPE_CHECKING:
-    from allranks.report.baseline import Baseline
+    from allranks.report.judge.baseline import Baseline
     from allranks.report.judged import MergedRun
 
 
@@ -137,8 +137,8 @@ def _report(options: argparse.Namespace) -> ExitCode:
 
 def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
     """Merge, write and print the report; return its page and the exit code."""
-    from allranks.report.baseline import update_baseline  # noqa: PLC0415 - no plan needs it
     from allranks.report.durations import Meter, keep_durations  # noqa: PLC0415
+    from allranks.report.judge.baseline import update_baseline  # noqa: PLC0415 - no plan needs it
     from allranks.report.judged import exit_code  # noqa: PLC0415
     from allranks.report.junit_case import JUnitForm  # noqa: PLC0415
     from allranks.report.merging import merge  # noqa: PLC0415
@@ -186,7 +186,7 @@ def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
 
 def _baseline(options: argparse.Namespace) -> "Baseline | None":
     """The baseline to compare with: empty if it is to be renewed, None for the one in the run's manifest."""
-    from allranks.report.baseline import read_baseline  # noqa: PLC0415 - no plan needs it
+    from allranks.report.judge.baseline import read_baseline  # noqa: PLC0415 - no plan needs it
 
     if options.update_baseline:
         return {}

@@ -45,7 +45,7 @@ from allranks.runner.results_folder import PARTY_VARIABLE, RUN_ID_VARIABLE
 
 if TYPE_CHECKING:
     from allranks.engines.base import Engine
-    from allranks.report.verdict import VerdictPolicy
+    from allranks.report.judge.rules import VerdictPolicy
     from allranks.runner.machines.plan_file import OwnPart
     from allranks.runner.retry_policy import Again
 

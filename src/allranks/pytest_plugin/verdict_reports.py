@@ -25,10 +25,10 @@ from allranks.protocol.tracebacks import folded
 from allranks.protocol.xml_text import xml_id
 from allranks.report.folder import Attempt
 from allranks.report.journal import JournalReader
-from allranks.report.judging import judge
+from allranks.report.judge.judging import judge
+from allranks.report.judge.rules import VerdictPolicy
 from allranks.report.results import XPASS, TestVerdict, VerdictKind, VerdictRule, compact
 from allranks.report.run_files import JobError
-from allranks.report.verdict import VerdictPolicy
 from allranks.runner.log_lines import LiveView
 from allranks.runner.progress import Tests
 

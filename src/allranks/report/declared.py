@@ -11,6 +11,7 @@ from allranks.protocol import skip_codes
 from allranks.protocol.outcomes import Outcome, SkipKind
 from allranks.protocol.records import MOST_RANKS
 from allranks.protocol.xml_text import cut, without_colours
+from allranks.report.judge.rules import severity
 from allranks.report.outcome_words import (
     OUTPUT_TAGS,
     RERUN_TAGS,
@@ -26,7 +27,6 @@ from allranks.report.outcome_words import (
 )
 from allranks.report.results import Key, RankResult
 from allranks.report.untrusted import number, whole_number
-from allranks.report.verdict import severity
 
 _TO_THE_END: Final = frozenset({"rerunFailure", "rerunError"})
 """A try of a test that never passed; for a test that passed in the end the tag is ``flakyFailure``."""

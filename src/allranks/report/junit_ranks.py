@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from allranks.protocol.outcomes import numbers
+from allranks.report.judge.rules import own_text, sections
 from allranks.report.results import PassedRanks, RankResult, TestVerdict, VerdictRule
-from allranks.report.verdict import own_text, sections
 
 _LEADS_THE_TEXT = frozenset({VerdictRule.LEADING_OUTCOME, VerdictRule.UNACCOUNTED})
 

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from allranks.errors import AllranksError, ResultsError, UsageError
-from allranks.report.accounting import account, damaged_manifest
-from allranks.report.baseline import Baseline
 from allranks.report.folder import is_merged_report
 from allranks.report.gathering import Gathered, gather
+from allranks.report.judge.accounting import account, damaged_manifest
+from allranks.report.judge.baseline import Baseline
+from allranks.report.judge.rules import VerdictPolicy
 from allranks.report.judged import CellSuite, MergedRun, SuiteRow
 from allranks.report.junit import JUnitWriter, refuse_foreign
 from allranks.report.junit_case import JUnitForm
@@ -25,7 +26,6 @@ from allranks.report.results import SkipPolicy
 from allranks.report.run_files import JudgingPolicy
 from allranks.report.section import GuardedMaker, SectionMaker
 from allranks.report.summary import write_summary
-from allranks.report.verdict import VerdictPolicy
 from allranks.user_cache import hold
 
 JUNIT_NAME: Final = "junit.xml"

@@ -22,7 +22,7 @@ from allranks.ownership import is_dead
 from allranks.protocol.config import COVERAGE, EARLIER_COVERAGE, PYTEST_CACHE
 from allranks.report.durations import Durations, DurationsError, parse, read_durations, render
 from allranks.report.folder import read_manifest
-from allranks.report.verdict import VerdictPolicy
+from allranks.report.judge.rules import VerdictPolicy
 from allranks.runner.results_folder import RunFolder, as_results_error
 from allranks.runner.retry_policy import Again, Wanted, newest_attempt, to_run_again
 from allranks.user_cache import hold

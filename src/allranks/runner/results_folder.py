@@ -17,7 +17,7 @@ from allranks.errors import ResultsError, UsageError
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job
 from allranks.ownership import OwnedRun
-from allranks.report.baseline import read_baseline
+from allranks.report.judge.baseline import read_baseline
 from allranks.report.run_files import DroppedCells, JobRecord, JudgingPolicy, Manifest, PlannedJob, as_json
 from allranks.report.untrusted import parsed
 from allranks.user_cache import hold

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from allranks.matrix.model import Job
-from allranks.report.accounting import files_of, has_collected_nothing, has_troubled_files
 from allranks.report.folder import Attempt, newest, read_attempts_at
-from allranks.report.judging import has_no_result, has_not_run, settled
+from allranks.report.judge.accounting import files_of, has_collected_nothing, has_troubled_files
+from allranks.report.judge.judging import has_no_result, has_not_run, settled
+from allranks.report.judge.rules import VerdictPolicy
 from allranks.report.results import TestVerdict
-from allranks.report.verdict import VerdictPolicy
 from allranks.runner.request import Pdb
 
 Wanted = Literal["failed", "missing"]

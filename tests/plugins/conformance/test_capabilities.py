@@ -25,11 +25,11 @@ from allranks.plugins.conformance.capability_tables import (
 from allranks.protocol.outcomes import Outcome, SkipKind
 from allranks.protocol.records import Finished, JobStarted, Passed, Tagged, encode
 from allranks.report.journal import read_journal
+from allranks.report.judge.rules import VerdictPolicy
+from allranks.report.judge.rules import verdict as judged
 from allranks.report.judged import CellSuite
 from allranks.report.merging import merge
 from allranks.report.results import RankResult, TestVerdict
-from allranks.report.verdict import VerdictPolicy
-from allranks.report.verdict import verdict as judged
 
 LACK = "mine has no support for this: No backend type associated with device type cpu"
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from allranks.protocol.outcomes import Outcome, SkipKind
+from allranks.report.judge.rules import VerdictPolicy, verdict
 from allranks.report.judged import CellSuite, MergedRun
 from allranks.report.page.writer import PageWriter
 from allranks.report.results import EarlierAttempt, RankResult, TestVerdict
-from allranks.report.verdict import VerdictPolicy, verdict
 
 TRACE = """\
 rank = 1, world_size = 4, device = device(type='cpu')

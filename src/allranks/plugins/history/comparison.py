@@ -13,10 +13,11 @@ from allranks.errors import ResultsError, UsageError
 from allranks.plugins.history.recorder import code_of
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.xml_text import cut, first_line
-from allranks.report.accounting import account, damaged_manifest
 from allranks.report.declared import details_of
 from allranks.report.folder import ROOTS
 from allranks.report.gathering import gather
+from allranks.report.judge.accounting import account, damaged_manifest
+from allranks.report.judge.rules import VerdictPolicy
 from allranks.report.judged import CellSuite
 from allranks.report.junit_document import report_parts
 from allranks.report.outcome_words import element_said, is_bad
@@ -25,7 +26,6 @@ from allranks.report.rank_xml import problem_of
 from allranks.report.report_json import SCHEMA, is_report_json
 from allranks.report.run_files import JudgingPolicy
 from allranks.report.untrusted import open_regular, other_schema
-from allranks.report.verdict import VerdictPolicy
 
 
 class Difference(StrEnum):

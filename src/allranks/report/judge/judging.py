@@ -12,6 +12,7 @@ from allranks.protocol.records import JOURNAL
 from allranks.protocol.xml_text import first_line, split_nodeid, xml_id
 from allranks.report.folder import Attempt, is_named_like_a_rank
 from allranks.report.journal import read_journal
+from allranks.report.judge.rules import VerdictPolicy, verdict
 from allranks.report.rank_names import rank_of
 from allranks.report.rank_xml import RankReader
 from allranks.report.results import (
@@ -28,7 +29,6 @@ from allranks.report.results import (
     teams_of,
 )
 from allranks.report.run_files import JobRecord
-from allranks.report.verdict import VerdictPolicy, verdict
 
 
 def read_ranks(paths: Sequence[Path]) -> list[RankFile]:

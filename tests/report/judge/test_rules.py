@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from allranks.errors import ExitCode
 from allranks.protocol.outcomes import Outcome, SkipKind
 from allranks.protocol.skip_codes import multi_gpu
+from allranks.report.judge.rules import SEVERITY, VerdictPolicy, fold, leading, severity, verdict
 from allranks.report.results import RankResult, VerdictKind, VerdictRule
-from allranks.report.verdict import SEVERITY, VerdictPolicy, fold, leading, severity, verdict
 
 PLAIN = VerdictPolicy()
 PASSING = VerdictPolicy(skip="pass")

@@ -10,15 +10,15 @@ from allranks.errors import ExitCode
 from allranks.protocol.outcomes import named
 from allranks.protocol.parameter_values import REMEDY, VARIABLE, changes
 from allranks.protocol.records import JOURNAL
-from allranks.report.baseline import Baseline, BaselineWatch
 from allranks.report.folder import Attempt
 from allranks.report.gathering import CopyWatch, Gathered, contradictions, without_copies
+from allranks.report.judge.baseline import Baseline, BaselineWatch
+from allranks.report.judge.judging import expected_ranks, read_jobs, read_ranks, settled
+from allranks.report.judge.rules import VerdictPolicy
 from allranks.report.judged import MANIFEST_PLACE, CellSuite, trouble
-from allranks.report.judging import expected_ranks, read_jobs, read_ranks, settled
 from allranks.report.rank_xml import stray_file
 from allranks.report.results import RankFile, TestVerdict
 from allranks.report.run_files import PlannedJob
-from allranks.report.verdict import VerdictPolicy
 
 _EXIT_CODES: Final = MappingProxyType(
     {
