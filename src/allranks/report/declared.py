@@ -11,7 +11,6 @@ from allranks.protocol import skip_codes
 from allranks.protocol.outcomes import Outcome, SkipKind
 from allranks.protocol.records import MOST_RANKS
 from allranks.protocol.xml_text import cut, without_colours
-from allranks.report.judge.rules import severity
 from allranks.report.outcome_words import (
     OUTPUT_TAGS,
     RERUN_TAGS,
@@ -25,7 +24,7 @@ from allranks.report.outcome_words import (
     plain_name,
     said_in,
 )
-from allranks.report.results import Key, RankResult
+from allranks.report.results import Key, RankResult, severity
 from allranks.report.untrusted import number, whole_number
 
 _TO_THE_END: Final = frozenset({"rerunFailure", "rerunError"})

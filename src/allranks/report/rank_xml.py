@@ -18,7 +18,6 @@ from allranks.protocol.records import MOST_RANKS
 from allranks.protocol.xml_text import cut
 from allranks.report.declared import CaseDetails, Declarations
 from allranks.report.folder import ROOTS, is_merged_report, stray_text
-from allranks.report.judge.rules import fold
 from allranks.report.outcome_words import (
     OUTPUT_TAGS,
     SILENT,
@@ -30,7 +29,7 @@ from allranks.report.outcome_words import (
 )
 from allranks.report.plain_cases import KnownPieces, PlainCases, Run
 from allranks.report.rank_names import rank_of
-from allranks.report.results import ABSENT, Key, RankFile, RankResult
+from allranks.report.results import ABSENT, Key, RankFile, RankResult, fold
 from allranks.report.untrusted import durations, number, open_regular, whole_number
 
 _Number = TypeVar("_Number", int, float)

@@ -7,7 +7,7 @@ object for each would take a gigabyte; a column of seconds, and names that the r
 import math
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from functools import cached_property
 from pathlib import Path
@@ -301,10 +301,70 @@ def teams_of(files: Iterable[RankFile]) -> tuple[RankGroup, ...]:
 
 
 def results_of(nodeid: str, teams: Iterable[RankGroup]) -> list[RankResult]:
-    """The ranks' results of one test."""
-    return [
-        file.result(place) for team in teams if (place := team.places.get(nodeid)) is not None for file in team.files
-    ]
+    """The results of one test, one for each rank that reports it: if several files do for a rank, the worse."""
+    by_rank: dict[int, list[RankResult]] = {}
+    for team in teams:
+        if (place := team.places.get(nodeid)) is not None:
+            for file in team.files:
+                by_rank.setdefault(file.rank or 0, []).append(file.result(place))
+    return [fold(same) for same in by_rank.values()]
+
+
+SEVERITY: Final = (
+    Outcome.PASSED,
+    Outcome.XPASSED,
+    Outcome.XFAILED,
+    Outcome.SKIPPED,
+    Outcome.ABORTED,
+    Outcome.FAILED,
+    Outcome.ERRORED,
+    Outcome.TIMED_OUT,
+    Outcome.CRASHED,
+    Outcome.MISSING,
+)
+"""The outcomes from the best to the worst.
+
+This order decides if the order of arrival is unknown: the further a rank was from ending its test by itself, the
+worse. A crash is worse than a time-out because peers hang on a crashed rank; an aborted rank was fine until it was
+stopped.
+"""
+
+_SEVERITY_OF: Final = {outcome: place for place, outcome in enumerate(SEVERITY)}
+
+
+def severity(outcome: Outcome) -> int:
+    """The index of an outcome in :data:`SEVERITY`; the higher, the worse."""
+    return _SEVERITY_OF[outcome]
+
+
+def fold(results: Sequence[RankResult]) -> RankResult:
+    """One result for several of the same rank and test: the worst, followed by the messages and texts of the others.
+
+    The order of ``results`` makes no difference.
+
+    Args:
+        results: At least one.
+    """
+    if len(results) == 1:
+        return results[0]
+    first, *others = sorted(results, key=_worst_first)
+    texts = dict.fromkeys(text for text in (first.text, *(f"{o.message}\n{o.text}".strip() for o in others)) if text)
+    return replace(
+        first,
+        text="\n\n".join(texts),
+        duration=max(result.duration for result in results),
+        stdout="".join(dict.fromkeys(result.stdout for result in [first, *others])),
+        stderr="".join(dict.fromkeys(result.stderr for result in [first, *others])),
+    )
+
+
+def _worst_first(result: RankResult) -> tuple[object, ...]:
+    """The key of a total order, so that folding does not depend on the order in the file."""
+    earliest = (result.at is None, result.at or 0.0)
+    said = (result.message, result.text, result.stdout, result.stderr, result.classname, result.name)
+    skip = (str(result.skip_kind), str(result.skip_code), str(result.gpus_needed))
+    more = (result.consequence, str(result.caused_by), *skip, result.duration, result.phase, str(result.world_size))
+    return (-severity(result.outcome), *earliest, *said, *more)
 
 
 def compact(ranks: Sequence[RankResult]) -> str:

@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import replace
-from itertools import chain, product
 from typing import Any
 
 import pytest
@@ -12,8 +11,8 @@ from hypothesis import strategies as st
 from allranks.errors import ExitCode
 from allranks.protocol.outcomes import Outcome, SkipKind
 from allranks.protocol.skip_codes import multi_gpu
-from allranks.report.judge.rules import SEVERITY, VerdictPolicy, fold, leading, severity, verdict
-from allranks.report.results import RankResult, VerdictKind, VerdictRule
+from allranks.report.judge.rules import VerdictPolicy, leading, verdict
+from allranks.report.results import RankResult, VerdictKind, VerdictRule, severity
 
 PLAIN = VerdictPolicy()
 PASSING = VerdictPolicy(skip="pass")
@@ -42,6 +41,12 @@ results = st.builds(
     message=st.sampled_from(["", "boom", "no GPU"]),
     text=st.sampled_from(["", "trace"]),
 )
+
+
+def one_each(least: int) -> st.SearchStrategy[list[RankResult]]:
+    return st.lists(results, min_size=least, max_size=6, unique_by=lambda result: result.rank)
+
+
 settings = st.builds(
     VerdictPolicy,
     skip=st.sampled_from(["skip", "pass"]),
@@ -52,7 +57,7 @@ settings = st.builds(
 GOODNESS = {VerdictKind.PASSED: 0, VerdictKind.SKIPPED: 1, VerdictKind.FAILURE: 2, VerdictKind.ERROR: 2}
 
 
-@given(st.lists(results, max_size=6), settings, st.randoms())
+@given(one_each(0), settings, st.randoms())
 def test_the_order_of_ranks_makes_no_difference(
     given_ranks: list[RankResult], setting: VerdictPolicy, rng: random.Random
 ):
@@ -61,49 +66,23 @@ def test_the_order_of_ranks_makes_no_difference(
     assert verdict(shuffled, setting) == verdict(given_ranks, setting)
 
 
-@given(st.lists(results, min_size=1, max_size=6, unique_by=lambda r: r.rank), results, settings)
+@given(one_each(1), results, settings)
 def test_a_rank_that_did_worse_never_makes_a_verdict_better(
     given_ranks: list[RankResult], worse: RankResult, setting: VerdictPolicy
 ):
     if severity(worse.outcome) < max(severity(rank.outcome) for rank in given_ranks):
         return
-    before, after = verdict(given_ranks, setting), verdict([*given_ranks, worse], setting)
+    before, after = verdict(given_ranks, setting), verdict([*given_ranks, replace(worse, rank=6)], setting)
     assert GOODNESS[after.kind] >= GOODNESS[before.kind]
 
 
-KINDS = [
-    *((outcome, None) for outcome in ("passed", "xpassed", "xfailed", "skipped", "aborted", "failed", "missing")),
-    *(("skipped", kind) for kind in (SkipKind.ENVIRONMENT, SkipKind.HARDWARE)),
-]
-
-
-@pytest.mark.parametrize("skip", ["skip", "pass"])
-@pytest.mark.parametrize("mixed_skip", [(), ("*",)])
-@pytest.mark.parametrize("gpus", [0, 2])
-def test_of_few_ranks_none_that_did_worse_makes_a_verdict_better_also_where_it_speaks_twice(skip, mixed_skip, gpus):
-    setting = VerdictPolicy(skip=skip, mixed_skip=mixed_skip, gpus=gpus)
-    for given_kinds in chain(product(KINDS, repeat=1), product(KINDS, repeat=2)):
-        given_ranks = [result(outcome, rank, skip_kind=kind) for rank, (outcome, kind) in enumerate(given_kinds)]
-        before = verdict(given_ranks, setting)
-        for (outcome, kind), rank in product(KINDS, range(len(given_ranks) + 1)):
-            worse = result(outcome, rank, skip_kind=kind)
-            if severity(worse.outcome) >= max(severity(each.outcome) for each in given_ranks):
-                after = verdict([*given_ranks, worse], setting)
-                assert GOODNESS[after.kind] >= GOODNESS[before.kind], (given_kinds, worse)
-
-
-def test_a_rank_that_says_two_things_hides_no_disagreement():
-    assert verdict(ranks("passed", "skipped"), PLAIN).rule is VerdictRule.RANKS_DISAGREE
-    assert verdict([*ranks("passed", "skipped"), result("skipped", 0)], PLAIN).rule is VerdictRule.RANKS_DISAGREE
-
-
-@given(st.lists(results, min_size=1, max_size=6), settings)
+@given(one_each(1), settings)
 def test_a_bad_rank_is_never_in_a_good_verdict(given_ranks: list[RankResult], setting: VerdictPolicy):
     if any(rank.outcome.is_bad for rank in given_ranks):
         assert verdict(given_ranks, setting).is_bad
 
 
-@given(st.lists(results, min_size=1, max_size=6), settings)
+@given(one_each(1), settings)
 def test_a_bad_verdict_always_has_a_message_a_text_and_an_exit_code(
     given_ranks: list[RankResult], setting: VerdictPolicy
 ):
@@ -112,37 +91,6 @@ def test_a_bad_verdict_always_has_a_message_a_text_and_an_exit_code(
         assert judged.message
         assert judged.text.startswith("ranks: ")
         assert judged.exit_code is not ExitCode.OK
-
-
-@given(st.lists(results, min_size=1, max_size=4), st.randoms())
-def test_folding_does_not_depend_on_the_order(given_ranks: list[RankResult], rng: random.Random):
-    of_one_rank = [replace(given, rank=0) for given in given_ranks]
-    shuffled = list(of_one_rank)
-    rng.shuffle(shuffled)
-    assert fold(shuffled) == fold(of_one_rank)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"gpus_needed": 1},
-        {"skip_code": 75},
-        {"skip_kind": SkipKind.HARDWARE},
-        {"world_size": 4},
-        {"caused_by": 1},
-        {"phase": "call"},
-        {"duration": 2.0},
-    ],
-    ids=lambda change: next(iter(change)),
-)
-def test_two_results_that_differ_in_one_detail_fold_to_the_same_in_any_order(change):
-    one = result("skipped")
-    other = replace(one, **change)
-    assert fold([one, other]) == fold([other, one])
-
-
-def test_every_outcome_has_a_severity():
-    assert set(SEVERITY) == set(Outcome)
 
 
 def test_rule_1_a_missing_rank_is_an_error_that_still_names_the_first_to_go_wrong():
@@ -197,7 +145,7 @@ def test_rule_1_without_a_primary_failure_a_missing_rank_is_unaccounted_for_afte
     assert (judged.rule, judged.exit_code) == (VerdictRule.UNACCOUNTED, ExitCode.UNACCOUNTED)
 
 
-@given(st.lists(results, max_size=6), settings)
+@given(one_each(0), settings)
 def test_the_end_of_a_job_makes_no_verdict_better(given_ranks: list[RankResult], setting: VerdictPolicy):
     during, after = (verdict(given_ranks, replace(setting, job_has_ended=ended)) for ended in (False, True))
     assert GOODNESS[after.kind] == GOODNESS[during.kind]
@@ -495,8 +443,3 @@ def test_rule_4_an_environment_skip_where_gpus_were_given_loses_nothing():
 def test_rule_5_all_passed_is_a_pass(mix: tuple[str, ...]):
     judged = verdict(ranks(*mix), PLAIN)
     assert (judged.kind, judged.rule, judged.exit_code) == (VerdictKind.PASSED, VerdictRule.PASSED, ExitCode.OK)
-
-
-def test_two_results_of_one_rank_count_as_the_worse():
-    judged = verdict([result("passed"), result("errored", message="tear-down broke")], PLAIN)
-    assert judged.message == "rank 0 errored: tear-down broke"

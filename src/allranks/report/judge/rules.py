@@ -17,8 +17,8 @@ Where the rules leave room, this module reads them as follows:
   is in the result; the exit code, which names at most 8 GPUs, decides only if the result has none.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from allranks.errors import ExitCode
@@ -33,70 +33,9 @@ from allranks.report.results import (
     VerdictKind,
     VerdictRule,
     describe,
+    severity,
     strip,
 )
-
-SEVERITY: Final = (
-    Outcome.PASSED,
-    Outcome.XPASSED,
-    Outcome.XFAILED,
-    Outcome.SKIPPED,
-    Outcome.ABORTED,
-    Outcome.FAILED,
-    Outcome.ERRORED,
-    Outcome.TIMED_OUT,
-    Outcome.CRASHED,
-    Outcome.MISSING,
-)
-"""The outcomes from the best to the worst.
-
-This order decides if the order of arrival is unknown: the further a rank was from ending its test by itself, the
-worse. A crash is worse than a time-out because peers hang on a crashed rank; an aborted rank was fine until it was
-stopped.
-"""
-
-_SEVERITY_OF: Final = {outcome: place for place, outcome in enumerate(SEVERITY)}
-
-
-def severity(outcome: Outcome) -> int:
-    """The index of an outcome in :data:`SEVERITY`; the higher, the worse."""
-    return _SEVERITY_OF[outcome]
-
-
-def fold(results: Sequence[RankResult]) -> RankResult:
-    """One result for several of the same rank and test: the worst, followed by the messages and texts of the others.
-
-    The order of ``results`` makes no difference.
-
-    Args:
-        results: At least one.
-    """
-    if len(results) == 1:
-        return results[0]
-    first, *others = worst_first(results)
-    texts = dict.fromkeys(text for text in (first.text, *(f"{o.message}\n{o.text}".strip() for o in others)) if text)
-    return replace(
-        first,
-        text="\n\n".join(texts),
-        duration=max(result.duration for result in results),
-        stdout="".join(dict.fromkeys(result.stdout for result in [first, *others])),
-        stderr="".join(dict.fromkeys(result.stderr for result in [first, *others])),
-    )
-
-
-def worst_first(results: Iterable[RankResult]) -> list[RankResult]:
-    """Results by rank, and those of one rank from worst to best, independent of their original order."""
-    return sorted(results, key=lambda result: (result.rank, *_worst_first(result)))
-
-
-def _worst_first(result: RankResult) -> tuple[object, ...]:
-    """The key of a total order, so that folding does not depend on the order in the file."""
-    earliest = (result.at is None, result.at or 0.0)
-    said = (result.message, result.text, result.stdout, result.stderr, result.classname, result.name)
-    skip = (str(result.skip_kind), str(result.skip_code), str(result.gpus_needed))
-    more = (result.consequence, str(result.caused_by), *skip, result.duration, result.phase, str(result.world_size))
-    return (-severity(result.outcome), *earliest, *said, *more)
-
 
 _RAN: Final = frozenset({Outcome.PASSED, Outcome.XPASSED, Outcome.XFAILED})
 _TAKES_NO_PART: Final = frozenset({Outcome.SKIPPED, Outcome.XFAILED})
@@ -126,21 +65,19 @@ def verdict(results: Iterable[RankResult], setting: VerdictPolicy) -> Verdict:
     """Apply the first matching rule to the outcomes of one test's ranks.
 
     Args:
-        results: One for each rank that the test should have run on; those without a result as ``missing``.
-            Several of one rank are folded into the worst; but whether ranks skipped or ran is decided over all of
-            them, lest one of them hide a disagreement.
+        results: One for each rank that the test should have run on, in any order; ranks without a result as
+            ``missing``.
         setting: How skips are read.
     """
-    said = worst_first(results)
-    ranks = _one_for_each_rank(said)
-    rules: tuple[tuple[Callable[[Sequence[RankResult], VerdictPolicy], Verdict | None], Sequence[RankResult]], ...] = (
-        (_unaccounted, ranks),
-        (_leading_outcome, ranks),
-        (_ranks_disagree, said),
-        (_skipped, said),
+    ranks = sorted(results, key=lambda result: result.rank)
+    lead = leading(ranks)
+    return (
+        _unaccounted(ranks, lead, setting)
+        or _leading_outcome(ranks, lead)
+        or _ranks_disagree(ranks, setting)
+        or _skipped(ranks, setting)
+        or _passed(ranks)
     )
-    found = (rule(given, setting) for rule, given in rules)
-    return next((judged for judged in found if judged), None) or _passed(ranks)
 
 
 def leading(ranks: Sequence[RankResult]) -> Lead | None:
@@ -174,16 +111,8 @@ _SHOWN_STOPPED: Final = 3
 _NO_TIMES: Final = "No times show which rank went wrong first: the worst outcome leads, then the lowest rank."
 
 
-def _one_for_each_rank(results: Iterable[RankResult]) -> tuple[RankResult, ...]:
-    by_rank: dict[int, list[RankResult]] = {}
-    for result in results:
-        by_rank.setdefault(result.rank, []).append(result)
-    return tuple(fold(by_rank[rank]) for rank in sorted(by_rank))
-
-
-def _unaccounted(ranks: Sequence[RankResult], setting: VerdictPolicy) -> Verdict | None:
+def _unaccounted(ranks: Sequence[RankResult], lead: Lead | None, setting: VerdictPolicy) -> Verdict | None:
     """Rule 1: a rank is missing, or was aborted although no rank failed first."""
-    lead = leading(ranks)
     missing = [] if setting.job_has_ended and _explains(lead) else _missing(ranks)
     skipped = {rank.rank for rank in ranks if rank.outcome in _TAKES_NO_PART}
     unexplained = [
@@ -212,9 +141,8 @@ def _explains(lead: Lead | None) -> bool:
     return lead is not None and lead.result.outcome is not Outcome.TIMED_OUT and not lead.result.consequence
 
 
-def _leading_outcome(ranks: Sequence[RankResult], _: VerdictPolicy) -> Verdict | None:
+def _leading_outcome(ranks: Sequence[RankResult], lead: Lead | None) -> Verdict | None:
     """Rule 2: crashed, timed out and errored are errors, failed is a failure."""
-    lead = leading(ranks)
     if lead is None:
         return None
     outcome = lead.result.outcome

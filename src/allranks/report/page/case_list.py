@@ -23,11 +23,10 @@ from typing import Any, Final, Self
 from allranks.protocol.outcomes import numbers
 from allranks.protocol.tracebacks import excerpt, folded
 from allranks.protocol.xml_text import cut, readable
-from allranks.report.judge.rules import severity
 from allranks.report.judged import JobSummary
 from allranks.report.page.course_view import output_diff, time_line
 from allranks.report.rank_course import RankCourse
-from allranks.report.results import EarlierAttempt, PassedRanks, RankResult, TestVerdict, compact
+from allranks.report.results import EarlierAttempt, PassedRanks, RankResult, TestVerdict, compact, severity
 
 _LEVEL: Final = 6
 

@@ -1,0 +1,71 @@
+"""Results of ranks: which one counts if a rank has several of a test."""
+
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.protocol.outcomes import Outcome, SkipKind
+from allranks.report.results import SEVERITY, Key, RankFile, RankResult, fold, results_of, teams_of
+
+
+def result(outcome: str, rank: int = 0, **said: Any) -> RankResult:
+    return RankResult(nodeid="t::x", classname="t", name="x", rank=rank, outcome=Outcome(outcome), **said)
+
+
+def file(outcome: str, rank: int = 0) -> RankFile:
+    return RankFile(path=Path(), rank=rank, keys=(Key("t", "x"),), details={0: result(outcome, rank)})
+
+
+def test_every_outcome_has_a_severity():
+    assert set(SEVERITY) == set(Outcome)
+
+
+def test_of_several_results_of_a_rank_the_worst_counts_and_keeps_the_texts_and_the_output_of_all():
+    passed = result("passed", text="one", stdout="a", duration=2.0)
+    errored = result("errored", message="tear-down broke", text="two", stdout="b", stderr="c", duration=1.0)
+    skipped = result("skipped", message="not here", stdout="a")
+    for given in permutations([passed, errored, skipped]):
+        folded = fold(given)
+        assert (folded.outcome, folded.message, folded.duration) == (Outcome.ERRORED, "tear-down broke", 2.0)
+        assert (folded.text, folded.stdout, folded.stderr) == ("two\n\nnot here\n\none", "ba", "c")
+
+
+@pytest.mark.parametrize("place", range(len(SEVERITY) - 1))
+def test_an_outcome_counts_before_all_that_are_less_severe(place):
+    better, worse = SEVERITY[place], SEVERITY[place + 1]
+    assert fold([result(better), result(worse)]).outcome is worse
+
+
+def test_of_two_results_alike_the_earlier_one_counts():
+    late, early, untimed = (result("failed", at=at, message=f"at {at}") for at in (2.0, 1.0, None))
+    assert fold([late, untimed, early]).message == "at 1.0"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"gpus_needed": 1},
+        {"skip_code": 75},
+        {"skip_kind": SkipKind.HARDWARE},
+        {"world_size": 4},
+        {"caused_by": 1},
+        {"phase": "call"},
+        {"duration": 2.0},
+        {"at": 1.0},
+        {"consequence": True},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_two_results_that_differ_in_one_detail_fold_to_the_same_in_any_order(change):
+    one = result("skipped")
+    other = replace(one, **change)
+    assert fold([one, other]) == fold([other, one])
+
+
+def test_a_rank_of_which_two_files_report_a_test_has_one_result_the_worse():
+    files = [file("passed"), file("failed"), file("passed", 1)]
+    found = results_of("t::x", teams_of(files))
+    assert sorted((each.rank, each.outcome.value) for each in found) == [(0, "failed"), (1, "passed")]
