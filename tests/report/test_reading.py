@@ -2,7 +2,8 @@
 
 import pytest
 
-from allranks.report.judge.judging import read_jobs, read_ranks
+from allranks.report.judge.judging import read_ranks
+from allranks.report.rank_xml import RankReader
 
 
 def document(tests):
@@ -27,7 +28,8 @@ def told(files):
 def test_jobs_are_read_as_their_files_alone_are(files):
     jobs = [files[:3], [], files[3:6], files[:1], files[6:]]
     alone = [[told(read_ranks([path]))[0] for path in paths] for paths in jobs]
-    assert [told(read) for read in read_jobs(jobs)] == alone
+    reader = RankReader()
+    assert [told(read_ranks(paths, reader)) for paths in jobs] == alone
 
 
 def test_ranks_that_ran_the_same_tests_share_their_names(files):

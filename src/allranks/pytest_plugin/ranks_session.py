@@ -27,7 +27,8 @@ from allranks.protocol.records import NotRun
 from allranks.pytest_plugin.kept_results import forget, forget_older, new_folder
 from allranks.pytest_plugin.verdict_reports import VerdictReporter
 from allranks.report.folder import read_attempts_at
-from allranks.report.judge.judging import read_ranks, settled
+from allranks.report.judge.attempts import settled
+from allranks.report.judge.judging import read_ranks
 from allranks.report.run_files import JobError, Manifest
 from allranks.runner.attempt_runner import AttemptRunner
 from allranks.runner.earlier_runs import setting_of

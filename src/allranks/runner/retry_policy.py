@@ -8,8 +8,9 @@ from typing import Any, Final, Literal
 
 from allranks.matrix.model import Job
 from allranks.report.folder import Attempt, newest, read_attempts_at
-from allranks.report.judge.accounting import files_of, has_collected_nothing, has_troubled_files
-from allranks.report.judge.judging import has_no_result, has_not_run, settled
+from allranks.report.judge.accounting import has_collected_nothing, has_troubled_files
+from allranks.report.judge.attempts import has_no_result, has_not_run, settled
+from allranks.report.judge.judging import files_of
 from allranks.report.judge.rules import VerdictPolicy
 from allranks.report.results import TestVerdict
 from allranks.runner.request import Pdb

@@ -4,6 +4,9 @@ import shutil
 
 import pytest
 
+from allranks.protocol.records import JOURNAL, SCHEMA, Finished, JobStarted, Passed, TestStarted, encode
+from allranks.report.journal import read_journal
+from allranks.report.judge import judging
 from allranks.report.judged import exit_code
 from allranks.report.merging import merge
 from allranks.report.untrusted import digest
@@ -154,3 +157,42 @@ def test_attempts_of_several_machines_are_numbered_anew_with_what_they_go_on_wit
     merge(tmp_path / "gathered", observers=[found.append])
     earlier = {test.nodeid: [each.number for each in test.earlier] for test in found[0].tests}
     assert earlier == {A: [1], B: [1, 2], C: []}
+
+
+def test_a_good_result_stays_if_the_attempt_that_was_to_repeat_it_did_not_reach_it(attempt, merged):
+    attempt(1, {A: "passed", B: "skipped"})
+    attempt(2, {A: None, B: None, C: "passed"}, continues=1, not_run=[A, B], stop_reason="-x")
+    assert merged() == (0, {A: ("passed", []), B: ("skipped", []), C: ("passed", [])})
+    attempt(3, {C: "passed"}, continues=2)
+    assert merged() == (0, {A: ("passed", []), B: ("skipped", []), C: ("passed", [])})
+
+
+def test_a_failure_on_another_machine_stands_though_a_later_attempt_continues_one_before_it(part, tmp_path):
+    def write(place, number, started, tests, continues=0):
+        folder = part(place)
+        folder.manifest(JOB)
+        folder.job(JOB, number=number, started=started, collected=list(tests), continues=continues, run_id="r1")
+        for rank in range(2):
+            folder.rank(JOB, rank, tests, number=number)
+
+    write("x", 1, 1000.0, {A: "passed", B: "failed"})
+    write("y", 1, 2000.0, {A: "failed", B: "failed"})
+    write("x", 2, 3000.0, {B: "passed"}, continues=1)
+    found = []
+    merge(tmp_path / "gathered", observers=[found.append])
+    kinds = {test.nodeid: (test.verdict.kind.value, [each.number for each in test.earlier]) for test in found[0].tests}
+    assert kinds == {A: ("failure", []), B: ("passed", [1, 2])}
+
+
+def test_a_journal_is_read_once_in_a_merge_however_many_attempts_continue_it(run_folder, monkeypatch):
+    read = []
+    monkeypatch.setattr(judging, "read_journal", lambda path, texts: read.append(path) or read_journal(path, texts))
+    run_folder.manifest(JOB)
+    for number in (1, 2, 3):
+        run_folder.job(JOB, number=number, collected=[A], continues=number - 1)
+        start = JobStarted(schema=SCHEMA, run_id="r1", cell="gloo-w2-g0-env", suite="s", attempt=number, world_size=2)
+        passed = Passed(nodeid=A, ranks=(0, 1), arrived=(1.0, 1.0), seconds=(0.5, 0.5), world_size=2)
+        lines = [encode(each) + b"\n" for each in (start, TestStarted(nodeid=A), passed, Finished(status=0))]
+        (run_folder.attempt(JOB, number) / JOURNAL).write_bytes(b"".join(lines))
+    assert merge(run_folder.path).counts.passed == 1
+    assert len(read) == len(set(read)) == 3

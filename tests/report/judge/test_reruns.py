@@ -138,6 +138,25 @@ def test_a_try_that_failed_counts_though_the_next_was_cut_short(run_folder, last
     assert test.is_flaky is (last == "passed")
 
 
+def test_the_last_failure_is_the_one_that_stands(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.job(JOB, collected=[TEST])
+    journal_of(run_folder.attempt(JOB), [("failed", "failed")])
+    run_folder.job(JOB, number=2, collected=[TEST])
+    journal_of(run_folder.attempt(JOB, 2), [("crashed", "crashed"), ("skipped", "skipped")])
+    test, _ = only_test(run_folder)
+    assert test.verdict.message == "rank 0 crashed: at 10.0; then at 20.0; at 21.0"
+    assert [rank.outcome for rank in test.ranks] == [Outcome.CRASHED, Outcome.CRASHED]
+
+
+def test_a_try_that_went_well_is_no_failure_of_a_test_that_ran_again(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.job(JOB, collected=[TEST])
+    journal_of(run_folder.attempt(JOB), [("passed", "passed"), ("skipped", "skipped")])
+    test, _ = only_test(run_folder)
+    assert (test.verdict.kind.value, test.earlier) == ("skipped", ())
+
+
 WRONG = ("failed", "crashed", "timed_out")
 ATTEMPTS = st.tuples(st.lists(st.sampled_from(WRONG), max_size=2), st.sampled_from([*WRONG, "passed", "skipped"]))
 

@@ -11,12 +11,13 @@ from allranks.protocol.outcomes import named
 from allranks.protocol.parameter_values import REMEDY, VARIABLE, changes
 from allranks.protocol.records import JOURNAL
 from allranks.report.folder import Attempt
-from allranks.report.gathering import CopyWatch, Gathered, contradictions, without_copies
+from allranks.report.gathering import CopyWatch, Gathered, contradictions
+from allranks.report.judge.attempts import Attempts
 from allranks.report.judge.baseline import Baseline, BaselineWatch
-from allranks.report.judge.judging import expected_ranks, read_jobs, read_ranks, settled
+from allranks.report.judge.judging import expected_ranks, own_files
 from allranks.report.judge.rules import VerdictPolicy
 from allranks.report.judged import MANIFEST_PLACE, CellSuite, trouble
-from allranks.report.rank_xml import stray_file
+from allranks.report.rank_xml import RankReader
 from allranks.report.results import RankFile, TestVerdict
 from allranks.report.run_files import PlannedJob
 
@@ -80,10 +81,10 @@ def account(gathered: Gathered, setting: VerdictPolicy, baseline: Baseline | Non
     watch = BaselineWatch(baseline if baseline is not None else manifest.policy.baseline if manifest else {})
     copies = CopyWatch()
     places = tuple(dict.fromkeys((*planned, *found)))
-    read = read_jobs([found[place].files for place in places if place in found])
+    reader = RankReader()
     for place in places:
         if place in found:
-            yield watch.checked(_of_attempt(found[place], next(read), known, copies))
+            yield watch.checked(_of_attempt(found[place], reader, known, copies))
         else:
             yield _of_absent_job(planned[place], known.cells)
     if manifest is None:
@@ -194,15 +195,21 @@ def _of_absent_job(job: PlannedJob, cells: Mapping[str, Mapping[str, str | int]]
     )
 
 
-def _of_attempt(attempt: Attempt, read: Sequence[RankFile], known: _Known, copies: CopyWatch) -> CellSuite:
+def _of_attempt(attempt: Attempt, reader: RankReader, known: _Known, copies: CopyWatch) -> CellSuite:
     record, job = attempt.record, known.planned.get((attempt.cell, attempt.suite))
-    files, twice = _own_files(attempt, read)
+    attempts = Attempts(attempt, known.setting)
+    troubles: list[TestVerdict] = []
+    for each in attempt.earlier:
+        files, _ = own_files(each, reader)
+        attempts.take(each, files)
+        troubles += _troubles_of_files(files) if attempts.counts(each) else ()
+    files, twice = own_files(attempt, reader)
     return CellSuite(
         cell=attempt.cell,
         suite=attempt.suite,
         axes=known.cells.get(attempt.cell, {}),
         pack=job.pack if job else "",
-        tests=(*_troubles(attempt, files, known), *settled(attempt, files, known.setting)),
+        tests=(*_troubles(attempt, files, known), *troubles, *attempts.settled(attempt, files)),
         courses=next((file.courses for file in files if file.courses), {}),
         tags=next((file.tags for file in files if file.tags), {}),
         engine=record.engine if record else "",
@@ -244,10 +251,6 @@ def _troubles(attempt: Attempt, files: Sequence[RankFile], known: _Known) -> Ite
     yield from _ranks_outside(attempt, files)
     for each in (attempt, *attempt.earlier):  # a failure that is removed from an earlier one would count as settled
         yield from _troubles_of_changes(each)
-    base = attempt.base
-    while base:
-        yield from _troubles_of_files(files_of(base))
-        base = base.base
 
 
 def _ranks_outside(attempt: Attempt, files: Sequence[RankFile]) -> Iterator[TestVerdict]:
@@ -298,17 +301,6 @@ def _troubles_of_files(files: Sequence[RankFile]) -> Iterator[TestVerdict]:
             yield trouble(name, file.problem, ExitCode.UNACCOUNTED)
     for rank, text in contradictions(files):
         yield trouble(f"rank {rank}", text, ExitCode.UNACCOUNTED)
-
-
-def files_of(attempt: Attempt) -> list[RankFile]:
-    """The rank files of one attempt, each once, including those that are not read."""
-    return _own_files(attempt, read_ranks(attempt.files))[0]
-
-
-def _own_files(attempt: Attempt, read: Sequence[RankFile]) -> tuple[list[RankFile], tuple[str, ...]]:
-    """The rank files, each once and including those that are not read, and a note on each duplicate."""
-    files, twice = without_copies(read)
-    return [*files, *(stray_file(path) for path in attempt.strays)], tuple(twice)
 
 
 def has_troubled_files(files: Sequence[RankFile]) -> bool:

@@ -1,4 +1,4 @@
-"""The tests of each attempt at a job, judged, and what went wrong before the last attempt."""
+"""The tests of one attempt at a job: a verdict for each that was collected, or that any rank reports."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -6,17 +6,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
 
-from allranks.errors import ExitCode
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import JOURNAL
 from allranks.protocol.xml_text import first_line, split_nodeid, xml_id
 from allranks.report.folder import Attempt, is_named_like_a_rank
+from allranks.report.gathering import without_copies
 from allranks.report.journal import read_journal
 from allranks.report.judge.rules import VerdictPolicy, verdict
 from allranks.report.rank_names import rank_of
-from allranks.report.rank_xml import RankReader
+from allranks.report.rank_xml import RankReader, stray_file
 from allranks.report.results import (
-    EarlierAttempt,
     PassedRanks,
     RankFile,
     RankGroup,
@@ -31,20 +30,25 @@ from allranks.report.results import (
 from allranks.report.run_files import JobRecord
 
 
-def read_ranks(paths: Sequence[Path]) -> list[RankFile]:
-    """The results in the files of one job, in the order of the files."""
-    return next(read_jobs([paths]))
+def read_ranks(paths: Sequence[Path], reader: RankReader | None = None) -> list[RankFile]:
+    """The results in the files of one attempt, in the order of the files: a journal holds all ranks, others one."""
+    reader = reader or RankReader()
+    texts: dict[str, str] = {}
+    files: list[RankFile] = []
+    for path in paths:
+        files += read_journal(path, texts) if path.name == JOURNAL else [reader.read(path, texts)]
+    return files
 
 
-def read_jobs(jobs: Sequence[Sequence[Path]]) -> Iterator[list[RankFile]]:
-    """The results in the files of each job, in job order: a journal holds all ranks, any other file one."""
-    reader = RankReader()
-    for paths in jobs:
-        texts: dict[str, str] = {}
-        files: list[RankFile] = []
-        for path in paths:
-            files += read_journal(path, texts) if path.name == JOURNAL else [reader.read(path, texts)]
-        yield files
+def own_files(attempt: Attempt, reader: RankReader | None = None) -> tuple[list[RankFile], tuple[str, ...]]:
+    """The rank files of an attempt, each once and including those that are not read, and a note on each duplicate."""
+    files, twice = without_copies(read_ranks(attempt.files, reader))
+    return [*files, *(stray_file(path) for path in attempt.strays)], twice
+
+
+def files_of(attempt: Attempt) -> list[RankFile]:
+    """The rank files of one attempt, each once, including those that are not read."""
+    return own_files(attempt)[0]
 
 
 _SIZE: Final = re.compile("[0-9]{1,18}").fullmatch
@@ -195,132 +199,3 @@ def _absences(attempt: Attempt, files: Sequence[RankFile]) -> dict[int, str]:
     why = f"nothing came back ({first_line(error.what)})" if error and error.what else "nothing came back"
     causes = dict.fromkeys(expected_ranks(attempt, files), why)
     return causes | {file.rank: file.problem for file in files if file.problem and file.rank is not None}
-
-
-_ENDED_FROM_OUTSIDE: Final = frozenset({"interrupted", "stopped", "infrastructure"})
-_NO_RESULT: Final = frozenset({Outcome.MISSING, Outcome.ABORTED})
-
-
-def with_base(
-    attempt: Attempt, files: Sequence[RankFile], setting: VerdictPolicy
-) -> Iterator[tuple[TestVerdict, Attempt]]:
-    """The tests of a job, each with the attempt whose verdict counts.
-
-    An attempt that reran a part of the job has new verdicts for these tests; the other verdicts are those of the
-    attempt that it continues.
-    """
-    if attempt.base is None:
-        yield from ((test, attempt) for test in judge(attempt, files, setting))
-        return
-    again = {test.nodeid: test for test in judge(attempt, files, setting)}
-    for test, of in with_base(attempt.base, read_ranks(attempt.base.files), setting):
-        newer = again.pop(test.nodeid, None)
-        if newer and not (has_not_run(newer) and test.verdict.is_bad):
-            yield newer, attempt
-        else:
-            yield (_left_out(test, attempt), attempt) if newer is None and has_not_run(test) else (test, of)
-    yield from ((test, attempt) for test in again.values())
-
-
-def has_not_run(test: TestVerdict) -> bool:
-    """True if the job ended before it reached this test."""
-    return test.verdict.rule is VerdictRule.JOB and not test.verdict.executed
-
-
-def _left_out(test: TestVerdict, attempt: Attempt) -> TestVerdict:
-    """A test that neither an attempt nor the one it continues has run."""
-    message = f"{test.verdict.message}, and attempt {attempt.number}, which continued it, did not run it either"
-    return replace(
-        test,
-        verdict=Verdict(
-            kind=VerdictKind.ERROR,
-            rule=VerdictRule.UNACCOUNTED,
-            reason="missing",
-            message=message,
-            text=message,
-            exit_code=ExitCode.UNACCOUNTED,
-            executed=False,
-        ),
-    )
-
-
-def has_no_result(test: TestVerdict) -> bool:
-    """True if a bad test was only cut short: a rank that failed by itself is a result."""
-    bad = {rank.outcome for rank in test.ranks if rank.outcome.is_bad}
-    return bool(bad) and bad <= _NO_RESULT
-
-
-def never_began(test: TestVerdict) -> bool:
-    """True if nothing was ever heard of a test, not even that ranks were told to begin it."""
-    return all(rank.outcome is Outcome.MISSING and not rank.text for rank in test.ranks)
-
-
-def settled(attempt: Attempt, files: Sequence[RankFile], setting: VerdictPolicy) -> Iterator[TestVerdict]:
-    """The tests of a job, each with its verdict over all attempts and the earlier tries that went wrong.
-
-    A failure stands until the test runs and ends well: a later skip, on the same rank or in a later attempt, does not
-    settle it, nor does an attempt that no longer has the test. An xfail does settle it, since the test ran and can end
-    no better. A test that had not begun when its agent died has no failure to settle.
-    """
-    past = _Past(attempt.earlier, setting)
-    for test, of in with_base(attempt, files, setting):
-        tries = tuple(reruns(test, setting))
-        bad = past.unsettled.pop(test.nodeid, None) or (_before(test, tries) if tries else None)
-        before = tuple(each for each in past.bad.get(test.nodeid, ()) if each.number != of.number)
-        judged = test if bad is None or is_settled(test) else _still_bad(bad, f"then {test.verdict.message}")
-        yield replace(judged, earlier=(*before, *tries)) if before or tries else judged
-    for bad in past.unsettled.values():
-        yield replace(_still_bad(bad, f"attempt {attempt.number} did not have it"), earlier=past.bad[bad.nodeid])
-
-
-def is_settled(test: TestVerdict) -> bool:
-    """True if a test's result counts regardless of earlier ones: it ran, or is bad anyway."""
-    return test.verdict.executed or test.verdict.is_bad
-
-
-def _before(test: TestVerdict, tries: Sequence[EarlierAttempt]) -> TestVerdict:
-    """A test as it was before its ranks' last try."""
-    return replace(test, verdict=tries[-1].verdict)
-
-
-def _still_bad(test: TestVerdict, then: str) -> TestVerdict:
-    """A test that went wrong and has not passed since."""
-    message = f"{test.verdict.message.rstrip('.')}; {then}"
-    return replace(test, verdict=replace(test.verdict, message=message))
-
-
-class _Past:
-    """The failures in earlier attempts, in order; an end by Ctrl-C is not a failure."""
-
-    def __init__(self, attempts: Sequence[Attempt], setting: VerdictPolicy) -> None:
-        self.bad: dict[str, tuple[EarlierAttempt, ...]] = {}  # the attempts in which a test went wrong, by node id
-        # The last bad verdicts of tests that have not run and ended well since.
-        self.unsettled: dict[str, TestVerdict] = {}
-        for attempt in attempts:
-            error = attempt.record.error if attempt.record else None
-            # A missing record means that the process that writes it was killed.
-            was_ended = attempt.record is None or (error is not None and error.kind in _ENDED_FROM_OUTSIDE)
-            for test in judge(attempt, read_ranks(attempt.files), setting):
-                was_cut_short = was_ended and has_no_result(test)
-                tries = tuple(reruns(test, setting)) if was_cut_short or not is_settled(test) else ()
-                bad = _before(test, tries) if tries else test
-                if bad.verdict.is_bad and (tries or not was_cut_short):
-                    ranks = tries[-1].ranks if tries else test.ranks
-                    entry = EarlierAttempt(number=attempt.number or 0, verdict=bad.verdict, ranks=ranks)
-                    self.bad[test.nodeid] = (*self.bad.get(test.nodeid, ()), entry)
-                    if not (error is not None and error.kind == "agent" and never_began(test)):
-                        self.unsettled[test.nodeid] = bad
-                elif is_settled(test) and not test.verdict.is_bad:
-                    self.unsettled.pop(test.nodeid, None)
-
-
-def reruns(test: TestVerdict, setting: VerdictPolicy) -> Iterator[EarlierAttempt]:
-    """The tries of a test that its ranks made, and that failed, before the one whose outcome they report.
-
-    torch's own test/conftest.py writes ``<rerun>`` for one, Maven's Surefire ``<flakyFailure>`` and ``<rerunFailure>``.
-    """
-    # Ranks of a plain pass have no such tries, and are built on access.
-    tries = 0 if test.slowest is not None else max((len(rank.reruns) for rank in test.ranks), default=0)
-    for number in range(tries):
-        ranks = tuple(rank.reruns[number] for rank in test.ranks if number < len(rank.reruns))
-        yield EarlierAttempt(number=number + 1, verdict=verdict(ranks, setting), ranks=ranks)
