@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.errors import AllranksError
-from allranks.report.judged import CellSuite, exit_code
+from allranks.report.judge.exit_code import exit_code
+from allranks.report.judged import CellSuite
 from allranks.report.merging import merge
 from allranks.report.summary import render_table
 

@@ -4,7 +4,8 @@ import shutil
 
 from allranks.errors import ExitCode
 from allranks.protocol.records import JOURNAL, SCHEMA, Finished, JobStarted, Passed, encode
-from allranks.report.judged import CellSuite, exit_code
+from allranks.report.judge.exit_code import exit_code
+from allranks.report.judged import CellSuite
 from allranks.report.merging import merge
 
 CELL = "gloo-w2-g0-env"

@@ -11,7 +11,8 @@ from pathlib import Path
 import junitparser
 import pytest
 
-from allranks.report.judged import CellSuite, exit_code
+from allranks.report.judge.exit_code import exit_code
+from allranks.report.judged import CellSuite
 from allranks.report.merging import merge
 
 CORPUS = Path(__file__).with_name("hostile")

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from allranks import junit
-from allranks.report.judged import exit_code
+from allranks.report.judge.exit_code import exit_code
 from allranks.report.merging import merge
 from allranks.report.page.course_view import output_diff, time_line
 from allranks.report.results import compact

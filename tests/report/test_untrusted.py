@@ -9,7 +9,8 @@ import pytest
 
 from allranks.errors import ExitCode
 from allranks.report import folder as folder_module
-from allranks.report.judged import CellSuite, exit_code
+from allranks.report.judge.exit_code import exit_code
+from allranks.report.judged import CellSuite
 from allranks.report.merging import merge
 from allranks.report.untrusted import head, leads_out, open_regular, special, walk
 

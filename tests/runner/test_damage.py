@@ -11,7 +11,7 @@ from scripted_engine import BEGUN, FINISHED, StandIn, failed
 from allranks.engines.agent_output import SEPARATOR, RecordReader
 from allranks.engines.base import JobEnvironment, JobExit
 from allranks.protocol.records import JOURNAL, Collected, GangReady, GangStarted, Passed, TestStarted, Went, encode
-from allranks.report.judged import exit_code
+from allranks.report.judge.exit_code import exit_code
 from allranks.report.merging import merge
 from allranks.runner.attempt_runner import AttemptRunner
 from allranks.runner.dispatcher import Dispatcher

@@ -139,7 +139,7 @@ def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
     """Merge, write and print the report; return its page and the exit code."""
     from allranks.report.durations import Meter, keep_durations  # noqa: PLC0415
     from allranks.report.judge.baseline import update_baseline  # noqa: PLC0415 - no plan needs it
-    from allranks.report.judged import exit_code  # noqa: PLC0415
+    from allranks.report.judge.exit_code import exit_code  # noqa: PLC0415
     from allranks.report.junit_case import JUnitForm  # noqa: PLC0415
     from allranks.report.merging import merge  # noqa: PLC0415
     from allranks.report.pytorch_layout import PyTorchLayout  # noqa: PLC0415

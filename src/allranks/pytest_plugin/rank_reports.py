@@ -135,7 +135,7 @@ class RankReports:
 
     def _merge(self) -> None:
         # Every suite under a launcher loads this module, and rank 0 alone merges.
-        from allranks.report.judged import exit_code  # noqa: PLC0415
+        from allranks.report.judge.exit_code import exit_code  # noqa: PLC0415
         from allranks.report.merging import merge  # noqa: PLC0415
         from allranks.report.summary import render_problems  # noqa: PLC0415
 

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from allranks.errors import ExitCode, strongest
+from allranks.errors import ExitCode
 from allranks.protocol.outcomes import named
 from allranks.protocol.repetitions import RepetitionTally, command_to_repeat
 from allranks.protocol.tracebacks import excerpt
@@ -341,24 +341,6 @@ class MergedRun:
 def total(suites: Iterable[SuiteRow]) -> Counts:
     """The counts over all suites."""
     return sum((suite.counts for suite in suites), Counts())
-
-
-def exit_code(merged: MergedRun, *, nothing_ran_allowed: bool) -> ExitCode:
-    """The exit code of a run; if several apply, the one of highest precedence.
-
-    Each bad verdict has its own (see :attr:`Verdict.exit_code <allranks.report.results.Verdict.exit_code>`): 1 for a
-    failed test and for a suite that cannot be collected, 3 for unaccounted results, 4 for infrastructure, 5 for a suite
-    without tests, 130 for an interrupt. 5 is added if no test executed.
-    """
-    codes = {code for suite in merged.suites for code in suite.exit_codes}
-    if nothing_ran(merged) and not nothing_ran_allowed:
-        codes.add(ExitCode.NOTHING_RAN)
-    return strongest(codes)
-
-
-def nothing_ran(merged: MergedRun) -> bool:
-    """True if no rank of any suite executed a test, however skips are read and for whatever reason."""
-    return not any(suite.has_executed for suite in merged.suites)
 
 
 CLASSNAME: Final = "allranks"

@@ -18,7 +18,8 @@ from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job
 from allranks.ownership import own_run
 from allranks.report.durations import Durations, Meter, keep_durations
-from allranks.report.judged import MergedRun, exit_code
+from allranks.report.judge.exit_code import exit_code
+from allranks.report.judged import MergedRun
 from allranks.report.merging import Observer, merge
 from allranks.report.section import GuardedMaker, SectionMaker
 from allranks.report.summary import render_problems, render_table

@@ -15,7 +15,8 @@ from allranks.plugins.history import recorder
 from allranks.plugins.history.database import HistoryError, read, written
 from allranks.plugins.history.recorder import HistoryRecorder
 from allranks.plugins.history.timeline import Timeline
-from allranks.report.judged import CellSuite, exit_code
+from allranks.report.judge.exit_code import exit_code
+from allranks.report.judged import CellSuite
 from allranks.report.results import TestVerdict, Verdict, VerdictKind, VerdictRule
 from allranks.report.summary import render_table
 

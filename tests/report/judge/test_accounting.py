@@ -7,7 +7,8 @@ import pytest
 from allranks.errors import ExitCode
 from allranks.protocol.records import JOURNAL, SCHEMA, AgentFailed, Finished, JobStarted, Passed, TestStarted, encode
 from allranks.protocol.skip_codes import multi_gpu
-from allranks.report.judged import CellSuite, MergedRun, exit_code
+from allranks.report.judge.exit_code import exit_code
+from allranks.report.judged import CellSuite, MergedRun
 from allranks.report.merging import merge
 from allranks.report.results import TestVerdict
 

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from allranks.errors import ExitCode
 from allranks.protocol.records import JOURNAL, SCHEMA, JobStarted, TestStarted, encode
-from allranks.report.judged import CellSuite, exit_code
+from allranks.report.judge.exit_code import exit_code
+from allranks.report.judged import CellSuite
 from allranks.report.merging import merge
 from allranks.report.results import VerdictKind
 

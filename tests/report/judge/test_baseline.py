@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from allranks.cli.main import main
 from allranks.errors import ExitCode, UsageError
 from allranks.report.judge.baseline import BaselineWatch, read_baseline, renewed_baseline, update_baseline
-from allranks.report.judged import CellSuite, exit_code
+from allranks.report.judge.exit_code import exit_code
+from allranks.report.judged import CellSuite
 from allranks.report.merging import merge
 from allranks.report.results import TestVerdict, Verdict, VerdictKind, VerdictRule
 

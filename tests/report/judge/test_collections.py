@@ -3,7 +3,7 @@
 import pytest
 
 from allranks.errors import ExitCode
-from allranks.report.judged import exit_code
+from allranks.report.judge.exit_code import exit_code
 from allranks.report.merging import merge
 
 CELL = "gloo-w2-g0-env"

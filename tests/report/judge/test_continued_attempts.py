@@ -7,7 +7,7 @@ import pytest
 from allranks.protocol.records import JOURNAL, SCHEMA, Finished, JobStarted, Passed, TestStarted, encode
 from allranks.report.journal import read_journal
 from allranks.report.judge import judging
-from allranks.report.judged import exit_code
+from allranks.report.judge.exit_code import exit_code
 from allranks.report.merging import merge
 from allranks.report.untrusted import digest
 

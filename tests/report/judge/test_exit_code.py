@@ -8,7 +8,8 @@ import pytest
 from allranks.errors import ExitCode
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import JOURNAL, SCHEMA, Finished, JobStarted, RankEnded, TestStarted, encode
-from allranks.report.judged import MergedRun, exit_code
+from allranks.report.judge.exit_code import exit_code
+from allranks.report.judged import MergedRun
 from allranks.report.merging import merge
 
 ENV, TCP = "gloo-w2-g0-env/s", "gloo-w2-g0-tcp/s"

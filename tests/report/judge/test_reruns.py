@@ -11,7 +11,8 @@ from allranks.errors import ExitCode
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import JOURNAL, SCHEMA, Finished, JobStarted, Passed, RankEnded, TestStarted, encode
 from allranks.report.journal import read_journal
-from allranks.report.judged import CellSuite, exit_code
+from allranks.report.judge.exit_code import exit_code
+from allranks.report.judged import CellSuite
 from allranks.report.merging import merge
 from allranks.report.rank_document import write_rank_files
 from allranks.report.rank_xml import RankReader

@@ -3,7 +3,8 @@
 import pytest
 
 from allranks.errors import ExitCode
-from allranks.report.judged import CellSuite, MergedRun, exit_code
+from allranks.report.judge.exit_code import exit_code
+from allranks.report.judged import CellSuite, MergedRun
 from allranks.report.merging import merge
 
 CELL = "gloo-w2-g0-env"

@@ -7,7 +7,7 @@ import pytest
 
 from allranks.errors import DeviceError, ExitCode, UsageError
 from allranks.matrix.jobs import plan
-from allranks.report.judged import exit_code
+from allranks.report.judge.exit_code import exit_code
 from allranks.report.merging import merge
 from allranks.runner.machines.packs import PackOptions
 from allranks.runner.machines.planning import PlanOptions, plan_machines

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 from allranks.errors import ExitCode
@@ -14,26 +13,13 @@ from allranks.report.folder import Attempt
 from allranks.report.gathering import CopyWatch, Gathered, contradictions
 from allranks.report.judge.attempts import Attempts
 from allranks.report.judge.baseline import Baseline, BaselineWatch
+from allranks.report.judge.exit_code import code_of_error
 from allranks.report.judge.judging import expected_ranks, own_files
 from allranks.report.judge.rules import VerdictPolicy
 from allranks.report.judged import MANIFEST_PLACE, CellSuite, trouble
 from allranks.report.rank_xml import RankReader
 from allranks.report.results import RankFile, TestVerdict
 from allranks.report.run_files import PlannedJob
-
-_EXIT_CODES: Final = MappingProxyType(
-    {
-        "infrastructure": ExitCode.INFRASTRUCTURE,
-        "interrupted": ExitCode.INTERRUPTED,
-        "collection": ExitCode.TESTS_FAILED,
-        "gate": ExitCode.TESTS_FAILED,
-        "usage": ExitCode.USAGE,
-        "timeout": ExitCode.TESTS_FAILED,
-        "stopped": ExitCode.TESTS_FAILED,
-        "agent": ExitCode.UNACCOUNTED,
-    }
-)
-
 
 _EMPTY: Final = (
     "No test was collected: the suite has none that pytest can find.\n"
@@ -331,7 +317,7 @@ def _troubles_of_record(attempt: Attempt, known: _Known) -> Iterator[TestVerdict
     yield from _troubles_of_mixture(attempt, known.run_id)
     if record and record.error:
         name = "collection" if record.error.kind == "collection" else "job"
-        yield trouble(name, record.error.text, _EXIT_CODES.get(record.error.kind, ExitCode.UNACCOUNTED))
+        yield trouble(name, record.error.text, code_of_error(record.error.kind))
     elif record and record.collected is None and not (attempt.files or attempt.strays):
         yield trouble("job", "The job left no results, and job.json does not tell why.", ExitCode.UNACCOUNTED)
     elif has_collected_nothing(attempt):
