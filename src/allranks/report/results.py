@@ -65,7 +65,7 @@ class VerdictKind(StrEnum):
 
 
 class VerdictRule(IntEnum):
-    """The verdict rules of the design, by number, and one for testcases that do not represent a test."""
+    """The first six rules of :mod:`allranks.report.judge.rules`, by number."""
 
     UNACCOUNTED = 1
     LEADING_OUTCOME = 2

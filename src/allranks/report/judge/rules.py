@@ -1,20 +1,54 @@
-"""Many ranks, one result: the verdict rules of the design, one function for each, in order.
+"""The verdict rules, in order, and rules 1 to 5 as functions: many ranks, one verdict.
 
-These functions are pure: the same rank results and the same setting give the same verdict, in any order.
+The first rule that applies to the ranks of a test decides its verdict in an attempt:
 
-Where the rules leave room, this module reads them as follows:
+1. Unaccounted. A rank without a result is an error (exit code 3), and so is a rank that was aborted although none went
+   wrong or skipped before. If the job has ended, a failure of another rank explains the missing result; a time-out
+   explains nothing, because the missing rank may be its cause.
+2. Went wrong. The rank that went wrong by itself decides, the first in time if several did. *Failed* is a failure;
+   *crashed*, *timed out* and *errored* are errors (exit code 1). If one of them has no time, the worst outcome counts,
+   then the lowest rank. A failure that followed from another rank's decides only if that rank did not go wrong. A rank
+   that waited in vain for one that skipped did not go wrong by itself.
+3. Ranks disagree. It is an error (exit code 1) if some ranks skipped and others did not, or if some failed as expected
+   (xfail) and others passed. ``mixed_skip`` allows it for tests in which no rank went wrong or was aborted.
+4. Skipped. A skip for want of GPUs is an error (exit code 1) if a node of the cell was given as many as the test needs.
+   A test is skipped if ranks skipped or failed as expected, and none passed. If all ranks skipped because of their
+   environment, ``skip = "pass"`` counts it as passed.
+5. Passed. All other tests are passed. An unexpected pass (xpass) is a pass, unless the mark is strict.
 
-- Ranks disagree (rule 3) if some skipped and others ran, and also if some xfailed and others passed: an expected
-  failure on one rank alone is as suspect as a skip on one rank alone.
-- A non-strict xpass beside passes, or on every rank, is a pass, as in pytest's own report.
-- A rank that waited for one that skipped, and was aborted for it, disagrees with that one.
-- An abort without a rank that failed first is unaccounted (rule 1): the job was ended from outside, as the aborted
-  ranks then report, or supervision itself failed.
-- A rank that is missing when its job has ended is explained by a primary failure on another rank, which decides the
-  verdict (rule 2). A time-out explains nothing: the missing rank may be its cause.
-- If some bad outcomes have a time and others have none, their order is unknown: all count as if without a time.
-- A cell was given the hardware that a skip asks for if one of its nodes had as many GPUs as the test needs. That number
-  is in the result; the exit code, which names at most 8 GPUs, decides only if the result has none.
+Of jobs:
+
+6. Errors of jobs. What goes wrong with a job itself is a testcase of its own, an error. Its exit code is 1 for
+   collection, time limit, stop and coverage, 2 for usage, 4 for infrastructure, 130 for an interrupt, 5 for a suite
+   without tests, and 3 for all else. Tests that a stop, a time limit, an interrupt or a failed collection kept from
+   running are skipped as *not run*.
+7. Planned jobs. Every job of the plan has results, and so has every shard of a suite that was divided among machines.
+   One that has none is an error (exit code 3).
+8. Trust. Results count in the job and the run that they are of. Results of another run or job are an error (exit code
+   3). So are a file that cannot be read or was changed, two different files of a rank, and a rank outside the world. So
+   are a journal without its end, an attempt that is gone, shards that were divided differently, and tests whose
+   parameters differ between attempts or shards.
+
+Over attempts, and over the tries of a test within one:
+
+9. Attempts. A bad result stands until the test executes and ends well, in a later attempt or try. Neither a skip
+   settles it, nor an attempt that did not run the test or no longer has it.
+10. Reruns. An attempt that reran a part of a job overrides only the tests that it ran. An attempt that ran the whole
+    job overrides all that is known but failures.
+11. Cut short. A test without a result is an error of its attempt, but no failure that stands, if the job was ended from
+    outside, or if its agent died before the test began. A test that was not run, and that the attempt which continues
+    the job leaves out, is an error (exit code 3).
+
+Of a run:
+
+12. Baseline. A suite in which fewer tests executed than in the baseline is an error (exit code 1), unless tests were
+    deselected, its job has errors, or a shard is not there.
+13. Nothing ran. A run in which no rank executed a test has exit code 5, unless ``--allow-nothing-ran`` is given.
+14. Exit code. The exit code of the run is the strongest of all: the first of 130, 2, 4, 3, 1, 5 and 0.
+
+These functions are pure: the same rank results and the same setting give the same verdict, in any order. The other
+rules are in the modules beside this one: ``accounting`` and ``judging`` (6 to 8), ``attempts`` (9 to 11), ``baseline``
+(12), and ``exit_code`` (6, 13 and 14).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
