@@ -48,8 +48,8 @@ class _Known:
 def account(gathered: Gathered, setting: VerdictPolicy, baseline: Baseline | None = None) -> Iterator[CellSuite]:
     """One suite for each planned job, in the order of the plan, then one for each unplanned job.
 
-    The results of a job are read at its turn or shortly before, so that few jobs' tests are in memory. Without a
-    baseline, the manifest's counts.
+    The results of a job are read at its turn, attempt by attempt, so that few are in memory. Without a baseline, the
+    manifest's counts.
     """
     manifest, attempts = gathered.manifest, gathered.attempts
     found = {(attempt.cell, attempt.suite): attempt for attempt in attempts}
@@ -184,18 +184,14 @@ def _of_absent_job(job: PlannedJob, cells: Mapping[str, Mapping[str, str | int]]
 def _of_attempt(attempt: Attempt, reader: RankReader, known: _Known, copies: CopyWatch) -> CellSuite:
     record, job = attempt.record, known.planned.get((attempt.cell, attempt.suite))
     attempts = Attempts(attempt, known.setting)
-    troubles: list[TestVerdict] = []
-    for each in attempt.earlier:
-        files, _ = own_files(each, reader)
-        attempts.take(each, files)
-        troubles += _troubles_of_files(files) if attempts.counts(each) else ()
+    before = [error for each in attempt.earlier for error in _take(attempts, each, reader)]
     files, twice = own_files(attempt, reader)
     return CellSuite(
         cell=attempt.cell,
         suite=attempt.suite,
         axes=known.cells.get(attempt.cell, {}),
         pack=job.pack if job else "",
-        tests=(*_troubles(attempt, files, known), *troubles, *attempts.settled(attempt, files)),
+        tests=(*_troubles(attempt, files, known), *before, *attempts.settled(attempt, files)),
         courses=next((file.courses for file in files if file.courses), {}),
         tags=next((file.tags for file in files if file.tags), {}),
         engine=record.engine if record else "",
@@ -219,6 +215,13 @@ def _of_attempt(attempt: Attempt, reader: RankReader, known: _Known, copies: Cop
         seed=record.seed if record else None,
         share=record.share if record else None,
     )
+
+
+def _take(attempts: Attempts, earlier: Attempt, reader: RankReader) -> tuple[TestVerdict, ...]:
+    """Take in an attempt before the newest one; return the errors of its files, if results in them count."""
+    files, _ = own_files(earlier, reader)
+    attempts.take(earlier, files)
+    return tuple(_troubles_of_files(files)) if attempts.counts(earlier) else ()
 
 
 def _troubles(attempt: Attempt, files: Sequence[RankFile], known: _Known) -> Iterator[TestVerdict]:

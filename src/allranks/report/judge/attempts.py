@@ -116,7 +116,8 @@ class Attempts:
 
     def take(self, attempt: Attempt, files: Sequence[RankFile]) -> None:
         """Add an attempt before the newest one, with the results in its files."""
-        self._known = dict(self._after(attempt, files))
+        after = self._after(attempt, files)
+        self._known = {nodeid: standing for nodeid, standing in after if standing.bad or self.counts(attempt)}
 
     def settled(self, newest: Attempt, files: Sequence[RankFile]) -> Iterator[TestVerdict]:
         """The tests after the newest attempt, each with its verdict over all attempts and what went wrong before."""
@@ -132,7 +133,7 @@ class Attempts:
             if not is_part:
                 before = replace(before, state=anew(before.state), test=None)
             after = before.then(_in_attempt(attempt, test, self._setting) if test else _NOTHING)
-            if before.test and not test and after.state is not before.state:
+            if before.test and before.state is State.NOT_RUN and not test:
                 after = replace(after, test=_left_out(before.test, attempt), number=attempt.number or 0)
             yield nodeid, after
 
