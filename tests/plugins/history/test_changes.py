@@ -1,47 +1,194 @@
-"""Changed places, packed and unpacked."""
+"""Runs that are recorded and deleted, against a plain list of all statuses."""
 
-import random
-import zlib
-from array import array
-from math import lgamma, log
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.plugins.history import timeline
-from allranks.plugins.history.timeline import Changes, deflated, inflated, pack, unpack
-
-PLACES = st.lists(st.integers(0, 300_000), unique=True).map(sorted)
-
-
-@given(PLACES, st.integers(1, 1 << 16), st.randoms(use_true_random=False))
-def test_what_is_packed_is_unpacked(places, codes, dice):
-    before = array("H", [dice.randrange(codes) for _ in places])
-    assert unpack(pack(places, before)) == Changes(array("I", places), before)
+from allranks.plugins.history.changes import RunStatuses, record
+from allranks.plugins.history.database import HistoryError, written
+from allranks.plugins.history.trends import History, Trend
 
 
-def test_places_chosen_at_random_take_hardly_more_than_their_entropy():
-    most, some = 1_000_000, 10_000
-    places = sorted(random.Random(7).sample(range(most), some))  # noqa: S311
-    entropy = (lgamma(most + 1) - lgamma(some + 1) - lgamma(most - some + 1)) / log(2) / 8
-    assert entropy < len(pack(places, array("H", [1]) * some)) < 1.05 * entropy
+@contextmanager
+def empty() -> Iterator[sqlite3.Connection]:
+    with TemporaryDirectory() as folder, written(Path(folder, "h.sqlite")) as database:
+        yield database
 
 
-@pytest.mark.parametrize("damage", [lambda packed: packed[:-6], lambda _: b"", lambda packed: b"x" + packed])
-def test_damaged_bytes_are_an_error(damage):
-    with pytest.raises(ValueError, match=r"cut off|length|too large|incorrect|invalid"):
-        unpack(damage(pack([3, 400, 401], array("H", [1, 2, 300]))))
+def add(database, run_id, started, outcomes, keep=500):
+    """Record statuses: cell → suite → test → status."""
+    told = RunStatuses()
+    for cell, suites in outcomes.items():
+        for suite, tests in suites.items():
+            told.add(cell, suite, tests, tests.values())
+    record(database, run_id, started, told, keep)
 
 
-def test_places_without_values_are_an_error():
-    whole = inflated(pack([3, 4, 5, 6], array("H", [1, 2, 1, 2])))
-    with pytest.raises(ValueError, match="4 places have 1 values"):
-        unpack(zlib.compress(whole[:-2]))
+def history_of(database):
+    """The ids of the runs, and by cell, suite and test its status in each; None where its job did not run."""
+    history, found = History(database), {}
+    for [test] in database.execute("SELECT DISTINCT id FROM test"):
+        for line in history.lookup(test, 0)[1]:
+            found[line.place.cell_id, line.place.suite_name, test] = line.statuses
+    return [run.id for run in history.runs], found
 
 
-def test_bytes_that_swell_are_an_error_before_they_fill_memory(monkeypatch):
-    monkeypatch.setattr(timeline, "LARGEST", 1000)
-    assert len(inflated(deflated(array("H", bytes(1000))))) == 1000
-    with pytest.raises(ValueError, match="too large"):
-        inflated(deflated(array("H", bytes(2000))))
+def expected(told, keep=500):
+    """The same from plain data: run id → (started, outcomes)."""
+    runs = sorted(told.items(), key=lambda run: run[1][0])[-keep:]
+    keys = {(c, s, t) for _, (_, told) in runs for c, of in told.items() for s, tests in of.items() for t in tests}
+    statuses = {
+        key: [
+            None if key[1] not in told.get(key[0], {}) else told[key[0]][key[1]].get(key[2], "-")
+            for _, (_, told) in runs
+        ]
+        for key in keys
+    }
+    return [name for name, _ in runs], {key: own for key, own in statuses.items() if {*own} - {None, "-"}}
+
+
+def rows_of(database, table):
+    return database.execute(f"SELECT * FROM {table} ORDER BY 1, 2").fetchall()  # noqa: S608
+
+
+STATUSES = st.sampled_from(["P", "F", "S", "f", "E", "-", "F3", "E0-1"])
+TESTS = st.dictionaries(st.sampled_from("abcdefgh"), STATUSES, min_size=1)
+OUTCOMES = st.dictionaries(
+    st.sampled_from(["w2", "w4", "w8"]), st.dictionaries(st.sampled_from(["s", "t"]), TESTS, min_size=1), min_size=1
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(runs=st.lists(OUTCOMES, min_size=1, max_size=16), keep=st.integers(2, 16))
+def test_every_status_of_the_newest_runs_can_be_read_back(runs, keep):
+    told = {f"r{number}": (float(number), outcomes) for number, outcomes in enumerate(runs)}
+    with empty() as database:
+        for name, (started, outcomes) in told.items():
+            add(database, name, started, outcomes, keep)
+        assert history_of(database) == expected(told, keep)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    runs=st.lists(OUTCOMES, min_size=1, max_size=5),
+    again=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), OUTCOMES), max_size=3),
+    dice=st.randoms(use_true_random=False),
+)
+def test_the_order_of_merges_makes_no_difference_and_the_last_of_a_run_counts(runs, again, dice):
+    told = {f"r{number}": (number * 10, outcomes) for number, outcomes in enumerate(runs)}
+    order = list(told)
+    dice.shuffle(order)
+    with empty() as database:
+        for name in order:
+            add(database, name, *told[name])
+        for number, place, outcomes in again:
+            name = f"r{number % len(runs)}"
+            told[name] = (place * 10 + number + 1, outcomes)
+            add(database, name, *told[name])
+        assert history_of(database) == expected(told)
+
+
+def test_only_a_status_that_is_another_than_before_has_a_row():
+    with empty() as database:
+        for number, letters in enumerate(("PP", "PP", "PF", "PF")):
+            add(database, f"r{number}", number, {"w2": {"s": dict(zip("ab", letters, strict=True))}})
+        assert database.execute("SELECT run, status FROM change").fetchall() == [(0, "P"), (0, "P"), (2, "F")]
+
+
+def test_a_status_outlives_the_run_that_set_it():
+    with empty() as database:
+        add(database, "r0", 0, {"w2": {"s": {"a": "P", "b": "F"}}})
+        for number in (1, 2, 3):
+            add(database, f"r{number}", number, {"w2": {"s": {"a": "P", "b": "F"}}}, keep=2)
+        assert history_of(database) == (["r2", "r3"], {("w2", "s", "a"): ["P", "P"], ("w2", "s", "b"): ["F", "F"]})
+
+
+@pytest.mark.parametrize("statuses", [["F", "F", "F", "F"], ["F", "E", "E", "E"], ["F3", "F4", "F", "F"]])
+def test_since_when_a_test_fails_outlives_the_runs_and_costs_one_row(statuses):
+    with empty() as database:
+        for number, status in enumerate(statuses, 1):
+            add(database, f"r{number}", 86400 * number, {"w2": {"s": {"a": status, "b": "P"}}}, keep=2)
+        [past] = History(database).newest(Path()).tests
+        assert (past.trend, past.text) == (Trend.FAILING, "failing since 1970-01-02")
+        rows = database.execute("SELECT run FROM change JOIN test ON test = number WHERE id = 'a'").fetchall()
+        assert rows == [(86400,)]
+
+
+def test_what_no_kept_run_has_is_deleted_whole():
+    with empty() as database:
+        add(database, "r1", 1, {"w2": {"s": {"a": "P", "gone": "P"}, "t": {"c": "F"}}, "w4": {"u": {"d": "P"}}})
+        for number in (2, 3, 4):
+            add(database, f"r{number}", number, {"w2": {"s": {"a": "P"}}}, keep=2)
+        names = {table: [row[-1] for row in rows_of(database, table)] for table in ("cell", "suite", "test")}
+        assert names == {"cell": ["w2"], "suite": ["s"], "test": ["a"]}
+        assert len(rows_of(database, "change")) == 1
+        assert [run for _, _, run in rows_of(database, "job")] == [3, 4]
+
+
+def test_the_number_of_rows_does_not_grow_with_the_number_of_runs():
+    with empty() as database:
+        sizes = []
+        for number in range(40):
+            tests = {str(test): ("P", "F", "F3")[(number + test) % 3] for test in range(8)} | {f"only-{number}": "F"}
+            add(database, f"r{number}", number, {"w2": {"s": tests}}, keep=5)
+            sizes.append(sum(len(rows_of(database, table)) for table in ("run", "job", "test", "change")))
+        assert set(sizes[10:]) == {sizes[10]}
+
+
+@pytest.mark.parametrize("name", ["early", "r1"])
+def test_a_run_that_is_older_than_all_that_are_kept_is_refused(name):
+    with empty() as database:
+        for number in range(6):
+            add(database, f"r{number}", number + 1, {"w2": {"s": {"a": "P"}}}, keep=4)
+        with pytest.raises(HistoryError, match="has 4 newer runs, and keeps no more"):
+            add(database, name, 0, {"w2": {"s": {"a": "E"}}}, keep=4)
+
+
+def test_runs_of_one_second_stay_apart():
+    with empty() as database:
+        for name, letter in (("r1", "P"), ("r2", "F"), ("r3", "S")):
+            add(database, name, 7.5, {"w2": {"s": {"a": letter}}})
+        assert history_of(database) == (["r1", "r2", "r3"], {("w2", "s", "a"): ["P", "F", "S"]})
+
+
+def test_a_run_without_a_start_keeps_its_place_when_it_is_recorded_again():
+    with empty() as database:
+        add(database, "r1", None, {"w2": {"s": {"a": "P"}}})
+        [(number, _)] = rows_of(database, "run")
+        database.execute("UPDATE run SET number = number - 100")
+        database.execute("UPDATE job SET run = run - 100")
+        database.execute("UPDATE change SET run = run - 100")
+        add(database, "r1", None, {"w2": {"s": {"a": "F"}}})
+        assert rows_of(database, "run") == [(number - 100, "r1")]
+
+
+def test_of_shards_with_an_error_of_one_name_the_bad_one_counts():
+    with empty() as database:
+        told = RunStatuses()
+        for status in ("P", "E", "P"):
+            told.add("w2", "s", ["a"], [status])
+        record(database, "r1", 1.0, told, 500)
+        assert history_of(database)[1] == {("w2", "s", "a"): ["E"]}
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from("PSFFE-"), min_size=1, max_size=24), st.integers(2, 24))
+def test_a_bad_test_has_been_bad_since_the_run_after_its_last_good_one(letters, keep):
+    since = None
+    with empty() as database:
+        for number, letter in enumerate(letters, 1):
+            tests = {"b": "P"} | ({"a": letter} if letter != "-" else {})
+            add(database, f"r{number}", number, {"w2": {"s": tests}}, keep)
+            since = (since or number) if letter in "FE" else since if letter == "-" else None
+            oldest = max(1, number - keep + 1)
+            if letters[oldest - 1] == "-" and since and since < oldest:  # nothing is left of what was before
+                since = next((at for at in range(oldest, number + 1) if letters[at - 1] in "FE"), None)
+        found = [past for past in History(database).newest(Path()).tests if past.trend is Trend.FAILING]
+        fails_for_longer = letters[-1] in "FE" and since < len(letters)
+        assert [past.since.started for past in found] == ([since] if fails_for_longer else [])

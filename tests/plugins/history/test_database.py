@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -14,9 +15,10 @@ from allranks.errors import ExitCode
 from allranks.plugins.history import recorder
 from allranks.plugins.history.database import HistoryError, read, written
 from allranks.plugins.history.recorder import HistoryRecorder
-from allranks.plugins.history.timeline import Timeline
+from allranks.plugins.history.trends import History
 from allranks.report.judge.exit_code import exit_code
 from allranks.report.judged import CellSuite
+from allranks.report.merging import merge
 from allranks.report.results import TestVerdict, Verdict, VerdictKind, VerdictRule
 from allranks.report.summary import render_table
 
@@ -41,24 +43,23 @@ def zeros(path: Path) -> None:
     path.write_bytes(content)
 
 
-ENDLESS = "CREATE VIEW begins AS WITH RECURSIVE n(run) AS (SELECT 1 UNION ALL SELECT run + 1 FROM n) SELECT run FROM n"
+ENDLESS = "CREATE VIEW job AS WITH RECURSIVE n(run) AS (SELECT 1 UNION ALL SELECT run + 1 FROM n) SELECT run FROM n"
 TRIGGER = "CREATE TRIGGER t AFTER INSERT ON run BEGIN DELETE FROM run; END"
 DAMAGE = {
     "text": (lambda path: path.write_text("hello " * 1000), "is not a history"),
     "cut off": (cut, "is damaged"),
     "zeros": (zeros, "is damaged"),
-    "no tables": (lambda path: spoilt(path, "DROP TABLE delta", "DROP TABLE state"), "is damaged"),
-    "odd blob": (lambda path: spoilt(path, "UPDATE state SET codes = x'1234'"), "is damaged"),
-    "odd text": (lambda path: spoilt(path, "UPDATE state SET codes = 'text'"), "is damaged"),
-    "odd number": (lambda path: spoilt(path, "UPDATE test SET suite = 7"), "is damaged"),
-    "odd outcome": (lambda path: spoilt(path, "DELETE FROM outcome WHERE number > 0"), "is damaged"),
-    "endless view": (lambda path: spoilt(path, "DROP TABLE begins", ENDLESS), "is damaged"),
-    "trigger": (lambda path: spoilt(path, TRIGGER), "is damaged"),
+    "no tables": (lambda path: spoilt(path, "DROP TABLE job", "DROP TABLE change"), "is damaged"),
+    "odd status": (lambda path: spoilt(path, "UPDATE change SET status = x'1234'"), "is damaged"),
+    "odd letter": (lambda path: spoilt(path, "UPDATE change SET status = 'X'"), "is damaged"),
+    "odd number": (lambda path: spoilt(path, "UPDATE job SET run = 'text'"), "is damaged"),
     "odd name": (lambda path: spoilt(path, "UPDATE run SET id = x'00'"), "is damaged"),
-    "odd time": (lambda path: spoilt(path, "UPDATE run SET started = 1e18"), "is damaged"),
-    "odd job": (lambda path: spoilt(path, "UPDATE job SET number = 1 << 40"), "is damaged"),
+    "odd text": (lambda path: spoilt(path, "UPDATE run SET id = CAST(x'ff' AS TEXT)"), "cannot be used"),
+    "odd time": (lambda path: spoilt(path, "UPDATE run SET number = 1 << 40"), "is damaged"),
+    "endless view": (lambda path: spoilt(path, "DROP TABLE job", ENDLESS), "is damaged"),
+    "trigger": (lambda path: spoilt(path, TRIGGER), "is damaged"),
     "newer": (lambda path: spoilt(path, "PRAGMA user_version = 99"), "is of schema 99, and this allranks"),
-    "older": (lambda path: spoilt(path, "PRAGMA user_version = 0"), "is of schema 0, and this allranks reads schema 1"),
+    "older": (lambda path: spoilt(path, "PRAGMA user_version = 1"), "is of schema 1, and this allranks reads schema 2"),
     "foreign": (lambda path: spoilt(path, "PRAGMA application_id = 5"), "is a database of another program"),
     "folder": (lambda path: (path.unlink(), path.mkdir()), "is not a regular file"),
     "FIFO": (lambda path: (path.unlink(), os.mkfifo(path)), "is not a regular file"),
@@ -82,19 +83,34 @@ def test_whatever_is_wrong_with_the_file_the_report_and_the_verdict_stay(merged,
     assert (path.read_bytes() if path.is_file() else None) == before
 
 
+@pytest.mark.parametrize("damage", sorted(DAMAGE.keys() - {"odd number", "folder"}))
+def test_the_command_has_one_error_for_whatever_is_wrong_with_the_file(merged, allranks, tmp_path, damage):
+    path = tmp_path / "history.sqlite"
+    merged(1, {A: "passed"})
+    spoil, said = DAMAGE[damage]
+    spoil(path)
+    for arguments in ([], [A], ["--json"]):
+        code, out, err = allranks("history", *arguments, "--history", str(path))
+        assert (code, out) == (2, "")
+        assert f"{path} cannot be read as a history: it {said}" in err
+
+
 def test_an_empty_file_is_a_new_history(merged, tmp_path):
     (tmp_path / "history.sqlite").touch()
     assert merged(1, {A: "passed"}).history.runs == 1
 
 
-def test_a_bug_of_ours_does_not_lose_a_report(merged, monkeypatch):
+def test_a_bug_of_ours_does_not_lose_a_report_and_is_not_called_damage(run_folder, tmp_path, monkeypatch):
+    run_folder.manifest("gloo-w2-g0-env/suite")
+    run_folder.both("gloo-w2-g0-env/suite", {A: "passed"})
+
     def broken(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(recorder, "transitions", broken)
-    found = merged(1, {A: "passed"})
-    assert "ZeroDivisionError" in found.history.problem
-    assert exit_code(found.run, nothing_ran_allowed=False) is ExitCode.OK
+    monkeypatch.setattr(recorder, "record", broken)
+    found = merge(run_folder.path, environ={}, observers=[HistoryRecorder(tmp_path / "history.sqlite")])
+    assert any("The section history is missing" in note and "ZeroDivisionError" in note for note in found.notes)
+    assert exit_code(found, nothing_ran_allowed=False) is ExitCode.OK
 
 
 def test_a_python_without_sqlite_merges_all_the_same(merged, monkeypatch):
@@ -130,7 +146,7 @@ def test_a_file_that_may_not_be_written_is_read(tmp_path, monkeypatch):
     recorder_of(path, 1).record("r1")
     monkeypatch.setattr(os, "access", lambda *_: False)
     with read(path) as database:
-        assert [run.id for run in Timeline(database).runs] == ["r1"]
+        assert [run.id for run in History(database).runs] == ["r1"]
 
 
 def test_there_has_to_be_a_history_to_read(tmp_path):
@@ -158,22 +174,21 @@ def test_several_merges_at_once_lose_no_run(tmp_path):
     merges = [subprocess.Popen([sys.executable, "-c", script, str(first)]) for first in (0, 5, 10)]
     assert [merge.wait(120) for merge in merges] == [0, 0, 0]
     with read(path) as database:
-        assert [run.id for run in Timeline(database).runs] == [f"r{number}" for number in range(15)]
+        assert [run.id for run in History(database).runs] == [f"r{number}" for number in range(15)]
 
 
 KILLED = """
-import os, signal, sqlite3, sys
+import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {here!r})
-from test_database import recorder_of
-from allranks.plugins.history.timeline import Timeline
-save = Timeline.save
-def save_and_die(self, *given):
-    self._database.execute("PRAGMA cache_size = 1")  # pages are written before the transaction ends
-    save(self, *given)
+from test_database import recorder, recorder_of
+record = recorder.record
+def record_and_die(database, *given):
+    database.execute("PRAGMA cache_size = 1")  # pages are written before the transaction ends
+    record(database, *given)
     os.kill(os.getpid(), signal.SIGKILL)
-Timeline.save = save_and_die
-recorder_of(Path({path!r}), 2, tests=5000).record("r2")
+recorder.record = record_and_die
+recorder_of(Path({path!r}), 2, tests=9000).record("r2")
 """
 
 
@@ -184,7 +199,58 @@ def test_a_merge_that_is_killed_while_it_writes_leaves_the_file_as_it_was(tmp_pa
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGKILL
     assert path.with_name("h.sqlite-journal").exists(), "it was in the middle"
     with read(path) as database:
-        assert [run.id for run in Timeline(database).runs] == ["r1"]
+        assert [run.id for run in History(database).runs] == ["r1"]
     assert not recorder_of(path, 2).record("r2").problem
     with closing(sqlite3.connect(path)) as database:
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+sys.path.insert(0, {here!r})
+from test_database import recorder_of
+size = Path({path!r}).stat().st_size
+resource.setrlimit(resource.RLIMIT_FSIZE, (size + 4096, size + 4096))
+print(recorder_of(Path({path!r}), 2, tests=9000).record("r2").problem)
+"""
+
+
+def test_a_disk_that_is_full_is_one_sentence_and_leaves_the_file_as_it_was(tmp_path):
+    path = tmp_path / "h.sqlite"
+    recorder_of(path, 1).record("r1")
+    before = path.read_bytes()
+    script = FULL.format(here=str(Path(__file__).parent), path=str(path))
+    told = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert told.stdout.startswith(f"{path} does not have this run: it cannot be used (")
+    assert (len(told.stdout.splitlines()), told.stderr, path.read_bytes()) == (1, "", before)
+
+
+READ_ONLY = """
+import os, sqlite3, sys
+from pathlib import Path
+sys.path.insert(0, {here!r})
+from test_database import recorder_of
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setuid(65534)
+for name in ("h.sqlite", "new.sqlite", "closed/h.sqlite"):
+    print(recorder_of(Path({folder!r}, name), 2).record("r2").problem)
+"""
+
+
+def test_a_place_that_may_not_be_written_is_one_sentence():
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        recorder_of(folder / "h.sqlite", 1).record("r1")
+        (folder / "closed").mkdir(mode=0)
+        (folder / "h.sqlite").chmod(0o444)
+        folder.chmod(0o555)
+        script = READ_ONLY.format(here=str(Path(__file__).parent), folder=name)
+        told = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+        folder.chmod(0o755)
+    assert [line.partition(" it ")[2] for line in told.stdout.splitlines()] == [
+        "cannot be used (attempt to write a readonly database).",
+        "cannot be used (unable to open database file).",
+        "cannot be read (Permission denied).",
+    ]

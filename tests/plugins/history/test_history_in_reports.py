@@ -4,16 +4,21 @@ import json
 
 import pytest
 
-from allranks.plugins.history.database import Code, read
-from allranks.plugins.history.recorder import code_of
-from allranks.plugins.history.timeline import Timeline
-from allranks.plugins.history.trends import Trend, lookup
+from allranks.plugins.history.database import read
+from allranks.plugins.history.recorder import status_of
+from allranks.plugins.history.trends import History, Trend
 from allranks.report.merging import merge
 from allranks.report.results import EarlierAttempt, TestVerdict, Verdict, VerdictKind, VerdictRule
 from allranks.report.summary import render_summary, render_table
 
 A, B = "s/test_a.py::test_one", "s/test_a.py::test_two"
 RANK_1 = ("passed", "failed")
+
+
+def lines_of(path, text):
+    """The tests that a text means, over all runs of a history."""
+    with read(path) as database:
+        return History(database).lookup(text, 0)[1]
 
 
 def past(merged, test=A):
@@ -78,8 +83,7 @@ def test_the_first_run_calls_nothing_new(merged):
     assert "History: this is the first run in the history." in render_table(found.run)
     assert "new" not in render_table(found.run).partition("History")[2]
     assert found.history.tests == ()
-    [line] = lookup(found.history.path, A, 1)[1]
-    assert line.past is None
+    assert [line.past for line in lines_of(found.history.path, A)] == [None]
 
 
 def test_without_a_history_nothing_is_told(run_folder):
@@ -95,10 +99,7 @@ def test_a_run_that_is_merged_again_counts_once_and_the_last_merge_counts(merged
     merged(1, {A: "passed"})
     merged(2, {A: "failed"}, run_id="again")
     merged(3, {A: "passed"}, run_id="again")
-    with read(tmp_path / "history.sqlite") as database:
-        line = Timeline(database)
-        assert [run.id for run in line.runs] == ["r1", "again"]
-        assert line.names.codes[line.now[0]] == Code("P")
+    assert [line.statuses for line in lines_of(tmp_path / "history.sqlite", A)] == [["P", "P"]]
 
 
 def test_a_run_that_is_merged_late_takes_its_place_in_time(merged):
@@ -129,14 +130,14 @@ def test_results_from_elsewhere_count_once_by_their_content(write_ranks, recorde
 )
 def test_an_outcome_is_a_letter_however_skips_are_read(kind, rule, executed, letter):
     test = TestVerdict(nodeid="t", classname="", name="t", verdict=Verdict(kind=kind, rule=rule, executed=executed))
-    assert code_of(test) == Code(letter)
+    assert status_of(test) == letter
 
 
 def test_a_pass_after_a_failure_is_a_letter_of_its_own():
     bad = Verdict(kind=VerdictKind.FAILURE, rule=VerdictRule.LEADING_OUTCOME)
     good = Verdict(kind=VerdictKind.PASSED, rule=VerdictRule.PASSED)
     earlier = (EarlierAttempt(number=1, verdict=bad),)
-    assert code_of(TestVerdict(nodeid="t", classname="", name="t", verdict=good, earlier=earlier)) == Code("f")
+    assert status_of(TestVerdict(nodeid="t", classname="", name="t", verdict=good, earlier=earlier)) == "f"
 
 
 def test_jobs_of_a_suite_may_have_different_tests(run_folder, recorded, tmp_path):
@@ -145,8 +146,8 @@ def test_jobs_of_a_suite_may_have_different_tests(run_folder, recorded, tmp_path
     for job, tests in jobs.items():
         run_folder.both(job, tests)
     assert not recorded(run_folder.path).history.problem
-    _, lines = lookup(tmp_path / "history.sqlite", "test_", 1)
-    assert {(line.cell, line.nodeid): line.codes[0].letter for line in lines} == {
+    lines = lines_of(tmp_path / "history.sqlite", "test_")
+    assert {(line.place.cell_id, line.place.nodeid): line.statuses[0] for line in lines} == {
         ("gloo-w2-g0-env", A): "P",
         ("gloo-w2-g0-env", B): "F",
         ("gloo-w4-g0-env", B): "P",

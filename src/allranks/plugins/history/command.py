@@ -1,21 +1,19 @@
 """``allranks history``: what became of a test over runs and cells, and what the newest run changed."""
 
 import argparse
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.cli.command_parser import CommandParser
 from allranks.cli.options import add_json, add_matrix, moment, number, say, say_json, writable_file
-from allranks.errors import ExitCode, MatrixError, UsageError, counted
-from allranks.matrix.declaration import find_matrix, load
-from allranks.plugins.history.hooks import file_of
+from allranks.errors import ExitCode, UsageError, counted
+from allranks.plugins.history.hooks import file_of, matrix_here
 from allranks.protocol.xml_text import readable
 
 if TYPE_CHECKING:
-    from allranks.plugins.history.timeline import RecordedRun
-    from allranks.plugins.history.trends import Overview, TestLine
+    from allranks.plugins.history.trends import History, RecordedRun, TestLine
 
 _SHOWN_RUNS = 60
 _SHOWN_TESTS = 50
@@ -41,13 +39,15 @@ def add(parser: CommandParser) -> None:
 
 
 def _history(options: argparse.Namespace) -> ExitCode:
-    from allranks.plugins.history.trends import lookup, overview  # noqa: PLC0415 - no plan needs it
-
-    path = options.history or _own_file(options.matrix)
+    path = options.history or file_of(matrix_here(options.matrix))
+    if path is None:
+        msg = "No history is named."
+        raise UsageError(msg, remedy="Name its file: --history FILE. Or write [history] into the matrix file.")
     if options.test is None:
-        (_say_overview_json if options.json else _say_overview)(path, overview(path))
+        _say_overview(path, options)
         return ExitCode.OK
-    runs, lines = lookup(path, options.test, options.runs)
+    with _opened(path) as history:
+        runs, lines = history.lookup(options.test, options.runs)
     if options.json:
         say_json(file=str(path), runs=list(map(_run, runs)), tests=list(map(_line, lines)))
     else:
@@ -55,49 +55,46 @@ def _history(options: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _own_file(matrix: Path | None) -> Path:
-    found = None
-    with suppress(MatrixError):
-        expansion = load(matrix or find_matrix(Path.cwd()))
-        found = file_of(expansion.matrix)
-    if found is None:
-        msg = "No history is named."
-        raise UsageError(msg, remedy="Name its file: --history FILE. Or write [history] into the matrix file.")
-    return found
+@contextmanager
+def _opened(path: Path) -> "Iterator[History]":
+    from allranks.plugins.history.database import HistoryError, read  # noqa: PLC0415 - no plan needs it
+    from allranks.plugins.history.trends import History  # noqa: PLC0415
+
+    try:
+        with read(path) as database:
+            yield History(database)
+    except HistoryError as error:
+        msg = f"{path} cannot be read as a history: it {error}."
+        remedy = "A run with --history FILE, or `allranks merge DIR --history FILE`, makes one."
+        raise UsageError(msg, remedy=remedy) from error
+
+
+def _say_overview(path: Path, options: argparse.Namespace) -> None:
+    with _opened(path) as history:
+        newest, counts, size = history.newest(path), history.counts(), path.stat().st_size
+    if options.json:
+        runs, tests = list(map(_run, history.runs)), newest.as_object()["tests"]
+        say_json(file=str(path), size=size, runs=runs, counts=counts, newest=tests)
+        return
+    say(f"{path}: {counted(newest.runs, 'run')}, {_told(history.runs[0])} to {_told(history.runs[-1])}")
+    say(f"{counted(counts['tests'], 'test')} in {counted(counts['cells'], 'cell')}, {size / 1e6:.1f} MB")
+    say(f"History: {newest.headline}.")
+    for line in newest.lines(_SHOWN_TESTS):
+        say(readable(line))
 
 
 def _say_lines(runs: "Sequence[RecordedRun]", lines: "Sequence[TestLine]") -> None:
     say(f"{counted(len(runs), 'run')}, oldest first: {_told(runs[0])} to {_told(runs[-1])}")
-    width = max((len(line.cell) for line in lines), default=0)
+    width = max((len(line.place.cell_id) for line in lines), default=0)
     shown = None
     for line in lines:
-        if shown != (shown := (line.suite, line.nodeid)):
-            say(f"\n{readable(line.nodeid)} ({readable(line.suite)})")
-        outcomes = "".join(code.letter if code else _ELSEWHERE for code in line.codes)
-        say(f"  {readable(line.cell):<{width}}  {outcomes}  {readable(line.past.text) if line.past else ''}".rstrip())
+        place = line.place
+        if shown != (shown := place.test):
+            say(f"\n{readable(place.nodeid)} ({readable(place.suite_name)})")
+        letters = "".join(status[0] if status else _ELSEWHERE for status in line.statuses)
+        past = readable(line.past.text) if line.past else ""
+        say(f"  {readable(place.cell_id):<{width}}  {letters}  {past}".rstrip())
     say(f"\n{_LEGEND}" if lines else "It has no outcome in these runs.")
-
-
-def _say_overview(path: Path, found: "Overview") -> None:
-    from allranks.plugins.history.trends import headline, plain_lines  # noqa: PLC0415
-
-    size = path.stat().st_size / 1e6
-    runs = found.runs
-    say(f"{path}: {counted(len(runs), 'run')}, {_told(runs[0])} to {_told(runs[-1])}")
-    say(f"{counted(found.tests, 'test')} in {counted(found.cells, 'cell')}, {size:.1f} MB")
-    if found.begins.number > 1:
-        say(f"older outcomes than those of {_told(found.begins)} were dropped, to keep it small")
-    say(f"History: {headline(found.newest)}.")
-    for line in plain_lines(found.newest, _SHOWN_TESTS):
-        say(readable(line))
-
-
-def _say_overview_json(path: Path, found: "Overview") -> None:
-    from allranks.plugins.history.trends import as_object  # noqa: PLC0415
-
-    tests = as_object(found.newest)["tests"]
-    runs, counts = list(map(_run, found.runs)), {"tests": found.tests, "cells": found.cells}
-    say_json(file=str(path), runs=runs, begins=_run(found.begins), counts=counts, newest=tests)
 
 
 def _told(run: "RecordedRun") -> str:
@@ -110,11 +107,11 @@ def _run(run: "RecordedRun") -> Mapping[str, str]:
 
 def _line(line: "TestLine") -> Mapping[str, object]:
     return {
-        "cell": line.cell,
-        "suite": line.suite,
-        "test": line.nodeid,
-        "outcomes": [code and code.letter for code in line.codes],
-        "ranks": [code and (code.ranks or None) for code in line.codes],
+        "cell": line.place.cell_id,
+        "suite": line.place.suite_name,
+        "test": line.place.nodeid,
+        "outcomes": [status and status[0] for status in line.statuses],
+        "ranks": [status and (status[1:] or None) for status in line.statuses],
         "trend": line.past.trend.value if line.past else None,
         "text": line.past.text if line.past else "",
     }

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from xml.etree import ElementTree as ET
 
 from allranks.errors import ResultsError, UsageError
-from allranks.plugins.history.recorder import code_of
+from allranks.plugins.history.recorder import status_of
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.xml_text import cut, first_line
 from allranks.report.declared import details_of
@@ -219,7 +219,7 @@ def _unreadable(path: Path, why: str) -> UsageError:
 
 def _from_suite(suite: CellSuite) -> ComparedJob:
     tests = {
-        test.nodeid: ComparedOutcome(code_of(test).letter, cut(first_line(test.verdict.message), _MESSAGE))
+        test.nodeid: ComparedOutcome(status_of(test)[0], cut(first_line(test.verdict.message), _MESSAGE))
         for test in suite.tests
     }
     return ComparedJob(

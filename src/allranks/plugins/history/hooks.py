@@ -2,11 +2,14 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.cli.command_parser import OptionGroup
 from allranks.cli.options import writable_file
+from allranks.errors import MatrixError
+from allranks.matrix.declaration import find_matrix, load
 from allranks.plugin_manager import CAN_FAIL, Command, implements
 
 if TYPE_CHECKING:
@@ -16,10 +19,17 @@ if TYPE_CHECKING:
 _DEFAULTS = {"run": " (default: [history] file)", "merge": " (default: none)", "report": " (default: none)"}
 
 
-def file_of(matrix: "Matrix") -> Path | None:
+def file_of(matrix: "Matrix | None") -> Path | None:
     """The file of ``[history]`` in the matrix file; None without that table."""
-    table = matrix.tables.get("history")
-    return matrix.root / table["file"] if table else None
+    table = matrix.tables.get("history") if matrix else None
+    return matrix.root / table["file"] if matrix and table else None
+
+
+def matrix_here(path: Path | None = None) -> "Matrix | None":
+    """The matrix at a path, or that of this folder or of the nearest parent that has one; None if it cannot be read."""
+    with suppress(MatrixError):
+        return load(path or find_matrix(Path.cwd())).matrix
+    return None
 
 
 @implements
@@ -47,10 +57,13 @@ def allranks_sections(options: argparse.Namespace, matrix: "Matrix | None") -> "
     given = vars(options)
     path = given.get("history")
     # The parts of a run on several machines are recorded where they are merged; repetitions of a test are no run.
-    if path is None and matrix and not given.get("pack") and "stress" not in given.get("plugins", ()):
+    if path is None and not given.get("pack") and "stress" not in given.get("plugins", ()):
         path = file_of(matrix)
     if path is None:
         return ()
-    from allranks.plugins.history.recorder import HistoryRecorder  # noqa: PLC0415 - only for a report
+    from allranks.plugins.history.changes import KEPT  # noqa: PLC0415 - only for a report
+    from allranks.plugins.history.recorder import HistoryRecorder  # noqa: PLC0415
 
-    return (HistoryRecorder(path),)
+    matrix = matrix or matrix_here()  # a merge has none
+    table = matrix.tables.get("history", {}) if matrix else {}
+    return (HistoryRecorder(path, keep=table.get("runs", KEPT)),)

@@ -4,34 +4,25 @@ The file may be missing, locked or damaged. The report does not depend on it: wh
 becomes one sentence.
 """
 
-import time
 from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
-from allranks.plugins.history.database import FIRST_CODES, MANY, PASSED, PATIENCE, Code, HistoryError, written
-from allranks.plugins.history.timeline import Outcomes, Timeline
-from allranks.plugins.history.trends import (
-    RunHistory,
-    ToldTest,
-    as_object,
-    headline,
-    plain_lines,
-    told_tests,
-    transitions,
-)
+from allranks.plugins.history.changes import ABSENT, KEPT, MANY, RunStatuses, record
+from allranks.plugins.history.database import PATIENCE, HistoryError, written
+from allranks.plugins.history.trends import History, RunHistory
 from allranks.protocol.outcomes import Outcome, numbers
 from allranks.report.judged import MANIFEST_PLACE, CellSuite, MergedRun
 from allranks.report.page.page import escaped
-from allranks.report.results import EarlierAttempt, PassedRanks, TestVerdict, VerdictKind, VerdictRule
+from allranks.report.results import EarlierAttempt, TestVerdict, VerdictKind, VerdictRule
 from allranks.report.section import Section, SectionMaker
 from allranks.report.summary import FAILURES, LISTED, markdown, shorten
 
 _MOST_RANKS: Final = 8
-"""Ranks that an outcome names: more are no trait of a test."""
+"""Ranks that a status names: more are no trait of a test."""
 
 SHOWN_PASTS: Final = 500
 """Tests that the page lists with their past."""
@@ -39,18 +30,18 @@ SHOWN_PASTS: Final = 500
 _NAME: Final = 300
 
 
-def code_of(test: TestVerdict) -> Code:
+def status_of(test: TestVerdict) -> str:
     """The outcome of a test as a history keeps it, however its skips are read."""
     verdict = test.verdict
+    if verdict.rule is VerdictRule.PASSED and not test.earlier:
+        return "P"
     if verdict.is_bad:
-        letter = "F" if verdict.kind is VerdictKind.FAILURE else "E"
-        return Code(letter, _ranks(test))
+        return f"{'F' if verdict.kind is VerdictKind.FAILURE else 'E'}{_ranks(test)}"
     if verdict.rule is VerdictRule.JOB and not verdict.executed:
-        return Code("-")  # it was not reached
+        return ABSENT  # it was not reached
     if test.earlier:
-        return Code("f", _ranks(test.earlier[-1]))
-    is_skip = verdict.kind is VerdictKind.SKIPPED or verdict.is_skip_but_pass
-    return Code("S" if is_skip else "P")
+        return f"f{_ranks(test.earlier[-1])}"
+    return "S" if verdict.kind is VerdictKind.SKIPPED or verdict.is_skip_but_pass else "P"
 
 
 def _ranks(test: TestVerdict | EarlierAttempt) -> str:
@@ -72,11 +63,9 @@ class HistoryRecorder(SectionMaker):
     name = "history"
 
     path: Path  # the file, which is made if there is none
+    keep: int = KEPT  # how many runs stay in it
     patience: float = PATIENCE  # seconds to wait for another process that writes
-    _names: dict[str, dict[str, int]] = field(default_factory=dict)
-    _last: dict[str, "array[int]"] = field(default_factory=dict)
-    _codes: dict[Code, int] = field(default_factory=lambda: {code: at for at, code in enumerate(FIRST_CODES)})
-    _jobs: dict[tuple[str, str], list[tuple["array[int]", "array[int]"]]] = field(default_factory=dict)
+    _told: RunStatuses = field(default_factory=RunStatuses)
     _started: float | None = None
     _digest: blake2b = field(default_factory=lambda: blake2b(digest_size=6))
 
@@ -84,107 +73,53 @@ class HistoryRecorder(SectionMaker):
         """Take the outcomes of a job."""
         if (suite.cell, suite.suite) == MANIFEST_PLACE:
             return
-        tests, places = suite.tests, self._places(suite)
-        plain = next((test.verdict for test in tests if isinstance(test.ranks, PassedRanks) and not test.earlier), None)
-        codes = array(
-            "H", [PASSED if test.verdict is plain and not test.earlier else self._code(test) for test in tests]
-        )
-        self._jobs.setdefault((suite.cell, suite.whole_suite), []).append((places, codes))
+        statuses = list(map(status_of, suite.tests))
+        self._told.add(suite.cell, suite.whole_suite, [test.nodeid for test in suite.tests], statuses)
         if suite.started is not None:
             self._started = min(suite.started, suite.started if self._started is None else self._started)
-        self._digest.update(f"{suite.cell}\n{suite.suite}\n{len(tests)}\n".encode())
-        self._digest.update(codes.tobytes() + array("d", [test.time for test in tests]).tobytes())
-
-    def _places(self, suite: CellSuite) -> "array[int]":
-        """The number of each test of a job among those of its suite; most jobs of a suite share one array."""
-        names, nodeids = self._names.setdefault(suite.whole_suite, {}), [test.nodeid for test in suite.tests]
-        for nodeid in nodeids if not names.keys() >= set(nodeids) else ():
-            names.setdefault(nodeid, len(names))
-        places = array("I", map(names.__getitem__, nodeids))
-        if self._last.get(suite.whole_suite) != places:
-            self._last[suite.whole_suite] = places
-        return self._last[suite.whole_suite]
-
-    def _code(self, test: TestVerdict) -> int:
-        return self._codes.setdefault(code_of(test), len(self._codes))
+        self._digest.update(f"{suite.cell}\n{suite.suite}\n{' '.join(statuses)}\n".encode())
+        self._digest.update(array("d", [test.time for test in suite.tests]).tobytes())
 
     def section(self, merged: MergedRun) -> Section:
         """Record the run, and say what it changed."""
         # Results that state no run are recognized by their content.
-        name = merged.run_id if merged.is_own else f"{merged.run_id}-{self._digest.hexdigest()}"
-        return _section(self.record(name))
+        history = self.record(merged.run_id if merged.is_own else f"{merged.run_id}-{self._digest.hexdigest()}")
+        return Section(
+            title="History",
+            headline=history.headline,
+            object=history.as_object(),
+            problem=history.problem,
+            lines=tuple(history.lines(FAILURES)),
+            markdown=tuple(_markdown(history)),
+            html="".join(_html(history)),
+        )
 
-    def record(self, name: str) -> RunHistory:
-        """Record the run, in the place of an earlier record of that name, and compare it with the runs before."""
+    def record(self, run_id: str) -> RunHistory:
+        """Record the run, instead of an earlier record of its id, and compare it with the runs before."""
         try:
             with written(self.path, self.patience) as database:
-                return self._recorded(Timeline(database), name)
+                number = record(database, run_id, self._started, self._told, self.keep)
+                return History(database, number).newest(self.path)
         except HistoryError as error:
             return RunHistory(path=self.path, problem=f"{self.path} does not have this run: it {error}.")
-        except Exception as error:  # noqa: BLE001 - a report must not be lost for a history
-            said = f"{type(error).__name__}: {error}"
-            return RunHistory(path=self.path, problem=f"{self.path} does not have this run: it is damaged ({said}).")
-
-    def _recorded(self, line: Timeline, name: str) -> RunHistory:
-        started = time.time() if self._started is None else self._started
-        if self._started is None:
-            started = next((run.started for run in line.runs if run.id == name), started)
-        outcomes = self._numbered(line)
-        line.fit()
-        later = line.rewind(name, started)
-        line.append(name, started, outcomes)
-        found = transitions(line, self.path)
-        line.replay(later)
-        line.save()
-        return found
-
-    def _numbered(self, line: Timeline) -> Outcomes:
-        """The outcomes under the numbers of the file."""
-        names = line.names
-        codes = [names.code(code) for code in self._codes]
-        is_same = codes == list(range(len(codes)))
-        tests = {suite: [names.test(names.suite(suite), test) for test in own] for suite, own in self._names.items()}
-        numbered: dict[int, array[int]] = {}
-        told: dict[tuple[int, int], Sequence[tuple[array[int], array[int]]]] = {}
-        for (cell, suite), segments in self._jobs.items():
-            for places, _ in segments:
-                if id(places) not in numbered:
-                    numbered[id(places)] = array("I", map(tests[suite].__getitem__, places))
-            told[names.cell(cell), names.suite(suite)] = [
-                (numbered[id(places)], own if is_same else array("H", map(codes.__getitem__, own)))
-                for places, own in segments
-            ]
-        return told
 
 
-def _section(history: RunHistory) -> Section:
-    section = Section(title="History", headline=headline(history), object=as_object(history))
-    if history.problem:
-        return replace(section, problem=history.problem)
-    told = told_tests(history)
-    return replace(
-        section,
-        lines=tuple(plain_lines(history, FAILURES)),
-        markdown=tuple(_markdown(told)),
-        html="".join(_html(told)),
-    )
-
-
-def _markdown(told: Sequence[ToldTest]) -> Iterator[str]:
-    for test in told[:LISTED]:
-        yield f"- **{markdown(test.past.text)}**: {markdown(shorten(test.past.nodeid, _NAME))} ({markdown(test.place)})"
+def _markdown(history: RunHistory) -> Iterator[str]:
+    told = history.told()
+    for text, nodeid, place in told[:LISTED]:
+        yield f"- **{markdown(text)}**: {markdown(shorten(nodeid, _NAME))} ({markdown(place)})"
     if len(told) > LISTED:
         yield f"- and {len(told) - LISTED} more, in `report.json`"
 
 
-def _html(told: Sequence[ToldTest]) -> Iterator[str]:
-    rows = "".join(
-        f"<tr><td>{escaped(test.past.text)}</td><td><bdi>{escaped(test.past.nodeid[:_NAME])}</bdi></td>"
-        f"<td><bdi>{escaped(test.place[:_NAME])}</bdi></td></tr>"
-        for test in told[:SHOWN_PASTS]
-    )
-    if rows:
+def _html(history: RunHistory) -> Iterator[str]:
+    told = history.told()
+    if told:
         head = '<th scope="col">by earlier runs</th><th scope="col">test</th><th scope="col">where</th>'
-        yield f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+        yield f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>'
+        for text, nodeid, place in told[:SHOWN_PASTS]:
+            yield f"<tr><td>{escaped(text)}</td><td><bdi>{escaped(nodeid[:_NAME])}</bdi></td>"
+            yield f"<td><bdi>{escaped(place[:_NAME])}</bdi></td></tr>"
+        yield "</tbody></table></div>"
     if len(told) > SHOWN_PASTS:
         yield f"<p>And {len(told) - SHOWN_PASTS:,} more, in report.json.</p>"

@@ -1,0 +1,167 @@
+"""Adds runs to a history, as the statuses that they changed, and deletes the oldest ones.
+
+A status is a letter, and the ranks that went wrong by themselves if not all of them did: ``F``, ``F3``, ``E0-2, 5``.
+"""
+
+import sys
+import time
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from allranks.plugins.history.database import HistoryError, Values, rows
+
+if TYPE_CHECKING:
+    import sqlite3
+
+KEPT: Final = 500
+"""Runs that a history keeps, unless the matrix file says otherwise."""
+
+LETTERS: Final = "PSFEf-"
+"""Passed, skipped, failed, error, passed after a failure; and no outcome: a job did not have the test or reach it."""
+
+ABSENT: Final = "-"
+
+MANY: Final = "many"
+"""The ranks of a status that are too many to name."""
+
+SINCE: Final = """
+SELECT run FROM change WHERE cell = :cell AND test = :test AND status GLOB '[FE]*' AND run <= :run AND run > coalesce((
+    SELECT max(run) FROM change WHERE cell = :cell AND test = :test AND status GLOB '[PSf]*' AND run <= :run
+), -1) ORDER BY run LIMIT 1
+"""
+"""The run since which a test has failed, up to a run. Runs without an outcome do not end a row of failures."""
+
+_INSERT: Final = "INSERT OR IGNORE INTO change VALUES (?, ?, ?, ?)"
+_STATUSES: Final = "SELECT test, status, max(run) FROM change WHERE cell = ? AND run < ? GROUP BY test"
+_NEXT_RUN: Final = "SELECT run FROM job WHERE cell = :cell AND suite = :suite AND run > :run ORDER BY run LIMIT 1"
+_CARRY: Final = """
+INSERT OR IGNORE INTO change SELECT cell, test, :next, status FROM change
+WHERE cell = :cell AND run = :run AND test IN (SELECT number FROM test WHERE suite = :suite)
+"""
+
+
+def is_bad(status: str) -> bool:
+    """True if the test failed."""
+    return status[:1] in {"F", "E"}
+
+
+@dataclass(frozen=True)
+class RunStatuses:
+    """The statuses of a run."""
+
+    # The place of each test in its suite, by suite and node id: from 0, in the order of the mapping.
+    tests: dict[str, dict[str, int]] = field(default_factory=dict)
+    # The places of tests and their statuses, by cell and suite.
+    jobs: dict[str, dict[str, tuple["array[int]", list[str]]]] = field(default_factory=dict)
+
+    def add(self, cell: str, suite: str, nodeids: Iterable[str], statuses: Iterable[str]) -> None:
+        """Add a job, or a shard of one."""
+        tests = self.tests.setdefault(suite, {})
+        places, own = self.jobs.setdefault(cell, {}).setdefault(suite, (array("I"), []))
+        places.extend(tests.setdefault(nodeid, len(tests)) for nodeid in nodeids)
+        own.extend(map(sys.intern, statuses))
+
+
+def record(database: "sqlite3.Connection", run_id: str, started: float | None, told: RunStatuses, keep: int) -> int:
+    """Add a run at its place in time, instead of an earlier record of its id, and delete all but the newest runs.
+
+    Args:
+        database: The history.
+        run_id: The id of the run.
+        started: When it started, in seconds since the epoch; None if unknown.
+        told: Its statuses.
+        keep: How many runs stay.
+
+    Returns:
+        The number of the run.
+
+    Raises:
+        HistoryError: The file is damaged, or has that many newer runs.
+    """
+    run = int(time.time() if started is None else started)
+    for [number] in list(rows(database, "SELECT number FROM run WHERE id = :id", (int,), {"id": run_id})):
+        run = number if started is None else run
+        _remove(database, number)
+    while any(rows(database, "SELECT number FROM run WHERE number = :run", (int,), {"run": run})):
+        run += 1
+    database.execute("INSERT INTO run VALUES (?, ?)", (run, run_id))
+    query = "SELECT number FROM run ORDER BY number DESC LIMIT 1 OFFSET :newer"
+    oldest = next((number for [number] in rows(database, query, (int,), {"newer": keep - 1})), 0)
+    if run < oldest:
+        msg = f"has {keep} newer runs, and keeps no more"
+        raise HistoryError(msg)
+    suites = {suite: _number(database, "suite", suite) for suite in told.tests}
+    tests = {suite: _test_numbers(database, suites[suite], nodeids) for suite, nodeids in told.tests.items()}
+    for cell_id, jobs in told.jobs.items():
+        cell = _number(database, "cell", cell_id)
+        before = {test: status for test, status, _ in database.execute(_STATUSES, (cell, run))}
+        for suite, (places, statuses) in jobs.items():
+            own = list(zip(map(tests[suite].__getitem__, places), statuses, strict=True))
+            now = dict.fromkeys(tests[suite], ABSENT) | dict(own)
+            now |= {test: status for test, status in own if is_bad(status)}  # shards may have errors of one name
+            changed = [test for test, status in now.items() if status != before.get(test, ABSENT)]
+            job: Values = {"cell": cell, "suite": suites[suite], "run": run}
+            for [later] in list(rows(database, _NEXT_RUN, (int,), job)):  # its statuses stay what they are
+                database.executemany(_INSERT, [(cell, test, later, before.get(test, ABSENT)) for test in changed])
+            database.executemany(_INSERT, [(cell, test, run, now[test]) for test in changed])
+            database.execute("INSERT INTO job VALUES (:cell, :suite, :run)", job)
+    if any(rows(database, "SELECT number FROM run WHERE number < :run LIMIT 1", (int,), {"run": oldest})):
+        _remove_before(database, oldest)
+    return run
+
+
+def _number(database: "sqlite3.Connection", table: str, name: str) -> int:
+    """The number of a cell or suite, which is added if it is not there."""
+    database.execute(f"INSERT OR IGNORE INTO {table} (id) VALUES (?)", (name,))  # noqa: S608 - a name of ours
+    [[number]] = rows(database, f"SELECT number FROM {table} WHERE id = :id", (int,), {"id": name})  # noqa: S608
+    return int(number)
+
+
+def _test_numbers(database: "sqlite3.Connection", suite: int, nodeids: Mapping[str, int]) -> list[int]:
+    """The numbers of a suite's tests: first of these, in order, then of those that are in the history alone."""
+    database.executemany("INSERT OR IGNORE INTO test (suite, id) VALUES (?, ?)", [(suite, each) for each in nodeids])
+    numbers = dict(rows(database, "SELECT id, number FROM test WHERE suite = :suite", (str, int), {"suite": suite}))
+    return [*map(numbers.pop, nodeids), *numbers.values()]
+
+
+def _remove(database: "sqlite3.Connection", run: int) -> None:
+    """Remove a run; the statuses of later runs stay what they are."""
+    for cell, suite in list(rows(database, "SELECT cell, suite FROM job WHERE run = :run", (int, int), {"run": run})):
+        job: Values = {"cell": cell, "suite": suite, "run": run}
+        for [later] in list(rows(database, _NEXT_RUN, (int,), job)):
+            database.execute(_CARRY, {**job, "next": later})
+    for statement in (
+        "DELETE FROM change WHERE run = ?",
+        "DELETE FROM job WHERE run = ?",
+        "DELETE FROM run WHERE number = ?",
+    ):
+        database.execute(statement, (run,))
+
+
+def _remove_before(database: "sqlite3.Connection", oldest: int) -> None:
+    """Remove all runs before one; the statuses in this one stay, and since when a test fails."""
+    values: Values = {"oldest": oldest}
+    gone = "SELECT cell, suite FROM job GROUP BY cell, suite HAVING max(run) < :oldest"
+    for job in list(rows(database, gone, (int, int), values)):
+        of_job = "DELETE FROM change WHERE cell = ? AND test IN (SELECT number FROM test WHERE suite = ?)"
+        database.execute(of_job, job)
+    replaced = """
+    SELECT cell, test, max(run), status FROM change WHERE run <= :oldest
+    GROUP BY cell, test HAVING count(*) > 1 OR status = '-'
+    """
+    for cell, test, run, status in list(rows(database, replaced, (int, int, int, str), values)):
+        place: Values = {"cell": cell, "test": test, "run": run}
+        since = next((since for [since] in rows(database, SINCE, (int,), place)), run)
+        database.execute("DELETE FROM change WHERE cell = :cell AND test = :test AND run <= :run", place)
+        if status != ABSENT:
+            database.execute(_INSERT, (cell, test, since, status))
+    for statement in (
+        "DELETE FROM run WHERE number < :oldest",
+        "DELETE FROM job WHERE run < :oldest",
+        "DELETE FROM test WHERE number NOT IN (SELECT test FROM change)",
+        "DELETE FROM cell WHERE number NOT IN (SELECT cell FROM job)",
+        "DELETE FROM suite WHERE number NOT IN (SELECT suite FROM job)",
+    ):
+        database.execute(statement, values)
