@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 KEPT: Final = 500
 """Runs that a history keeps, unless the matrix file says otherwise."""
 
-LETTERS: Final = "PSFEf-"
+LETTERS: Final = frozenset("PSFEf-")
 """Passed, skipped, failed, error, passed after a failure; and no outcome: a job did not have the test or reach it."""
 
 ABSENT: Final = "-"

@@ -95,14 +95,14 @@ def rows(
     Args:
         database: The history.
         query: The query.
-        kinds: The types of its columns. A number is from 0 to the last moment that ``datetime`` knows.
+        kinds: The types of its columns; if the first is a number, it is within the moments that ``datetime`` knows.
         values: Those of its parameters.
 
     Raises:
         HistoryError: A value is something else; SQLite takes any value in any column.
     """
     for row in database.execute(query, values or {}):
-        if tuple(map(type, row)) != kinds or any(type(value) is int and not 0 <= value <= LAST_MOMENT for value in row):
+        if tuple(map(type, row)) != kinds or (kinds[0] is int and not 0 <= row[0] <= LAST_MOMENT):
             msg = f"is damaged (it has the values {row!r:.60})"
             raise HistoryError(msg)
         yield row

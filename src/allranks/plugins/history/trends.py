@@ -25,11 +25,13 @@ MOST_NOTED: Final = 20_000
 _MOST_TESTS: Final = 20
 """Tests that a text may match."""
 
-# Tests that are wrong now, went wrong in some of the newest runs, or changed in the newest.
+# Tests that may be of interest: they are wrong now, changed in the newest run or more than once in the window, or changed
+# in the window and once passed after a failure.
 _NOTABLE: Final = """
 WITH place AS (
-    SELECT cell, test, max(run) AS newest, status, total(run >= :first AND status GLOB '[FEf]*') AS wrong
-    FROM change WHERE run <= :last GROUP BY cell, test HAVING newest = :last OR wrong OR status GLOB '[FEf]*'
+    SELECT cell, test, max(run) AS newest, status, total(run > :first) AS recent, total(status GLOB 'f*') AS retried
+    FROM change WHERE run <= :last GROUP BY cell, test
+    HAVING newest = :last OR status GLOB '[FEf]*' OR recent > 1 OR (recent AND retried)
 )
 SELECT cell.number, test.number, suite.number, cell.id, suite.id, test.id
 FROM place JOIN test ON test.number = place.test JOIN suite ON suite.number = test.suite
@@ -246,7 +248,7 @@ class History:
         values = {"cell": place.cell, "test": place.test, "suite": place.suite}
         ends = {"first": runs[0].started, "last": runs[-1].started}
         found: list[tuple[int, str]] = list(rows(self._database, _STATUSES, (int, str), {**values, **ends}))
-        if wrong := {status for _, status in found if status[:1] not in {*LETTERS}}:
+        if wrong := {status for _, status in found if status[:1] not in LETTERS}:
             msg = f"is damaged (it has the status {min(wrong)!r:.20})"
             raise HistoryError(msg)
         return found
