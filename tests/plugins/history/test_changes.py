@@ -141,13 +141,27 @@ def test_the_number_of_rows_does_not_grow_with_the_number_of_runs():
         assert set(sizes[10:]) == {sizes[10]}
 
 
-@pytest.mark.parametrize("name", ["early", "r1"])
-def test_a_run_that_is_older_than_all_that_are_kept_is_refused(name):
+@pytest.mark.parametrize(
+    ("name", "started", "keep"),
+    [("late", 5, 4), ("late", 15, 4), ("r60", 5, 4), ("late", 5, 100), ("late", 10, 100)],
+)
+def test_a_run_that_is_as_old_as_deleted_ones_is_refused(name, started, keep):
     with empty() as database:
-        for number in range(6):
-            add(database, f"r{number}", number + 1, {"w2": {"s": {"a": "P"}}}, keep=4)
-        with pytest.raises(HistoryError, match="has 4 newer runs, and keeps no more"):
-            add(database, name, 0, {"w2": {"s": {"a": "E"}}}, keep=4)
+        for number in range(10, 70, 10):
+            add(database, f"r{number}", number, {"w2": {"s": {"a": "P"}}}, keep=4)
+        with pytest.raises(HistoryError, match="keeps no run that is as old"):
+            add(database, name, started, {"w2": {"s": {"a": "E"}}}, keep)
+
+
+def test_a_run_that_is_newer_than_deleted_ones_may_be_the_oldest_that_is_kept():
+    with empty() as database:
+        for number in range(10, 70, 10):
+            add(database, f"r{number}", number, {"w2": {"s": {"a": "P", "b": "F"}}}, keep=4)
+        add(database, "r60", 25, {"w2": {"s": {"a": "E", "b": "F"}}}, keep=4)
+        assert history_of(database) == (
+            ["r60", "r30", "r40", "r50"],
+            {("w2", "s", "a"): ["E", "P", "P", "P"], ("w2", "s", "b"): ["F", "F", "F", "F"]},
+        )
 
 
 def test_runs_of_one_second_stay_apart():

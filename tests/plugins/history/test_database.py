@@ -227,10 +227,13 @@ def test_a_disk_that_is_full_is_one_sentence_and_leaves_the_file_as_it_was(tmp_p
 
 
 READ_ONLY = """
-import os, sqlite3, sys
+import os, sys
 from pathlib import Path
 sys.path.insert(0, {here!r})
 from test_database import recorder_of
+recorder_of(Path({folder!r}, "h.sqlite"), 1).record("r1")  # imports all that it needs
+os.chmod({folder!r} + "/h.sqlite", 0o444)
+os.chmod({folder!r}, 0o555)
 if os.geteuid() == 0:
     os.setgroups([])
     os.setuid(65534)
@@ -242,10 +245,7 @@ for name in ("h.sqlite", "new.sqlite", "closed/h.sqlite"):
 def test_a_place_that_may_not_be_written_is_one_sentence():
     with TemporaryDirectory() as name:
         folder = Path(name)
-        recorder_of(folder / "h.sqlite", 1).record("r1")
         (folder / "closed").mkdir(mode=0)
-        (folder / "h.sqlite").chmod(0o444)
-        folder.chmod(0o555)
         script = READ_ONLY.format(here=str(Path(__file__).parent), folder=name)
         told = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
         folder.chmod(0o755)

@@ -78,7 +78,7 @@ def record(database: "sqlite3.Connection", run_id: str, started: float | None, t
         The number of the run.
 
     Raises:
-        HistoryError: The file is damaged, or has that many newer runs.
+        HistoryError: The file is damaged, or the run is older than those that are kept.
     """
     run = int(time.time() if started is None else started)
     for [number] in list(rows(database, "SELECT number FROM run WHERE id = :id", (int,), {"id": run_id})):
@@ -86,11 +86,15 @@ def record(database: "sqlite3.Connection", run_id: str, started: float | None, t
         _remove(database, number)
     while any(rows(database, "SELECT number FROM run WHERE number = :run", (int,), {"run": run})):
         run += 1
+    # Runs before the first one have been deleted, and with them what became of tests in between.
+    first = next((number for [number] in rows(database, "SELECT number FROM run ORDER BY number", (int,))), run)
+    query = "SELECT run FROM change WHERE run >= :run AND run < :first LIMIT 1"
+    is_before_deleted = run < first and any(rows(database, query, (int,), {"run": run, "first": first}))
     database.execute("INSERT INTO run VALUES (?, ?)", (run, run_id))
     query = "SELECT number FROM run ORDER BY number DESC LIMIT 1 OFFSET :newer"
     oldest = next((number for [number] in rows(database, query, (int,), {"newer": keep - 1})), 0)
-    if run < oldest:
-        msg = f"has {keep} newer runs, and keeps no more"
+    if run < oldest or is_before_deleted:
+        msg = "keeps no run that is as old"
         raise HistoryError(msg)
     suites = {suite: _number(database, "suite", suite) for suite in told.tests}
     tests = {suite: _test_numbers(database, suites[suite], nodeids) for suite, nodeids in told.tests.items()}

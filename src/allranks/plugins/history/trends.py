@@ -25,8 +25,8 @@ MOST_NOTED: Final = 20_000
 _MOST_TESTS: Final = 20
 """Tests that a text may match."""
 
-# Tests that may be of interest: they are wrong now, changed in the newest run or more than once in the window, or changed
-# in the window and once passed after a failure.
+# Tests that may be of interest: wrong now, changed in the newest run or more than once in the window, or changed there
+# and once passed after a failure.
 _NOTABLE: Final = """
 WITH place AS (
     SELECT cell, test, max(run) AS newest, status, total(run > :first) AS recent, total(status GLOB 'f*') AS retried
