@@ -63,9 +63,10 @@ def test_without_a_test_the_newest_run_is_shown(allranks, history):
     code, out, _ = allranks("history", "--history", str(history))
     assert code == 0
     assert "4 runs, r0 (2001-09-09" in out
-    assert "2 tests in 2 cells, " in out
+    assert f"2 tests in 2 cells, {history.stat().st_size / 1e6:.1f} MB\n" in out
     assert "History: 1 failing for longer, by 4 runs." in out
     told = json.loads(allranks("history", "--history", str(history), "--json")[1])
+    assert told["size"] == history.stat().st_size
     assert told["counts"] == {"tests": 2, "cells": 2}
     assert [test["trend"] for test in told["newest"]] == ["failing"]
 

@@ -85,6 +85,25 @@ def test_merge_records_the_run_and_reports_its_past(allranks, ranks):
     assert (told["runs"], told["problem"], told["tests"][0]["trend"]) == (2, None, "new")
 
 
+@pytest.mark.parametrize(("table", "kept"), [("", 500), (MINE, 500), (f"{MINE}runs = 2", 2)])
+def test_the_matrix_says_how_many_runs_are_kept(allranks, runs, repository, table, kept):
+    add_to_matrix(repository, table)
+    allranks("run", "--history", "h.sqlite")
+    [recorder] = [each for each in runs[0][1].sections if isinstance(each, HistoryRecorder)]
+    assert recorder.keep == kept
+
+
+@pytest.mark.parametrize(("table", "kept"), [("[history]\nruns = 2", 2), ("[history]", 3), ("[[wrong", 3), (None, 3)])
+def test_a_merge_keeps_as_many_runs_as_the_matrix_of_its_folder_says(allranks, ranks, repository, table, kept):
+    if table is None:
+        (repository / "matrix.toml").unlink()
+    else:
+        add_to_matrix(repository, f"\n{table}\n")
+    for result in ("", "<skipped/>", '<failure message="no"/>'):
+        allranks("merge", ranks(result), "--history", "h.sqlite")
+    assert len(json.loads(allranks("history", "--history", "h.sqlite", "--json")[1])["runs"]) == kept
+
+
 def test_a_history_that_cannot_be_used_is_a_warning(allranks, ranks):
     Path("h.sqlite").write_text("mine")
     code, out, _ = allranks("merge", ranks(), "-q", "--history", "h.sqlite")
@@ -104,6 +123,7 @@ def test_a_history_in_a_folder_that_is_not_there_is_refused(allranks, runs, comm
     [
         ("[history]\nfle = 'x'", ":24: history.fle: there is no such key."),
         ("[history]\nfile = 7", ":24: history.file: 7 is not a string."),
+        ("[history]\nruns = 1", ":24: history.runs: 1 is out of range."),
         ("[history]\nfile = ''", ":24: history.file: is blank or holds a NUL."),
         ("[history]\nfile = '/x'", ":24: history.file: '/x' is an absolute path."),
         ("[history]\nfile = 'suite'", ":24: history.file: 'suite' is a folder."),
