@@ -125,8 +125,11 @@ def _number(database: "sqlite3.Connection", table: str, name: str) -> int:
 
 def _test_numbers(database: "sqlite3.Connection", suite: int, nodeids: Mapping[str, int]) -> list[int]:
     """The numbers of a suite's tests: first of these, in order, then of those that are in the history alone."""
-    database.executemany("INSERT OR IGNORE INTO test (suite, id) VALUES (?, ?)", [(suite, each) for each in nodeids])
-    numbers = dict(rows(database, "SELECT id, number FROM test WHERE suite = :suite", (str, int), {"suite": suite}))
+    query = "SELECT id, number FROM test WHERE suite = :suite"
+    numbers = dict(rows(database, query, (str, int), {"suite": suite}))
+    if added := [(suite, nodeid) for nodeid in nodeids if nodeid not in numbers]:
+        database.executemany("INSERT INTO test (suite, id) VALUES (?, ?)", added)
+        numbers = dict(rows(database, query, (str, int), {"suite": suite}))
     return [*map(numbers.pop, nodeids), *numbers.values()]
 
 
