@@ -34,7 +34,7 @@ SELECT run FROM change WHERE cell = :cell AND test = :test AND status GLOB '[FE]
 """The run since which a test has failed, up to a run. Runs without an outcome do not end a row of failures."""
 
 _INSERT: Final = "INSERT OR IGNORE INTO change VALUES (?, ?, ?, ?)"
-_STATUSES: Final = "SELECT test, status, max(run) FROM change WHERE cell = ? AND run < ? GROUP BY test"
+_STATUSES: Final = "SELECT test, status FROM change WHERE cell = ? AND run < ? ORDER BY test, run"
 _NEXT_RUN: Final = "SELECT run FROM job WHERE cell = :cell AND suite = :suite AND run > :run ORDER BY run LIMIT 1"
 _CARRY: Final = """
 INSERT OR IGNORE INTO change SELECT cell, test, :next, status FROM change
@@ -100,11 +100,13 @@ def record(database: "sqlite3.Connection", run_id: str, started: float | None, t
     tests = {suite: _test_numbers(database, suites[suite], nodeids) for suite, nodeids in told.tests.items()}
     for cell_id, jobs in told.jobs.items():
         cell = _number(database, "cell", cell_id)
-        before = {test: status for test, status, _ in database.execute(_STATUSES, (cell, run))}
+        before = dict(database.execute(_STATUSES, (cell, run)).fetchall())  # of a test the last
         for suite, (places, statuses) in jobs.items():
-            own = list(zip(map(tests[suite].__getitem__, places), statuses, strict=True))
-            now = dict.fromkeys(tests[suite], ABSENT) | dict(own)
-            now |= {test: status for test, status in own if is_bad(status)}  # shards may have errors of one name
+            own = [tests[suite][place] for place in places]
+            now = dict(zip(own, statuses, strict=True))
+            if len(now) < len(own):  # shards may have errors of one name
+                now |= {test: status for test, status in zip(own, statuses, strict=True) if is_bad(status)}
+            now |= dict.fromkeys(before.keys() & set(tests[suite]) - now.keys(), ABSENT)
             changed = [test for test, status in now.items() if status != before.get(test, ABSENT)]
             job: Values = {"cell": cell, "suite": suites[suite], "run": run}
             for [later] in list(rows(database, _NEXT_RUN, (int,), job)):  # its statuses stay what they are
