@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import cache
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -43,10 +44,11 @@ SELECT DISTINCT cell.number, test.number, suite.number, cell.id, suite.id, test.
 FROM test JOIN suite ON suite.number = test.suite JOIN job ON job.suite = suite.number
 JOIN cell ON cell.number = job.cell WHERE test.number = :test ORDER BY cell.number
 """
-_STATUSES: Final = """
-SELECT run, coalesce((
-    SELECT status FROM change WHERE cell = :cell AND test = :test AND run <= job.run ORDER BY run DESC LIMIT 1
-), '-') FROM job WHERE cell = :cell AND suite = :suite AND run BETWEEN :first AND :last ORDER BY run
+_CHANGES: Final = """
+SELECT run, status FROM change WHERE cell = :cell AND test = :test AND run <= :last ORDER BY run DESC
+"""
+_RUNS_OF_JOB: Final = """
+SELECT run FROM job WHERE cell = :cell AND suite = :suite AND run BETWEEN :first AND :last ORDER BY run DESC
 """
 
 
@@ -201,6 +203,7 @@ class History:
         runs = rows(database, "SELECT number, id FROM run ORDER BY number", (int, str))
         self.runs = [RecordedRun(*run) for run in runs if last is None or run[0] <= last]
         self._ids: dict[int, str] = dict(self.runs)
+        self._runs_of_job = cache(self._read_runs_of_job)
         if not self.runs:
             msg = "has no run yet"
             raise HistoryError(msg)
@@ -245,13 +248,23 @@ class History:
 
     def _statuses(self, place: Place, runs: Sequence[RecordedRun]) -> list[tuple[int, str]]:
         """The number of each of some successive runs that had the job of a test, and the test's status in it."""
-        values = {"cell": place.cell, "test": place.test, "suite": place.suite}
-        ends = {"first": runs[0].started, "last": runs[-1].started}
-        found: list[tuple[int, str]] = list(rows(self._database, _STATUSES, (int, str), {**values, **ends}))
+        first, last = runs[0].started, runs[-1].started
+        place_values = {"cell": place.cell, "test": place.test, "last": last}
+        changes = rows(self._database, _CHANGES, (int, str), place_values)
+        change, status, found = last + 1, ABSENT, []
+        for run in self._runs_of_job(place.cell, place.suite, first, last):
+            while change > run:
+                change, status = next(changes, (-1, ABSENT))
+            found.append((run, status))
         if wrong := {status for _, status in found if status[:1] not in LETTERS}:
             msg = f"is damaged (it has the status {min(wrong)!r:.20})"
             raise HistoryError(msg)
-        return found
+        return found[::-1]
+
+    def _read_runs_of_job(self, cell: int, suite: int, first: int, last: int) -> list[int]:
+        """The numbers of runs that had a suite in a cell, newest first."""
+        values = {"cell": cell, "suite": suite, "first": first, "last": last}
+        return [run for [run] in rows(self._database, _RUNS_OF_JOB, (int,), values)]
 
     def _past(self, place: Place) -> PastOfTest | None:
         """The trend of a test; None if it has none, as in the first run of all."""
@@ -262,7 +275,9 @@ class History:
         known = [status for _, status in told if status != ABSENT]
         bad = [is_bad(status) for status in known if status != "S"]  # a skip settles no failure
         falls = sum(one > other for other, one in pairwise([False, *bad]))
-        since = self._since(place, newest if is_bad(now) else newest - 1)
+        since = None
+        if is_bad(now) or bad[-2:-1] == [True]:
+            since = self._since(place, newest if is_bad(now) else newest - 1)
         if is_bad(now) and since and since.started < newest:
             trend = Trend.FAILING
         elif falls > 1 or any(status[0] == "f" for status in known):
