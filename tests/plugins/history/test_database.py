@@ -56,6 +56,7 @@ DAMAGE = {
     "odd name": (lambda path: spoilt(path, "UPDATE run SET id = x'00'"), "is damaged"),
     "odd text": (lambda path: spoilt(path, "UPDATE run SET id = CAST(x'ff' AS TEXT)"), "cannot be used"),
     "odd time": (lambda path: spoilt(path, "UPDATE run SET number = 1 << 40"), "is damaged"),
+    "odd byte": (lambda path: path.write_bytes(path.read_bytes().replace(b"UNIQUE", b"UN\xe6QUE")), "is damaged"),
     "endless view": (lambda path: spoilt(path, "DROP TABLE job", ENDLESS), "is damaged"),
     "trigger": (lambda path: spoilt(path, TRIGGER), "is damaged"),
     "newer": (lambda path: spoilt(path, "PRAGMA user_version = 99"), "is of schema 99, and this allranks"),

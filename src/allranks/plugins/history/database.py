@@ -124,6 +124,9 @@ def _connected(path: Path, mode: str, patience: float) -> Iterator["sqlite3.Conn
             yield database
     except sqlite3.Error as error:
         raise HistoryError(_said(error, patience)) from error
+    except UnicodeDecodeError as error:  # in a message of SQLite
+        msg = "is damaged (it has bytes that are no text)"
+        raise HistoryError(msg) from error
     except OSError as error:
         msg = f"cannot be read ({error.strerror or error})"
         raise HistoryError(msg) from error
