@@ -45,7 +45,7 @@ def test_a_merge_is_one_object_for_programs(allranks, ranks, command):
     [failure] = told["failures"]
     assert failure == {
         "place": "ranks / tests", "test": "t::test_x", "kind": "failure", "message": "rank 1 failed: no", "alike": 0,
-        "cells": ["ranks"], "packs": [], "ranks": [1], "blame": None,
+        "cells": ["ranks"], "packs": [], "ranks": {"2": [1]}, "blame": None,
     }  # fmt: skip
     assert all(Path(file).is_file() for file in (told["files"]["junit"][0], *list(told["files"].values())[1:]))
     assert "exit code" not in err

@@ -2,8 +2,8 @@
 
 import pytest
 
+from allranks.report.failure_groups import OwnFailures, whose
 from allranks.report.failure_groups import signature as of
-from allranks.report.failure_groups import whose
 
 
 @pytest.mark.parametrize(
@@ -54,4 +54,4 @@ def test_words_and_the_kinds_of_ends_make_one(one: str, other: str):
     ],
 )
 def test_ranks_are_named(ranks, world: int, words: str):
-    assert whose(ranks, world) == words
+    assert whose({world: OwnFailures(frozenset(ranks))}) == [words]

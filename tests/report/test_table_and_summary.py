@@ -222,7 +222,8 @@ def test_a_group_names_the_axis_to_blame(run_folder):
     assert f"({told})" in render_table(merged)
     assert f"({told.replace('>', '&gt;')})</summary>" in merged.summary.read_text()
     (group,) = merged.only({"gloo-w4-g0-env/s"}).failures
-    assert (group.alike, group.cells, group.blame) == (0, ("gloo-w4-g0-env",), "world_size >= 4")
+    assert (group.alike, group.cells) == (0, ("gloo-w4-g0-env",))
+    assert group.extent == "all 4 ranks; fails exactly where world_size >= 4"
 
 
 TRACE = """\

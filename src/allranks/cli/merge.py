@@ -104,8 +104,8 @@ def _object(merged: "MergedRun", code: ExitCode) -> Mapping[str, object]:
                 "alike": each.alike,
                 "cells": each.cells,
                 "packs": each.packs,
-                "ranks": sorted(each.ranks),
-                "blame": each.blame or None,
+                "ranks": {world: sorted(of.ranks) for world, of in each.ranks.items()},
+                "blame": each.blame.predicate if each.blame else None,
             }
             for each in merged.failures
         ],

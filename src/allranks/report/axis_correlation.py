@@ -23,8 +23,10 @@ from operator import or_
 from typing import Final, NamedTuple
 
 from allranks.matrix.axes import AXES
-from allranks.report.judged import JobSummary
-from allranks.report.results import TestVerdict, VerdictKind
+from allranks.protocol.xml_text import readable
+from allranks.report.failure_groups import GroupKey
+from allranks.report.judged import CellSuite
+from allranks.report.results import TestVerdict, VerdictKind, VerdictRule
 
 Axes = Mapping[str, str | int]
 """A cell's value on each axis."""
@@ -108,6 +110,11 @@ class CaseKey(NamedTuple):
     nodeid: str
 
 
+def case_key(suite: CellSuite, test: TestVerdict) -> CaseKey:
+    """The key of a test of a job."""
+    return CaseKey(readable(suite.whole_suite), readable(test.nodeid))
+
+
 class Evidence:
     """Collects the verdicts of a run, and finds at its end which axis each failure depends on."""
 
@@ -115,23 +122,26 @@ class Evidence:
         self._cells: dict[str, tuple[int, Axes]] = {}
         self._passed: dict[int, int] = {}
         self._failed: dict[CaseKey, int] = {}
-        self._groups: dict[int, dict[CaseKey, int]] = {}
+        self._groups: dict[GroupKey, dict[CaseKey, int]] = {}
         self._alike: dict[int, int] = {}
         self._verdicts: dict[tuple[int, int], Blame | None] = {}
 
-    def cell(self, facts: JobSummary) -> int:
-        """The bit of a job's cell."""
-        bit, _ = self._cells.setdefault(facts.cell, (1 << len(self._cells), facts.axes))
-        return bit
+    def add(self, suite: CellSuite) -> None:
+        """Add the verdicts of a job. Its own trouble is not evidence: it has no matching pass in other cells."""
+        cell, _ = self._cells.setdefault(suite.cell, (1 << len(self._cells), suite.axes))
+        for test in filter(tells, suite.tests):
+            self._pass(case_key(suite, test), cell)
+        for group, tests in suite.groups.items():
+            for test in tests:
+                if test.verdict.rule is not VerdictRule.JOB:
+                    self._fail(case_key(suite, test), group, cell)
 
-    def passed(self, key: CaseKey, cell: int) -> None:
-        """Record that a test ran in this cell and passed."""
+    def _pass(self, key: CaseKey, cell: int) -> None:
         place = hash(key)
         cells = self._passed.get(place, 0) | cell
         self._passed[place] = self._alike.setdefault(cells, cells)
 
-    def failed(self, key: CaseKey, group: int, cell: int) -> None:
-        """Record that a test went wrong in this cell, with a failure of this group."""
+    def _fail(self, key: CaseKey, group: GroupKey, cell: int) -> None:
         self._failed[key] = self._failed.get(key, 0) | cell
         in_group = self._groups.setdefault(group, {})
         in_group[key] = in_group.get(key, 0) | cell
@@ -142,13 +152,16 @@ class Evidence:
             if found := self._blame(failed, self._passed.get(hash(key), 0)):
                 yield key, found
 
-    def of_group(self, group: int) -> Blame | None:
-        """The predicate that a group of failures depends on.
+    def of_groups(self) -> dict[GroupKey, Blame]:
+        """The groups of failures that depend on an axis, each with the predicate.
 
         A cell fails if one of the group's tests fails there with the group's failure. It passes if one of them passes
         there and none fails in any way.
         """
-        in_group = self._groups.get(group, {})
+        found = ((group, self._of_group(in_group)) for group, in_group in self._groups.items())
+        return {group: blame for group, blame in found if blame}
+
+    def _of_group(self, in_group: Mapping[CaseKey, int]) -> Blame | None:
         passed = reduce(or_, (self._passed.get(hash(key), 0) for key in in_group), 0)
         failed = reduce(or_, (self._failed[key] for key in in_group), 0)
         return self._blame(reduce(or_, in_group.values(), 0), passed & ~failed)

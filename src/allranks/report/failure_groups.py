@@ -1,20 +1,32 @@
 """Which failures are the same, for all reports: by their leading rank's words, without what varies.
 
-Groups are formed per job while the run streams, so that few of its failures stay in memory, and joined at its end.
+Groups are formed per job while the run streams, so that few of its failures stay in memory, and joined at its end:
+the terminal, the summary, annotations and the page show the same groups in the same order.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from allranks.errors import PRECEDENCE, ExitCode
 from allranks.protocol.outcomes import Outcome, numbers
 from allranks.protocol.xml_text import cut, first_line, readable
-from allranks.report.results import TestVerdict, VerdictKind
+from allranks.report.results import TestVerdict, VerdictKind, VerdictRule
+
+if TYPE_CHECKING:
+    from allranks.report.axis_correlation import Blame
+
+KEPT_FAILURES: Final = 100
+"""Groups of a job; the tests of all others are one group more."""
+
+MOST_GROUPS: Final = 1000
+"""Groups of a run; the tests of all others are one group more."""
 
 _MESSAGE: Final = 300
 _RANKS_SHOWN: Final = 4
+_WORLDS_SHOWN: Final = 4
 _PACKS_SHOWN: Final = 4
 
 _KEPT: Final = r"(?:signal|code|status|errno|error|version|SIG[A-Z]+)[ =:(]{0,2}"
@@ -57,59 +69,90 @@ def signature(message: str) -> str:
     return _VARYING.sub(lambda found: found["kept"] or ("" if found["path"] else "*"), message)
 
 
+OTHERS: Final = GroupKey("", "", "")
+"""The group of what has no group of its own, because there are too many groups."""
+
+
+class OwnFailures(NamedTuple):
+    """The ranks that went wrong by themselves in some tests of one world size."""
+
+    ranks: frozenset[int]
+    are_same: bool = True  # True if these are the ranks of each of the tests
+
+
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A bad verdict, and how many others are alike."""
+    """A group of bad verdicts that are the same; its first one, and what is known of the others."""
 
     place: str  # ``<cell> / <suite>``
     nodeid: str
     kind: VerdictKind
     message: str  # first line of the verdict's message, cut
+    said: str = ""  # what the leading rank said, in one line
+    reason: str = ""  # the verdict's, in one or two words
     is_of_job: bool = False  # True if this is an error of the job, and not of one of its tests
     code: ExitCode = ExitCode.TESTS_FAILED  # the run's exit code if there were only this verdict
     alike: int = 0  # the number of further tests in its group
     key: GroupKey | None = None  # the group; None for one of its own
     cells: tuple[str, ...] = ()  # the cells that have tests of the group
     packs: tuple[str, ...] = ()  # the packs of a plan whose jobs went wrong so, and not only their tests
-    ranks: frozenset[int] = frozenset()  # the ranks that went wrong by themselves in any of these
-    world: int = 0  # the largest number of ranks that any of these had
-    blame: str = ""  # the predicate that holds exactly where the group's tests fail; empty if none is known
+    ranks: Mapping[int, OwnFailures] = field(default_factory=dict)  # by world size
+    blame: "Blame | None" = None  # the predicate that holds exactly where the group's tests fail; None if unknown
     traceback: tuple[str, ...] = ()  # lines of the leading rank's traceback or stack
     file: str = ""  # the test's own file
     line: int | None = None  # the line of that which the traceback leads through last
     again: str = ""  # the command that runs the test again in this cell; empty if there is none
 
     @property
-    def extent(self) -> str:
-        """How often it is there, in which packs, on which ranks, and the axis to blame; empty for nothing to add."""
+    def spread(self) -> str:
+        """How often it is there, in which packs and on which ranks; empty for nothing to add."""
         count = 1 + self.alike
         cells = f" in {len(self.cells)} cells" if len(self.cells) > 1 else ""
         said = [f"{count} tests{cells}"] if count > 1 else []
         if self.packs:
             more = f" and {len(self.packs) - _PACKS_SHOWN} more" if len(self.packs) > _PACKS_SHOWN else ""
             said.append(f"pack{'s' * (len(self.packs) > 1)} {', '.join(self.packs[:_PACKS_SHOWN])}{more}")
-        if self.ranks and (count > 1 or len(self.ranks) > 1):
-            said.append(whose(self.ranks, self.world))
-        if self.blame:
-            said.append(f"fails exactly where {self.blame}")
+        if count > 1 or any(len(each.ranks) > 1 for each in self.ranks.values()):
+            said += whose(self.ranks)
         return "; ".join(said)
 
+    @property
+    def extent(self) -> str:
+        """Its spread, and the axis to blame; empty for nothing to add."""
+        blamed = f"fails exactly where {readable(self.blame.predicate)}" if self.blame else ""
+        return "; ".join(filter(None, (self.spread, blamed)))
 
-def whose(ranks: Iterable[int], world: int) -> str:
-    """``rank 31``, ``all 64 ranks``, ``8 of 64 ranks: 3, 11, 19, 27, …``."""
-    ordered = sorted(ranks)
+
+def whose(ranks: Mapping[int, OwnFailures]) -> list[str]:
+    """For each world size ``rank 31``, ``all 64 ranks``, ``8 of 64 ranks: 3, 11, 19, 27, …``.
+
+    The world size is named where the ranks of several world sizes differ, and ranks that differ from test to test are
+    not counted: ``rank 1 of 2``, ``different ranks of 4: 0-2``.
+    """
+    is_one = len(set(ranks.values())) == 1
+    said = dict.fromkeys(_whose(each, world, is_one=is_one) for world, each in sorted(ranks.items()))
+    return [*list(said)[:_WORLDS_SHOWN], *["…"] * (len(said) > _WORLDS_SHOWN)]
+
+
+def _whose(of: OwnFailures, world: int, *, is_one: bool) -> str:
+    ordered = sorted(of.ranks)
     if len(ordered) == 1:
-        return f"rank {ordered[0]}"
-    if len(ordered) >= world:
+        return f"rank {ordered[0]}" if is_one else f"rank {ordered[0]} of {world}"
+    if of.are_same and len(ordered) >= world:
         return f"all {len(ordered)} ranks"
     runs = numbers(ordered).split(", ")
     more = ", …" if len(runs) > _RANKS_SHOWN else ""
-    return f"{len(ordered)} of {world} ranks: {', '.join(runs[:_RANKS_SHOWN])}{more}"
+    who = f"{len(ordered)} of {world} ranks" if of.are_same else f"different ranks of {world}"
+    return f"{who}: {', '.join(runs[:_RANKS_SHOWN])}{more}"
 
 
-def ranks_of(tests: Iterable[TestVerdict]) -> frozenset[int]:
-    """The ranks that went wrong by themselves; those that are missing if no other did."""
-    found = [rank for test in tests for rank in test.ranks if rank.outcome.is_bad]
+def ranks_of(tests: Iterable[TestVerdict]) -> Mapping[int, OwnFailures]:
+    """The ranks of each world size that went wrong by themselves; of a test in which none did, the missing ones."""
+    return _together((len(test.ranks), OwnFailures(own)) for test in tests if (own := _own_failures(test)))
+
+
+def _own_failures(test: TestVerdict) -> frozenset[int]:
+    found = [rank for rank in test.ranks if rank.outcome.is_bad]
     own = [each for each in found if each.outcome not in _OF_OTHERS and not each.consequence]
     return frozenset(each.rank for each in own or [each for each in found if each.outcome is Outcome.MISSING])
 
@@ -117,42 +160,59 @@ def ranks_of(tests: Iterable[TestVerdict]) -> frozenset[int]:
 _OF_OTHERS: Final = frozenset({Outcome.ABORTED, Outcome.MISSING})
 
 
-def grouped(of_jobs: Iterable[Sequence[Failure]], blames: Mapping[GroupKey, str]) -> list[Failure]:
+def _together(of_worlds: Iterable[tuple[int, OwnFailures]]) -> Mapping[int, OwnFailures]:
+    found: dict[int, OwnFailures] = {}
+    for world, each in of_worlds:
+        before = found.get(world, each)
+        are_same = before.are_same and each.are_same and before.ranks == each.ranks
+        found[world] = OwnFailures(before.ranks | each.ranks, are_same)
+    return found
+
+
+def grouped(of_jobs: Iterable[Sequence[Failure]], blames: "Mapping[GroupKey, Blame]") -> list[Failure]:
     """The groups of a run, from those of its jobs: errors of whole jobs first, then the most frequent.
 
     Among these errors causes come first, by the precedence of their exit codes: a job without results (3) often is a
     consequence of what another machine's infrastructure (4) did.
     """
     groups: dict[object, list[Failure]] = {}
-    for failures in of_jobs:
-        for failure in failures:
-            groups.setdefault(failure.key or object(), []).append(failure)
+    for failure in chain.from_iterable(of_jobs):
+        groups.setdefault(failure.key or object(), []).append(failure)
+    others = groups.pop(OTHERS, [])
     joined = [_joined(group, blames) for group in groups.values()]
-    return sorted(joined, key=lambda failure: (order_of(failure.code, is_of_job=failure.is_of_job), -failure.alike))
+    joined.sort(key=lambda failure: (_order(failure.code, is_of_job=failure.is_of_job), -failure.alike))
+    shown, others = joined[:MOST_GROUPS], [*joined[MOST_GROUPS:], *others]
+    return [*shown, replace(_joined(others, blames), key=OTHERS, message=_OTHERS, said=_OTHERS)] if others else shown
 
 
-def order_of(code: ExitCode, *, is_of_job: bool) -> int:
+_OTHERS: Final = "Other failures, which have more messages than a report separates"
+
+
+def _order(code: ExitCode, *, is_of_job: bool) -> int:
     """The place of a failure among others, from 0: errors of whole jobs by their exit codes, then those of tests."""
     return PRECEDENCE.index(code) if is_of_job else len(PRECEDENCE)
 
 
-def _joined(group: Sequence[Failure], blames: Mapping[GroupKey, str]) -> Failure:
+def _joined(group: Sequence[Failure], blames: "Mapping[GroupKey, Blame]") -> Failure:
     first = group[0]
     return replace(
         first,
         alike=sum(1 + failure.alike for failure in group) - 1,
         cells=tuple(dict.fromkeys(cell for failure in group for cell in failure.cells)),
         packs=tuple(dict.fromkeys(pack for failure in group for pack in failure.packs)),
-        ranks=frozenset().union(*(failure.ranks for failure in group)),
-        world=max(failure.world for failure in group),
-        blame=blames.get(first.key, "") if first.key else "",
+        ranks=_together(chain.from_iterable(failure.ranks.items() for failure in group)),
+        blame=blames.get(first.key) if first.key else None,
     )
 
 
-def groups_of(tests: Iterable[TestVerdict]) -> Iterator[tuple[GroupKey, list[TestVerdict]]]:
-    """The bad tests of a job by group, in order of appearance."""
+def groups_of(tests: Iterable[TestVerdict]) -> dict[GroupKey, list[TestVerdict]]:
+    """The bad tests of a job by group: errors of the job itself first, then the most frequent."""
     groups: dict[GroupKey, list[TestVerdict]] = {}
     for test in tests:
         if test.verdict.is_bad:
             groups.setdefault(key_of(test), []).append(test)
-    yield from groups.items()
+    ordered = sorted(
+        groups.items(), key=lambda group: (group[1][0].verdict.rule is not VerdictRule.JOB, -len(group[1]))
+    )
+    others = list(chain.from_iterable(each for _, each in ordered[KEPT_FAILURES:]))
+    return dict(ordered[:KEPT_FAILURES]) | ({OTHERS: others} if others else {})

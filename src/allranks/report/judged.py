@@ -9,23 +9,26 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from allranks.errors import ExitCode
 from allranks.protocol.outcomes import named
 from allranks.protocol.repetitions import RepetitionTally, command_to_repeat
 from allranks.protocol.tracebacks import excerpt
 from allranks.protocol.xml_text import command, cut, first_line, xml_id
-from allranks.report.failure_groups import Failure, GroupKey, grouped, groups_of, ranks_of
+from allranks.report.failure_groups import Failure, GroupKey, grouped, groups_of, message_of, ranks_of
 from allranks.report.rank_course import RankCourse, absences
 from allranks.report.results import XPASS, SkipPolicy, TestVerdict, Verdict, VerdictKind, VerdictRule
 from allranks.report.section import Section
 
+if TYPE_CHECKING:
+    from allranks.report.axis_correlation import Blame
+
 MANIFEST_PLACE: Final = ("run", "manifest")
 """Cell and suite of the suite that reports an unreadable manifest."""
 
-KEPT_FAILURES: Final = 50
-"""Distinct failures of a job that its row keeps: as many as the longest list built from rows can show."""
+KEPT_NAMES: Final = 50
+"""Node ids in a list of a job's row: as many as the longest list built from rows can show."""
 
 KEPT_TRACEBACKS: Final = 20
 """Failures of a job whose row has an excerpt of the traceback, too."""
@@ -135,12 +138,10 @@ class SuiteRow(JobSummary):
     counts: Counts
     executed: int  # tests that any rank ran, however skips are read
     exit_codes: frozenset[ExitCode]  # the contributions of its verdicts to the run's exit code
-    # Its failures, equal ones grouped, those of the job itself first; at most :data:`KEPT_FAILURES`.
-    failures: tuple[Failure, ...] = ()
-    more_failures: int = 0  # the number of bad testcases that are in no entry of ``failures``
-    # Node ids of tests that were expected to fail but passed; at most :data:`KEPT_FAILURES`.
+    failures: tuple[Failure, ...] = ()  # the groups of its bad tests, in the order of :func:`groups_of`
+    # Node ids of tests that were expected to fail but passed; at most :data:`KEPT_NAMES`.
     xpassed: tuple[str, ...] = ()
-    # Node ids of tests that went wrong in an earlier attempt alone; at most :data:`KEPT_FAILURES`.
+    # Node ids of tests that went wrong in an earlier attempt alone; at most :data:`KEPT_NAMES`.
     flaky: tuple[str, ...] = ()
 
     @property
@@ -208,19 +209,22 @@ class CellSuite(JobSummary):
         """Tests that any rank ran, however skips are read."""
         return sum(test.verdict.executed for test in self.tests)
 
+    @cached_property
+    def groups(self) -> Mapping[GroupKey, Sequence[TestVerdict]]:
+        """Its bad tests, in groups of the same failure."""
+        return groups_of(self.tests)
+
     @property
     def row(self) -> SuiteRow:
         """The data that the report needs after its tests are written."""
-        groups = sorted(groups_of(self.tests), key=lambda group: group[1][0].verdict.rule is not VerdictRule.JOB)
         return SuiteRow(
             **{each.name: getattr(self, each.name) for each in fields(JobSummary)},
             counts=self.counts,
             executed=self.executed,
             exit_codes=frozenset(test.verdict.exit_code for test in self.tests),
-            failures=tuple(self._failure(*group, place) for place, group in enumerate(groups[:KEPT_FAILURES])),
-            more_failures=sum(len(tests) for _, tests in groups[KEPT_FAILURES:]),
-            flaky=tuple(test.nodeid for test in self.tests if test.is_flaky)[:KEPT_FAILURES],
-            xpassed=tuple(test.nodeid for test in self.tests if test.verdict.reason == XPASS)[:KEPT_FAILURES],
+            failures=tuple(self._failure(*group, place) for place, group in enumerate(self.groups.items())),
+            flaky=tuple(test.nodeid for test in self.tests if test.is_flaky)[:KEPT_NAMES],
+            xpassed=tuple(test.nodeid for test in self.tests if test.verdict.reason == XPASS)[:KEPT_NAMES],
         )
 
     def _absence(self, test: TestVerdict) -> Iterator[str]:
@@ -238,6 +242,8 @@ class CellSuite(JobSummary):
             nodeid=test.nodeid,
             kind=verdict.kind,
             message=cut(first_line(verdict.message), _MESSAGE),
+            said=message_of(test),
+            reason=verdict.reason,
             is_of_job=is_of_job,
             code=verdict.exit_code,
             alike=len(tests) - 1,
@@ -245,7 +251,6 @@ class CellSuite(JobSummary):
             cells=(self.cell,),
             packs=(self.pack,) if is_of_job and self.pack else (),
             ranks=ranks_of(tests),
-            world=max(len(each.ranks) for each in tests),
             traceback=(*excerpt(text, file, verdict.message), *self._absence(test)) if place < KEPT_TRACEBACKS else (),
             file=file,
             line=line,
@@ -270,9 +275,9 @@ class MergedRun:
     is_own: bool = True  # False for results that state no run, such as JUnit XML of another runner
     sections: Mapping[str, Section] = field(default_factory=dict)  # what plug-ins add to the report, by name
     # The predicate that holds exactly where a group of failures is.
-    blames: Mapping[GroupKey, str] = field(default_factory=dict)
+    blames: "Mapping[GroupKey, Blame]" = field(default_factory=dict)
 
-    @property
+    @cached_property
     def failures(self) -> list[Failure]:
         """What went wrong, in groups: errors of whole jobs first, then the most frequent."""
         return grouped((suite.failures for suite in self.suites), self.blames)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from allranks.errors import AllranksError, ResultsError, UsageError
+from allranks.report.axis_correlation import Evidence
 from allranks.report.folder import is_merged_report
 from allranks.report.gathering import Gathered, gather
 from allranks.report.judge.accounting import account, damaged_manifest
@@ -135,15 +136,16 @@ def _write(
 ) -> MergedRun:
     makers = [GuardedMaker(each) for each in observers if isinstance(each, SectionMaker)]
     others = [_LateError(each) for each in observers if not isinstance(each, SectionMaker)]
+    evidence = Evidence()
     page = PageWriter(run.page)
     with JsonWriter(run.folder / JSON_NAME) as machine:
         with JUnitWriter(run.junit, form) as junit:
-            rows = tuple(_rows(suites, (junit.add, machine.add, page.add, *makers, *others)))
-        merged = replace(run, suites=rows, junit_files=junit.files, blames=page.blames)
+            rows = tuple(_rows(suites, (junit.add, machine.add, evidence.add, page.add, *makers, *others)))
+        merged = replace(run, suites=rows, junit_files=junit.files, blames=evidence.of_groups())
         sections = {maker.name: maker.section(merged) for maker in makers}
         merged = replace(merged, sections={name: section for name, section in sections.items() if section})
         machine.write(merged)
-    page.write(merged)
+    page.write(merged, evidence)
     write_summary(merged, environ)
     for observer in others:
         observer.raise_error()

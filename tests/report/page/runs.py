@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks.protocol.outcomes import Outcome, SkipKind
+from allranks.report.axis_correlation import Evidence
 from allranks.report.judge.rules import VerdictPolicy, verdict
 from allranks.report.judged import CellSuite, MergedRun
 from allranks.report.page.writer import PageWriter
@@ -87,9 +88,10 @@ def gloo_matrix(tests: Callable[[int, str], Iterable[TestVerdict]], suite: str =
 def write_page(folder: Path, suites: Iterable[CellSuite], **said: Any) -> Path:
     """The page of a run with these jobs."""
     path = folder / "report.html"
-    writer = PageWriter(path)
+    writer, evidence = PageWriter(path), Evidence()
     rows = []
     for suite in suites:
+        evidence.add(suite)
         writer.add(suite)
         rows.append(suite.row)
     writer.write(
@@ -98,7 +100,8 @@ def write_page(folder: Path, suites: Iterable[CellSuite], **said: Any) -> Path:
             junit=folder / "junit.xml",
             page=path,
             summary=folder / "summary.md",
-            **{"run_id": "r1", "suites": tuple(rows), **said},
-        )
+            **{"run_id": "r1", "suites": tuple(rows), "blames": evidence.of_groups(), **said},
+        ),
+        evidence,
     )
     return path

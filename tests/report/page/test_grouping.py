@@ -1,12 +1,21 @@
-"""Which failures are the same."""
+"""Which failures are the same, and what is said of them."""
 
 import pytest
-from runs import case, failed, rank
+from runs import case, failed, job, rank
 
-from allranks.report.failure_groups import message_of
-from allranks.report.page import page
-from allranks.report.page.page import Groups
-from allranks.report.results import VerdictKind
+from allranks.report import failure_groups
+from allranks.report.failure_groups import Failure, grouped, message_of
+from allranks.report.results import RankResult, TestVerdict, VerdictKind
+
+
+def wrong(number: int, outcome: str = "failed") -> RankResult:
+    return rank(number, outcome, at=1.0, message="boom")
+
+
+def groups(*tests: TestVerdict) -> list[Failure]:
+    """The groups of failures of a run with one job for each test."""
+    rows = [job(f"cell-{number}", "s", [test]).row for number, test in enumerate(tests)]
+    return grouped((row.failures for row in rows), {})
 
 
 def test_the_leading_rank_s_own_words_count_and_not_its_peers() -> None:
@@ -22,17 +31,37 @@ def test_where_no_rank_leads_the_verdict_speaks() -> None:
 
 
 def test_the_same_words_of_a_failure_and_of_an_error_are_two_things() -> None:
-    groups = Groups()
-    first = groups.number_of(failed("t", message="boom"), "boom")
-    second = groups.number_of(case("t", [rank(0, "errored", at=1, message="boom")]), "boom")
-    assert (first, second) == (0, 1)
-    assert [group.kind for group in groups.groups] == [VerdictKind.FAILURE, VerdictKind.ERROR]
+    found = groups(case("t", [wrong(0)]), case("t", [wrong(0, "errored")]))
+    assert [each.kind for each in found] == [VerdictKind.FAILURE, VerdictKind.ERROR]
 
 
-def test_more_messages_than_can_be_told_apart_are_one_group_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "MOST_GROUPS", 3)
-    groups = Groups()
-    messages = [f"message {letter}" for letter in "abcdea"]
-    numbers = [groups.number_of(failed("t", message=message), message) for message in messages]
-    assert numbers == [0, 1, 2, 3, 3, 0]
-    assert groups.groups[3].message.startswith("Other messages")
+def test_more_messages_than_a_job_or_a_run_separates_are_one_group_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failure_groups, "KEPT_FAILURES", 3)
+    monkeypatch.setattr(failure_groups, "MOST_GROUPS", 4)
+    jobs = [
+        job(cell, "s", [failed("t", message=f"message {letter}") for letter in letters])
+        for cell, letters in (("one", "abcdea"), ("two", "wxyz"))
+    ]
+    found = grouped((each.row.failures for each in jobs), {})
+    assert [each.alike for each in found] == [1, 0, 0, 0, 4]
+    assert found[-1].said.startswith("Other failures")
+
+
+def test_ranks_of_cells_with_different_world_sizes_are_not_mixed() -> None:
+    (group,) = groups(case("t", [rank(0), wrong(1)]), case("t", [rank(0), rank(1), wrong(2)]))
+    assert group.extent == "2 tests in 2 cells; rank 1 of 2; rank 2 of 3"
+
+
+def test_a_rank_that_is_the_same_in_all_world_sizes_is_named_once() -> None:
+    (group,) = groups(case("t", [rank(0), wrong(1)]), case("t", [rank(0), wrong(1), rank(2)]))
+    assert group.extent == "2 tests in 2 cells; rank 1"
+
+
+def test_ranks_that_differ_from_test_to_test_are_not_added_up() -> None:
+    (group,) = groups(case("t", [wrong(0), rank(1)]), case("t", [rank(0), wrong(1)]))
+    assert group.extent == "2 tests in 2 cells; different ranks of 2: 0, 1"
+
+
+def test_all_ranks_of_each_cell_are_named_by_their_number() -> None:
+    (group,) = groups(case("t", [wrong(0), wrong(1)]), case("t", [wrong(0), wrong(1), wrong(2)]))
+    assert group.extent == "2 tests in 2 cells; all 2 ranks; all 3 ranks"

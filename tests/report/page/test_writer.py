@@ -25,8 +25,7 @@ def rows(carried: dict[str, Any]) -> Iterator[tuple[int, str, str, dict[str, Any
     """Each row as the script reads it: job, name, verdict, extra."""
     names: list[str] = []
     for block in carried["blocks"]:
-        for shared, ending in zip(block["p"], block["s"], strict=True):
-            names.append((names[-1].encode("utf-16-le")[: 2 * shared].decode("utf-16-le") if names else "") + ending)
+        names += block["s"]
         runs = zip(block["n"][::2], block["n"][1::2], strict=True)
         numbers = [first + step for first, count in runs for step in range(count)]
         for place, (number, letter) in enumerate(zip(numbers, block["v"], strict=True)):
@@ -170,12 +169,32 @@ def test_what_passed_gives_way_in_a_page_that_is_too_large_and_failures_stay(
     carried = unpacked(path)
     letters = [letter for _, _, letter, _ in rows(carried)]
     assert letters.count("F") == 200
-    assert letters.count("P") + carried["rest"]["jobs"][0]["out"] == 19_800
-    assert carried["rest"]["jobs"][0]["out"] > 10_000
-    assert (
-        "tests that passed on every rank are counted here and not listed: junit.xml beside this page"
-        in path.read_text()
-    )
+    assert letters.count("P") + carried["rest"]["out"] == 19_800
+    assert carried["rest"]["out"] > 10_000
+    assert "passed tests are counted and not listed: junit.xml beside this page has all of them" in path.read_text()
+
+
+def test_failures_that_do_not_fit_are_counted_and_the_page_says_where_they_are(
+    tmp_path: Path, unpacked: Unpacked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(case_list, "FAILURES_BUDGET", 20_000)
+    path = write_page(tmp_path, [job("c", "s", map(different, range(3000))), job("d", "s", [different(3000)])])
+    carried = unpacked(path)
+    listed = sum(letter == "F" for _, _, letter, _ in rows(carried))
+    assert listed < 3000
+    assert carried["rest"]["out"] == 3001 - listed
+    assert sum(group["n"] for group in carried["rest"]["groups"]) == 3001
+    assert f"{3001 - listed:,} failures are counted and not listed" in path.read_text()
+    assert "junit.xml beside this page has all of them" in path.read_text()
+
+
+def test_only_the_first_of_many_failures_have_texts(
+    tmp_path: Path, unpacked: Unpacked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(case_list, "MOST_DETAILS", 10)
+    path = write_page(tmp_path, [job("c", "s", [failed(f"t{number}") for number in range(50)])])
+    assert sum(len(chunk) for chunk in unpacked(path)["chunks"]) == 10
+    assert "40 failures are listed without their texts: junit.xml" in path.read_text()
 
 
 def test_names_beyond_what_memory_has_room_for_are_counted(
@@ -183,7 +202,7 @@ def test_names_beyond_what_memory_has_room_for_are_counted(
 ) -> None:
     monkeypatch.setattr(case_list, "MOST_NAMES", 10)
     path = write_page(tmp_path, [job("c", "s", [passed(f"t{number}") for number in range(50)])])
-    assert unpacked(path)["rest"]["jobs"][0]["out"] == 40
+    assert unpacked(path)["rest"]["out"] == 40
 
 
 def test_texts_give_way_before_failures_do(tmp_path: Path, unpacked: Unpacked, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,9 +215,9 @@ def test_texts_give_way_before_failures_do(tmp_path: Path, unpacked: Unpacked, m
     path = write_page(tmp_path, [job("c", "s", map(different, range(300)))])
     carried = unpacked(path)
     assert sum(letter == "F" for _, _, letter, _ in rows(carried)) == 300
-    assert carried["rest"]["cut"] > 0
-    assert f"{carried['rest']['cut']} failures are listed without their texts: junit.xml" in path.read_text()
-    assert sum(len(chunk) for chunk in carried["chunks"]) == 300 - carried["rest"]["cut"]
+    cut = 300 - sum(len(chunk) for chunk in carried["chunks"])
+    assert cut > 0
+    assert f"{cut} failures are listed without their texts: junit.xml" in path.read_text()
 
 
 def test_a_flaky_pass_is_no_evidence_for_an_axis(tmp_path: Path, unpacked: Unpacked) -> None:

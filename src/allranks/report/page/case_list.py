@@ -2,12 +2,12 @@
 
 The browser's own ``DecompressionStream`` unpacks it (Chrome 80, Firefox 113, Safari 16.4).
 
-A block of rows is one line of JSON: names (each with the length of the prefix it shares with the one before), verdict
-letters, milliseconds, and the fields that only a few rows have. A test that passed on all ranks costs a letter, a
-number and, the first time, its name.
+A block of rows is one line of JSON: names that no row had before, verdict letters, milliseconds, and the fields that
+only a few rows have. A test that passed on all ranks costs a letter, a number and, the first time, its name.
 
 Details are packed in separate chunks, which the browser unpacks when one of their tests is opened. If a run has more
 details than fit the page, later tests get shorter ones: the page links to the ranks' own files, which are complete.
+If it has more tests than fit, later ones are counted and not listed, first those that went well.
 """
 
 import base64
@@ -15,10 +15,11 @@ import json
 import os
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from allranks.protocol.outcomes import numbers
 from allranks.protocol.tracebacks import excerpt, folded
@@ -66,25 +67,16 @@ def dumps(value: object) -> bytes:
 
 
 LIST_BUDGET: Final = 640 * 1024
-"""Packed bytes beyond which plain passes are counted but not listed."""
+"""Packed bytes beyond which tests that passed or were skipped are counted but not listed."""
+
+FAILURES_BUDGET: Final = 896 * 1024
+"""Packed bytes beyond which tests that went wrong are not listed either."""
 
 MOST_NAMES: Final = 60_000
-"""Distinct names that plain passes may add: names stay in memory until the page is written."""
+"""Distinct names that good tests may add: names stay in memory until the page is written."""
 
 _BLOCK: Final = 1000
-
-
-@dataclass(frozen=True)
-class _Stem:
-    """The likely prefix of the next name: file and class of the one before."""
-
-    text: str = ""
-    units: int = 0  # its length in UTF-16 units, as JavaScript counts it
-
-    @classmethod
-    def of(cls, nodeid: str) -> Self:
-        text = nodeid[: nodeid.rfind("::") + 2] if "::" in nodeid else ""
-        return cls(text, len(text.encode("utf-16-le")) // 2)
+_BAD: Final = "FE"
 
 
 class Index:
@@ -93,26 +85,21 @@ class Index:
     def __init__(self) -> None:
         self._packer = Packer()
         self._names: dict[str, int] = {}
-        self._stem = _Stem()
-        self._left_out: dict[int, int] = {}
+        self.left_out: Counter[str] = Counter()  # the tests that are not listed, by the letters of their verdicts
         self._begin(0)
 
-    @property
-    def left_out(self) -> Mapping[int, int]:
-        """For each job, the number of plain passes that are not listed."""
-        return self._left_out
-
-    def add_passed(self, job: int, nodeid: str, seconds: float, extra: Mapping[str, Any] | None) -> bool:
-        """Add a plain pass; return False if there is no room for it."""
-        full = self._packer.size > LIST_BUDGET or (len(self._names) >= MOST_NAMES and nodeid not in self._names)
-        if full:
-            self._left_out[job] = self._left_out.get(job, 0) + 1
-            return False
-        self.add(job, nodeid, "P", seconds, extra)
-        return True
+    def has_room(self, letter: str, nodeid: str) -> bool:
+        """True if a testcase with this verdict can be listed; if not, it is counted as left out."""
+        if letter in _BAD:
+            has_room = self._packer.size <= FAILURES_BUDGET
+        else:
+            is_known = nodeid in self._names or len(self._names) < MOST_NAMES
+            has_room = is_known and self._packer.size <= LIST_BUDGET
+        self.left_out.update(() if has_room else letter)
+        return has_room
 
     def add(self, job: int, nodeid: str, letter: str, seconds: float, extra: Mapping[str, Any] | None) -> None:
-        """Add a testcase, even if the list is full.
+        """Add a testcase.
 
         Args:
             job: The number of its job.
@@ -146,21 +133,13 @@ class Index:
         self._numbers: list[int] = []
         self._times: list[int] = []
         self._extras: dict[int, Mapping[str, Any]] = {}
-        self._shared: list[int] = []
-        self._endings: list[str] = []
+        self._new_names: list[str] = []
 
     def _number(self, nodeid: str) -> int:
-        number = self._names.get(nodeid)
-        if number is None:
-            number = self._names[nodeid] = len(self._names)
-            if self._stem.text and nodeid.startswith(self._stem.text):
-                self._shared.append(self._stem.units)
-                self._endings.append(nodeid[len(self._stem.text) :])
-            else:
-                self._stem = _Stem.of(nodeid)
-                self._shared.append(0)
-                self._endings.append(nodeid)
-        return number
+        if nodeid not in self._names:
+            self._names[nodeid] = len(self._names)
+            self._new_names.append(nodeid)
+        return self._names[nodeid]
 
     def _flush(self) -> None:
         if self._letters:
@@ -169,8 +148,7 @@ class Index:
                 "n": _runs(self._numbers),
                 "v": "".join(self._letters),
                 "t": self._times,
-                "p": self._shared,
-                "s": self._endings,
+                "s": self._new_names,
                 "x": self._extras,
             }
             self._packer.add(block)
@@ -189,6 +167,9 @@ def _runs(numbers: list[int]) -> list[int]:
 
 DETAILS_BUDGET: Final = 512 * 1024
 """The most base64 characters of all details together."""
+
+MOST_DETAILS: Final = 5000
+"""Testcases with details: equal ones take little room, but as much time as any."""
 
 _CHUNK: Final = 128 * 1024
 """Characters of a chunk before packing: opening a test unpacks one chunk."""
@@ -222,7 +203,7 @@ class Details:
         self._chunks: list[str] = []
         self._open: list[Any] = []
         self._open_size = 0
-        self._used = 0
+        self._used = self._count = 0
         self.left_out = 0
 
     @property
@@ -239,13 +220,14 @@ class Details:
             course: How it took its course, if that is known.
         """
         room = next((room for room in _ROOMS if self._used < room.until), None)
-        if room is None:
+        if room is None or self._count >= MOST_DETAILS:
             self.left_out += 1
             return None
         detail = _detail(test, room)
         if room.output and test.verdict.is_bad:
             line = time_line(course, test) if course else {}
             detail |= _without_empty({"w": _without_empty(line), "x": output_diff(course, test)})
+        self._count += 1
         place = (len(self._chunks), len(self._open))
         self._open.append(detail)
         self._open_size += len(dumps(detail))

@@ -89,14 +89,12 @@
   }
 
   function readBlock(block, names, counted) {
-    for (let n = 0; n < block.s.length; n++) {
-      const before = names.length ? names[names.length - 1] : "";
-      names.push(before.slice(0, block.p[n]) + block.s[n]);
-    }
+    names.push(...block.s);
     let n = 0;
     for (let r = 0; r < block.n.length; r += 2) {
       for (let number = block.n[r]; number < block.n[r] + block.n[r + 1]; number++, n++) {
         const x = block.x[n] || {};
+        if (x.g !== undefined) x.g = run.places[x.g];
         const row = { at: rows.length, job: run.jobs[block.j], number, name: names[number], v: block.v[n], ms: block.t[n], x };
         const identity = block.j * 1e7 + number;
         row.again = (counted.get(identity) || 0) + 1;
@@ -116,7 +114,7 @@
 
   const keyOf = (row) => `${row.job.cell}/${row.job.suite}/${row.name}${row.again > 1 ? `~${row.again}` : ""}`;
   const rowOf = (key) => rows.find((row) => key.endsWith(row.again > 1 ? `~${row.again}` : row.name) && keyOf(row) === key);
-  const messageOf = (row) => row.x.m ?? (row.x.g === undefined ? "" : run.groups[row.x.g].m);
+  const messageOf = (row) => row.x.m ?? "";
   const reasonOf = (row) => (row.x.s === undefined ? "" : run.reasons[row.x.s][0]);
   const isBad = (row) => row.v === "F" || row.v === "E";
   const looksAs = (row) => (row.x.f ? "f" : row.v);
@@ -214,9 +212,8 @@
   function applyFilters() {
     shown = rows.filter(matches()).sort(SORTS[state.sort] || SORTS.bad);
     active = 0;
-    const out = run.jobs.reduce((sum, job) => sum + job.out, 0);
     const listed = `${shown.length.toLocaleString("en")} of ${plural(rows.length, "test")}`;
-    byId("shown").textContent = out ? `${listed}; ${out.toLocaleString("en")} that passed are not listed` : listed;
+    byId("shown").textContent = run.out ? `${listed}; ${run.out.toLocaleString("en")} more are not listed` : listed;
     showControls();
     byId("list").scrollTop = 0;
     showRows();
@@ -239,14 +236,24 @@
   }
 
   function strip(row, most = 10) {
-    let runs = stripOf(row);
-    const words = runs.map((each) => `${span(each)} ${each.outcome}`).join(", ");
-    if (runs.length > most) runs = byOutcome(runs);
+    let runs = apart(stripOf(row), row.x.l);
+    const words = runs.map((each) => `${span(each)} ${each.outcome}${each.leads ? " (leads)" : ""}`).join(", ");
+    if (runs.length > most) runs = [...runs.filter((each) => each.leads), ...byOutcome(runs.filter((each) => !each.leads))];
     const number = (each) => (count(each) > 1 ? `×${count(each)}` : "");
     const which = (each) => (OWN.has(each.outcome) && each.count === undefined ? span(each) : number(each));
-    const parts = runs.map((each) => el("i", { class: `o-${each.outcome}` },
-      OUTCOMES[each.outcome] || "?", which(each) ? el("small", {}, which(each)) : null));
+    const parts = runs.map((each) => chip(each.outcome, each.leads, which(each)));
     return el("span", { class: "strip", title: words && `ranks: ${words}`, role: "img", "aria-label": words && `ranks: ${words}` }, parts);
+  }
+
+  const look = (outcome, leads) => `o-${outcome}${leads ? " leads" : ""}`;
+  const chip = (outcome, leads, text) => el("i", { class: look(outcome, leads), "aria-hidden": "true" },
+    OUTCOMES[outcome] || "?", text ? el("small", {}, text) : null);
+
+  // The leading rank stands alone.
+  function apart(runs, lead) {
+    return runs.flatMap((each) => (lead === undefined || lead < each.from || lead > each.to ? [each] : [
+      { ...each, to: lead - 1 }, { ...each, from: lead, to: lead, leads: true }, { ...each, from: lead + 1 },
+    ].filter((part) => part.from <= part.to)));
   }
 
   const count = (each) => each.count ?? each.to - each.from + 1;
@@ -269,7 +276,7 @@
   }
 
   function blamed(number) {
-    if (number === undefined) return null;
+    if (number === undefined || number === null) return null;
     const { p, f, n, a } = run.blames[number];
     return el("p", { class: "blame" }, el("b", {}, "Fails exactly where "), code(p),
       `: in ${f} of ${f} such cells, and passes in ${n} of ${n} others.`,
@@ -280,7 +287,7 @@
 
   function showCounts() {
     const items = [...byId("counts").children].map((item) => {
-      const letter = item.className.slice(-1);
+      const letter = item.className[2];
       const chip = button([el("i", { "aria-hidden": "true" }, VERDICTS[letter].glyph), ...item.childNodes],
         () => only({ v: new Set([letter]) }), { title: "Show these tests" });
       return el("li", { class: item.className }, chip);
@@ -302,52 +309,61 @@
       suites.map((suite) => el("td", {}, ofCell.has(suite) ? tile(cell, suite, ofCell.get(suite)) : null))));
     fill(byId("matrix-body"), el("table", {},
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "cell"), head)), el("tbody", {}, body)));
+    const kinds = Object.entries(TILES).filter(([kind]) => byId("matrix-body").querySelector(`.t-${kind}`));
+    byId("matrix-body").before(el("p", { class: "legend" },
+      kinds.map(([kind, [mark, words]]) => el("span", { class: "key" }, el("i", { class: `t-${kind}`, "aria-hidden": "true" }, mark), ` ${words}`))));
   }
+
+  const TILES = {
+    bad: ["✕", "went wrong, of all tests; darker above 5 % and above half of them"], flaky: ["↻", "flaky, of all tests"],
+    good: ["✓", "passed, and the time of the job"], idle: ["–", "skipped, and the time of the job"],
+  };
 
   function tile(cell, suite, jobs) {
     const [tests, passed, failed, errors, skipped, , flaky] = jobs.map((job) => job.n).reduce((left, right) => left.map((n, at) => n + right[at]));
     const bad = failed + errors;
     const seconds = jobs.reduce((sum, job) => sum + job.time, 0);
-    const kind = bad ? `t-bad l${bad * 20 > tests ? (bad * 2 > tests ? 3 : 2) : 1}` : flaky ? "t-flaky" : passed ? "t-good" : "t-idle";
-    const [mark, number] = bad ? ["✕", bad] : flaky ? ["↻", flaky] : passed ? ["✓", passed] : ["–", skipped];
+    const [kind, number] = bad ? ["bad", bad] : flaky ? ["flaky", flaky] : passed ? ["good", passed] : ["idle", skipped];
+    const shade = bad * 20 > tests ? ` l${bad * 2 > tests ? 3 : 2}` : "";
     const told = bad || flaky ? `of ${tests.toLocaleString("en")}` : time(seconds * 1000);
     const words = `${cell}, ${suite}: ${tests} tests, ${passed} passed, ${failed} failed, ${errors} errors, ${skipped} skipped, ${time(seconds * 1000)}`;
-    return button([el("span", { "aria-hidden": "true" }, mark), ` ${number.toLocaleString("en")} `, el("small", {}, told)],
-      () => only({ cell, suite }), { class: `tile ${kind}`, title: words, "aria-label": `${number.toLocaleString("en")} ${told}: ${words}` });
+    return button([el("span", { "aria-hidden": "true" }, TILES[kind][0]), ` ${number.toLocaleString("en")} `, el("small", {}, told)],
+      () => only({ cell, suite }), { class: `tile t-${kind}${shade}`, title: words, "aria-label": `${number.toLocaleString("en")} ${told}: ${words}` });
   }
 
-  function groupsOfFailures() {
-    const groups = new Map();
-    for (const row of rows) {
-      if (!isBad(row)) continue;
-      if (!groups.has(row.x.g)) groups.set(row.x.g, []);
-      groups.get(row.x.g).push(row);
-    }
-    return [...groups].sort(([left, a], [right, b]) => orderOf(a[0]) - orderOf(b[0]) || b.length - a.length || left - right);
-  }
-
-  // Errors of whole jobs by their exit codes, then those of tests.
-  const orderOf = (row) => row.x.o ?? Infinity;
   const isOfJob = (row) => !row.x.r && row.name.startsWith("allranks::");
 
   function showFailures() {
-    const groups = groupsOfFailures();
+    const members = run.groups.map(() => []);
+    for (const row of rows.filter(isBad)) members[row.x.g].push(row);
     const body = byId("failures-body");
-    if (!groups.length) return;
-    const failed = groups.reduce((sum, [, members]) => sum + members.length, 0);
-    fill(byId("failures-title"), "Failures ", el("small", {}, groups.length < failed
-      ? `${plural(failed, "test")}, ${plural(groups.length, "different message")}` : plural(failed, "test")));
-    fill(body);
+    (members.length ? body : byId("tests-body")).before(legendOfRanks());
+    if (!members.length) return undefined;
+    const failed = run.groups.reduce((sum, group) => sum + group.n, 0);
+    fill(byId("failures-title"), "Failures ", el("small", {}, members.length < failed
+      ? `${plural(failed, "test")}, ${plural(members.length, "different message")}` : plural(failed, "test")));
     const more = button("", () => showMore(), { class: "more" });
-    const left = [...groups];
+    const left = [...members.keys()];
     const showMore = () => {
-      more.before(...left.splice(0, GROUPS_AT_ONCE).map(([number, members]) => groupCard(number, members)));
+      more.before(...left.splice(0, GROUPS_AT_ONCE).map((at) => groupCard(run.groups[at], at, members[at])));
       more.textContent = `Show ${Math.min(left.length, GROUPS_AT_ONCE)} of ${left.length} more`;
       more.hidden = !left.length;
     };
-    body.append(more);
+    fill(body, more);
     showMore();
-    return leadWith(body.querySelector(".group"), groups[0][1][0]);
+    return members[0].length ? leadWith(body.querySelector(".group"), members[0][0]) : undefined;
+  }
+
+  function legendOfRanks() {
+    const bad = rows.filter(isBad);
+    const strips = new Set((bad.length ? bad : rows).map((row) => row.x.r ?? row.job.ranks));
+    const found = new Set([...strips].flatMap((ranks) => runsOf(ranks).map((each) => each.outcome)));
+    const leads = bad.find((row) => row.x.l !== undefined);
+    const keys = Object.keys(OUTCOMES).filter((outcome) => found.has(outcome))
+      .map((outcome) => el("span", { class: "key" }, chip(outcome), ` ${outcome.replaceAll("_", " ")}`));
+    return el("p", { class: "legend" }, "Ranks of a test: ",
+      leads ? el("span", { class: "key" }, chip("failed", true, "1"), chip("timed_out", true, "1"), " rank 1 has the primary failure") : null, keys,
+      el("span", { class: "key" }, el("b", {}, "×3"), " three ranks"));
   }
 
   // The first group is open: where it went wrong, who waited for whom, and the end of what a rank printed that died.
@@ -356,24 +372,21 @@
     const [lead] = detail.r || [];
     const text = lead ? lead.e || firstLines(lead.t) : firstLines(detail.t);
     const end = lead && DIED.has(lead.o) ? [lead.so, lead.se].filter(Boolean).join("\n").split("\n").slice(-8).join("\n") : "";
-    card.append(...waitsOf(detail), ...(text && text.trim() !== messageOf(row) ? [el("pre", {}, text)] : []),
+    card.append(...waitsOf(detail), ...(text && !messageOf(row).includes(text.trim()) ? [el("pre", {}, text)] : []),
       ...(end ? [el("p", { class: "extent" }, `The end of what ${whoseRanks(lead.n)} printed:`), el("pre", { class: "end" }, end)] : []));
     settle(card);
   }
 
   const firstLines = (text) => (text || "").split("\n").slice(0, WHOLE_LINES).join("\n");
 
-  function groupCard(number, members) {
-    const group = run.groups[number];
-    const cells = new Set(members.map((row) => row.job.cell));
+  function groupCard(group, number, members) {
     const tests = new Set(members.map((row) => `${row.job.base}/${row.name}`));
-    const often = members.length === 1 ? "" : `${plural(members.length, "time")}: ${plural(tests.size, "test")} in ${plural(cells.size, "cell")}`;
-    const extent = [group.r, often].filter(Boolean).join("; ");
-    const all = members.length > 3 ? button(`Show all ${members.length.toLocaleString("en")}`,
-      () => only({ group: String(number) }), { class: "quiet" }) : null;
+    const listed = members.length < group.n ? `${members.length.toLocaleString("en")} of ${group.n.toLocaleString("en")}` : `all ${group.n.toLocaleString("en")}`;
+    const all = members.length > 3 ? button(`Show ${listed}`, () => only({ group: String(number) }), { class: "quiet" }) : null;
+    const title = [badge(group.k, group.w.replaceAll("_", " ")), el("bdi", {}, group.m)];
     return el("article", { class: "group" },
-      el("h3", {}, link(members[0], badge(group.k, group.w.replaceAll("_", " ")), el("bdi", {}, group.m))),
-      extent || all ? el("p", { class: "extent" }, extent, " ", all) : null,
+      el("h3", {}, members.length ? link(members[0], ...title) : el("span", { class: "a" }, ...title)),
+      group.r || all ? el("p", { class: "extent" }, group.r, " ", all) : null,
       blamed(group.b ?? (tests.size === 1 ? blameOf(members[0]) : undefined)),
       el("ul", { class: "plain" }, members.slice(0, 3).map((row) => el("li", {}, link(row, named(row.name), place(row), strip(row, 6))))));
   }
@@ -571,7 +584,7 @@
 
   function absent(key) {
     return [closeButton(), el("h2", { id: "detail-title", tabindex: "-1" }, "This test is not listed here"),
-      el("p", {}, el("bdi", {}, key)), el("p", {}, "It is not in this run, or it passed in a run too large for this page to list every pass.")];
+      el("p", {}, el("bdi", {}, key)), el("p", {}, "It is not in this run, or the run is too large for this page to list all of its tests: junit.xml has them.")];
   }
 
   function testDetail(row, detail) {
@@ -586,10 +599,10 @@
       blamed(blameOf(row)),
       ...waitsOf(detail),
       ...rankSquares(row, detail),
-      ...timeLine(detail.w),
-      ...(detail.r || []).slice(0, 1).map((group) => rankSection(row, group, 0)),
+      ...timeLine(detail.w, row.x.l),
+      ...(detail.r || []).slice(0, 1).map((group) => rankSection(row, group, true, textOf(row, detail))),
       ...outputDiff(row, detail.x),
-      ...(detail.r || []).slice(1).map((group) => rankSection(row, group, 1)),
+      ...(detail.r || []).slice(1).map((group) => rankSection(row, group, false, "")),
       shortSections(detail.o),
       detail.t ? el("pre", {}, detail.t) : null,
       isBad(row) && !row.x.d ? el("p", { class: "hint" }, "The page has no room for the texts of this test: they are in junit.xml and in the ranks' own files.") : null,
@@ -605,32 +618,34 @@
     return said.length ? [el("br"), el("small", {}, said.join(" · "))] : [];
   }
 
+  const textOf = (row, detail) => detail.m || messageOf(row) || reasonOf(row);
+
   function says(row, detail) {
-    const text = detail.m || messageOf(row) || reasonOf(row);
+    const text = textOf(row, detail);
     return text ? el("p", { class: `says v-${row.v}` }, el("bdi", {}, text)) : null;
   }
 
   function rankSquares(row, detail) {
-    const runs = stripOf(row);
+    const runs = apart(stripOf(row), row.x.l);
     const ranks = runs.length ? runs[runs.length - 1].to + 1 : 0;
     if (!ranks) return [];
     const squares = ranks > MOST_SQUARES ? runs.map((each) => square(row, detail, each)) : runs.flatMap((each) =>
-      Array.from({ length: count(each) }, (_, n) => square(row, detail, { from: each.from + n, to: each.from + n, outcome: each.outcome })));
+      Array.from({ length: count(each) }, (_, n) => square(row, detail, { ...each, from: each.from + n, to: each.from + n })));
     return [el("h3", {}, plural(runs.reduce((sum, each) => sum + count(each), 0), "rank"), " ", legend(runs)), el("div", { class: "squares" }, squares)];
   }
 
   function legend(runs) {
     return el("small", {}, byOutcome(runs).map((each) => el("span", { class: "key" },
-      el("i", { class: `o-${each.outcome}`, "aria-hidden": "true" }, OUTCOMES[each.outcome] || "?"), ` ${each.count} ${each.outcome.replaceAll("_", " ")}`)));
+      chip(each.outcome), ` ${each.count} ${each.outcome.replaceAll("_", " ")}`)));
   }
 
   function square(row, detail, each) {
     const ms = each.from === each.to && detail.d ? detail.d[stripOf(row).filter((one) => one.from <= each.from)
       .reduce((sum, one) => sum + Math.min(one.to, each.from) - one.from + 1, 0) - 1] : undefined;
-    const leads = row.x.l === each.from ? ", leads" : "";
+    const leads = each.leads ? ", leads" : "";
     const words = `rank ${span(each)}: ${each.outcome.replaceAll("_", " ")}${leads}${ms === undefined ? "" : `, ${time(ms)}`}`;
     return button([el("b", {}, OUTCOMES[each.outcome] || "?"), el("small", {}, span(each)), el("span", { class: "unseen" }, ` ${words}`)],
-      () => goToRank(each.from), { class: `o-${each.outcome}${leads ? " leads" : ""}`, title: words });
+      () => goToRank(each.from), { class: look(each.outcome, leads), title: words });
   }
 
   function goToRank(rank) {
@@ -655,11 +670,11 @@
 
   const PHASES = { setup: "set-up", call: "call", teardown: "tear-down", rest: "not reported", waits: "others have not come" };
 
-  function timeLine(told) {
+  function timeLine(told, lead) {
     if (!told?.r) return [];
     const words = `${told.r.length} ranks over ${time(told.e)}: the table below has all times`;
     const lanes = told.r.map((lane) => el("div", { class: "lane" }, el("span", { class: "who" }, `rank ${lane[0]} `,
-      el("i", { class: `o-${lane[1]}` }, OUTCOMES[lane[1]] || "?")), el("span", { class: "track" }, marks(lane, told))));
+      chip(lane[1], lane[0] === lead)), el("span", { class: "track" }, marks(lane, told))));
     const keys = ["setup", "call", "teardown", "rest", "waits"].map((kind) => el("span", { class: "key" }, el("i", { class: `ph ph-${kind}` }), ` ${PHASES[kind]}`));
     return [el("h3", {}, "Time line ", el("small", {}, `${time(told.e)} from its start${told.n ? `; ${plural(told.n, "more rank")} not shown` : ""}`)),
       el("div", { class: "lanes", role: "img", "aria-label": words }, lanes),
@@ -702,22 +717,24 @@
       el("pre", { class: "diff" }, told.t.map((line) => el(kinds[line[0]] || "span", {}, line)))];
   }
 
-  function rankSection(row, group, at) {
+  // What a rank said, without what the page has already said.
+  function rankSection(row, group, isFirst, told) {
     const leads = row.x.l !== undefined && has(group.n, row.x.l);
     const notes = [leads && (/[,-]/.test(group.n) ? `rank ${row.x.l} leads` : "leads"), group.ph && group.ph !== "call" && `in ${group.ph}`,
       group.by !== undefined && `because of rank ${group.by}`].filter(Boolean);
-    return el("details", { class: "ranks", "data-ranks": group.n, open: at === 0 || undefined },
-      el("summary", {}, el("i", { class: `o-${group.o}`, "aria-hidden": "true" }, OUTCOMES[group.o]), el("b", {}, whoseRanks(group.n)),
+    const isNew = (text) => Boolean(text) && !told.includes(text.trim());
+    return el("details", { class: "ranks", "data-ranks": group.n, open: isFirst || undefined },
+      el("summary", {}, chip(group.o, leads), el("b", {}, whoseRanks(group.n)),
         ` ${group.o.replaceAll("_", " ")}`, notes.length ? el("small", {}, notes.join(", ")) : null,
-        at && group.m ? el("bdi", { class: "first" }, group.m) : null),
-      group.m && group.m.trim() !== (group.t || "").trim() ? el("p", { class: "said" }, el("bdi", {}, group.m)) : null,
-      DIED.has(group.o) ? printed(row, group) : null, texts(group), DIED.has(group.o) ? null : printed(row, group),
+        !isFirst && group.m ? el("bdi", { class: "first" }, group.m) : null),
+      isNew(group.m) && group.m.trim() !== (group.t || "").trim() ? el("p", { class: "said" }, el("bdi", {}, group.m)) : null,
+      DIED.has(group.o) ? printed(row, group) : null, isNew(group.t) ? texts(group) : null, DIED.has(group.o) ? null : printed(row, group),
       group.c ? el("p", { class: "hint" }, "Cut here. All of it: ", files(row.job, group.n, "the rank's own file, in the run's folder")) : null);
   }
 
   // The frames of the user's own code, then all of it.
   function texts(group) {
-    if (!group.e || group.t.split("\n").length <= WHOLE_LINES) return group.t ? el("pre", {}, group.t) : null;
+    if (!group.e || group.t.split("\n").length <= WHOLE_LINES) return el("pre", {}, group.t);
     return [el("pre", {}, group.e), el("details", { class: "output" }, el("summary", {}, "All frames"), el("pre", {}, group.t))];
   }
 
@@ -732,7 +749,7 @@
     if (!others) return null;
     return el("details", { class: "ranks", "data-ranks": others.map((each) => each.n).join(",") },
       el("summary", {}, el("b", {}, whoseRanks(others.map((each) => each.n).join(","))), el("small", {}, "in short")),
-      el("ul", { class: "plain short" }, others.map((each) => el("li", {}, el("i", { class: `o-${each.o}`, "aria-hidden": "true" }, OUTCOMES[each.o]),
+      el("ul", { class: "plain short" }, others.map((each) => el("li", {}, chip(each.o),
         ` ${whoseRanks(each.n)} ${each.o.replaceAll("_", " ")}${each.m ? ": " : ""}`, el("bdi", {}, each.m || "")))));
   }
 

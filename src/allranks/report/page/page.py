@@ -7,67 +7,16 @@ page's own policy allows one style and one script, by their hashes, and no outgo
 import base64
 import hashlib
 import html
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from string import Template
 from typing import Final
 
 from allranks.protocol.xml_text import readable
-from allranks.report.failure_groups import GroupKey, key_of, ranks_of
 from allranks.report.judged import Counts, MergedRun
-from allranks.report.results import TestVerdict, VerdictKind
 from allranks.report.summary import times
-
-MOST_GROUPS: Final = 2000
-"""Distinct failures; the rest form one more group, so that memory is bounded."""
-
-_OTHERS: Final = "Other messages: more distinct ones than this page separates"
-_KEY_OF_OTHERS: Final = GroupKey("", "", "")
-
-
-@dataclass(kw_only=True)
-class FailureGroup:
-    """Failures that are the same but for numbers, ranks and the like."""
-
-    message: str  # the message of the first of them
-    kind: VerdictKind
-    reason: str
-    ranks: set[int] = field(default_factory=set)  # the ranks that went wrong by themselves in any of them
-    world: int = 0  # the largest number of ranks that any of them had
-
-
-class Groups:
-    """Numbers the distinct failures of a run, in order of appearance."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[GroupKey, int] = {}
-        self._groups: list[FailureGroup] = []
-
-    @property
-    def groups(self) -> tuple[FailureGroup, ...]:
-        """All groups so far, by number."""
-        return tuple(self._groups)
-
-    @property
-    def numbers(self) -> Mapping[GroupKey, int]:
-        """The number of each group."""
-        return self._numbers
-
-    def number_of(self, test: TestVerdict, message: str) -> int:
-        """The group of a bad test with this message."""
-        kind, reason, key = test.verdict.kind, test.verdict.reason, key_of(test)
-        if key not in self._numbers and len(self._groups) >= MOST_GROUPS:
-            key, message, kind, reason = _KEY_OF_OTHERS, _OTHERS, VerdictKind.ERROR, ""
-        if key not in self._numbers:
-            self._numbers[key] = len(self._groups)
-            self._groups.append(FailureGroup(message=message, kind=kind, reason=reason))
-        group = self._groups[self._numbers[key]]
-        group.ranks |= ranks_of([test])
-        group.world = max(group.world, len(test.ranks))
-        return self._numbers[key]
-
 
 _SHOWN_NOTES: Final = 100
 
@@ -168,7 +117,7 @@ def _counts(counts: Counts) -> Iterator[str]:
         ("S", "skipped", counts.skipped),
     ):
         if count or letter in "FEPS":
-            yield f'<li class="v-{letter}"><b>{count:,}</b> {what}</li>'
+            yield f'<li class="v-{letter}{"" if count else " none"}"><b>{count:,}</b> {what}</li>'
 
 
 GENERATOR: Final = '<meta name="generator" content="allranks">'

@@ -1,17 +1,16 @@
 """Takes a run job by job, keeps little of each, and writes ``report.html`` at its end."""
 
 import heapq
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from allranks.protocol.xml_text import cut, first_line, readable
-from allranks.report.axis_correlation import Blame, CaseKey, Evidence, tells
-from allranks.report.failure_groups import GroupKey, message_of, order_of, whose
+from allranks.report.axis_correlation import Blame, Evidence
+from allranks.report.failure_groups import OTHERS, Failure, GroupKey, message_of
 from allranks.report.judged import CellSuite, MergedRun, SuiteRow
 from allranks.report.page.case_list import Details, Index, files_of_ranks, folder_to_link
-from allranks.report.page.page import GENERATOR, Groups, Static, document
+from allranks.report.page.page import GENERATOR, Static, document
 from allranks.report.results import PassedRanks, TestVerdict, VerdictKind, VerdictRule, compact
 from allranks.report.untrusted import head, write_whole
 
@@ -24,6 +23,13 @@ _OTHER_REASONS: Final = "other reasons"
 TEST: Final = "{}"
 """In the command that runs a test again, the script puts the test's node id in the place of this word."""
 
+_WORDS: Final = {
+    "E": "errors",
+    "F": "failures",
+    "K": "skipped tests that passed",
+    "P": "passed tests",
+    "S": "skipped tests",
+}
 _LETTERS: Final = {VerdictKind.FAILURE: "F", VerdictKind.ERROR: "E", VerdictKind.SKIPPED: "S", VerdictKind.PASSED: "P"}
 
 
@@ -51,83 +57,64 @@ class PageWriter:
         self._jobs = 0
         self._usual: dict[int, str] = {}
         self._index, self._details = Index(), Details()
-        self._groups, self._evidence = Groups(), Evidence()
+        self._groups: dict[GroupKey, int] = {}
         self._reasons: dict[str, int] = {}
         self._histogram: list[_Reason] = []
         self._slowest: list[Slow] = []
 
     def add(self, suite: CellSuite) -> None:
         """Add a job with its tests; jobs must come in the order of the run's rows."""
-        job, cell = self._jobs, self._evidence.cell(suite)
+        job = self._jobs
         self._jobs += 1
-        base = readable(suite.whole_suite)
+        key_of = {id(test): key for key, tests in suite.groups.items() for test in tests}
         for test in suite.tests:
-            nodeid = readable(test.nodeid)
-            key = CaseKey(base, nodeid)
-            if test.verdict.kind is VerdictKind.PASSED and test.verdict.rule is VerdictRule.PASSED and not test.earlier:
-                self._add_passed(job, cell, key, test)
-            else:
-                self._add_notable(job, cell, key, test, suite)
+            nodeid, letter = readable(test.nodeid), _letter(test)
+            self._time(job, nodeid, letter, test.time)
+            if test.verdict.rule is VerdictRule.PASSED and letter == "P" and not test.earlier:
+                self._add_passed(job, nodeid, test)
+                continue
+            reason = None if test.verdict.is_bad or test.verdict.rule is VerdictRule.PASSED else self._reason(test)
+            if self._index.has_room(letter, nodeid):
+                extra: dict[str, Any] = {"r": compact(test.ranks), "s": reason}
+                if test.verdict.is_bad:
+                    group = self._groups.setdefault(key_of[id(test)], len(self._groups))
+                    extra |= {"g": group, "w": test.verdict.reason, "m": message_of(test)}
+                if test.verdict.is_bad or test.earlier:
+                    extra["d"] = self._details.add(test, suite.course_of(test))
+                extra |= {"f": 1 if test.is_flaky else None, "l": test.verdict.leading, "c": test.verdict.skip_code}
+                told = {name: value for name, value in extra.items() if value is not None}
+                self._index.add(job, nodeid, letter, test.time, told)
 
-    @property
-    def blames(self) -> dict[GroupKey, str]:
-        """The predicate that holds exactly where a group's tests fail, of each group that has one."""
-        found = ((key, self._evidence.of_group(number)) for key, number in self._groups.numbers.items())
-        return {key: readable(blame.predicate) for key, blame in found if blame}
-
-    def write(self, merged: MergedRun) -> None:
+    def write(self, merged: MergedRun, evidence: Evidence) -> None:
         """Write the page, replacing an existing one atomically.
+
+        Args:
+            merged: The run.
+            evidence: The axes that failures of its tests depend on.
 
         Raises:
             OSError: The page cannot be written.
         """
-        blames = Blames(self._evidence)
-        groups = list(self._told_groups(blames))
-        rest = {**self._rest(merged), "groups": groups, "tests": blames.of_tests(self._index), "blames": blames.told}
+        blames = Blames()
+        groups = [_group(failure, blames) for failure in merged.failures]
+        of_key = {failure.key: place for place, failure in enumerate(merged.failures)}
+        places = [of_key.get(key, of_key.get(OTHERS)) for key in self._groups]
+        rest = {
+            **self._rest(merged),
+            "groups": groups,
+            "places": places,
+            "tests": blames.of_tests(evidence, self._index),
+            "blames": blames.told,
+        }
         static = Static(merged=merged, listed=self._listed(merged))
         write_whole(self._path, document(static, self._index.finish(rest), self._details.chunks))
 
-    def _add_passed(self, job: int, cell: int, key: CaseKey, test: TestVerdict) -> None:
+    def _add_passed(self, job: int, nodeid: str, test: TestVerdict) -> None:
         # Only PassedRanks define a job's usual ranks: a test with more to report may be an exception.
         ranks = compact(test.ranks)
         usual = self._usual.setdefault(job, ranks) if isinstance(test.ranks, PassedRanks) else self._usual.get(job)
-        extra = {"r": ranks} if ranks != usual else None
-        self._index.add_passed(job, key.nodeid, test.time, extra)
-        if test.verdict.executed:
-            self._evidence.passed(key, cell)
-        self._time(job, key.nodeid, "P", test.time)
-
-    def _add_notable(self, job: int, cell: int, key: CaseKey, test: TestVerdict, suite: CellSuite) -> None:
-        # A skip that counts as a pass has a letter of its own.
-        letter = "K" if test.verdict.is_skip_but_pass else _LETTERS[test.verdict.kind]
-        extra: dict[str, Any] = {"r": compact(test.ranks)}
-        if test.verdict.is_bad:
-            extra |= self._failure(cell, key, test)
-        elif test.verdict.rule is not VerdictRule.PASSED:
-            extra["s"] = self._reason(test)
-        if tells(test) and letter == "P":
-            self._evidence.passed(key, cell)
-        if test.is_flaky:
-            extra["f"] = 1
-        if test.verdict.is_bad or test.earlier:
-            extra["d"] = self._details.add(test, suite.course_of(test))
-        if test.verdict.leading is not None:
-            extra["l"] = test.verdict.leading
-        if test.verdict.skip_code is not None:
-            extra["c"] = test.verdict.skip_code
-        self._index.add(job, key.nodeid, letter, test.time, extra)
-        self._time(job, key.nodeid, letter, test.time)
-
-    def _failure(self, cell: int, key: CaseKey, test: TestVerdict) -> dict[str, Any]:
-        message, is_of_job = message_of(test), test.verdict.rule is VerdictRule.JOB
-        order = order_of(test.verdict.exit_code, is_of_job=is_of_job)
-        group = self._groups.number_of(test, message)
-        if not is_of_job:
-            # A job's own trouble has no matching pass in other cells, so it is not evidence.
-            self._evidence.failed(key, group, cell)
-        same = self._groups.groups[group].message == message
-        more = {} if same else {"m": message}
-        return {"g": group, "w": test.verdict.reason} | more | ({"o": order} if is_of_job else {})
+        if self._index.has_room("P", nodeid):
+            self._index.add(job, nodeid, "P", test.time, {"r": ranks} if ranks != usual else None)
 
     def _reason(self, test: TestVerdict) -> int:
         said = cut(first_line(readable(test.verdict.message)), _REASON).replace("\n", " ") or "no reason given"
@@ -147,14 +134,6 @@ class PageWriter:
         elif seconds > self._slowest[0].seconds:
             heapq.heapreplace(self._slowest, Slow(seconds, job, nodeid, letter))
 
-    def _told_groups(self, blames: "Blames") -> Iterator[dict[str, Any]]:
-        for number, group in enumerate(self._groups.groups):
-            blamed = blames.number(self._evidence.of_group(number))
-            told: dict[str, Any] = {"m": group.message, "k": _LETTERS[group.kind], "w": group.reason}
-            if group.ranks:
-                told["r"] = whose(group.ranks, group.world)
-            yield told if blamed is None else {**told, "b": blamed}
-
     def _rest(self, merged: MergedRun) -> dict[str, Any]:
         slowest = sorted(self._slowest, key=lambda slow: (-slow.seconds, slow.job, slow.nodeid))
         return {
@@ -163,7 +142,7 @@ class PageWriter:
             "jobs": [self._job(number, row) for number, row in enumerate(merged.suites)],
             "reasons": [[reason.text, reason.skipped, reason.passed] for reason in self._histogram],
             "slowest": [[round(s.seconds * 1000), s.job, s.nodeid, s.letter] for s in slowest],
-            "cut": self._details.left_out,
+            "out": sum(self._index.left_out.values()),
         }
 
     def _job(self, number: int, row: SuiteRow) -> dict[str, Any]:
@@ -188,7 +167,6 @@ class PageWriter:
             "time": round(row.time, 3),
             "ranks": self._usual.get(number, ""),
             "again": [list(map(readable, row.again(nodeid))) for nodeid in ("", TEST)],
-            "out": self._index.left_out.get(number, 0),
             "engine": readable(row.engine),
             "image": readable(row.image),
             "attempt": row.attempt,
@@ -198,20 +176,33 @@ class PageWriter:
 
     def _listed(self, merged: MergedRun) -> str:
         """A sentence on what the page leaves out; empty if it is complete."""
-        out, cut_off = sum(self._index.left_out.values()), self._details.left_out
-        said = []
-        if out:
-            said.append(f"{out:,} tests that passed on every rank are counted here and not listed")
-        if cut_off:
-            said.append(f"{cut_off:,} failures are listed without their texts")
-        return f"{'; '.join(said)}: {merged.junit.name} beside this page has all of them." if said else ""
+        said = [f"{count:,} {_WORDS[letter]}" for letter, count in sorted(self._index.left_out.items())]
+        listed = [f"{', '.join(said)} are counted and not listed"] if said else []
+        if self._details.left_out:
+            listed.append(f"{self._details.left_out:,} failures are listed without their texts")
+        return f"{'; '.join(listed)}: {merged.junit.name} beside this page has all of them." if listed else ""
+
+
+def _letter(test: TestVerdict) -> str:
+    # A skip that counts as a pass has a letter of its own.
+    return "K" if test.verdict.is_skip_but_pass else _LETTERS[test.verdict.kind]
+
+
+def _group(failure: Failure, blames: "Blames") -> dict[str, Any]:
+    return {
+        "m": failure.said,
+        "k": _LETTERS[failure.kind],
+        "w": failure.reason,
+        "n": 1 + failure.alike,
+        "r": readable(failure.spread),
+        "b": blames.number(failure.blame),
+    }
 
 
 class Blames:
     """The distinct blamed predicates, numbered and written once each."""
 
-    def __init__(self, evidence: Evidence) -> None:
-        self._evidence = evidence
+    def __init__(self) -> None:
         self._numbers: dict[Blame, int] = {}
 
     @property
@@ -226,13 +217,12 @@ class Blames:
         """The number of a blamed predicate; None for none."""
         return None if blame is None else self._numbers.setdefault(blame, len(self._numbers))
 
-    def of_tests(self, index: Index) -> dict[str, dict[int, int]]:
+    def of_tests(self, evidence: Evidence, index: Index) -> dict[str, dict[int, int | None]]:
         """For each suite, the number of the blamed predicate by the number of the test's name."""
-        told: dict[str, dict[int, int]] = {}
-        for key, blame in self._evidence.of_tests():
-            name, number = index.name_number(key.nodeid), self.number(blame)
-            if name is not None and number is not None:
-                told.setdefault(key.suite, {})[name] = number
+        told: dict[str, dict[int, int | None]] = {}
+        for key, blame in evidence.of_tests():
+            if (name := index.name_number(key.nodeid)) is not None:
+                told.setdefault(key.suite, {})[name] = self.number(blame)
         return told
 
 
