@@ -239,15 +239,16 @@ def _run_of(root: Path, plans: Sequence[_Plan], attempts: Iterable[Attempt]) -> 
 
 
 def _together(manifests: Sequence[Manifest], run_id: str) -> Manifest:
-    """One plan from all; where they disagree, the first counts."""
+    """One plan from all, with the names of all their machines; where they disagree, the first counts."""
     jobs: dict[tuple[str, str], PlannedJob] = {}
     for job in chain.from_iterable(manifest.jobs for manifest in manifests):
         jobs.setdefault(job.place, job)
-    return Manifest(
+    return replace(
+        manifests[0],
         run_id=run_id,
+        host=", ".join(dict.fromkeys(manifest.host for manifest in manifests if manifest.host)),
         cells={cell: axes for manifest in reversed(manifests) for cell, axes in manifest.cells.items()},
         jobs=tuple(jobs.values()),
-        folder=manifests[0].folder,
         policy=replace(manifests[0].policy, baseline=_most([manifest.policy.baseline for manifest in manifests])),
     )
 

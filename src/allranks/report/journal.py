@@ -21,6 +21,7 @@ from allranks.protocol.records import (
     MOST_RANKS,
     SCHEMA,
     Finished,
+    Imported,
     JobStarted,
     Passed,
     RankEnded,
@@ -157,6 +158,7 @@ class JournalReader:
         self._tests = _Tests()
         self._columns: defaultdict[int, _RankColumn] = defaultdict(_RankColumn)
         self._is_finished = False
+        self._torch = ""
         self._courses = CourseReader()
 
     def take(self, record: Record) -> None:
@@ -172,6 +174,8 @@ class JournalReader:
         match record:
             case JobStarted():
                 self._begin(record)
+            case Imported():
+                self._torch = record.torch
             case TestStarted():
                 place = self._tests.place_of(record.nodeid)
                 self._tests.started.add(place)
@@ -257,6 +261,7 @@ class JournalReader:
             is_unfinished=not self._is_finished,
             courses=self._courses.found,
             tags=self._courses.tags,
+            torch=self._torch,
         )
         for place, text in part.renumbered(missing).items():
             details[place] = replace(file.result(place), outcome=Outcome.MISSING, message=text, text=text)

@@ -23,6 +23,7 @@ from allranks.report.section import Section
 
 if TYPE_CHECKING:
     from allranks.report.axis_correlation import Blame
+    from allranks.report.run_files import Manifest
 
 MANIFEST_PLACE: Final = ("run", "manifest")
 """Cell and suite of the suite that reports an unreadable manifest."""
@@ -89,6 +90,7 @@ class JobSummary:
     axes: Mapping[str, str | int] = field(default_factory=dict)  # the cell's value on each axis; empty if unknown
     pack: str = ""  # the pack of a plan for several machines that it is in; empty for none
     engine: str = ""
+    torch: str = ""  # the version that its ranks imported; empty if unknown
     image: str = ""
     attempt: int | None = None  # number of the attempt that counts; None where there are no attempts
     folder: str = ""  # the folder of its files, relative to the report's folder; empty if there are no attempts
@@ -269,8 +271,7 @@ class MergedRun:
     run_id: str
     suites: tuple[SuiteRow, ...]
     policy: SkipPolicy = "skip"  # how environment skips were read
-    planned: frozenset[str] | None = None  # the job ids of the manifest; None if there is no manifest
-    matrix_folder: str = ""  # the folder in the repository that paths of tests are relative to; empty for its root
+    manifest: "Manifest | None" = None  # the plan, and what is known of the run as a whole; None if there is none
     junit_files: tuple[Path, ...] = ()
     is_own: bool = True  # False for results that state no run, such as JUnit XML of another runner
     sections: Mapping[str, Section] = field(default_factory=dict)  # what plug-ins add to the report, by name
@@ -297,6 +298,11 @@ class MergedRun:
     def section_objects(self) -> dict[str, Any]:
         """The values of sections in report.json, by name."""
         return {name: section.object for name, section in self.sections.items() if not section.page_only}
+
+    @cached_property
+    def planned(self) -> frozenset[str] | None:
+        """The job ids of the manifest; None if there is no manifest."""
+        return frozenset(f"{job.cell}/{job.suite}" for job in self.manifest.jobs) if self.manifest else None
 
     def _notes_on_suites(self) -> Iterator[str]:
         """The remarks on each job; jobs of one suite often have the same note, which is told once for all of them."""

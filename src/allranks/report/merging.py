@@ -112,7 +112,6 @@ def _setting(gathered: Gathered, policy: SkipPolicy | None, environ: Mapping[str
 
 def _run(folder: Path, gathered: Gathered, policy: SkipPolicy) -> MergedRun:
     """The run, before any of its suites has been judged."""
-    manifest = gathered.manifest
     return MergedRun(
         folder=folder,
         junit=folder / JUNIT_NAME,
@@ -122,8 +121,7 @@ def _run(folder: Path, gathered: Gathered, policy: SkipPolicy) -> MergedRun:
         is_own=gathered.is_own,
         suites=(),
         policy=policy,
-        planned=frozenset(f"{job.cell}/{job.suite}" for job in manifest.jobs) if manifest else None,
-        matrix_folder=manifest.folder if manifest else "",
+        manifest=gathered.manifest,
     )
 
 

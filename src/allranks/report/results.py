@@ -189,6 +189,7 @@ class RankFile:
     # Of its journal's tests that went wrong, by node id; as its tags, the same for all ranks.
     courses: Mapping[str, "RankCourse"] = field(default_factory=dict)
     tags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    torch: str = ""  # the version that its journal names, the same for all ranks; empty if unknown
 
     @property
     def results(self) -> tuple[RankResult, ...]:

@@ -63,8 +63,10 @@ class Manifest:
     allranks: str = ""  # the version that began the run
     python: str = ""
     started: str = ""  # when it began, in ISO 8601
+    host: str = ""  # the name of the machine that began it
+    commit: str = ""  # of the repository, with "-dirty" if tracked files differ from it; empty if unknown
     seed: Annotated[int, range(-(2**63), 2**63)] = 0
-    command: str = ""
+    command: str = ""  # without the values of variables and the logins of addresses
     matrix: str = ""  # the name of the matrix file
     # Its folder in the repository, which paths of tests are relative to; empty for the repository's root, or if there
     # is none.

@@ -2,8 +2,11 @@
 
 import json
 import os
+import re
 import secrets
 import shlex
+import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import allranks
 from allranks.errors import ResultsError, UsageError
+from allranks.images.pip_settings import without_logins
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job
 from allranks.ownership import OwnedRun
@@ -32,7 +36,8 @@ def facts_of(expansion: Expansion) -> Manifest:
     policy = matrix.policy
     return Manifest(
         run_id="",
-        command=shlex.join(["allranks", *sys.argv[1:]]),
+        commit=_commit(matrix.root),
+        command=shlex.join(["allranks", *map(_without_secrets, sys.argv[1:])]),
         matrix=matrix.path.name,
         folder=_in_repository(matrix.root),
         policy=JudgingPolicy(
@@ -45,6 +50,27 @@ def facts_of(expansion: Expansion) -> Manifest:
             for rule, cells in expansion.dropped.items()
         ),
     )
+
+
+_VALUE = re.compile(r"(?P<name>(?:^|=)[A-Z_][A-Z0-9_]*=).+", re.DOTALL)
+
+
+def _without_secrets(word: str) -> str:
+    """A word of a command without the value of an environment variable and without logins: reports are published."""
+    return _VALUE.sub(r"\g<name>****", without_logins(word))
+
+
+def _commit(folder: Path) -> str:
+    """The commit of the repository that a folder is in, with ``-dirty`` for changed files; empty if git has none."""
+    command = ("git", "--no-optional-locks", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=_GIT_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return "" if done.returncode else done.stdout.strip()
+
+
+_GIT_SECONDS = 10
 
 
 def _in_repository(folder: Path, environ: Mapping[str, str] = os.environ) -> str:
@@ -64,6 +90,7 @@ def fresh_manifest(run_id: str, facts: Manifest, seed: int | None) -> Manifest:
         allranks=allranks.__version__,
         python=sys.version.split()[0],
         started=datetime.now(UTC).isoformat(timespec="seconds"),
+        host=socket.gethostname(),
         seed=secrets.randbits(31) if seed is None else seed,
     )
 

@@ -76,7 +76,7 @@ class ActionsConsole:
         found = merged.failures
         shown = found if len(found) <= _ANNOTATIONS else found[: _ANNOTATIONS - 1]
         for failure in shown:
-            self.commands.give(annotation(failure, merged.matrix_folder))
+            self.commands.give(annotation(failure, merged.manifest.folder if merged.manifest else ""))
         if more := left_out(merged, shown):
             self.commands.give(error_command(f"{more} more are in the report", title="allranks"))
 

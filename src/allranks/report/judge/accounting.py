@@ -195,6 +195,7 @@ def _of_attempt(attempt: Attempt, reader: RankReader, known: _Known, copies: Cop
         courses=next((file.courses for file in files if file.courses), {}),
         tags=next((file.tags for file in files if file.tags), {}),
         engine=record.engine if record else "",
+        torch=next((file.torch for file in files if file.torch), ""),
         image=(job.image if job else "") or (record.image if record else ""),
         attempt=attempt.number,
         folder=attempt.folder,

@@ -14,11 +14,12 @@ from importlib import resources
 from string import Template
 from typing import Final
 
-from allranks.protocol.xml_text import readable
+from allranks.protocol.xml_text import clipped, readable
 from allranks.report.judged import Counts, MergedRun
 from allranks.report.summary import times
 
 _SHOWN_NOTES: Final = 100
+_FACT: Final = 500
 
 _FAILURES: Final = (
     '<section id="failures" class="js-only" aria-labelledby="failures-title"><h2 id="failures-title">Failures</h2>'
@@ -56,6 +57,7 @@ class Static:
         return (
             f'<h1 class="{state}">{_sentence(counts)}</h1>'
             f'<p class="run">Run <bdi>{escaped(self.merged.run_id)}</bdi>: {_extent(self.merged)}</p>'
+            f'<dl class="facts">{"".join(_facts(self.merged))}</dl>'
             f'<ul class="counts" id="counts">{"".join(_counts(counts))}</ul>'
             + (f'<p class="listed">{escaped(self.listed)}</p>' if self.listed else "")
         )
@@ -105,6 +107,25 @@ def _extent(merged: MergedRun) -> str:
     suites = len({row.share.suite if row.share else row.suite for row in merged.suites})
     policy = "; environment skips count as passed" if merged.policy == "pass" else ""
     return f"{_number(cells, 'cell')}, {_number(suites, 'suite')}, {times(merged)}{policy}"
+
+
+def _facts(merged: MergedRun) -> Iterator[str]:
+    """What the run was of and where it ran, as far as that is known."""
+    run = merged.manifest
+    told = {
+        "date": run.started.replace("T", " ").replace("+00:00", " UTC") if run else "",
+        "host": run.host if run else "",
+        "commit": run.commit if run else "",
+        "torch": ", ".join(sorted({row.torch for row in merged.suites if row.torch})),
+        "engine": ", ".join(sorted({row.engine for row in merged.suites if row.engine})),
+        "allranks": run.allranks if run else "",
+        "command": run.command if run else "",
+    }
+    yield from (
+        f"<div><dt>{name}</dt> <dd><bdi>{escaped(clipped(value, _FACT))}</bdi></dd></div>"
+        for name, value in told.items()
+        if value
+    )
 
 
 def _counts(counts: Counts) -> Iterator[str]:
