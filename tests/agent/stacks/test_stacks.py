@@ -14,6 +14,7 @@ from allranks.agent.stacks.stacks import (
     innermost,
     wait_for_stacks,
     waits_in_distributed,
+    with_source,
 )
 
 
@@ -184,3 +185,33 @@ def test_what_stops_py_spy_is_said_after_the_ranks_own_stacks(stacks_of, monkeyp
     found, _ = stacks_of()
     assert innermost(found).endswith(" in waits_for_ever")
     assert "Seen from outside by py-spy: py-spy failed" in found
+
+
+def test_frames_have_the_line_of_code_below_them(tmp_path):
+    file = tmp_path / "test_a.py"
+    file.write_text("def test_a():\n    time.sleep(100)\n\f\nx = 1\n")
+    stacks = dump((file, 2, "test_a"), (file, 4, "f"), PYTEST, ("/nowhere/b.py", 1, "g"))
+    assert with_source(stacks).splitlines()[1:] == [
+        f'  File "{file}", line 2 in test_a',
+        "    time.sleep(100)",
+        f'  File "{file}", line 4 in f',
+        "    x = 1",
+        '  File "/env/lib/python3.11/site-packages/_pytest/python.py", line 166 in pytest_pyfunc_call',
+        '  File "/nowhere/b.py", line 1 in g',
+    ]
+    assert innermost(with_source(stacks)) == innermost(stacks)
+
+
+@pytest.mark.parametrize("line", ["0", "99", "9" * 5000])
+def test_a_line_that_a_file_does_not_have_is_left_out(tmp_path, line):
+    file = tmp_path / "test_a.py"
+    file.write_text("x = 1\n")
+    stacks = dump((file, line, "f"))
+    assert with_source(stacks) == stacks
+
+
+def test_only_a_regular_file_is_read_for_its_lines(tmp_path):
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "link.py").symlink_to("/etc/passwd")
+    stacks = dump((tmp_path / "pipe.py", 1, "f"), (tmp_path / "link.py", 1, "f"), ("\0", 1, "f"))
+    assert with_source(stacks) == stacks

@@ -7,6 +7,7 @@ from typing import Protocol
 from allranks.agent.gangs.output import Output
 from allranks.agent.gangs.step_outcome import Step, StepOutcome
 from allranks.agent.program import Program
+from allranks.agent.stacks.stacks import with_source
 from allranks.protocol.outcomes import Outcome, Phase, SkipKind, overall, shorten
 from allranks.protocol.records import Passed, PhaseEnd, RankEnded, Record
 from allranks.protocol.skip_codes import sandcastle_reason
@@ -103,7 +104,7 @@ def _ended(outcome: StepOutcome, step: Step, nodeid: str, world_size: int, outpu
         observed=round(max(0.0, outcome.at - step.since), 6) if outcome.observed else 0.0,
         phase=deciding.when,
         message="; ".join(filter(None, parts if outcome.adds_first else reversed(parts))),
-        text=shorten(deciding.text),
+        text=shorten(with_source(deciding.text) if outcome.observed else deciding.text),
         stdout=_printed(output.stdout, phases, "stdout"),
         stderr=_printed(output.stderr, phases, "stderr"),
         caused_by=outcome.caused_by,

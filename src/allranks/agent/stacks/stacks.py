@@ -255,6 +255,28 @@ def innermost(stacks: str) -> str:
     return f"{match['file']}:{match['line']} in {match['name']}" if match else ""
 
 
+_MOST_SOURCES = 20
+_MOST_SOURCE = 1 << 20
+_SOURCE_LINE = 200
+
+
+def with_source(stacks: str) -> str:
+    """Stacks with the line of code below each frame, as tracebacks have it, where a file of at most 1 MiB has that."""
+    files: dict[str, list[str]] = {}
+    lines = []
+    for line in stacks.split("\n"):
+        lines.append(line)
+        frame = _FRAME.fullmatch(line)
+        if frame is None or is_of_tools(frame["file"]) or len(frame["line"]) > 9:
+            continue
+        if frame["file"] not in files and len(files) < _MOST_SOURCES:
+            path = Path(frame["file"])
+            files[frame["file"]] = evidence.read(path).split("\n") if evidence.size_of(path) <= _MOST_SOURCE else []
+        source = files.get(frame["file"], [])[int(frame["line"]) - 1 : int(frame["line"])]
+        lines += (f"    {clipped(each.strip(), _SOURCE_LINE)}" for each in source if each.strip())
+    return "\n".join(lines)
+
+
 def waits_in_distributed(stacks: str, *, is_logged: bool = True) -> bool:
     """Whether the innermost frames are torch.distributed's: this rank waits for its peers.
 
