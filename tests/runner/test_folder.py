@@ -62,6 +62,38 @@ def test_a_manifest_has_the_matrix_files_folder_in_its_repository(repository, tm
     assert facts_of(load(repository)).folder == ""
 
 
+def test_a_manifest_has_the_commit_and_says_if_files_differ_from_it(repository):
+    def git(*arguments):
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+        done = subprocess.run(command, cwd=repository, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    assert facts_of(load(repository)).commit == ""
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "first")
+    commit = git("rev-parse", "HEAD")
+    assert facts_of(load(repository)).commit == commit
+    with (repository / "matrix.toml").open("a") as file:
+        file.write("# changed\n")
+    assert facts_of(load(repository)).commit == f"{commit}-dirty"
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("TOKEN=hunter2", "'TOKEN=****'"),
+        ("--env=TOKEN=a\nb", "'--env=TOKEN=****'"),
+        ("--index=https://me:hunter2@host/x", "'--index=https://****@host/x'"),
+        ("log_cli=true", "log_cli=true"),
+        ("t.py::test[N=4]", "'t.py::test[N=4]'"),
+    ],
+)
+def test_the_command_in_a_manifest_has_no_secrets(repository, monkeypatch, word, shown):
+    monkeypatch.setattr(sys, "argv", ["/venv/bin/allranks", "run", "--", word])
+    assert facts_of(load(repository)).command == f"allranks run -- {shown}"
+
+
 def test_a_run_without_a_seed_gets_one_and_keeps_it(make_folder):
     first = make_folder(seed=None)
     assert make_folder(seed=None).seed == first.seed == manifest_of(first)["seed"]

@@ -15,6 +15,7 @@ from runs import TRACE, case, failed, gloo_matrix, job, passed, rank, skipped, w
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import PhaseEnd
 from allranks.report.merging import merge
+from allranks.report.page import case_list
 from allranks.report.rank_course import Collective, RankCourse
 
 pytestmark = pytest.mark.browser
@@ -64,11 +65,70 @@ def test_the_matrix_shows_each_cell_and_suite(opened: Page) -> None:
 
 def test_equal_failures_of_several_cells_are_one(opened: Page) -> None:
     assert opened.texts("#failures .group h3 bdi") == ["AssertionError: 5.0 != 6.0"]
-    assert "rank 1; 3 times: 1 test in 3 cells" in opened.text("#failures .group")
+    assert "3 tests in 3 cells; rank 1" in opened.text("#failures .group")
 
 
 def test_a_strip_has_the_numbers_of_ranks_that_went_wrong_and_the_count_of_others(opened: Page) -> None:
     assert opened.texts("#failures .group li:first-child .strip i") == ["A", "F1", "A\u00d72"]
+
+
+@pytest.mark.parametrize("outcome", ["failed", "timed_out", "crashed"])
+def test_the_chip_of_the_leading_rank_is_the_only_one_in_full_color(page: Page, tmp_path: Path, outcome: str) -> None:
+    wrong = [rank(0, "failed", at=2.0, consequence=True), rank(1, outcome, at=1.0), rank(2, "failed", at=2.0)]
+    course = RankCourse(began=0.0, phases={}, collectives=())
+    suite = job("c", "s", [case("t.py::test", wrong)], courses={"t.py::test": course})
+    page.open(write_page(tmp_path, [suite]), "#t=c/s/t.py::test")
+    open_test(page)
+    white = "e => getComputedStyle(e).color === 'rgb(255, 255, 255)'"
+    for chips in ("#failures .group .strip i", ".squares button", ".who i"):
+        assert page.run(f"[...document.querySelectorAll('{chips}')].map({white})") == [False, True, False]
+
+
+def test_a_group_of_ranks_that_went_wrong_alike_sets_its_leading_one_apart(page: Page, tmp_path: Path) -> None:
+    wrong = [rank(number, "failed", at=1.0 - number / 100, message="no") for number in range(3)]
+    page.open(write_page(tmp_path, [job("c", "s", [case("t.py::test", wrong)])]))
+    assert page.texts("#failures .group .strip i") == ["F0-1", "F2"]
+    assert page.texts("#failures .group .strip .leads") == ["F2"]
+
+
+def test_the_overview_explains_its_marks(opened: Page) -> None:
+    assert [each.replace("\n", " ") for each in opened.texts("#failures .legend .key")] == [
+        "F1T1 rank 1 has the primary failure", "F failed", "A aborted", "\u00d73 three ranks",
+    ]  # fmt: skip
+    assert [each.split()[0] for each in opened.texts("#matrix .legend .key")] == ["✕", "✓"]
+
+
+def test_an_overview_without_failures_explains_the_marks_of_its_tests(page: Page, tmp_path: Path) -> None:
+    page.open(write_page(tmp_path, [job("c", "s", [passed("t.py::test")])]))
+    assert page.texts("#tests .legend .key")[0] == "✓ passed"
+    assert page.texts("#failures .legend") == []
+
+
+def test_a_count_of_zero_has_no_alarming_color(page: Page, tmp_path: Path) -> None:
+    page.open(write_page(tmp_path, [job("c", "s", [passed("t.py::test")])]))
+    color = "name => getComputedStyle(document.querySelector(name)).backgroundColor"
+    colors = page.run(f"['#counts .v-F', '#counts .v-E', '#counts .v-S'].map({color})")
+    assert len(set(colors)) == 1
+
+
+@pytest.mark.parametrize("text", ["AssertionError: 5.0 != 6.0", TRACE])
+def test_a_test_says_what_happened_once(page: Page, tmp_path: Path, text: str) -> None:
+    bad = failed("t.py::test", 2, "AssertionError: 5.0 != 6.0", text)
+    page.open(write_page(tmp_path, [job("c", "s", [bad])]), "#t=c/s/t.py::test")
+    open_test(page)
+    assert page.text("#detail").count("AssertionError: 5.0 != 6.0") == 1
+    assert page.text("body").count("AssertionError: 5.0 != 6.0") == 2  # in the overview, and in the test
+
+
+def test_a_group_of_which_no_test_is_listed_says_how_many_there_are(
+    page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(case_list, "FAILURES_BUDGET", -1)
+    page.open(write_page(tmp_path, [job("c", "s", [failed(f"t.py::test_{number}") for number in range(5)])]))
+    assert page.texts("#failures .group h3 bdi") == ["AssertionError: 1 != 2"]
+    assert page.texts("#failures .group .extent") == ["5 tests; rank 1"]
+    assert "5 failures are counted and not listed: junit.xml beside this page has all of them." in page.text("#top")
+    assert page.text("#shown") == "0 of 0 tests; 5 more are not listed"
 
 
 def test_the_axis_to_blame_is_named_with_its_evidence(opened: Page) -> None:

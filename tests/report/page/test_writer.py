@@ -12,9 +12,11 @@ import pytest
 from runs import case, failed, gloo_matrix, job, passed, rank, skipped, write_page
 
 from allranks.errors import ResultsError
+from allranks.protocol.records import JOURNAL, SCHEMA, Finished, Imported, JobStarted, Passed, encode
 from allranks.report.judged import Share
 from allranks.report.merging import merge
 from allranks.report.page import case_list
+from allranks.report.page.page import escaped
 from allranks.report.results import TestVerdict
 
 Unpacked = Callable[[Path], dict[str, Any]]
@@ -72,6 +74,42 @@ def test_merging_writes_the_page_beside_the_junit_file(run_folder: Any, unpacked
     assert [(name, letter) for _, name, letter, _ in rows(carried)] == [("t.py::a", "P"), ("t.py::b", "F")]
     assert carried["rest"]["jobs"][0]["ranks"] == "0,1:passed"
     assert carried["rest"]["jobs"][0]["files"] == {"xml": "0,1"}
+
+
+def test_the_page_says_of_what_and_where_the_run_was(run_folder: Any) -> None:
+    said = {"started": "2026-11-27T18:46:48+00:00", "commit": "45f37ebe-dirty", "command": "allranks run <b>"}
+    run_folder.manifest("gloo-w2-g0-env/s", host="host-1", **said)
+    run_folder.both("gloo-w2-g0-env/s", {"t.py::a": "passed"}, engine="process")
+    text = re.findall(r'<dl class="facts">(.*?)</dl>', merge(run_folder.path, environ={}).page.read_text())[0]
+    facts = dict(re.findall(r"<dt>(.*?)</dt> <dd><bdi>(.*?)</bdi></dd>", text))
+    assert facts == {
+        "date": "2026-11-27 18:46:48 UTC", "host": "host-1", "commit": "45f37ebe-dirty", "engine": "process",
+        "allranks": "0", "command": "allranks run &lt;b&gt;",
+    }  # fmt: skip
+
+
+def test_the_page_names_the_torch_of_the_journals_and_all_machines(part: Callable[[str], Any], tmp_path: Path) -> None:
+    for host, name, torch in (("one", "gloo-w1-g0-env/s", "2.13.0"), ("two", "gloo-w1-g0-tcp/s", "2.12.1+cpu")):
+        folder = part(host)
+        folder.manifest(name, host=host)
+        folder.job(name, collected=["t"], world_size=1)
+        cell, suite = name.split("/")
+        records = (
+            JobStarted(schema=SCHEMA, run_id="r1", cell=cell, suite=suite, attempt=1, world_size=1),
+            Imported(torch=torch, seconds=1.0),
+            Passed(nodeid="t", ranks=(0,), arrived=(9.0,), seconds=(0.5,), world_size=1),
+            Finished(status=0),
+        )
+        (folder.attempt(name) / JOURNAL).write_bytes(b"".join(encode(each) + b"\n" for each in records))
+    merged = merge(tmp_path, environ={})
+    assert not merged.failures
+    assert f"<dd><bdi>{escaped('2.12.1+cpu, 2.13.0')}</bdi>" in merged.page.read_text()
+    assert "<dt>host</dt> <dd><bdi>one, two</bdi>" in merged.page.read_text()
+
+
+def test_what_is_unknown_of_a_run_is_left_out(tmp_path: Path) -> None:
+    text = write_page(tmp_path, [job("c", "s", [passed("t")], engine="", torch="2.13.0+cpu")]).read_text()
+    assert re.findall(r"<dt>(.*?)</dt> <dd><bdi>(.*?)</bdi></dd>", text) == [("torch", "2.13.0+cpu")]
 
 
 def test_a_page_of_somebody_else_is_not_overwritten(run_folder: Any) -> None:

@@ -1,7 +1,6 @@
 """Takes a run job by job, keeps little of each, and writes ``report.html`` at its end."""
 
 import heapq
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -42,13 +41,6 @@ class Slow(NamedTuple):
     letter: str
 
 
-@dataclass
-class _Reason:
-    text: str
-    skipped: int = 0
-    passed: int = 0
-
-
 class PageWriter:
     """Writes the page of a run, ``report.html`` in its folder."""
 
@@ -58,8 +50,7 @@ class PageWriter:
         self._usual: dict[int, str] = {}
         self._index, self._details = Index(), Details()
         self._groups: dict[GroupKey, int] = {}
-        self._reasons: dict[str, int] = {}
-        self._histogram: list[_Reason] = []
+        self._reasons: dict[str, list[int]] = {}  # its number, how many were skipped and how many count as passed
         self._slowest: list[Slow] = []
 
     def add(self, suite: CellSuite) -> None:
@@ -95,19 +86,29 @@ class PageWriter:
         Raises:
             OSError: The page cannot be written.
         """
-        blames = Blames()
-        groups = [_group(failure, blames) for failure in merged.failures]
+        blames: dict[Blame, int] = {}
         of_key = {failure.key: place for place, failure in enumerate(merged.failures)}
         places = [of_key.get(key, of_key.get(OTHERS)) for key in self._groups]
         rest = {
             **self._rest(merged),
-            "groups": groups,
+            "groups": [_group(failure, blames) for failure in merged.failures],
             "places": places,
-            "tests": blames.of_tests(evidence, self._index),
-            "blames": blames.told,
+            "tests": self._blamed_tests(evidence, blames),
+            "blames": [
+                {"p": readable(b.predicate), "f": b.fails, "n": b.passes, "a": list(map(readable, b.also))}
+                for b in blames
+            ],
         }
         static = Static(merged=merged, listed=self._listed(merged))
         write_whole(self._path, document(static, self._index.finish(rest), self._details.chunks))
+
+    def _blamed_tests(self, evidence: Evidence, blames: dict[Blame, int]) -> dict[str, dict[int, int]]:
+        """For each suite, the number of the blamed predicate by the number of the test's name."""
+        told: dict[str, dict[int, int]] = {}
+        for key, blame in evidence.of_tests():
+            if (name := self._index.name_number(key.nodeid)) is not None:
+                told.setdefault(key.suite, {})[name] = blames.setdefault(blame, len(blames))
+        return told
 
     def _add_passed(self, job: int, nodeid: str, test: TestVerdict) -> None:
         # Only PassedRanks define a job's usual ranks: a test with more to report may be an exception.
@@ -120,13 +121,9 @@ class PageWriter:
         said = cut(first_line(readable(test.verdict.message)), _REASON).replace("\n", " ") or "no reason given"
         text = f"xfail: {said}" if test.verdict.reason == "pytest.xfail" else said
         text = text if text in self._reasons or len(self._reasons) < MOST_REASONS else _OTHER_REASONS
-        number = self._reasons.setdefault(text, len(self._reasons))
-        if number == len(self._histogram):
-            self._histogram.append(_Reason(text))
-        reason = self._histogram[number]
-        reason.passed += test.verdict.is_skip_but_pass
-        reason.skipped += not test.verdict.is_skip_but_pass
-        return number
+        reason = self._reasons.setdefault(text, [len(self._reasons), 0, 0])
+        reason[2 if test.verdict.is_skip_but_pass else 1] += 1
+        return reason[0]
 
     def _time(self, job: int, nodeid: str, letter: str, seconds: float) -> None:
         if len(self._slowest) < _SLOWEST:
@@ -140,7 +137,7 @@ class PageWriter:
             "run": readable(merged.run_id),
             "policy": merged.policy,
             "jobs": [self._job(number, row) for number, row in enumerate(merged.suites)],
-            "reasons": [[reason.text, reason.skipped, reason.passed] for reason in self._histogram],
+            "reasons": [[text, *counts] for text, (_, *counts) in self._reasons.items()],
             "slowest": [[round(s.seconds * 1000), s.job, s.nodeid, s.letter] for s in slowest],
             "out": sum(self._index.left_out.values()),
         }
@@ -188,42 +185,15 @@ def _letter(test: TestVerdict) -> str:
     return "K" if test.verdict.is_skip_but_pass else _LETTERS[test.verdict.kind]
 
 
-def _group(failure: Failure, blames: "Blames") -> dict[str, Any]:
+def _group(failure: Failure, blames: dict[Blame, int]) -> dict[str, Any]:
     return {
         "m": failure.said,
         "k": _LETTERS[failure.kind],
         "w": failure.reason,
         "n": 1 + failure.alike,
         "r": readable(failure.spread),
-        "b": blames.number(failure.blame),
+        "b": blames.setdefault(failure.blame, len(blames)) if failure.blame else None,
     }
-
-
-class Blames:
-    """The distinct blamed predicates, numbered and written once each."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[Blame, int] = {}
-
-    @property
-    def told(self) -> list[dict[str, Any]]:
-        """The predicates, as data for the script."""
-        return [
-            {"p": readable(blame.predicate), "f": blame.fails, "n": blame.passes, "a": list(map(readable, blame.also))}
-            for blame in self._numbers
-        ]
-
-    def number(self, blame: Blame | None) -> int | None:
-        """The number of a blamed predicate; None for none."""
-        return None if blame is None else self._numbers.setdefault(blame, len(self._numbers))
-
-    def of_tests(self, evidence: Evidence, index: Index) -> dict[str, dict[int, int | None]]:
-        """For each suite, the number of the blamed predicate by the number of the test's name."""
-        told: dict[str, dict[int, int | None]] = {}
-        for key, blame in evidence.of_tests():
-            if (name := index.name_number(key.nodeid)) is not None:
-                told.setdefault(key.suite, {})[name] = self.number(blame)
-        return told
 
 
 def is_page(path: Path) -> bool:
