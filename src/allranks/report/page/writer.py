@@ -25,7 +25,7 @@ TEST: Final = "{}"
 _WORDS: Final = {
     "E": "errors",
     "F": "failures",
-    "K": "skipped tests that passed",
+    "K": "skips that count as passed",
     "P": "passed tests",
     "S": "skipped tests",
 }
