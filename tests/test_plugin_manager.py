@@ -171,8 +171,8 @@ def moon(other):
 @pytest.fixture
 def ranks(tmp_path):
     folder = tmp_path / "ranks"
-    folder.mkdir()
-    (folder / "rank-0.xml").write_text('<testsuite><testcase classname="t" name="x"/></testsuite>')
+    (folder / "gloo-w1-g0-env/s").mkdir(parents=True)
+    (folder / "gloo-w1-g0-env/s/rank-0.xml").write_text('<testsuite><testcase classname="t" name="x"/></testsuite>')
     return folder
 
 

@@ -15,9 +15,10 @@ RANK = """<testsuites><testsuite name="pytest"><testcase classname="t" name="{na
 def ranks(tmp_path):
     def write(*results: str) -> Path:
         folder = tmp_path / "ranks"
-        folder.mkdir()
+        job = folder / f"gloo-w{len(results)}-g0-env" / "tests"
+        job.mkdir(parents=True)
         for rank, result in enumerate(results):
-            (folder / f"rank-{rank}.xml").write_text(RANK.format(name="test_x", result=result))
+            (job / f"rank-{rank}.xml").write_text(RANK.format(name="test_x", result=result))
         return folder
 
     return write
@@ -44,8 +45,8 @@ def test_a_merge_is_one_object_for_programs(allranks, ranks, command):
     assert [job["counts"]["tests"] for job in told["jobs"]] == [1]
     [failure] = told["failures"]
     assert failure == {
-        "place": "ranks / tests", "test": "t::test_x", "kind": "failure", "message": "rank 1 failed: no", "alike": 0,
-        "cells": ["ranks"], "packs": [], "ranks": {"2": [1]}, "blame": None,
+        "place": "gloo-w2-g0-env / tests", "test": "t::test_x", "kind": "failure", "message": "rank 1 failed: no",
+        "alike": 0, "cells": ["gloo-w2-g0-env"], "packs": [], "ranks": {"2": [1]}, "blame": None,
     }  # fmt: skip
     assert all(Path(file).is_file() for file in (told["files"]["junit"][0], *list(told["files"].values())[1:]))
     assert "exit code" not in err
@@ -54,9 +55,11 @@ def test_a_merge_is_one_object_for_programs(allranks, ranks, command):
 def test_a_quiet_merge_prints_problems_and_the_verdict(allranks, ranks):
     folder = ranks("", "")
     assert allranks("merge", str(folder), "-q")[1] == "exit code 0: all verdicts are good\n"
-    (folder / "rank-1.xml").write_text(RANK.format(name="test_x", result='<failure message="no"/>'))
+    (folder / "gloo-w2-g0-env/tests/rank-1.xml").write_text(
+        RANK.format(name="test_x", result='<failure message="no"/>')
+    )
     _, out, _ = allranks("merge", str(folder), "--quiet")
-    assert out.startswith("First failures:\n  FAILURE ranks / tests: t::test_x\n")
+    assert out.startswith("First failures:\n  FAILURE gloo-w2-g0-env / tests: t::test_x\n")
     assert out.endswith("exit code 1: tests failed\n")
     assert "passed" not in out
 
@@ -66,13 +69,13 @@ def test_merge_puts_the_cell_into_class_names_where_that_is_asked_for(allranks, 
     allranks("merge", str(folder))
     assert ' classname="t" ' in (folder / "junit.xml").read_text()
     allranks("merge", str(folder), "--cell-in-classname")
-    assert ' classname="ranks.tests.t" ' in (folder / "junit.xml").read_text()
+    assert ' classname="gloo-w2-g0-env.tests.t" ' in (folder / "junit.xml").read_text()
 
 
 def test_merge_names_every_file_of_a_split_report(allranks, ranks, monkeypatch):
     folder = ranks("")
     many = "".join(f'<testcase classname="t" name="test_{number}"/>' for number in range(50))
-    (folder / "rank-0.xml").write_text(f"<testsuite>{many}</testsuite>")
+    (folder / "gloo-w1-g0-env/tests/rank-0.xml").write_text(f"<testsuite>{many}</testsuite>")
     allranks("merge", str(folder))  # whatever takes the form from its module has it now
     usual = JUnitForm
     monkeypatch.setattr("allranks.report.junit_case.JUnitForm", lambda **said: usual(file_limit=10_000, **said))

@@ -70,11 +70,11 @@ def test_the_help_has_no_command_and_no_option_of_theirs(shell, lacking):
 def test_results_are_merged(shell, lacking, tmp_path):
     (tmp_path / "ranks").mkdir()
     (tmp_path / "ranks" / "rank-0.xml").write_text(RANK)
-    code, out = shell("merge", "ranks")
+    code, out = shell("merge", "ranks", "--world-size", "1")
     assert (code, "exit code 0" in out) == (0, True)
     report = json.loads((tmp_path / "ranks" / "report.json").read_text())
     assert report["counts"]["passed"] == 1
-    code, out = shell("merge", "ranks", "--history", "h.sqlite")
+    code, out = shell("merge", "ranks", "--world-size", "1", "--history", "h.sqlite")
     assert (code, "history" in json.loads((tmp_path / "ranks" / "report.json").read_text())) == (
         (2, False) if "history" in lacking else (0, True)
     )

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.errors import AllranksError
+from allranks.report.input_rule import InputRule
 from allranks.report.judge.exit_code import exit_code
 from allranks.report.judged import CellSuite
 from allranks.report.merging import merge
@@ -177,7 +178,7 @@ def test_any_durations(tmp_path_factory, times):
     folder = tmp_path_factory.mktemp("run")
     cases = "".join(f'<testcase name="{number}" time="{time}"/>' for number, time in enumerate(times))
     (folder / "rank-0.xml").write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
-    merged = merge(folder, environ={})
+    merged = merge(folder, InputRule(world_size=1), environ={})
     assert merged.counts.passed == len(times)
     assert 0 <= merged.counts.time <= len(times) * 1e9
     assert render_table(merged)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from stated_outcomes import STATED
 
 from allranks import junit
+from allranks.report.input_rule import InputRule
 from allranks.report.merging import merge
 from allranks.report.outcome_words import outcome_of
 from allranks.report.rank_xml import RankReader
@@ -108,7 +109,7 @@ def test_what_a_suite_declares_and_does_not_have_is_a_contradiction(read, attrib
 
 def test_a_contradiction_is_an_error_of_the_run(tmp_path):
     (tmp_path / "rank-0.xml").write_text(suite('tests="2"', GOOD))
-    assert merge(tmp_path, environ={}).counts.errors == 1
+    assert merge(tmp_path, InputRule(world_size=1), environ={}).counts.errors == 1
 
 
 @pytest.mark.parametrize("root", ['tests="2"', 'errors="1"', 'failures="1"'])

@@ -1,14 +1,11 @@
 """Results of several machines below one folder: what belongs together is one run, what does not is told apart."""
 
-import gzip
 import json
 import shutil
-import tarfile
-import zipfile
 
 import pytest
 
-from allranks.errors import ResultsError
+from allranks.errors import ResultsError, UsageError
 from allranks.report.merging import merge
 
 A, B = "gloo-w2-g0-env/s", "gloo-w2-g0-tcp/s"
@@ -215,101 +212,52 @@ def test_results_that_lie_in_no_jobs_folder_are_missed_by_name(merged, gathered)
     assert test.verdict.is_bad
 
 
-RED = '<testsuites><testsuite><testcase name="t"><failure/></testcase></testsuite></testsuites>'
+@pytest.mark.parametrize("lost", ["rank-1.xml", None])
+def test_two_copies_of_one_attempt_that_differ_are_an_error(merged, gathered, lost):
+    shutil.copytree(gathered / "machine-1", gathered / "again")
+    copy = gathered / f"again/r1/cells/{A}/attempt-1"
+    if lost:
+        (copy / lost).unlink()
+    else:
+        (copy / "rank-1.xml").write_text((copy / "rank-1.xml").read_text().replace("passed", "failed"))
+    _, suites = merged()
+    [problem] = [test.verdict for test in suites[A].tests if test.verdict.is_bad and test.name == "job"]
+    assert "but their results differ: one of them is damaged." in problem.message
 
 
-@pytest.mark.parametrize("name", ["results.xml", "TEST-t.junit", "rank_1.xml", "rank-1.xml.gz", "journal.jsonl"])
-def test_results_of_any_form_beside_a_run_are_missed_by_name(merged, gathered, name):
+@pytest.mark.parametrize("name", ["results.xml", "results.xml.gz", "machine-3.zip", "journal.jsonl", "job.json"])
+def test_what_could_have_results_beside_a_run_is_an_error(merged, gathered, name):
     (gathered / "elsewhere").mkdir()
-    (gathered / "elsewhere" / name).write_text(RED)
-    _, suites = merged()
-    [test] = suites["run/manifest"].tests
-    assert test.verdict.message.startswith(f"elsewhere/{name}: results outside any job's folder")
+    (gathered / "elsewhere" / name).touch()
+    [test] = merged()[1]["run/manifest"].tests
+    assert test.verdict.message == f"elsewhere/{name} could have results, but merge did not read it."
 
 
-@pytest.mark.parametrize("content", [gzip.compress(RED.encode()), RED.encode("utf-16")], ids=["gz", "utf-16"])
-def test_results_that_are_compressed_or_in_utf_16_are_missed_too(merged, gathered, content):
-    (gathered / "results.xml.gz").write_bytes(content)
-    _, suites = merged()
-    assert "results.xml.gz: results outside any job's folder" in suites["run/manifest"].tests[0].verdict.message
+def test_a_link_to_a_folder_elsewhere_is_an_error(merged, gathered, tmp_path):
+    (gathered / "machine-3").symlink_to(tmp_path)
+    [test] = merged()[1]["run/manifest"].tests
+    assert test.verdict.message == "machine-3 could have results, but merge did not read it."
+
+
+def test_merged_reports_of_the_parts_are_no_results(merged, gathered):
+    for place in (".", "machine-1/r1", "machine-2/results/r1"):
+        (gathered / place / "junit.xml").write_text('<testsuites name="allranks"/>')
+    assert "run/manifest" not in merged()[1]
+    (gathered / "machine-2/junit.xml").write_text('<testsuites name="allranks"/>')
+    assert "run/manifest" not in merged()[1]
+    (gathered / "machine-3").mkdir()
+    (gathered / "machine-3/junit.xml").write_text('<testsuites name="allranks"/>')
+    assert "run/manifest" in merged()[1]
 
 
 @pytest.mark.parametrize("name", ["job.json", "journal.jsonl"])
-def test_jobs_of_a_run_without_their_folder_cells_are_missed_by_name(part, tmp_path, name):
+def test_the_jobs_of_a_run_without_their_folder_cells_are_nothing_to_merge(part, tmp_path, name):
     run = part("machine-1")
-    run.rank(A, 0, {"t.py::test_x": "passed"})
     run.job(A, error={"kind": "infrastructure", "what": "The container is gone."})
     (run.attempt(A) / "job.json").rename(run.attempt(A) / name)
-    found = []
-    merge(tmp_path / "gathered/machine-1/cells", environ={}, observers=[found.append])
-    assert f"{A}/attempt-1/{name}: results outside any job's folder" in found[0].tests[0].verdict.message
-
-
-def test_other_xml_and_reports_of_allranks_beside_a_run_are_none_of_its_results(merged, gathered):
-    (gathered / "coverage.xml").write_text("<coverage/>")
-    (gathered / "machine-1/junit.xml").write_text('<testsuites name="allranks" tests="0"/>')
-    _, suites = merged()
-    assert "run/manifest" not in suites
-
-
-@pytest.fixture
-def red(tmp_path):
-    """A folder elsewhere with a failure."""
-    folder = tmp_path / "elsewhere"
-    folder.mkdir()
-    (folder / "TEST-t.xml").write_text(RED)
-    return folder
-
-
-def packed(folder, archive):
-    with zipfile.ZipFile(archive, "w") as target:
-        target.write(folder / "TEST-t.xml", "junit.xml")
-
-
-def rolled(folder, archive):
-    with tarfile.open(archive, "w:gz") as target:
-        target.add(folder / "TEST-t.xml", "results/junit.xml")
-
-
-MAKERS = {
-    "machine-3.tar.gz": rolled,
-    "cut.tar": lambda red, path: (rolled(red, path), path.write_bytes(gzip.decompress(path.read_bytes())[:2100])),
-    "cut.tgz": lambda red, path: (rolled(red, path), path.write_bytes(path.read_bytes()[:-40])),
-    "machine-3": lambda red, path: path.symlink_to(red),
-    "machine-3.zip": packed,
-    "cut.zip": lambda red, path: (packed(red, path), path.write_bytes(path.read_bytes()[:-9])),
-    "TEST-b.xml": lambda _, path: path.write_text(f'<testsuites name="allranks">{RED[12:]}'),
-    "report/junit.xml": lambda _, path: path.write_text(f'<testsuites name="allranks">{RED[12:]}'),
-}
-
-
-@pytest.mark.parametrize("name", MAKERS)
-def test_results_in_a_form_that_is_not_read_are_missed_by_name(gathered, tmp_path, red, name):
-    (tmp_path / "loose").mkdir()
-    (tmp_path / "loose/TEST-a.xml").write_text(RED.replace("<failure/>", ""))
-    for folder in (gathered, tmp_path / "loose"):
-        (folder / name).parent.mkdir(exist_ok=True)
-        MAKERS[name](red, folder / name)
-        found = []
-        merge(folder, environ={}, observers=[found.append])
-        assert found[0].tests[0].verdict.message.startswith(f"{name} has results, and is a link")
-
-
-def test_what_is_unpacked_or_read_elsewhere_is_not_missed(merged, gathered, red):
-    packed(red, gathered / "machine-1.zip")
-    rolled(red, gathered / "machine-2.tgz")
-    for place in ("machine-1", "machine-2/results"):
-        (gathered / place / "junit.xml").write_text('<testsuites name="allranks"/>')
-    with tarfile.open(gathered / "links.tar", "w") as target:
-        (gathered / "link.xml").symlink_to("link.xml")
-        target.add(gathered / "link.xml", "link.xml")
-    (gathered / "link.xml").unlink()
-    (gathered / "none.zip").write_text("none")
-    (gathered / "none.tar.gz").write_text("none")
-    with zipfile.ZipFile(gathered / "source.zip", "w") as source:
-        source.writestr("coverage.xml", "<coverage/>")
-    (gathered / "data").symlink_to("/usr/lib/locale")
-    assert "run/manifest" not in merged()[1]
+    with pytest.raises(UsageError, match="nothing to merge") as caught:
+        merge(tmp_path / "gathered/machine-1/cells", environ={})
+    assert f"It has {A}/attempt-1/{name}." in caught.value.why
 
 
 def test_results_without_a_plan_are_noted(merged, gathered):
@@ -317,70 +265,3 @@ def test_results_without_a_plan_are_noted(merged, gathered):
         plan.unlink()
     run, _ = merged()
     assert sum("no run.json came with these results" in note for note in run.notes) == 1
-
-
-def test_a_report_that_names_one_of_allranks_in_a_comment_is_read(tmp_path):
-    (tmp_path / "TEST-t.xml").write_text(f'<!-- <testsuites name="allranks" -->{RED}')
-    (tmp_path / "rank-0.xml").write_text(RED.replace("<failure/>", ""))
-    assert merge(tmp_path, environ={}).counts.failed == 1
-
-
-@pytest.mark.parametrize("lost", ["rank-1/TEST-b.xml", "rank-0/sub/TEST-c.xml", "rank-1/sub/TEST-c.xml"])
-def test_a_file_that_a_folder_of_a_rank_lacks_is_missing_on_that_rank(write_ranks, lost):
-    for place in ("rank-0/TEST-b.xml", "rank-1/TEST-b.xml", "rank-0/sub/TEST-c.xml", "rank-1/sub/TEST-c.xml"):
-        root = write_ranks(f"gloo/{place}", ['<testcase name="x"/>'])
-    assert merge(root, environ={}).counts.passed == merge(root, environ={}).counts.tests == 2
-    (root / "gloo" / lost).unlink()
-    [failure] = merge(root, environ={}).failures
-    assert f"rank {lost[5]} is missing" in failure.message
-
-
-@pytest.mark.parametrize(
-    ("names", "missing"), [(["logs-rank-0", "logs-rank-1"], 1), (["lora-rank-4", "lora-rank-8"], 0)]
-)
-def test_a_folder_named_after_a_rank_is_of_it_beside_that_of_rank_0(write_ranks, names, missing):
-    write_ranks(f"{names[0]}/junit.xml", ['<testcase name="x"/>', '<testcase name="y"/>'])
-    run = merge(write_ranks(f"{names[1]}/junit.xml", ['<testcase name="x"/>']), environ={})
-    assert len(run.failures) == missing
-
-
-@pytest.mark.parametrize(
-    ("places", "suites", "bad"),
-    [
-        ([(0, 0), (0, 1), (1, 2), (1, 3)], ["tests"], 0),
-        ([(0, 0), (0, 1), (1, 3)], ["tests"], 1),
-        ([(0, 0), (0, 1), (1, 0), (1, 1)], ["node-0", "node-1"], 0),
-    ],
-    ids=["one job", "a rank is lost", "a job on each"],
-)
-def test_the_ranks_in_folders_of_nodes_are_of_one_job_unless_they_are_the_same(write_ranks, places, suites, bad):
-    for node, rank in places:
-        root = write_ranks(f"node-{node}/rank-{rank}.xml", ['<testcase name="x"/>'])
-    run = merge(root, environ={})
-    assert ([suite.suite for suite in run.suites], run.counts.bad) == (suites, bad)
-
-
-def test_ranks_that_began_in_two_seconds_are_of_one_job(write_ranks):
-    write_ranks("rank-0/TEST-T-20261126120000.xml", ['<testcase name="x"/>'])
-    run = merge(
-        write_ranks("rank-1/TEST-T-20261126120001.xml", ['<testcase name="x"><skipped/></testcase>']), environ={}
-    )
-    assert ([suite.suite for suite in run.suites], run.counts.errors) == (["TEST-T"], 1)
-
-
-def test_folders_of_ranks_that_have_no_file_in_common_lack_none(write_ranks):
-    write_ranks("rank-0/TEST-1a2b.xml", ['<testcase name="x"/>'])
-    assert not merge(write_ranks("rank-1/TEST-3c4d.xml", ['<testcase name="x"/>']), environ={}).failures
-
-
-COVERAGE = """<?xml version="1.0" ?>
-<!-- Generated by coverage.py -->
-<!DOCTYPE coverage SYSTEM 'http://cobertura.sourceforge.net/xml/coverage-04.dtd'>
-<coverage version="7.6"/>"""
-
-
-@pytest.mark.parametrize(("name", "bad"), [("coverage.xml", False), ("rank-1.xml", True)])
-def test_coverage_is_the_result_of_no_test_unless_it_is_named_so(write_ranks, name, bad):
-    root = write_ranks("rank-0.xml", ['<testcase name="x"/>'])
-    (root / name).write_text(COVERAGE)
-    assert bool(merge(root, environ={}).counts.bad) == bad

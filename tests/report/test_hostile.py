@@ -11,6 +11,7 @@ from pathlib import Path
 import junitparser
 import pytest
 
+from allranks.report.input_rule import InputRule
 from allranks.report.judge.exit_code import exit_code
 from allranks.report.judged import CellSuite
 from allranks.report.merging import merge
@@ -22,7 +23,7 @@ GOOD = '<testsuites><testsuite><testcase classname="good" name="test" time="1"/>
 
 def judged(folder):
     suites: list[CellSuite] = []
-    merged = merge(folder, environ={}, observers=[suites.append])
+    merged = merge(folder, InputRule(world_size=1), environ={}, observers=[suites.append])
     return merged, [test for suite in suites for test in suite.tests]
 
 

@@ -121,7 +121,7 @@ def test_a_file_of_somebody_else_is_neither_overwritten_nor_removed(run_folder):
 
 def test_no_part_is_read_as_results(write_ranks):
     cases = [f'<testcase classname="t" name="test_{number}"/>' for number in range(100)]
-    root = write_ranks("unit/rank-0.xml", cases)
+    root = write_ranks("gloo-w1-g0-env/unit/rank-0.xml", cases)
     form = JUnitForm(file_limit=LIMIT)
     first = merge(root, environ={}, junit_form=form)
     assert len(first.junit_files) > 1

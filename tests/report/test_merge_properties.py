@@ -22,14 +22,15 @@ RANKS = st.lists(st.dictionaries(NAMES, st.sampled_from(sorted(ELEMENTS)), max_s
 
 def write(folder, ranks, shuffle=sorted):
     """The XML of each rank, its testcases in the order that `shuffle` brings them into."""
-    (folder / "unit").mkdir(parents=True)
+    job = folder / f"gloo-w{len(ranks)}-g0-env" / "unit"
+    job.mkdir(parents=True)
     for rank, tests in enumerate(ranks):
         names = shuffle(tests)
         cases = [
             f'<testcase classname="t" name="{name}" time="0.5">{ELEMENTS[tests[name]]}</testcase>' for name in names
         ]
         text = f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>"
-        (folder / "unit" / f"rank-{rank}.xml").write_text(text)
+        (job / f"rank-{rank}.xml").write_text(text)
 
 
 def verdicts(folder):

@@ -30,7 +30,7 @@ def test_merging_twice_changes_nothing(run_folder):
 
 
 def test_a_foreign_folder_can_be_merged_twice(write_ranks):
-    root = write_ranks("unit/rank-0.xml", ['<testcase name="a"/>'])
+    root = write_ranks("gloo-w1-g0-env/unit/rank-0.xml", ['<testcase name="a"/>'])
     merge(root, environ={})
     once = contents(root)
     assert merge(root, environ={}).counts.tests == 1

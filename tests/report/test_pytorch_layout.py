@@ -102,15 +102,17 @@ def test_an_error_that_belongs_to_no_test_is_in_a_file_of_its_own(run_folder):
 
 
 def test_a_second_merge_reads_none_of_it_and_writes_the_same(write_ranks):
-    folder = write_ranks("unit/rank-0.xml", ['<testcase classname="t" name="a"/>'])
+    folder = write_ranks("gloo-w1-g0-env/unit/rank-0.xml", ['<testcase classname="t" name="a"/>'])
     once = {place: ET.tostring(root) for place, root in lay_out(folder).items()}
     assert {place: ET.tostring(root) for place, root in lay_out(folder).items()} == once
 
 
 def test_what_an_earlier_merge_has_laid_out_is_removed(write_ranks):
-    root = write_ranks("unit/rank-0.xml", ['<testcase classname="test_x.T" name="test_a" file="test_x.py"/>'])
+    root = write_ranks(
+        "gloo-w1-g0-env/unit/rank-0.xml", ['<testcase classname="test_x.T" name="test_a" file="test_x.py"/>']
+    )
     assert len(lay_out(root)) == 1
-    (root / "unit/rank-0.xml").write_text('<testsuite><testcase name="a" file="test_y.py"/></testsuite>')
+    (root / "gloo-w1-g0-env/unit/rank-0.xml").write_text('<testsuite><testcase name="a" file="test_y.py"/></testsuite>')
     assert ["test_y" in place for place in lay_out(root)] == [True]
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from allranks.report.folder import ResultFile
 from allranks.report.judge.judging import read_ranks
 from allranks.report.rank_xml import RankReader
 
@@ -18,7 +19,7 @@ def files(tmp_path):
     contents = [document(same)] * 4 + [document(same[:7]), document(same)[:-400], document(same)]
     for rank, content in enumerate(contents):
         (tmp_path / f"rank-{rank}.xml").write_text(content)
-    return [tmp_path / f"rank-{rank}.xml" for rank in range(len(contents) + 1)]
+    return [ResultFile(tmp_path / f"rank-{rank}.xml", rank) for rank in range(len(contents) + 1)]
 
 
 def told(files):
@@ -27,9 +28,9 @@ def told(files):
 
 def test_jobs_are_read_as_their_files_alone_are(files):
     jobs = [files[:3], [], files[3:6], files[:1], files[6:]]
-    alone = [[told(read_ranks([path]))[0] for path in paths] for paths in jobs]
+    alone = [[told(read_ranks([file]))[0] for file in job] for job in jobs]
     reader = RankReader()
-    assert [told(read_ranks(paths, reader)) for paths in jobs] == alone
+    assert [told(read_ranks(job, reader)) for job in jobs] == alone
 
 
 def test_ranks_that_ran_the_same_tests_share_their_names(files):

@@ -40,10 +40,10 @@ class TestGroup:
 
 def test_real_pytest_xml_is_read_with_every_outcome(tmp_path: Path):
     (tmp_path / "test_real.py").write_text(SUITE)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml=junit.rank3.xml"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml=junit.xml"]
     done = subprocess.run([*command, "test_real.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout
-    file = RankReader().read(tmp_path / "junit.rank3.xml")
+    file = RankReader().read(tmp_path / "junit.xml", rank=3)
     assert (file.rank, file.problem) == (3, "")
     assert {result.name: result.outcome.value for result in file.results} == {
         "test_passes": "passed",
@@ -157,18 +157,6 @@ def test_our_properties_are_read(run_folder):
     assert (first.skip_kind, first.skip_code) == (SkipKind.HARDWARE, 74)
     assert (second.outcome, second.caused_by, second.consequence) == (Outcome.ABORTED, 1, True)
     assert (second.phase, second.stdout) == ("call", "hello")
-
-
-@pytest.mark.parametrize(
-    ("name", "rank"),
-    [
-        *(("rank-3.xml", 3), ("junit.rank12.xml", 12), ("rank0_rank_7.xml", 7), ("Rank.4.xml", 4), ("RANK_5.XML", 5)),
-        *(("node1_rank3_localrank1.xml", 3), ("rank-2.local_rank-0.xml", 2), ("local_rank1.xml", 1)),
-        *(("rank1of2.xml", 1), ("junit.xml", None), ("TEST-PageRank2.xml", None), ("TEST-Rank12Test.xml", None)),
-    ],
-)
-def test_the_rank_comes_from_the_last_rank_token_of_the_name(write_ranks: Write, name: str, rank: int | None):
-    assert RankReader().read(write_ranks(name, []) / name).rank == rank
 
 
 def test_of_two_outcome_elements_the_worse_counts(write_ranks: Write):

@@ -43,7 +43,8 @@ def section(**fields):
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "rank-0.xml").write_text('<testsuite><testcase classname="t" name="x"/></testsuite>')
+    (tmp_path / "gloo-w1-g0-env/s").mkdir(parents=True)
+    (tmp_path / "gloo-w1-g0-env/s/rank-0.xml").write_text('<testsuite><testcase classname="t" name="x"/></testsuite>')
     return tmp_path
 
 
@@ -76,8 +77,8 @@ def test_a_section_that_fails_is_one_note_and_all_else_is_in_the_report(folder, 
 
 
 def test_a_maker_that_has_failed_is_not_called_again(folder):
-    (folder / "more").mkdir()
-    (folder / "more" / "rank-0.xml").write_text('<testsuite><testcase classname="t" name="y"/></testsuite>')
+    (folder / "gloo-w1-g0-env/more").mkdir()
+    (folder / "gloo-w1-g0-env/more/rank-0.xml").write_text('<testsuite><testcase classname="t" name="y"/></testsuite>')
     calls = []
 
     def take():

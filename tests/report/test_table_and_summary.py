@@ -280,7 +280,7 @@ def test_a_command_that_no_one_could_read_is_left_out(with_traceback):
 
 def test_results_from_elsewhere_have_a_traceback_and_no_command(write_ranks):
     case = "<testcase classname='a' name='b'><failure message='no'>/repo/a.py:3: ValueError</failure></testcase>"
-    merged = merge(write_ranks("rank-0.xml", [case]), environ={})
+    merged = merge(write_ranks("gloo-w1-g0-env/s/rank-0.xml", [case]), environ={})
     assert "      /repo/a.py:3" in render_table(merged)
     assert "again: " not in render_table(merged)
 

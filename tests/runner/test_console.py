@@ -7,6 +7,7 @@ import pytest
 from scripted_engine import failed
 
 from allranks.protocol.records import Printed
+from allranks.report.input_rule import InputRule
 from allranks.report.merging import merge
 from allranks.report.run_files import JobError
 from allranks.runner.console import PlainConsole, console_for, is_streamed
@@ -73,7 +74,7 @@ def test_a_run_whose_lines_go_to_a_file_says_what_it_says(lines, tmp_path):
         with console.watch(["cell/s"]) as live:
             assert type(live) is LiveView
             live.job_is("cell/s", "preparing", (0,))
-        console.annotate(merge(tmp_path))
+        console.annotate(merge(tmp_path, InputRule(world_size=1)))
     assert lines == []
 
 

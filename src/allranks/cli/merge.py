@@ -12,6 +12,7 @@ from allranks.cli.options import (
     RESULTS_VARIABLE,
     add_json,
     add_quiet,
+    number,
     remark,
     results_here,
     say,
@@ -21,6 +22,8 @@ from allranks.cli.options import (
 )
 from allranks.errors import MEANING, ExitCode
 from allranks.plugin_manager import add_plugin_options, section_makers
+from allranks.protocol.records import MOST_RANKS
+from allranks.report.input_rule import JOBS, ONE_JOB, InputRule, RankPattern
 from allranks.runner.ci_service import ci_service
 
 if TYPE_CHECKING:
@@ -31,8 +34,10 @@ if TYPE_CHECKING:
 def add(parser: CommandParser) -> None:
     """Declare the arguments of ``allranks merge``."""
     parser.usage = "allranks merge DIR [options]"
-    meaning = "a run's folder, one with parts of a run from several machines, or any with ranks' JUnit XML"
-    parser.add_argument_group("what to read").add_argument("folder", type=Path, metavar="DIR", help=meaning)
+    group = parser.add_argument_group("what to read")
+    meaning = "a run's folder, one with parts of a run from several machines, or one with the JUnit XML of ranks"
+    group.add_argument("folder", type=Path, metavar="DIR", help=meaning)
+    _add_rule(group)
     _add_judgement(parser.add_argument_group("the verdict"))
     _add_form(parser.add_argument_group("what is written"), "merge")
     parser.set_defaults(command=_merge)
@@ -46,6 +51,7 @@ def add_report(parser: CommandParser) -> None:
         f"same as for merge (default: the newest run in ${RESULTS_VARIABLE}, or in results beside the matrix file)"
     )
     group.add_argument("folder", nargs="?", type=Path, metavar="DIR", help=meaning)
+    _add_rule(group)
     group.add_argument("--open", action="store_true", help="then open the page in a browser")
     _add_judgement(parser.add_argument_group("the verdict"))
     _add_form(parser.add_argument_group("what is written"), "report")
@@ -54,6 +60,27 @@ def add_report(parser: CommandParser) -> None:
 
 _POLICIES = ("skip", "pass")
 _LAYOUTS = ("pytorch",)
+
+
+def _add_rule(group: OptionGroup) -> None:
+    """Declare which files of a folder are results."""
+    meaning = (
+        f"which files are the XML of ranks; a placeholder is a part of one name (default: {JOBS.text}, or "
+        f"{ONE_JOB.text} if DIR itself has such files)"
+    )
+    group.add_argument("--ranks-xml", type=RankPattern, metavar="PATTERN", help=meaning)
+    meaning = "how many ranks each job has, if neither its XML nor the id of its cell states it"
+    group.add_argument("--world-size", type=_world_size, metavar="N", help=meaning)
+    meaning = "accept files below DIR that could have results and are not read; * matches /, too; repeatable"
+    group.add_argument("--ignore", action="append", default=[], metavar="GLOB", help=meaning)
+
+
+def _world_size(text: str) -> int:
+    size = number(text)
+    if not 0 < size <= MOST_RANKS:
+        msg = f"{text!r} is no number of ranks: take 1 to {MOST_RANKS}"
+        raise argparse.ArgumentTypeError(msg)
+    return size
 
 
 def _add_judgement(group: OptionGroup) -> None:
@@ -153,6 +180,7 @@ def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
     layout = PyTorchLayout(Path(os.path.realpath(options.folder))) if options.layout else None
     merged = merge(
         options.folder,
+        InputRule(pattern=options.ranks_xml, world_size=options.world_size, ignore=tuple(options.ignore)),
         policy=options.policy,
         observers=[
             *section_makers(options, None),

@@ -88,7 +88,7 @@ class VerdictReporter(LiveView):
             journal = JournalReader(Path(JOURNAL), {})
             for record in (self._start, *self._records[nodeid], Finished(status=0)):
                 journal.take(record)
-            attempt = Attempt(cell="", suite="", files=(), world_size=self._start.world_size)
+            attempt = Attempt(cell="", suite="", files=(), world_sizes={"--ranks": self._start.world_size})
             for test in judge(attempt, journal.files(""), VerdictPolicy()):
                 if test.verdict.rule is not VerdictRule.UNACCOUNTED:  # some ranks may still be in it
                     del self._records[nodeid]

@@ -1,4 +1,4 @@
-"""The runs below a folder: one, the parts of one, or loose XML; duplicates are counted once.
+"""The results below a folder: one run, the parts of one, or the XML of ranks (:mod:`allranks.report.input_rule`).
 
 A part is a folder with a ``run.json`` or with ``cells/``, at any depth. Parts of one run have its id; their plans are
 combined, and of the attempts at one job, from any part, the newest counts.
@@ -6,111 +6,48 @@ combined, and of the attempts at one job, from any part, the newest counts.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from itertools import chain
 from math import inf
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
+from allranks.errors import UsageError
+from allranks.protocol.config import COVERAGE
 from allranks.protocol.records import MOST_RANKS
+from allranks.protocol.xml_text import clipped, printable, xml_id
 from allranks.report.folder import (
     Attempt,
+    ResultFile,
     is_attempt,
     is_manifest,
     is_merged_report,
-    is_record,
-    is_unread,
-    may_be_result,
+    is_stray,
     newest,
     read_attempts,
-    read_foreign,
     read_manifest,
 )
-from allranks.report.results import RankFile
+from allranks.report.input_rule import (
+    JOBS,
+    ONE_JOB,
+    RECORD,
+    USUAL,
+    InputRule,
+    RankPattern,
+    may_have_results,
+    world_size_of,
+)
 from allranks.report.run_files import Manifest, PlannedJob
-from allranks.report.untrusted import walk
-
-T = TypeVar("T")
+from allranks.report.untrusted import digest, leads_out, walk
 
 _REPORT: Final = re.compile(r"junit(-[0-9]+)?\.xml")
 """The names of a merged report's own files."""
 
+_LAYOUT: Final = "test-reports"
+"""The folder of a merged report in PyTorch's layout."""
+
 _NO_PLAN: Final = "no run.json came with these results, so a job that left none is not missed"
-
-TELLING: Final = 3
-"""Distinct durations that identify a job: no two runs take the same milliseconds."""
-
-
-def told_apart(items: Sequence[T], is_copy: Callable[[T, T], bool]) -> tuple[list[T], list[tuple[T, T]]]:
-    """The items without duplicates of those before them, and each duplicate with its original."""
-    kept: list[T] = []
-    copies: list[tuple[T, T]] = []
-    for item in items:
-        same = next((other for other in kept if is_copy(item, other)), None)
-        if same is None:
-            kept.append(item)
-        else:
-            copies.append((item, same))
-    return kept, copies
-
-
-def without_copies(files: Sequence[RankFile]) -> tuple[list[RankFile], tuple[str, ...]]:
-    """The files without those that have exactly the same content as another, and a note on each one left out."""
-    kept, copies = told_apart(files, _is_same_file)
-    notes = (f"{file.path.name} duplicates {same.path.name}, and is counted once" for file, same in copies)
-    return kept, tuple(notes)
-
-
-def _is_same_file(one: RankFile, other: RankFile) -> bool:
-    same_rank = one.rank == other.rank and one.rank is not None
-    return (
-        same_rank
-        and one.seconds == other.seconds
-        and one.keys == other.keys
-        and (one.details, one.problem) == (other.details, other.problem)
-    )
-
-
-def contradictions(files: Sequence[RankFile]) -> Iterator[tuple[int, str]]:
-    """An error for each rank that several files with different content claim to be."""
-    by_rank: dict[int, list[str]] = {}
-    for file in files:
-        if file.rank is not None:
-            by_rank.setdefault(file.rank, []).append(file.path.name)
-    for rank, names in by_rank.items():
-        if len(names) > 1:
-            text = f"{' and '.join(names)} are both of rank {rank}, and differ: the worse outcome of each test counts."
-            yield rank, f"{text}\nKeep one of them in the folder."
-
-
-class CopyWatch:
-    """Detects jobs, and XML of ranks, whose results were already seen under another name."""
-
-    def __init__(self) -> None:
-        self._seen: dict[bytes, str] = {}
-
-    def notes_on(self, attempt: Attempt, files: Sequence[RankFile]) -> tuple[str, ...]:
-        """The notes on a job: none, unless it is a duplicate."""
-        place = f"{attempt.cell} / {attempt.suite}"
-        telling = [file for file in files if len({*file.seconds}) >= TELLING]
-        first = self._seen.setdefault(_digest(files), place) if files[:1] == telling[:1] else place
-        twice = () if first == place else (f"has the same results as {first}, as if these had been gathered twice",)
-        named = [(file.path, file.seconds.tobytes()) for file in telling if "allranks.rank" not in file.properties]
-        by_times = {times: path for path, times in reversed(named)}
-        pairs = ((path, by_times[times]) for path, times in named)
-        copies = (
-            f"{path.name} has the times of {same.name}, as if it were a copy" for path, same in pairs if path != same
-        )
-        return (*twice, *copies)
-
-
-def _digest(files: Sequence[RankFile]) -> bytes:
-    digest = blake2b(digest_size=16)
-    for file in sorted(files, key=lambda file: file.rank or 0):
-        digest.update(file.seconds.tobytes())
-    return digest.digest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +57,14 @@ class Gathered:
     run_id: str  # the run that the results should belong to
     manifest: Manifest | None  # the combined plan of the parts; None if none of them has one
     plans: tuple[frozenset[tuple[str, str]], ...]
-    problems: tuple[str, ...]  # why a plan cannot be read, or contradicts the others; a sentence or a few for each
+    problems: tuple[str, ...]  # what is wrong with the input as a whole; a sentence or a few for each
     attempts: tuple[Attempt, ...]  # the newest attempt of each job, by cell and suite
+    unread: tuple[Path, ...] = ()  # what could have results and is no part of this, relative to the folder
+
+    @property
+    def is_empty(self) -> bool:
+        """True if there is nothing to judge."""
+        return not self.attempts and self.manifest is None and not self.problems
 
     @property
     def is_own(self) -> bool:
@@ -129,9 +72,114 @@ class Gathered:
         return self.manifest is not None or any(found.record and found.record.run_id for found in self.attempts)
 
 
-def gather(root: Path) -> Gathered:
-    """The results below a folder, given as a resolved path."""
-    parts, loose, unread = _parts(root)
+def gather(root: Path, rule: InputRule = USUAL) -> Gathered:
+    """The results below a folder, given as a resolved path.
+
+    Raises:
+        UsageError: The options do not fit them.
+        OSError: A folder cannot be read: its content could go missing unnoticed.
+    """
+    parts, candidates = _search(root)
+    gathered = _runs(root, parts) if parts else _rank_xml(root, candidates, rule)
+    if parts and (rule.pattern or rule.world_size):
+        msg = f"--ranks-xml and --world-size are for the XML of ranks, and {root} has the folder of a run."
+        raise UsageError(msg, why=f"It is {parts[0]}.", remedy="Leave them out, or merge another folder.")
+    read = {file.path for each in gathered.attempts for file in (*each.files, *each.strays)}
+    above = {root, *parts, *(folder for path in read for folder in path.parents if folder.is_relative_to(root))}
+    left = [path for path in candidates if path not in read and not _is_own_report(root, path, parts, above)]
+    unread = tuple(path for path in (each.relative_to(root) for each in left) if not rule.ignores(path))
+    return replace(gathered, unread=unread)
+
+
+def _search(root: Path) -> tuple[list[Path], list[Path]]:
+    """The folders of runs, parents first, and everything outside of attempts that could have results.
+
+    Raises:
+        OSError: A folder cannot be read.
+    """
+    parts: list[Path] = []
+    candidates: list[Path] = []
+    for path, folders, others in walk(root):
+        has_plan = "run.json" in (*folders, *others) and (path == root or is_manifest(path / "run.json"))
+        if has_plan or (path / "cells").is_dir():
+            parts.append(path)
+        candidates.extend(path / name for name in sorted((*folders, *others)) if may_have_results(name))
+        candidates.extend(path / name for name in others if _leads_elsewhere(root, path / name))
+        folders[:] = [name for name in folders if not is_attempt(root, path / name)]
+    return parts, candidates
+
+
+def _leads_elsewhere(root: Path, path: Path) -> bool:
+    """True for a link to a folder that is not searched."""
+    return path.is_symlink() and path.is_dir() and not may_have_results(path.name) and leads_out(root, path)
+
+
+def _is_own_report(root: Path, path: Path, parts: Collection[Path], above: Collection[Path]) -> bool:
+    """True for XML that allranks wrote: merged reports beside or above the results, and the coverage of a run."""
+    if path in {root / "junit.xml", *(part / COVERAGE / f"{COVERAGE}.xml" for part in parts)}:
+        return True
+    is_in_place = _REPORT.fullmatch(path.name) is not None and path.parent in above
+    is_in_place = is_in_place or any(each.name == _LAYOUT and each.parent in above for each in path.parents)
+    return is_in_place and is_merged_report(path)
+
+
+def nothing_found(root: Path, gathered: Gathered, rule: InputRule) -> UsageError:
+    """The error for a folder without results to judge."""
+    wanted = " or ".join(pattern.text for pattern in ([rule.pattern] if rule.pattern else [JOBS, ONE_JOB]))
+    unfit = f" It has {_named(gathered.unread)}." if gathered.unread else ""
+    return UsageError(
+        f"There is nothing to merge in {root}.",
+        why=f"It has no run.json, no folder cells, and no file that matches {wanted}.{unfit}",
+        remedy="Give the folder of a run (results/latest), or the form of the ranks' XML: --ranks-xml PATTERN.",
+    )
+
+
+def problem_of_unread(paths: Sequence[Path]) -> str:
+    """The problem with what could have results and is not read, in a few sentences."""
+    return (
+        f"{_named(paths)} could have results, but merge did not read {'them' if len(paths) > 1 else 'it'}.\n"
+        "It reads the folders of runs, with cells/ of each machine whole, or else files that match --ranks-xml.\n"
+        "Unpack, move or rename what has results, and accept the rest: --ignore GLOB."
+    )
+
+
+_MOST_NAMED: Final = 3
+
+
+def _named(paths: Sequence[Path]) -> str:
+    names = ", ".join(clipped(printable(path.as_posix()), 200) for path in paths[:_MOST_NAMED])
+    return f"{names} and {len(paths) - _MOST_NAMED} more" if len(paths) > _MOST_NAMED else names
+
+
+def _rank_xml(root: Path, candidates: Sequence[Path], rule: InputRule) -> Gathered:
+    """The jobs whose ranks left XML that matches the pattern."""
+    pattern = rule.pattern or _usual_pattern(root, candidates)
+    jobs: dict[tuple[str, str], list[ResultFile]] = {}
+    for path in candidates:
+        if place := pattern.place(path.relative_to(root)):
+            jobs.setdefault((place.cell or root.name, place.suite or "tests"), []).append(ResultFile(path, place.rank))
+    attempts = (_job_of_xml(root, place, jobs[place], rule) for place in sorted(jobs))
+    return Gathered(run_id=root.name, manifest=None, plans=(), problems=(), attempts=tuple(attempts))
+
+
+def _usual_pattern(root: Path, candidates: Iterable[Path]) -> RankPattern:
+    return ONE_JOB if any(ONE_JOB.place(path.relative_to(root)) for path in candidates) else JOBS
+
+
+def _job_of_xml(root: Path, place: tuple[str, str], files: Sequence[ResultFile], rule: InputRule) -> Attempt:
+    cell, suite = place
+    sizes = {"the cell": world_size_of(cell), "--world-size": rule.world_size}
+    return Attempt(
+        cell=xml_id(cell),
+        suite=xml_id(suite),
+        files=tuple(file for file in files if not is_stray(root, file.path)),
+        strays=tuple(file for file in files if is_stray(root, file.path)),
+        world_sizes={who: size for who, size in sizes.items() if size},
+    )
+
+
+def _runs(root: Path, parts: Sequence[Path]) -> Gathered:
+    """The run whose parts these are."""
     said = [(part.relative_to(root) / "run.json", *read_manifest(root, part)) for part in parts]
     plans = [_Plan(place.as_posix(), manifest) for place, manifest, _ in said if manifest]
     problems = [_located(place, problem) for place, _, problem in said if problem]
@@ -140,19 +188,14 @@ def gather(root: Path) -> Gathered:
         _Found(number, attempt) for number, part in enumerate(parts) for attempt in read_attempts(root, part, sizes)
     ]
     run_id = _run_of(root, plans, [found.attempt for found in attempts])
-    counted = tuple(_newest_of_each(attempts, run_id)) if attempts or plans else read_foreign(root)
+    counted = tuple(_newest_of_each(root, attempts, run_id))
     if attempts and not plans and not problems:
         counted = (replace(counted[0], notes=(*counted[0].notes, _NO_PLAN)), *counted[1:])
     return Gathered(
         run_id=run_id,
         manifest=_together([plan.manifest for plan in plans], run_id) if plans else None,
         plans=tuple(frozenset(job.place for job in plan.manifest.jobs) for plan in plans),
-        problems=(
-            *problems,
-            *_disagreements(plans),
-            *_nobodys(root, loose if attempts or plans else list(filter(is_record, loose))),
-            *_not_read(root, unread, [*parts, *(path for each in counted for path in each.files)]),
-        ),
+        problems=(*problems, *_disagreements(plans)),
         attempts=counted,
     )
 
@@ -180,52 +223,6 @@ class _Found(NamedTuple):
 
     part: int
     attempt: Attempt
-
-
-def _parts(root: Path) -> tuple[list[Path], list[Path], list[Path]]:
-    """The folders of runs, parents first, the results that are in no attempt, and those in a form that is not read.
-
-    Raises:
-        OSError: A folder cannot be read: its content could go missing unnoticed.
-    """
-    parts: list[Path] = []
-    loose: list[Path] = []
-    unread: list[Path] = []
-    for path, folders, others in walk(root):
-        has_plan = "run.json" in (*folders, *others) and (path == root or is_manifest(path / "run.json"))
-        if has_plan or (path / "cells").is_dir():
-            parts.append(path)
-        loose.extend(path / name for name in sorted((*folders, *others)) if may_be_result(path / name))
-        unread.extend(path / name for name in others if name[0] != "." and is_unread(root, path / name))
-        folders[:] = [name for name in folders if not name.startswith(".") and not is_attempt(root, path / name)]
-    return parts, loose, unread
-
-
-def _not_read(root: Path, unread: Sequence[Path], read: Sequence[Path]) -> Iterator[str]:
-    """A problem with each result in a form that is not read, unless what it was made from is beside or below it."""
-    all_read = frozenset(read)
-    above = {root, *read, *(folder for path in read for folder in path.parents)}
-    for path in unread:
-        if path in all_read:  # the file of a rank, whatever its root element says
-            continue
-        place = path.relative_to(root)
-        is_usual = _REPORT.fullmatch(path.name) and (path.parent in above or not all_read.isdisjoint(path.parents))
-        if not (is_merged_report(path) and (is_usual or "test-reports" in place.parts)):
-            yield (
-                f"{place.as_posix()} has results, and is a link, an archive or a report of allranks: "
-                "it was not read.\nPut the results themselves there: unpacked, and with cells/ of each machine whole."
-            )
-
-
-def _nobodys(root: Path, loose: Sequence[Path]) -> Iterator[str]:
-    """Problems with results outside any job of a run: they have been moved, and would be lost."""
-    if loose:
-        places = ", ".join(path.relative_to(root).as_posix() for path in loose[:3])
-        yield (
-            f"{places}{f' and {len(loose) - 3} more' if len(loose) > 3 else ''}: results "
-            "outside any job's folder, so they were not read.\n"
-            "Keep the folder cells/ of each machine whole when you gather them, or merge these on their own."
-        )
 
 
 def _run_of(root: Path, plans: Sequence[_Plan], attempts: Iterable[Attempt]) -> str:
@@ -277,23 +274,23 @@ def _rules(manifest: Manifest) -> tuple[object, ...]:
     return manifest.policy.skip, manifest.policy.mixed_skip
 
 
-def _newest_of_each(attempts: Iterable[_Found], run_id: str) -> Iterator[Attempt]:
+def _newest_of_each(root: Path, attempts: Iterable[_Found], run_id: str) -> Iterator[Attempt]:
     by_job: dict[tuple[str, str], list[_Found]] = {}
     for found in attempts:
         by_job.setdefault((found.attempt.cell, found.attempt.suite), []).append(found)
     for place in sorted(by_job):
-        yield _newest(by_job[place], run_id)
+        yield _newest(root, by_job[place], run_id)
 
 
-def _newest(attempts: Sequence[_Found], run_id: str) -> Attempt:
+def _newest(root: Path, attempts: Sequence[_Found], run_id: str) -> Attempt:
     """The attempt that counts, with those before it; attempts of another run do not count for this one."""
     own = [found for found in attempts if _is_of(found.attempt, run_id)] or attempts
     others = {found.attempt.record.run_id for found in attempts if found.attempt.record and found not in own}
-    own, copies = _without_copies(own)
+    own, copies, damaged = _without_copies(root, own)
     ordered = [found.attempt for found in own] if len({found.part for found in own}) == 1 else _in_time(own)
     counts = newest(ordered)
     before = (f"In {each.folder}: {each.problem}" for each in reversed(counts.earlier) if each.problem)
-    problem = counts.problem or next(before, "")  # what failed in an earlier one may not be known
+    problem = counts.problem or next(before, "") or damaged  # what failed in an earlier one may not be known
     return replace(counts, mixed=tuple(sorted(others)), notes=(*counts.notes, *copies), problem=problem)
 
 
@@ -323,15 +320,29 @@ def _renumbered(attempt: Attempt, numbers: Mapping[str, int]) -> Attempt:
     return replace(attempt, number=numbers.get(attempt.folder, attempt.number), base=base)
 
 
-def _without_copies(attempts: Sequence[_Found]) -> tuple[list[_Found], tuple[str, ...]]:
-    """The attempts without duplicates, and a note on each duplicate."""
-    kept, copies = told_apart(attempts, _is_same_attempt)
-    notes = (f"{one.attempt.folder} is a copy of {same.attempt.folder}, and is counted once" for one, same in copies)
-    return kept, tuple(notes)
+def _without_copies(root: Path, attempts: Sequence[_Found]) -> tuple[list[_Found], list[str], str]:
+    """The attempts without those that were gathered twice, a note on each of these, and a problem if two copies differ.
+
+    A copy has the same ``job.json``, byte by byte, in another part.
+    """
+    if len({found.part for found in attempts}) == 1:
+        return list(attempts), [], ""
+    kept: dict[str, _Found] = {}
+    notes, problem = [], ""
+    for found in attempts:
+        folder = found.attempt.folder
+        same = kept.setdefault(digest(root / folder / RECORD) or folder, found)
+        if same is found:
+            continue
+        if _digests(found.attempt) == _digests(same.attempt):
+            notes.append(f"{folder} is a copy of {same.attempt.folder}, and is counted once")
+        else:
+            problem = (
+                f"{folder} is a copy of {same.attempt.folder}, but their results differ: one of them is damaged.\n"
+                "Gather the results of that machine again."
+            )
+    return list(kept.values()), notes, problem
 
 
-def _is_same_attempt(found: _Found, other_found: _Found) -> bool:
-    one, other = found.attempt, other_found.attempt
-    same_record = one.record is not None and one.record.started is not None and one.record == other.record
-    names = [[path.name for path in attempt.files] for attempt in (one, other)]
-    return same_record and one.number == other.number and names[0] == names[1]
+def _digests(attempt: Attempt) -> dict[str, str]:
+    return {file.path.name: digest(file.path) for file in attempt.files}

@@ -14,8 +14,9 @@ from typing import Final
 from allranks.errors import AllranksError, ResultsError, UsageError
 from allranks.report.axis_correlation import Evidence
 from allranks.report.folder import is_merged_report
-from allranks.report.gathering import Gathered, gather
-from allranks.report.judge.accounting import account, damaged_manifest
+from allranks.report.gathering import Gathered, gather, nothing_found
+from allranks.report.input_rule import USUAL, InputRule
+from allranks.report.judge.accounting import account, troubled_input
 from allranks.report.judge.baseline import Baseline
 from allranks.report.judge.rules import VerdictPolicy
 from allranks.report.judged import CellSuite, MergedRun, SuiteRow
@@ -41,6 +42,7 @@ Observer = Callable[[CellSuite], None]
 
 def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
     folder: Path,
+    rule: InputRule = USUAL,
     *,
     policy: SkipPolicy | None = None,
     environ: Mapping[str, str] = os.environ,
@@ -48,11 +50,12 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
     baseline: Baseline | None = None,
     junit_form: JUnitForm | None = None,
 ) -> MergedRun:
-    """Merges a run folder, a folder with parts of a run below it, or any folder with JUnit XML of ranks.
+    """Merges the folder of a run, a folder with parts of a run below it, or a folder with the XML of ranks.
 
     Args:
         folder: The folder with the results, to which ``junit.xml``, ``report.html`` and ``summary.md`` are
             written.
+        rule: Which of its files are the XML of ranks, and which need not be read.
         policy: How environment skips are read; None for the policy of the run's matrix file, or else of the
             sandcastle variables.
         environ: The environment that holds the sandcastle variables, and names the run of a CI service.
@@ -62,7 +65,7 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
         junit_form: The form of ``junit.xml``; None for the usual one.
 
     Raises:
-        UsageError: The folder does not exist, or has no results.
+        UsageError: The folder does not exist, has no results, or the number of ranks of a job is not stated.
         ResultsError: The reports cannot be written, or would overwrite a file that allranks did not write.
         AllranksError: Of an observer, when the reports are written.
     """
@@ -78,10 +81,11 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
             makers = [observer for observer in observers if isinstance(observer, SectionMaker)]
             for name in (name for maker in makers for name in maker.files):
                 refuse_foreign(root / name, is_report_json)
-            gathered = _gather(root)
+            gathered = gather(root, rule)
+            if gathered.is_empty:
+                raise nothing_found(root, gathered, rule)
             setting = _setting(gathered, policy, environ)
-            damaged = (damaged_manifest(gathered.problems),) if gathered.problems else ()
-            suites = chain(damaged, account(gathered, setting, baseline))
+            suites = chain(troubled_input(gathered), account(gathered, setting, baseline))
             run, form = _run(root, gathered, setting.skip), junit_form or JUnitForm()
             return _write(run, suites, observers, form, environ)
     except OSError as error:
@@ -91,18 +95,6 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
             why=f"{error.filename or folder}: {error.strerror}.",
             remedy="Make the folder writable, or merge a copy of it.",
         ) from error
-
-
-def _gather(folder: Path) -> Gathered:
-    gathered = gather(folder)
-    if not gathered.attempts and gathered.manifest is None and not gathered.problems:
-        msg = f"There is nothing to merge in {folder}."
-        raise UsageError(
-            msg,
-            why="No run.json and no XML file lies below it.",
-            remedy="Give the folder of a run (results/latest), or a folder with the JUnit XML of ranks.",
-        )
-    return gathered
 
 
 def _setting(gathered: Gathered, policy: SkipPolicy | None, environ: Mapping[str, str]) -> VerdictPolicy:

@@ -17,7 +17,7 @@ from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import MOST_RANKS
 from allranks.protocol.xml_text import cut
 from allranks.report.declared import CaseDetails, Declarations
-from allranks.report.folder import ROOTS, is_merged_report, stray_text
+from allranks.report.folder import ROOTS, ResultFile, is_merged_report, stray_text
 from allranks.report.outcome_words import (
     OUTPUT_TAGS,
     SILENT,
@@ -28,7 +28,6 @@ from allranks.report.outcome_words import (
     outcomes_said,
 )
 from allranks.report.plain_cases import KnownPieces, PlainCases, Run
-from allranks.report.rank_names import rank_of
 from allranks.report.results import ABSENT, Key, RankFile, RankResult, fold
 from allranks.report.untrusted import durations, number, open_regular, whole_number
 
@@ -270,18 +269,24 @@ class RankReader:
         self._known: tuple[Key, ...] = ()
         self._pieces = KnownPieces(_inside)
 
-    def read(self, path: Path, texts: dict[str, str] | None = None) -> RankFile:
+    def read(self, path: Path, texts: dict[str, str] | None = None, *, rank: int | None = None) -> RankFile:
         """The results in one XML file.
 
         Never raises for the content of the file: a broken, truncated, empty, binary or foreign file becomes a
         :attr:`RankFile.problem <allranks.report.results.RankFile.problem>`, and the testcases before the break stay.
         Several testcases of one test (pytest writes a failed call and a failed tear-down as two) are folded into one,
         the worst. Equal texts become one object, kept in ``texts``.
+
+        Args:
+            path: The file.
+            texts: The texts of files that were read before.
+            rank: The rank by the file's path; None if only the file itself may state it.
         """
         reader = _Reader(self._known, self._pieces)
         problem = _feed(reader, path)
-        rank = _rank(reader.properties, path)
-        problem = f"cannot be read to its end: {problem}" if problem else _implausible(reader, rank)
+        said = whole_number(reader.properties.get("allranks.rank"))
+        problem = f"cannot be read to its end: {problem}" if problem else _implausible(reader, said, rank)
+        rank = said if rank is None else rank
         if not problem and reader.declared.problem:
             problem = f"contradicts itself: {reader.declared.problem}"
         rank = None if rank is not None and rank >= MOST_RANKS else rank
@@ -308,9 +313,9 @@ class RankReader:
         return file
 
 
-def stray_file(path: Path) -> RankFile:
+def stray_file(file: ResultFile) -> RankFile:
     """A placeholder for a file that is not read, because it is not a regular file inside the results folder."""
-    return RankFile(path=path, rank=_rank({}, path), problem=stray_text(path))
+    return RankFile(path=file.path, rank=file.rank, problem=stray_text(file.path))
 
 
 def _inside(inside: bytes) -> tuple[str, CaseDetails] | None:
@@ -358,16 +363,13 @@ def _parse(reader: _Reader, file: BinaryIO) -> None:
     reader.parser.Parse(b"", True)
 
 
-def _rank(properties: Mapping[str, str], path: Path) -> int | None:
-    """The rank: from the file's content, else the last number of a ``rank`` token in its name."""
-    said = whole_number(properties.get("allranks.rank"))
-    return rank_of(path) if said is None else said
-
-
-def _implausible(reader: _Reader, rank: int | None) -> str:
+def _implausible(reader: _Reader, said: int | None, rank: int | None) -> str:
     """Why the file's rank or world size is implausible: each missing rank would get a result; empty if it is not."""
-    if rank is not None and rank >= MOST_RANKS:
-        return f"claims to be rank {rank}: no run has that many"
+    most = max(said or 0, rank or 0)
+    if most >= MOST_RANKS:
+        return f"claims to be rank {most}: no run has that many"
+    if said is not None and rank is not None and said != rank:
+        return f"states in allranks.rank that it is of rank {said}, and its path states rank {rank}"
     size = whole_number(reader.properties.get("allranks.world_size")) or 0
     if size > MOST_RANKS:
         del reader.properties["allranks.world_size"]

@@ -12,6 +12,7 @@ from allranks.plugins.github.workflow_commands import Commands, is_on_actions
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import Printed, RankEnded
 from allranks.report.failure_groups import Failure
+from allranks.report.input_rule import InputRule
 from allranks.report.merging import merge
 from allranks.report.results import VerdictKind
 from allranks.report.run_files import JobError
@@ -116,7 +117,7 @@ def merged(tmp_path):
             for number, letter in enumerate(ascii_lowercase[:count])
         )
         (tmp_path / "rank-0.xml").write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
-        return merge(tmp_path)
+        return merge(tmp_path, InputRule(world_size=1))
 
     return make
 
@@ -202,7 +203,7 @@ RANK_XML = """\
 def test_merging_annotates_and_takes_no_command_from_what_it_shows(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     (tmp_path / "rank-0.xml").write_text(RANK_XML)
-    assert main(["merge", str(tmp_path)]) == 1
+    assert main(["merge", str(tmp_path), "--world-size", "1"]) == 1
     [command] = taken(capsys.readouterr().out.splitlines())
     assert command.startswith("::error title=")
     assert "test_x" in command
@@ -210,5 +211,5 @@ def test_merging_annotates_and_takes_no_command_from_what_it_shows(tmp_path, mon
 
 def test_a_part_of_a_run_leaves_annotations_to_whoever_merges(tmp_path, commands, lines):
     (tmp_path / "rank-0.xml").write_text(RANK_XML)
-    leave_to_the_merge(ActionsConsole(lines, commands), merge(tmp_path))
+    leave_to_the_merge(ActionsConsole(lines, commands), merge(tmp_path, InputRule(world_size=1)))
     assert taken(lines) == []

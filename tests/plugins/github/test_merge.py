@@ -16,7 +16,7 @@ def test_annotations_of_a_merge_are_no_part_of_its_object(allranks, tmp_path, mo
     for rank, result in enumerate(("", "<failure/>")):
         (tmp_path / "ranks").mkdir(exist_ok=True)
         (tmp_path / "ranks" / f"rank-{rank}.xml").write_text(RANK.format(result))
-    _, out, err = allranks("merge", str(tmp_path / "ranks"), "--json")
+    _, out, err = allranks("merge", str(tmp_path / "ranks"), "--world-size=2", "--json")
     assert json.loads(out)["exit_code"] == 1
     assert "::error " in err
 

@@ -107,7 +107,7 @@ def test_results_outside_any_job_are_worse(allranks, runs):
     (runs[1] / "TEST-t.xml").write_text("<testsuite><testcase name='a'><failure/></testcase></testsuite>")
     code, out, _ = allranks("compare", str(runs[0]), str(runs[1]))
     assert code == 1
-    assert "allranks::manifest (run / manifest)\n      TEST-t.xml: results outside any job's folder" in out
+    assert "allranks::manifest (run / manifest)\n      TEST-t.xml could have results, but merge did not read it." in out
 
 
 def test_a_damaged_plan_beside_a_report_is_worse(allranks, runs, tmp_path):
@@ -132,14 +132,31 @@ def test_an_error_of_a_job_or_of_a_report_that_is_over_is_not_worse(allranks, ru
 
 
 def test_names_of_folders_and_times_in_names_of_suites_make_no_difference(allranks, tmp_path):
+    said = '<properties><property name="allranks.world_size" value="1"/></properties>'
     for number, name in enumerate(("before", "after")):
-        (tmp_path / name / "sub").mkdir(parents=True)
-        suite = f"TEST-T-2026112612000{number}"
-        for place in (f"{suite}.xml", f"sub/{suite}.xml"):
-            (tmp_path / name / place).write_text(f'<testsuite name="{suite}"><testcase name="a"/></testsuite>')
+        (tmp_path / name).mkdir()
+        suite = f'<testsuite name="TEST-T-2026112612000{number}">{said}<testcase name="a"/></testsuite>'
+        (tmp_path / name / "rank-0.xml").write_text(suite)
         assert allranks("compare", str(tmp_path / "before"), str(tmp_path / name))[:2] == SAME
-    one, other = (next((tmp_path / name).glob("*.xml")) for name in ("before", "after"))
+    one, other = (tmp_path / name / "rank-0.xml" for name in ("before", "after"))
     assert allranks("compare", str(one), str(other))[:2] == SAME
+
+
+def test_other_xml_beside_a_report_is_worse(allranks, tmp_path):
+    for name in ("before", "after"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "junit.xml").write_text("<testsuite><testcase name='a'/></testsuite>")
+    assert allranks("compare", str(tmp_path / "before"), str(tmp_path / "after"))[:2] == SAME
+    (tmp_path / "after/junit-rank1.xml").write_text("<testsuite><testcase name='a'/></testsuite>")
+    code, out, _ = allranks("compare", str(tmp_path / "before"), str(tmp_path / "after"))
+    assert (code, "junit-rank1.xml could have results" in out) == (1, True)
+
+
+def test_the_xml_of_ranks_whose_number_is_not_stated_cannot_be_compared(allranks, runs, tmp_path):
+    (tmp_path / "ranks").mkdir()
+    (tmp_path / "ranks/rank-0.xml").write_text("<testsuite><testcase name='a'/></testsuite>")
+    code, _, err = allranks("compare", str(runs[0]), str(tmp_path / "ranks"))
+    assert (code, "Nothing states how many ranks" in err) == (2, True)
 
 
 def test_the_parts_of_a_report_are_one(allranks, tmp_path):

@@ -110,10 +110,10 @@ def test_a_run_that_is_merged_late_takes_its_place_in_time(merged):
 
 
 def test_results_from_elsewhere_count_once_by_their_content(write_ranks, recorded):
-    root = write_ranks("suite/rank-0.xml", ["<testcase classname='t' name='x' time='0.5'/>"])
+    root = write_ranks("gloo-w1-g0-env/suite/rank-0.xml", ["<testcase classname='t' name='x' time='0.5'/>"])
     for _ in range(2):
         recorded(root)
-    write_ranks("suite/rank-0.xml", ["<testcase classname='t' name='x' time='0.6'/>"])
+    write_ranks("gloo-w1-g0-env/suite/rank-0.xml", ["<testcase classname='t' name='x' time='0.6'/>"])
     assert recorded(root).history.runs == 2
 
 
@@ -141,7 +141,7 @@ def test_a_pass_after_a_failure_is_a_letter_of_its_own():
 
 
 def test_jobs_of_a_suite_may_have_different_tests(run_folder, recorded, tmp_path):
-    jobs = {"gloo-w2-g0-env/suite": {A: "passed", B: "failed"}, "gloo-w4-g0-env/suite": {B: "passed"}}
+    jobs = {"gloo-w2-g0-env/suite": {A: "passed", B: "failed"}, "gloo-w2-g0-tcp/suite": {B: "passed"}}
     run_folder.manifest(*jobs)
     for job, tests in jobs.items():
         run_folder.both(job, tests)
@@ -150,5 +150,5 @@ def test_jobs_of_a_suite_may_have_different_tests(run_folder, recorded, tmp_path
     assert {(line.place.cell_id, line.place.nodeid): line.statuses[0] for line in lines} == {
         ("gloo-w2-g0-env", A): "P",
         ("gloo-w2-g0-env", B): "F",
-        ("gloo-w4-g0-env", B): "P",
+        ("gloo-w2-g0-tcp", B): "P",
     }

@@ -30,11 +30,11 @@ def ranks(tmp_path):
     """A folder with the JUnit XML of two ranks, of which the second has this result."""
 
     def write(result=""):
-        folder = tmp_path / "ranks"
-        folder.mkdir(exist_ok=True)
+        folder = tmp_path / "ranks/gloo-w2-g0-env/tests"
+        folder.mkdir(parents=True, exist_ok=True)
         for rank, own in enumerate(("", result)):
             (folder / f"rank-{rank}.xml").write_text(RANK.format(own))
-        return str(folder)
+        return str(tmp_path / "ranks")
 
     return write
 
@@ -80,7 +80,7 @@ def test_merge_records_the_run_and_reports_its_past(allranks, ranks):
     folder = ranks('<failure message="no"/>')
     code, out, _ = allranks("merge", folder, "--history", "h.sqlite")
     assert code == 1
-    assert "History: 1 new, by 2 runs.\n  new, rank 1: t::test_x (ranks / tests)\n" in out
+    assert "History: 1 new, by 2 runs.\n  new, rank 1: t::test_x (gloo-w2-g0-env / tests)\n" in out
     told = json.loads(allranks("merge", folder, "--history", "h.sqlite", "--json")[1])["history"]
     assert (told["runs"], told["problem"], told["tests"][0]["trend"]) == (2, None, "new")
 

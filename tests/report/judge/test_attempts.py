@@ -66,8 +66,8 @@ def test_a_test_that_an_earlier_attempt_passed_and_the_newest_fails_has_no_histo
 
 def test_reruns_that_a_rank_reports_are_earlier_attempts(write_ranks):
     again = '<rerun message="boom">trace</rerun>'
-    write_ranks("unit/rank-0.xml", [f'<testcase classname="t" name="x">{again}</testcase>'])
-    root = write_ranks("unit/rank-1.xml", ['<testcase classname="t" name="x"/>'])
+    write_ranks("gloo-w2-g0-env/unit/rank-0.xml", [f'<testcase classname="t" name="x">{again}</testcase>'])
+    root = write_ranks("gloo-w2-g0-env/unit/rank-1.xml", ['<testcase classname="t" name="x"/>'])
     tests, _ = judged_tests(root)
     test = tests["t::x"]
     assert test.is_flaky
@@ -76,20 +76,11 @@ def test_reruns_that_a_rank_reports_are_earlier_attempts(write_ranks):
 
 def test_what_stands_inside_a_rerun_is_not_the_outcome(write_ranks):
     inside = "<flakyError message='lost'><stackTrace>at</stackTrace><system-out>said</system-out></flakyError>"
-    root = write_ranks("unit/rank-0.xml", [f'<testcase classname="t" name="x">{inside}</testcase>'])
+    root = write_ranks("gloo-w1-g0-env/unit/rank-0.xml", [f'<testcase classname="t" name="x">{inside}</testcase>'])
     tests, _ = judged_tests(root)
     [rank] = tests["t::x"].ranks
     assert (tests["t::x"].verdict.kind, rank.stdout) == (VerdictKind.PASSED, "")
     assert "said" in rank.reruns[0].text
-
-
-def test_attempts_from_elsewhere_are_told_apart_by_their_folders(write_ranks):
-    write_ranks(
-        "gloo/unit/attempt-1/rank-0.xml", ['<testcase classname="t" name="x"><failure message="m"/></testcase>']
-    )
-    root = write_ranks("gloo/unit/attempt-2/rank-0.xml", ['<testcase classname="t" name="x"/>'])
-    tests, merged = judged_tests(root)
-    assert (tests["t::x"].is_flaky, merged.counts.tests) == (True, 1)
 
 
 BAD = ("failed", "errored", "crashed", "timed_out", "missing")
@@ -192,13 +183,15 @@ def test_a_skip_after_the_agent_died_is_one_if_the_test_had_not_begun(run_folder
 @pytest.mark.parametrize("tag", ["rerunFailure", "rerunError"])
 @pytest.mark.parametrize("beside", ["", "<skipped/>"])
 def test_a_rerun_of_a_test_that_failed_to_its_end_is_no_pass(write_ranks, tag, beside):
-    root = write_ranks("rank-0.xml", [f'<testcase name="x">{beside}<{tag} message="boom"/></testcase>'])
+    root = write_ranks(
+        "gloo-w1-g0-env/unit/rank-0.xml", [f'<testcase name="x">{beside}<{tag} message="boom"/></testcase>']
+    )
     assert merge(root, environ={}).counts.bad == 1
 
 
 def test_a_skip_after_a_rerun_that_failed_is_no_pass(write_ranks):
     case = '<testcase classname="t" name="x"><rerun message="boom"/><skipped message="not here"/></testcase>'
-    tests, merged = judged_tests(write_ranks("unit/rank-0.xml", [case]))
+    tests, merged = judged_tests(write_ranks("gloo-w1-g0-env/unit/rank-0.xml", [case]))
     assert tests["t::x"].verdict.message == "rank 0 failed: boom; then not here"
     assert exit_code(merged, nothing_ran_allowed=False) is ExitCode.TESTS_FAILED
 
@@ -208,8 +201,9 @@ def test_a_skip_after_a_rerun_that_failed_is_no_pass(write_ranks):
 def test_nothing_is_good_that_went_wrong_and_has_not_run_well_since(tmp_path_factory, outcomes):
     root = tmp_path_factory.mktemp("run")
     for number, outcome in enumerate(outcomes, start=1):
-        folder = root / f"unit/attempt-{number}"
+        folder = root / f"cells/gloo-w1-g0-env/unit/attempt-{number}"
         folder.mkdir(parents=True)
+        (folder / "job.json").write_text('{"schema": 2, "world_size": 1}')
         said = f'<properties><property name="allranks.outcome" value="{outcome}"/></properties>'
         element = {"failed": "<failure/>", "crashed": "<error/>", "skipped": "<skipped/>"}.get(outcome, "")
         element = '<skipped type="pytest.xfail"/>' if outcome == "xfailed" else element

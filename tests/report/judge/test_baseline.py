@@ -107,8 +107,8 @@ def test_the_command_makes_the_baseline_and_holds_a_run_against_it(run_folder, t
 
 
 def test_a_suite_of_the_baseline_that_is_not_there_is_missed_without_a_plan(write_ranks):
-    root = write_ranks("cell/a.xml", ['<testcase name="a"/>'])
-    merged = merge(root, environ={}, baseline={"cell": {"a": 1}, "other": {"b": 1}})
+    root = write_ranks("gloo-w1-g0-env/a/rank-0.xml", ['<testcase name="a"/>'])
+    merged = merge(root, environ={}, baseline={"gloo-w1-g0-env": {"a": 1}, "other": {"b": 1}})
     assert [failure.message for failure in merged.failures] == ["The baseline has this suite, and the results do not."]
     assert exit_code(merged, nothing_ran_allowed=False) is ExitCode.TESTS_FAILED
 

@@ -8,6 +8,7 @@ import pytest
 from allranks.errors import ExitCode
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import JOURNAL, SCHEMA, Finished, JobStarted, RankEnded, TestStarted, encode
+from allranks.report.input_rule import InputRule
 from allranks.report.judge.exit_code import exit_code
 from allranks.report.judged import MergedRun
 from allranks.report.merging import merge
@@ -118,7 +119,7 @@ def test_a_suite_without_tests_is_an_error_beside_any_other(run_folder, other, e
 )
 def test_a_report_from_elsewhere_without_an_executed_test_is_nothing_ran(tmp_path, text):
     (tmp_path / "rank-0.xml").write_text(text)
-    assert code(merge(tmp_path, environ={})) is ExitCode.NOTHING_RAN
+    assert code(merge(tmp_path, InputRule(world_size=1), environ={})) is ExitCode.NOTHING_RAN
 
 
 def test_one_executed_test_is_enough(run_folder):

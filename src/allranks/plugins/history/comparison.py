@@ -16,12 +16,11 @@ from allranks.protocol.xml_text import cut, first_line
 from allranks.report.declared import details_of
 from allranks.report.folder import ROOTS
 from allranks.report.gathering import gather
-from allranks.report.judge.accounting import account, damaged_manifest
+from allranks.report.judge.accounting import account, troubled_input
 from allranks.report.judge.rules import VerdictPolicy
 from allranks.report.judged import CellSuite
 from allranks.report.junit_document import report_parts
 from allranks.report.outcome_words import element_said, is_bad
-from allranks.report.rank_names import timeless
 from allranks.report.rank_xml import problem_of
 from allranks.report.report_json import SCHEMA, is_report_json
 from allranks.report.run_files import JudgingPolicy
@@ -170,6 +169,7 @@ def difference(before: str, after: str) -> Difference | None:
 
 
 _MESSAGE = 300
+_TIME = re.compile(r"-[0-9]{14}$")
 _SHARD = re.compile(r"@\d+of\d+$")
 _LETTERS = {"passed": "P", "skipped": "S", "failure": "F", "error": "E"}
 
@@ -208,8 +208,10 @@ def _from_folder(folder: Path) -> Iterator[ComparedJob]:
         if found is None:
             return
         yield from _from_file(found)
-    if gathered.problems:
-        yield _from_suite(damaged_manifest(gathered.problems))
+        parts = set(report_parts(folder / "junit.xml"))
+        unread = tuple(path for path in gathered.unread if folder / path not in parts)
+        gathered = replace(gathered, unread=unread)
+    yield from map(_from_suite, troubled_input(gathered))
 
 
 def _unreadable(path: Path, why: str) -> UsageError:
@@ -223,8 +225,13 @@ def _from_suite(suite: CellSuite) -> ComparedJob:
         for test in suite.tests
     }
     return ComparedJob(
-        cell=suite.cell, suite=timeless(suite.whole_suite), axes=_axes(suite.axes), tests=_reached(tests)
+        cell=suite.cell, suite=_timeless(suite.whole_suite), axes=_axes(suite.axes), tests=_reached(tests)
     )
+
+
+def _timeless(name: str) -> str:
+    """A suite's name without the time that xmlrunner puts to its end, which is another one in each run."""
+    return _TIME.sub("", name)
 
 
 def _axes(axes: Mapping[str, Any]) -> dict[str, str]:
@@ -254,7 +261,7 @@ def _from_json(suite: Mapping[str, Any]) -> ComparedJob:
         letter = "f" if test.get("flaky") else "S" if is_skip else _LETTERS[test["verdict"]]
         message = cut(first_line(test.get("message", "")), _MESSAGE)
         tests[test["nodeid"]] = ComparedOutcome(letter if is_reached else "-", message)
-    name = timeless(str((suite.get("share") or {}).get("suite") or suite["suite"]))
+    name = _timeless(str((suite.get("share") or {}).get("suite") or suite["suite"]))
     return ComparedJob(cell=str(suite["cell"]), suite=name, axes=_axes(suite.get("axes", {})), tests=_reached(tests))
 
 
@@ -289,7 +296,7 @@ def _from_suite_element(element: ET.Element, name: str) -> ComparedJob:
     facts = _facts(element)
     axes = {name.removeprefix("axis."): value for name, value in facts.items() if name.startswith("axis.")}
     tests = _reached(together(_case(case, _facts(case)) for case in element.iter("testcase")))
-    suite = timeless(_SHARD.sub("", facts.get("suite") or element.get("name") or name))
+    suite = _timeless(_SHARD.sub("", facts.get("suite") or element.get("name") or name))
     return ComparedJob(cell=facts.get("cell", ""), suite=suite, axes=axes, tests=tests)
 
 

@@ -10,11 +10,11 @@ from allranks.protocol.outcomes import named
 from allranks.protocol.parameter_values import REMEDY, VARIABLE, changes
 from allranks.protocol.records import JOURNAL
 from allranks.report.folder import Attempt
-from allranks.report.gathering import CopyWatch, Gathered, contradictions
+from allranks.report.gathering import Gathered, problem_of_unread
 from allranks.report.judge.attempts import Attempts
 from allranks.report.judge.baseline import Baseline, BaselineWatch
 from allranks.report.judge.exit_code import code_of_error
-from allranks.report.judge.judging import expected_ranks, own_files
+from allranks.report.judge.judging import expected_ranks, files_of, stated_sizes
 from allranks.report.judge.rules import VerdictPolicy
 from allranks.report.judged import MANIFEST_PLACE, CellSuite, trouble
 from allranks.report.rank_xml import RankReader
@@ -65,12 +65,11 @@ def account(gathered: Gathered, setting: VerdictPolicy, baseline: Baseline | Non
         setting=setting,
     )
     watch = BaselineWatch(baseline if baseline is not None else manifest.policy.baseline if manifest else {})
-    copies = CopyWatch()
     places = tuple(dict.fromkeys((*planned, *found)))
     reader = RankReader()
     for place in places:
         if place in found:
-            yield watch.checked(_of_attempt(found[place], reader, known, copies))
+            yield watch.checked(_of_attempt(found[place], reader, known))
         else:
             yield _of_absent_job(planned[place], known.cells)
     if manifest is None:
@@ -162,8 +161,15 @@ def _place_of(attempt: Attempt) -> str:
     return f"{name} of {attempt.suite}" if attempt.record and attempt.record.share else name
 
 
+def troubled_input(gathered: Gathered) -> Iterator[CellSuite]:
+    """The suite that reports what is wrong with the input as a whole: jobs may be absent without a trace."""
+    unread = (problem_of_unread(gathered.unread),) if gathered.unread else ()
+    if problems := (*gathered.problems, *unread):
+        yield damaged_manifest(problems)
+
+
 def damaged_manifest(problems: Sequence[str]) -> CellSuite:
-    """The suite that reports an unreadable plan: planned jobs may be absent without a trace."""
+    """The suite that reports these problems."""
     cell, suite = MANIFEST_PLACE
     tests = tuple(trouble("manifest", problem, ExitCode.UNACCOUNTED) for problem in problems)
     return CellSuite(cell=cell, suite=suite, tests=tests)
@@ -181,11 +187,11 @@ def _of_absent_job(job: PlannedJob, cells: Mapping[str, Mapping[str, str | int]]
     )
 
 
-def _of_attempt(attempt: Attempt, reader: RankReader, known: _Known, copies: CopyWatch) -> CellSuite:
+def _of_attempt(attempt: Attempt, reader: RankReader, known: _Known) -> CellSuite:
     record, job = attempt.record, known.planned.get((attempt.cell, attempt.suite))
     attempts = Attempts(attempt, known.setting)
     before = [error for each in attempt.earlier for error in _take(attempts, each, reader)]
-    files, twice = own_files(attempt, reader)
+    files = files_of(attempt, reader)
     return CellSuite(
         cell=attempt.cell,
         suite=attempt.suite,
@@ -206,9 +212,7 @@ def _of_attempt(attempt: Attempt, reader: RankReader, known: _Known, copies: Cop
             *attempt.notes,
             *((_PART.format(attempt.number, attempt.base.folder),) if attempt.base else ()),
             *known.recollection_of(attempt).notes,
-            *twice,
             *dict.fromkeys(file.note for file in files if file.note),
-            *copies.notes_on(attempt, files),
         ),
         repeated=record.repeated if record else {},
         started=record.started if record else None,
@@ -220,7 +224,7 @@ def _of_attempt(attempt: Attempt, reader: RankReader, known: _Known, copies: Cop
 
 def _take(attempts: Attempts, earlier: Attempt, reader: RankReader) -> tuple[TestVerdict, ...]:
     """Take in an attempt before the newest one; return the errors of its files, if results in them count."""
-    files, _ = own_files(earlier, reader)
+    files = files_of(earlier, reader)
     attempts.take(earlier, files)
     return tuple(_troubles_of_files(files)) if attempts.counts(earlier) else ()
 
@@ -238,16 +242,27 @@ def _troubles(attempt: Attempt, files: Sequence[RankFile], known: _Known) -> Ite
             "job", f"{JOURNAL} does not record that the job has finished, but job.json does.", ExitCode.UNACCOUNTED
         )
     yield from _troubles_of_files(files)
+    yield from _troubles_of_sizes(attempt, files)
     yield from _ranks_outside(attempt, files)
     for each in (attempt, *attempt.earlier):  # a failure that is removed from an earlier one would count as settled
         yield from _troubles_of_changes(each)
+
+
+def _troubles_of_sizes(attempt: Attempt, files: Sequence[RankFile]) -> Iterator[TestVerdict]:
+    """An error if the number of ranks is stated in different ways."""
+    first: dict[int, str] = {}
+    for who, size in stated_sizes(attempt, files).items():
+        first.setdefault(size, who)
+    if len(first) > 1:
+        said = ", but ".join(f"{who} states {size} rank(s)" for size, who in first.items())
+        yield trouble("job", f"{said}.\nMerge the results of one job of one run.", ExitCode.UNACCOUNTED)
 
 
 def _ranks_outside(attempt: Attempt, files: Sequence[RankFile]) -> Iterator[TestVerdict]:
     """An error for each file of a rank that the job cannot have, unless its tests have worlds of their own."""
     expected = expected_ranks(attempt, files)
     for file in files:
-        if file.problem or not file.keys or file.rank is None or file.path.name == JOURNAL:
+        if file.problem or file.rank is None or file.path.name == JOURNAL:
             continue
         if file.rank not in expected and not (file.world_sizes and min(file.world_sizes) > file.rank):
             text = (
@@ -278,7 +293,7 @@ def _troubles_of_changes(attempt: Attempt) -> Iterator[TestVerdict]:
         text = f"{path.name} is not the file that allranks wrote: its digest differs from the one in job.json."
         which = (
             f"The records of {JOURNAL} count instead."
-            if path not in attempt.files and attempt.files
+            if attempt.files and path not in {file.path for file in attempt.files}
             else "It was read."
         )
         yield trouble(path.name, f"{text}\n{which} Restore the original file.", ExitCode.UNACCOUNTED)
@@ -289,8 +304,14 @@ def _troubles_of_files(files: Sequence[RankFile]) -> Iterator[TestVerdict]:
         if file.problem:
             name = file.path.name if file.rank is None else f"rank {file.rank}"
             yield trouble(name, file.problem, ExitCode.UNACCOUNTED)
-    for rank, text in contradictions(files):
-        yield trouble(f"rank {rank}", text, ExitCode.UNACCOUNTED)
+    names: dict[int, list[str]] = {}
+    for file in files:
+        if file.rank is not None:
+            names.setdefault(file.rank, []).append(file.path.name)
+    for rank, claimed in names.items():
+        if len(claimed) > 1:
+            text = f"{' and '.join(claimed)} are both of rank {rank}: the worse outcome of each test counts."
+            yield trouble(f"rank {rank}", f"{text}\nKeep one of them in the folder.", ExitCode.UNACCOUNTED)
 
 
 def has_troubled_files(files: Sequence[RankFile]) -> bool:
@@ -308,16 +329,10 @@ def has_collected_nothing(attempt: Attempt) -> bool:
 
 def _troubles_of_record(attempt: Attempt, known: _Known) -> Iterator[TestVerdict]:
     record = attempt.record
-    # If allranks itself ran the job, job.json reports errors apart from tests, such as a coverage gate.
-    is_own = (attempt.cell, attempt.suite) in known.planned or any(path.name == JOURNAL for path in attempt.files)
-    is_own = is_own or not (attempt.files or attempt.strays)
     if attempt.problem:
         yield trouble("job", attempt.problem, ExitCode.UNACCOUNTED)
-    elif record is None and is_own:
+    elif record is None and attempt.folder:  # of XML from elsewhere there is no record
         yield trouble("job", "job.json is missing: the job has not ended, or was killed.", ExitCode.UNACCOUNTED)
-    elif record and attempt.world_size not in {None, record.world_size}:
-        text = f"job.json records {record.world_size} ranks, but the cell has {attempt.world_size}."
-        yield trouble("job", text, ExitCode.UNACCOUNTED)
     yield from _troubles_of_mixture(attempt, known.run_id)
     if record and record.error:
         name = "collection" if record.error.kind == "collection" else "job"

@@ -3,17 +3,15 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final, Self
 
+from allranks.errors import UsageError
 from allranks.protocol.outcomes import Outcome
-from allranks.protocol.records import JOURNAL
+from allranks.protocol.records import MOST_RANKS
 from allranks.protocol.xml_text import first_line, split_nodeid, xml_id
-from allranks.report.folder import Attempt, is_named_like_a_rank
-from allranks.report.gathering import without_copies
+from allranks.report.folder import Attempt, ResultFile
 from allranks.report.journal import read_journal
 from allranks.report.judge.rules import VerdictPolicy, verdict
-from allranks.report.rank_names import rank_of
 from allranks.report.rank_xml import RankReader, stray_file
 from allranks.report.results import (
     PassedRanks,
@@ -30,28 +28,22 @@ from allranks.report.results import (
 from allranks.report.run_files import JobRecord
 
 
-def read_ranks(paths: Sequence[Path], reader: RankReader | None = None) -> list[RankFile]:
+def read_ranks(files: Sequence[ResultFile], reader: RankReader | None = None) -> list[RankFile]:
     """The results in the files of one attempt, in the order of the files: a journal holds all ranks, others one."""
     reader = reader or RankReader()
     texts: dict[str, str] = {}
-    files: list[RankFile] = []
-    for path in paths:
-        files += read_journal(path, texts) if path.name == JOURNAL else [reader.read(path, texts)]
-    return files
+    found: list[RankFile] = []
+    for path, rank in files:
+        found += read_journal(path, texts) if rank is None else [reader.read(path, texts, rank=rank)]
+    return found
 
 
-def own_files(attempt: Attempt, reader: RankReader | None = None) -> tuple[list[RankFile], tuple[str, ...]]:
-    """The rank files of an attempt, each once and including those that are not read, and a note on each duplicate."""
-    files, twice = without_copies(read_ranks(attempt.files, reader))
-    return [*files, *(stray_file(path) for path in attempt.strays)], twice
+def files_of(attempt: Attempt, reader: RankReader | None = None) -> list[RankFile]:
+    """The rank files of one attempt, including those that are not read."""
+    return [*read_ranks(attempt.files, reader), *map(stray_file, attempt.strays)]
 
 
-def files_of(attempt: Attempt) -> list[RankFile]:
-    """The rank files of one attempt, each once, including those that are not read."""
-    return own_files(attempt)[0]
-
-
-_SIZE: Final = re.compile("[0-9]{1,18}").fullmatch
+_SIZE: Final = re.compile("[0-9]{1,5}").fullmatch
 
 _EXPLAINS_WHAT_DID_NOT_RUN: Final = frozenset({"collection", "timeout", "interrupted", "stopped"})
 """Errors after which tests without results are known not to have begun; the error itself is reported once."""
@@ -173,24 +165,34 @@ def _not_run(nodeid: str, reason: str) -> TestVerdict:
     return TestVerdict(nodeid=nodeid, classname=classname, name=name, verdict=judged)
 
 
+def stated_sizes(attempt: Attempt, files: Sequence[RankFile]) -> dict[str, int]:
+    """The numbers of ranks of a job, by who states them: its record, its cell, an option, and its files."""
+    sizes = dict(attempt.world_sizes)
+    if attempt.record:
+        sizes = {"job.json": attempt.record.world_size, **sizes}
+    for file in files:
+        said = file.properties.get("allranks.world_size", "")
+        if _SIZE(said) and 0 < int(said) <= MOST_RANKS:
+            sizes[file.path.name] = int(said)
+    return sizes
+
+
 def expected_ranks(attempt: Attempt, files: Sequence[RankFile]) -> range:
     """The ranks that each test should have run on.
 
-    Without a record, the world size comes from the cell or any of the files; if it is unknown, the ranks are those
-    between the lowest and the highest with a file, also of an earlier attempt. They count from 1 if none is 0, because
-    some launchers do so; but files named as allranks names them count from 0 where nothing states their number.
+    Raises:
+        UsageError: Nothing states their number, and nobody knows how many files are missing.
     """
-    if attempt.record:
-        return range(attempt.record.world_size)
-    ranks = [file.rank or 0 for file in files]
-    if ranks:
-        ranks += [rank_of(path) or 0 for before in attempt.earlier for path in before.files]
-    texts = [file.properties.get("allranks.world_size", "") for file in files]
-    size = max((attempt.world_size or 0, *map(int, filter(_SIZE, texts))))
-    if size and (size not in ranks or 0 in ranks):
-        return range(size)
-    first = 0 if not size and any(is_named_like_a_rank(file.path.name) for file in files) else 1
-    return range(min(first, *ranks), max(ranks) + 1) if ranks else range(0)
+    if sizes := stated_sizes(attempt, files):
+        return range(max(sizes.values()))
+    if attempt.folder:  # its record is missing, which is an error by itself
+        return range(max((file.rank or 0 for file in files), default=-1) + 1)
+    msg = f"Nothing states how many ranks {attempt.cell} / {attempt.suite} has."
+    raise UsageError(
+        msg,
+        why="Its XML has no property allranks.world_size, and its cell is no id such as gloo-w4-g0-env.",
+        remedy="Add --world-size N to `allranks merge`.",
+    )
 
 
 def _absences(attempt: Attempt, files: Sequence[RankFile]) -> dict[int, str]:

@@ -1,0 +1,403 @@
+"""Which files a merge reads, and what becomes of all others: nothing is guessed, and no rank is lost silently."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from allranks.errors import AllranksError, ExitCode, ResultsError, UsageError
+from allranks.report.input_rule import JOBS, InputRule, RankPattern
+from allranks.report.judged import exit_code
+from allranks.report.merging import merge
+
+CASE = '<testcase classname="t" name="x"/>'
+RED = '<testsuites><testsuite><testcase name="t"><failure/></testcase></testsuite></testsuites>'
+JOB = "gloo-w4-g0-env/suite"
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    """Writes the XML of ranks with one test that passes, below a folder."""
+    root = tmp_path / "results"
+
+    def write(*places, world_size=None):
+        said = f'<properties><property name="allranks.world_size" value="{world_size}"/></properties>'
+        for place in places:
+            path = root / place
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"<testsuite>{said if world_size else ''}{CASE}</testsuite>")
+        return root
+
+    return write
+
+
+def code(root, **rule):
+    """The exit code of a merge; that of its error if there is one."""
+    try:
+        return exit_code(merge(root, InputRule(**rule), environ={}), nothing_ran_allowed=False)
+    except AllranksError as error:
+        return error.exit_code
+
+
+def messages(root, **rule):
+    """The messages of all that went wrong, of the job's and of its tests."""
+    found = []
+    merge(root, InputRule(**rule), environ={}, observers=[found.append])
+    return [test.verdict.message for suite in found for test in suite.tests if test.verdict.is_bad]
+
+
+def error(root, **rule):
+    with pytest.raises(UsageError) as caught:
+        merge(root, InputRule(**rule), environ={})
+    assert caught.value.remedy
+    assert not (root / "junit.xml").exists()
+    return caught.value
+
+
+def form(text):
+    return {"pattern": RankPattern(text)}
+
+
+FLAT = [f"rank-{rank}.xml" for rank in range(4)]
+
+
+def test_the_ranks_of_a_job_are_in_a_folder_of_its_cell_and_suite(ranks):
+    root = ranks(*(f"{JOB}/{name}" for name in FLAT), "gloo-w1-g0-env/other/rank-0.xml")
+    run = merge(root, environ={})
+    assert [suite.name for suite in run.suites] == ["gloo-w1-g0-env / other", "gloo-w4-g0-env / suite"]
+    assert (run.counts.passed, code(root)) == (2, ExitCode.OK)
+
+
+def test_the_files_of_torchrun_are_one_job(ranks):
+    root = ranks(*FLAT)
+    (root / "rank-0.log").write_text("a log")
+    run = merge(root, InputRule(world_size=4), environ={})
+    assert [suite.name for suite in run.suites] == ["results / tests"]
+    assert code(root, world_size=4) is ExitCode.OK
+
+
+def test_without_a_stated_number_of_ranks_the_merge_asks_for_it(ranks):
+    for places in (FLAT, FLAT[:3], [f"cell/suite/{name}" for name in FLAT]):
+        told = error(ranks(*places))
+        assert told.what.startswith("Nothing states how many ranks ")
+        assert "--world-size N" in told.remedy
+        ranks()
+        for place in places:
+            (ranks() / place).unlink()
+
+
+def test_a_rank_that_is_lost_is_missing_whoever_states_their_number(ranks, tmp_path):
+    assert messages(ranks(*FLAT[:3]), world_size=4) == ["rank 3 is missing: nothing came back."]
+    ranks(*FLAT[:3], world_size=4)
+    assert messages(tmp_path / "results") == ["rank 3 is missing: nothing came back."]
+    for name in FLAT[:3]:
+        (tmp_path / "results" / name).unlink()
+    assert messages(ranks(*(f"{JOB}/{name}" for name in FLAT[1:]))) == ["rank 0 is missing: nothing came back."]
+
+
+@pytest.mark.parametrize(
+    ("places", "states", "option", "told"),
+    [
+        (FLAT, 4, 2, "--world-size states 2 rank(s), but rank-0.xml states 4 rank(s)."),
+        ([f"{JOB}/{name}" for name in FLAT], 8, None, "the cell states 4 rank(s), but rank-0.xml states 8 rank(s)."),
+        ([f"{JOB}/{name}" for name in FLAT], None, 3, "the cell states 4 rank(s), but --world-size states 3 rank(s)."),
+        (FLAT, None, 3, "rank-3.xml is of rank 3, which is outside: this job has 3 rank(s), from 0 to 2."),
+        ([*FLAT, "rank-00.xml"], None, 4, "rank-0.xml and rank-00.xml are both of rank 0: the worse outcome of each"),
+        ([*FLAT, "rank-99999999999999999999.xml"], None, 4, "rank-99999999999999999999.xml claims to be rank 9999"),
+    ],
+)
+def test_contradictory_ranks_are_an_error(ranks, places, states, option, told):
+    root = ranks(*places, world_size=states)
+    assert messages(root, world_size=option)[0].startswith(told)
+    assert code(root, world_size=option) is ExitCode.UNACCOUNTED
+
+
+def test_files_that_state_different_numbers_of_ranks_are_an_error(ranks):
+    ranks("rank-0.xml", world_size=2)
+    told = messages(ranks("rank-1.xml", world_size=1))
+    assert told == ["rank-0.xml states 2 rank(s), but rank-1.xml states 1 rank(s)."]
+
+
+def test_a_file_that_states_another_rank_than_its_path_is_an_error(ranks):
+    root = ranks("rank-0.xml", "rank-1.xml")
+    text = f'<testsuite><properties><property name="allranks.rank" value="0"/></properties>{CASE}</testsuite>'
+    (root / "rank-1.xml").write_text(text)
+    assert messages(root, world_size=2) == [
+        "rank-1.xml states in allranks.rank that it is of rank 0, and its path states rank 1."
+    ]
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "many", "9" * 5000])
+def test_a_number_of_ranks_that_no_job_has_is_not_counted_as_stated(ranks, size):
+    assert code(ranks("rank-0.xml", world_size=size)) is not ExitCode.OK
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["job_rank1.xml", "job_rank2.xml"],
+        ["r0.xml", "r1.xml"],
+        ["worker0/junit.xml", "worker1/junit.xml"],
+        ["gpu0/rank-0.xml", "gpu1/rank-0.xml"],
+        ["a/b/c/rank-0.xml"],
+        ["RANK-0.XML"],
+        ["rank-0.xml.gz"],
+        ["rank-.xml", "rank--1.xml", "rank-0x1.xml", "rank-٣.xml", "rank- 1.xml"],
+        ["TEST-t.xml", "coverage.xml"],
+        ["gloo-w1-g0-env/s/attempt-1/rank-0.xml", "gloo-w1-g0-env/s/attempt-1/job.json"],
+    ],
+)
+def test_names_that_do_not_match_are_one_error_that_quotes_them(ranks, names):
+    told = error(ranks(*names))
+    assert told.what.startswith("There is nothing to merge in ")
+    assert all(name in told.why for name in sorted(names)[:3])
+    assert "{cell}/{suite}/rank-{rank}.xml or rank-{rank}.xml" in told.why
+
+
+def test_a_folder_without_files_has_nothing_to_merge(tmp_path):
+    assert error(tmp_path).why.endswith("rank-{rank}.xml or rank-{rank}.xml.")
+
+
+def symlink(target):
+    return lambda path: path.symlink_to(target)
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "rank-3.xml").write_text(RED)
+    return folder
+
+
+UNREAD = {
+    "TEST-t.xml": RED,
+    "RANK-3.XML": RED,
+    ".rank-3.xml": RED,
+    ".hidden/rank-3.xml": RED,
+    "sub/rank-3.xml": RED,
+    "rank-3.zip": "",
+    "machine-3.tar.gz": "",
+    "machine-3.tgz": "",
+    "rank-3.xml.zst": "",
+    "journal.jsonl": "",
+    "coverage.xml": "<coverage/>",
+    "report/junit.xml": '<testsuites name="allranks"/>',
+    "rank-3 (1).xml": RED,
+    os.fsdecode(b"rank-\xff.xml"): RED,
+    "a\nb.xml": RED,
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_what_could_have_results_and_is_not_read_is_an_error_unless_it_is_ignored(ranks, name):
+    root = ranks(*FLAT)
+    (root / name).parent.mkdir(exist_ok=True)
+    (root / name).write_text(UNREAD[name])
+    [told] = messages(root, world_size=4)
+    shown = name.encode(errors="replace").decode().replace("?", "�").replace("\n", " ")
+    assert told == f"{shown} could have results, but merge did not read it."
+    assert code(root, world_size=4) is ExitCode.UNACCOUNTED
+    assert code(root, world_size=4, ignore=("nothing", name)) is ExitCode.OK
+
+
+@pytest.mark.parametrize(
+    "name", ["rank-3.xml.bak", "rank-3.xml.part", "rank-3", "TEST-t.junit", "rank-3.log", "x.json"]
+)
+def test_a_file_that_is_neither_xml_nor_an_archive_is_no_result(ranks, name):
+    root = ranks(*FLAT)
+    (root / name).write_text(RED)
+    assert code(root, world_size=4) is ExitCode.OK
+    (root / "rank-3.xml").unlink()
+    assert messages(root, world_size=4) == ["rank 3 is missing: nothing came back."]
+
+
+def test_many_unread_files_are_one_error_with_their_number(ranks):
+    root = ranks(*FLAT, *(f"TEST-{number}.xml" for number in range(12)))
+    assert messages(root, world_size=4) == [
+        "TEST-0.xml, TEST-1.xml, TEST-10.xml and 9 more could have results, but merge did not read them."
+    ]
+
+
+def test_jobs_below_a_folder_that_has_ranks_itself_are_not_read(ranks):
+    root = ranks("rank-0.xml", f"{JOB}/rank-0.xml")
+    assert messages(root, world_size=1)[0].startswith(f"{JOB}/rank-0.xml could have results")
+
+
+@pytest.mark.parametrize("pattern", ["extra", "extra/*", "*extra*", "ext?a", "*.xml"])
+def test_an_ignored_folder_is_ignored_with_all_below_it(ranks, pattern):
+    root = ranks(*FLAT, "extra/deep/TEST-t.xml")
+    assert code(root, world_size=4, ignore=(pattern,)) is ExitCode.OK
+
+
+@pytest.mark.parametrize("pattern", ["xtra", "EXTRA", "?", "", ".", "deep/*"])
+def test_a_pattern_that_does_not_match_ignores_nothing(ranks, pattern):
+    root = ranks(*FLAT, "extra/deep/TEST-t.xml")
+    assert code(root, world_size=4, ignore=(pattern,)) is ExitCode.UNACCOUNTED
+
+
+def test_results_that_are_read_cannot_be_ignored(ranks):
+    root = ranks(*FLAT)
+    (root / "rank-1.xml").write_text(f"<testsuite>{CASE.replace('/>', '><failure/></testcase>')}</testsuite>")
+    assert code(root, world_size=4, ignore=("*",)) is ExitCode.TESTS_FAILED
+
+
+def test_a_merge_that_ignores_everything_has_nothing_to_merge(ranks):
+    told = error(ranks("TEST-t.xml"), ignore=("*",))
+    assert told.what.startswith("There is nothing to merge in ")
+
+
+def test_a_link_to_a_folder_elsewhere_is_an_error_and_one_to_a_folder_here_is_none(ranks, elsewhere):
+    root = ranks(*(f"{JOB}/{name}" for name in FLAT))
+    (root / "latest").symlink_to("gloo-w4-g0-env")
+    (root / "broken").symlink_to("nowhere")
+    assert code(root) is ExitCode.OK
+    (root / "gloo-w1-g0-env").symlink_to(elsewhere)
+    assert messages(root) == ["gloo-w1-g0-env could have results, but merge did not read it."]
+    assert code(root, ignore=("gloo-w1-*",)) is ExitCode.OK
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda path, other: path.symlink_to(other / "rank-3.xml"), "rank-3.xml is a link, not a regular file"),
+        (lambda path, _: path.symlink_to("rank-0.xml"), "rank-3.xml is a link, not a regular file"),
+        (lambda path, _: path.symlink_to("nowhere"), "rank-3.xml is a link, not a regular file"),
+        (lambda path, _: path.mkdir(), "rank-3.xml is a folder, not a regular file"),
+        (lambda path, _: os.mkfifo(path), "rank-3.xml is a FIFO, not a regular file"),
+    ],
+)
+def test_what_has_the_name_of_a_rank_and_is_no_file_is_an_error(ranks, elsewhere, make, told):
+    root = ranks(*FLAT[:3])
+    make(root / "rank-3.xml", elsewhere)
+    assert messages(root, world_size=4)[0].startswith(told)
+    assert code(root, world_size=4) is ExitCode.UNACCOUNTED
+
+
+def test_a_folder_that_cannot_be_read_ends_the_merge_and_is_named(ranks, monkeypatch):
+    root, scan = ranks(*(f"{JOB}/{name}" for name in FLAT)), os.scandir
+
+    def refuse(path):
+        if Path(path).name == "suite":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr("os.scandir", refuse)
+    with pytest.raises(ResultsError) as caught:
+        merge(root, environ={})
+    assert "suite: Permission denied" in caught.value.why
+
+
+def test_a_merged_report_is_no_input(ranks):
+    root = ranks(*(f"{JOB}/{name}" for name in FLAT))
+    for place in ("junit.xml", "junit-2.xml", f"{JOB}/junit.xml", "test-reports/python-pytest/t/t-1.xml"):
+        (root / place).parent.mkdir(parents=True, exist_ok=True)
+        (root / place).write_text('<testsuites name="allranks" tests="0"/>')
+    assert code(root) is ExitCode.OK
+    (root / "test-reports/python-pytest/t/t-2.xml").write_text(RED)
+    assert messages(root)[0].startswith("test-reports/python-pytest/t/t-2.xml could have results")
+
+
+def test_the_xml_of_a_rank_that_looks_like_a_merged_report_is_read(ranks):
+    root = ranks("rank-0.xml")
+    (root / "rank-1.xml").write_text(RED.replace("<testsuites>", '<testsuites name="allranks">').replace('"t"', '"x"'))
+    assert code(root, world_size=2) is not ExitCode.OK
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "found"),
+    [
+        ("{cell}/{suite}/rank-{rank}.xml", "a/b/rank-3.xml", ("a", "b", 3)),
+        ("./{suite}//r{rank}.xml", "b/r03.xml", ("", "b", 3)),
+        ("out/rank{rank}/junit.xml", "out/rank12/junit.xml", ("", "", 12)),
+        ("{rank}-{suite}.xml", "1-2-x.xml", ("", "2-x", 1)),
+        ("a+[b]*(.)?|^$-{rank}.xml", "a+[b]*(.)?|^$-1.xml", ("", "", 1)),
+        ("{cell}.{suite}.{rank}.xml", "gloo-w2.col.1.xml", ("gloo-w2", "col", 1)),
+        ("{rank}.XML", "1.XML", ("", "", 1)),
+        ("{cell}/{suite}/rank-{rank}.xml", "x/a/b/rank-3.xml", None),
+        ("{cell}/{suite}/rank-{rank}.xml", "/b/rank-3.xml", None),
+        ("a.{rank}.xml", "ab1.xml", None),
+        ("{suite}{rank}.xml", "a12.xml", None),
+        ("{cell}-{suite}-{rank}.xml", "a-b-c-1.xml", None),
+        ("rank-{rank}.xml", "rank-1.xml\n", None),
+    ],
+)
+def test_a_placeholder_is_a_part_of_one_name_that_can_be_found_in_one_way(text, place, found):
+    assert RankPattern(text).place(Path(place)) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "It needs {rank}"),
+        ("rank-0.xml", "It needs {rank}"),
+        ("{rank}/{rank}.xml", "may have each placeholder once"),
+        ("{Rank}.xml", "It has {Rank}: the placeholders are {cell}, {suite}, {rank}."),
+        ("{}/{rank}.xml", "It has {}"),
+        ("/tmp/rank-{rank}.xml", "It leads out of the folder"),
+        ("../rank-{rank}.xml", "It leads out of the folder"),
+        ("a/../rank-{rank}.xml", "It leads out of the folder"),
+        ("rank-{rank}.json", "It does not end in .xml."),
+        ("rank-{rank}", "It does not end in .xml."),
+    ],
+)
+def test_a_pattern_that_cannot_be_used_is_refused_with_its_reason(text, why):
+    with pytest.raises(UsageError, match="cannot be used") as caught:
+        RankPattern(text)
+    assert why in caught.value.why
+    assert JOBS.text in caught.value.remedy
+
+
+def test_a_pattern_states_cell_suite_and_rank(ranks):
+    root = ranks("gloo-w2-g0-env.sums.r0.xml", "gloo-w2-g0-env.sums.r1.xml")
+    run = merge(root, InputRule(**form("{cell}.{suite}.r{rank}.xml")), environ={})
+    assert [(suite.name, suite.counts.passed) for suite in run.suites] == [("gloo-w2-g0-env / sums", 1)]
+
+
+@pytest.mark.parametrize("text", ["other/{rank}.xml", "RANK-{rank}.xml", "{cell}{suite}{rank}.xml"])
+def test_a_pattern_that_matches_nothing_is_an_error_that_quotes_it_and_what_there_is(ranks, text):
+    told = error(ranks("abc12.xml", "rank-0.xml"), world_size=1, **form(text))
+    assert f"no file that matches {text}. It has abc12.xml, rank-0.xml." in told.why
+
+
+def test_what_a_given_pattern_does_not_match_is_not_read(ranks):
+    root = ranks("r0.xml", "rank-0.xml")
+    assert messages(root, world_size=1, **form("r{rank}.xml"))[0].startswith("rank-0.xml could have results")
+
+
+@pytest.mark.parametrize("rule", [{"world_size": 2}, form("rank-{rank}.xml")])
+def test_the_options_for_the_xml_of_ranks_are_refused_for_the_folder_of_a_run(run_folder, rule):
+    run_folder.both("gloo-w2-g0-env/s", {"t.py::x": "passed"})
+    assert error(run_folder.path, **rule).what.startswith("--ranks-xml and --world-size are for the XML of ranks")
+
+
+def test_the_xml_of_ranks_beside_a_run_is_not_read(run_folder):
+    run_folder.both("gloo-w2-g0-env/s", {"t.py::x": "passed"})
+    (run_folder.path / "rank-0.xml").write_text(RED)
+    assert messages(run_folder.path)[0].startswith("rank-0.xml could have results")
+
+
+def test_what_a_run_has_besides_its_jobs_is_no_input(run_folder):
+    run_folder.manifest("gloo-w2-g0-env/s")
+    run_folder.both("gloo-w2-g0-env/s", {"t.py::x": "passed"})
+    attempt = run_folder.attempt("gloo-w2-g0-env/s")
+    for path in (run_folder.path / "coverage/coverage.xml", attempt / "own/TEST-t.xml", attempt / "core.gz"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(RED)
+    (run_folder.path / "junit.xml").write_text('<testsuites name="allranks"/>')
+    assert code(run_folder.path) is ExitCode.OK
+
+
+def test_a_run_in_a_hidden_folder_or_in_another_run_is_a_part_like_others(part, tmp_path):
+    for place, job in (("outer", "gloo-w2-g0-env/s"), ("outer/.inner/r1", "gloo-w2-g0-tcp/s")):
+        part(place).manifest(job)
+        part(place).both(job, {"t.py::x": "passed"}, run_id="r1")
+    assert merge(tmp_path / "gathered", environ={}).counts.passed == 2
+
+
+def test_an_attempt_without_a_journal_has_no_rank_by_another_name(run_folder):
+    run_folder.manifest("gloo-w2-g0-env/s")
+    run_folder.both("gloo-w2-g0-env/s", {"t.py::x": "passed"})
+    path = run_folder.attempt("gloo-w2-g0-env/s") / "rank-1.xml"
+    path.rename(path.with_name("rank-1.xml.bak"))
+    assert messages(run_folder.path) == ["rank 1 is missing: nothing came back."]
