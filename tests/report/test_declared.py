@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 
 import pytest
+from allranks.report.outcome_words import outcome_of
 from hypothesis import given
 from hypothesis import strategies as st
 from stated_outcomes import STATED
@@ -12,7 +13,6 @@ from stated_outcomes import STATED
 from allranks import junit
 from allranks.report.input_rule import InputRule
 from allranks.report.merging import merge
-from allranks.report.outcome_words import outcome_of
 from allranks.report.rank_xml import RankReader
 
 GOOD = '<testcase classname="t" name="a"/>'

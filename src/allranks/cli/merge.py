@@ -38,6 +38,8 @@ def add(parser: CommandParser) -> None:
     meaning = "a run's folder, one with parts of a run from several machines, or one with the JUnit XML of ranks"
     group.add_argument("folder", type=Path, metavar="DIR", help=meaning)
     _add_rule(group)
+    meaning = "an attribute that your suites add to the XML, as pytest's record_xml_attribute does; repeatable"
+    group.add_argument("--allow-attribute", dest="allowed", action="append", default=[], metavar="NAME", help=meaning)
     _add_judgement(parser.add_argument_group("the verdict"))
     _add_form(parser.add_argument_group("what is written"), "merge")
     parser.set_defaults(command=_merge)
@@ -55,7 +57,7 @@ def add_report(parser: CommandParser) -> None:
     group.add_argument("--open", action="store_true", help="then open the page in a browser")
     _add_judgement(parser.add_argument_group("the verdict"))
     _add_form(parser.add_argument_group("what is written"), "report")
-    parser.set_defaults(command=_report)
+    parser.set_defaults(command=_report, allowed=[])
 
 
 _POLICIES = ("skip", "pass")
@@ -182,6 +184,7 @@ def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
         options.folder,
         InputRule(pattern=options.ranks_xml, world_size=options.world_size, ignore=tuple(options.ignore)),
         policy=options.policy,
+        allowed=options.allowed,
         observers=[
             *section_makers(options, None),
             *([meter.add] if options.durations else []),

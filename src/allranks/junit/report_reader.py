@@ -4,31 +4,20 @@ junitparser's own reader takes any XML, with entities, and only whole files. Thi
 library that junitparser uses (lxml, or the standard library's).
 """
 
-import re
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
-from xml.parsers import expat
+from typing import Any, TypeVar, cast
 
 import junitparser
 
 from allranks.errors import UsageError
 from allranks.junit.reported import DownloadedReport, ReportedCase, ReportedSuite, selected
-from allranks.report.folder import ROOTS
 from allranks.report.junit_document import report_parts
-from allranks.report.outcome_words import is_bad
-from allranks.report.untrusted import number, open_regular
+from allranks.report.junit_reader import JUnitReader, UnreadableError
+from allranks.report.untrusted import number
 
 _T = TypeVar("_T", bound=junitparser.junitparser.Element)
-
-_CHUNK: Final = 1 << 16
-_DEEPEST: Final = 64
-_MOST_ATTRIBUTES: Final = 1000  # lxml takes minutes for 200,000
-_STRUCTURE: Final = frozenset({*ROOTS, "testcase"})
-_NESTED: Final = frozenset({"testcase", "testsuite"})
-_OUTCOMES: Final = frozenset({"failure", "error", "skipped"})
-_REMEDY: Final = "Give junit.xml of allranks, or another writer's JUnit XML."
 
 
 def load(path: str | PathLike[str]) -> DownloadedReport:
@@ -38,7 +27,7 @@ def load(path: str | PathLike[str]) -> DownloadedReport:
         path: Its first file, or the folder that has it as ``junit.xml``.
 
     Raises:
-        UsageError: There is no such report.
+        UsageError: There is no such report, or it has what no known writer of JUnit XML writes.
     """
     first, *more = _parts(Path(path))
     report = cast("DownloadedReport", DownloadedReport.fromroot(_root(first)))
@@ -56,7 +45,7 @@ def stream(path: str | PathLike[str], **wanted: Any) -> Iterator[ReportedCase]: 
         wanted: As for :meth:`DownloadedReport.cases`.
 
     Raises:
-        UsageError: There is no such report, or it ends early.
+        UsageError: There is no such report, it ends early, or it has what no known writer of JUnit XML writes.
     """
     return selected((case for part in _parts(Path(path)) for case in _cases(part)), **wanted)
 
@@ -68,10 +57,11 @@ def problem(path: str | PathLike[str]) -> str:
 
     Args:
         path: As for :func:`load`.
-    """
-    from allranks.report.rank_xml import problem_of  # noqa: PLC0415 - it imports all that merging needs
 
-    return next(filter(None, map(problem_of, _parts(Path(path)))), "")
+    Raises:
+        UsageError: As for :func:`load`.
+    """
+    return next(filter(None, map(_problem, _parts(Path(path)))), "")
 
 
 def _parts(path: Path) -> Iterator[Path]:
@@ -101,109 +91,86 @@ def _cases(path: Path) -> Iterator[ReportedCase]:
         builder.cases.clear()
 
 
-def _fed(builder: "_Builder", path: Path) -> Iterator[None]:
-    """Feed a file to a builder, with a pause after each chunk.
+def _problem(path: Path) -> str:
+    reader = JUnitReader()
+    for _ in _fed(reader, path):
+        pass
+    return f"{path.name} contradicts itself: {reader.problem}." if reader.problem else ""
+
+
+def _fed(reader: JUnitReader, path: Path) -> Iterator[None]:
+    """Feed a file to a reader, with a pause after each chunk.
 
     Raises:
         UsageError: It is no JUnit XML, or cannot be read.
     """
+    remedy = "Give junit.xml of allranks, or another writer's JUnit XML."
     try:
-        with open_regular(path) as file:
-            size, fed = _CHUNK, 0
-            while chunk := file.read(size):
-                builder.parser.Parse(chunk, False)
-                # As for ranks' XML: an older expat rescans an unfinished attribute with each chunk.
-                fed += len(chunk)
-                size = size * 2 if fed - builder.parser.CurrentByteIndex > _CHUNK else _CHUNK
-                yield
-            builder.parser.Parse(b"", True)
-            yield
+        yield from reader.feed(path)
     except FileNotFoundError as error:
         msg = f"There is no report {path}."
-        raise UsageError(msg, remedy=_REMEDY) from error
+        raise UsageError(msg, remedy=remedy) from error
     except OSError as error:
         msg = f"The report {path} cannot be read."
-        raise UsageError(msg, why=f"{error.strerror or error}.", remedy=_REMEDY) from error
-    except (expat.ExpatError, LookupError, ValueError) as error:
-        msg = f"{path} is not JUnit XML, or only a part of it."
-        raise UsageError(msg, why=f"{error}.", remedy=_REMEDY) from error
+        raise UsageError(msg, why=f"{error.strerror or error}.", remedy=remedy) from error
+    except UnreadableError as error:
+        msg = f"{path} is not JUnit XML that allranks can read, or only a part of it."
+        raise UsageError(msg, why=f"{error.why}.", remedy=error.remedy or remedy) from error
 
 
-class _Builder:
+class _Builder(JUnitReader):
+    """Builds the elements of a whole file."""
+
     def __init__(self) -> None:
+        super().__init__()
         self.root: Any = None
         self._make = junitparser.JUnitXml()._elem.makeelement  # noqa: SLF001 - of the library that junitparser uses
         self._open: list[Any] = []
-        self._implied: list[Any] = []
+        self._implied: Any = None
         self._closed: Any = None
-        self._text: list[str] = []
-        self.parser = expat.ParserCreate(namespace_separator="}")
-        self.parser.buffer_text = True
-        self.parser.StartDoctypeDeclHandler = self._refuse
-        self.parser.StartElementHandler = self.start
-        self.parser.EndElementHandler = self._end_with_implied
-        self.parser.CharacterDataHandler = self._text.append
-
-    def _refuse(self, *_: object) -> None:
-        msg = "it declares a document type, which can declare entities of any size"
-        raise ValueError(msg)
+        self._words: list[str] = []
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
-        """Begin an element."""
+        """Begin an element, within a suite if it is a testcase in the root, as Node.js writes it."""
+        super().start(tag, attributes)
         self._end_text()
-        tag = tag.rpartition("}")[2]
-        if self.root is None and tag not in ROOTS:
-            msg = f"its root element is <{tag[:40]}>, and JUnit XML begins with <testsuites> or <testsuite>"
-            raise ValueError(msg)
-        if len(self._open) >= _DEEPEST:
-            msg = f"it has more than {_DEEPEST} elements within each other"
-            raise ValueError(msg)
-        if len(attributes) > _MOST_ATTRIBUTES:
-            msg = f"it has an element with {len(attributes)} attributes"
-            raise ValueError(msg)
-        self._start_around(tag, self._open[-1].tag if self._open else "")
-        element = self._make(tag, {re.sub(r"^(?=.*})", "{", name): said for name, said in attributes.items()})
+        if tag == "testcase" and len(self._open) == 1 and self.root.tag == "testsuites":
+            self._implied = self._begin("testsuite", {})
+        self._begin(tag, {name: said for name, said in attributes.items() if ":" not in name})
+
+    def _begin(self, tag: str, attributes: dict[str, str]) -> Any:  # noqa: ANN401 - an element
+        element = self._make(tag, attributes)
         if self._open:
             self._open[-1].append(element)
         else:
             self.root = element
         self._open.append(element)
         self._closed = None
+        return element
 
-    def _start_around(self, tag: str, parent: str) -> None:
-        """Begin what has to be around an element: Node.js has testcases in the root, and some suites have errors."""
-        if tag.lower() in _STRUCTURE and parent and (tag not in _NESTED or parent not in ROOTS):
-            msg = f"it has <{tag}> in <{parent[:40]}>"
-            raise ValueError(msg)
-        is_outside = bool(parent) and all(each.tag != "testcase" for each in self._open)
-        if is_outside and is_bad(tag) and parent not in ROOTS:
-            msg = f"it has <{tag[:40]}> in <{parent[:40]}>, and in no testcase"
-            raise ValueError(msg)
-        if tag in _OUTCOMES and parent in ROOTS:
-            self._imply("testcase", {"classname": self._open[-1].get("name") or "", "name": "(suite)"})
-        elif tag == "testcase" and parent != "testsuite":
-            self._imply("testsuite", {})
-
-    def _imply(self, tag: str, attributes: dict[str, str]) -> None:
-        self.start(tag, attributes)
-        self._implied.append(self._open[-1])
-
-    def _end_with_implied(self, tag: str) -> None:
-        self.end(tag)
-        while self._implied and self._open[-1] is self._implied[-1]:
-            self.end(self._implied.pop().tag)
-
-    def end(self, _: str) -> None:
+    def end(self, tag: str) -> None:
         """End an element."""
+        super().end(tag)
         self._end_text()
-        self._closed = self._open.pop()
+        self.finish(self._open.pop())
+        if self._open and self._open[-1] is self._implied:
+            self.finish(self._open.pop())
+
+    def finish(self, element: Any) -> None:  # noqa: ANN401 - an element
+        """Handle an element that has ended."""
+        self._closed = element
+
+    def text(self, text: str) -> None:
+        """Add text to the open element."""
+        super().text(text)
+        self._words.append(text)
 
     def _end_text(self) -> None:
-        if self._text and self._closed is None:
-            self._open[-1].text = "".join(self._text)
-        elif self._text:
-            self._closed.tail = "".join(self._text)
-        self._text.clear()
+        if self._words and self._closed is None:
+            self._open[-1].text = "".join(self._words)
+        elif self._words:
+            self._closed.tail = "".join(self._words)
+        self._words.clear()
 
 
 def _as(kind: type[_T], element: Any) -> _T:  # noqa: ANN401 - an element
@@ -221,23 +188,22 @@ class _CaseBuilder(_Builder):
     def __init__(self) -> None:
         super().__init__()
         self.cases: list[ReportedCase] = []
-        self._suites: list[ReportedSuite] = []
+        self._reported: list[ReportedSuite] = []
 
-    def start(self, tag: str, attributes: dict[str, str]) -> None:
-        """See :class:`_Builder`."""
-        super().start(tag, attributes)
-        if self._open[-1].tag == "testsuite":
-            self._suites.append(_as(ReportedSuite, self._open[-1]))
+    def _begin(self, tag: str, attributes: dict[str, str]) -> Any:  # noqa: ANN401 - an element
+        element = super()._begin(tag, attributes)
+        if tag == "testsuite":
+            self._reported.append(_as(ReportedSuite, element))
+        return element
 
-    def end(self, tag: str) -> None:
-        """See :class:`_Builder`."""
-        super().end(tag)
-        element = self._closed
+    def finish(self, element: Any) -> None:  # noqa: ANN401 - an element
+        """Keep a testcase, and remove it and suites from their parents."""
+        super().finish(element)
         if element.tag == "testsuite":
-            self._suites.pop()
-        elif element.tag == "testcase" and self._open and self._open[-1].tag == "testsuite":
+            self._reported.pop()
+        elif element.tag == "testcase":
             case = _as(ReportedCase, element)
-            case.suite = self._suites[-1]
+            case.suite = self._reported[-1]
             self.cases.append(case)
         if element.tag in {"testsuite", "testcase"} and self._open:
             self._open[-1].remove(element)

@@ -5,6 +5,7 @@ Nothing here raises for the content of a report: a value that is absent, or is n
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -15,10 +16,10 @@ import junitparser
 
 from allranks.protocol.outcomes import Outcome, SkipKind
 from allranks.protocol.records import MOST_RANKS
-from allranks.report.declared import count_of, details_of
-from allranks.report.outcome_words import outcome_of
+from allranks.report.case_details import count_of, details_of
 from allranks.report.results import VerdictKind
 from allranks.report.untrusted import number, whole_number
+from allranks.report.vocabulary import OUTCOMES, RERUNS, UnknownError, seconds_of
 
 _OURS: Final = "allranks."
 _RUN: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
@@ -34,13 +35,6 @@ _VERDICTS: Final = {
 }
 """By the names of counts."""
 
-_TRIES: Final = {
-    "flakyFailure": "failure",
-    "flakyError": "error",
-    "rerunFailure": "failure",
-    "rerunError": "error",
-    "rerun": "failure",
-}
 _FIRST_TRIES: Final = 10
 """Of more attempts than twice this, a report has the first ones and the last ones."""
 
@@ -86,7 +80,10 @@ class _Seconds(junitparser.FloatAttr):
     """A time that may be none, unlike junitparser's."""
 
     def __get__(self, instance: Any, _: object) -> float | None:  # noqa: ANN401 - junitparser has no types here
-        return number(instance._elem.get(self.name))  # noqa: SLF001
+        said = instance._elem.get(self.name)  # noqa: SLF001
+        with suppress(UnknownError):
+            return None if said is None else seconds_of(said)
+        return None
 
 
 class ReportedCase(junitparser.TestCase):
@@ -158,11 +155,8 @@ class ReportedCase(junitparser.TestCase):
         kind = _VERDICTS[count_of(outcome)]
         if kind is VerdictKind.PASSED:
             return kind, self._elem.makeelement("passed", {})
-        found = (
-            each
-            for each in self._elem.iter("*")
-            if count_of(outcome_of(each.tag) or Outcome.PASSED) == count_of(outcome)
-        )
+        tags = {tag for tag, told in OUTCOMES.items() if _VERDICTS[count_of(told)] is kind}
+        found = (each for each in self._elem.iterfind("*") if each.tag in tags)
         return kind, next(found, self._elem.makeelement("said", {"message": why}))
 
     @property
@@ -213,7 +207,11 @@ class ReportedCase(junitparser.TestCase):
     @property
     def attempts(self) -> tuple[ReportedAttempt, ...]:
         """The tries that went wrong before the one that counts, oldest first."""
-        tries = [(_TRIES[each.tag], each) for each in self._elem if each.tag in _TRIES]
+        tries = [
+            (_VERDICTS[count_of(RERUNS[each.tag])].value, each)
+            for each in self._elem.iterfind("*")
+            if each.tag in RERUNS
+        ]
         said = _ATTEMPT.findall(self.facts.get("earlier", ""))
         told = said or [(str(at), kind) for at, (kind, _) in enumerate(tries, 1)]
         last = len(told) - (len(tries) - _FIRST_TRIES)

@@ -139,7 +139,8 @@ class RankReports:
         from allranks.report.merging import merge  # noqa: PLC0415
         from allranks.report.summary import render_problems  # noqa: PLC0415
 
-        merged = merge(self._folder)
+        recorded = {name for case in self._xml.node_reporters_ordered for name in case.attrs}
+        merged = merge(self._folder, allowed=recorded)
         self._target.write_bytes(merged.junit.read_bytes())
         self._report = f"report of all {self._place.world_size} ranks: {self._target}"
         self._code = exit_code(merged, nothing_ran_allowed=False)

@@ -20,9 +20,6 @@ from allranks.report.untrusted import digest, head, leads_out, listing, open_reg
 REPORT_NAME: Final = "allranks"
 """The name of the root element, by which a merged report is identified."""
 
-ROOTS: Final = frozenset({"testsuites", "testsuite"})
-"""The elements that a JUnit report may begin with."""
-
 _MERGED: Final = re.compile(rf'(<\?xml[^>]*>\s*)?<testsuites name="{REPORT_NAME}"'.encode())
 _ATTEMPT: Final = re.compile(r"attempt-([0-9]+)")
 _LEADS_OUT: Final = "{} points out of the results folder: it is not read."

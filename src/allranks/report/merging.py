@@ -5,7 +5,7 @@ that merge the same folder wait for each other. At most one job's tests are in m
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -45,6 +45,7 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
     rule: InputRule = USUAL,
     *,
     policy: SkipPolicy | None = None,
+    allowed: Collection[str] = (),
     environ: Mapping[str, str] = os.environ,
     observers: Sequence[Observer] = (),
     baseline: Baseline | None = None,
@@ -58,6 +59,8 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
         rule: Which of its files are the XML of ranks, and which need not be read.
         policy: How environment skips are read; None for the policy of the run's matrix file, or else of the
             sandcastle variables.
+        allowed: Attributes of suites and testcases in XML that say nothing about the outcome, besides those that are
+            known.
         environ: The environment that holds the sandcastle variables, and names the run of a CI service.
         observers: Called with each job's tests, in the order of the report. A ``SectionMaker`` adds a section to it. If
             another one raises an AllranksError, it is not called again, and the report is complete.
@@ -85,7 +88,7 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
             if gathered.is_empty:
                 raise nothing_found(root, gathered, rule)
             setting = _setting(gathered, policy, environ)
-            suites = chain(troubled_input(gathered), account(gathered, setting, baseline))
+            suites = chain(troubled_input(gathered), account(gathered, setting, baseline, allowed))
             run, form = _run(root, gathered, setting.skip), junit_form or JUnitForm()
             return _write(run, suites, observers, form, environ)
     except OSError as error:

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from allranks.report.declared import CaseDetails
+from allranks.report.case_details import CaseDetails
 from allranks.report.results import ABSENT, Key
 
 _TEXT: Final = r"[ !#-%'-;=-~]*+"  # printable ASCII without double quotes, ampersands and angle brackets
-_NUMBER: Final = r"[0-9]{1,12}(?:\.[0-9]{1,12})?"
+_NUMBER: Final = r"[0-9]{{1,{digits}}}(?:\.[0-9]{{1,12}})?"
 _END: Final = " />"
-_TIME: Final = re.compile(f' time="({_NUMBER})"'.encode("ascii"))
-_ARRIVAL: Final = re.compile(f'allranks.at" value="({_NUMBER})"'.encode("ascii"))
+_TIME: Final = re.compile(f' time="({_NUMBER.format(digits=9)})"'.encode("ascii"))
+_ARRIVAL: Final = re.compile(f'allranks.at" value="({_NUMBER.format(digits=12)})"'.encode("ascii"))
 _PROPERTIES: Final = "".join(
     f'<property name="allranks.{name}" value="{value}" />'
     for name, value in (

@@ -5,9 +5,7 @@ import hashlib
 import os
 import re
 import stat
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import MISSING, fields
 from functools import cache, partial
 from pathlib import Path
@@ -270,9 +268,9 @@ def whole_number(value: str | None) -> int | None:
 
 
 def number(value: str | None) -> float | None:
-    """Parse a number that a clock may show, ignoring thousands separators (commas), which some runners write."""
+    """Parse a number that a clock may show."""
     try:
-        number = float((value or "").replace(",", ""))
+        number = float(value or "")
     except ValueError:
         return None
     return number if abs(number) <= _MOST else None
@@ -281,12 +279,3 @@ def number(value: str | None) -> float | None:
 def duration(seconds: float) -> float:
     """The duration, or 0 for a value that no clock can have measured."""
     return seconds if 0 < seconds <= _MOST_SECONDS else 0.0
-
-
-def durations(times: Sequence[str | float | None]) -> "array[float]":
-    """The durations of testcases: 0 if one is absent or implausible."""
-    with suppress(TypeError, ValueError):  # for None, and for text that is not a number
-        seconds = array("d", map(float, times))  # type: ignore[arg-type]
-        if min(seconds, default=0.0) >= 0 and sum(seconds) <= _MOST_SECONDS:  # false if one is NaN
-            return seconds
-    return array("d", (duration((number(time) if isinstance(time, str) else time) or 0.0) for time in times))

@@ -7,23 +7,21 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from xml.etree import ElementTree as ET
 
 from allranks.errors import ResultsError, UsageError
 from allranks.plugins.history.recorder import status_of
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.xml_text import cut, first_line
-from allranks.report.declared import details_of
-from allranks.report.folder import ROOTS
+from allranks.report.case_details import CaseDetails
 from allranks.report.gathering import gather
 from allranks.report.judge.accounting import account, troubled_input
 from allranks.report.judge.rules import VerdictPolicy
 from allranks.report.judged import CellSuite
 from allranks.report.junit_document import report_parts
-from allranks.report.outcome_words import element_said, is_bad
-from allranks.report.rank_xml import problem_of
+from allranks.report.junit_reader import JUnitReader, UnreadableError
 from allranks.report.report_json import SCHEMA, is_report_json
 from allranks.report.run_files import JudgingPolicy
+from allranks.report.suite_counts import Suite
 from allranks.report.untrusted import open_regular, other_schema
 
 
@@ -187,7 +185,9 @@ def read_jobs_of(path: Path) -> list[ComparedJob]:
         jobs = list(_from_folder(path.resolve()) if path.is_dir() else _from_file(path))
     except (OSError, ResultsError) as error:
         raise _unreadable(path, getattr(error, "strerror", None) or str(error)) from error
-    except (ValueError, LookupError, TypeError, AttributeError, ET.ParseError, RecursionError) as error:
+    except UnreadableError as error:
+        raise _unreadable(path, error.why, error.remedy) from error
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise _unreadable(path, f"it is damaged ({type(error).__name__}: {error})") from error
     if any(job.tests for job in jobs):
         return jobs
@@ -214,8 +214,8 @@ def _from_folder(folder: Path) -> Iterator[ComparedJob]:
     yield from map(_from_suite, troubled_input(gathered))
 
 
-def _unreadable(path: Path, why: str) -> UsageError:
-    remedy = "Give the folder of a run, its report.json, or a junit.xml."
+def _unreadable(path: Path, why: str, remedy: str = "") -> UsageError:
+    remedy = remedy or "Give the folder of a run, its report.json, or a junit.xml."
     return UsageError(f"{path} cannot be compared.", why=f"{why[:1].upper()}{why[1:]}.", remedy=remedy)
 
 
@@ -267,53 +267,54 @@ def _from_json(suite: Mapping[str, Any]) -> ComparedJob:
 
 def _from_xml(path: Path) -> Iterator[ComparedJob]:
     for part in report_parts(path):
-        if problem := problem_of(part):
-            yield ComparedJob(cell="", suite="report", tests={"allranks::report": ComparedOutcome("E", problem)})
-        with open_regular(part) as file:
-            for _, element in ET.iterparse(file):  # noqa: S314 - expat limits entities by itself
-                element.tag = element.tag.rpartition("}")[2]
-                if element.tag in ROOTS:
-                    _add_case_of_suite(element)
-                    if any(each.tag not in ROOTS for each in element):
-                        yield _from_suite_element(element, path.stem)
-                    element.clear()
-        if element.tag not in ROOTS:
-            msg = f"its root element is <{element.tag[:40]}>"
-            raise ValueError(msg)
+        reader = _Jobs(path.stem)
+        for _ in reader.feed(part):
+            yield from reader.jobs
+            reader.jobs.clear()
+        if reader.problem:
+            text = f"{part.name} contradicts itself: {reader.problem}."
+            yield ComparedJob(cell="", suite="report", tests={"allranks::report": ComparedOutcome("E", text)})
 
 
-def _add_case_of_suite(suite: ET.Element) -> None:
-    """Make one testcase of what went wrong in the suite itself, as merging does."""
-    inside = {each for case in suite.iter("testcase") for each in case.iter()}
-    outside = (each for each in suite.iterfind(".//*") if each not in inside)
-    if found := [each for each in outside if is_bad(each.tag) or any(element_said(each.tag, each.attrib, ""))]:
-        case = ET.SubElement(suite, "testcase", classname=suite.get("name", ""), name="(suite)")
-        case.extend(found)
+class _Jobs(JUnitReader):
+    """Reads the outcomes of a JUnit report, each suite as a job.
+
+    Args:
+        name: That of a suite without one.
+
+    Attributes:
+        jobs: Those that have ended since these were cleared.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.jobs: list[ComparedJob] = []
+        self._name = name
+        self._tests: dict[Suite, list[tuple[str, ComparedOutcome]]] = {}
+
+    def add_case(self, case: Mapping[str, str], _: float, details: CaseDetails | None) -> None:
+        """Add a testcase to its suite."""
+        self._tests.setdefault(self.suites[-1], []).append(_outcome(case, details or CaseDetails()))
+
+    def end_suite(self, suite: Suite) -> None:
+        """Make a job of a suite that has testcases of its own."""
+        if tests := self._tests.pop(suite, []):
+            facts = {name.removeprefix("allranks."): value for name, value in suite.properties.items()}
+            axes = {name.removeprefix("axis."): value for name, value in facts.items() if name.startswith("axis.")}
+            name = _timeless(_SHARD.sub("", facts.get("suite") or suite.name or self._name))
+            job = ComparedJob(cell=facts.get("cell", ""), suite=name, axes=axes, tests=_reached(together(tests)))
+            self.jobs.append(job)
 
 
-def _from_suite_element(element: ET.Element, name: str) -> ComparedJob:
-    """The job of a suite."""
-    facts = _facts(element)
-    axes = {name.removeprefix("axis."): value for name, value in facts.items() if name.startswith("axis.")}
-    tests = _reached(together(_case(case, _facts(case)) for case in element.iter("testcase")))
-    suite = _timeless(_SHARD.sub("", facts.get("suite") or element.get("name") or name))
-    return ComparedJob(cell=facts.get("cell", ""), suite=suite, axes=axes, tests=tests)
-
-
-def _facts(element: ET.Element) -> dict[str, str]:
-    found = element.iterfind("properties/property")
-    return {each.get("name", "").removeprefix("allranks."): each.get("value", "") for each in found}
-
-
-def _case(case: ET.Element, facts: Mapping[str, str]) -> tuple[str, ComparedOutcome]:
-    """A testcase, judged as where ranks' XML is merged."""
-    details = details_of(case)
-    nodeid = facts.get("nodeid") or "::".join(filter(None, (case.get("classname"), case.get("name"))))
+def _outcome(case: Mapping[str, str], details: CaseDetails) -> tuple[str, ComparedOutcome]:
+    """The node id of a testcase, and its outcome as where ranks' XML is merged."""
+    said = details.properties
+    nodeid = said.get("allranks.nodeid") or "::".join(filter(None, (case.get("classname"), case.get("name"))))
     outcome, message, _ = details.worst
     if outcome.is_bad:
         letter = "F" if outcome is Outcome.FAILED else "E"
     elif outcome in {Outcome.SKIPPED, Outcome.XFAILED}:
         letter = "-" if message.startswith("not run: ") else "S"
     else:
-        letter = "f" if details.reruns else "S" if "skip_but_pass" in facts else "P"
+        letter = "f" if details.reruns else "S" if "allranks.skip_but_pass" in said else "P"
     return nodeid, ComparedOutcome(letter, cut(first_line(message), _MESSAGE))

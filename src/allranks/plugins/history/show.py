@@ -65,9 +65,9 @@ def _cases(options: argparse.Namespace) -> Iterator["ReportedCase"]:
 
 def _problem(file: Path) -> str:
     """Why the report cannot be trusted; empty if it can."""
-    from allranks.report.rank_xml import problem_of  # noqa: PLC0415 - no plan needs it
+    from allranks import junit  # noqa: PLC0415 - as above
 
-    return problem_of(file / "junit.xml" if file.is_dir() else file)
+    return junit.problem(file)
 
 
 def _lines(case: "ReportedCase", wanted: int | None) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Gives every planned job, collected test and launched rank a testcase: absence is an error."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
@@ -45,11 +45,13 @@ class _Known:
         return self.recollected.get((attempt.cell, attempt.suite), _Recollected())
 
 
-def account(gathered: Gathered, setting: VerdictPolicy, baseline: Baseline | None = None) -> Iterator[CellSuite]:
+def account(
+    gathered: Gathered, setting: VerdictPolicy, baseline: Baseline | None = None, allowed: Collection[str] = ()
+) -> Iterator[CellSuite]:
     """One suite for each planned job, in the order of the plan, then one for each unplanned job.
 
     The results of a job are read at its turn, attempt by attempt, so that few are in memory. Without a baseline, the
-    manifest's counts.
+    manifest's counts. ``allowed`` attributes of XML say nothing about an outcome.
     """
     manifest, attempts = gathered.manifest, gathered.attempts
     found = {(attempt.cell, attempt.suite): attempt for attempt in attempts}
@@ -66,7 +68,7 @@ def account(gathered: Gathered, setting: VerdictPolicy, baseline: Baseline | Non
     )
     watch = BaselineWatch(baseline if baseline is not None else manifest.policy.baseline if manifest else {})
     places = tuple(dict.fromkeys((*planned, *found)))
-    reader = RankReader()
+    reader = RankReader(allowed)
     for place in places:
         if place in found:
             yield watch.checked(_of_attempt(found[place], reader, known))

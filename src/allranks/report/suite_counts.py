@@ -1,0 +1,89 @@
+"""The counts that suites declare, compared with their testcases.
+
+A suite may count its own testcases, all testcases below it, or one for each element in it, as Node does. A testcase
+counts as a failure once, or once for each of its ``failure`` elements; errors and skips likewise. pytest counts a test
+whose tear-down fails twice, or once although it has two testcases: the number of tests may differ by that of errors.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from allranks.report.case_details import CaseDetails
+from allranks.report.untrusted import whole_number
+from allranks.report.vocabulary import COUNTS, UnknownError, quoted
+
+_OF_ELEMENTS: Final = ("failures", "errors", "skipped")
+
+
+@dataclass(eq=False)
+class Suite:
+    """A suite, or the root, and what came in it so far.
+
+    Attributes:
+        own: The counts of its own testcases; ``more failures`` has those of a testcase besides its first.
+        below: The counts of all testcases below it.
+        children: Its own counts, and one for each suite in it.
+        suites: The number of suites in it.
+        has_reruns: True if a testcase below it has earlier tries.
+    """
+
+    attributes: Mapping[str, str]
+    properties: dict[str, str] = field(default_factory=dict)
+    own: Counter[str] = field(default_factory=Counter)
+    below: Counter[str] = field(default_factory=Counter)
+    children: Counter[str] = field(default_factory=Counter)
+    suites: int = 0
+    has_reruns: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.attributes.get("name", "")
+
+    def add(self, details: CaseDetails, *, is_disabled: bool) -> None:
+        """Count what a testcase of its own states; the number of testcases is set by :attr:`own`."""
+        for kind, times in details.elements.items():
+            self.own.update({kind: 1, f"more {kind}": times - 1})
+        self.own["disabled"] += is_disabled
+        self.has_reruns = self.has_reruns or bool(details.reruns)
+
+    def add_suite(self, suite: "Suite") -> None:
+        """Count a suite in it that has ended."""
+        self.below.update(suite.below)
+        self.children["tests"] += 1
+        self.children.update(kind for kind in COUNTS[1:] if suite.below[kind])
+        self.suites += 1
+        self.has_reruns = self.has_reruns or suite.has_reruns
+
+    def end(self) -> dict[str, int]:
+        """End it: the counts that it declares and does not have.
+
+        Raises:
+            UnknownError: A count is no number.
+        """
+        self.below.update(self.own)
+        self.children.update(self.own)
+        declared = {kind: _count(kind, self.attributes[kind]) for kind in COUNTS if kind in self.attributes}
+        return {kind: count for kind, count in declared.items() if not self._may_be(kind, count)}
+
+    def _may_be(self, kind: str, count: int) -> bool:
+        for found in (self.own, self.below, self.children):
+            more, fewer = found[f"more {kind}"], 0
+            if kind == "tests":
+                more = fewer = found["errors"]
+            if found is self.children and kind == "skipped":
+                more += self.suites  # Node 20 counts a suite that has failures as a skip, and one that has skips not
+                fewer = self.suites
+            if found[kind] - fewer <= count <= found[kind] + more:
+                return True
+        return False
+
+
+def _count(kind: str, said: str) -> int:
+    count = whole_number(said)
+    if count is None:
+        msg = f"a suite declares {quoted(kind, said)}, which is no count"
+        raise UnknownError(msg, "Write counts as digits alone.")
+    return count

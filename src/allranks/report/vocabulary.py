@@ -1,0 +1,206 @@
+"""The elements and attributes of JUnit XML that are read, and what they say about an outcome.
+
+These are the ones that pytest, unittest-xml-reporting, Maven Surefire, GoogleTest, Jest, Node.js and allranks itself
+write; ``tests/report/writers`` has real files. Anything else is an error, because its meaning could only be guessed.
+``docs/junit.md`` has the same table.
+"""
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from allranks.protocol.outcomes import Outcome
+from allranks.protocol.xml_text import clipped, printable
+
+
+class UnknownError(Exception):
+    """The document has something that is not in the vocabulary.
+
+    Args:
+        what: What it has, quoted, without a full stop.
+        remedy: What to do, in one sentence.
+    """
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        self.remedy = remedy or "Give the XML that pytest, Surefire, GoogleTest, Jest or Node writes (docs/junit.md)."
+        super().__init__(what)
+
+
+class Element(NamedTuple):
+    """An element: where it may be, and its attributes."""
+
+    within: frozenset[str]
+    attributes: frozenset[str]
+
+
+ROOTS: Final = frozenset({"testsuites", "testsuite"})
+"""The elements that a JUnit report may begin with."""
+
+COUNTS: Final = ("tests", "failures", "errors", "skipped", "disabled")
+"""The attributes of a suite that are compared with its testcases."""
+
+OUTCOMES: Final[Mapping[str, Outcome]] = MappingProxyType(
+    {"failure": Outcome.FAILED, "error": Outcome.ERRORED, "skipped": Outcome.SKIPPED}
+)
+"""The elements that state the outcome of a testcase; without one it has passed."""
+
+RERUNS: Final[Mapping[str, Outcome]] = MappingProxyType(
+    {
+        "rerun": Outcome.FAILED,
+        "flakyFailure": Outcome.FAILED,
+        "flakyError": Outcome.ERRORED,
+        "rerunFailure": Outcome.FAILED,
+        "rerunError": Outcome.ERRORED,
+    }
+)
+"""The elements that state an earlier try of a testcase."""
+
+TO_THE_END: Final = frozenset({"rerunFailure", "rerunError"})
+"""The tries of a test that never passed."""
+
+OUTPUTS: Final = frozenset({"system-out", "system-err"})
+TEXTS: Final = frozenset({*OUTCOMES, *RERUNS, *OUTPUTS, "stackTrace"})
+"""The elements that may have text."""
+
+
+def _element(within: str, attributes: str = "") -> Element:
+    return Element(frozenset(within.split()), frozenset(attributes.split()))
+
+
+_OF_SUITES: Final = f"name time timestamp {' '.join(COUNTS)}"
+_TOLD: Final = "message type"
+_SUREFIRES: Final = "flakyFailure flakyError rerunFailure rerunError"
+ELEMENTS: Final[Mapping[str, Element]] = MappingProxyType(
+    {
+        "testsuites": _element("document", f"{_OF_SUITES} random_seed"),
+        "testsuite": _element(
+            "document testsuites testsuite",
+            f"{_OF_SUITES} hostname file group version xmlns:xsi xsi:noNamespaceSchemaLocation",
+        ),
+        "properties": _element("testsuite testcase"),
+        "property": _element("properties", "name value"),
+        "testcase": _element(
+            "testsuites testsuite",
+            "classname name time file line url timestamp group type_param value_param status result failure",
+        ),
+        "failure": _element("testcase", _TOLD),
+        "error": _element("testcase", _TOLD),
+        "skipped": _element("testcase", _TOLD),
+        "rerun": _element("testcase", "message"),
+        **dict.fromkeys(_SUREFIRES.split(), _element("testcase", _TOLD)),
+        "stackTrace": _element(_SUREFIRES),
+        **dict.fromkeys(sorted(OUTPUTS), _element(f"testsuite testcase {_SUREFIRES}")),
+    }
+)
+"""Each element; one that may be the root is within ``document``."""
+
+XFAIL_TYPES: Final = frozenset({"pytest.xfail", "XFAIL"})
+"""The types of a skip that mean an expected failure, of pytest and of unittest-xml-reporting."""
+
+_DECIDING: Final = frozenset({"status", "result", "failure"})
+_STATES: Final[Mapping[tuple[str | None, str | None], Outcome]] = MappingProxyType(
+    {
+        (None, None): Outcome.PASSED,
+        ("run", None): Outcome.PASSED,
+        ("run", "completed"): Outcome.PASSED,
+        ("run", "skipped"): Outcome.SKIPPED,
+        ("notrun", "suppressed"): Outcome.SKIPPED,
+    }
+)
+"""The outcomes in GoogleTest's ``status`` and ``result``, which versions before 1.10 do not have."""
+
+_IS_DISABLED: Final = re.compile(r"(?:^|[/.])DISABLED_").search
+_SHOWN: Final = 60
+
+_NUMBER: Final = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII).fullmatch
+_THOUSANDS: Final = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+\.\d+", re.ASCII).fullmatch
+_DECIMAL_COMMA: Final = re.compile(r"(?![1-9]\d{0,2},\d{3}$)\d+,\d+", re.ASCII).fullmatch
+_MOST_SECONDS: Final = 1e9
+"""The longest duration of a test in seconds, 31 years: larger numbers, such as 1e308, would add up to infinity."""
+
+
+def checked(tag: str, parent: str, attributes: Mapping[str, str], allowed: frozenset[str]) -> None:
+    """Check that an element is where it may be, and that its attributes are known.
+
+    Args:
+        tag: Its name.
+        parent: The element that it is in; ``document`` for the root.
+        attributes: Its attributes.
+        allowed: Further attributes that suites and testcases may have.
+
+    Raises:
+        UnknownError: It is unknown there, or has an unknown attribute.
+    """
+    known = ELEMENTS.get(tag)
+    if parent == "document" and tag not in ROOTS:
+        msg = f"its root element is <{_shown(tag)}>, and JUnit XML begins with <testsuites> or <testsuite>"
+        raise UnknownError(msg)
+    if known is None or parent not in known.within:
+        msg = f"<{_shown(tag)}> is in <{parent}>, and no writer of JUnit XML that allranks knows puts it there"
+        raise UnknownError(msg)
+    if attributes.keys() <= known.attributes:
+        return
+    is_open = tag == "testcase" or tag in ROOTS
+    for name in attributes:
+        if name not in known.attributes and not (is_open and name in allowed):
+            msg = f"<{tag}> has {quoted(name, attributes[name])}, which no writer of JUnit XML that allranks knows has"
+            remedy = f"If it says nothing about the outcome: allranks merge --allow-attribute {_shown(name)}."
+            raise UnknownError(msg, remedy if is_open else "")
+
+
+def outcome_said(case: Mapping[str, str]) -> tuple[Outcome, str]:
+    """The outcome in a testcase's attributes, with the attribute; a pass if they state none.
+
+    Raises:
+        UnknownError: A value is unknown, or the test did not run and nothing says that it was disabled.
+    """
+    if _DECIDING.isdisjoint(case.keys()):
+        return Outcome.PASSED, ""
+    if "failure" in case:  # Node
+        return Outcome.FAILED, case["failure"]
+    state = case.get("status"), case.get("result")
+    words = " and ".join(quoted(name, case[name]) for name in ("status", "result") if name in case)
+    if state == ("notrun", None) and (_IS_DISABLED(case.get("name", "")) or _IS_DISABLED(case.get("classname", ""))):
+        return Outcome.SKIPPED, words
+    if state not in _STATES:
+        name = _shown(case.get("name", ""))
+        is_unexplained = "notrun" in state
+        why = "and nothing says that it was disabled" if is_unexplained else "which is no outcome that allranks knows"
+        msg = f"the testcase {name} has {words}, {why}"
+        raise UnknownError(msg, "Find out why the test did not run." if is_unexplained else "")
+    return _STATES[state], words
+
+
+def seconds_of(said: str | None) -> float:
+    """A time in seconds: ``1.5``, ``1,234.5`` with separators of thousands, or ``1,5`` with a decimal comma.
+
+    Args:
+        said: The value of the attribute; 0 if there is none.
+
+    Raises:
+        UnknownError: It is no such number, negative, longer than 31 years, or, as ``1,024``, one of two numbers.
+    """
+    if said is None:
+        return 0.0
+    if _NUMBER(said):
+        number = float(said)
+    elif _THOUSANDS(said):
+        number = float(said.replace(",", ""))
+    elif _DECIMAL_COMMA(said):
+        number = float(said.replace(",", "."))
+    else:
+        number = -1.0
+    if not 0 <= number <= _MOST_SECONDS:
+        msg = f"{quoted('time', said)} is no number of seconds"
+        raise UnknownError(msg, "Write it with a point: 1024, 1.024 or 1,024.0.")
+    return number
+
+
+def quoted(name: str, value: str) -> str:
+    """An attribute as it is written, cut if it is long."""
+    return f'{_shown(name)}="{_shown(value)}"'
+
+
+def _shown(text: str) -> str:
+    return clipped(printable(text), _SHOWN)
