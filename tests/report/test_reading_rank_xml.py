@@ -170,12 +170,15 @@ def test_nested_suites_are_read_whole(write_ranks: Write):
     assert [result.name for result in RankReader().read(root / "rank-0.xml").results] == ["inner", "outer"]
 
 
-@pytest.mark.parametrize("time", ["1,234.5", "nan", "inf", "-1", "soon", ""])
-def test_a_strange_time_is_no_reason_to_stop(write_ranks: Write, time: str):
-    (result,) = (
-        RankReader().read(write_ranks("rank-0.xml", [f'<testcase name="x" time="{time}"/>']) / "rank-0.xml").results
-    )
-    assert result.duration == (1234.5 if time == "1,234.5" else 0.0)
+@pytest.mark.parametrize(("time", "seconds"), [("1,234.5", 1234.5), ("0,5", 0.5), ("", None), ("1,024", None)])
+def test_a_time_that_is_none_ends_the_file_with_an_error(write_ranks: Write, time: str, seconds: float | None):
+    cases = ['<testcase name="a" time="1"/>', f'<testcase name="b" time="{time}"/>', '<testcase name="c"/>']
+    file = RankReader().read(write_ranks("rank-0.xml", cases) / "rank-0.xml")
+    if seconds is None:
+        assert f'in line 1, time="{time}" is no number of seconds' in file.problem
+        assert [result.name for result in file.results] == ["a"]
+    else:
+        assert (file.problem, file.results[1].duration) == ("", seconds)
 
 
 def test_the_testcases_before_a_cut_are_kept(run_folder):

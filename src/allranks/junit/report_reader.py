@@ -115,7 +115,7 @@ def _fed(reader: JUnitReader, path: Path) -> Iterator[None]:
         raise UsageError(msg, why=f"{error.strerror or error}.", remedy=remedy) from error
     except UnreadableError as error:
         msg = f"{path} is not JUnit XML that allranks can read, or only a part of it."
-        raise UsageError(msg, why=f"{error.why}.", remedy=error.remedy or remedy) from error
+        raise UsageError(msg, why=f"{error.why[:1].upper()}{error.why[1:]}.", remedy=error.remedy or remedy) from error
 
 
 class _Builder(JUnitReader):

@@ -2,7 +2,7 @@
 
 These are the ones that pytest, unittest-xml-reporting, Maven Surefire, GoogleTest, Jest, Node.js and allranks itself
 write; ``tests/report/writers`` has real files. Anything else is an error, because its meaning could only be guessed.
-``docs/junit.md`` has the same table.
+``docs/other-junit.md`` has the same table.
 """
 
 import re
@@ -23,7 +23,7 @@ class UnknownError(Exception):
     """
 
     def __init__(self, what: str, remedy: str = "") -> None:
-        self.remedy = remedy or "Give the XML that pytest, Surefire, GoogleTest, Jest or Node writes (docs/junit.md)."
+        self.remedy = remedy or "Give XML of pytest, Surefire, GoogleTest, Jest or Node: see docs/other-junit.md."
         super().__init__(what)
 
 

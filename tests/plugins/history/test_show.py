@@ -83,7 +83,7 @@ def test_a_report_is_one_object_for_programs(allranks, report):
     ("text", "says"),
     [
         (None, "There is no report"),
-        ("<html/>", "its root element is <html>"),
+        ("<html/>", "Its root element is <html>"),
         ('<!DOCTYPE x [<!ENTITY a "b">]><testsuites/>', "document type"),
         ('<testsuites><testsuite name="s"><testcase name="x"/>', "no element found"),
     ],
