@@ -186,6 +186,7 @@ def test_right_counts_are_none_and_each_wrong_one_is_a_contradiction(tmp_path_fa
         ("", '<skipped message="s"/><failure message="m"/>', "failed", "m"),
         ("", "<failure/>", "failed", ""),
         ("", "<rerunFailure message='m'/>", "failed", "m; then nothing of its end"),
+        ("", "<rerunError/>", "errored", "it went wrong; then nothing of its end"),
         ("", "<flakyError message='m'/><skipped message='s'/>", "errored", "m; then s"),
     ],
 )

@@ -171,3 +171,14 @@ def test_an_unknown_attribute_is_an_error_of_usage_for_one_file(tmp_path, read):
     with pytest.raises(UsageError, match=r'(?i)in line 2, <testcase> has rc="1"') as caught:
         read(path)
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize("outcome", ["failed", "crashed", "missing", "skipped", "xfailed"])
+def test_an_outcome_that_only_allranks_property_states_is_read_alike_by_every_command(tmp_path, outcome):
+    path = tmp_path / "rank-0.xml"
+    said = f'<properties><property name="allranks.outcome" value="{outcome}"/></properties>'
+    path.write_text(f'<testsuite><testcase name="a">{said}</testcase></testsuite>')
+    [merged], [shown], [job] = RankReader().read(path).results, junit.stream(path), read_jobs_of(path)
+    assert merged.outcome == outcome
+    assert shown.is_bad == merged.outcome.is_bad
+    assert job.tests["a"].letter in ({"F", "E"} if merged.outcome.is_bad else {"S"})

@@ -32,8 +32,10 @@ _PLAIN: Final = frozenset(
 
 
 def details_of(case: Any) -> "CaseDetails":  # noqa: ANN401 - an element, of lxml or of the standard library
-    """The statements of a testcase that is in memory, without its properties."""
+    """The statements of a testcase that is in memory."""
     details = CaseDetails()
+    for each in case.iterfind("properties/property"):
+        details.properties.setdefault(each.get("name") or "", each.get("value") or "")
     for each in case.iterfind("*"):
         details.add(each.tag, each.attrib, "".join(each.itertext()))
     details.end(outcome_said(case.attrib))
@@ -91,14 +93,16 @@ class CaseDetails:
         if (word := self.properties.get(_OUTCOME, Outcome.PASSED)) not in _OUTCOMES:
             msg = f"the property {_OUTCOME} has {quoted('value', word)}, which is no outcome"
             raise UnknownError(msg)
-        worst = self.worst[0]
+        worst, stated = self.worst[0], _OUTCOMES[word]
+        if not worst.is_bad and count_of(stated) != count_of(worst) and severity(stated) > severity(worst):
+            self.outcomes.append((stated, "", ""))
         if severity(said[0]) > severity(worst):
             self.outcomes.append((*said, ""))
         if self.reruns and not worst.is_bad and (self.has_failed_to_the_end or worst is not Outcome.PASSED):
             failed, why, _ = self.reruns[-1]
             skip = next((told for _, told, _ in self.outcomes if told), "a skip")
             then = skip if self.outcomes else "nothing of its end"
-            self.outcomes.append((failed, f"{why.rstrip('.')}; then {then}", ""))
+            self.outcomes.append((failed, f"{why.rstrip('.') or 'it went wrong'}; then {then}", ""))
         if not self.outcomes and _OUTCOME not in self.properties:
             # On sandcastle, torch's own runner reports a skip as a pass.
             reason = skip_codes.sandcastle_reason(self.output.get("system-err", ""))
