@@ -11,7 +11,7 @@ from allranks.report.results import VerdictKind
 
 OTHER = """<?xml version="1.0"?>
 <testsuites name="all" tests="3">
-<testsuite name="outer" tests="3" xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" 
+<testsuite name="outer" tests="3" xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance"
  xsi:noNamespaceSchemaLocation="a">
 <properties><property name="host" value="h"/></properties>
 <testcase classname="a.T" name="x" time="1,000.5" file="a.py" line="7"><failure message="no" type="E">text</failure>

@@ -34,7 +34,10 @@ AGAIN = (
     '<testcase classname="t" name="test_{0}" time="1.25"><properties><property name="allranks.nodeid" value="t::{0}"/>'
     '<property name="allranks.outcome" value="crashed"/></properties><error message="{1}"/></testcase>'
 )
-ODD = '<testcase classname="t" name="test_{0}" time="0.{1}" status="notrun" result="suppressed"><system-err>{1}</system-err></testcase>'
+ODD = (
+    '<testcase classname="t" name="test_{0}" time="0.{1}" status="notrun" result="suppressed">'
+    "<system-err>{1}</system-err></testcase>"
+)
 HEAD = b'<testcase classname="t" name="x"'
 NUMBERED = st.tuples(
     st.sampled_from([PLAIN, PLAIN, OWN, TOLD, FAILED, AGAIN, ODD]), st.integers(0, 5), st.integers(1, 4)

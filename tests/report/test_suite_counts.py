@@ -47,6 +47,7 @@ def test_a_property_with_two_values_is_a_contradiction(read):
         ('tests="5"', GOOD, "tests=5, and has tests=1"),
         ('tests="1"', GOOD * 2, "tests=1, and has tests=2"),
         ('tests="0"', GOOD, "tests=0, and has tests=1"),
+        ('tests="3"', '<testcase name="a"><rerun/></testcase>', "tests=3, and has tests=1"),
         ('errors="1"', GOOD, "errors=1, and has errors=0"),
         ('failures="0"', BAD, "failures=0, and has failures=1"),
         ('failures="2"', BAD, "failures=2, and has failures=1"),
@@ -92,6 +93,8 @@ FLAKY = '<testcase name="a"><flakyFailure/></testcase>'
         suite('tests="1" failures="2"', '<testcase name="a"><failure/><failure/></testcase>'),
         # GoogleTest: disabled tests are not among the skipped.
         suite('tests="1" disabled="1" skipped="0"', DISABLED),
+        # PyTorch: a try has a testcase of its own, which does not count.
+        suite('tests="1"', '<testcase name="a"><rerun/></testcase>', GOOD),
         # Surefire: each try counts, or the last round alone.
         suite('tests="2" failures="1"', FLAKY),
         suite('tests="0" failures="0"', FLAKY, GOOD),

@@ -1,7 +1,8 @@
 """Real files of each writer whose JUnit XML is read, and the table of what they write in docs/other-junit.md.
 
-``writers`` has what pytest 9 (also with ``junit_family = xunit1``), unittest-xml-reporting 4, Surefire 3.2.5,
-GoogleTest 1.12, jest-junit 17 and Node 20 wrote; stack frames and Java's properties were removed.
+``writers`` has what pytest 9 (also with ``junit_family = xunit1``, and with reruns as in PyTorch's conftest),
+unittest-xml-reporting 4, Surefire 3.2.5, GoogleTest 1.12, jest-junit 17 and Node 20 wrote; stack frames and Java's
+properties were removed.
 """
 
 import json
@@ -30,6 +31,7 @@ PYTESTS = {
 OUTCOMES = {
     "pytest": PYTESTS,
     "pytest-xunit1": PYTESTS,
+    "torch": {"passed": ["test_is_flaky", "test_passes"], "failed": ["test_fails"]},
     "xmlrunner": {
         "passed": ["test_adds"],
         "failed": ["test_fails", "test_parts (i=1)"],
@@ -120,7 +122,6 @@ def test_all_that_is_known_is_in_a_file_of_a_writer_or_written_by_torch_and_allr
         "testsuites": ["random_seed", "skipped"],  # GoogleTest with --gtest_shuffle; allranks' junit.xml
         "testsuite": ["group"],  # Surefire with groups, by its schema
         "testcase": ["group", "url"],  # the same; pytest's schema xunit1
-        "rerun": ["message"],  # PyTorch's test/conftest.py
     }
 
 

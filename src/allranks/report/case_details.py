@@ -49,7 +49,8 @@ class CaseDetails:
     Attributes:
         outcomes: The outcomes, each with its message and its text.
         reruns: The earlier tries, in the same form.
-        elements: How many elements state each outcome, by the name of the suite's count.
+        elements: How many elements state each outcome, by the name of the suite's count, and how many a try: ``reruns``
+            in PyTorch's form, ``tries`` in Surefire's.
     """
 
     properties: dict[str, str] = field(default_factory=dict)
@@ -79,6 +80,7 @@ class CaseDetails:
         elif tag in RERUNS:
             self.reruns.append((RERUNS[tag], message, text))
             self.has_failed_to_the_end |= tag in TO_THE_END
+            self.elements["reruns" if tag == "rerun" else "tries"] += 1
         elif outcome := OUTCOMES.get(tag):
             is_xfail = tag == "skipped" and attributes.get("type") in XFAIL_TYPES
             self.outcomes.append((Outcome.XFAILED if is_xfail else outcome, message, text))

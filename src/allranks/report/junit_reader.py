@@ -205,7 +205,7 @@ class JUnitReader:
         wrong = suite.end()
         if self.suites:
             self.suites[-1].add_suite(suite)
-        if wrong and (self._is_ours or not suite.has_reruns):  # Surefire counts the last round alone, or each try
+        if wrong and (self._is_ours or not suite.below["tries"]):
             root, has = self.suites[0] if self.suites else suite, suite.below
             has_more = wrong.keys() == {"tests"} and wrong["tests"] > has["tests"]
             if has_more and root.name == _OF_PYTEST and not self._is_ours:
