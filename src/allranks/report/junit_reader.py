@@ -64,6 +64,7 @@ class JUnitReader:
         self._details: CaseDetails | None = None
         self._attributes: Mapping[str, str] = {}
         self._text: list[str] = []
+        self._stray = ""
         self._is_ours = False
         self.parser = expat.ParserCreate()
         self.parser.buffer_text = True
@@ -131,6 +132,7 @@ class JUnitReader:
 
     def enter(self, tag: str, attributes: Mapping[str, str]) -> None:
         """Check an element, and open it."""
+        self._refuse_stray_text()
         checked(tag, self.tags[-1], attributes, self._allowed)
         if len(self.tags) > _DEEPEST:
             msg = f"it has more than {_DEEPEST} elements within each other"
@@ -158,6 +160,7 @@ class JUnitReader:
 
     def end(self, tag: str) -> None:
         """End an element."""
+        self._refuse_stray_text()
         self.tags.pop()
         if tag == "testcase":
             self._end_case(self._case, self._details)
@@ -170,11 +173,15 @@ class JUnitReader:
     def text(self, text: str) -> None:
         """Collect text, up to the end of the element in the testcase that it is in."""
         if self.tags[-1] not in TEXTS:
-            if found := text.strip():
-                msg = f"<{self.tags[-1]}> has the text {clipped(printable(found), _SHOWN)!r}, where no writer has any"
-                raise UnknownError(msg)
+            self._stray = f"{self._stray}{text}".lstrip()[: 2 * _SHOWN]
         elif "testcase" in self.tags:
             self._text.append(text)
+
+    def _refuse_stray_text(self) -> None:
+        if self._stray:
+            found = clipped(printable(self._stray.rstrip()), _SHOWN)
+            msg = f"<{self.tags[-1]}> has the text {found!r}, where no writer has any"
+            raise UnknownError(msg)
 
     def _read_property(self, name: str, value: str) -> None:
         if "testcase" in self.tags:
