@@ -118,6 +118,11 @@ def test_ranks_that_execute_no_test_exit_as_their_merged_report_does(start, suit
     assert ("No test executed" in ended[0][0]) == (codes[0] == 5)
 
 
+def test_attributes_that_a_suite_records_are_no_error_of_the_merged_report(start):
+    suite = "def test_it(rank, record_xml_attribute): record_xml_attribute('assay', 5)"
+    assert [code for _, code in start("report.xml", "report.xml", suite=suite)] == [0, 0]
+
+
 @pytest.mark.thorough
 def test_ranks_that_name_files_of_their_own_keep_them(start, tmp_path):
     (first, code), _ = start("report-0.xml", "report-1.xml")

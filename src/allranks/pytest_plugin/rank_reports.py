@@ -139,7 +139,7 @@ class RankReports:
         from allranks.report.merging import merge  # noqa: PLC0415
         from allranks.report.summary import render_problems  # noqa: PLC0415
 
-        recorded = {name for case in self._xml.node_reporters_ordered for name in case.attrs}
+        recorded = {name for case in self._xml.node_reporters_ordered for name in case.to_xml().attrib}
         merged = merge(self._folder, allowed=recorded)
         self._target.write_bytes(merged.junit.read_bytes())
         self._report = f"report of all {self._place.world_size} ranks: {self._target}"
