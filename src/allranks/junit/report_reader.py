@@ -78,14 +78,14 @@ def _append(report: DownloadedReport, root: Any) -> None:  # noqa: ANN401 - an e
 
 
 def _root(path: Path) -> Any:  # noqa: ANN401 - an element
-    builder = _Builder()
+    builder = _Builder(keeps_all=True)
     for _ in _fed(builder, path):
         pass
     return builder.root
 
 
 def _cases(path: Path) -> Iterator[ReportedCase]:
-    builder = _CaseBuilder()
+    builder = _Builder(keeps_all=False)
     for _ in _fed(builder, path):
         yield from builder.cases
         builder.cases.clear()
@@ -119,13 +119,24 @@ def _fed(reader: JUnitReader, path: Path) -> Iterator[None]:
 
 
 class _Builder(JUnitReader):
-    """Builds the elements of a whole file."""
+    """Builds the elements of a file.
 
-    def __init__(self) -> None:
+    Args:
+        keeps_all: True to build a whole, False to drop testcases and suites that have ended.
+
+    Attributes:
+        root: The root element.
+        cases: The testcases that have ended since these were cleared; none of a whole.
+    """
+
+    def __init__(self, *, keeps_all: bool) -> None:
         super().__init__()
         self.root: Any = None
+        self.cases: list[ReportedCase] = []
+        self._keeps_all = keeps_all
         self._make = junitparser.JUnitXml()._elem.makeelement  # noqa: SLF001 - of the library that junitparser uses
         self._open: list[Any] = []
+        self._reported: list[ReportedSuite] = []
         self._implied: Any = None
         self._closed: Any = None
         self._words: list[str] = []
@@ -146,19 +157,30 @@ class _Builder(JUnitReader):
             self.root = element
         self._open.append(element)
         self._closed = None
+        if tag == "testsuite":
+            self._reported.append(_as(ReportedSuite, element))
         return element
 
     def end(self, tag: str) -> None:
         """End an element."""
         super().end(tag)
         self._end_text()
-        self.finish(self._open.pop())
+        self._finish(self._open.pop())
         if self._open and self._open[-1] is self._implied:
-            self.finish(self._open.pop())
+            self._finish(self._open.pop())
 
-    def finish(self, element: Any) -> None:  # noqa: ANN401 - an element
-        """Handle an element that has ended."""
+    def _finish(self, element: Any) -> None:  # noqa: ANN401 - an element
         self._closed = element
+        if self._keeps_all or element.tag not in {"testsuite", "testcase"}:
+            return
+        if element.tag == "testsuite":
+            self._reported.pop()
+        else:
+            case = _as(ReportedCase, element)
+            case.suite = self._reported[-1]
+            self.cases.append(case)
+        if self._open:
+            self._open[-1].remove(element)
 
     def text(self, text: str) -> None:
         """Add text to the open element."""
@@ -176,34 +198,3 @@ class _Builder(JUnitReader):
 def _as(kind: type[_T], element: Any) -> _T:  # noqa: ANN401 - an element
     """An element as one of junitparser's kinds."""
     return cast("_T", kind.fromelem(element))  # type: ignore[no-untyped-call]
-
-
-class _CaseBuilder(_Builder):
-    """Builds testcase after testcase, each without those before it.
-
-    Attributes:
-        cases: Those that have ended since these were cleared.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cases: list[ReportedCase] = []
-        self._reported: list[ReportedSuite] = []
-
-    def _begin(self, tag: str, attributes: dict[str, str]) -> Any:  # noqa: ANN401 - an element
-        element = super()._begin(tag, attributes)
-        if tag == "testsuite":
-            self._reported.append(_as(ReportedSuite, element))
-        return element
-
-    def finish(self, element: Any) -> None:  # noqa: ANN401 - an element
-        """Keep a testcase, and remove it and suites from their parents."""
-        super().finish(element)
-        if element.tag == "testsuite":
-            self._reported.pop()
-        elif element.tag == "testcase":
-            case = _as(ReportedCase, element)
-            case.suite = self._reported[-1]
-            self.cases.append(case)
-        if element.tag in {"testsuite", "testcase"} and self._open:
-            self._open[-1].remove(element)
