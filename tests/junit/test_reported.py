@@ -80,6 +80,11 @@ def test_a_case_has_file_and_line(torn):
     assert (case.file, case.line) == ("t/test_a.py", 31)
 
 
+@pytest.mark.parametrize("form", [JUnitForm(), JUnitForm(file_limit=4_000), JUnitForm(classname="cell")])
+def test_a_report_of_allranks_does_not_contradict_itself(report, form):
+    assert junit.problem(report(form)[1]) == ""
+
+
 def test_every_verdict_of_a_rich_run_is_read_back(report):
     merged, folder = report(JUnitForm())
     found = list(junit.load(folder).cases())
