@@ -43,11 +43,11 @@ _OTHERS: Final = (
 
 
 class Mutant(NamedTuple):
-    """A changed module."""
+    """A change of a module."""
 
     path: Path  # relative to the checkout
-    code: str
-    change: str  # the changed lines
+    operator: Any  # cosmic-ray's
+    occurrence: int  # the number of the place, among those that this operator can change
 
 
 def mutants(path: Path) -> Iterator[list[Mutant]]:
@@ -55,19 +55,23 @@ def mutants(path: Path) -> Iterator[list[Mutant]]:
     # Imported late: only who tries mutants needs cosmic-ray.
     from cosmic_ray import plugins  # type: ignore[import-not-found]  # noqa: PLC0415
     from cosmic_ray.ast import ast_nodes, get_ast  # type: ignore[import-not-found]  # noqa: PLC0415
-    from cosmic_ray.mutating import mutate_code  # type: ignore[import-not-found]  # noqa: PLC0415
 
-    source = (ROOT / path).read_text(encoding="utf-8")
-    nodes = list(ast_nodes(get_ast(source)))
-    places: dict[Any, list[tuple[Any, int]]] = {}
+    nodes = list(ast_nodes(get_ast((ROOT / path).read_text(encoding="utf-8"))))
+    places: dict[Any, list[Mutant]] = {}
     for name in filter(_is_tried, plugins.operator_names()):
         operator = plugins.get_operator(name)()
         positions = (start for node in nodes for start, _ in operator.mutation_positions(node))
         for occurrence, start in enumerate(positions):
-            places.setdefault(start, []).append((operator, occurrence))
-    for start in sorted(places):
-        codes = [mutate_code(source, operator, occurrence) for operator, occurrence in places[start]]
-        yield [Mutant(path, code, _change(source, code)) for code in codes if code and code != source]
+            places.setdefault(start, []).append(Mutant(path, operator, occurrence))
+    yield from (places[start] for start in sorted(places))
+
+
+def code_of(mutant: Mutant) -> str:
+    """The source of the changed module."""
+    from cosmic_ray.mutating import mutate_code  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    source = (ROOT / mutant.path).read_text(encoding="utf-8")
+    return str(mutate_code(source, mutant.operator, mutant.occurrence))
 
 
 def _is_tried(name: str) -> bool:
@@ -79,11 +83,11 @@ def _change(before: str, after: str) -> str:
     return "\n".join(line for line in lines if not line.startswith(("---", "+++")))
 
 
-def is_killed(mutant: Mutant, copy: Path, tests: list[str], python: str) -> bool:
+def is_killed(path: Path, code: str, copy: Path, tests: list[str], python: str) -> bool:
     """Whether a test fails with the mutant in place of its module."""
-    path = copy / mutant.path.relative_to("src")
-    original = path.read_text(encoding="utf-8")
-    path.write_text(mutant.code, encoding="utf-8")
+    changed = copy / path.relative_to("src")
+    original = changed.read_text(encoding="utf-8")
+    changed.write_text(code, encoding="utf-8")
     environ = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [python, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     try:
@@ -91,7 +95,7 @@ def is_killed(mutant: Mutant, copy: Path, tests: list[str], python: str) -> bool
     except subprocess.TimeoutExpired:
         return True
     finally:
-        path.write_text(original, encoding="utf-8")
+        changed.write_text(original, encoding="utf-8")
     return done.returncode != 0
 
 
@@ -116,7 +120,7 @@ def main() -> int:
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has pytest")
     options = parser.parse_args()
     paths = sorted(path.relative_to(ROOT) for path in (ROOT / options.folder).glob("*.py"))
-    places = [place for path in paths for place in mutants(path) if place]
+    places = [place for path in paths for place in mutants(path)]
     rng = random.Random(options.seed)  # noqa: S311
     drawn = [rng.choice(place) for place in rng.sample(places, min(options.count, len(places)))]
     tests = ordered(options.tests, options.python)
@@ -125,10 +129,11 @@ def main() -> int:
         copy = Path(folder) / "src"
         shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("__pycache__"))
         for number, mutant in enumerate(drawn, start=1):
-            if is_killed(mutant, copy, tests, options.python):
+            code = code_of(mutant)
+            if is_killed(mutant.path, code, copy, tests, options.python):
                 killed += 1
             else:
-                print(f"{mutant.path}\n{mutant.change}\n", flush=True)
+                print(f"{mutant.path}\n{_change((ROOT / mutant.path).read_text(encoding='utf-8'), code)}\n", flush=True)
             print(f"{killed} of {number} killed, of {len(drawn)} drawn from {len(places)} places", flush=True)
     return 0 if killed >= TARGET * len(drawn) else 1
 

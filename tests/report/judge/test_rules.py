@@ -443,3 +443,10 @@ def test_rule_4_an_environment_skip_where_gpus_were_given_loses_nothing():
 def test_rule_5_all_passed_is_a_pass(mix: tuple[str, ...]):
     judged = verdict(ranks(*mix), PLAIN)
     assert (judged.kind, judged.rule, judged.exit_code) == (VerdictKind.PASSED, VerdictRule.PASSED, ExitCode.OK)
+
+
+@pytest.mark.parametrize(
+    ("mix", "reason"), [(("xpassed", "xpassed"), "xpass"), (("passed", "xpassed"), ""), (("passed", "passed"), "")]
+)
+def test_rule_5_a_pass_has_a_reason_if_it_was_unexpected_on_every_rank(mix: tuple[str, ...], reason: str):
+    assert verdict(ranks(*mix), PLAIN).reason == reason
