@@ -25,6 +25,7 @@ ELSEWHERE = {
     ("docs/existing-tests.md", "python"): "tests/e2e/test_existing_tests.py",
     ("docs/history.md", "console"): "tests/docs/test_history_page.py",
     ("docs/history.md", "yaml"): "tests/docs/test_history_page.py",
+    ("docs/history.md", "sql"): "tests/docs/test_history_page.py",
     ("docs/existing-tests.md", "toml"): "tests/e2e/test_existing_tests.py",
 }
 # A GPU, a cluster, a daemon, more than a minute, a person, or a machine with a past.
