@@ -141,3 +141,31 @@ def test_pytorchs_layout_is_written_beside_the_report_where_that_is_asked_for(al
     assert not (folder / "test-reports").exists()
     assert f"\nPyTorch's layout: {folder}/test-reports\n" in allranks(command, str(folder), "--layout", "pytorch")[1]
     assert list((folder / "test-reports").rglob("*.xml"))
+
+
+@pytest.mark.parametrize("command", ["merge", "report"])
+def test_the_form_and_the_number_of_the_ranks_files_are_options(allranks, tmp_path, command):
+    for name in ("r0.xml", "r1.xml", "coverage.xml", "logs.zip"):
+        (tmp_path / name).write_text(RANK.format(name="test_x", result=""))
+    told = allranks(command, str(tmp_path))
+    assert (told[0], "It has coverage.xml, logs.zip, r0.xml and 1 more." in told[2]) == (2, True)
+    read = (command, str(tmp_path), "--ranks-xml", "r{rank}.xml")
+    assert allranks(*read)[0] == 2
+    assert allranks(*read, "--world-size", "2")[0] == 3
+    assert allranks(*read, "--world-size", "2", "--ignore", "coverage.xml")[0] == 3
+    assert allranks(*read, "--world-size", "2", "--ignore", "coverage.xml", "--ignore", "*.zip")[0] == 0
+    assert allranks(*read, "--world-size", "3", "--ignore", "*")[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("--world-size=0", "'0' is no number of ranks: take 1 to 16384"),
+        ("--world-size=16385", "'16385' is no number of ranks"),
+        ("--world-size=four", "'four' is no number"),
+        ("--ranks-xml=rank-0.xml", "--ranks-xml 'rank-0.xml' cannot be used."),
+    ],
+)
+def test_an_option_that_no_ranks_can_have_is_refused(allranks, ranks, option, told):
+    code, _, err = allranks("merge", str(ranks("")), option)
+    assert (code, told in err) == (2, True)

@@ -95,14 +95,15 @@ def test_its_section_is_in_the_report_of_a_merge_by_its_option(shell, package):
     case = '<testcase classname="t" name="{}" time="{}"/>'
     cases = "".join(case.format(name, time) for name, time in (("quick", 0.1), ("slow", 9), ("slower", 12)))
     ranks = shell.folder / "ranks"
-    ranks.mkdir()
-    (ranks / "rank-0.xml").write_text(f"<testsuite>{cases}</testsuite>")
-    told = shell(f"PYTHONPATH={package} allranks merge ranks --world-size 1 --slowest 2")
+    job = ranks / "gloo-w1-g0-env" / "tests"
+    job.mkdir(parents=True)
+    (job / "rank-0.xml").write_text(f"<testsuite>{cases}</testsuite>")
+    told = shell(f"PYTHONPATH={package} allranks merge ranks --slowest 2")
     assert "\nSlowest tests: 2 of 3.\n12.00 s t::slower\n9.00 s t::slow\n" in told
     assert "### Slowest tests: 2 of 3\n\n- 12.00 s t::slower\n" in (ranks / "summary.md").read_text()
     assert "<p>12.00 s t::slower</p>" in (ranks / "report.html").read_text()
     assert json.loads((ranks / "report.json").read_text())["slowest_tests"] == {"tests": ["t::slower", "t::slow"]}
-    assert "Slowest" not in shell(f"PYTHONPATH={package} allranks merge ranks --world-size 1")
+    assert "Slowest" not in shell(f"PYTHONPATH={package} allranks merge ranks")
 
 
 def test_its_table_is_one_of_the_matrix_file(shell, package):

@@ -7,7 +7,7 @@ import pytest
 
 from allranks.errors import AllranksError, ExitCode, ResultsError, UsageError
 from allranks.report.input_rule import JOBS, InputRule, RankPattern
-from allranks.report.judged import exit_code
+from allranks.report.judge.exit_code import exit_code
 from allranks.report.merging import merge
 
 CASE = '<testcase classname="t" name="x"/>'

@@ -9,9 +9,8 @@ from allranks.protocol import skip_codes
 from allranks.protocol.outcomes import Outcome, SkipKind
 from allranks.protocol.records import MOST_RANKS
 from allranks.protocol.xml_text import cut, without_colours
-from allranks.report.results import Key, RankResult
+from allranks.report.results import Key, RankResult, severity
 from allranks.report.untrusted import number, whole_number
-from allranks.report.verdict import severity
 from allranks.report.vocabulary import (
     OUTCOMES,
     OUTPUTS,
