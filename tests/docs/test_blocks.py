@@ -24,6 +24,7 @@ ELSEWHERE = {
     ("CONTRIBUTING.md", "json"): "tests/torch_suites/test_differences.py",
     ("docs/existing-tests.md", "python"): "tests/e2e/test_existing_tests.py",
     ("docs/history.md", "console"): "tests/docs/test_history_page.py",
+    ("docs/merging.md", "console"): "tests/docs/test_merging_page.py",
     ("docs/history.md", "yaml"): "tests/docs/test_history_page.py",
     ("docs/history.md", "sql"): "tests/docs/test_history_page.py",
     ("docs/existing-tests.md", "toml"): "tests/e2e/test_existing_tests.py",

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allranks.report.input_rule import InputRule
 from allranks.report.merging import merge
 from allranks.report.rank_xml import RankReader
 
@@ -72,7 +73,7 @@ def test_a_count_that_is_none_is_an_error_that_quotes_it(read, said):
 
 def test_a_contradiction_is_an_error_of_the_run(tmp_path):
     (tmp_path / "rank-0.xml").write_text(suite('tests="2"', GOOD))
-    assert merge(tmp_path, environ={}).counts.errors == 1
+    assert merge(tmp_path, InputRule(world_size=1), environ={}).counts.errors == 1
 
 
 @pytest.mark.parametrize("root", ['tests="2"', 'errors="1"', 'failures="1"'])
