@@ -143,6 +143,16 @@ def test_pytorchs_layout_is_written_beside_the_report_where_that_is_asked_for(al
     assert list((folder / "test-reports").rglob("*.xml"))
 
 
+def test_a_layout_that_cannot_be_written_is_told_after_the_report(allranks, ranks):
+    folder = ranks("", "")
+    (folder / "test-reports").write_text("a file")
+    code, out, err = allranks("merge", str(folder), "--layout", "pytorch")
+    assert code == 4
+    assert f"page: {folder}/report.html\n" in out
+    assert "PyTorch's layout" not in out
+    assert "layout in" in err
+
+
 @pytest.mark.parametrize("command", ["merge", "report"])
 def test_the_form_and_the_number_of_the_ranks_files_are_options(allranks, tmp_path, command):
     for name in ("r0.xml", "r1.xml", "coverage.xml", "logs.zip"):

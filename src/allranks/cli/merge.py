@@ -203,7 +203,7 @@ def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
     tell = remark if options.json else say
     with console_for(tell) as console:
         if not options.json and (told := tell_of(merged)):
-            written = f"\nPyTorch's layout: {layout.folder}" if layout else ""
+            written = f"\nPyTorch's layout: {layout.folder}" if layout and not merged.errors else ""
             console.say(f"{told}\n\nreport: {report}\npage: {merged.page}{written}")
         console.annotate(merged)
     if code and (service := ci_service()):
@@ -212,6 +212,8 @@ def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
         say_json(**_object(merged, code))
     else:
         say_verdict(code)
+    if merged.errors:
+        raise merged.errors[0]
     return merged.page, code
 
 

@@ -182,7 +182,7 @@ def grouped(of_jobs: Iterable[Sequence[Failure]], blames: "Mapping[GroupKey, Bla
     joined = [_joined(group, blames) for group in groups.values()]
     joined.sort(key=lambda failure: (_order(failure.code, is_of_job=failure.is_of_job), -failure.alike))
     shown, others = joined[:MOST_GROUPS], [*joined[MOST_GROUPS:], *others]
-    return [*shown, replace(_joined(others, blames), key=OTHERS, message=_OTHERS, said=_OTHERS)] if others else shown
+    return [*shown, replace(_joined(others, {}), key=OTHERS, message=_OTHERS, said=_OTHERS)] if others else shown
 
 
 _OTHERS: Final = "Other failures, which have more messages than a report separates"

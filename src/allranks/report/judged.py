@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from allranks.errors import ExitCode
+from allranks.errors import AllranksError, ExitCode
 from allranks.protocol.outcomes import named
 from allranks.protocol.repetitions import RepetitionTally, command_to_repeat
 from allranks.protocol.tracebacks import excerpt
@@ -277,6 +277,7 @@ class MergedRun:
     sections: Mapping[str, Section] = field(default_factory=dict)  # what plug-ins add to the report, by name
     # The predicate that holds exactly where a group of failures is.
     blames: "Mapping[GroupKey, Blame]" = field(default_factory=dict)
+    errors: tuple[AllranksError, ...] = ()  # of observers, which wrote something else beside the report
 
     @cached_property
     def failures(self) -> list[Failure]:

@@ -63,14 +63,13 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
             known.
         environ: The environment that holds the sandcastle variables, and names the run of a CI service.
         observers: Called with each job's tests, in the order of the report. A ``SectionMaker`` adds a section to it. If
-            another one raises an AllranksError, it is not called again, and the report is complete.
+            another one raises an AllranksError, it is not called again, and the result has its error.
         baseline: The numbers of executed tests in a good run; None for the baseline that the matrix file names.
         junit_form: The form of ``junit.xml``; None for the usual one.
 
     Raises:
         UsageError: The folder does not exist, has no results, or the number of ranks of a job is not stated.
         ResultsError: The reports cannot be written, or would overwrite a file that allranks did not write.
-        AllranksError: Of an observer, when the reports are written.
     """
     root = Path(os.path.realpath(folder))  # Path.resolve raises for circular links
     if not root.is_dir():
@@ -128,7 +127,7 @@ def _write(
     environ: Mapping[str, str],
 ) -> MergedRun:
     makers = [GuardedMaker(each) for each in observers if isinstance(each, SectionMaker)]
-    others = [_LateError(each) for each in observers if not isinstance(each, SectionMaker)]
+    others = [_Kept(each) for each in observers if not isinstance(each, SectionMaker)]
     evidence = Evidence()
     page = PageWriter(run.page)
     with JsonWriter(run.folder / JSON_NAME) as machine:
@@ -140,30 +139,23 @@ def _write(
         machine.write(merged)
     page.write(merged, evidence)
     write_summary(merged, environ)
-    for observer in others:
-        observer.raise_error()
-    return merged
+    return replace(merged, errors=tuple(each.error for each in others if each.error))
 
 
-class _LateError:
-    """Calls an observer until it fails, and keeps its error until the reports are written."""
+class _Kept:
+    """Calls an observer until it fails, and keeps its error: the report must not be lost."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self._error: AllranksError | None = None
+        self.error: AllranksError | None = None
 
     def __call__(self, suite: CellSuite) -> None:
         """Take a job with its tests."""
-        if self._error is None:
+        if self.error is None:
             try:
                 self._observer(suite)
             except AllranksError as error:
-                self._error = error
-
-    def raise_error(self) -> None:
-        """Raise the observer's error, if there is one."""
-        if self._error is not None:
-            raise self._error
+                self.error = error
 
 
 def _rows(suites: Iterable[CellSuite], observers: Sequence[Observer]) -> Iterator[SuiteRow]:

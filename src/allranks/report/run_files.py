@@ -66,7 +66,7 @@ class Manifest:
     host: str = ""  # the name of the machine that began it
     commit: str = ""  # of the repository, with "-dirty" if tracked files differ from it; empty if unknown
     seed: Annotated[int, range(-(2**63), 2**63)] = 0
-    command: str = ""  # without the values of variables and the logins of addresses
+    command: str = ""  # of the run, up to the words for pytest
     matrix: str = ""  # the name of the matrix file
     # Its folder in the repository, which paths of tests are relative to; empty for the repository's root, or if there
     # is none.

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import secrets
 import shlex
 import socket
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import allranks
 from allranks.errors import ResultsError, UsageError
-from allranks.images.pip_settings import without_logins
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job
 from allranks.ownership import OwnedRun
@@ -37,7 +35,7 @@ def facts_of(expansion: Expansion) -> Manifest:
     return Manifest(
         run_id="",
         commit=_commit(matrix.root),
-        command=shlex.join(["allranks", *map(_without_secrets, sys.argv[1:])]),
+        command=_own_command(sys.argv[1:]),
         matrix=matrix.path.name,
         folder=_in_repository(matrix.root),
         policy=JudgingPolicy(
@@ -52,12 +50,10 @@ def facts_of(expansion: Expansion) -> Manifest:
     )
 
 
-_VALUE = re.compile(r"(?P<name>(?:^|=)[A-Z_][A-Z0-9_]*=).+", re.DOTALL)
-
-
-def _without_secrets(word: str) -> str:
-    """A word of a command without the value of an environment variable and without logins: reports are published."""
-    return _VALUE.sub(r"\g<name>****", without_logins(word))
+def _own_command(words: Sequence[str]) -> str:
+    """The command up to ``--``: what follows it may be anything, also a secret, and reports are published."""
+    place = words.index("--") if "--" in words else len(words)
+    return shlex.join(["allranks", *words[:place]]) + (" -- …" if words[place + 1 :] else "")
 
 
 def _commit(folder: Path) -> str:

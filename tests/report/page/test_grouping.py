@@ -4,6 +4,7 @@ import pytest
 from runs import case, failed, job, rank
 
 from allranks.report import failure_groups
+from allranks.report.axis_correlation import Blame
 from allranks.report.failure_groups import Failure, grouped, message_of
 from allranks.report.results import RankResult, TestVerdict, VerdictKind
 
@@ -42,8 +43,11 @@ def test_more_messages_than_a_job_or_a_run_separates_are_one_group_more(monkeypa
         job(cell, "s", [failed("t", message=f"message {letter}") for letter in letters])
         for cell, letters in (("one", "abcdea"), ("two", "wxyz"))
     ]
-    found = grouped((each.row.failures for each in jobs), {})
+    rows = [each.row.failures for each in jobs]
+    blame = Blame(axis="backend", predicate="backend == 'nccl'", fails=1, passes=1)
+    found = grouped(rows, {failure.key: blame for row in rows for failure in row if failure.key})
     assert [each.alike for each in found] == [1, 0, 0, 0, 4]
+    assert [each.blame for each in found] == [blame] * 4 + [None]
     assert found[-1].said.startswith("Other failures")
 
 
