@@ -85,23 +85,67 @@ def test_merge_records_the_run_and_reports_its_past(allranks, ranks):
     assert (told["runs"], told["problem"], told["tests"][0]["trend"]) == (2, None, "new")
 
 
-@pytest.mark.parametrize(("table", "kept"), [("", 500), (MINE, 500), (f"{MINE}runs = 2", 2)])
-def test_the_matrix_says_how_many_runs_are_kept(allranks, runs, repository, table, kept):
-    add_to_matrix(repository, table)
-    allranks("run", "--history", "h.sqlite")
+@pytest.mark.parametrize(
+    ("table", "arguments", "kept"),
+    [
+        ("", "--history h.sqlite", None),
+        (MINE, "", 500),
+        (f"{MINE}runs = 2", "", 2),
+        (f"{MINE}runs = 2", "--history ./mine.sqlite", 2),
+        (f"{MINE}runs = 2", "--history h.sqlite", None),
+    ],
+)
+@pytest.mark.usefixtures("repository")
+def test_the_matrix_says_how_many_runs_are_kept_in_its_own_history(allranks, runs, table, arguments, kept):
+    add_to_matrix(Path(), table)
+    allranks("run", *arguments.split())
     [recorder] = [each for each in runs[0][1].sections if isinstance(each, HistoryRecorder)]
     assert recorder.keep == kept
 
 
-@pytest.mark.parametrize(("table", "kept"), [("[history]\nruns = 2", 2), ("[history]", 3), ("[[wrong", 3), (None, 3)])
-def test_a_merge_keeps_as_many_runs_as_the_matrix_of_its_folder_says(allranks, ranks, repository, table, kept):
+def kept_runs(allranks, path):
+    return len(json.loads(allranks("history", "--history", str(path), "--json")[1])["runs"])
+
+
+RESULTS = ("", "<skipped/>", '<failure message="no"/>', '<error message="no"/>')
+
+
+@pytest.mark.parametrize(
+    ("table", "kept"),
+    [
+        ('[history]\nfile = "h.sqlite"\nruns = 2', 2),
+        ('[history]\nfile = "h.sqlite"', 4),
+        ("[history]\nruns = 2", 4),
+        ("[[wrong", 4),
+        (None, 4),
+    ],
+)
+def test_a_merge_keeps_as_many_runs_as_the_matrix_says_of_this_file(allranks, ranks, repository, table, kept):
     if table is None:
         (repository / "matrix.toml").unlink()
     else:
         add_to_matrix(repository, f"\n{table}\n")
-    for result in ("", "<skipped/>", '<failure message="no"/>'):
+    for result in RESULTS:
         allranks("merge", ranks(result), "--history", "h.sqlite")
-    assert len(json.loads(allranks("history", "--history", "h.sqlite", "--json")[1])["runs"]) == kept
+    assert kept_runs(allranks, "h.sqlite") == kept
+
+
+@pytest.mark.parametrize("spoilt", ['\n[policy]\nbaseline = "gone.json"\n', "\n[history]\nruns = 2\n", None])
+def test_a_merge_that_cannot_read_the_matrix_keeps_as_many_runs_as_before(
+    allranks, ranks, repository, monkeypatch, spoilt
+):
+    matrix = repository / "matrix.toml"
+    before = matrix.read_text()
+    add_to_matrix(repository, '\n[history]\nfile = "h.sqlite"\nruns = 3\n')
+    allranks("merge", ranks(), "--history", "h.sqlite")
+    monkeypatch.setattr("allranks.plugins.history.changes.KEPT", 2)  # if the file is made by this merge
+    if spoilt is None:
+        matrix.unlink()
+    else:
+        matrix.write_text(before + spoilt)
+    for result in RESULTS:
+        allranks("merge", ranks(result), "--history", "h.sqlite")
+    assert kept_runs(allranks, "h.sqlite") == 3
 
 
 def test_a_history_that_cannot_be_used_is_a_warning(allranks, ranks):

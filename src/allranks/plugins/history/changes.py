@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import sqlite3
 
 KEPT: Final = 500
-"""Runs that a history keeps, unless the matrix file says otherwise."""
+"""Runs that a history keeps, unless a matrix file has said otherwise."""
 
 LETTERS: Final = frozenset("PSFEf-")
 """Passed, skipped, failed, error, passed after a failure; and no outcome: a job did not have the test or reach it."""
@@ -64,7 +64,9 @@ class RunStatuses:
         own.extend(map(sys.intern, statuses))
 
 
-def record(database: "sqlite3.Connection", run_id: str, started: float | None, told: RunStatuses, keep: int) -> int:
+def record(
+    database: "sqlite3.Connection", run_id: str, started: float | None, told: RunStatuses, keep: int | None = None
+) -> int:
     """Add a run at its place in time, instead of an earlier record of its id, and delete all but the newest runs.
 
     Args:
@@ -72,7 +74,7 @@ def record(database: "sqlite3.Connection", run_id: str, started: float | None, t
         run_id: The id of the run.
         started: When it started, in seconds since the epoch; None if unknown.
         told: Its statuses.
-        keep: How many runs stay.
+        keep: How many runs stay, now and from now on; None for as many as were said last, or else :data:`KEPT`.
 
     Returns:
         The number of the run.
@@ -92,7 +94,7 @@ def record(database: "sqlite3.Connection", run_id: str, started: float | None, t
     is_before_deleted = run < first and any(rows(database, query, (int,), {"run": run, "first": first}))
     database.execute("INSERT INTO run VALUES (?, ?)", (run, run_id))
     query = "SELECT number FROM run ORDER BY number DESC LIMIT 1 OFFSET :newer"
-    oldest = next((number for [number] in rows(database, query, (int,), {"newer": keep - 1})), 0)
+    oldest = next((number for [number] in rows(database, query, (int,), {"newer": _kept(database, keep) - 1})), 0)
     if run < oldest or is_before_deleted:
         msg = "keeps no run that is as old"
         raise HistoryError(msg)
@@ -116,6 +118,14 @@ def record(database: "sqlite3.Connection", run_id: str, started: float | None, t
     if any(rows(database, "SELECT number FROM run WHERE number < :run LIMIT 1", (int,), {"run": oldest})):
         _remove_before(database, oldest)
     return run
+
+
+def _kept(database: "sqlite3.Connection", said: int | None) -> int:
+    """How many runs stay: what is said, which holds from now on, or what was said last."""
+    if said is not None:
+        database.execute("DELETE FROM kept")
+        database.execute("INSERT INTO kept VALUES (?)", (said,))
+    return next((runs for [runs] in rows(database, "SELECT runs FROM kept", (int,))), KEPT)
 
 
 def _number(database: "sqlite3.Connection", table: str, name: str) -> int:

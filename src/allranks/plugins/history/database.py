@@ -15,7 +15,7 @@ from allranks.report.untrusted import LAST_MOMENT, other_schema
 if TYPE_CHECKING:
     import sqlite3
 
-SCHEMA: Final = 2
+SCHEMA: Final = 3
 """``user_version`` of the file; a file of another one is not touched."""
 
 APPLICATION: Final = 0x616C6C72
@@ -26,7 +26,7 @@ PATIENCE: Final = 30.0
 
 # A run's number is the second in which it started, so numbers are in the order of time. A row of `change` says that the
 # status of a test in a cell is this one from this run on; before its first row, a test has no outcome. `job` has the
-# suites that each run had in each cell.
+# suites that each run had in each cell. `kept` has the number of runs that stay, once a matrix file has said it.
 _TABLES: Final = """
 CREATE TABLE run (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE);
 CREATE TABLE cell (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE);
@@ -38,7 +38,8 @@ CREATE TABLE job (
 CREATE TABLE change (
     cell INTEGER NOT NULL, test INTEGER NOT NULL, run INTEGER NOT NULL, status TEXT NOT NULL,
     PRIMARY KEY (cell, test, run)
-) WITHOUT ROWID
+) WITHOUT ROWID;
+CREATE TABLE kept (runs INTEGER NOT NULL)
 """
 _STATEMENTS: Final = tuple(map(str.strip, _TABLES.split(";")))
 

@@ -1,6 +1,7 @@
 """``allranks history``, ``compare`` and ``show``, and the record of what became of each test in earlier runs."""
 
 import argparse
+import os.path
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -61,9 +62,16 @@ def allranks_sections(options: argparse.Namespace, matrix: "Matrix | None") -> "
         path = file_of(matrix)
     if path is None:
         return ()
-    from allranks.plugins.history.changes import KEPT  # noqa: PLC0415 - only for a report
-    from allranks.plugins.history.recorder import HistoryRecorder  # noqa: PLC0415
+    from allranks.plugins.history.recorder import HistoryRecorder  # noqa: PLC0415 - only for a report
 
     matrix = matrix or matrix_here()  # a merge has none
-    table = matrix.tables.get("history", {}) if matrix else {}
-    return (HistoryRecorder(path, keep=table.get("runs", KEPT)),)
+    return (HistoryRecorder(path, keep=_kept_in(path, matrix)),)
+
+
+def _kept_in(path: Path, matrix: "Matrix | None") -> int | None:
+    """How many runs the matrix file says are kept in a history; None if it is not the history of this matrix file."""
+    own = file_of(matrix)
+    if matrix is None or own is None or os.path.realpath(path) != os.path.realpath(own):
+        return None
+    runs: int = matrix.tables["history"]["runs"]
+    return runs

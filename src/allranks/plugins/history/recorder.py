@@ -11,7 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
-from allranks.plugins.history.changes import ABSENT, KEPT, MANY, RunStatuses, record
+from allranks.plugins.history.changes import ABSENT, MANY, RunStatuses, record
 from allranks.plugins.history.database import PATIENCE, HistoryError, written
 from allranks.plugins.history.trends import History, RunHistory
 from allranks.protocol.outcomes import Outcome, numbers
@@ -63,7 +63,7 @@ class HistoryRecorder(SectionMaker):
     name = "history"
 
     path: Path  # the file, which is made if there is none
-    keep: int = KEPT  # how many runs stay in it
+    keep: int | None = None  # how many runs stay in it; None for as many as it says itself
     patience: float = PATIENCE  # seconds to wait for another process that writes
     _told: RunStatuses = field(default_factory=RunStatuses)
     _started: float | None = None
