@@ -148,6 +148,13 @@ def test_a_merge_that_cannot_read_the_matrix_keeps_as_many_runs_as_before(
     assert kept_runs(allranks, "h.sqlite") == 3
 
 
+@pytest.mark.usefixtures("repository")
+def test_a_matrix_that_no_run_could_use_does_not_change_the_exit_code_of_a_merge(allranks, ranks, monkeypatch):
+    monkeypatch.setenv("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "abc")
+    assert allranks("merge", ranks(), "--history", "h.sqlite")[0] == 0
+    assert kept_runs(allranks, "h.sqlite") == 1
+
+
 def test_a_history_that_cannot_be_used_is_a_warning(allranks, ranks):
     Path("h.sqlite").write_text("mine")
     code, out, _ = allranks("merge", ranks(), "-q", "--history", "h.sqlite")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from allranks.cli.command_parser import OptionGroup
 from allranks.cli.options import writable_file
-from allranks.errors import MatrixError
+from allranks.errors import AllranksError
 from allranks.matrix.declaration import find_matrix, load
 from allranks.plugin_manager import CAN_FAIL, Command, implements
 
@@ -28,7 +28,7 @@ def file_of(matrix: "Matrix | None") -> Path | None:
 
 def matrix_here(path: Path | None = None) -> "Matrix | None":
     """The matrix at a path, or that of this folder or of the nearest parent that has one; None if it cannot be read."""
-    with suppress(MatrixError):
+    with suppress(AllranksError):
         return load(path or find_matrix(Path.cwd())).matrix
     return None
 
