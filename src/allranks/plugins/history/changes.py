@@ -40,6 +40,11 @@ _CARRY: Final = """
 INSERT OR IGNORE INTO change SELECT cell, test, :next, status FROM change
 WHERE cell = :cell AND run = :run AND test IN (SELECT number FROM test WHERE suite = :suite)
 """
+_LATER: Final = "SELECT run FROM change WHERE cell = :cell AND test = :test AND run > :run LIMIT 1"
+_DELETE: Final = """
+DELETE FROM change WHERE cell = :cell AND test = :test AND run <= :run
+AND NOT (:has_outcome AND run IN (:since, :run))
+"""
 
 
 def is_bad(status: str) -> bool:
@@ -160,7 +165,7 @@ def _remove(database: "sqlite3.Connection", run: int) -> None:
 
 
 def _remove_before(database: "sqlite3.Connection", oldest: int) -> None:
-    """Remove all runs before one; the statuses in this one stay, and since when a test fails."""
+    """Remove all runs before one; of each test its status in this one stays, and the change since which it fails."""
     values: Values = {"oldest": oldest}
     gone = "SELECT cell, suite FROM job GROUP BY cell, suite HAVING max(run) < :oldest"
     for job in list(rows(database, gone, (int, int), values)):
@@ -173,9 +178,8 @@ def _remove_before(database: "sqlite3.Connection", oldest: int) -> None:
     for cell, test, run, status in list(rows(database, replaced, (int, int, int, str), values)):
         place: Values = {"cell": cell, "test": test, "run": run}
         since = next((since for [since] in rows(database, SINCE, (int,), place)), run)
-        database.execute("DELETE FROM change WHERE cell = :cell AND test = :test AND run <= :run", place)
-        if status != ABSENT:
-            database.execute(_INSERT, (cell, test, since, status))
+        has_outcome = status != ABSENT or any(rows(database, _LATER, (int,), place))  # in a kept run
+        database.execute(_DELETE, {**place, "since": since, "has_outcome": has_outcome})
     for statement in (
         "DELETE FROM run WHERE number < :oldest",
         "DELETE FROM job WHERE run < :oldest",
