@@ -1,6 +1,7 @@
 """What a history tells of a run: new, failing since, fixed, flaky, by cell and by rank."""
 
 import json
+import shutil
 
 import pytest
 
@@ -114,6 +115,14 @@ def test_results_from_elsewhere_count_once_by_their_content(write_ranks, recorde
     for _ in range(2):
         recorded(root)
     write_ranks("gloo-w1-g0-env/suite/rank-0.xml", ["<testcase classname='t' name='x' time='0.6'/>"])
+    assert recorded(root).history.runs == 2
+
+
+def test_results_from_elsewhere_are_the_same_run_in_another_folder(write_ranks, recorded):
+    root = write_ranks("gloo-w1-g0-env/suite/rank-0.xml", ["<testcase classname='t' name='x' time='0.5'/>"])
+    again = shutil.copytree(root, root.with_name("again"))
+    assert [recorded(folder).history.runs for folder in (root, again)] == [1, 1]
+    write_ranks("gloo-w1-g0-env/suite/rank-0.xml", ["<testcase classname='t' name='y' time='0.5'/>"])
     assert recorded(root).history.runs == 2
 
 

@@ -73,17 +73,17 @@ class HistoryRecorder(SectionMaker):
         """Take the outcomes of a job."""
         if (suite.cell, suite.suite) == MANIFEST_PLACE:
             return
-        statuses = list(map(status_of, suite.tests))
-        self._told.add(suite.cell, suite.whole_suite, [test.nodeid for test in suite.tests], statuses)
+        nodeids, statuses = [test.nodeid for test in suite.tests], list(map(status_of, suite.tests))
+        self._told.add(suite.cell, suite.whole_suite, nodeids, statuses)
         if suite.started is not None:
             self._started = min(suite.started, suite.started if self._started is None else self._started)
-        self._digest.update(f"{suite.cell}\n{suite.suite}\n{' '.join(statuses)}\n".encode())
+        self._digest.update("\n".join((suite.cell, suite.suite, *nodeids, *statuses, "")).encode())
         self._digest.update(array("d", [test.time for test in suite.tests]).tobytes())
 
     def section(self, merged: MergedRun) -> Section:
         """Record the run, and say what it changed."""
-        # Results that state no run are recognized by their content.
-        history = self.record(merged.run_id if merged.is_own else f"{merged.run_id}-{self._digest.hexdigest()}")
+        # Results that state no run are recognized by their content, in whatever folder they are.
+        history = self.record(merged.run_id if merged.is_own else self._digest.hexdigest())
         return Section(
             title="History",
             headline=history.headline,
