@@ -1,10 +1,12 @@
 """Damaged, foreign, locked and newer files, two merges at once, and a merge that is killed: no report is lost."""
 
+import math
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -133,6 +135,15 @@ def recorder_of(path, number, tests=50, patience=30.0):
     cases = [TestVerdict(nodeid=f"t{test}", classname="", name="", verdict=PASSED) for test in range(tests)]
     found(CellSuite(cell="c", suite="s", tests=tuple(cases), started=float(number)))
     return found
+
+
+@pytest.mark.parametrize("started", [4e12, -1.0, math.inf, math.nan])
+def test_a_start_that_is_no_moment_is_unknown(tmp_path, started):
+    path, before = tmp_path / "h.sqlite", int(time.time())
+    assert not recorder_of(path, started).record("r1").problem
+    with read(path) as database:
+        [run] = History(database).runs
+    assert before <= run.started <= time.time()
 
 
 def test_a_file_that_another_process_holds_is_left_alone_after_a_while(tmp_path):

@@ -20,6 +20,7 @@ from allranks.report.page.page import escaped
 from allranks.report.results import EarlierAttempt, TestVerdict, VerdictKind, VerdictRule
 from allranks.report.section import Section, SectionMaker
 from allranks.report.summary import FAILURES, LISTED, markdown, shorten
+from allranks.report.untrusted import LAST_MOMENT
 
 _MOST_RANKS: Final = 8
 """Ranks that a status names: more are no trait of a test."""
@@ -75,7 +76,7 @@ class HistoryRecorder(SectionMaker):
             return
         nodeids, statuses = [test.nodeid for test in suite.tests], list(map(status_of, suite.tests))
         self._told.add(suite.cell, suite.whole_suite, nodeids, statuses)
-        if suite.started is not None:
+        if suite.started is not None and 0 <= suite.started < LAST_MOMENT:
             self._started = min(suite.started, suite.started if self._started is None else self._started)
         self._digest.update("\n".join((suite.cell, suite.suite, *nodeids, *statuses, "")).encode())
         self._digest.update(array("d", [test.time for test in suite.tests]).tobytes())
