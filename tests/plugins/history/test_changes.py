@@ -199,6 +199,30 @@ def test_a_run_without_a_start_keeps_its_place_when_it_is_recorded_again():
         assert rows_of(database, "run") == [(number - 100, "r1")]
 
 
+def test_where_a_job_has_no_error_of_its_own_it_is_good():
+    with empty() as database:
+        for number, letter in ((1, "E"), (2, ""), (4, ""), (5, "E"), (3, "E")):  # the last one is merged late
+            add(
+                database,
+                f"r{number}",
+                number,
+                {"w2": {"s": {"b": "P"} | ({"allranks::job": letter} if letter else {})}},
+            )
+        assert history_of(database)[1]["w2", "s", "allranks::job"] == ["E", "P", "E", "P", "E"]
+
+
+def test_an_error_of_a_job_that_came_first_now_is_good_in_later_runs():
+    with empty() as database:
+        for number, letter in ((1, ""), (3, ""), (2, "E")):
+            add(
+                database,
+                f"r{number}",
+                number,
+                {"w2": {"s": {"b": "P"} | ({"allranks::job": letter} if letter else {})}},
+            )
+        assert history_of(database)[1]["w2", "s", "allranks::job"] == ["-", "E", "P"]
+
+
 def test_of_shards_with_an_error_of_one_name_the_bad_one_counts():
     with empty() as database:
         told = RunStatuses()

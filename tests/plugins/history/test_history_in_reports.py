@@ -142,6 +142,15 @@ def test_an_outcome_is_a_letter_however_skips_are_read(kind, rule, executed, let
     assert status_of(test) == letter
 
 
+def test_an_absent_shard_is_recorded_under_its_suite(run_folder, recorded, tmp_path):
+    share = {"suite": "unit", "number": 1, "count": 2}
+    run_folder.manifest("gloo-w2-g0-env/unit@1of2", "gloo-w2-g0-env/unit@2of2")
+    run_folder.both("gloo-w2-g0-env/unit@1of2", {A: "passed"}, share=share)
+    assert not recorded(run_folder.path).history.problem
+    lines = lines_of(tmp_path / "history.sqlite", "::")
+    assert {(line.place.suite_name, line.place.nodeid) for line in lines} == {("unit", A), ("unit", "allranks::job")}
+
+
 def test_a_pass_after_a_failure_is_a_letter_of_its_own():
     bad = Verdict(kind=VerdictKind.FAILURE, rule=VerdictRule.LEADING_OUTCOME)
     good = Verdict(kind=VerdictKind.PASSED, rule=VerdictRule.PASSED)

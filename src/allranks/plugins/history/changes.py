@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from allranks.plugins.history.database import HistoryError, Values, rows
+from allranks.report.judged import CLASSNAME
 
 if TYPE_CHECKING:
     import sqlite3
@@ -22,6 +23,7 @@ LETTERS: Final = frozenset("PSFEf-")
 """Passed, skipped, failed, error, passed after a failure; and no outcome: a job did not have the test or reach it."""
 
 ABSENT: Final = "-"
+PASSED: Final = "P"
 
 MANY: Final = "many"
 """The ranks of a status that are too many to name."""
@@ -35,6 +37,7 @@ SELECT run FROM change WHERE cell = :cell AND test = :test AND status GLOB '[FE]
 
 _INSERT: Final = "INSERT OR IGNORE INTO change VALUES (?, ?, ?, ?)"
 _STATUSES: Final = "SELECT test, status FROM change WHERE cell = ? AND run < ? ORDER BY test, run"
+_ERRORS: Final = f"SELECT number FROM test WHERE suite = :suite AND id GLOB '{CLASSNAME}::*'"  # noqa: S608 - ours
 _NEXT_RUN: Final = "SELECT run FROM job WHERE cell = :cell AND suite = :suite AND run > :run ORDER BY run LIMIT 1"
 _CARRY: Final = """
 INSERT OR IGNORE INTO change SELECT cell, test, :next, status FROM change
@@ -113,7 +116,10 @@ def record(
             now = dict(zip(own, statuses, strict=True))
             if len(now) < len(own):  # shards may have errors of one name
                 now |= {test: status for test, status in zip(own, statuses, strict=True) if is_bad(status)}
-            now |= dict.fromkeys(before.keys() & set(tests[suite]) - now.keys(), ABSENT)
+            # Where a job has no error of its own, that is good; a test that is absent has no outcome.
+            errors = {number: PASSED for [number] in rows(database, _ERRORS, (int,), {"suite": suites[suite]})}
+            before = errors | before
+            now = dict.fromkeys(before.keys() & set(tests[suite]), ABSENT) | errors | now
             changed = [test for test, status in now.items() if status != before.get(test, ABSENT)]
             job: Values = {"cell": cell, "suite": suites[suite], "run": run}
             for [later] in list(rows(database, _NEXT_RUN, (int,), job)):  # its statuses stay what they are

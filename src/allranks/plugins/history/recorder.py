@@ -4,6 +4,7 @@ The file may be missing, locked or damaged. The report does not depend on it: wh
 becomes one sentence.
 """
 
+import re
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ SHOWN_PASTS: Final = 500
 """Tests that the page lists with their past."""
 
 _NAME: Final = 300
+
+_SHARD: Final = re.compile(r"@\d+of\d+$")  # of a shard that is absent, the name is all that is known
 
 
 def status_of(test: TestVerdict) -> str:
@@ -75,7 +78,7 @@ class HistoryRecorder(SectionMaker):
         if (suite.cell, suite.suite) == MANIFEST_PLACE:
             return
         nodeids, statuses = [test.nodeid for test in suite.tests], list(map(status_of, suite.tests))
-        self._told.add(suite.cell, suite.whole_suite, nodeids, statuses)
+        self._told.add(suite.cell, _SHARD.sub("", suite.whole_suite), nodeids, statuses)
         if suite.started is not None and 0 <= suite.started < LAST_MOMENT:
             self._started = min(suite.started, suite.started if self._started is None else self._started)
         self._digest.update("\n".join((suite.cell, suite.suite, *nodeids, *statuses, "")).encode())
