@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -229,3 +230,24 @@ def test_an_enormous_text_is_cut_in_the_middle(write_ranks: Write):
     assert len(result.text) < 70_000
     assert (result.text[:5], result.text[-3:]) == ("begin", "end")
     assert "characters cut here" in result.text
+
+
+OUTPUT = f"<system-out>{'p' * 400}</system-out>"
+SKIPS = "Skipping a on sandcastle for following reason: a"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        f' time="{"1" * 40_000}x">',
+        f">{OUTPUT * 30_000}",
+        f"><system-err>{SKIPS}{' ' * 60_000}x</system-err>",
+    ],
+    ids=["a long time", "many outputs", "a long reason"],
+)
+def test_what_is_long_or_many_takes_no_longer_than_its_size(tmp_path: Path, case: str):
+    path = tmp_path / "rank-0.xml"
+    path.write_text(f'<testsuite><testcase classname="t" name="a"{case}</testcase></testsuite>')
+    began = time.process_time()
+    RankReader().read(path)
+    assert time.process_time() - began < 1

@@ -183,7 +183,7 @@ class ReportedCase(junitparser.TestCase):
 
     def _texts(self) -> Iterator[tuple[int, str]]:
         text = self.text
-        for match in _TEXT.finditer(self.facts.get("texts", "")):
+        for match in filter(None, map(_TEXT.fullmatch, self.facts.get("texts", "").split())):
             start, size = int(match[2]), int(match[3])
             own = text[start : start + size]
             yield from ((rank, own) for rank in _numbers(match[1]))

@@ -72,7 +72,7 @@ _REASONS = MappingProxyType(
     }
 )
 
-_SANDCASTLE_LINE = re.compile(r"^Skipping \S.* on sandcastle for (?:the )?following reason: *(.*?)\s*$", re.MULTILINE)
+_SANDCASTLE_LINE = re.compile(r"^Skipping \S.* on sandcastle for (?:the )?following reason:(.*)$", re.MULTILINE)
 
 
 _TEXTS = tuple(
@@ -186,7 +186,7 @@ def sandcastle_reason(stderr: str) -> str | None:
         The reason in the first such line; None if no whole line has that form.
     """
     found = _SANDCASTLE_LINE.search(stderr)
-    return None if found is None else found[1] or reason(SkipCode.GENERIC)
+    return None if found is None else found[1].strip() or reason(SkipCode.GENERIC)
 
 
 def multi_gpu(n: int) -> SkipCode:

@@ -47,6 +47,7 @@ class CaseDetails:
 
     Attributes:
         outcomes: The outcomes, each with its message and its text.
+        output: What it printed, by the name of the element; known at its end.
         reruns: The earlier tries, in the same form.
         elements: How many elements state each outcome, by the name of the suite's count, and how many a try: ``reruns``
             in PyTorch's form, ``tries`` in Surefire's.
@@ -58,6 +59,7 @@ class CaseDetails:
     has_failed_to_the_end: bool = False
     output: dict[str, str] = field(default_factory=dict)
     elements: Counter[str] = field(default_factory=Counter)
+    _printed: dict[str, list[str]] = field(default_factory=dict, repr=False)
 
     @property
     def has_passed(self) -> bool:
@@ -75,7 +77,7 @@ class CaseDetails:
         """Add an element with all text in it."""
         message, text = without_colours(cut(attributes.get("message", ""))), without_colours(text)
         if tag in OUTPUTS:
-            self.output[tag] = self.output.get(tag, "") + text
+            self._printed.setdefault(tag, []).append(text)
         elif tag in RERUNS:
             self.reruns.append((RERUNS[tag], message, text))
             self.has_failed_to_the_end |= tag in TO_THE_END
@@ -94,6 +96,8 @@ class CaseDetails:
         if (word := self.properties.get(_OUTCOME, Outcome.PASSED)) not in _OUTCOMES:
             msg = f"the property {_OUTCOME} has {quoted('value', word)}, which is no outcome"
             raise UnknownError(msg)
+        self.output = {tag: cut("".join(texts)) for tag, texts in self._printed.items()}
+        self._printed.clear()
         worst, stated = self.worst[0], _OUTCOMES[word]
         if not worst.is_bad and count_of(stated) != count_of(worst) and severity(stated) > severity(worst):
             self.outcomes.append((stated, "", ""))

@@ -113,9 +113,10 @@ _STATES: Final[Mapping[tuple[str | None, str | None], Outcome]] = MappingProxyTy
 _IS_DISABLED: Final = re.compile(r"(?:^|[/.])DISABLED_").search
 _SHOWN: Final = 60
 
-_NUMBER: Final = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII).fullmatch
+_NUMBER: Final = re.compile(r"(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII).fullmatch
 _THOUSANDS: Final = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+\.\d+", re.ASCII).fullmatch
 _DECIMAL_COMMA: Final = re.compile(r"(?![1-9]\d{0,2},\d{3}$)\d+,\d+", re.ASCII).fullmatch
+_LONGEST_NUMBER: Final = 40
 _MOST_SECONDS: Final = 1e9
 """The longest duration of a test in seconds, 31 years: larger numbers, such as 1e308, would add up to infinity."""
 
@@ -183,7 +184,9 @@ def seconds_of(said: str | None) -> float:
     """
     if said is None:
         return 0.0
-    if _NUMBER(said):
+    if len(said) > _LONGEST_NUMBER:
+        number = -1.0
+    elif _NUMBER(said):
         number = float(said)
     elif _THOUSANDS(said):
         number = float(said.replace(",", ""))
