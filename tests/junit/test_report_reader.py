@@ -37,13 +37,11 @@ def test_a_report_of_another_writer_is_read(write):
 def test_values_that_are_none_are_none(write):
     text = (
         '<testsuite name="s"><testcase name="x" line="-1"><properties>'
-        '<property name="allranks.leading" value="a"/><property name="allranks.ranks" value="0,1:passed"/>'
-        '<property name="allranks.seconds" value="1 no"/>'
-        '<property name="allranks.skip_code" value=""/><property/></properties></testcase></testsuite>'
+        '<property name="allranks.ranks" value="0,1:passed"/><property/></properties></testcase></testsuite>'
     )
     (case,) = junit.load(write(text)).cases()
     assert (case.time, case.line, case.leading, case.skip_code) == (None, None, None, None)
-    assert [rank.time for rank in case.ranks] == [1.0, None]
+    assert [rank.time for rank in case.ranks] == [None, None]
     case.time = 3
     assert case.row["time"] == 3.0
 

@@ -173,3 +173,24 @@ def test_pieces_are_forgotten_before_they_take_much_memory(monkeypatch):
     assert [piece.key.name for piece in found] == [str(number) for number in range(1000)]
     assert known._bytes <= 1000
     assert len(known._known) <= 30
+
+
+def test_a_list_of_googletest_is_refused_whatever_expat_reads(tmp_path):
+    case = '<testcase classname="m" name="{}" time="0.1"{} />'
+    cases = [case.format(number, "") for number in range(40)]
+    document = "".join([case.format("first", ' status="run"'), *cases, case.format("last", ' status="run"')])
+    document = f'<testsuites name="AllTests"><testsuite>{" " * 1100}{document}</testsuite></testsuites>'
+    (file,) = read([document.encode()], tmp_path, 1 << 18)
+    assert "has no status, as in a list of tests" in file.problem
+
+
+@pytest.mark.parametrize(
+    ("now", "then"), [('at" value="1795289453.5"', 'at" value=""'), ('size" value="2"', 'size" value="0"')]
+)
+def test_a_value_that_allranks_never_writes_is_refused_whatever_expat_reads(tmp_path, now, then):
+    cases = [OWN.format(number, 2) for number in range(100)]
+    good = "<testsuites><testsuite>" + "".join(cases) + "</testsuite></testsuites>"
+    cases[50] = cases[50].replace(now, then)
+    bad = "<testsuites><testsuite>" + "".join(cases) + "</testsuite></testsuites>"
+    *_, file = read([good.encode(), bad.encode()], tmp_path, 4096)
+    assert "that allranks never writes" in file.problem

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.protocol.outcomes import Outcome
-from allranks.report.vocabulary import ELEMENTS, UnknownError, checked, outcome_said, seconds_of
+from allranks.protocol.xml_text import clean_cut
+from allranks.report.vocabulary import ELEMENTS, UnknownError, checked, checked_property, outcome_said, seconds_of
 
 
 @pytest.mark.parametrize(
@@ -82,3 +83,56 @@ def test_an_element_is_known_where_the_table_has_it_and_with_its_attributes_alon
         assert not known
     else:
         assert known
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("rank", ["x", "", "-1", "+1", "1.0", "01", " 1", "1" * 11]),
+        ("world_size", ["x", "0", "-4", " 4", "4.0", "\u0664"]),
+        ("outcome", ["passed"]),
+        ("axis", ["2"]),
+        ("bogus", ["1"]),
+        ("", ["1"]),
+    ],
+)
+def test_a_property_of_a_suite_that_allranks_never_writes_is_an_error(name, values):
+    for value in values:
+        with pytest.raises(UnknownError, match=f"a suite has the property allranks.{name} with value="):
+            checked_property(f"allranks.{name}", value, is_of_case=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("outcome", ["bogus", "", "Passed"]),
+        ("world_size", ["x", "0", "-1", "\u0664"]),
+        ("at", ["x", "", "nan", "-1", "inf", "1e9", "1."]),
+        ("skip_kind", ["bogus", ""]),
+        ("skip_code", ["x", ""]),
+        ("caused_by", ["x", "-1"]),
+        ("consequence", ["0", "true"]),
+        ("ranks", ["", "0", "0:exploded", "0:passed,1:passed", "x:passed"]),
+        ("seconds", ["", "1 no", "1  2", "nan"]),
+        ("texts", ["1@x+2", "1@2"]),
+        ("rank", ["0"]),
+        ("bogus", ["1"]),
+    ],
+)
+def test_a_property_of_a_testcase_that_allranks_never_writes_is_an_error(name, values):
+    for value in values:
+        with pytest.raises(UnknownError, match=f"a testcase has the property allranks.{name} with value="):
+            checked_property(f"allranks.{name}", value, is_of_case=True)
+
+
+def test_the_properties_of_allranks_own_reports_are_known():
+    for name, value in {"rank": "0", "world_size": "16384", "axis.mode": "\u00e9", "elapsed": "-0.100"}.items():
+        checked_property(f"allranks.{name}", value, is_of_case=False)
+    case = {
+        "outcome": "timed_out", "at": "1700000000.000001", "ranks": "0-2,5:passed 3:failed", "seconds": "0.25 1e+03",
+        "texts": "1@52+310 0,2@420+80", "earlier": "1:failed 2:ranks_disagree", "nodeid": "a::b[\n]",
+    }  # fmt: skip
+    for name, value in case.items():
+        checked_property(f"allranks.{name}", value, is_of_case=True)
+    checked_property("allranks.seconds", clean_cut("0.25 " * 20_000), is_of_case=True)
+    checked_property("mine", "anything", is_of_case=True)

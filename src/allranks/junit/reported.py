@@ -19,9 +19,8 @@ from allranks.protocol.records import MOST_RANKS
 from allranks.report.case_details import count_of, details_of
 from allranks.report.results import VerdictKind
 from allranks.report.untrusted import number, whole_number
-from allranks.report.vocabulary import OUTCOMES, RERUNS, UnknownError, seconds_of
+from allranks.report.vocabulary import OURS, OUTCOMES, RERUNS, UnknownError, seconds_of
 
-_OURS: Final = "allranks."
 _RUN: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _TEXT: Final = re.compile(r"([\d,-]+)@(\d{1,9})\+(\d{1,9})", re.ASCII)
 _ATTEMPT: Final = re.compile(r"(\d{1,9}):(\S+)", re.ASCII)
@@ -356,7 +355,7 @@ def _attempt(count: int, cause: str, element: Any) -> ReportedAttempt:  # noqa: 
 
 def _facts_of(element: Any) -> dict[str, str]:  # noqa: ANN401 - an element
     said = ((each.get("name") or "", each.get("value") or "") for each in element.iterfind("properties/property"))
-    return {name.removeprefix(_OURS): value for name, value in said if name.startswith(_OURS)}
+    return {name.removeprefix(OURS): value for name, value in said if name.startswith(OURS)}
 
 
 def _outcomes(said: str) -> Iterator[tuple[int, Outcome]]:

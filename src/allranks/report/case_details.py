@@ -17,9 +17,7 @@ from allranks.report.vocabulary import (
     RERUNS,
     TO_THE_END,
     XFAIL_TYPES,
-    UnknownError,
     outcome_said,
-    quoted,
 )
 
 _OUTCOME: Final = "allranks.outcome"
@@ -88,17 +86,10 @@ class CaseDetails:
             self.elements[count_of(outcome)] += 1
 
     def end(self, said: tuple[Outcome, str]) -> None:
-        """Add the outcome in the testcase's attributes, and what follows from the elements.
-
-        Raises:
-            UnknownError: The outcome in allranks' property is none.
-        """
-        if (word := self.properties.get(_OUTCOME, Outcome.PASSED)) not in _OUTCOMES:
-            msg = f"the property {_OUTCOME} has {quoted('value', word)}, which is no outcome"
-            raise UnknownError(msg)
+        """Add the outcome in the testcase's attributes, and what follows from the elements."""
         self.output = {tag: cut("".join(texts)) for tag, texts in self._printed.items()}
         self._printed.clear()
-        worst, stated = self.worst[0], _OUTCOMES[word]
+        worst, stated = self.worst[0], _OUTCOMES.get(self.properties.get(_OUTCOME, ""), Outcome.PASSED)
         if not worst.is_bad and count_of(stated) != count_of(worst) and severity(stated) > severity(worst):
             self.outcomes.append((stated, "", ""))
         if severity(said[0]) > severity(worst):

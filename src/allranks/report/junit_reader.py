@@ -16,7 +16,16 @@ from allranks.report.case_details import CaseDetails
 from allranks.report.folder import REPORT_NAME
 from allranks.report.suite_counts import Suite
 from allranks.report.untrusted import open_regular
-from allranks.report.vocabulary import ROOTS, TEXTS, UnknownError, checked, outcome_said, seconds_of
+from allranks.report.vocabulary import (
+    OURS,
+    ROOTS,
+    TEXTS,
+    UnknownError,
+    checked,
+    checked_property,
+    outcome_said,
+    seconds_of,
+)
 
 _CHUNK: Final = 1 << 18
 _FIRST_CHUNK: Final = 1 << 10
@@ -72,6 +81,11 @@ class JUnitReader:
         self.parser.StartElementHandler = self.start
         self.parser.EndElementHandler = self.end
         self.parser.CharacterDataHandler = self.text
+
+    @property
+    def is_of_googletest(self) -> bool:
+        """True if the root is GoogleTest's, where a testcase without a status did not run."""
+        return self.suites[0].name == _OF_GOOGLETEST
 
     def add_case(self, case: Mapping[str, str], seconds: float, details: CaseDetails | None) -> None:
         """Receive a testcase: its attributes, its time, and its details, which are None for one with nothing else."""
@@ -145,7 +159,7 @@ class JUnitReader:
         self.enter(tag, attributes)
         if tag == "testcase":
             self._case, self._details = attributes, None
-            if self.suites[0].name == _OF_GOOGLETEST and "status" not in attributes:
+            if self.is_of_googletest and "status" not in attributes:
                 msg = "a testcase of GoogleTest has no status, as in a list of tests, which did not run"
                 raise UnknownError(msg, "Give the report of a run without --gtest_list_tests.")
         elif tag in ROOTS:
@@ -184,7 +198,9 @@ class JUnitReader:
             raise UnknownError(msg)
 
     def _read_property(self, name: str, value: str) -> None:
-        if "testcase" in self.tags:
+        is_of_case = "testcase" in self.tags
+        checked_property(name, value, is_of_case=is_of_case)
+        if is_of_case:
             self._details = self._details or CaseDetails()
             self.unite(self._details.properties, name, value)
         else:
@@ -194,7 +210,7 @@ class JUnitReader:
 
     def unite(self, known: dict[str, str], name: str, value: str) -> None:
         """Add a property to those that are known; two values of one of allranks' are a contradiction."""
-        if known.setdefault(name, value) != value and name.startswith("allranks."):
+        if known.setdefault(name, value) != value and name.startswith(OURS):
             self.contradict(f"{name[:_SHOWN]} is {known[name][:_SHOWN]} and {value[:_SHOWN]}")
 
     def _end_case(self, case: Mapping[str, str], details: CaseDetails | None) -> None:

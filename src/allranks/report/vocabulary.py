@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from allranks.protocol.outcomes import Outcome
-from allranks.protocol.xml_text import clipped, printable
+from allranks.protocol.outcomes import Outcome, SkipKind
+from allranks.protocol.xml_text import TEXT_LIMIT, clipped, printable
 
 
 class UnknownError(Exception):
@@ -98,6 +98,50 @@ ELEMENTS: Final[Mapping[str, Element]] = MappingProxyType(
 XFAIL_TYPES: Final = frozenset({"pytest.xfail", "XFAIL"})
 """The types of a skip that mean an expected failure, of pytest and of unittest-xml-reporting."""
 
+OURS: Final = "allranks."
+"""How the names of allranks' properties begin."""
+
+_ANY: Final = r"(?s:.)*"
+_WHOLE: Final = r"0|[1-9]\d{0,9}"
+_SIZE: Final = r"[1-9]\d{0,9}"
+_OUTCOME: Final = "|".join(outcome.value for outcome in Outcome)
+_SECONDS: Final = r"\d+(?:\.\d+)?(?:e[-+]\d+)?"
+
+
+def _list(item: str) -> str:
+    """A pattern of items with spaces between them; a longer list than a text may be was cut."""
+    return rf"(?:{item})(?: (?:{item}))*|(?s:.){{{TEXT_LIMIT + 1},}}"
+
+
+_Patterns = Mapping[str, re.Pattern[str]]
+
+
+def _patterns(**said: str) -> _Patterns:
+    return {name: re.compile(pattern, re.ASCII) for name, pattern in said.items()}
+
+
+_OF_SUITE: Final = _patterns(
+    rank=_WHOLE,
+    world_size=_SIZE,
+    **dict.fromkeys(("cell", "suite", "engine", "image", "gpus"), _ANY),
+    **dict.fromkeys(("attempt", "part", "deselected", "skip_but_pass", "flaky"), _WHOLE),
+    elapsed=rf"-?{_SECONDS}",
+)
+_OF_CASE: Final = _patterns(
+    outcome=_OUTCOME,
+    world_size=_SIZE,
+    at=r"\d{1,12}(?:\.\d{1,12})?",
+    consequence="1",
+    skip_kind="|".join(kind.value for kind in SkipKind),
+    **dict.fromkeys(("nodeid", "phase", "skip_but_pass"), _ANY),
+    **dict.fromkeys(("caused_by", "skip_code", "gpus_needed", "rule", "leading", "earlier_left_out"), _WHOLE),
+    ranks=_list(rf"[\d,-]+:(?:{_OUTCOME})"),
+    seconds=_list(_SECONDS),
+    texts=_list(r"[\d,-]+@\d+\+\d+"),
+    earlier=_list(r"\d+:[^ ]+"),
+)
+"""The properties of allranks in rank XML and in merged reports, with what their values look like."""
+
 _DECIDING: Final = frozenset({"status", "result", "failure"})
 _STATES: Final[Mapping[tuple[str | None, str | None], Outcome]] = MappingProxyType(
     {
@@ -148,6 +192,29 @@ def checked(tag: str, parent: str, attributes: Mapping[str, str], allowed: froze
             msg = f"<{tag}> has {quoted(name, attributes[name])}, which no writer of JUnit XML that allranks knows has"
             remedy = f"If it says nothing about the outcome: allranks merge --allow-attribute {_shown(name)}."
             raise UnknownError(msg, remedy if is_open else "")
+
+
+def checked_property(name: str, value: str, *, is_of_case: bool) -> None:
+    """Check a property of allranks; those of others may be anything.
+
+    Args:
+        name: Its name.
+        value: Its value.
+        is_of_case: True for a property of a testcase, False for one of a suite.
+
+    Raises:
+        UnknownError: The name begins as those of allranks, and allranks writes no such property or value there.
+    """
+    if not name.startswith(OURS):
+        return
+    own = name.removeprefix(OURS)
+    pattern = (_OF_CASE if is_of_case else _OF_SUITE).get(own)
+    if (pattern and pattern.fullmatch(value)) or (not is_of_case and own.startswith("axis.")):
+        return
+    where = "testcase" if is_of_case else "suite"
+    what = "a value" if pattern else "a property"
+    msg = f"a {where} has the property {_shown(name)} with {quoted('value', value)}, {what} that allranks never writes"
+    raise UnknownError(msg, f"Names that begin with {OURS} are allranks' own: remove the property, or rename it.")
 
 
 def outcome_said(case: Mapping[str, str]) -> tuple[Outcome, str]:
