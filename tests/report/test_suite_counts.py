@@ -54,6 +54,9 @@ def test_a_property_with_two_values_is_a_contradiction(read):
         ('failures="2"', BAD, "failures=2, and has failures=1"),
         ('errors="1"', BAD, "errors=1, and has errors=0"),
         ('skipped="1"', GOOD, "skipped=1, and has skipped=0"),
+        ('tests="00000000000000000000000000007"', GOOD, "tests=7, and has tests=1"),
+        ('skipped="1"', f"<testsuite>{GOOD}</testsuite>", "skipped=1, and has skipped=0"),
+        ('tests="50" errors="5"', '<testcase name="a"><flakyFailure/></testcase>', "tests=50, errors=5, and has"),
         ('disabled="1"', GOOD, "disabled=1, and has disabled=0"),
         ('tests="2"', f'<testsuite tests="2">{GOOD * 2}</testsuite>{GOOD * 2}{GOOD}', "tests=2, and has tests=5"),
         ('tests="1"', f'<testsuite tests="1">{GOOD * 2}</testsuite>', "tests=1, and has tests=2"),
@@ -66,7 +69,7 @@ def test_what_a_suite_declares_and_does_not_have_is_a_contradiction(read, attrib
     assert file.results
 
 
-@pytest.mark.parametrize("said", ["-1", "many", "1.5", "nan", "", "1,000", "1,024"])
+@pytest.mark.parametrize("said", ["-1", "many", "1.5", "nan", "", "1,000", "1,024", "1" * 19])
 def test_a_count_that_is_none_is_an_error_that_quotes_it(read, said):
     assert f'a suite declares tests="{said}", which is no count' in read(suite(f'tests="{said}"', GOOD)).problem
 
@@ -76,12 +79,13 @@ def test_a_contradiction_is_an_error_of_the_run(tmp_path):
     assert merge(tmp_path, InputRule(world_size=1), environ={}).counts.errors == 1
 
 
-@pytest.mark.parametrize("root", ['tests="2"', 'errors="1"', 'failures="1"'])
+@pytest.mark.parametrize("root", ['tests="0"', 'tests="2"', 'errors="1"', 'failures="1"'])
 def test_the_counts_of_the_root_are_compared_too(read, root):
     assert "contradicts itself" in read(f"<testsuites {root}><testsuite>{GOOD}</testsuite></testsuites>").problem
 
 
 DISABLED = '<testcase name="a" status="notrun" result="suppressed"/>'
+NODE = 'disabled="0" hostname="h"'
 FLAKY = '<testcase name="a"><flakyFailure/></testcase>'
 
 
@@ -102,8 +106,8 @@ FLAKY = '<testcase name="a"><flakyFailure/></testcase>'
         # Suites that count their own testcases, all, or one for each element in them.
         suite('tests="1"', GOOD, f'<testsuite tests="2">{GOOD * 2}</testsuite>'),
         suite('tests="3"', GOOD, f'<testsuite tests="2">{GOOD * 2}</testsuite>'),
-        suite('tests="2"', GOOD, f'<testsuite tests="2">{GOOD * 2}</testsuite>'),
-        suite('failures="1"', f'<testsuite failures="2">{BAD * 2}</testsuite>'),
+        suite(f'tests="2" {NODE}', GOOD, f'<testsuite tests="2">{GOOD * 2}</testsuite>'),
+        suite(f'failures="1" {NODE}', f'<testsuite failures="2">{BAD * 2}</testsuite>'),
     ],
 )
 def test_counts_as_each_writer_counts_are_none(read, document):
@@ -198,3 +202,15 @@ def test_of_several_outcomes_the_worst_counts(read, attribute, element, outcome,
     (result,) = read(suite("", f'<testcase name="a" {attribute}>{element}</testcase>')).results
     assert result.outcome.value == outcome
     assert message in result.message
+
+
+@pytest.mark.parametrize(
+    "root",
+    [
+        f'<testsuites tests="2"><testsuite tests="1">{GOOD}</testsuite><testsuite tests="0"/></testsuites>',
+        f'<testsuites tests="1"><testsuite tests="2">{GOOD * 2}</testsuite></testsuites>',
+        f'<testsuites skipped="1"><testsuite tests="1">{GOOD}</testsuite></testsuites>',
+    ],
+)
+def test_only_a_suite_of_node_counts_one_for_each_element_in_it(read, root):
+    assert "contradicts itself" in read(root).problem

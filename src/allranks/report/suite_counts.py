@@ -1,14 +1,15 @@
 """The counts that suites declare, compared with their testcases.
 
-A suite may count its own testcases, all testcases below it, or one for each element in it, as Node does. A testcase
+The root counts all testcases. A suite may count its own, all below it, or, in Node's form (with ``disabled`` and
+``hostname``), one for each element in it. A testcase
 counts as a failure once, or once for each of its ``failure`` elements; errors and skips likewise. pytest counts a test
 whose tear-down fails twice, or once although it has two testcases: the number of tests may differ by that of errors. It
 does not count a try of a test with a testcase of its own, which has ``rerun``. Surefire counts the last round of tests
-alone, or each try, so that its counts say nothing where tests were tried again.
+alone, or each try: its counts exceed those of testcases by the number of tries at most.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -55,8 +56,12 @@ class Suite:
         self.children.update(kind for kind in COUNTS[1:] if suite.below[kind])
         self.suites += 1
 
-    def end(self) -> dict[str, int]:
+    def end(self, *, is_root: bool, may_count_tries: bool) -> dict[str, int]:
         """End it: the counts that it declares and does not have.
+
+        Args:
+            is_root: True for the root, which counts all testcases.
+            may_count_tries: True if each try may count, or the last round of tests alone.
 
         Raises:
             UnknownError: A count is no number.
@@ -64,16 +69,23 @@ class Suite:
         self.below.update(self.own)
         self.children.update(self.own)
         declared = {kind: _count(kind, self.attributes[kind]) for kind in COUNTS if kind in self.attributes}
-        return {kind: count for kind, count in declared.items() if not self._may_be(kind, count)}
+        is_of_node = not is_root and {"disabled", "hostname"} <= self.attributes.keys()
+        ways = [self.below] if is_root else [self.own, self.below, *([self.children] if is_of_node else [])]
+        wrong = {kind: count for kind, count in declared.items() if not self._may_be(kind, count, ways)}
+        if may_count_tries and self.below["tries"]:
+            has = self.below
+            return {kind: n for kind, n in wrong.items() if n > has[kind] + has[f"more {kind}"] + has["tries"]}
+        return wrong
 
-    def _may_be(self, kind: str, count: int) -> bool:
-        if kind == "skipped" and self.own[kind] <= count <= self.own[kind] + self.suites:
-            return True  # Node 20 counts a suite with failures as a skip, and none that has skips alone
-        for found in (self.own, self.below, self.children):
-            more, fewer = found[f"more {kind}"], 0
+    def _may_be(self, kind: str, count: int, ways: Sequence[Counter[str]]) -> bool:
+        for found in ways:
+            least, most = found[kind], found[kind] + found[f"more {kind}"]
             if kind == "tests":
-                more, fewer = found["errors"], found["errors"] + found["reruns"]
-            if found[kind] - fewer <= count <= found[kind] + more:
+                least, most = least - found["errors"] - found["reruns"], most + found["errors"]
+            elif kind == "skipped" and found is self.children:
+                # Node 20 counts a suite with failures as a skip, and none that has skips alone.
+                least, most = self.own[kind], self.own[kind] + self.suites
+            if least <= count <= most:
                 return True
         return False
 

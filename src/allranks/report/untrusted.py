@@ -263,8 +263,9 @@ _MOST_SECONDS: Final = 1e9
 
 
 def whole_number(value: str | None) -> int | None:
-    """Parse a whole number; of a very long one, only the first digits, which already exceed any valid count."""
-    return int(value[:_DIGITS]) if value and re.fullmatch("[0-9]+", value) else None
+    """Parse a whole number; one of more than 18 digits, which nobody has counted, is none."""
+    digits = (value or "").lstrip("0") or (value or "")[-1:]
+    return int(digits) if len(digits) <= _DIGITS and re.fullmatch("[0-9]+", digits) else None
 
 
 def number(value: str | None) -> float | None:
