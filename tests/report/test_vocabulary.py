@@ -136,3 +136,9 @@ def test_the_properties_of_allranks_own_reports_are_known():
         checked_property(f"allranks.{name}", value, is_of_case=True)
     checked_property("allranks.seconds", clean_cut("0.25 " * 20_000), is_of_case=True)
     checked_property("mine", "anything", is_of_case=True)
+
+
+def test_the_remedy_for_an_attribute_names_the_one_command_that_can_allow_it():
+    with pytest.raises(UnknownError) as caught:
+        checked("testcase", "testsuite", {"owner": "me"}, frozenset())
+    assert "only merge can read it: allranks merge --allow-attribute owner" in caught.value.remedy
