@@ -58,6 +58,10 @@ def form(text):
     return {"pattern": RankPattern(text)}
 
 
+def lost(rank):
+    return [f"rank {rank} has no file.", f"rank {rank} is missing: nothing came back."]
+
+
 FLAT = [f"rank-{rank}.xml" for rank in range(4)]
 
 
@@ -87,12 +91,21 @@ def test_without_a_stated_number_of_ranks_the_merge_asks_for_it(ranks):
 
 
 def test_a_rank_that_is_lost_is_missing_whoever_states_their_number(ranks, tmp_path):
-    assert messages(ranks(*FLAT[:3]), world_size=4) == ["rank 3 is missing: nothing came back."]
+    assert messages(ranks(*FLAT[:3]), world_size=4) == lost(3)
     ranks(*FLAT[:3], world_size=4)
-    assert messages(tmp_path / "results") == ["rank 3 is missing: nothing came back."]
+    assert messages(tmp_path / "results") == lost(3)
     for name in FLAT[:3]:
         (tmp_path / "results" / name).unlink()
-    assert messages(ranks(*(f"{JOB}/{name}" for name in FLAT[1:]))) == ["rank 0 is missing: nothing came back."]
+    assert messages(ranks(*(f"{JOB}/{name}" for name in FLAT[1:]))) == lost(0)
+
+
+def test_ranks_without_a_file_are_an_error_whatever_worlds_the_tests_of_the_others_state(ranks):
+    root = ranks("rank-0.xml")
+    own = '<properties><property name="allranks.world_size" value="1"/></properties>'
+    (root / "rank-0.xml").write_text(f'<testsuite name="x"><testcase name="a">{own}</testcase></testsuite>')
+    assert messages(root, world_size=4) == ["ranks 1-3 have no file."]
+    assert code(root, world_size=4) is ExitCode.UNACCOUNTED
+    assert code(root, world_size=1) is ExitCode.OK
 
 
 @pytest.mark.parametrize(
@@ -209,7 +222,7 @@ def test_a_file_that_is_neither_xml_nor_an_archive_is_no_result(ranks, name):
     (root / name).write_text(RED)
     assert code(root, world_size=4) is ExitCode.OK
     (root / "rank-3.xml").unlink()
-    assert messages(root, world_size=4) == ["rank 3 is missing: nothing came back."]
+    assert messages(root, world_size=4) == lost(3)
 
 
 def test_many_unread_files_are_one_error_with_their_number(ranks):
@@ -400,4 +413,4 @@ def test_an_attempt_without_a_journal_has_no_rank_by_another_name(run_folder):
     run_folder.both("gloo-w2-g0-env/s", {"t.py::x": "passed"})
     path = run_folder.attempt("gloo-w2-g0-env/s") / "rank-1.xml"
     path.rename(path.with_name("rank-1.xml.bak"))
-    assert messages(run_folder.path) == ["rank 1 is missing: nothing came back."]
+    assert messages(run_folder.path) == lost(1)

@@ -143,7 +143,9 @@ def test_a_rank_without_a_file_is_missing_from_each_test(run_folder):
     run_folder.job(JOB, collected=[A])
     run_folder.rank(JOB, 0, {A: "passed"})
     merged = judged(run_folder)
-    assert only_test(merged).verdict.message.startswith("rank 1 is missing")
+    job, test = only_suite(merged).tests
+    assert (job.name, job.verdict.message) == ("job", "rank 1 has no file.")
+    assert test.verdict.message.startswith("rank 1 is missing")
     assert code(merged) is ExitCode.UNACCOUNTED
 
 
@@ -162,7 +164,7 @@ def test_a_rank_missing_from_a_test_that_another_ran_names_the_error_that_ended_
     run_folder.job(JOB, collected=[A], error={"what": "The job ran out of time.", "kind": kind})
     run_folder.rank(JOB, 0, {A: "passed"})
     merged = judged(run_folder)
-    message = only_suite(merged).tests[1].verdict.message
+    message = only_suite(merged).tests[-1].verdict.message
     assert message == "rank 1 is missing: nothing came back (The job ran out of time.)."
 
 
@@ -303,28 +305,28 @@ def test_results_that_nobody_planned_are_merged_and_said(run_folder):
 
 def test_without_a_record_the_world_size_that_a_rank_states_is_expected(run_folder):
     run_folder.rank("cell/s", 0, {A: "passed"}, world_size=4)
-    _, test = only_suite(judged(run_folder)).tests
+    *_, test = only_suite(judged(run_folder)).tests
     assert test.verdict.message.startswith("ranks 1-3 are missing")
 
 
 @pytest.mark.parametrize("cell", ["gloo-w64-g0-env", "nccl-w64-g64-tcp-n8", "my_backend-w64-g0-file-n2-t2.14.1"])
 def test_without_a_record_the_world_size_of_the_cells_id_is_expected(run_folder, cell):
     run_folder.rank(f"{cell}/s", 0, {A: "passed"}, world_size="")
-    _, test = only_suite(judged(run_folder)).tests
+    *_, test = only_suite(judged(run_folder)).tests
     assert test.verdict.message == "ranks 1-63 are missing: nothing came back."
 
 
 def test_a_damaged_record_leaves_the_world_size_of_the_cells_id(run_folder):
     run_folder.rank("gloo-w4-g0-env/s", 0, {A: "passed"}, world_size="")
     (run_folder.attempt("gloo-w4-g0-env/s") / "job.json").write_text("{")
-    _, test = only_suite(judged(run_folder)).tests
+    *_, test = only_suite(judged(run_folder)).tests
     assert test.verdict.message == "ranks 1-3 are missing: nothing came back."
 
 
 def test_without_a_record_the_world_size_of_the_manifest_is_expected(run_folder):
     run_folder.manifest("cell/s")
     run_folder.rank("cell/s", 0, {A: "passed"}, world_size="")
-    _, test = only_suite(judged(run_folder)).tests
+    *_, test = only_suite(judged(run_folder)).tests
     assert test.verdict.message == "rank 1 is missing: nothing came back."
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from allranks.errors import ExitCode
-from allranks.protocol.outcomes import named
+from allranks.protocol.outcomes import named, numbers
 from allranks.protocol.parameter_values import REMEDY, VARIABLE, changes
 from allranks.protocol.records import JOURNAL
 from allranks.report.folder import Attempt
@@ -246,6 +246,7 @@ def _troubles(attempt: Attempt, files: Sequence[RankFile], known: _Known) -> Ite
     yield from _troubles_of_files(files)
     yield from _troubles_of_sizes(attempt, files)
     yield from _ranks_outside(attempt, files)
+    yield from _ranks_without_a_file(attempt, files)
     for each in (attempt, *attempt.earlier):  # a failure that is removed from an earlier one would count as settled
         yield from _troubles_of_changes(each)
 
@@ -272,6 +273,17 @@ def _ranks_outside(attempt: Attempt, files: Sequence[RankFile]) -> Iterator[Test
                 f"from {expected.start} to {expected.stop - 1}.\nMove it to the job that it belongs to."
             )
             yield trouble(f"rank {file.rank}", text, ExitCode.UNACCOUNTED)
+
+
+def _ranks_without_a_file(attempt: Attempt, files: Sequence[RankFile]) -> Iterator[TestVerdict]:
+    """An error if rank XML is the source, and ranks have none, whatever worlds the tests of the others state."""
+    if not attempt.files or any(file.rank is None for file in attempt.files):
+        return
+    there = {file.rank for file in (*attempt.files, *attempt.strays)}
+    if absent := [rank for rank in expected_ranks(attempt, files) if rank not in there]:
+        has = "rank {} has" if len(absent) == 1 else "ranks {} have"
+        text = f"{has.format(numbers(absent))} no file.\nAdd what is missing, or run the job again."
+        yield trouble("job", text, ExitCode.UNACCOUNTED)
 
 
 def _troubles_of_place(attempt: Attempt, files: Sequence[RankFile]) -> Iterator[TestVerdict]:
