@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from allranks.errors import ResultsError, UsageError
+from allranks.report.input_rule import InputRule
 from allranks.report.merging import merge
 
 A, B = "gloo-w2-g0-env/s", "gloo-w2-g0-tcp/s"
@@ -194,10 +195,47 @@ def test_a_link_to_a_part_is_not_followed(merged, gathered):
     assert (len(suites), run.notes) == (2, ())
 
 
-def test_a_run_json_of_another_program_is_none_of_ours(merged, part):
-    (part("tool").path / "run.json").write_text(json.dumps({"tool": "other"}))
+@pytest.mark.parametrize("place", ["tool", "."])
+@pytest.mark.parametrize("document", [{"tool": "other"}, [1], "text", {"a": "x" * 2000}])
+def test_a_run_json_of_another_program_is_none_of_ours(merged, part, place, document):
+    (part(place).path / "run.json").write_text(json.dumps(document))
     _, suites = merged()
     assert set(suites) == {A, B}
+
+
+@pytest.mark.parametrize("text", ["\0" * 500, '{"schema":2,"run_id":"r1","jo', "[" * 100_000, ""])
+def test_a_plan_that_is_damaged_and_has_lost_its_jobs_is_an_error_unless_it_is_ignored(merged, gathered, text):
+    shutil.rmtree(gathered / "machine-2/results/r1/cells")
+    (gathered / "machine-2/results/r1/run.json").write_text(text)
+    run, suites = merged()
+    [test] = suites["run/manifest"].tests
+    assert "--ignore machine-2/results/r1/run.json" in test.verdict.text
+    assert set(merged(rule=InputRule(ignore=("machine-2",)))[1]) == {A}
+
+
+def test_a_plan_that_names_its_program_late_is_a_plan(merged, gathered):
+    path = gathered / "machine-2/results/r1/run.json"
+    shutil.rmtree(path.parent / "cells")
+    path.write_text(json.dumps({"command": "x" * 2000, **json.loads(path.read_text())}))
+    assert "left no results" in merged()[1][B].tests[0].verdict.message
+
+
+def test_a_plan_that_can_be_read_cannot_be_ignored(merged, gathered):
+    shutil.rmtree(gathered / "machine-2/results/r1/cells")
+    assert set(merged(rule=InputRule(ignore=("*",)))[1]) == {A, B}
+
+
+@pytest.mark.parametrize("target", ["/nonexistent", "nowhere", "machine-3"])
+def test_a_broken_link_may_have_led_to_a_part(merged, gathered, target):
+    (gathered / "machine-3").symlink_to(target)
+    [test] = merged()[1]["run/manifest"].tests
+    assert test.verdict.message == "machine-3 could have results, but merge did not read it."
+
+
+def test_a_broken_link_in_the_place_of_a_cell_is_an_error(merged, gathered):
+    (gathered / "machine-1/r1/cells/gloo-w4-g0-env").symlink_to("/nonexistent")
+    [test] = merged()[1]["run/manifest"].tests
+    assert "machine-1/r1/cells/gloo-w4-g0-env could have results" in test.verdict.message
 
 
 def test_results_that_lie_in_no_jobs_folder_are_missed_by_name(merged, gathered):

@@ -263,7 +263,7 @@ def test_a_merge_that_ignores_everything_has_nothing_to_merge(ranks):
 def test_a_link_to_a_folder_elsewhere_is_an_error_and_one_to_a_folder_here_is_none(ranks, elsewhere):
     root = ranks(*(f"{JOB}/{name}" for name in FLAT))
     (root / "latest").symlink_to("gloo-w4-g0-env")
-    (root / "broken").symlink_to("nowhere")
+    (root / "notes").symlink_to(__file__)
     assert code(root) is ExitCode.OK
     (root / "gloo-w1-g0-env").symlink_to(elsewhere)
     assert messages(root) == ["gloo-w1-g0-env could have results, but merge did not read it."]
@@ -381,7 +381,27 @@ def test_what_a_given_pattern_does_not_match_is_not_read(ranks):
 @pytest.mark.parametrize("rule", [{"world_size": 2}, form("rank-{rank}.xml")])
 def test_the_options_for_the_xml_of_ranks_are_refused_for_the_folder_of_a_run(run_folder, rule):
     run_folder.both("gloo-w2-g0-env/s", {"t.py::x": "passed"})
-    assert error(run_folder.path, **rule).what.startswith("--ranks-xml and --world-size are for the XML of ranks")
+    told = error(run_folder.path, **rule)
+    assert told.what.startswith("--ranks-xml and --world-size are for the XML of ranks")
+    assert told.why == f"{run_folder.path}/cells makes it one."
+
+
+@pytest.mark.parametrize(
+    ("place", "text"), [("nb/cells/c.txt", "a notebook"), ("run.json", '{"runner": "x"}'), ("cells/a/b/c", "")]
+)
+def test_what_only_has_a_name_of_a_run_does_not_prevent_that_ranks_are_read(ranks, place, text):
+    root = ranks(*FLAT)
+    (root / place).parent.mkdir(parents=True, exist_ok=True)
+    (root / place).write_text(text)
+    assert code(root, world_size=4) is ExitCode.OK
+
+
+def test_the_folder_of_a_run_that_makes_options_useless_is_named_by_what_makes_it_one(ranks):
+    root = ranks(*FLAT)
+    (root / "nb").mkdir()
+    (root / "nb/run.json").write_text("{}\n{}")
+    assert error(root, world_size=4).why == f"{root}/nb/run.json makes it one."
+    assert code(root, world_size=4, ignore=("nb/run.json",)) is ExitCode.OK
 
 
 def test_the_xml_of_ranks_beside_a_run_is_not_read(run_folder):

@@ -55,10 +55,29 @@ class Attempt:
     base: "Attempt | None" = None
 
 
-def is_manifest(path: Path) -> bool:
-    """True if a file with a manifest's name looks like one: other programs have a run.json too."""
-    start = head(path, 1024)
-    return not start or b'"allranks"' in start  # if it cannot be opened, reading it reports why
+def is_foreign_manifest(root: Path, path: Path) -> bool:
+    """True for a whole ``run.json`` of another program, which states no version of allranks.
+
+    One that is damaged, cannot be read or leads out of ``root``, the merged folder, may be a manifest.
+    """
+    if leads_out(root, path):
+        return False
+    try:
+        with open_regular(path) as file:
+            document = json.loads(file.read())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return not isinstance(document, dict) or "allranks" not in document
+
+
+def has_attempts(folder: Path) -> bool:
+    """True if ``cells/`` in a folder has an attempt at a job.
+
+    Raises:
+        OSError: A folder cannot be read.
+    """
+    jobs = (job for cell in _folders(folder / "cells") for job in _folders(cell))
+    return any(_ATTEMPT.fullmatch(path.name) for job in jobs for path in listing(job))
 
 
 def read_manifest(root: Path, folder: Path) -> tuple[Manifest | None, str]:

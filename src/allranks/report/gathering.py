@@ -20,8 +20,9 @@ from allranks.protocol.xml_text import clipped, printable, xml_id
 from allranks.report.folder import (
     Attempt,
     ResultFile,
+    has_attempts,
     is_attempt,
-    is_manifest,
+    is_foreign_manifest,
     is_merged_report,
     is_stray,
     newest,
@@ -79,11 +80,13 @@ def gather(root: Path, rule: InputRule = USUAL) -> Gathered:
         UsageError: The options do not fit them.
         OSError: A folder cannot be read: its content could go missing unnoticed.
     """
-    parts, candidates = _search(root)
-    gathered = _runs(root, parts) if parts else _rank_xml(root, candidates, rule)
+    parts, candidates = _search(root, rule)
+    gathered = _runs(root, parts, rule) if parts else _rank_xml(root, candidates, rule)
     if parts and (rule.pattern or rule.world_size):
         msg = f"--ranks-xml and --world-size are for the XML of ranks, and {root} has the folder of a run."
-        raise UsageError(msg, why=f"It is {parts[0]}.", remedy="Leave them out, or merge another folder.")
+        mark = "cells" if has_attempts(parts[0]) else "run.json"
+        why = f"{parts[0] / mark} makes it one."
+        raise UsageError(msg, why=why, remedy="Leave them out, or merge another folder.")
     read = {file.path for each in gathered.attempts for file in (*each.files, *each.strays)}
     above = {root, *parts, *(folder for path in read for folder in path.parents if folder.is_relative_to(root))}
     left = [path for path in candidates if path not in read and not _is_own_report(root, path, parts, above)]
@@ -91,7 +94,7 @@ def gather(root: Path, rule: InputRule = USUAL) -> Gathered:
     return replace(gathered, unread=unread)
 
 
-def _search(root: Path) -> tuple[list[Path], list[Path]]:
+def _search(root: Path, rule: InputRule) -> tuple[list[Path], list[Path]]:
     """The folders of runs, parents first, and everything outside of attempts that could have results.
 
     Raises:
@@ -100,18 +103,24 @@ def _search(root: Path) -> tuple[list[Path], list[Path]]:
     parts: list[Path] = []
     candidates: list[Path] = []
     for path, folders, others in walk(root):
-        has_plan = "run.json" in (*folders, *others) and (path == root or is_manifest(path / "run.json"))
-        if has_plan or (path / "cells").is_dir():
+        plan = path / "run.json"
+        has_plan = plan.name in (*folders, *others) and not is_foreign_manifest(root, plan)
+        if has_plan and rule.ignores(plan.relative_to(root)) and read_manifest(root, path)[0] is None:
+            has_plan = False
+            candidates.append(plan)
+        if has_plan or has_attempts(path):
             parts.append(path)
         candidates.extend(path / name for name in sorted((*folders, *others)) if may_have_results(name))
-        candidates.extend(path / name for name in others if _leads_elsewhere(root, path / name))
+        candidates.extend(path / name for name in others if _is_lost_link(root, path / name))
         folders[:] = [name for name in folders if not is_attempt(root, path / name)]
     return parts, candidates
 
 
-def _leads_elsewhere(root: Path, path: Path) -> bool:
-    """True for a link to a folder that is not searched."""
-    return path.is_symlink() and path.is_dir() and not may_have_results(path.name) and leads_out(root, path)
+def _is_lost_link(root: Path, path: Path) -> bool:
+    """True for a link to a folder that is not searched, and for one that may have led to one: it is broken."""
+    if not path.is_symlink() or may_have_results(path.name) or path.is_file():
+        return False
+    return not path.is_dir() or leads_out(root, path)
 
 
 def _is_own_report(root: Path, path: Path, parts: Collection[Path], above: Collection[Path]) -> bool:
@@ -129,7 +138,7 @@ def nothing_found(root: Path, gathered: Gathered, rule: InputRule) -> UsageError
     unfit = f" It has {_named(gathered.unread)}." if gathered.unread else ""
     return UsageError(
         f"There is nothing to merge in {root}.",
-        why=f"It has no run.json, no folder cells, and no file that matches {wanted}.{unfit}",
+        why=f"It has no run.json of allranks, no attempt at a job in cells/, and no file that matches {wanted}.{unfit}",
         remedy="Give the folder of a run (results/latest), or the form of the ranks' XML: --ranks-xml PATTERN.",
     )
 
@@ -178,11 +187,11 @@ def _job_of_xml(root: Path, place: tuple[str, str], files: Sequence[ResultFile],
     )
 
 
-def _runs(root: Path, parts: Sequence[Path]) -> Gathered:
+def _runs(root: Path, parts: Sequence[Path], rule: InputRule) -> Gathered:
     """The run whose parts these are."""
     said = [(part.relative_to(root) / "run.json", *read_manifest(root, part)) for part in parts]
     plans = [_Plan(place.as_posix(), manifest) for place, manifest, _ in said if manifest]
-    problems = [_located(place, problem) for place, _, problem in said if problem]
+    problems = [_located(place, problem) for place, _, problem in said if problem and not rule.ignores(place)]
     sizes = _world_sizes(plan.manifest for plan in plans)
     attempts = [
         _Found(number, attempt) for number, part in enumerate(parts) for attempt in read_attempts(root, part, sizes)
@@ -208,7 +217,8 @@ def _world_sizes(manifests: Iterable[Manifest]) -> dict[str, int]:
 
 def _located(place: Path, problem: str) -> str:
     """A plan's problem, with the part that it is in; none for the folder's own plan."""
-    return problem if place.parent == Path() else f"In {place.parent.as_posix()}: {problem}"
+    where = "" if place.parent == Path() else f"In {place.parent.as_posix()}: "
+    return f"{where}{problem}\nGather it again, or accept it if it is of another program: --ignore {place.as_posix()}"
 
 
 class _Plan(NamedTuple):
