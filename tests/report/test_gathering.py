@@ -207,7 +207,7 @@ def test_a_run_json_of_another_program_is_none_of_ours(merged, part, place, docu
 def test_a_plan_that_is_damaged_and_has_lost_its_jobs_is_an_error_unless_it_is_ignored(merged, gathered, text):
     shutil.rmtree(gathered / "machine-2/results/r1/cells")
     (gathered / "machine-2/results/r1/run.json").write_text(text)
-    run, suites = merged()
+    _, suites = merged()
     [test] = suites["run/manifest"].tests
     assert "--ignore machine-2/results/r1/run.json" in test.verdict.text
     assert set(merged(rule=InputRule(ignore=("machine-2",)))[1]) == {A}

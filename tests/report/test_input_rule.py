@@ -193,6 +193,13 @@ UNREAD = {
     "machine-3.tar.gz": "",
     "machine-3.tgz": "",
     "rank-3.xml.zst": "",
+    "logs.tar.Z": "",
+    "x.lzma": "",
+    "x.tzst": "",
+    "x.lz": "",
+    "x.xml.br": "",
+    "x.jar": "",
+    "x.CAB": "",
     "journal.jsonl": "",
     "coverage.xml": "<coverage/>",
     "report/junit.xml": '<testsuites name="allranks"/>',
@@ -237,7 +244,9 @@ def test_jobs_below_a_folder_that_has_ranks_itself_are_not_read(ranks):
     assert messages(root, world_size=1)[0].startswith(f"{JOB}/rank-0.xml could have results")
 
 
-@pytest.mark.parametrize("pattern", ["extra", "extra/*", "*extra*", "ext?a", "*.xml"])
+@pytest.mark.parametrize(
+    "pattern", ["extra", "extra/*", "*extra*", "ext?a", "*.xml", "extra/", "./extra", "**/TEST-t.xml", "**/extra"]
+)
 def test_an_ignored_folder_is_ignored_with_all_below_it(ranks, pattern):
     root = ranks(*FLAT, "extra/deep/TEST-t.xml")
     assert code(root, world_size=4, ignore=(pattern,)) is ExitCode.OK
@@ -247,6 +256,32 @@ def test_an_ignored_folder_is_ignored_with_all_below_it(ranks, pattern):
 def test_a_pattern_that_does_not_match_ignores_nothing(ranks, pattern):
     root = ranks(*FLAT, "extra/deep/TEST-t.xml")
     assert code(root, world_size=4, ignore=(pattern,)) is ExitCode.UNACCOUNTED
+    notes = merge(root, InputRule(world_size=4, ignore=(pattern,)), environ={}).notes
+    assert any(f"--ignore {pattern!r} matches nothing that could be ignored." in note for note in notes)
+
+
+def test_a_leading_double_star_stands_for_the_folder_itself_too(ranks):
+    assert code(ranks(*FLAT, "TEST-t.xml"), world_size=4, ignore=("**/TEST-t.xml",)) is ExitCode.OK
+
+
+@pytest.mark.parametrize("name", ["junit.xml", "report.html", "report.json", "summary.md"])
+def test_a_file_of_another_program_in_the_place_of_a_report_is_not_overwritten(ranks, name):
+    root = ranks(*FLAT)
+    (root / name).write_text("# Our summary")
+    with pytest.raises(ResultsError) as caught:
+        merge(root, InputRule(world_size=4), environ={})
+    assert (root / name).read_text() == "# Our summary"
+    assert "rename it and, if it is XML, accept it: --ignore NAME." in caught.value.remedy
+    (root / name).rename(root / f"own-{name}")
+    assert code(root, world_size=4, ignore=(f"own-{name}",)) is ExitCode.OK
+    assert code(root, world_size=4, ignore=(f"own-{name}",)) is ExitCode.OK
+
+
+def test_a_file_in_place_of_the_folder_is_told_from_a_folder_that_is_absent(ranks):
+    path = ranks(*FLAT) / "rank-0.xml"
+    with pytest.raises(UsageError, match="is a file, and merge reads folders") as caught:
+        merge(path, environ={})
+    assert f"allranks show {path}" in caught.value.remedy
 
 
 def test_results_that_are_read_cannot_be_ignored(ranks):

@@ -1,6 +1,6 @@
 """The results below a folder: one run, the parts of one, or the XML of ranks (:mod:`allranks.report.input_rule`).
 
-A part is a folder with a ``run.json`` or with ``cells/``, at any depth. Parts of one run have its id; their plans are
+A part is a folder with a manifest or with attempts at jobs, at any depth. Parts of one run have its id; their plans are
 combined, and of the attempts at one job, from any part, the newest counts.
 """
 
@@ -89,9 +89,22 @@ def gather(root: Path, rule: InputRule = USUAL) -> Gathered:
         raise UsageError(msg, why=why, remedy="Leave them out, or merge another folder.")
     read = {file.path for each in gathered.attempts for file in (*each.files, *each.strays)}
     above = {root, *parts, *(folder for path in read for folder in path.parents if folder.is_relative_to(root))}
-    left = [path for path in candidates if path not in read and not _is_own_report(root, path, parts, above)]
-    unread = tuple(path for path in (each.relative_to(root) for each in left) if not rule.ignores(path))
-    return replace(gathered, unread=unread)
+    left = [
+        path.relative_to(root)
+        for path in candidates
+        if path not in read and not _is_own_report(root, path, parts, above)
+    ]
+    unread = tuple(path for path in left if not rule.ignores(path))
+    notes = tuple(f"--ignore {pattern!r} matches nothing that could be ignored" for pattern in rule.useless(left))
+    return _noted(replace(gathered, unread=unread), notes)
+
+
+def _noted(gathered: Gathered, notes: tuple[str, ...]) -> Gathered:
+    """The input with notes on the whole, which its first job has."""
+    if not gathered.attempts:
+        return gathered
+    first, *others = gathered.attempts
+    return replace(gathered, attempts=(replace(first, notes=(*first.notes, *notes)), *others))
 
 
 def _search(root: Path, rule: InputRule) -> tuple[list[Path], list[Path]]:
@@ -107,7 +120,7 @@ def _search(root: Path, rule: InputRule) -> tuple[list[Path], list[Path]]:
         has_plan = plan.name in (*folders, *others) and not is_foreign_manifest(root, plan)
         if has_plan and rule.ignores(plan.relative_to(root)) and read_manifest(root, path)[0] is None:
             has_plan = False
-            candidates.append(plan)
+            candidates.append(plan)  # as one that is ignored
         if has_plan or has_attempts(path):
             parts.append(path)
         candidates.extend(path / name for name in sorted((*folders, *others)) if may_have_results(name))
@@ -197,16 +210,14 @@ def _runs(root: Path, parts: Sequence[Path], rule: InputRule) -> Gathered:
         _Found(number, attempt) for number, part in enumerate(parts) for attempt in read_attempts(root, part, sizes)
     ]
     run_id = _run_of(root, plans, [found.attempt for found in attempts])
-    counted = tuple(_newest_of_each(root, attempts, run_id))
-    if attempts and not plans and not problems:
-        counted = (replace(counted[0], notes=(*counted[0].notes, _NO_PLAN)), *counted[1:])
-    return Gathered(
+    gathered = Gathered(
         run_id=run_id,
         manifest=_together([plan.manifest for plan in plans], run_id) if plans else None,
         plans=tuple(frozenset(job.place for job in plan.manifest.jobs) for plan in plans),
         problems=(*problems, *_disagreements(plans)),
-        attempts=counted,
+        attempts=tuple(_newest_of_each(root, attempts, run_id)),
     )
+    return gathered if plans or problems else _noted(gathered, (_NO_PLAN,))
 
 
 def _world_sizes(manifests: Iterable[Manifest]) -> dict[str, int]:

@@ -1,16 +1,19 @@
 """Which files of a folder ``allranks merge`` reads, by one rule that guesses nothing.
 
-1. A folder with ``run.json`` or ``cells/``, at any depth, is a run or a part of one, and its journals are read.
+1. A folder with a ``run.json`` of allranks, or with attempts at jobs in ``cells/``, at any depth, is a run or a part of
+   one, and its journals are read. A ``run.json`` that is damaged may be one of allranks.
 2. Without such a folder, each file that matches ``--ranks-xml`` is the XML of one rank. The default is
    ``{cell}/{suite}/rank-{rank}.xml``, or ``rank-{rank}.xml`` if there are such files in the folder itself.
 3. The number of ranks comes from ``allranks.world_size`` in the XML, the id of the cell, or ``--world-size``. If none
    of them states it, or two of them differ, that is an error. So is a rank that has no file, or two.
-4. Any other XML file, archive, record of a job or link to a folder elsewhere is an error, unless ``--ignore`` matches.
-5. All other files, and the reports that allranks wrote beside or above the results, are neither read nor an error.
+4. Any other XML file, archive, record of a job, broken link or link to a folder elsewhere is an error, unless
+   ``--ignore`` matches.
+5. All other files, and the reports that allranks wrote beside or above the results, are neither read nor an error. Nor
+   is what tests left in the folder of an attempt: of its XML, only ``rank-N.xml`` has results.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import PurePath, PurePosixPath
@@ -27,7 +30,7 @@ _PLACEHOLDER: Final = re.compile(r"(\{[^{}]*\})")
 _FORMS: Final = MappingProxyType({"{cell}": "[^/]+", "{suite}": "[^/]+", "{rank}": "[0-9]+"})
 _CELL_ID: Final = re.compile(r"\w+-w([0-9]{1,5})-g[0-9]+-[a-z]+(-n[0-9]+)?(-t[\w.+]+)?")
 _XML_OR_ARCHIVE: Final = re.compile(
-    r".*\.(xml|zip|tar|tgz|tbz2?|txz|gz|bz2|xz|zst|lz4|7z|rar)", re.IGNORECASE | re.DOTALL
+    r".*\.(xml|zip|jar|tar|tgz|tbz2?|txz|tzst|gz|z|bz2|xz|lzma|lz|br|zst|lz4|7z|rar|cab)", re.IGNORECASE | re.DOTALL
 )
 
 
@@ -103,8 +106,18 @@ class InputRule:
 
     def ignores(self, path: PurePath) -> bool:
         """True if a relative path, or a folder above it, matches."""
-        places = [place.as_posix() for place in (path, *path.parents[:-1])]
-        return any(fnmatchcase(place, pattern) for place in places for pattern in self.ignore)
+        return any(_matches(path, pattern) for pattern in self.ignore)
+
+    def useless(self, paths: Collection[PurePath]) -> list[str]:
+        """The patterns to ignore that match none of these relative paths."""
+        return [pattern for pattern in self.ignore if not any(_matches(path, pattern) for path in paths)]
+
+
+def _matches(path: PurePath, pattern: str) -> bool:
+    """True if a pattern matches a relative path or a folder above it; ``./`` and ``**/`` may lead to this folder."""
+    plain = PurePosixPath(pattern).as_posix()
+    forms = {plain, plain.removeprefix("**/")}
+    return any(fnmatchcase(place.as_posix(), form) for place in (path, *path.parents[:-1]) for form in forms)
 
 
 USUAL: Final = InputRule()
