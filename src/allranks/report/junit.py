@@ -132,7 +132,7 @@ def refuse_foreign(path: Path, is_ours: Callable[[Path], bool]) -> None:
         raise ResultsError(
             msg,
             why="Merging writes its report there, and would overwrite it.",
-            remedy="Move it into a folder below; XML is then read as a result.",
+            remedy="Move it out of the folder, or rename it and, if it is XML, accept it: --ignore NAME.",
         )
 
 

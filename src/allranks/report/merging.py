@@ -27,7 +27,7 @@ from allranks.report.report_json import JsonWriter, is_report_json
 from allranks.report.results import SkipPolicy
 from allranks.report.run_files import JudgingPolicy
 from allranks.report.section import GuardedMaker, SectionMaker
-from allranks.report.summary import write_summary
+from allranks.report.summary import is_summary, write_summary
 from allranks.user_cache import hold
 
 JUNIT_NAME: Final = "junit.xml"
@@ -72,6 +72,9 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
         ResultsError: The reports cannot be written, or would overwrite a file that allranks did not write.
     """
     root = Path(os.path.realpath(folder))  # Path.resolve raises for circular links
+    if root.is_file():
+        msg = f"{folder} is a file, and merge reads folders."
+        raise UsageError(msg, remedy=f"Merge the folder that it is in, or see it alone: allranks show {folder}")
     if not root.is_dir():
         msg = f"There is no results folder {folder}."
         raise UsageError(msg, remedy="Give the folder of a run: results/latest.")
@@ -80,6 +83,7 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
             refuse_foreign(root / JUNIT_NAME, is_merged_report)
             refuse_foreign(root / PAGE_NAME, is_page)
             refuse_foreign(root / JSON_NAME, is_report_json)
+            refuse_foreign(root / SUMMARY_NAME, is_summary)
             makers = [observer for observer in observers if isinstance(observer, SectionMaker)]
             for name in (name for maker in makers for name in maker.files):
                 refuse_foreign(root / name, is_report_json)

@@ -4,6 +4,7 @@ import html
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from allranks.errors import MEANING, ExitCode
@@ -12,7 +13,7 @@ from allranks.report.beside_table import markdown_rows, text_rows
 from allranks.report.failure_groups import Failure
 from allranks.report.judged import KEPT_TRACEBACKS, Counts, MergedRun, SuiteRow
 from allranks.report.section import Section
-from allranks.report.untrusted import write_whole
+from allranks.report.untrusted import head, write_whole
 
 WIDTH: Final = 100
 """Columns that no line of the table exceeds."""
@@ -185,6 +186,14 @@ _PLAIN_LINK: Final = re.compile(r"[\w./:-]+", re.ASCII).fullmatch
 _SPECIAL: Final = str.maketrans({character: f"\\{character}" for character in "\\`*_{}[]<>()#+!|~&$@"})
 
 
+_TITLE: Final = "## allranks: "
+
+
+def is_summary(path: Path) -> bool:
+    """True if allranks wrote this summary: it may be overwritten."""
+    return head(path, len(_TITLE)) == _TITLE.encode()
+
+
 def write_summary(merged: MergedRun, environ: Mapping[str, str]) -> None:
     """Writes the summary of a run, replacing an existing one atomically.
 
@@ -224,7 +233,7 @@ def _head(merged: MergedRun, environ: Mapping[str, str]) -> Iterator[str]:
     counts = merged.counts
     names = ("failed", "errors", "passed", "skipped")
     told = [f"{number} {name}" for name in names if (number := getattr(counts, name))]
-    yield f"## allranks: {counts.tests} tests, {counts.bad or 'none'} went wrong"
+    yield f"{_TITLE}{counts.tests} tests, {counts.bad or 'none'} went wrong"
     yield ""
     yield f"{', '.join(told) or 'no test'}; {times(merged)}. <br>"
     yield f"{' · '.join(_links(merged, environ))}"
