@@ -320,6 +320,15 @@ def test_what_has_the_name_of_a_rank_and_is_no_file_is_an_error(ranks, elsewhere
     make(root / "rank-3.xml", elsewhere)
     assert messages(root, world_size=4)[0].startswith(told)
     assert code(root, world_size=4) is ExitCode.UNACCOUNTED
+    assert "\nPut the file itself there." in (root / "junit.xml").read_text()
+
+
+@pytest.mark.parametrize("text", ["", "<testsuite><testcase"])
+def test_a_file_that_is_cut_has_a_remedy(ranks, text):
+    root = ranks(*FLAT)
+    (root / "rank-3.xml").write_text(text)
+    assert code(root, world_size=4) is ExitCode.UNACCOUNTED
+    assert "\nGather the results of this job again, or run it again." in (root / "junit.xml").read_text()
 
 
 def test_a_folder_that_cannot_be_read_ends_the_merge_and_is_named(ranks, monkeypatch):
@@ -359,7 +368,7 @@ def test_the_xml_of_a_rank_that_looks_like_a_merged_report_is_read(ranks):
         ("./{suite}//r{rank}.xml", "b/r03.xml", ("", "b", 3)),
         ("out/rank{rank}/junit.xml", "out/rank12/junit.xml", ("", "", 12)),
         ("{rank}-{suite}.xml", "1-2-x.xml", ("", "2-x", 1)),
-        ("a+[b]*(.)?|^$-{rank}.xml", "a+[b]*(.)?|^$-1.xml", ("", "", 1)),
+        ("a+[b](.)|^$-{rank}.xml", "a+[b](.)|^$-1.xml", ("", "", 1)),
         ("{cell}.{suite}.{rank}.xml", "gloo-w2.col.1.xml", ("gloo-w2", "col", 1)),
         ("{rank}.XML", "1.XML", ("", "", 1)),
         ("{cell}/{suite}/rank-{rank}.xml", "x/a/b/rank-3.xml", None),
@@ -385,6 +394,8 @@ def test_a_placeholder_is_a_part_of_one_name_that_can_be_found_in_one_way(text, 
         ("/tmp/rank-{rank}.xml", "It leads out of the folder"),
         ("../rank-{rank}.xml", "It leads out of the folder"),
         ("a/../rank-{rank}.xml", "It leads out of the folder"),
+        ("**/rank-{rank}.xml", "It has * or ?, which are for --ignore"),
+        ("rank?{rank}.xml", "It has * or ?"),
         ("rank-{rank}.json", "It does not end in .xml."),
         ("rank-{rank}", "It does not end in .xml."),
     ],
@@ -402,10 +413,32 @@ def test_a_pattern_states_cell_suite_and_rank(ranks):
     assert [(suite.name, suite.counts.passed) for suite in run.suites] == [("gloo-w2-g0-env / sums", 1)]
 
 
-@pytest.mark.parametrize("text", ["other/{rank}.xml", "RANK-{rank}.xml", "{cell}{suite}{rank}.xml"])
+@pytest.mark.parametrize("text", ["other/{rank}.xml", "RANK-{rank}.xml"])
 def test_a_pattern_that_matches_nothing_is_an_error_that_quotes_it_and_what_there_is(ranks, text):
     told = error(ranks("abc12.xml", "rank-0.xml"), world_size=1, **form(text))
     assert f"no file that matches {text}. It has abc12.xml, rank-0.xml." in told.why
+
+
+def test_a_file_that_matches_in_two_ways_is_named(ranks):
+    root = ranks("a-b-c-0.xml")
+    told = error(root, world_size=1, **form("{cell}-{suite}-{rank}.xml"))
+    assert told.what == "a-b-c-0.xml matches --ranks-xml '{cell}-{suite}-{rank}.xml' in two ways."
+    ranks("a-b-0.xml")
+    assert code(root, world_size=1, ignore=("a-b-c-*",), **form("{cell}-{suite}-{rank}.xml")) is ExitCode.OK
+
+
+def test_ranks_below_another_folder_are_found_by_what_the_error_says(ranks):
+    root = ranks(*(f"results-1/{JOB}/{name}" for name in FLAT))
+    pattern = f"results-1/{JOBS.text}"
+    assert error(root).remedy == f"Merge {root}/results-1, or add --ranks-xml '{pattern}'."
+    assert code(root, **form(pattern)) is ExitCode.OK
+
+
+def test_the_folder_of_a_cell_without_results_is_an_error_unless_it_is_ignored(ranks):
+    root = ranks(*(f"{JOB}/{name}" for name in FLAT))
+    (root / "gloo-w2-g0-tcp/suite").mkdir(parents=True)
+    assert messages(root) == ["gloo-w2-g0-tcp could have results, but merge did not read it."]
+    assert code(root, ignore=("gloo-w2-*",)) is ExitCode.OK
 
 
 def test_what_a_given_pattern_does_not_match_is_not_read(ranks):

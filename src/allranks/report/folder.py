@@ -202,10 +202,10 @@ def is_stray(root: Path, path: Path) -> bool:
 
 
 def stray_text(path: Path) -> str:
-    """Why the results of a rank are not read."""
-    if kind := special(path):
-        return f"{path.name} is {kind}, not a regular file: it is not read."
-    return _LEADS_OUT.format(path.name)
+    """Why the results of a rank are not read, and what to do."""
+    kind = special(path)
+    why = f"{path.name} is {kind}, not a regular file: it is not read." if kind else _LEADS_OUT.format(path.name)
+    return f"{why}\nPut the file itself there."
 
 
 def _each_once(members: list[tuple[str, object]]) -> dict[str, object]:

@@ -80,7 +80,10 @@ def gather(root: Path, rule: InputRule = USUAL) -> Gathered:
         UsageError: The options do not fit them.
         OSError: A folder cannot be read: its content could go missing unnoticed.
     """
-    parts, candidates = _search(root, rule)
+    parts, candidates, cells = _search(root, rule)
+    if not parts:
+        full = {folder for path in candidates for folder in path.parents}
+        candidates += [cell for cell in cells if cell not in full]
     gathered = _runs(root, parts, rule) if parts else _rank_xml(root, candidates, rule)
     if parts and (rule.pattern or rule.world_size):
         msg = f"--ranks-xml and --world-size are for the XML of ranks, and {root} has the folder of a run."
@@ -95,6 +98,9 @@ def gather(root: Path, rule: InputRule = USUAL) -> Gathered:
         if path not in read and not _is_own_report(root, path, parts, above)
     ]
     unread = tuple(path for path in left if not rule.ignores(path))
+    if rule.pattern and (unclear := next(filter(rule.pattern.is_ambiguous, unread), None)):
+        msg = f"{printable(unclear.as_posix())} matches --ranks-xml {rule.pattern.text!r} in two ways."
+        raise UsageError(msg, remedy="Separate the placeholders by / or by what no name has, or rename the file.")
     notes = tuple(f"--ignore {pattern!r} matches nothing that could be ignored" for pattern in rule.useless(left))
     return _noted(replace(gathered, unread=unread), notes)
 
@@ -107,14 +113,15 @@ def _noted(gathered: Gathered, notes: tuple[str, ...]) -> Gathered:
     return replace(gathered, attempts=(replace(first, notes=(*first.notes, *notes)), *others))
 
 
-def _search(root: Path, rule: InputRule) -> tuple[list[Path], list[Path]]:
-    """The folders of runs, parents first, and everything outside of attempts that could have results.
+def _search(root: Path, rule: InputRule) -> tuple[list[Path], list[Path], list[Path]]:
+    """The folders of runs, parents first; all outside of attempts that could have results; folders named by cells' ids.
 
     Raises:
         OSError: A folder cannot be read.
     """
     parts: list[Path] = []
     candidates: list[Path] = []
+    cells: list[Path] = []
     for path, folders, others in walk(root):
         plan = path / "run.json"
         has_plan = plan.name in (*folders, *others) and not is_foreign_manifest(root, plan)
@@ -125,8 +132,9 @@ def _search(root: Path, rule: InputRule) -> tuple[list[Path], list[Path]]:
             parts.append(path)
         candidates.extend(path / name for name in sorted((*folders, *others)) if may_have_results(name))
         candidates.extend(path / name for name in others if _is_lost_link(root, path / name))
+        cells.extend(path / name for name in folders if world_size_of(name))
         folders[:] = [name for name in folders if not is_attempt(root, path / name)]
-    return parts, candidates
+    return parts, candidates, cells
 
 
 def _is_lost_link(root: Path, path: Path) -> bool:
@@ -152,8 +160,19 @@ def nothing_found(root: Path, gathered: Gathered, rule: InputRule) -> UsageError
     return UsageError(
         f"There is nothing to merge in {root}.",
         why=f"It has no run.json of allranks, no attempt at a job in cells/, and no file that matches {wanted}.{unfit}",
-        remedy="Give the folder of a run (results/latest), or the form of the ranks' XML: --ranks-xml PATTERN.",
+        remedy=_where_results_are(root, gathered.unread)
+        or "Give the folder of a run (results/latest), or the form of the ranks' XML: --ranks-xml PATTERN.",
     )
+
+
+def _where_results_are(root: Path, unread: Iterable[Path]) -> str:
+    """A remedy for files of the default form that are in a deeper folder; empty if there are none."""
+    levels = len(JOBS.text.split("/"))
+    for path in unread:
+        if path.parts[:-levels] and JOBS.place(Path(*path.parts[-levels:])):
+            deeper = path.parents[levels - 1]
+            return printable(f"Merge {root / deeper}, or add --ranks-xml '{deeper.as_posix()}/{JOBS.text}'.")
+    return ""
 
 
 def problem_of_unread(paths: Sequence[Path]) -> str:

@@ -50,7 +50,8 @@ class RankPattern:
             for themselves.
 
     Raises:
-        UsageError: It has no ``{rank}``, another placeholder or one twice, leads out of the folder, or is not of XML.
+        UsageError: It has no ``{rank}``, another placeholder or one twice, ``*`` or ``?``, leads out of the folder, or
+            is not of XML.
     """
 
     def __init__(self, text: str) -> None:
@@ -63,6 +64,8 @@ class RankPattern:
             raise _refused(text, f"It has {unknown}: the placeholders are {', '.join(_FORMS)}.")
         if "{rank}" not in names or len(set(names)) < len(names):
             raise _refused(text, "It needs {rank}, and may have each placeholder once.")
+        if "*" in text or "?" in text:
+            raise _refused(text, "It has * or ?, which are for --ignore: {cell} and {suite} are any part of one name.")
         if path.is_absolute() or ".." in path.parts:
             raise _refused(text, "It leads out of the folder that is merged.")
         if path.suffix.lower() != ".xml":
@@ -71,11 +74,16 @@ class RankPattern:
 
     def place(self, path: PurePath) -> RankPlace | None:
         """The place that a path states; None if it does not match, or if it matches in two ways."""
-        found, other = (form.fullmatch(path.as_posix()) for form in (self._longest, self._shortest))
-        if found is None or other is None or found.groups() != other.groups():
+        found = self._longest.fullmatch(path.as_posix())
+        if found is None or self.is_ambiguous(path):
             return None
         said = found.groupdict()
         return RankPlace(said.get("cell", ""), said.get("suite", ""), int(said["rank"]))
+
+    def is_ambiguous(self, path: PurePath) -> bool:
+        """True if a path matches in two ways."""
+        found, other = (form.fullmatch(path.as_posix()) for form in (self._longest, self._shortest))
+        return found is not None and other is not None and found.groups() != other.groups()
 
 
 def _as_regex(pieces: Sequence[str], how: str) -> Iterator[str]:

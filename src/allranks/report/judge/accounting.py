@@ -25,6 +25,7 @@ _EMPTY: Final = (
     "No test was collected: the suite has none that pytest can find.\n"
     "Correct the paths of the suite in the matrix file, or remove the suite."
 )
+_AGAIN: Final = "Gather the results of this job again, or run it again."
 _PART: Final = "attempt {} ran a part of the job again; the rest is from {}"
 
 
@@ -317,7 +318,8 @@ def _troubles_of_files(files: Sequence[RankFile]) -> Iterator[TestVerdict]:
     for file in files:
         if file.problem:
             name = file.path.name if file.rank is None else f"rank {file.rank}"
-            yield trouble(name, file.problem, ExitCode.UNACCOUNTED)
+            text = file.problem if "\n" in file.problem else f"{file.problem}\n{_AGAIN}"
+            yield trouble(name, text, ExitCode.UNACCOUNTED)
     names: dict[int, list[str]] = {}
     for file in files:
         if file.rank is not None:
