@@ -45,6 +45,9 @@ from allranks.report.untrusted import digest, leads_out, walk
 _REPORT: Final = re.compile(r"junit(-[0-9]+)?\.xml")
 """The names of a merged report's own files."""
 
+_WRITTEN: Final = re.compile(r"report\.(html|json)|summary\.md|\..+\.unfinished")
+"""What a merge replaces in the folder, whatever stands there, apart from ``junit.xml``."""
+
 _LAYOUT: Final = "test-reports"
 """The folder of a merged report in PyTorch's layout."""
 
@@ -140,6 +143,8 @@ def _search(root: Path, rule: InputRule) -> tuple[list[Path], list[Path], list[P
 def _is_lost_link(root: Path, path: Path) -> bool:
     """True for a link to a folder that is not searched, and for one that may have led to one: it is broken."""
     if not path.is_symlink() or may_have_results(path.name) or path.is_file():
+        return False
+    if path.parent == root and _WRITTEN.fullmatch(path.name):
         return False
     return not path.is_dir() or leads_out(root, path)
 
