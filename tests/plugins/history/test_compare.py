@@ -24,7 +24,8 @@ def run(path: Path, cells: dict[str, str]) -> Path:
     axes = {cell: {"backend": "gloo", "world_size": 1, "torch": cell.rpartition("-t")[2]} for cell in cells}
     jobs = [{"id": f"{cell}/s", "cell": cell, "suite": "s"} for cell in cells]
     path.mkdir(parents=True)
-    (path / "run.json").write_text(json.dumps({"schema": 2, "run_id": path.name, "cells": axes, "jobs": jobs}))
+    plan = {"schema": 2, "run_id": path.name, "allranks": "0", "cells": axes, "jobs": jobs}
+    (path / "run.json").write_text(json.dumps(plan))
     for cell, letters in cells.items():
         folder = path / "cells" / cell / "s" / "attempt-1"
         folder.mkdir(parents=True)
