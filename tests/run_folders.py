@@ -51,9 +51,9 @@ class RunFolder:
         }  # fmt: skip
         (self.attempt(job, number) / "job.json").write_text(json.dumps(record))
 
-    def rank(self, job: str, rank: int, tests: Mapping[str, Any], *, number: int = 1, world_size: int = 2) -> Path:
+    def rank(self, job: str, rank: int, tests: Mapping[str, Any], *, number: int = 1, world_size: Any = 2) -> Path:
         """``rank-N.xml``: for each node id an outcome, or a mapping with ``outcome`` and what else is said."""
-        properties = {"allranks.rank": rank, "allranks.world_size": world_size}
+        properties = {"allranks.rank": rank, **({} if world_size is None else {"allranks.world_size": world_size})}
         path = self.attempt(job, number) / f"rank-{rank}.xml"
         path.write_bytes(rank_xml(tests, properties))
         return path

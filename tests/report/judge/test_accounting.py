@@ -311,13 +311,13 @@ def test_without_a_record_the_world_size_that_a_rank_states_is_expected(run_fold
 
 @pytest.mark.parametrize("cell", ["gloo-w64-g0-env", "nccl-w64-g64-tcp-n8", "my_backend-w64-g0-file-n2-t2.14.1"])
 def test_without_a_record_the_world_size_of_the_cells_id_is_expected(run_folder, cell):
-    run_folder.rank(f"{cell}/s", 0, {A: "passed"}, world_size="")
+    run_folder.rank(f"{cell}/s", 0, {A: "passed"}, world_size=None)
     *_, test = only_suite(judged(run_folder)).tests
     assert test.verdict.message == "ranks 1-63 are missing: nothing came back."
 
 
 def test_a_damaged_record_leaves_the_world_size_of_the_cells_id(run_folder):
-    run_folder.rank("gloo-w4-g0-env/s", 0, {A: "passed"}, world_size="")
+    run_folder.rank("gloo-w4-g0-env/s", 0, {A: "passed"}, world_size=None)
     (run_folder.attempt("gloo-w4-g0-env/s") / "job.json").write_text("{")
     *_, test = only_suite(judged(run_folder)).tests
     assert test.verdict.message == "ranks 1-3 are missing: nothing came back."
@@ -325,7 +325,7 @@ def test_a_damaged_record_leaves_the_world_size_of_the_cells_id(run_folder):
 
 def test_without_a_record_the_world_size_of_the_manifest_is_expected(run_folder):
     run_folder.manifest("cell/s")
-    run_folder.rank("cell/s", 0, {A: "passed"}, world_size="")
+    run_folder.rank("cell/s", 0, {A: "passed"}, world_size=None)
     *_, test = only_suite(judged(run_folder)).tests
     assert test.verdict.message == "rank 1 is missing: nothing came back."
 
@@ -339,9 +339,11 @@ def test_a_record_of_another_world_size_than_the_cell_is_an_error(run_folder):
 
 
 @pytest.mark.parametrize("size", ["9" * 5000, "99999", "0", "-1", "two"])
-def test_a_world_size_that_no_run_has_is_no_reason_to_break_down(run_folder, size):
-    run_folder.rank("cell/s", 0, {A: "passed"}, world_size=size)
-    assert only_suite(judged(run_folder)).counts.passed == 1
+def test_a_world_size_that_no_run_has_is_an_error_of_its_file(run_folder, size):
+    run_folder.rank("gloo-w1-g0-env/s", 0, {A: "passed"}, world_size=size)
+    suite = only_suite(judged(run_folder))
+    assert "world" in suite.tests[1].verdict.message
+    assert code(judged(run_folder)) is ExitCode.UNACCOUNTED
 
 
 def test_a_test_with_a_world_size_of_its_own_is_expected_of_its_ranks_alone(run_folder):
