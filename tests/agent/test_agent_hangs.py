@@ -70,10 +70,12 @@ def test_a_rank_that_hangs_alone_is_timed_out_in_its_line(hangs):
     assert_was_in(case, "hangs alone", "test_hangs_on_rank_1")
 
 
-def test_the_stacks_are_the_text_of_a_timeout_and_in_a_file(hangs):
-    text = hangs.cases(1)["test_hangs_on_rank_1"].text
-    assert "in test_hangs_on_rank_1" in text
-    assert text in (hangs.results / "rank-1.stacks.txt").read_text()
+def test_the_stacks_are_the_text_of_a_timeout_with_lines_of_source_and_in_a_file_without(hangs):
+    lines = hangs.cases(1)["test_hangs_on_rank_1"].text.splitlines(keepends=True)
+    assert "in test_hangs_on_rank_1" in "".join(lines)
+    assert "    serve(socket.socket(fileno=0))\n" in lines
+    written = "".join(line for line in lines if not line.startswith("    "))
+    assert written in (hangs.results / "rank-1.stacks.txt").read_text()
 
 
 def test_ranks_that_hang_together_are_all_timed_out(hangs):
