@@ -168,14 +168,9 @@ def troubled_input(gathered: Gathered) -> Iterator[CellSuite]:
     """The suite that reports what is wrong with the input as a whole: jobs may be absent without a trace."""
     unread = (problem_of_unread(gathered.unread),) if gathered.unread else ()
     if problems := (*gathered.problems, *unread):
-        yield damaged_manifest(problems)
-
-
-def damaged_manifest(problems: Sequence[str]) -> CellSuite:
-    """The suite that reports these problems."""
-    cell, suite = MANIFEST_PLACE
-    tests = tuple(trouble("manifest", problem, ExitCode.UNACCOUNTED) for problem in problems)
-    return CellSuite(cell=cell, suite=suite, tests=tests)
+        cell, suite = MANIFEST_PLACE
+        tests = tuple(trouble("manifest", problem, ExitCode.UNACCOUNTED) for problem in problems)
+        yield CellSuite(cell=cell, suite=suite, tests=tests)
 
 
 def _of_absent_job(job: PlannedJob, cells: Mapping[str, Mapping[str, str | int]]) -> CellSuite:

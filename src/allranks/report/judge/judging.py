@@ -1,6 +1,5 @@
 """The tests of one attempt at a job: a verdict for each that was collected, or that any rank reports."""
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Self
@@ -26,6 +25,7 @@ from allranks.report.results import (
     teams_of,
 )
 from allranks.report.run_files import JobRecord
+from allranks.report.untrusted import whole_number
 
 
 def read_ranks(files: Sequence[ResultFile], reader: RankReader | None = None) -> list[RankFile]:
@@ -42,8 +42,6 @@ def files_of(attempt: Attempt, reader: RankReader | None = None) -> list[RankFil
     """The rank files of one attempt, including those that are not read."""
     return [*read_ranks(attempt.files, reader), *map(stray_file, attempt.strays)]
 
-
-_SIZE: Final = re.compile("[0-9]{1,5}").fullmatch
 
 _EXPLAINS_WHAT_DID_NOT_RUN: Final = frozenset({"collection", "timeout", "interrupted", "stopped"})
 """Errors after which tests without results are known not to have begun; the error itself is reported once."""
@@ -171,9 +169,9 @@ def stated_sizes(attempt: Attempt, files: Sequence[RankFile]) -> dict[str, int]:
     if attempt.record:
         sizes = {"job.json": attempt.record.world_size, **sizes}
     for file in files:
-        said = file.properties.get("allranks.world_size", "")
-        if _SIZE(said) and 0 < int(said) <= MOST_RANKS:
-            sizes[file.path.name] = int(said)
+        size = whole_number(file.properties.get("allranks.world_size"))
+        if size and size <= MOST_RANKS:
+            sizes[file.path.name] = size
     return sizes
 
 
