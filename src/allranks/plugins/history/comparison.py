@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from allranks.errors import ResultsError, UsageError
-from allranks.plugins.history.recorder import status_of
+from allranks.plugins.history.recorder import status_of, without_shard
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.xml_text import cut, first_line
 from allranks.report.case_details import CaseDetails
@@ -168,7 +168,6 @@ def difference(before: str, after: str) -> Difference | None:
 
 _MESSAGE = 300
 _TIME = re.compile(r"-[0-9]{14}$")
-_SHARD = re.compile(r"@\d+of\d+$")
 _LETTERS = {"passed": "P", "skipped": "S", "failure": "F", "error": "E"}
 
 
@@ -301,7 +300,7 @@ class _Jobs(JUnitReader):
         if tests := self._tests.pop(suite, []):
             facts = {name.removeprefix("allranks."): value for name, value in suite.properties.items()}
             axes = {name.removeprefix("axis."): value for name, value in facts.items() if name.startswith("axis.")}
-            name = _timeless(_SHARD.sub("", facts.get("suite") or suite.name or self._name))
+            name = _timeless(without_shard(facts.get("suite") or suite.name or self._name))
             job = ComparedJob(cell=facts.get("cell", ""), suite=name, axes=axes, tests=_reached(together(tests)))
             self.jobs.append(job)
 

@@ -31,7 +31,12 @@ SHOWN_PASTS: Final = 500
 
 _NAME: Final = 300
 
-_SHARD: Final = re.compile(r"@\d+of\d+$")  # of a shard that is absent, the name is all that is known
+_SHARD: Final = re.compile(r"@\d+of\d+$")
+
+
+def without_shard(suite: str) -> str:
+    """The name of a suite, from that of a shard, where the name is all that is known."""
+    return _SHARD.sub("", suite)
 
 
 def status_of(test: TestVerdict) -> str:
@@ -78,7 +83,7 @@ class HistoryRecorder(SectionMaker):
         if (suite.cell, suite.suite) == MANIFEST_PLACE:
             return
         nodeids, statuses = [test.nodeid for test in suite.tests], list(map(status_of, suite.tests))
-        self._told.add(suite.cell, _SHARD.sub("", suite.whole_suite), nodeids, statuses)
+        self._told.add(suite.cell, without_shard(suite.whole_suite), nodeids, statuses)
         if suite.started is not None and 0 <= suite.started < LAST_MOMENT:
             self._started = min(suite.started, suite.started if self._started is None else self._started)
         self._digest.update("\n".join((suite.cell, suite.suite, *nodeids, *statuses, "")).encode())
