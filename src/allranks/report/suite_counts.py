@@ -1,23 +1,20 @@
 """The counts that suites declare, compared with their testcases.
 
 The root counts all testcases. A suite may count its own, all below it, or, in Node's form (with ``disabled`` and
-``hostname``), one for each element in it. A testcase
-counts as a failure once, or once for each of its ``failure`` elements; errors and skips likewise. pytest counts a test
-whose tear-down fails twice, or once although it has two testcases: the number of tests may differ by that of errors. It
-does not count a try of a test with a testcase of its own, which has ``rerun``. Surefire counts the last round of tests
-alone, or each try: its counts exceed those of testcases by the number of tries at most.
+``hostname``), one for each element in it. A testcase counts as a failure once, or once for each of its ``failure``
+elements; errors and skips likewise. pytest counts a test whose tear-down fails twice, or once although it has two
+testcases: the number of tests may differ by that of errors. It does not count a try of a test with a testcase of its
+own, which has ``rerun``. Surefire counts the last round of tests alone, or each try: its counts exceed those of
+testcases by the number of tries at most.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from allranks.report.case_details import CaseDetails
 from allranks.report.untrusted import whole_number
 from allranks.report.vocabulary import COUNTS, UnknownError, quoted
-
-_OF_ELEMENTS: Final = ("failures", "errors", "skipped")
 
 
 @dataclass(eq=False)
