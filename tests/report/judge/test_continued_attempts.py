@@ -31,6 +31,20 @@ def attempt(run_folder):
 
 
 @pytest.fixture
+def write(part):
+    """Writes an attempt on one of several machines, whose two ranks say the same."""
+
+    def write(place, number, started, tests, continues=0):
+        folder = part(place)
+        folder.manifest(JOB)
+        folder.job(JOB, number=number, started=started, collected=list(tests), continues=continues, run_id="r1")
+        for rank in range(2):
+            folder.rank(JOB, rank, tests, number=number)
+
+    return write
+
+
+@pytest.fixture
 def merged(run_folder):
     """Merges: the exit code, and for each test its verdict and the attempts before in which it went wrong."""
 
@@ -142,14 +156,7 @@ def test_files_of_a_base_that_cannot_be_trusted_are_an_error(attempt, merged, ru
     assert "allranks::rank 0" in kinds
 
 
-def test_attempts_of_several_machines_are_numbered_anew_with_what_they_go_on_with(part, tmp_path):
-    def write(place, number, started, tests, continues=0):
-        folder = part(place)
-        folder.manifest(JOB)
-        folder.job(JOB, number=number, started=started, collected=list(tests), continues=continues, run_id="r1")
-        for rank in range(2):
-            folder.rank(JOB, rank, tests, number=number)
-
+def test_attempts_of_several_machines_are_numbered_anew_with_what_they_go_on_with(write, tmp_path):
     write("y", 1, 1000.0, {A: "failed", B: "failed", C: "passed"})
     write("x", 1, 2000.0, {A: "passed", B: "failed", C: "passed"})
     write("x", 2, 3000.0, {B: "passed"}, continues=1)
@@ -167,14 +174,7 @@ def test_a_good_result_stays_if_the_attempt_that_was_to_repeat_it_did_not_reach_
     assert merged() == (0, {A: ("passed", []), B: ("skipped", []), C: ("passed", [])})
 
 
-def test_a_failure_on_another_machine_stands_though_a_later_attempt_continues_one_before_it(part, tmp_path):
-    def write(place, number, started, tests, continues=0):
-        folder = part(place)
-        folder.manifest(JOB)
-        folder.job(JOB, number=number, started=started, collected=list(tests), continues=continues, run_id="r1")
-        for rank in range(2):
-            folder.rank(JOB, rank, tests, number=number)
-
+def test_a_failure_on_another_machine_stands_though_a_later_attempt_continues_one_before_it(write, tmp_path):
     write("x", 1, 1000.0, {A: "passed", B: "failed"})
     write("y", 1, 2000.0, {A: "failed", B: "failed"})
     write("x", 2, 3000.0, {B: "passed"}, continues=1)
