@@ -187,7 +187,7 @@ class TestKeptRanks(MultiProcContinuousTest):
 
     def test_kept_the_absent_one_fails_later_by_itself(self):
         if self.rank == 1:
-            fail(after=1.2)
+            fail(after=1.1)
         start().wait(SHORT)
 
     def test_kept_a_key_that_becomes_a_number(self):

@@ -8,18 +8,18 @@ import torch.distributed as dist
 FAULT = {
     "world_size": 2,
     "test": "test_fault",
-    "limits": {"process_group": 10, "test": 11, "job": 12},
+    "limits": {"process_group": 10, "test": 19, "job": 20},
     "verdict": ("error", "timed_out"),
     "leading": 1,
     "ranks": ["aborted", "timed_out"],
-    "words": ["the job's time limit of 12 s was reached"],
+    "words": ["the job's time limit of 20 s was reached"],
     "others": {"test_after": "not run", "job": {"verdict": ("error", "job"), "words": ["The job timed out"]}},
-    "seconds": 15,
+    "seconds": 23,
 }
 
 
 def test_before():
-    time.sleep(9)  # so that the peer's own time-out lies far behind the job's
+    time.sleep(13)  # so that the peer's own time-out lies far behind the job's
 
 
 def test_fault(rank):

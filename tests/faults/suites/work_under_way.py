@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch
+import torch._dynamo  # the first functional collective imports it, which takes seconds of this test's limit
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 
