@@ -178,10 +178,12 @@ def _was_ended(attempt: Attempt) -> bool:
 
 def _lacks_result(attempt: Attempt, test: TestVerdict) -> bool:
     """True if a test is an error without a failure of its own: cut short, or not begun when its agent died."""
+    if not test.verdict.is_bad:
+        return False
     error = attempt.record.error if attempt.record else None
     has_lost_its_agent = error is not None and error.kind == "agent"
     was_cut_short = _was_ended(attempt) and has_no_result(test)
-    return test.verdict.is_bad and (was_cut_short or (has_lost_its_agent and _never_began(test)))
+    return was_cut_short or (has_lost_its_agent and _never_began(test))
 
 
 def has_not_run(test: TestVerdict) -> bool:
