@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from allranks.report import junit_reader, rank_xml
-from allranks.report.plain_cases import KnownPieces, PlainCases
+from allranks.report.plain_cases import KnownCases, PlainCases
 from allranks.report.rank_xml import RankReader
 from allranks.report.results import RankFile
 
@@ -38,7 +38,7 @@ ODD = (
     '<testcase classname="t" name="test_{0}" time="0.{1}" status="notrun" result="suppressed">'
     "<system-err>{1}</system-err></testcase>"
 )
-HEAD = b'<testcase classname="t" name="x"'
+BEGIN = b'<testcase classname="t" name="x" time="'
 NUMBERED = st.tuples(
     st.sampled_from([PLAIN, PLAIN, OWN, TOLD, FAILED, AGAIN, ODD]), st.integers(0, 5), st.integers(1, 4)
 )
@@ -161,16 +161,16 @@ def test_only_a_first_chunk_and_the_edges_of_others_are_left_to_expat(tmp_path, 
     ],
 )  # fmt: skip
 def test_what_does_not_end_one_testcase_and_nothing_more_is_left_to_expat(inside):
-    known = KnownPieces(rank_xml._inside)
-    assert [known.read([inside + HEAD]) for _ in range(3)] == [[None]] * 3
+    known = KnownCases(rank_xml._inside)
+    assert [known.read(BEGIN, None, b'"' + inside) for _ in range(3)] == [None] * 3
 
 
-def test_pieces_are_forgotten_before_they_take_much_memory(monkeypatch):
+def test_cases_are_forgotten_before_they_take_much_memory(monkeypatch):
     monkeypatch.setattr("allranks.report.plain_cases._MOST_BYTES", 1000)
-    known = KnownPieces(lambda _: None)
-    pieces = [b' /><testcase classname="t" name="%d"' % number for number in range(1000)]
-    found = known.read(pieces)
-    assert [piece.key.name for piece in found] == [str(number) for number in range(1000)]
+    known = KnownCases(lambda _: None)
+    begins = [b'<testcase classname="t" name="%d" time="' % number for number in range(1000)]
+    found = [known.read(begin, None, b'" />') for begin in begins]
+    assert [case.key.name for case in found] == [str(number) for number in range(1000)]
     assert known._bytes <= 1000
     assert len(known._known) <= 30
 

@@ -1,7 +1,7 @@
 """Reads testcases that are alike in the files of many ranks without expat, which nearly all are.
 
-A million testcases take expat's handlers five seconds. The text between two of their times is mostly the same as in
-the file of another rank, and is then known. A run of known testcases is replaced by one element for expat, which thus
+A million testcases take expat's handlers five seconds. Apart from its times, a testcase is mostly the same as in the
+file of another rank, and is then known. A run of known testcases is replaced by one element for expat, which thus
 still decides whether the document is well-formed and whether a testcase counts: within a failure's text it does not.
 Text that is not exactly in pytest's form is left to expat.
 """
@@ -15,52 +15,55 @@ from typing import Final, NamedTuple
 from allranks.report.case_details import CaseDetails
 from allranks.report.results import ABSENT, Key
 
-_TEXT: Final = r"[ !#-%'-;=-~]*+"  # printable ASCII without double quotes, ampersands and angle brackets
-_NUMBER: Final = r"[0-9]{{1,{digits}}}(?:\.[0-9]{{1,12}})?"
-_END: Final = " />"
-_TIME: Final = re.compile(f' time="({_NUMBER.format(digits=9)})"'.encode("ascii"))
-_ARRIVAL: Final = re.compile(f'allranks.at" value="({_NUMBER.format(digits=12)})"'.encode("ascii"))
-_PROPERTIES: Final = "".join(
-    f'<property name="allranks.{name}" value="{value}" />'
-    for name, value in (
-        ("nodeid", f"({_TEXT})"),
-        ("outcome", "passed"),
-        ("world_size", "([1-9][0-9]{0,3})"),
-        ("at", "0"),
-    )
+
+def _begin(text: str) -> str:
+    """A testcase up to its time."""
+    return f'<testcase classname="{text}" name="{text}" time="'
+
+
+def _passed(text: str, size: str) -> str:
+    """A plain pass of ours, from its time to its time of arrival."""
+    values = {"nodeid": text, "outcome": "passed", "world_size": size}
+    properties = "".join(f'<property name="allranks.{name}" value="{value}" />' for name, value in values.items())
+    return f'"><properties>{properties}<property name="allranks.at" value="'
+
+
+_TEXT: Final = r"([ !#-%'-;=-~]*+)"  # printable ASCII without double quotes, ampersands and angle brackets
+_ANY: Final = '[^"]*+'
+_SECONDS: Final = r"([0-9]{1,9}(?:\.[0-9]{1,12})?)"
+_ARRIVAL: Final = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)"
+_SIZE: Final = "[1-9][0-9]{0,3}"
+_BEGINNINGS: Final = re.compile(f"({_begin(_ANY)}){_SECONDS}(?:({_passed(_ANY, _SIZE)}){_ARRIVAL})?".encode("ascii"))
+"""Splits a document: the text before the first testcase, and of each its beginning, time, middle, arrival and rest."""
+
+_PARTS: Final = 5
+_CASE: Final = re.compile(
+    f'{_begin(_TEXT)}(?:{_passed(_TEXT, f"({_SIZE})")}" /></properties></testcase>|" ?/>|"(><(?s:.)*>))'.encode("ascii")
 )
-_PIECE: Final = re.compile(
-    f"( ?/>|><properties>{_PROPERTIES}</properties></testcase>|><(?s:.)*>)"
-    f'<testcase classname="({_TEXT})" name="({_TEXT})"'.encode("ascii")
-)
+"""A testcase without its times."""
+
 _HIDING: Final = re.compile(rb"<[!?]")  # comments and the like: a testcase inside them does not count
 _ENCODINGS: Final = frozenset({"ascii", "us-ascii", "utf-8"})
 _MOST_BYTES: Final = 16 << 20
 _MOST_SEEN: Final = 1 << 16
 
 
-class Piece(NamedTuple):
-    """The text between the times of two testcases: the rest of the first one, and the beginning of the second.
+class Case(NamedTuple):
+    """A testcase without its times.
 
     Attributes:
-        rest: The number of bytes that belong to the first one.
-        said: The node id in the first one; empty if it has none.
-        world_size: The world size in the first one; 0 if it has none.
-        at: When the first one's outcome arrived; :data:`~allranks.report.results.ABSENT` if it is not given.
-        more: The other content of the first one; None for a plain pass.
-        key: Class name and name of the second one, without a stated node id.
+        key: Its names.
+        world_size: The world size that it states; 0 if it states none.
+        more: Its other content; None for a plain pass.
     """
 
-    rest: int
-    said: str
-    world_size: int
-    at: float
-    more: CaseDetails | None
     key: Key
+    world_size: int
+    more: CaseDetails | None
 
 
-class KnownPieces:
-    """The pieces of the files so far.
+class KnownCases:
+    """The testcases of the files so far.
 
     Args:
         parse: Parses a testcase from the end of its attributes to its end tag into the node id and all details;
@@ -69,43 +72,32 @@ class KnownPieces:
 
     def __init__(self, parse: Callable[[bytes], tuple[str, CaseDetails] | None]) -> None:
         self._parse = parse
-        self._known: dict[bytes, Piece] = {}
+        self._known: dict[tuple[bytes, ...], Case] = {}
         self._bytes = 0
         self._seen: set[int] = set()
 
-    def read(self, pieces: Sequence[bytes]) -> list[Piece | None]:
-        """The parsed pieces; None for each that expat has to read."""
-        found = list(map(self._known.get, pieces))
-        if None in found:
-            found = [piece or self._with_arrival(text) for piece, text in zip(found, pieces, strict=True)]
-        return found
+    def read(self, begin: bytes, middle: bytes | None, rest: bytes) -> Case | None:
+        """The testcase that the texts around its times make up; None if expat has to read it."""
+        texts = (begin, middle or b"", rest)
+        return self._known.get(texts) or self._learn(texts)
 
-    def _with_arrival(self, piece: bytes) -> Piece | None:
-        """Look up an unknown piece as if it had arrived at 0: its time of arrival differs in every testcase."""
-        arrival = _ARRIVAL.search(piece)
-        if arrival is None:
-            return self._learn(piece)
-        usual = piece[: arrival.start(1)] + b"0" + piece[arrival.end(1) :]
-        found = self._known.get(usual) or self._learn(usual)
-        if found is None:
+    def _learn(self, texts: tuple[bytes, bytes, bytes]) -> Case | None:
+        match = _CASE.fullmatch(b"".join(texts))
+        if match is None or bool(match[4]) != bool(texts[1]):
             return None
-        rest = found.rest - 1 + len(arrival[1])
-        return Piece(rest, found.said, found.world_size, float(arrival[1]), None, found.key)
-
-    def _learn(self, piece: bytes) -> Piece | None:
-        match = _PIECE.fullmatch(piece)
-        if match is None:
-            return None
-        rest = match[1]
-        said, size, classname, name = (group.decode("ascii") for group in match.groups(b"")[1:])
+        classname, name, said, size = (group.decode("ascii") for group in match.groups(b"")[:4])
         more = None
-        if not size and len(rest) > len(_END):
-            inside = self._inside(rest)
+        if match[5]:
+            inside = self._inside(match[5])
             if inside is None:
                 return None
             said, more = inside
-        found = Piece(len(rest), said, int(size or 0), 0.0 if size else ABSENT, more, Key(classname, name))
-        self._remember(piece, found)
+        found = Case(Key(classname, name, said), int(size or 0), more)
+        self._bytes += match.end()
+        if self._bytes > _MOST_BYTES:
+            self._known.clear()
+            self._bytes = match.end()
+        self._known[texts] = found
         return found
 
     def _inside(self, rest: bytes) -> tuple[str, CaseDetails] | None:
@@ -118,25 +110,19 @@ class KnownPieces:
         self._seen.add(seen)
         return None
 
-    def _remember(self, piece: bytes, found: Piece) -> None:
-        self._bytes += len(piece)
-        if self._bytes > _MOST_BYTES:
-            self._known.clear()
-            self._bytes = len(piece)
-        self._known[piece] = found
-
 
 class Run(NamedTuple):
     """Consecutive testcases.
 
     Attributes:
-        begins: The piece in which each of them begins.
-        ends: The piece in which each of them ends.
+        cases: The testcases.
+        seconds: The time of each.
+        at: When the outcome of each arrived; :data:`~allranks.report.results.ABSENT` if it is not given.
     """
 
-    times: list[float]
-    begins: list[Piece]
-    ends: list[Piece]
+    cases: Sequence[Case]
+    seconds: Sequence[float]
+    at: Sequence[float]
 
 
 class PlainCases:
@@ -146,14 +132,13 @@ class PlainCases:
         marker: The tag of the elements that replace runs; it is random, so no document can forge it.
     """
 
-    def __init__(self, known: KnownPieces) -> None:
+    def __init__(self, known: KnownCases) -> None:
         self.marker = f"run-{secrets.token_hex(8)}"
         self._known = known
-        self._runs: dict[str, Run] = {}
         self._number = 0
+        self._runs: dict[str, Run] = {}
         self._last: bytes | None = None
         self._takes = True
-        self._has_lines = False
 
     def see_encoding(self, encoding: str | None) -> None:
         """Check the declared encoding of the document: in other encodings, a byte may be another letter."""
@@ -168,30 +153,24 @@ class PlainCases:
     def take(self, chunk: bytes) -> bytes:
         """The next chunk, with each run replaced by an element of the tag :attr:`marker`."""
         self.see(chunk)
-        self._has_lines = b"\n" in chunk
-        return b"".join(self._without_runs(_TIME.split(chunk))) if self._takes else chunk
+        return b"".join(self._without_runs(_BEGINNINGS.split(chunk))) if self._takes else chunk
 
     def _without_runs(self, parts: list[bytes]) -> Iterator[bytes]:
-        """The text that is left for expat.
+        """The text that is left for expat: the last testcase, which may be incomplete, is always part of it.
 
         Args:
-            parts: The chunk's texts and times, alternating. A testcase is known if the texts on either side of its
-                time are; the first and the last text are incomplete, so they are never known.
+            parts: Those of :data:`_BEGINNINGS`; None for a middle or an arrival that a testcase does not have.
         """
-        pieces = self._known.read(parts[2:-1:2])
-        done = 0  # parts
-        cut = 0  # bytes of the next part
-        for first, stretch in _stretches(pieces):
-            begins, ends = stretch[:-1], stretch[1:]
-            before, after = 2 + 2 * first, 2 + 2 * (first + len(ends))  # the parts of the first and the last of them
-            yield parts[done][cut:]
-            yield from _rejoined([*parts[done + 1 : before], parts[before][: begins[0].rest]])
-            taken = (parts[before][begins[0].rest :], *parts[before + 1 : after], parts[after][: ends[-1].rest])
-            lines = sum(part.count(b"\n") for part in taken) if self._has_lines else 0
-            yield self._leave(Run(list(map(float, parts[before + 1 : after : 2])), begins, ends), lines)
-            done, cut = after, ends[-1].rest
-        yield parts[done][cut:]
-        yield from _rejoined(parts[done + 1 :])
+        begins, middles, rests = (parts[place:-_PARTS:_PARTS] for place in (1, 3, 5))
+        done = 0
+        for place, cases in _stretches(list(map(self._known.read, begins, middles, rests))):
+            start, end = (1 + _PARTS * number for number in (place, place + len(cases)))
+            seconds, arrivals = parts[start + 1 : end : _PARTS], parts[start + 3 : end : _PARTS]
+            run = Run(cases, list(map(float, seconds)), [float(at) if at else ABSENT for at in arrivals])
+            yield from filter(None, parts[done:start])
+            yield self._leave(run, b"".join(parts[start + 4 : end : _PARTS]).count(b"\n"))
+            done = end
+        yield from filter(None, parts[done:])
 
     def _leave(self, run: Run, lines: int) -> bytes:
         """The element for a run, with as many line feeds as the run had, so that expat's line numbers stay right."""
@@ -205,14 +184,9 @@ class PlainCases:
         return self._runs.pop(attributes["n"])
 
 
-def _rejoined(parts: Sequence[bytes]) -> Iterator[bytes]:
-    """Times and texts, alternating, in their original form."""
-    return (part if place % 2 else b' time="%b"' % part for place, part in enumerate(parts))
-
-
-def _stretches(pieces: Sequence[Piece | None]) -> Iterator[tuple[int, list[Piece]]]:
-    """Sequences of at least two known pieces, each with the position of its first piece."""
-    unknown = [place for place, piece in enumerate(pieces) if piece is None]
-    for before, after in pairwise((-1, *unknown, len(pieces))):
-        if after - before > 2:
-            yield before + 1, [piece for piece in pieces[before + 1 : after] if piece]
+def _stretches(cases: Sequence[Case | None]) -> Iterator[tuple[int, list[Case]]]:
+    """Sequences of known testcases, each with the position of its first one."""
+    unknown = [place for place, case in enumerate(cases) if case is None]
+    for before, after in pairwise((-1, *unknown, len(cases))):
+        if after - before > 1:
+            yield before + 1, [case for case in cases[before + 1 : after] if case]

@@ -15,7 +15,7 @@ from allranks.protocol.records import MOST_RANKS
 from allranks.report.case_details import CaseDetails
 from allranks.report.folder import ResultFile, stray_text
 from allranks.report.junit_reader import JUnitReader, UnreadableError
-from allranks.report.plain_cases import KnownPieces, PlainCases, Run
+from allranks.report.plain_cases import KnownCases, PlainCases, Run
 from allranks.report.results import ABSENT, Key, RankFile, RankResult, fold
 from allranks.report.untrusted import number, whole_number
 from allranks.report.vocabulary import UnknownError
@@ -37,7 +37,7 @@ class _Columns(JUnitReader):
         known: The tests of a file that was read before. If this one has the same tests, it shares their names.
     """
 
-    def __init__(self, known: tuple[Key, ...], pieces: KnownPieces, allowed: Collection[str]) -> None:
+    def __init__(self, known: tuple[Key, ...], cases: KnownCases, allowed: Collection[str]) -> None:
         super().__init__(allowed)
         self.seconds = array("d")
         self.at = array("d")
@@ -48,7 +48,7 @@ class _Columns(JUnitReader):
         self._known = known
         self._keys: list[Key] | None = None
         self._room = PASSED_OUTPUT
-        self._plain = PlainCases(pieces)
+        self._plain = PlainCases(cases)
         self.parser.XmlDeclHandler = lambda _, encoding, __: self._plain.see_encoding(encoding)
 
     @property
@@ -82,19 +82,16 @@ class _Columns(JUnitReader):
 
     def _add_run(self, run: Run) -> None:
         place = len(self.seconds)
-        self.seconds.extend(run.times)
-        self.suites[-1].own["tests"] += len(run.times)
-        said, at = [each.said for each in run.ends], [each.at for each in run.ends]
-        keys: list[tuple[str, str, str, str, int]] = [each.key for each in run.begins]
-        if any(said):
-            keys = [(key[0], key[1], nodeid, "", 0) for key, nodeid in zip(keys, said, strict=True)]
-        if self._keys is not None or self._known[place : place + len(keys)] != tuple(keys):
+        self.seconds.extend(run.seconds)
+        self.suites[-1].own["tests"] += len(run.cases)
+        keys = tuple([case.key for case in run.cases])
+        if self._keys is not None or self._known[place : place + len(keys)] != keys:
             for number, key in enumerate(keys, place):
-                self._name(number, Key(*key))
-        if at.count(ABSENT) < len(at):
-            _fill(self.at, place, ABSENT).extend(at)
-            _fill(self.world_sizes, place, 0).extend(each.world_size for each in run.ends)
-        for number, more in [(number, each.more) for number, each in enumerate(run.ends, place) if each.more]:
+                self._name(number, key)
+        if run.at.count(ABSENT) < len(run.at):
+            _fill(self.at, place, ABSENT).extend(run.at)
+            _fill(self.world_sizes, place, 0).extend([case.world_size for case in run.cases])
+        for number, more in [(number, case.more) for number, case in enumerate(run.cases, place) if case.more]:
             self.suites[-1].add(more, is_disabled=False)
             self._keep(number, more)
 
@@ -145,7 +142,7 @@ class RankReader:
     def __init__(self, allowed: Collection[str] = ()) -> None:
         self._allowed = allowed
         self._known: tuple[Key, ...] = ()
-        self._pieces = KnownPieces(_inside)
+        self._cases = KnownCases(_inside)
 
     def read(self, path: Path, texts: dict[str, str] | None = None, *, rank: int | None = None) -> RankFile:
         """The results in one XML file.
@@ -160,7 +157,7 @@ class RankReader:
             texts: The texts of files that were read before.
             rank: The rank by the file's path; None if only the file itself may state it.
         """
-        reader = _Columns(self._known, self._pieces, self._allowed)
+        reader = _Columns(self._known, self._cases, self._allowed)
         problem, remedy = _read(reader, path)
         said = whole_number(reader.properties.get("allranks.rank"))
         problem = problem or _implausible(reader, said, rank)
@@ -201,7 +198,7 @@ def _inside(inside: bytes) -> tuple[str, CaseDetails] | None:
     is_one = inside.endswith(_END_OF_CASE) and inside.count(b"testcase") == 1 and b"testsuite" not in inside
     if not is_one or not inside.isascii() or _OF_ONE_RANK in inside:
         return None
-    reader = _Columns((), KnownPieces(lambda _: None), ())
+    reader = _Columns((), KnownCases(lambda _: None), ())
     try:
         reader.parser.Parse(b"<testsuite><testcase%b" % inside, False)
         reader.parser.Parse(b"</testsuite>", True)
