@@ -10,6 +10,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from sys import intern
 from typing import Final, NamedTuple
 
 from allranks.report.case_details import CaseDetails
@@ -37,10 +38,9 @@ _BEGINNINGS: Final = re.compile(f"({_begin(_ANY)}){_SECONDS}(?:({_passed(_ANY, _
 """Splits a document: the text before the first testcase, and of each its beginning, time, middle, arrival and rest."""
 
 _PARTS: Final = 5
-_CASE: Final = re.compile(
-    f'{_begin(_TEXT)}(?:{_passed(_TEXT, f"({_SIZE})")}" /></properties></testcase>|" ?/>|"(><(?s:.)*>))'.encode("ascii")
-)
-"""A testcase without its times."""
+_PASS: Final = f'{_passed(_TEXT, f"({_SIZE})")}\0" /></properties></testcase>'
+_CASE: Final = re.compile(f'{_begin(_TEXT)}\0(?:{_PASS}|\0" ?/>|\0"(><(?s:.)*>))'.encode("ascii"))
+"""A testcase with a null, which XML cannot have, for each of its times and of its times of arrival."""
 
 _HIDING: Final = re.compile(rb"<[!?]")  # comments and the like: a testcase inside them does not count
 _ENCODINGS: Final = frozenset({"ascii", "us-ascii", "utf-8"})
@@ -72,18 +72,18 @@ class KnownCases:
 
     def __init__(self, parse: Callable[[bytes], tuple[str, CaseDetails] | None]) -> None:
         self._parse = parse
-        self._known: dict[tuple[bytes, ...], Case] = {}
+        self._known: dict[bytes, Case] = {}
         self._bytes = 0
         self._seen: set[int] = set()
 
     def read(self, begin: bytes, middle: bytes | None, rest: bytes) -> Case | None:
         """The testcase that the texts around its times make up; None if expat has to read it."""
-        texts = (begin, middle or b"", rest)
-        return self._known.get(texts) or self._learn(texts)
+        text = b"\0".join((begin, middle or b"", rest))
+        return self._known.get(text) or self._learn(text)
 
-    def _learn(self, texts: tuple[bytes, bytes, bytes]) -> Case | None:
-        match = _CASE.fullmatch(b"".join(texts))
-        if match is None or bool(match[4]) != bool(texts[1]):
+    def _learn(self, text: bytes) -> Case | None:
+        match = _CASE.fullmatch(text)
+        if match is None:
             return None
         classname, name, said, size = (group.decode("ascii") for group in match.groups(b"")[:4])
         more = None
@@ -92,12 +92,11 @@ class KnownCases:
             if inside is None:
                 return None
             said, more = inside
-        found = Case(Key(classname, name, said), int(size or 0), more)
-        self._bytes += match.end()
+        self._bytes += len(text)
         if self._bytes > _MOST_BYTES:
             self._known.clear()
-            self._bytes = match.end()
-        self._known[texts] = found
+            self._bytes = len(text)
+        self._known[text] = found = Case(Key(intern(classname), name, said), int(size or 0), more)
         return found
 
     def _inside(self, rest: bytes) -> tuple[str, CaseDetails] | None:
