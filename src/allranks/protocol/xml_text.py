@@ -141,7 +141,6 @@ def _shown_line(line: str) -> str:
     return f"{shown}\x1b[0m" if colours and colours[-1][0] not in _RESETS else shown
 
 
-@remembered
 def attribute(text: str) -> str:
     """``text``, made readable, as an attribute's value with its quotation marks."""
     if _PLAIN(text):

@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from allranks.protocol.repetitions import RepetitionTally, interval
-from allranks.protocol.xml_text import MESSAGE_LIMIT, cut, remembered
+from allranks.protocol.xml_text import MESSAGE_LIMIT, cut
 from allranks.report.judged import CellSuite, Counts, MergedRun
 from allranks.report.results import EarlierAttempt, PassedRanks, TestVerdict, Verdict, compact
 from allranks.report.untrusted import fresh, head
-
-_quoted: Final = remembered(json.dumps)
 
 SCHEMA: Final = 1
 GENERATOR: Final = "allranks"
@@ -110,9 +108,9 @@ def _suite(suite: CellSuite) -> dict[str, Any]:
 
 
 def _test(test: TestVerdict, suite: CellSuite) -> str:
-    own = f'{{"nodeid": {_quoted(test.nodeid)}, "name": {_quoted(test.name)}, "time": {round(test.time, 6)!r}'
+    own = f'{{"nodeid": {json.dumps(test.nodeid)}, "name": {json.dumps(test.name)}, "time": {round(test.time, 6)!r}'
     if test.classname:
-        own += f', "classname": {_quoted(test.classname)}'
+        own += f', "classname": {json.dumps(test.classname)}'
     if tags := suite.tags.get(test.nodeid):
         own += f', "tags": {json.dumps(tags)}'
     if told := suite.repeated.get(test.nodeid):
