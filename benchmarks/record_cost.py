@@ -6,7 +6,10 @@
     python benchmarks/record_cost.py [--part merge] [--ranks 64] [--tests 20000] [--runs 3]
 
 Time is that of processors, with all child processes, so that neighbours and numbers of cores count little; the sides
-take turns, and the median counts. Memory is the largest of a process. Exit status 1 where a target is missed.
+take turns, and the median counts. Memory is the largest of a process. Exit status 1 where a target is missed: at most
+1.1 times a bare pass on XML of allranks, 3 times on XML of pytest, and 100 MB. Of the 92 MB that 64 ranks of 20,000
+tests take as XML of allranks, 31 are Python, allranks and its commands, 22 the times and arrivals of each test on each
+rank, and most of the rest names, verdicts, and what is known of testcases while files are read.
 """
 
 import argparse
@@ -18,11 +21,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from merge_speed import EXPAT, Corpus, make  # type: ignore[import-not-found]  # it is beside this file
 
-MERGE_RATIO: Final = 2.5
+MERGE_RATIOS: Final = MappingProxyType({"pytest": 3.0, "allranks": 1.1})
 MEGABYTES: Final = 100
 OWN: Final = (
     '<testcase classname="suites.test_{group}.TestAll" name="test_case[{number}-float32]" time="{seconds:.3f}">'
@@ -58,8 +62,8 @@ def merge_cost(size: Size) -> Iterator[str]:
         ratio = costs[1].seconds / costs[0].seconds
         took = f"{costs[1].seconds:.2f} s, {ratio:.2f} times a bare pass ({costs[0].seconds:.2f} s)"
         print(f"merge, XML of {writer}: {took}; {costs[1].megabytes:.0f} MB", flush=True)
-        if ratio > MERGE_RATIO:
-            yield f"merge, XML of {writer}: at most {MERGE_RATIO} times a bare pass"
+        if ratio > MERGE_RATIOS[writer]:
+            yield f"merge, XML of {writer}: at most {MERGE_RATIOS[writer]} times a bare pass"
         if costs[1].megabytes > MEGABYTES:
             yield f"merge, XML of {writer}: {MEGABYTES} MB"
 
