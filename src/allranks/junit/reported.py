@@ -16,8 +16,8 @@ import junitparser
 
 from allranks.protocol.outcomes import Outcome, SkipKind
 from allranks.protocol.records import MOST_RANKS
-from allranks.report.case_details import count_of, details_of
-from allranks.report.results import VerdictKind
+from allranks.report.case_details import details_of
+from allranks.report.results import VerdictKind, kind_of
 from allranks.report.untrusted import number, whole_number
 from allranks.report.vocabulary import OURS, OUTCOMES, RERUNS, UnknownError, seconds_of
 
@@ -26,19 +26,8 @@ _TEXT: Final = re.compile(r"([\d,-]+)@(\d{1,9})\+(\d{1,9})", re.ASCII)
 _ATTEMPT: Final = re.compile(r"(\d{1,9}):(\S+)", re.ASCII)
 _WORDS: Final = {outcome.value: outcome for outcome in Outcome}
 _KINDS: Final = {kind.value: kind for kind in SkipKind}
-_VERDICTS: Final = {
-    "passed": VerdictKind.PASSED,
-    "skipped": VerdictKind.SKIPPED,
-    "failures": VerdictKind.FAILURE,
-    "errors": VerdictKind.ERROR,
-}
-"""By the names of counts."""
-
 _FIRST_TRIES: Final = 10
 """Of more attempts than twice this, a report has the first ones and the last ones."""
-
-BAD: Final = frozenset({VerdictKind.FAILURE, VerdictKind.ERROR})
-"""The verdicts that make a run bad."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +118,7 @@ class ReportedCase(junitparser.TestCase):
     @property
     def is_bad(self) -> bool:
         """True for a failure or an error."""
-        return self.verdict in BAD
+        return self.verdict.is_bad
 
     @property
     def cause(self) -> str:
@@ -151,10 +140,10 @@ class ReportedCase(junitparser.TestCase):
     def _result(self) -> tuple[VerdictKind, Any]:
         """The worst result and its element, of lxml or of the standard library, as where ranks' XML is merged."""
         outcome, why, _ = details_of(self._elem).worst
-        kind = _VERDICTS[count_of(outcome)]
+        kind = kind_of(outcome)
         if kind is VerdictKind.PASSED:
             return kind, self._elem.makeelement("passed", {})
-        tags = {tag for tag, told in OUTCOMES.items() if _VERDICTS[count_of(told)] is kind}
+        tags = {tag for tag, told in OUTCOMES.items() if kind_of(told) is kind}
         found = (each for each in self._elem.iterfind("*") if each.tag in tags)
         return kind, next(found, self._elem.makeelement("said", {"message": why}))
 
@@ -206,11 +195,7 @@ class ReportedCase(junitparser.TestCase):
     @property
     def attempts(self) -> tuple[ReportedAttempt, ...]:
         """The tries that went wrong before the one that counts, oldest first."""
-        tries = [
-            (_VERDICTS[count_of(RERUNS[each.tag])].value, each)
-            for each in self._elem.iterfind("*")
-            if each.tag in RERUNS
-        ]
+        tries = [(kind_of(RERUNS[each.tag]).value, each) for each in self._elem.iterfind("*") if each.tag in RERUNS]
         said = _ATTEMPT.findall(self.facts.get("earlier", ""))
         told = said or [(str(at), kind) for at, (kind, _) in enumerate(tries, 1)]
         last = len(told) - (len(tries) - _FIRST_TRIES)

@@ -9,7 +9,7 @@ from allranks.protocol import skip_codes
 from allranks.protocol.outcomes import Outcome, SkipKind
 from allranks.protocol.records import MOST_RANKS
 from allranks.protocol.xml_text import cut, without_colours
-from allranks.report.results import Key, RankResult, severity
+from allranks.report.results import Key, RankResult, VerdictKind, kind_of, severity
 from allranks.report.untrusted import number, whole_number
 from allranks.report.vocabulary import (
     OUTCOMES,
@@ -23,6 +23,7 @@ from allranks.report.vocabulary import (
 _OUTCOME: Final = "allranks.outcome"
 _OUTCOMES: Final[Mapping[str, Outcome]] = {outcome.value: outcome for outcome in Outcome}
 _SKIP_KINDS: Final[Mapping[str, SkipKind]] = {kind.value: kind for kind in SkipKind}
+_COUNTS: Final = {VerdictKind.FAILURE: "failures", VerdictKind.ERROR: "errors", VerdictKind.SKIPPED: "skipped"}
 _PLAIN: Final = frozenset(
     f"allranks.{name}" for name in ("nodeid", "outcome", "at", "world_size")
 )  # properties of a plain pass, which needs no details
@@ -83,14 +84,14 @@ class CaseDetails:
         elif outcome := OUTCOMES.get(tag):
             is_xfail = tag == "skipped" and attributes.get("type") in XFAIL_TYPES
             self.outcomes.append((Outcome.XFAILED if is_xfail else outcome, message, text))
-            self.elements[count_of(outcome)] += 1
+            self.elements[_COUNTS[kind_of(outcome)]] += 1
 
     def end(self, said: tuple[Outcome, str]) -> None:
         """Add the outcome in the testcase's attributes, and what follows from the elements."""
         self.output = {tag: cut("".join(texts)) for tag, texts in self._printed.items()}
         self._printed.clear()
         worst, stated = self.worst[0], _OUTCOMES.get(self.properties.get(_OUTCOME, ""), Outcome.PASSED)
-        if not worst.is_bad and count_of(stated) != count_of(worst) and severity(stated) > severity(worst):
+        if not worst.is_bad and kind_of(stated) is not kind_of(worst) and severity(stated) > severity(worst):
             self.outcomes.append((stated, "", ""))
         if severity(said[0]) > severity(worst):
             self.outcomes.append((*said, ""))
@@ -152,16 +153,4 @@ class CaseDetails:
     def _outcome(self, shown: Outcome) -> Outcome:
         """The property's outcome, which is finer than the elements', unless it contradicts them."""
         outcome = _OUTCOMES.get(self.properties.get(_OUTCOME, ""), shown)
-        return shown if self.outcomes and count_of(outcome) != count_of(shown) else outcome
-
-
-def count_of(outcome: Outcome) -> str:
-    """The name of the suite's count that includes this outcome."""
-    match outcome:
-        case Outcome.FAILED:
-            return "failures"
-        case Outcome.SKIPPED | Outcome.XFAILED:
-            return "skipped"
-        case Outcome.PASSED | Outcome.XPASSED:
-            return "passed"
-    return "errors"
+        return shown if self.outcomes and kind_of(outcome) is not kind_of(shown) else outcome

@@ -11,9 +11,9 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from allranks.errors import PRECEDENCE, ExitCode
-from allranks.protocol.outcomes import Outcome, numbers
+from allranks.protocol.outcomes import numbers
 from allranks.protocol.xml_text import cut, first_line, readable
-from allranks.report.results import TestVerdict, VerdictKind, VerdictRule
+from allranks.report.results import TestVerdict, VerdictKind, VerdictRule, own_failures
 
 if TYPE_CHECKING:
     from allranks.report.axis_correlation import Blame
@@ -147,17 +147,8 @@ def _whose(of: OwnFailures, world: int, *, is_one: bool) -> str:
 
 
 def ranks_of(tests: Iterable[TestVerdict]) -> Mapping[int, OwnFailures]:
-    """The ranks of each world size that went wrong by themselves; of a test in which none did, the missing ones."""
-    return _together((len(test.ranks), OwnFailures(own)) for test in tests if (own := _own_failures(test)))
-
-
-def _own_failures(test: TestVerdict) -> frozenset[int]:
-    found = [rank for rank in test.ranks if rank.outcome.is_bad]
-    own = [each for each in found if each.outcome not in _OF_OTHERS and not each.consequence]
-    return frozenset(each.rank for each in own or [each for each in found if each.outcome is Outcome.MISSING])
-
-
-_OF_OTHERS: Final = frozenset({Outcome.ABORTED, Outcome.MISSING})
+    """The ranks of each world size that went wrong by themselves, as :func:`own_failures` finds them."""
+    return _together((len(test.ranks), OwnFailures(own)) for test in tests if (own := own_failures(test.ranks)))
 
 
 def _together(of_worlds: Iterable[tuple[int, OwnFailures]]) -> Mapping[int, OwnFailures]:

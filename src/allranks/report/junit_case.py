@@ -166,7 +166,6 @@ RETRY_LIMIT: Final = 16 * 1024
 RETRIES: Final = 20
 """Earlier attempts that are reported in full: rerunning until a pass may produce thousands."""
 
-_ELEMENTS: Final = {VerdictKind.FAILURE: "failure", VerdictKind.ERROR: "error", VerdictKind.SKIPPED: "skipped"}
 Fact = tuple[str, object]
 """A property's name and value; a value that is None or empty is left out."""
 
@@ -219,7 +218,7 @@ def _body(test: TestVerdict) -> str:
         own = f"{property_line('nodeid', test.nodeid)}{_passed(compact(test.ranks))}"
         return f"<properties>{own}{_seconds(seconds_of(test.ranks))}</properties>\n"
     parts = [properties(_facts(test))]
-    if test.verdict.kind in _ELEMENTS or test.earlier:
+    if test.verdict.kind is not VerdictKind.PASSED or test.earlier:
         parts.extend((*outcome_element(test), *_output(test), *_before(test), *_retries(test)))
     return "".join(parts)
 
@@ -258,9 +257,9 @@ def _type(verdict: Verdict) -> str:
 def outcome_element(test: TestVerdict) -> Iterator[str]:
     """The element with the outcome of a test; none for a pass."""
     verdict = test.verdict
-    if verdict.kind not in _ELEMENTS:
+    if verdict.kind is VerdictKind.PASSED:
         return
-    tag = _ELEMENTS[verdict.kind]
+    tag = verdict.kind.value
     message, text = _message(verdict, MESSAGE_LIMIT), _text(verdict, TEXT_LIMIT)
     if tag == "skipped":
         text = "\n\n".join([text, *map(_told, _shown(test.earlier))])

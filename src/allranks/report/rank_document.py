@@ -15,21 +15,9 @@ from typing import Final
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.xml_text import element_text, quoted
 from allranks.report.journal import read_journal
-from allranks.report.results import Key, RankFile, RankResult
+from allranks.report.results import Key, RankFile, RankResult, VerdictKind, kind_of
 from allranks.report.untrusted import digest
 
-_ELEMENT: Final = MappingProxyType(
-    {
-        Outcome.FAILED: "failure",
-        Outcome.SKIPPED: "skipped",
-        Outcome.XFAILED: "skipped",
-        Outcome.ERRORED: "error",
-        Outcome.CRASHED: "error",
-        Outcome.TIMED_OUT: "error",
-        Outcome.ABORTED: "error",
-        Outcome.MISSING: "error",
-    }
-)
 _TYPE: Final = MappingProxyType({Outcome.SKIPPED: "pytest.skip", Outcome.XFAILED: "pytest.xfail"})
 
 
@@ -92,12 +80,12 @@ def _document(file: RankFile, beginnings: Sequence[tuple[str, str]]) -> Iterator
 
 
 def _totals(file: RankFile) -> dict[str, str]:
-    elements = Counter(_ELEMENT.get(result.outcome) for result in file.details.values())
+    kinds = Counter(kind_of(result.outcome) for result in file.details.values())
     began = min((at for at in file.at if math.isfinite(at)), default=0.0)
     return {
-        "errors": str(elements["error"]),
-        "failures": str(elements["failure"]),
-        "skipped": str(elements["skipped"]),
+        "errors": str(kinds[VerdictKind.ERROR]),
+        "failures": str(kinds[VerdictKind.FAILURE]),
+        "skipped": str(kinds[VerdictKind.SKIPPED]),
         "tests": str(len(file.keys)),
         "time": f"{sum(file.seconds):.3f}",
         "timestamp": _timestamp(began),
@@ -113,10 +101,10 @@ def _timestamp(at: float) -> str:
 
 def _inside(result: RankResult) -> Iterator[str]:
     yield f"<properties>{_properties(_said(result))}</properties>"
-    if (tag := _ELEMENT.get(result.outcome)) is not None:
+    if (element := kind_of(result.outcome)) is not VerdictKind.PASSED:
         kind = _TYPE.get(result.outcome)
         attributes = f" message={quoted(result.message)}{f' type={quoted(kind)}' if kind else ''}"
-        yield f"<{tag}{attributes}>{element_text(result.text)}</{tag}>"
+        yield f"<{element}{attributes}>{element_text(result.text)}</{element}>"
     for rerun in result.reruns:
         if rerun.outcome.is_bad:
             word = "rerun" if result.outcome.is_bad else "flaky"

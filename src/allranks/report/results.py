@@ -17,6 +17,7 @@ from allranks.errors import ExitCode
 from allranks.protocol.outcomes import Outcome, SkipKind, numbers
 from allranks.protocol.tracebacks import line_in
 from allranks.protocol.xml_text import file_of
+from allranks.report.status import Status
 
 if TYPE_CHECKING:
     from allranks.report.rank_course import RankCourse
@@ -63,6 +64,31 @@ class VerdictKind(StrEnum):
     FAILURE = "failure"
     ERROR = "error"
 
+    @property
+    def is_bad(self) -> bool:
+        """True if this makes the run bad."""
+        return self in {VerdictKind.FAILURE, VerdictKind.ERROR}
+
+    @property
+    def status(self) -> Status:
+        """Its letter."""
+        return _STATUSES[self]
+
+
+_STATUSES: Final = {
+    VerdictKind.PASSED: Status.PASSED,
+    VerdictKind.SKIPPED: Status.SKIPPED,
+    VerdictKind.FAILURE: Status.FAILED,
+    VerdictKind.ERROR: Status.ERROR,
+}
+
+
+def kind_of(outcome: Outcome) -> VerdictKind:
+    """The kind of verdict on a test whose only rank, or leading rank, has this outcome."""
+    if outcome.is_bad:
+        return VerdictKind.FAILURE if outcome is Outcome.FAILED else VerdictKind.ERROR
+    return VerdictKind.SKIPPED if outcome in {Outcome.SKIPPED, Outcome.XFAILED} else VerdictKind.PASSED
+
 
 class VerdictRule(IntEnum):
     """The first six rules of :mod:`allranks.report.judge.rules`, by number."""
@@ -93,12 +119,26 @@ class Verdict:
     @property
     def is_bad(self) -> bool:
         """True if this verdict makes the run bad."""
-        return self.kind in {VerdictKind.FAILURE, VerdictKind.ERROR}
+        return self.kind.is_bad
 
     @property
     def is_skip_but_pass(self) -> bool:
         """True if this is an environment skip that the policy reads as a pass."""
         return self.kind is VerdictKind.PASSED and self.rule is VerdictRule.SKIPPED
+
+    @property
+    def status(self) -> Status:
+        """How it counts: a test that was not run is a skip, and a flaky one is what it was in its last attempt."""
+        return Status.PASSED_SKIP if self.is_skip_but_pass else self.kind.status
+
+
+def status_of(verdict: Verdict, *, has_earlier: bool) -> Status:
+    """What has become of a test with this verdict, which may have gone wrong in an earlier attempt."""
+    if verdict.is_bad:
+        return verdict.status
+    if verdict.rule is VerdictRule.JOB and not verdict.executed:
+        return Status.ABSENT
+    return Status.FLAKY if has_earlier else verdict.status
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,12 +181,27 @@ class TestVerdict:
     @property
     def is_flaky(self) -> bool:
         """True if the test went wrong in an earlier attempt, but not in the one that counts."""
-        return not self.verdict.is_bad and bool(self.earlier)
+        return bool(self.earlier) and self.status is Status.FLAKY
+
+    @property
+    def status(self) -> Status:
+        """What has become of it over all attempts."""
+        return status_of(self.verdict, has_earlier=bool(self.earlier))
 
     @property
     def time(self) -> float:
         """Seconds of the slowest rank."""
         return max((rank.duration for rank in self.ranks), default=0.0) if self.slowest is None else self.slowest
+
+
+_OF_OTHERS: Final = frozenset({Outcome.ABORTED, Outcome.MISSING})
+
+
+def own_failures(ranks: Iterable[RankResult]) -> frozenset[int]:
+    """The ranks that went wrong by themselves; those without a result if no other rank did."""
+    bad = [rank for rank in ranks if rank.outcome.is_bad]
+    own = [rank for rank in bad if rank.outcome not in _OF_OTHERS and not rank.consequence]
+    return frozenset(rank.rank for rank in own or [rank for rank in bad if rank.outcome is Outcome.MISSING])
 
 
 ABSENT: Final = -math.inf

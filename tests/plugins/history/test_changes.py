@@ -35,7 +35,7 @@ def history_of(database):
     history, found = History(database), {}
     for [test] in database.execute("SELECT DISTINCT id FROM test"):
         for line in history.lookup(test, 0)[1]:
-            found[line.place.cell_id, line.place.suite_name, test] = line.statuses
+            found[line.place.cell_id, line.place.suite_name, test] = [each and "".join(each) for each in line.statuses]
     return [run.id for run in history.runs], found
 
 

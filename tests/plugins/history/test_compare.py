@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from allranks.plugins.history import comparison
 from allranks.plugins.history.comparison import (
     ComparedJob,
     ComparedOutcome,
@@ -13,6 +14,7 @@ from allranks.plugins.history.comparison import (
     compare,
     difference,
 )
+from allranks.report.status import Status
 
 RANK = """<testsuites><testsuite name="pytest"><properties><property name="allranks.rank" value="0"/>
 <property name="allranks.world_size" value="1"/></properties>{cases}</testsuite></testsuites>"""
@@ -44,6 +46,7 @@ def differences(told):
     return {(test["test"], test["difference"]) for test in json.loads(told)["tests"]}
 
 
+A, B = "s/test_a.py::test_one", "s/test_a.py::test_two"
 EXPECTED = {
     ("t::b", "fails"), ("t::c", "fixed"), ("t::d", "missing"), ("t::e", "added"), ("t::f", "skipped"), ("t::g", "runs"),
 }  # fmt: skip
@@ -209,14 +212,14 @@ def test_what_cannot_be_compared_is_one_error(allranks, tmp_path, monkeypatch, a
 
 
 def test_a_pass_that_needed_a_retry_is_not_worse():
-    assert difference("P", "f") is Difference.FLAKY
+    assert difference(Status.PASSED, Status.FLAKY) is Difference.FLAKY
     assert not Difference.FLAKY.is_worse
 
 
 def test_jobs_are_matched_by_the_axes_that_are_not_compared():
     def job(torch, size, letter):
         axes = {"torch": torch, "world_size": size}
-        return ComparedJob(cell=f"w{size}-t{torch}", suite="s", axes=axes, tests={"t": ComparedOutcome(letter)})
+        return ComparedJob(cell=f"w{size}-t{torch}", suite="s", axes=axes, tests={"t": ComparedOutcome(Status(letter))})
 
     found = list(compare([job("1", "2", "P"), job("1", "4", "P")], [job("2", "2", "P"), job("2", "4", "F")]))
     assert [(test.kind, test.cells) for test in found] == [(Difference.FAILS, ("w4-t1", "w4-t2"))]
@@ -230,3 +233,57 @@ def test_a_report_of_another_schema_is_refused(allranks, runs, schema):
     code, _, err = allranks("compare", str(report), str(runs[1]))
     assert code == 2
     assert f"It is of schema {schema!r}, and this allranks reads schema 1." in err
+
+
+def test_a_skip_whose_reason_reads_like_a_test_that_was_not_run_is_a_skip(allranks, tmp_path):
+    for name, result in (("a", ""), ("b", '<skipped message="not run: no GPU"/>')):
+        (tmp_path / f"{name}.xml").write_text(f'<testsuite name="s"><testcase name="a">{result}</testcase></testsuite>')
+    _, out, _ = allranks("compare", str(tmp_path / "a.xml"), str(tmp_path / "b.xml"), "--json")
+    assert differences(out) == {("a", "skipped")}
+
+
+@pytest.mark.parametrize("form", ["", "report.json", "junit.xml"])
+def test_a_test_that_was_not_run_is_missing_in_every_form_of_a_report(allranks, run_folder, part, form):
+    job = "gloo-w2-g0-env/suite"
+    before = part("before")
+    for folder, tests in ((before, {A: "passed", B: "passed"}), (run_folder, {A: "passed"})):
+        folder.manifest(job)
+        folder.job(job, collected=[A, B], not_run=sorted({A, B} - tests.keys()), stop_reason="-x")
+        for rank in range(2):
+            folder.rank(job, rank, tests)
+        allranks("merge", str(folder.path))
+    code, out, _ = allranks("compare", str(before.path / form), str(run_folder.path / form), "--json")
+    assert (code, differences(out)) == (1, {(B, "missing")})
+
+
+def test_pytests_subtests_are_noted(allranks, tmp_path):
+    (tmp_path / "a.xml").write_text(
+        '<testsuites name="pytest tests"><testsuite tests="2"><testcase name="a"/></testsuite></testsuites>'
+    )
+    note = "a.xml: pytest declares 2 tests and has 1: it counts subtests, too"
+    path = str(tmp_path / "a.xml")
+    assert allranks("compare", path, path)[1].startswith(f"note on A: {note}\nnote on B: {note}\nno test differs\n")
+    assert json.loads(allranks("compare", path, path, "--json")[1])["notes"] == {"a": [note], "b": [note]}
+
+
+@pytest.mark.parametrize(
+    "damage", ['{"schema": 1, "suites": 3}', '{"schema": 1, "suites": [{"cell": 1}]}', '{"schema": 1', "[]"]
+)
+def test_a_damaged_report_is_refused(allranks, runs, damage):
+    allranks("merge", str(runs[0]))
+    report = runs[0] / "report.json"
+    report.write_text(damage if damage == "[]" else f'{{"generator": "allranks", {damage[1:]}')
+    code, out, err = allranks("compare", str(report), str(runs[1]))
+    assert (code, out) == (2, "")
+    assert "report.json cannot be compared." in err
+
+
+def test_a_bug_of_ours_is_not_called_damage(allranks, runs, monkeypatch):
+    def broken(*_, **__):
+        raise KeyError
+
+    monkeypatch.setattr(comparison, "status_of", broken)
+    allranks("merge", str(runs[0]))
+    for form in ("report.json", "junit.xml"):
+        code, _, err = allranks("compare", str(runs[0] / form), str(runs[0] / form))
+        assert (code, "This is a bug in allranks." in err) == (4, True)

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from allranks.plugins.history.database import read
-from allranks.plugins.history.recorder import status_of
+from allranks.plugins.history.recorder import recorded_status
 from allranks.plugins.history.trends import History, Trend
 from allranks.report.merging import merge
 from allranks.report.results import EarlierAttempt, TestVerdict, Verdict, VerdictKind, VerdictRule
@@ -20,6 +20,10 @@ def lines_of(path, text):
     """The tests that a text means, over all runs of a history."""
     with read(path) as database:
         return History(database).lookup(text, 0)[1]
+
+
+def letters(line):
+    return "".join(each.status for each in line.statuses)
 
 
 def past(merged, test=A):
@@ -100,7 +104,7 @@ def test_a_run_that_is_merged_again_counts_once_and_the_last_merge_counts(merged
     merged(1, {A: "passed"})
     merged(2, {A: "failed"}, run_id="again")
     merged(3, {A: "passed"}, run_id="again")
-    assert [line.statuses for line in lines_of(tmp_path / "history.sqlite", A)] == [["P", "P"]]
+    assert [letters(line) for line in lines_of(tmp_path / "history.sqlite", A)] == ["PP"]
 
 
 def test_a_run_that_is_merged_late_takes_its_place_in_time(merged):
@@ -139,7 +143,7 @@ def test_results_from_elsewhere_are_the_same_run_in_another_folder(write_ranks, 
 )
 def test_an_outcome_is_a_letter_however_skips_are_read(kind, rule, executed, letter):
     test = TestVerdict(nodeid="t", classname="", name="t", verdict=Verdict(kind=kind, rule=rule, executed=executed))
-    assert status_of(test) == letter
+    assert recorded_status(test) == letter
 
 
 def test_an_absent_shard_is_recorded_under_its_suite(run_folder, recorded, tmp_path):
@@ -155,7 +159,7 @@ def test_a_pass_after_a_failure_is_a_letter_of_its_own():
     bad = Verdict(kind=VerdictKind.FAILURE, rule=VerdictRule.LEADING_OUTCOME)
     good = Verdict(kind=VerdictKind.PASSED, rule=VerdictRule.PASSED)
     earlier = (EarlierAttempt(number=1, verdict=bad),)
-    assert status_of(TestVerdict(nodeid="t", classname="", name="t", verdict=good, earlier=earlier)) == "f"
+    assert recorded_status(TestVerdict(nodeid="t", classname="", name="t", verdict=good, earlier=earlier)) == "f"
 
 
 def test_jobs_of_a_suite_may_have_different_tests(run_folder, recorded, tmp_path):
@@ -165,7 +169,7 @@ def test_jobs_of_a_suite_may_have_different_tests(run_folder, recorded, tmp_path
         run_folder.both(job, tests)
     assert not recorded(run_folder.path).history.problem
     lines = lines_of(tmp_path / "history.sqlite", "test_")
-    assert {(line.place.cell_id, line.place.nodeid): line.statuses[0] for line in lines} == {
+    assert {(line.place.cell_id, line.place.nodeid): letters(line) for line in lines} == {
         ("gloo-w2-g0-env", A): "P",
         ("gloo-w2-g0-env", B): "F",
         ("gloo-w2-g0-tcp", B): "P",

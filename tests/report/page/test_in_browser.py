@@ -127,7 +127,7 @@ def test_a_group_of_which_no_test_is_listed_says_how_many_there_are(
     page.open(write_page(tmp_path, [job("c", "s", [failed(f"t.py::test_{number}") for number in range(5)])]))
     assert page.texts("#failures .group h3 bdi") == ["AssertionError: 1 != 2"]
     assert page.texts("#failures .group .extent") == ["5 tests; rank 1"]
-    assert "5 failures are counted and not listed: junit.xml beside this page has all of them." in page.text("#top")
+    assert "5 failed are counted and not listed: junit.xml beside this page has all of them." in page.text("#top")
     assert page.text("#shown") == "0 of 0 tests; 5 more are not listed"
 
 

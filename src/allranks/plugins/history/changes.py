@@ -1,6 +1,7 @@
 """Adds runs to a history, as the statuses that they changed, and deletes the oldest ones.
 
-A status is a letter, and the ranks that went wrong by themselves if not all of them did: ``F``, ``F3``, ``E0-2, 5``.
+A status is the letter of a :class:`Status`, however skips are read, and the ranks that went wrong by themselves if not
+all of them did: ``F``, ``F3``, ``E0-2, 5``.
 """
 
 import sys
@@ -12,18 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 from allranks.plugins.history.database import HistoryError, Values, rows
 from allranks.report.judged import CLASSNAME
+from allranks.report.status import Status
 
 if TYPE_CHECKING:
     import sqlite3
 
 KEPT: Final = 500
 """Runs that a history keeps, unless a matrix file has said otherwise."""
-
-LETTERS: Final = frozenset("PSFEf-")
-"""Passed, skipped, failed, error, passed after a failure; and no outcome: a job did not have the test or reach it."""
-
-ABSENT: Final = "-"
-PASSED: Final = "P"
 
 MANY: Final = "many"
 """The ranks of a status that are too many to name."""
@@ -48,11 +44,6 @@ _DELETE: Final = """
 DELETE FROM change WHERE cell = :cell AND test = :test AND run <= :run
 AND NOT (:has_outcome AND run IN (:since, :run))
 """
-
-
-def is_bad(status: str) -> bool:
-    """True if the test failed."""
-    return status[:1] in {"F", "E"}
 
 
 @dataclass(frozen=True)
@@ -115,15 +106,16 @@ def record(
             own = [tests[suite][place] for place in places]
             now = dict(zip(own, statuses, strict=True))
             if len(now) < len(own):  # shards may have errors of one name
-                now |= {test: status for test, status in zip(own, statuses, strict=True) if is_bad(status)}
+                now |= {test: status for test, status in zip(own, statuses, strict=True) if Status(status[0]).is_bad}
             # Where a job has no error of its own, that is good; a test that is absent has no outcome.
-            errors = {number: PASSED for [number] in rows(database, _ERRORS, (int,), {"suite": suites[suite]})}
+            errors = {number: Status.PASSED for [number] in rows(database, _ERRORS, (int,), {"suite": suites[suite]})}
             before = errors | before
-            now = dict.fromkeys(before.keys() & set(tests[suite]), ABSENT) | errors | now
-            changed = [test for test, status in now.items() if status != before.get(test, ABSENT)]
+            now = dict.fromkeys(before.keys() & set(tests[suite]), Status.ABSENT) | errors | now
+            changed = [test for test, status in now.items() if status != before.get(test, Status.ABSENT)]
             job: Values = {"cell": cell, "suite": suites[suite], "run": run}
             for [later] in list(rows(database, _NEXT_RUN, (int,), job)):  # its statuses stay what they are
-                database.executemany(_INSERT, [(cell, test, later, before.get(test, ABSENT)) for test in changed])
+                kept = [(cell, test, later, before.get(test, Status.ABSENT)) for test in changed]
+                database.executemany(_INSERT, kept)
             database.executemany(_INSERT, [(cell, test, run, now[test]) for test in changed])
             database.execute("INSERT INTO job VALUES (:cell, :suite, :run)", job)
     if any(rows(database, "SELECT number FROM run WHERE number < :run LIMIT 1", (int,), {"run": oldest})):
@@ -184,7 +176,7 @@ def _remove_before(database: "sqlite3.Connection", oldest: int) -> None:
     for cell, test, run, status in list(rows(database, replaced, (int, int, int, str), values)):
         place: Values = {"cell": cell, "test": test, "run": run}
         since = next((since for [since] in rows(database, SINCE, (int,), place)), run)
-        has_outcome = status != ABSENT or any(rows(database, _LATER, (int,), place))  # in a kept run
+        has_outcome = status != Status.ABSENT or any(rows(database, _LATER, (int,), place))  # in a kept run
         database.execute(_DELETE, {**place, "since": since, "has_outcome": has_outcome})
     for statement in (
         "DELETE FROM run WHERE number < :oldest",

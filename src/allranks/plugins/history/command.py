@@ -11,6 +11,7 @@ from allranks.cli.options import add_json, add_matrix, moment, number, say, say_
 from allranks.errors import ExitCode, UsageError, counted
 from allranks.plugins.history.hooks import file_of, matrix_here
 from allranks.protocol.xml_text import readable
+from allranks.report.status import Status
 
 if TYPE_CHECKING:
     from allranks.plugins.history.trends import History, RecordedRun, TestLine
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
 _SHOWN_RUNS = 60
 _SHOWN_TESTS = 50
 _ELSEWHERE = "."
-_LEGEND = (
-    "P passed, S skipped, F failed, E error, f passed after a failure, - no outcome, . the run did not have this job"
-)
 
 
 def add(parser: CommandParser) -> None:
@@ -91,10 +89,11 @@ def _say_lines(runs: "Sequence[RecordedRun]", lines: "Sequence[TestLine]") -> No
         place = line.place
         if shown != (shown := place.test):
             say(f"\n{readable(place.nodeid)} ({readable(place.suite_name)})")
-        letters = "".join(status[0] if status else _ELSEWHERE for status in line.statuses)
+        letters = "".join(each.status if each else _ELSEWHERE for each in line.statuses)
         past = readable(line.past.text) if line.past else ""
         say(f"  {readable(place.cell_id):<{width}}  {letters}  {past}".rstrip())
-    say(f"\n{_LEGEND}" if lines else "It has no outcome in these runs.")
+    legend = ", ".join(f"{each} {each.word}" for each in Status if each is each.without_policy)
+    say(f"\n{legend}, . the run did not have this job" if lines else "It has no outcome in these runs.")
 
 
 def _told(run: "RecordedRun") -> str:
@@ -110,8 +109,8 @@ def _line(line: "TestLine") -> Mapping[str, object]:
         "cell": line.place.cell_id,
         "suite": line.place.suite_name,
         "test": line.place.nodeid,
-        "outcomes": [status and status[0] for status in line.statuses],
-        "ranks": [status and (status[1:] or None) for status in line.statuses],
+        "outcomes": [each and each.status for each in line.statuses],
+        "ranks": [each and (each.ranks or None) for each in line.statuses],
         "trend": line.past.trend.value if line.past else None,
         "text": line.past.text if line.past else "",
     }

@@ -47,8 +47,13 @@ def _compare(options: argparse.Namespace) -> ExitCode:
     found = list(compare(before, after))
     code = ExitCode.TESTS_FAILED if any(test.kind.is_worse for test in found) else ExitCode.OK
     if options.json:
-        say_json(exit_code=int(code), counts=_counts(found), tests=list(map(_object, found)))
+        counts = Counter(test.kind.value for test in found)
+        notes = {"a": _notes(before), "b": _notes(after)}
+        say_json(exit_code=int(code), counts=counts, tests=list(map(_object, found)), notes=notes)
     else:
+        for side, jobs in (("A", before), ("B", after)):
+            for note in _notes(jobs):
+                say(f"note on {side}: {readable(note)}")
         _say(found, code)
     return code
 
@@ -89,8 +94,8 @@ def _part(jobs: "Sequence[ComparedJob]", text: str, run: Path) -> "Sequence[Comp
     return found
 
 
-def _counts(found: "Sequence[DifferentTest]") -> Mapping[str, int]:
-    return dict(Counter(test.kind.value for test in found))
+def _notes(jobs: "Sequence[ComparedJob]") -> list[str]:
+    return list(dict.fromkeys(note for job in jobs for note in job.notes))
 
 
 _WORDS = {
@@ -132,7 +137,7 @@ def _object(test: "DifferentTest") -> Mapping[str, object]:
         "cell_b": other,
         "suite": test.suite,
         "test": test.nodeid,
-        "a": test.before.letter,
-        "b": test.after.letter,
+        "a": test.before.status,
+        "b": test.after.status,
         "message": test.after.message,
     }

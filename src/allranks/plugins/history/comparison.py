@@ -6,23 +6,24 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
-from allranks.errors import ResultsError, UsageError
-from allranks.plugins.history.recorder import status_of, without_shard
-from allranks.protocol.outcomes import Outcome
+from allranks.errors import UsageError
+from allranks.plugins.history.recorder import without_shard
 from allranks.protocol.xml_text import cut, first_line
 from allranks.report.case_details import CaseDetails
 from allranks.report.gathering import gather
 from allranks.report.judge.accounting import account, troubled_input
 from allranks.report.judge.rules import VerdictPolicy
-from allranks.report.judged import CellSuite
+from allranks.report.judged import CellSuite, Share
 from allranks.report.junit_document import report_parts
 from allranks.report.junit_reader import JUnitReader, UnreadableError
 from allranks.report.report_json import SCHEMA, is_report_json
+from allranks.report.results import Verdict, VerdictKind, VerdictRule, kind_of, status_of
 from allranks.report.run_files import JudgingPolicy
+from allranks.report.status import Status
 from allranks.report.suite_counts import Suite
-from allranks.report.untrusted import open_regular, other_schema
+from allranks.report.untrusted import open_regular, other_schema, parsed
 
 
 class Difference(StrEnum):
@@ -44,9 +45,9 @@ class Difference(StrEnum):
 
 
 class ComparedOutcome(NamedTuple):
-    """An outcome, with a letter as in a history, and the first line of its message."""
+    """An outcome, however skips are read, and the first line of its message."""
 
-    letter: str
+    status: Status
     message: str = ""
 
 
@@ -58,6 +59,7 @@ class ComparedJob:
     suite: str
     axes: Mapping[str, str] = field(default_factory=dict)  # empty if unknown
     tests: Mapping[str, ComparedOutcome]
+    notes: tuple[str, ...] = ()  # remarks on what was read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +81,8 @@ class DifferentTest:
         return f"{cells} / {self.suite}" if cells else self.suite
 
 
-_WORST: Final = "EFSfP-"
-"""Letters of outcomes, the worst first."""
-
-_NONE: Final = ComparedOutcome("-")
+_NONE: Final = ComparedOutcome(Status.ABSENT)
+_WORST_FIRST: Final = tuple(Status)
 _OF_ALL: Final = frozenset({"allranks::manifest", "allranks::report"})  # errors that are of no job
 
 
@@ -114,7 +114,7 @@ def _by_key(
         key = (place if by_axes or are_cells else job.cell, job.suite)
         known = found.get(key)
         tests = together([*known.tests.items(), *job.tests.items()]) if known else job.tests
-        found[key] = ComparedJob(cell=job.cell, suite=job.suite, axes=job.axes, tests=tests)
+        found[key] = replace(job, tests=tests)
     return found
 
 
@@ -122,7 +122,7 @@ def together(outcomes: Iterable[tuple[str, ComparedOutcome]]) -> dict[str, Compa
     """Outcomes by node id: of several under one id the worst, whatever their order."""
     found: dict[str, ComparedOutcome] = {}
     for nodeid, outcome in outcomes:
-        found[nodeid] = min(outcome, found.get(nodeid, outcome), key=lambda each: _WORST.index(each.letter))
+        found[nodeid] = min(outcome, found.get(nodeid, outcome), key=lambda each: _WORST_FIRST.index(each.status))
     return found
 
 
@@ -131,7 +131,7 @@ def _compare_jobs(one: ComparedJob | None, other: ComparedJob | None) -> Iterato
     job = other or one
     for nodeid in dict.fromkeys((*there, *here)):
         before, after = there.get(nodeid) or _absent(nodeid, one), here.get(nodeid) or _absent(nodeid, other)
-        if job and (kind := difference(before.letter, after.letter)):
+        if job and (kind := difference(before.status, after.status)):
             cells = (one.cell if one else None, other.cell if other else None)
             yield DifferentTest(kind=kind, cells=cells, suite=job.suite, nodeid=nodeid, before=before, after=after)
 
@@ -139,27 +139,25 @@ def _compare_jobs(one: ComparedJob | None, other: ComparedJob | None) -> Iterato
 def _absent(nodeid: str, job: ComparedJob | None) -> ComparedOutcome:
     """The outcome of what a side lacks: an error that is of no test is over where it is absent."""
     is_error = nodeid.startswith("allranks::") and (job is not None or nodeid in _OF_ALL)
-    return ComparedOutcome("P") if is_error else _NONE
+    return ComparedOutcome(Status.PASSED) if is_error else _NONE
 
 
-def difference(before: str, after: str) -> Difference | None:
+def difference(before: Status, after: Status) -> Difference | None:
     """How two outcomes differ; None if they do not."""
     match before, after:
-        case _ if before == after:
+        case _ if before is after:
             kind = None
-        case (("F" | "E"), ("F" | "E")):
-            kind = Difference.OTHER
-        case _, ("F" | "E"):
-            kind = Difference.FAILS
-        case _, "-":
+        case _ if after.is_bad:
+            kind = Difference.OTHER if before.is_bad else Difference.FAILS
+        case _, Status.ABSENT:
             kind = Difference.MISSING
-        case "-", _:
+        case Status.ABSENT, _:
             kind = Difference.ADDED
-        case _, "S":
+        case _, Status.SKIPPED:
             kind = Difference.SKIPPED
-        case "S", _:
+        case Status.SKIPPED, _:
             kind = Difference.RUNS
-        case "P", "f":
+        case Status.PASSED, Status.FLAKY:
             kind = Difference.FLAKY
         case _:
             kind = Difference.FIXED
@@ -168,7 +166,7 @@ def difference(before: str, after: str) -> Difference | None:
 
 _MESSAGE = 300
 _TIME = re.compile(r"-[0-9]{14}$")
-_LETTERS = {"passed": "P", "skipped": "S", "failure": "F", "error": "E"}
+"""What xmlrunner puts to the end of a suite's name, another one in each run."""
 
 
 def read_jobs_of(path: Path) -> list[ComparedJob]:
@@ -182,12 +180,10 @@ def read_jobs_of(path: Path) -> list[ComparedJob]:
     """
     try:
         jobs = list(_from_folder(path.resolve()) if path.is_dir() else _from_file(path))
-    except (OSError, ResultsError) as error:
-        raise _unreadable(path, getattr(error, "strerror", None) or str(error)) from error
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error)) from error
     except UnreadableError as error:
         raise _unreadable(path, error.why, error.remedy) from error
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise _unreadable(path, f"it is damaged ({type(error).__name__}: {error})") from error
     if any(job.tests for job in jobs):
         return jobs
     raise _unreadable(path, "there is no result in it")
@@ -198,9 +194,11 @@ def _from_folder(folder: Path) -> Iterator[ComparedJob]:
     if gathered.attempts or gathered.manifest:
         told = gathered.manifest.policy if gathered.manifest else JudgingPolicy()
         setting = VerdictPolicy(skip=told.skip or "skip", mixed_skip=told.mixed_skip)
-        for job in map(_from_suite, account(gathered, setting)):
-            # XML from elsewhere has the folder's own name for a cell, which is another one in each run.
-            yield job if gathered.is_own or job.cell != folder.name else replace(job, cell="")
+        for suite in account(gathered, setting):
+            job = _from_suite(suite)
+            if not gathered.is_own:  # a cell may have the folder's own name, which is another one in each run
+                job = replace(job, cell="" if job.cell == folder.name else job.cell, notes=suite.notes)
+            yield job
     else:
         reports = (folder / name for name in ("report.json", "junit.xml"))
         found = next((report for report in reports if report.is_file()), None)
@@ -219,49 +217,72 @@ def _unreadable(path: Path, why: str, remedy: str = "") -> UsageError:
 
 
 def _from_suite(suite: CellSuite) -> ComparedJob:
-    tests = {
-        test.nodeid: ComparedOutcome(status_of(test)[0], cut(first_line(test.verdict.message), _MESSAGE))
-        for test in suite.tests
-    }
-    return ComparedJob(
-        cell=suite.cell, suite=_timeless(suite.whole_suite), axes=_axes(suite.axes), tests=_reached(tests)
+    tests = ((test.nodeid, test.status, test.verdict.message) for test in suite.tests)
+    return _job(suite.cell, suite.whole_suite, suite.axes, tests)
+
+
+def _job(
+    cell: str, suite: str, axes: Mapping[str, str | int], tests: Iterable[tuple[str, Status, str]], *notes: str
+) -> ComparedJob:
+    """A job from its tests: node id, status and message of each."""
+    outcomes = (
+        (nodeid, ComparedOutcome(status.without_policy, cut(first_line(message), _MESSAGE)))
+        for nodeid, status, message in tests
+        if status is not Status.ABSENT
     )
-
-
-def _timeless(name: str) -> str:
-    """A suite's name without the time that xmlrunner puts to its end, which is another one in each run."""
-    return _TIME.sub("", name)
-
-
-def _axes(axes: Mapping[str, Any]) -> dict[str, str]:
-    return {axis: str(value) for axis, value in axes.items()}
-
-
-def _reached(tests: Mapping[str, ComparedOutcome]) -> dict[str, ComparedOutcome]:
-    return {nodeid: outcome for nodeid, outcome in tests.items() if outcome.letter != "-"}
+    texts = {axis: str(value) for axis, value in axes.items()}
+    return ComparedJob(cell=cell, suite=_TIME.sub("", suite), axes=texts, tests=together(outcomes), notes=notes)
 
 
 def _from_file(path: Path) -> Iterator[ComparedJob]:
     if not is_report_json(path):
         yield from _from_xml(path)
         return
-    with open_regular(path) as file:
-        document = json.load(file)
-    if document["schema"] != SCHEMA:
-        raise _unreadable(path, f"it is {other_schema(document['schema'], SCHEMA)}")
-    yield from map(_from_json, document["suites"])
+    try:
+        with open_regular(path) as file:
+            document = json.load(file)
+        if (schema := document.get("schema")) != SCHEMA:
+            raise _unreadable(path, f"it is {other_schema(schema, SCHEMA)}")
+        suites = parsed(_Report, document).suites
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(path, f"it is damaged ({error})") from error
+    yield from map(_from_json, suites)
 
 
-def _from_json(suite: Mapping[str, Any]) -> ComparedJob:
-    tests = {}
-    for test in suite["tests"]:
-        is_reached = test.get("rule") != 6 or test.get("executed") or test["verdict"] != "skipped"
-        is_skip = test.get("skip_but_pass") or test["verdict"] == "skipped"
-        letter = "f" if test.get("flaky") else "S" if is_skip else _LETTERS[test["verdict"]]
-        message = cut(first_line(test.get("message", "")), _MESSAGE)
-        tests[test["nodeid"]] = ComparedOutcome(letter if is_reached else "-", message)
-    name = _timeless(str((suite.get("share") or {}).get("suite") or suite["suite"]))
-    return ComparedJob(cell=str(suite["cell"]), suite=name, axes=_axes(suite.get("axes", {})), tests=_reached(tests))
+@dataclass(frozen=True, kw_only=True)
+class _Test:
+    nodeid: Annotated[str, str]
+    verdict: Literal["passed", "skipped", "failure", "error"]
+    rule: Annotated[int, range(1, len(VerdictRule) + 1)]
+    message: str = ""
+    executed: Any = False
+    flaky: Any = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Suite:
+    cell: Annotated[str, str]
+    suite: Annotated[str, str]
+    axes: Mapping[Annotated[str, str], str | int] = field(default_factory=dict)
+    share: Share | None = None
+    tests: tuple[_Test, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Report:
+    """What is read of a report.json."""
+
+    suites: tuple[_Suite, ...]
+
+
+def _from_json(suite: _Suite) -> ComparedJob:
+    tests = ((test.nodeid, _status_in_json(test), test.message) for test in suite.tests)
+    return _job(suite.cell, suite.share.suite if suite.share else suite.suite, suite.axes, tests)
+
+
+def _status_in_json(test: _Test) -> Status:
+    verdict = Verdict(kind=VerdictKind(test.verdict), rule=VerdictRule(test.rule), executed=bool(test.executed))
+    return status_of(verdict, has_earlier=bool(test.flaky))
 
 
 def _from_xml(path: Path) -> Iterator[ComparedJob]:
@@ -270,9 +291,10 @@ def _from_xml(path: Path) -> Iterator[ComparedJob]:
         for _ in reader.feed(part):
             yield from reader.jobs
             reader.jobs.clear()
-        if reader.problem:
+        if reader.problem or reader.note:
             text = f"{part.name} contradicts itself: {reader.problem}."
-            yield ComparedJob(cell="", suite="report", tests={"allranks::report": ComparedOutcome("E", text)})
+            tests = [("allranks::report", Status.ERROR, text)] if reader.problem else []
+            yield _job("", "report", {}, tests, *([f"{part.name}: {reader.note}"] if reader.note else []))
 
 
 class _Jobs(JUnitReader):
@@ -289,7 +311,7 @@ class _Jobs(JUnitReader):
         super().__init__()
         self.jobs: list[ComparedJob] = []
         self._name = name
-        self._tests: dict[Suite, list[tuple[str, ComparedOutcome]]] = {}
+        self._tests: dict[Suite, list[tuple[str, Status, str]]] = {}
 
     def add_case(self, case: Mapping[str, str], _: float, details: CaseDetails | None) -> None:
         """Add a testcase to its suite."""
@@ -300,20 +322,16 @@ class _Jobs(JUnitReader):
         if tests := self._tests.pop(suite, []):
             facts = {name.removeprefix("allranks."): value for name, value in suite.properties.items()}
             axes = {name.removeprefix("axis."): value for name, value in facts.items() if name.startswith("axis.")}
-            name = _timeless(without_shard(facts.get("suite") or suite.name or self._name))
-            job = ComparedJob(cell=facts.get("cell", ""), suite=name, axes=axes, tests=_reached(together(tests)))
-            self.jobs.append(job)
+            name = without_shard(facts.get("suite") or suite.name or self._name)
+            self.jobs.append(_job(facts.get("cell", ""), name, axes, tests))
 
 
-def _outcome(case: Mapping[str, str], details: CaseDetails) -> tuple[str, ComparedOutcome]:
-    """The node id of a testcase, and its outcome as where ranks' XML is merged."""
+def _outcome(case: Mapping[str, str], details: CaseDetails) -> tuple[str, Status, str]:
+    """Node id, status and message of a testcase, as where ranks' XML is merged."""
     said = details.properties
     nodeid = said.get("allranks.nodeid") or "::".join(filter(None, (case.get("classname"), case.get("name"))))
     outcome, message, _ = details.worst
-    if outcome.is_bad:
-        letter = "F" if outcome is Outcome.FAILED else "E"
-    elif outcome in {Outcome.SKIPPED, Outcome.XFAILED}:
-        letter = "-" if message.startswith("not run: ") else "S"
-    else:
-        letter = "f" if details.reruns else "S" if "allranks.skip_but_pass" in said else "P"
-    return nodeid, ComparedOutcome(letter, cut(first_line(message), _MESSAGE))
+    is_of_job = said.get("allranks.rule") == str(VerdictRule.JOB.value)
+    rule = VerdictRule.SKIPPED if "allranks.skip_but_pass" in said else VerdictRule.PASSED
+    verdict = Verdict(kind=kind_of(outcome), rule=VerdictRule.JOB if is_of_job else rule, executed=not is_of_job)
+    return nodeid, status_of(verdict, has_earlier=bool(details.reruns) or "allranks.earlier" in said), message

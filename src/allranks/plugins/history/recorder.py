@@ -6,20 +6,21 @@ becomes one sentence.
 
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
-from allranks.plugins.history.changes import ABSENT, MANY, RunStatuses, record
+from allranks.plugins.history.changes import MANY, RunStatuses, record
 from allranks.plugins.history.database import PATIENCE, HistoryError, written
 from allranks.plugins.history.trends import History, RunHistory
-from allranks.protocol.outcomes import Outcome, numbers
+from allranks.protocol.outcomes import numbers
 from allranks.report.judged import MANIFEST_PLACE, CellSuite, MergedRun
 from allranks.report.page.page import escaped
-from allranks.report.results import EarlierAttempt, TestVerdict, VerdictKind, VerdictRule
+from allranks.report.results import RankResult, TestVerdict, own_failures
 from allranks.report.section import Section, SectionMaker
+from allranks.report.status import Status
 from allranks.report.summary import FAILURES, LISTED, markdown, shorten
 from allranks.report.untrusted import LAST_MOMENT
 
@@ -39,28 +40,18 @@ def without_shard(suite: str) -> str:
     return _SHARD.sub("", suite)
 
 
-def status_of(test: TestVerdict) -> str:
-    """The outcome of a test as a history keeps it, however its skips are read."""
-    verdict = test.verdict
-    if verdict.rule is VerdictRule.PASSED and not test.earlier:
-        return "P"
-    if verdict.is_bad:
-        return f"{'F' if verdict.kind is VerdictKind.FAILURE else 'E'}{_ranks(test)}"
-    if verdict.rule is VerdictRule.JOB and not verdict.executed:
-        return ABSENT  # it was not reached
-    if test.earlier:
-        return f"f{_ranks(test.earlier[-1])}"
-    return "S" if verdict.kind is VerdictKind.SKIPPED or verdict.is_skip_but_pass else "P"
+def recorded_status(test: TestVerdict) -> str:
+    """The status of a test as a history keeps it, with the ranks behind it."""
+    status = test.status.without_policy
+    if status.is_bad:
+        return f"{status}{_ranks(test.ranks)}"
+    return f"{status}{_ranks(test.earlier[-1].ranks)}" if status is Status.FLAKY else status.value
 
 
-def _ranks(test: TestVerdict | EarlierAttempt) -> str:
+def _ranks(ranks: Sequence[RankResult]) -> str:
     """The ranks that went wrong by themselves; empty if all did, or if none is known."""
-    own = [
-        rank.rank
-        for rank in test.ranks
-        if rank.outcome.is_bad and rank.outcome is not Outcome.ABORTED and not rank.consequence
-    ]
-    if not own or len(own) == len(test.ranks):
+    own = own_failures(ranks)
+    if not own or len(own) == len(ranks):
         return ""
     return numbers(own) if len(own) <= _MOST_RANKS else MANY
 
@@ -82,7 +73,7 @@ class HistoryRecorder(SectionMaker):
         """Take the outcomes of a job."""
         if (suite.cell, suite.suite) == MANIFEST_PLACE:
             return
-        nodeids, statuses = [test.nodeid for test in suite.tests], list(map(status_of, suite.tests))
+        nodeids, statuses = [test.nodeid for test in suite.tests], list(map(recorded_status, suite.tests))
         self._told.add(suite.cell, without_shard(suite.whole_suite), nodeids, statuses)
         if suite.started is not None and 0 <= suite.started < LAST_MOMENT:
             self._started = min(suite.started, suite.started if self._started is None else self._started)

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from allranks.errors import UsageError, counted, did_you_mean
-from allranks.plugins.history.changes import ABSENT, LETTERS, MANY, SINCE, is_bad
+from allranks.plugins.history.changes import MANY, SINCE
 from allranks.plugins.history.database import HistoryError, rows
+from allranks.report.status import Status
 
 if TYPE_CHECKING:
     import sqlite3
@@ -124,11 +125,18 @@ class PastOfTest:
         return told
 
 
+class RecordedStatus(NamedTuple):
+    """A status in a history."""
+
+    status: Status
+    ranks: str  # those that went wrong by themselves, if not all of them did
+
+
 class TestLine(NamedTuple):
     """The statuses of a test in a cell."""
 
     place: Place
-    statuses: Sequence[str | None]  # in each run, oldest first; None where the run did not have the job
+    statuses: Sequence[RecordedStatus | None]  # in each run, oldest first; None where the run did not have the job
     past: PastOfTest | None  # its trend in the newest runs; None if it is of no interest
 
 
@@ -187,6 +195,14 @@ def _object(past: PastOfTest) -> Mapping[str, object]:
     }
 
 
+def _recorded(text: str) -> RecordedStatus:
+    try:
+        return RecordedStatus(Status(text[:1]), text[1:])
+    except ValueError as error:
+        msg = f"is damaged (it has the status {text!r:.20})"
+        raise HistoryError(msg) from error
+
+
 class History:
     """The runs of a history up to one of them.
 
@@ -229,7 +245,7 @@ class History:
         for test in self._meant(text):
             for place in (Place(*row) for row in rows(self._database, _PLACES_OF_TEST, _PLACE, {"test": test})):
                 told = dict(self._statuses(place, runs))
-                if {*told.values()} - {ABSENT}:
+                if any(each.status is not Status.ABSENT for each in told.values()):
                     found.append(TestLine(place, [told.get(run.started) for run in runs], self._past(place)))
         return runs, found
 
@@ -246,19 +262,16 @@ class History:
             raise UsageError(msg, remedy="Give a whole node id, or more of it.")
         return found
 
-    def _statuses(self, place: Place, runs: Sequence[RecordedRun]) -> list[tuple[int, str]]:
+    def _statuses(self, place: Place, runs: Sequence[RecordedRun]) -> list[tuple[int, RecordedStatus]]:
         """The number of each of some successive runs that had the job of a test, and the test's status in it."""
         first, last = runs[0].started, runs[-1].started
         place_values = {"cell": place.cell, "test": place.test, "last": last}
         changes = rows(self._database, _CHANGES, (int, str), place_values)
-        change, status, found = last + 1, ABSENT, []
+        change, status, found = last + 1, "", []
         for run in self._runs_of_job(place.cell, place.suite, first, last):
             while change > run:
-                change, status = next(changes, (-1, ABSENT))
-            found.append((run, status))
-        if wrong := {status for _, status in found if status[:1] not in LETTERS}:
-            msg = f"is damaged (it has the status {min(wrong)!r:.20})"
-            raise HistoryError(msg)
+                change, status = next(changes, (-1, Status.ABSENT))
+            found.append((run, _recorded(status)))
         return found[::-1]
 
     def _read_runs_of_job(self, cell: int, suite: int, first: int, last: int) -> list[int]:
@@ -269,27 +282,27 @@ class History:
     def _past(self, place: Place) -> PastOfTest | None:
         """The trend of a test; None if it has none, as in the first run of all."""
         told = self._statuses(place, self.runs[-WINDOW:])
-        if len(self.runs) < 2 or not told or told[-1][1] == ABSENT:
+        if len(self.runs) < 2 or not told or told[-1][1].status is Status.ABSENT:
             return None
-        newest, now = told[-1]
-        known = [status for _, status in told if status != ABSENT]
-        bad = [is_bad(status) for status in known if status != "S"]  # a skip settles no failure
+        newest, (now, _) = told[-1]
+        known = [each for _, each in told if each.status is not Status.ABSENT]
+        bad = [each.status.is_bad for each in known if each.status is not Status.SKIPPED]  # a skip settles no failure
         falls = sum(one > other for other, one in pairwise([False, *bad]))
         since = None
-        if is_bad(now) or bad[-2:-1] == [True]:
-            since = self._since(place, newest if is_bad(now) else newest - 1)
-        if is_bad(now) and since and since.started < newest:
+        if now.is_bad or bad[-2:-1] == [True]:
+            since = self._since(place, newest if now.is_bad else newest - 1)
+        if now.is_bad and since and since.started < newest:
             trend = Trend.FAILING
-        elif falls > 1 or any(status[0] == "f" for status in known):
+        elif falls > 1 or any(each.status is Status.FLAKY for each in known):
             trend = Trend.FLAKY
-        elif is_bad(now):
+        elif now.is_bad:
             trend = Trend.NEW
-        elif now != "S" and bad[-2:-1] == [True]:
+        elif now is not Status.SKIPPED and bad[-2:-1] == [True]:
             trend = Trend.FIXED
         else:
             return None
-        wrong = [status for status in known if status[0] in "FEf"]
-        ranks = Counter(status[1:] for status in wrong if status[1:])
+        wrong = [each for each in known if each.status.is_bad or each.status is Status.FLAKY]
+        ranks = Counter(each.ranks for each in wrong if each.ranks)
         return PastOfTest(
             cell=place.cell_id,
             suite=place.suite_name,

@@ -67,6 +67,7 @@ from allranks.report.results import (
     VerdictKind,
     VerdictRule,
     describe,
+    kind_of,
     severity,
     strip,
 )
@@ -181,7 +182,7 @@ def _leading_outcome(ranks: Sequence[RankResult], lead: Lead | None) -> Verdict 
         return None
     outcome = lead.result.outcome
     return Verdict(
-        kind=VerdictKind.FAILURE if outcome is Outcome.FAILED else VerdictKind.ERROR,
+        kind=kind_of(outcome),
         rule=VerdictRule.LEADING_OUTCOME,
         reason=outcome.value,
         exit_code=ExitCode.TESTS_FAILED,

@@ -28,6 +28,7 @@ from allranks.report.judged import JobSummary
 from allranks.report.page.course_view import output_diff, time_line
 from allranks.report.rank_course import RankCourse
 from allranks.report.results import EarlierAttempt, PassedRanks, RankResult, TestVerdict, compact, severity
+from allranks.report.status import Status
 
 _LEVEL: Final = 6
 
@@ -76,7 +77,6 @@ MOST_NAMES: Final = 60_000
 """Distinct names that good tests may add: names stay in memory until the page is written."""
 
 _BLOCK: Final = 1000
-_BAD: Final = "FE"
 
 
 class Index:
@@ -85,26 +85,26 @@ class Index:
     def __init__(self) -> None:
         self._packer = Packer()
         self._names: dict[str, int] = {}
-        self.left_out: Counter[str] = Counter()  # the tests that are not listed, by the letters of their verdicts
+        self.left_out: Counter[Status] = Counter()  # the tests that are not listed
         self._begin(0)
 
-    def has_room(self, letter: str, nodeid: str) -> bool:
-        """True if a testcase with this verdict can be listed; if not, it is counted as left out."""
-        if letter in _BAD:
+    def has_room(self, status: Status, nodeid: str) -> bool:
+        """True if a testcase with this status can be listed; if not, it is counted as left out."""
+        if status.is_bad:
             has_room = self._packer.size <= FAILURES_BUDGET
         else:
             is_known = nodeid in self._names or len(self._names) < MOST_NAMES
             has_room = is_known and self._packer.size <= LIST_BUDGET
-        self.left_out.update(() if has_room else letter)
+        self.left_out.update(() if has_room else [status])
         return has_room
 
-    def add(self, job: int, nodeid: str, letter: str, seconds: float, extra: Mapping[str, Any] | None) -> None:
+    def add(self, job: int, nodeid: str, status: Status, seconds: float, extra: Mapping[str, Any] | None) -> None:
         """Add a testcase.
 
         Args:
             job: The number of its job.
             nodeid: The node id, made readable.
-            letter: The letter of its verdict.
+            status: Its status in the attempt that counts.
             seconds: The time of its slowest rank.
             extra: Fields that only a few testcases have, for the script.
         """
@@ -114,7 +114,7 @@ class Index:
         if extra:
             self._extras[len(self._letters)] = extra
         self._numbers.append(self._number(nodeid))
-        self._letters.append(letter)
+        self._letters.append(status)
         self._times.append(round(seconds * 1000))
 
     def name_number(self, nodeid: str) -> int | None:

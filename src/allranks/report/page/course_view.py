@@ -10,7 +10,7 @@ from typing import Any, Final
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.xml_text import clean_cut, clipped, readable
 from allranks.report.rank_course import RankCourse, absent, waits
-from allranks.report.results import RankResult, TestVerdict
+from allranks.report.results import RankResult, TestVerdict, own_failures
 
 MOST_ROWS: Final = 16
 """Ranks of a time line: the leading one, those that went wrong by themselves, first and last comers, then any."""
@@ -83,7 +83,7 @@ def _ms(seconds: float) -> float:
 
 
 def _rows(course: RankCourse, test: TestVerdict, ranks: Sequence[RankResult]) -> list[RankResult]:
-    own = [rank.rank for rank in ranks if rank.outcome.is_bad and not rank.consequence]
+    own = sorted(own_failures(ranks))
     telling = [rank for each in course.collectives for rank in (each.latest, each.first)]
     lead = [] if test.verdict.leading is None else [test.verdict.leading]
     wanted = dict.fromkeys([*lead, *own[: MOST_ROWS // 2], *reversed(telling), *(rank.rank for rank in ranks)])

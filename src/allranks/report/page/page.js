@@ -2,21 +2,13 @@
 // What the report does in the browser. Text from tests reaches the page as text alone: every element is made by el(),
 // which knows no markup, and links are built of a section's name, a test's key, or a rank file's checked parts.
 (() => {
-  const VERDICTS = {
-    F: { word: "failed", glyph: "✕" },
-    E: { word: "error", glyph: "!" },
-    f: { word: "flaky", glyph: "↻" },
-    P: { word: "passed", glyph: "✓" },
-    K: { word: "skipped, counts as passed", glyph: "≈" },
-    S: { word: "skipped", glyph: "–" },
-  };
+  const GLYPHS = { F: "✕", E: "!", f: "↻", S: "–", K: "≈", P: "✓" };
   const OUTCOMES = {
     passed: "✓", failed: "F", errored: "E", crashed: "C", timed_out: "T", aborted: "A", missing: "?",
     skipped: "S", xfailed: "x", xpassed: "X",
   };
   const OWN = new Set(["failed", "errored", "crashed", "timed_out", "missing"]);  // a rank went wrong by itself: which one counts
   const DIED = new Set(["crashed", "timed_out", "missing"]);  // the end of what such a rank printed tells most
-  const ORDER = "FEfKSP";
   const WHOLE_LINES = 14;
   const GROUPS_AT_ONCE = 25;
   const ROWS_AROUND = 8;
@@ -118,6 +110,8 @@
   const reasonOf = (row) => (row.x.s === undefined ? "" : run.reasons[row.x.s][0]);
   const isBad = (row) => row.v === "F" || row.v === "E";
   const looksAs = (row) => (row.x.f ? "f" : row.v);
+  const placeOf = (letter) => run.statuses.findIndex(([each]) => each === letter);  // the worst status first
+  const wordOf = (letter) => run.statuses[placeOf(letter)][1];
 
   function runsOf(strip) {
     const runs = [];
@@ -160,7 +154,7 @@
     const parameters = new URLSearchParams(text);
     const next = none();
     for (const name of ["q", "cell", "suite", "reason", "group", "t"]) next[name] = parameters.get(name) || "";
-    next.v = new Set([...(parameters.get("v") || "")].filter((letter) => letter in VERDICTS));
+    next.v = new Set([...(parameters.get("v") || "")].filter((letter) => letter in GLYPHS));
     next.sort = parameters.get("sort") || "bad";
     for (const [name, value] of parameters) if (name.startsWith("axis.")) next.axes.set(name.slice(5), value);
     state = next;
@@ -203,7 +197,7 @@
   }
 
   const SORTS = {
-    bad: (left, right) => ORDER.indexOf(looksAs(left)) - ORDER.indexOf(looksAs(right)) || left.at - right.at,
+    bad: (left, right) => placeOf(looksAs(left)) - placeOf(looksAs(right)) || left.at - right.at,
     slow: (left, right) => right.ms - left.ms || left.at - right.at,
     name: (left, right) => (left.name < right.name ? -1 : left.name > right.name ? 1 : left.at - right.at),
     run: (left, right) => left.at - right.at,
@@ -221,12 +215,11 @@
 
   // Parts of rows
 
-  const badge = (letter, word) => el("span", { class: `badge v-${letter}`, title: VERDICTS[letter].word },
-    el("i", { "aria-hidden": "true" }, VERDICTS[letter].glyph), word ?? VERDICTS[letter].word);
+  const badge = (letter, word) => el("span", { class: `badge v-${letter}`, title: wordOf(letter) },
+    el("i", { "aria-hidden": "true" }, GLYPHS[letter]), word ?? wordOf(letter));
 
   function glyph(letter) {
-    return el("span", { class: `glyph v-${letter}`, title: VERDICTS[letter].word, role: "img", "aria-label": VERDICTS[letter].word },
-      VERDICTS[letter].glyph);
+    return el("span", { class: `glyph v-${letter}`, title: wordOf(letter), role: "img", "aria-label": wordOf(letter) }, GLYPHS[letter]);
   }
 
   function named(name) {
@@ -288,7 +281,7 @@
   function showCounts() {
     const items = [...byId("counts").children].map((item) => {
       const letter = item.className[2];
-      const chip = button([el("i", { "aria-hidden": "true" }, VERDICTS[letter].glyph), ...item.childNodes],
+      const chip = button([el("i", { "aria-hidden": "true" }, GLYPHS[letter]), ...item.childNodes],
         () => only({ v: new Set([letter]) }), { title: "Show these tests" });
       return el("li", { class: item.className }, chip);
     });
@@ -411,7 +404,7 @@
 
   function showControls() {
     if (byId("search").value !== state.q) byId("search").value = state.q;
-    fill(byId("verdicts"), Object.keys(VERDICTS).filter(occurs).map(verdictToggle));
+    fill(byId("verdicts"), run.statuses.map(([letter]) => letter).filter(occurs).map(verdictToggle));
     fill(byId("selects"), [
       choice("cell", "cell", distinct((job) => job.cell), state.cell, (cell) => filter({ cell })),
       choice("suite", "suite", distinct((job) => job.base), state.suite, (suite) => filter({ suite })),
@@ -451,7 +444,7 @@
 
   function verdictToggle(letter) {
     const on = state.v.has(letter);
-    return button([el("i", { "aria-hidden": "true" }, VERDICTS[letter].glyph), VERDICTS[letter].word], () => {
+    return button([el("i", { "aria-hidden": "true" }, GLYPHS[letter]), wordOf(letter)], () => {
       const v = new Set(state.v);
       if (!v.delete(letter)) v.add(letter);
       filter({ v });

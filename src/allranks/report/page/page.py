@@ -16,6 +16,7 @@ from typing import Final
 
 from allranks.protocol.xml_text import clipped, readable
 from allranks.report.judged import Counts, MergedRun
+from allranks.report.status import Status
 from allranks.report.summary import times
 
 _SHOWN_NOTES: Final = 100
@@ -129,16 +130,17 @@ def _facts(merged: MergedRun) -> Iterator[str]:
 
 
 def _counts(counts: Counts) -> Iterator[str]:
-    for letter, what, count in (
-        ("F", "failed", counts.failed),
-        ("E", "errors", counts.errors),
-        ("f", "flaky", counts.flaky),
-        ("P", "passed", counts.passed - counts.skip_but_pass),
-        ("K", "skipped, counts as passed", counts.skip_but_pass),
-        ("S", "skipped", counts.skipped),
+    for status, count in (
+        (Status.FAILED, counts.failed),
+        (Status.ERROR, counts.errors),
+        (Status.FLAKY, counts.flaky),
+        (Status.PASSED, counts.passed - counts.skip_but_pass),
+        (Status.PASSED_SKIP, counts.skip_but_pass),
+        (Status.SKIPPED, counts.skipped),
     ):
-        if count or letter in "FEPS":
-            yield f'<li class="v-{letter}{"" if count else " none"}"><b>{count:,}</b> {what}</li>'
+        if count or status not in {Status.FLAKY, Status.PASSED_SKIP}:
+            word = status.word if status is not Status.ERROR else "errors"
+            yield f'<li class="v-{status}{"" if count else " none"}"><b>{count:,}</b> {word}</li>'
 
 
 GENERATOR: Final = '<meta name="generator" content="allranks">'

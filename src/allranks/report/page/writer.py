@@ -10,7 +10,8 @@ from allranks.report.failure_groups import OTHERS, Failure, GroupKey, message_of
 from allranks.report.judged import CellSuite, MergedRun, SuiteRow
 from allranks.report.page.case_list import Details, Index, files_of_ranks, folder_to_link
 from allranks.report.page.page import GENERATOR, Static, document
-from allranks.report.results import PassedRanks, TestVerdict, VerdictKind, VerdictRule, compact
+from allranks.report.results import PassedRanks, TestVerdict, VerdictRule, compact
+from allranks.report.status import Status
 from allranks.report.untrusted import head, write_whole
 
 MOST_REASONS: Final = 1000
@@ -22,15 +23,6 @@ _OTHER_REASONS: Final = "other reasons"
 TEST: Final = "{}"
 """In the command that runs a test again, the script puts the test's node id in the place of this word."""
 
-_WORDS: Final = {
-    "E": "errors",
-    "F": "failures",
-    "K": "skips that count as passed",
-    "P": "passed tests",
-    "S": "skipped tests",
-}
-_LETTERS: Final = {VerdictKind.FAILURE: "F", VerdictKind.ERROR: "E", VerdictKind.SKIPPED: "S", VerdictKind.PASSED: "P"}
-
 
 class Slow(NamedTuple):
     """One of the slowest testcases; ordered by its time."""
@@ -38,7 +30,7 @@ class Slow(NamedTuple):
     seconds: float
     job: int
     nodeid: str
-    letter: str
+    status: Status
 
 
 class PageWriter:
@@ -59,13 +51,13 @@ class PageWriter:
         self._jobs += 1
         key_of = {id(test): key for key, tests in suite.groups.items() for test in tests}
         for test in suite.tests:
-            nodeid, letter = readable(test.nodeid), _letter(test)
-            self._time(job, nodeid, letter, test.time)
-            if test.verdict.rule is VerdictRule.PASSED and letter == "P" and not test.earlier:
+            nodeid, status = readable(test.nodeid), test.verdict.status
+            self._time(job, nodeid, status, test.time)
+            if test.verdict.rule is VerdictRule.PASSED and status is Status.PASSED and not test.earlier:
                 self._add_passed(job, nodeid, test)
                 continue
             reason = None if test.verdict.is_bad or test.verdict.rule is VerdictRule.PASSED else self._reason(test)
-            if self._index.has_room(letter, nodeid):
+            if self._index.has_room(status, nodeid):
                 extra: dict[str, Any] = {"r": compact(test.ranks), "s": reason}
                 if test.verdict.is_bad:
                     group = self._groups.setdefault(key_of[id(test)], len(self._groups))
@@ -74,7 +66,7 @@ class PageWriter:
                     extra["d"] = self._details.add(test, suite.course_of(test))
                 extra |= {"f": 1 if test.is_flaky else None, "l": test.verdict.leading, "c": test.verdict.skip_code}
                 told = {name: value for name, value in extra.items() if value is not None}
-                self._index.add(job, nodeid, letter, test.time, told)
+                self._index.add(job, nodeid, status, test.time, told)
 
     def write(self, merged: MergedRun, evidence: Evidence) -> None:
         """Write the page, replacing an existing one atomically.
@@ -114,8 +106,8 @@ class PageWriter:
         # Only PassedRanks define a job's usual ranks: a test with more to report may be an exception.
         ranks = compact(test.ranks)
         usual = self._usual.setdefault(job, ranks) if isinstance(test.ranks, PassedRanks) else self._usual.get(job)
-        if self._index.has_room("P", nodeid):
-            self._index.add(job, nodeid, "P", test.time, {"r": ranks} if ranks != usual else None)
+        if self._index.has_room(Status.PASSED, nodeid):
+            self._index.add(job, nodeid, Status.PASSED, test.time, {"r": ranks} if ranks != usual else None)
 
     def _reason(self, test: TestVerdict) -> int:
         said = cut(first_line(readable(test.verdict.message)), _REASON).replace("\n", " ") or "no reason given"
@@ -125,20 +117,21 @@ class PageWriter:
         reason[2 if test.verdict.is_skip_but_pass else 1] += 1
         return reason[0]
 
-    def _time(self, job: int, nodeid: str, letter: str, seconds: float) -> None:
+    def _time(self, job: int, nodeid: str, status: Status, seconds: float) -> None:
         if len(self._slowest) < _SLOWEST:
-            heapq.heappush(self._slowest, Slow(seconds, job, nodeid, letter))
+            heapq.heappush(self._slowest, Slow(seconds, job, nodeid, status))
         elif seconds > self._slowest[0].seconds:
-            heapq.heapreplace(self._slowest, Slow(seconds, job, nodeid, letter))
+            heapq.heapreplace(self._slowest, Slow(seconds, job, nodeid, status))
 
     def _rest(self, merged: MergedRun) -> dict[str, Any]:
         slowest = sorted(self._slowest, key=lambda slow: (-slow.seconds, slow.job, slow.nodeid))
         return {
             "run": readable(merged.run_id),
             "policy": merged.policy,
+            "statuses": [[status, status.word] for status in Status if status is not Status.ABSENT],
             "jobs": [self._job(number, row) for number, row in enumerate(merged.suites)],
             "reasons": [[text, *counts] for text, (_, *counts) in self._reasons.items()],
-            "slowest": [[round(s.seconds * 1000), s.job, s.nodeid, s.letter] for s in slowest],
+            "slowest": [[round(s.seconds * 1000), s.job, s.nodeid, s.status] for s in slowest],
             "out": sum(self._index.left_out.values()),
         }
 
@@ -173,22 +166,17 @@ class PageWriter:
 
     def _listed(self, merged: MergedRun) -> str:
         """A sentence on what the page leaves out; empty if it is complete."""
-        said = [f"{count:,} {_WORDS[letter]}" for letter, count in sorted(self._index.left_out.items())]
-        listed = [f"{', '.join(said)} are counted and not listed"] if said else []
+        said = [f"{count:,} {status.word}" for status in Status if (count := self._index.left_out[status])]
+        listed = [f"{'; '.join(said)} are counted and not listed"] if said else []
         if self._details.left_out:
             listed.append(f"{self._details.left_out:,} failures are listed without their texts")
         return f"{'; '.join(listed)}: {merged.junit.name} beside this page has all of them." if listed else ""
 
 
-def _letter(test: TestVerdict) -> str:
-    # A skip that counts as a pass has a letter of its own.
-    return "K" if test.verdict.is_skip_but_pass else _LETTERS[test.verdict.kind]
-
-
 def _group(failure: Failure, blames: dict[Blame, int]) -> dict[str, Any]:
     return {
         "m": failure.said,
-        "k": _LETTERS[failure.kind],
+        "k": failure.kind.status,
         "w": failure.reason,
         "n": 1 + failure.alike,
         "r": readable(failure.spread),
