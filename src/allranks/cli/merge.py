@@ -3,7 +3,6 @@
 import argparse
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -122,8 +121,10 @@ def _object(merged: "MergedRun", code: ExitCode) -> Mapping[str, object]:
         "meaning": MEANING[code],
         "run_id": merged.run_id or None,
         "policy": merged.policy,
-        "counts": asdict(merged.counts),
-        "jobs": [{"cell": suite.cell, "suite": suite.suite, "counts": asdict(suite.counts)} for suite in merged.suites],
+        "counts": merged.counts.as_object,
+        "jobs": [
+            {"cell": suite.cell, "suite": suite.suite, "counts": suite.counts.as_object} for suite in merged.suites
+        ],
         "failures": [
             {
                 "place": each.place,

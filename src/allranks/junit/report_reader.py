@@ -61,7 +61,19 @@ def problem(path: str | PathLike[str]) -> str:
     Raises:
         UsageError: As for :func:`load`.
     """
-    return next(filter(None, map(_problem, _parts(Path(path)))), "")
+    return problem_and_note(path)[0]
+
+
+def problem_and_note(path: str | PathLike[str]) -> tuple[str, str]:
+    """The :func:`problem` of a report, and an oddity that may be harmless; each is empty if there is none."""
+    problem = note = ""
+    for part in _parts(Path(path)):
+        reader = JUnitReader()
+        for _ in _fed(reader, part):
+            pass
+        problem = problem or (f"{part.name} contradicts itself: {reader.problem}." if reader.problem else "")
+        note = note or (f"{part.name}: {reader.note}." if reader.note else "")
+    return problem, note
 
 
 def _parts(path: Path) -> Iterator[Path]:
@@ -89,13 +101,6 @@ def _cases(path: Path) -> Iterator[ReportedCase]:
     for _ in _fed(builder, path):
         yield from builder.cases
         builder.cases.clear()
-
-
-def _problem(path: Path) -> str:
-    reader = JUnitReader()
-    for _ in _fed(reader, path):
-        pass
-    return f"{path.name} contradicts itself: {reader.problem}." if reader.problem else ""
 
 
 def _fed(reader: JUnitReader, path: Path) -> Iterator[None]:

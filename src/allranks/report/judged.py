@@ -5,11 +5,11 @@ rest of the report needs.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 from allranks.errors import AllranksError, ExitCode
 from allranks.protocol.outcomes import named
@@ -42,7 +42,7 @@ _MESSAGE: Final = 500
 _SHOWN: Final = 4
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Counts:
     """The testcases by result, and their seconds; flaky tests are counted among the passed or skipped too."""
 
@@ -60,9 +60,33 @@ class Counts:
         """The number of failures and errors."""
         return self.failed + self.errors
 
-    def __add__(self, other: "Counts") -> "Counts":
-        """The sum of both."""
-        return Counts(**{name: getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__})
+    @property
+    def words(self) -> str:
+        """The results that there are: ``1 failed, 12 passed``; empty for no testcase."""
+        told = {"failed": self.failed, "errors": self.errors, "passed": self.passed, "skipped": self.skipped}
+        return ", ".join(f"{number} {name}" for name, number in told.items() if number)
+
+    @property
+    def as_object(self) -> dict[str, int | float]:
+        """The same for programs."""
+        return {**asdict(self), "time": round(self.time, 3)}
+
+    def add(self, kind: VerdictKind, time: float, *, skip_but_pass: bool = False, flaky: bool = False) -> None:
+        """Count one testcase."""
+        self.tests += 1
+        self.passed += kind is VerdictKind.PASSED
+        self.failed += kind is VerdictKind.FAILURE
+        self.errors += kind is VerdictKind.ERROR
+        self.skipped += kind is VerdictKind.SKIPPED
+        self.skip_but_pass += skip_but_pass
+        self.flaky += flaky
+        self.time += time
+
+    def __iadd__(self, other: Self) -> Self:
+        """Add other testcases, in place."""
+        for name, count in vars(other).items():
+            setattr(self, name, getattr(self, name) + count)
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,17 +218,11 @@ class CellSuite(JobSummary):
     @cached_property
     def counts(self) -> Counts:
         """The counts over the suite's testcases."""
-        kinds = [test.verdict.kind for test in self.tests]
-        return Counts(
-            tests=len(kinds),
-            passed=kinds.count(VerdictKind.PASSED),
-            failed=kinds.count(VerdictKind.FAILURE),
-            errors=kinds.count(VerdictKind.ERROR),
-            skipped=kinds.count(VerdictKind.SKIPPED),
-            skip_but_pass=sum(test.verdict.is_skip_but_pass for test in self.tests),
-            flaky=sum(test.is_flaky for test in self.tests),
-            time=sum(test.time for test in self.tests),
-        )
+        counts = Counts()
+        for test in self.tests:
+            verdict = test.verdict
+            counts.add(verdict.kind, test.time, skip_but_pass=verdict.is_skip_but_pass, flaky=test.is_flaky)
+        return counts
 
     @property
     def executed(self) -> int:
@@ -352,7 +370,10 @@ class MergedRun:
 
 def total(suites: Iterable[SuiteRow]) -> Counts:
     """The counts over all suites."""
-    return sum((suite.counts for suite in suites), Counts())
+    counts = Counts()
+    for suite in suites:
+        counts += suite.counts
+    return counts
 
 
 CLASSNAME: Final = "allranks"

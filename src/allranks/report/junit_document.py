@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from allranks.protocol.xml_text import attribute
 from allranks.report.folder import REPORT_NAME, is_merged_report
+from allranks.report.judged import Counts
 from allranks.report.junit_case import Fact, properties
 from allranks.report.results import VerdictKind
 from allranks.report.untrusted import fresh, open_regular
@@ -33,48 +34,12 @@ CONTINUED: Final = b"<!-- continues in the next file -->\n"
 """The end of a file that is not the last one of its report."""
 
 
-@dataclass
-class Tally:
-    """Counts of testcases, as start tags state them."""
-
-    tests: int = 0
-    failures: int = 0
-    errors: int = 0
-    skipped: int = 0
-    time: float = 0.0
-
-    def add(self, kind: VerdictKind, seconds: float) -> None:
-        """Count one testcase."""
-        self.tests += 1
-        self.failures += kind is VerdictKind.FAILURE
-        self.errors += kind is VerdictKind.ERROR
-        self.skipped += kind is VerdictKind.SKIPPED
-        self.time += seconds
-
-    def __iadd__(self, other: Self) -> Self:
-        """Add another tally."""
-        self.tests += other.tests
-        self.failures += other.failures
-        self.errors += other.errors
-        self.skipped += other.skipped
-        self.time += other.time
-        return self
-
-    @property
-    def attributes(self) -> dict[str, str]:
-        """The counts as names and values of attributes."""
-        return {
-            "tests": str(self.tests),
-            "failures": str(self.failures),
-            "errors": str(self.errors),
-            "skipped": str(self.skipped),
-            "time": f"{min(self.time, _LONGEST):.3f}",
-        }
-
-    @property
-    def xml(self) -> str:
-        """The attributes as XML, with a space before each."""
-        return "".join(f' {name}="{value}"' for name, value in self.attributes.items())
+def _attributes(counts: Counts) -> str:
+    """Counts as a start tag states them."""
+    return (
+        f' tests="{counts.tests}" failures="{counts.failed}" errors="{counts.errors}" skipped="{counts.skipped}"'
+        f' time="{min(counts.time, _LONGEST):.3f}"'
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,20 +69,20 @@ class JUnitDocument:
         self.has_cases = False  # True if it has a testcase
         self.size = len(_END_OF_SUITE) + len(_END)  # bytes that the file would have if it ended here, at most
         self._file = fresh(path).open("w+b")
-        self._all, self._suite = Tally(), Tally()
-        self._counts: list[tuple[int, Tally]] = []
+        self._all, self._suite = Counts(), Counts()
+        self._counts: list[tuple[int, Counts]] = []
         self._write(_HEADER)
         self._start(f'<testsuites name="{REPORT_NAME}"', self._all, "")
 
-    def _start(self, tag: str, tally: Tally, rest: str) -> None:
+    def _start(self, tag: str, counts: Counts, rest: str) -> None:
         """Write a start tag with space reserved for counts."""
         self._write(tag.encode())
-        self._counts.append((self._file.tell(), tally))
+        self._counts.append((self._file.tell(), counts))
         self._write(b" " * _ROOM + f"{rest}>\n".encode())
 
     def begin(self, head: SuiteHead) -> None:
         """Begin a suite."""
-        self._suite = Tally()
+        self._suite = Counts()
         began = f' timestamp="{head.timestamp}"' if head.timestamp else ""
         self._start(f"<testsuite name={attribute(head.name)}", self._suite, began)
         self._write(properties(head.facts).encode())
@@ -136,9 +101,9 @@ class JUnitDocument:
     def finish(self) -> None:
         """Complete the file and close it."""
         self._write(_END)
-        for place, tally in self._counts:
+        for place, counts in self._counts:
             self._file.seek(place)
-            self._file.write(tally.xml.encode())
+            self._file.write(_attributes(counts).encode())
         self.close()
 
     def close(self) -> None:

@@ -120,6 +120,8 @@ class JUnitReader:
                 msg = f"it is broken or cut short at line {error.lineno} ({expat.ErrorString(error.code)})"
                 raise UnreadableError(msg) from error
             except (LookupError, ValueError) as error:
+                if self.suites:  # the encoding is known before the root begins: this is a bug
+                    raise
                 msg = f"its encoding cannot be read ({error})"
                 raise UnreadableError(msg) from error
 

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 
 from allranks.protocol.repetitions import RepetitionTally, interval
 from allranks.protocol.xml_text import MESSAGE_LIMIT, cut
-from allranks.report.judged import CellSuite, Counts, MergedRun
+from allranks.report.judged import CellSuite, MergedRun
 from allranks.report.results import EarlierAttempt, PassedRanks, TestVerdict, Verdict, compact
 from allranks.report.untrusted import fresh, head
 
@@ -61,7 +61,7 @@ class JsonWriter:
         rest = {
             "run_id": merged.run_id,
             "policy": merged.policy,
-            "counts": _counts(merged.counts),
+            "counts": merged.counts.as_object,
             "notes": list(merged.notes),
             **merged.section_objects,
         }
@@ -85,10 +85,6 @@ def _separated(texts: Iterator[str]) -> Iterator[str]:
         yield f",\n{text}" if place else f"\n{text}"
 
 
-def _counts(counts: Counts) -> dict[str, Any]:
-    return {**asdict(counts), "time": round(counts.time, 3)}
-
-
 def _suite(suite: CellSuite) -> dict[str, Any]:
     said: Mapping[str, Any] = {
         "cell": suite.cell,
@@ -104,7 +100,7 @@ def _suite(suite: CellSuite) -> dict[str, Any]:
         "elapsed": suite.elapsed,
         "notes": list(suite.notes),
     }
-    return {**_said(said), "counts": _counts(suite.counts)}
+    return {**_said(said), "counts": suite.counts.as_object}
 
 
 def _test(test: TestVerdict, suite: CellSuite) -> str:

@@ -231,11 +231,9 @@ def _within(room: int, lines: Sequence[str], what: str) -> Iterator[str]:
 
 def _head(merged: MergedRun, environ: Mapping[str, str]) -> Iterator[str]:
     counts = merged.counts
-    names = ("failed", "errors", "passed", "skipped")
-    told = [f"{number} {name}" for name in names if (number := getattr(counts, name))]
     yield f"{_TITLE}{counts.tests} tests, {counts.bad or 'none'} went wrong"
     yield ""
-    yield f"{', '.join(told) or 'no test'}; {times(merged)}. <br>"
+    yield f"{counts.words or 'no test'}; {times(merged)}. <br>"
     yield f"{' · '.join(_links(merged, environ))}"
     yield ""
     if (first := next(iter(merged.failures), None)) and first.is_of_job:

@@ -57,6 +57,15 @@ def test_a_report_that_contradicts_itself_is_said(allranks, tmp_path):
     assert json.loads(allranks("show", str(tmp_path / "r.xml"), "--json")[1])["problem"] == said
 
 
+def test_pytests_subtests_are_noted(allranks, tmp_path):
+    (tmp_path / "r.xml").write_text(
+        '<testsuites name="pytest tests"><testsuite tests="2"><testcase name="a"/></testsuite></testsuites>'
+    )
+    said = "r.xml: pytest declares 2 tests and has 1: it counts subtests, too."
+    assert allranks("show", str(tmp_path / "r.xml"))[1].endswith(f"{said}\n1 test: 1 passed\n")
+    assert json.loads(allranks("show", str(tmp_path / "r.xml"), "--json")[1])["note"] == said
+
+
 def test_one_rank_has_its_own_outcome_and_time(allranks, report):
     _, out, _ = allranks("show", str(report), "--rank", "0")
     assert out.splitlines()[0] == "rank 0 aborted     3.00 s  c / s: t.py::bad (t.py:3)"
@@ -70,7 +79,17 @@ def test_one_rank_has_its_own_outcome_and_time(allranks, report):
 def test_a_report_is_one_object_for_programs(allranks, report):
     code, out, _ = allranks("show", str(report), "--json")
     told = json.loads(out)
-    assert (code, told["schema"], told["counts"]) == (0, 1, {"tests": 2, "failed": 1, "passed": 1})
+    counts = {
+        "tests": 2,
+        "passed": 1,
+        "failed": 1,
+        "errors": 0,
+        "skipped": 0,
+        "skip_but_pass": 0,
+        "flaky": 0,
+        "time": 3.25,
+    }
+    assert (code, told["schema"], told["counts"], told["note"]) == (0, 1, counts, None)
     bad = told["tests"][0]
     assert (bad["cell"], bad["axes"], bad["leading"], bad["line"]) == ("c", {"world_size": 2}, 1, 3)
     assert bad["ranks"][1] == {

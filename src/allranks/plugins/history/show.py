@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -17,9 +16,9 @@ from allranks.protocol.xml_text import for_terminal, readable
 
 if TYPE_CHECKING:
     from allranks.junit import ReportedCase, ReportedRank
+    from allranks.report.judged import Counts
 
 _IN_MEMORY: Final = 1 << 24
-_WORDS: Final = {"passed": "passed", "failure": "failed", "error": "errors", "skipped": "skipped"}
 
 
 def add(parser: CommandParser) -> None:
@@ -36,19 +35,26 @@ def add(parser: CommandParser) -> None:
 
 
 def _show(options: argparse.Namespace) -> ExitCode:
-    cases, counts = _cases(options), Counter[str]()
+    from allranks.report.judged import Counts  # noqa: PLC0415 - only for a report
+
+    counts = Counts()
+    cases = _counted(_cases(options), counts)
     if options.json:
         _print_json(options, cases, counts)
         return ExitCode.OK
     for case in cases:
-        counts[_WORDS[case.verdict]] += 1
         for line in _lines(case, options.rank):
             say(for_terminal(line))
-    if problem := _problem(options.file):
-        say(for_terminal(problem))
-    told = [f"{number} {word}" for word, number in counts.items()]
-    say(f"{counted(counts.total(), 'test')}: {', '.join(told)}" if told else "no such test")
+    for remark in filter(None, _remarks(options.file)):
+        say(for_terminal(remark))
+    say(f"{counted(counts.tests, 'test')}: {counts.words}" if counts.tests else "no such test")
     return ExitCode.OK
+
+
+def _counted(cases: Iterator["ReportedCase"], counts: "Counts") -> Iterator["ReportedCase"]:
+    for case in cases:
+        counts.add(case.verdict, case.time or 0.0, skip_but_pass="skip_but_pass" in case.facts, flaky=case.is_flaky)
+        yield case
 
 
 def _cases(options: argparse.Namespace) -> Iterator["ReportedCase"]:
@@ -63,11 +69,11 @@ def _cases(options: argparse.Namespace) -> Iterator["ReportedCase"]:
             yield case
 
 
-def _problem(file: Path) -> str:
-    """Why the report cannot be trusted; empty if it can."""
-    from allranks import junit  # noqa: PLC0415 - as above
+def _remarks(file: Path) -> tuple[str, str]:
+    """Why the report cannot be trusted, and what is odd in it; each is empty if there is nothing."""
+    from allranks.junit.report_reader import problem_and_note  # noqa: PLC0415 - as above
 
-    return junit.problem(file)
+    return problem_and_note(file)
 
 
 def _lines(case: "ReportedCase", wanted: int | None) -> Iterator[str]:
@@ -94,18 +100,18 @@ def _details(case: "ReportedCase", own: "ReportedRank | None") -> Iterator[str]:
     yield from (f"      {line}" for line in excerpt(leads.text if leads and not own else text, case.file, case.message))
 
 
-def _print_json(options: argparse.Namespace, cases: Iterator["ReportedCase"], counts: "Counter[str]") -> None:
+def _print_json(options: argparse.Namespace, cases: Iterator["ReportedCase"], counts: "Counts") -> None:
     """Print one object, once the whole report has been read: an error leaves standard output empty."""
     with SpooledTemporaryFile(max_size=_IN_MEMORY, mode="w+", encoding="utf-8") as spool:
-        for case in cases:
-            spool.write(",\n" if counts else "")
-            counts[_WORDS[case.verdict]] += 1
+        for place, case in enumerate(cases):
+            spool.write(",\n" if place else "")
             spool.write(json.dumps(_object(case, options.rank)))
         spool.seek(0)
         say(f'{{"schema": 1, "file": {json.dumps(str(options.file))}, "tests": [')
         for line in spool:
             say(line.rstrip("\n"))
-    told = {"counts": dict(tests=counts.total(), **counts), "problem": _problem(options.file) or None}
+    problem, note = _remarks(options.file)
+    told = {"counts": counts.as_object, "problem": problem or None, "note": note or None}
     say(f"], {json.dumps(told)[1:]}")
 
 
