@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from allranks.protocol.outcomes import Outcome
 from allranks.report.judged import CellSuite
 from allranks.report.junit_case import JUnitForm
-from allranks.report.results import EarlierAttempt, RankResult, TestVerdict, Verdict, VerdictKind, VerdictRule
+from allranks.report.results import RankResult, TestVerdict, Verdict, VerdictKind, VerdictRule
 
 HOSTILE = (
     "]]>", "<![CDATA[", "</testcase>", "&#10;", "&amp;", "a\r\nb", "\x1b[31mred", "\x00", "\ud800", "\ufffe", "\"'",
@@ -28,7 +28,9 @@ RANKS = st.builds(
     RankResult, nodeid=st.just("n"), classname=st.just("c"), name=st.just("x"), rank=st.integers(0, 3),
     outcome=st.sampled_from(list(Outcome)), stdout=TEXT, stderr=TEXT, duration=st.sampled_from([0.0, 0.25, 1e9, 1e300]),
 ).map(lambda rank: (rank,))  # fmt: skip
-EARLIER = st.builds(EarlierAttempt, number=st.just(1), verdict=verdicts(BAD), ranks=RANKS).map(lambda each: (each,))
+EARLIER = st.builds(
+    TestVerdict, nodeid=TEXT, classname=TEXT, name=TEXT, number=st.just(1), verdict=verdicts(BAD), ranks=RANKS,
+).map(lambda each: (each,))  # fmt: skip
 TESTS = st.builds(
     TestVerdict, nodeid=TEXT, classname=TEXT, name=TEXT, verdict=verdicts(st.sampled_from(list(VerdictKind))),
     ranks=RANKS, earlier=st.one_of(st.just(()), EARLIER),

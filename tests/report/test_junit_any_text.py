@@ -14,7 +14,7 @@ from allranks.protocol.xml_text import TEXT_LIMIT, clean_cut, readable
 from allranks.report.judged import CellSuite
 from allranks.report.junit import JUnitWriter
 from allranks.report.junit_case import JUnitForm
-from allranks.report.results import EarlierAttempt, RankResult, TestVerdict, Verdict, VerdictKind, VerdictRule
+from allranks.report.results import RankResult, TestVerdict, Verdict, VerdictKind, VerdictRule
 
 
 def roots(form: JUnitForm, *suites: CellSuite) -> list[ET.Element]:
@@ -92,10 +92,14 @@ def test_any_output_comes_back_readable_under_its_rank(text: str):
     assert case.findtext("system-out") == case.findtext("system-err") == f"--- rank 3 ---\n{readable(text)}"
 
 
+def before(verdict: Verdict) -> TestVerdict:
+    return TestVerdict(nodeid="n", classname="c", name="x", verdict=verdict, number=1)
+
+
 @pytest.mark.parametrize("kind", [VerdictKind.FAILURE, VerdictKind.SKIPPED])
 def test_a_reason_that_stands_for_an_empty_message_is_readable_too(kind: VerdictKind):
     bad = Verdict(kind=VerdictKind.FAILURE, rule=VerdictRule.JOB, reason="\x00")
-    case = case_of(one(kind=kind, reason="\x00", earlier=(EarlierAttempt(number=1, verdict=bad),)))
+    case = case_of(one(kind=kind, reason="\x00", earlier=(before(bad),)))
     outcome = next(child for child in case if child.tag in {"failure", "skipped"})
     assert (outcome.get("message"), outcome.get("type")) == ("#x00", "#x00")
 
@@ -103,7 +107,7 @@ def test_a_reason_that_stands_for_an_empty_message_is_readable_too(kind: Verdict
 def test_messages_names_and_output_of_50_megabytes_leave_a_small_file():
     huge = "é\x1b[31m<\x00" * 6_000_000
     rank = RankResult(nodeid=huge, classname="c", name="x", rank=0, outcome=Outcome.FAILED, stdout=huge, stderr=huge)
-    earlier = (EarlierAttempt(number=1, verdict=Verdict(kind=VerdictKind.ERROR, rule=VerdictRule.JOB, text=huge)),)
+    earlier = (before(Verdict(kind=VerdictKind.ERROR, rule=VerdictRule.JOB, text=huge)),)
     test = one(message=huge, text=huge, name=huge, classname=huge, nodeid=huge, ranks=(rank,), earlier=earlier)
     (root,) = roots(JUnitForm(), CellSuite(cell="c", suite="s", tests=(test,)))
     assert len(ET.tostring(root)) < 3_000_000

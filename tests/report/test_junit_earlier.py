@@ -11,18 +11,19 @@ from allranks.report.judge.rules import VerdictPolicy, verdict
 from allranks.report.judged import CellSuite
 from allranks.report.junit import JUnitWriter
 from allranks.report.junit_case import RETRIES
-from allranks.report.results import EarlierAttempt, RankResult, TestVerdict
+from allranks.report.results import RankResult, TestVerdict
 
 
 def rank(outcome: Outcome, number: int = 0, **said: str) -> RankResult:
     return RankResult(nodeid="t.py::a", classname="t", name="a", rank=number, outcome=outcome, **said)
 
 
-def attempt(number: int, *ranks: RankResult) -> EarlierAttempt:
-    return EarlierAttempt(number=number, verdict=verdict(ranks, VerdictPolicy()), ranks=ranks)
+def attempt(number: int, *ranks: RankResult) -> TestVerdict:
+    judged = verdict(ranks, VerdictPolicy())
+    return TestVerdict(nodeid="t", classname="", name="t", verdict=judged, ranks=ranks, number=number)
 
 
-def written(tmp_path: Path, now: Outcome, *earlier: EarlierAttempt) -> ET.Element:
+def written(tmp_path: Path, now: Outcome, *earlier: TestVerdict) -> ET.Element:
     ranks = (rank(now, message="now"),)
     test = TestVerdict(
         nodeid="t.py::a", classname="t", name="a", verdict=verdict(ranks, VerdictPolicy()), ranks=ranks, earlier=earlier
@@ -44,7 +45,7 @@ def tags(case: ET.Element) -> list[str]:
 
 
 @pytest.mark.parametrize(("before", "tag"), [(FAILED, "flakyFailure"), (CRASHED, "flakyError")], ids=["fail", "error"])
-def test_what_went_wrong_before_a_pass_is_flaky(tmp_path: Path, before: EarlierAttempt, tag: str):
+def test_what_went_wrong_before_a_pass_is_flaky(tmp_path: Path, before: TestVerdict, tag: str):
     case = written(tmp_path, Outcome.PASSED, before)
     assert sorted(tags(case)) == sorted(["system-out", tag])
 
@@ -60,7 +61,7 @@ def test_what_went_wrong_before_a_pass_is_flaky(tmp_path: Path, before: EarlierA
     ids=str,
 )
 def test_what_went_wrong_before_a_failure_is_a_rerun(
-    tmp_path: Path, before: EarlierAttempt, now: Outcome, expected: list[str]
+    tmp_path: Path, before: TestVerdict, now: Outcome, expected: list[str]
 ):
     case = written(tmp_path, now, before)
     assert sorted(set(tags(case)) - {"system-out"}) == expected

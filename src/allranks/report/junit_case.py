@@ -31,7 +31,7 @@ from allranks.protocol.xml_text import (
 )
 from allranks.report.judged import JobSummary
 from allranks.report.junit_ranks import places_of_texts, seconds_of
-from allranks.report.results import EarlierAttempt, RankResult, TestVerdict, Verdict, VerdictKind, VerdictRule, compact
+from allranks.report.results import RankResult, TestVerdict, Verdict, VerdictKind, VerdictRule, compact
 
 ClassNames = Literal["pytest", "cell"]
 """``pytest``: testcases have pytest's class names. ``cell``: these are prefixed with cell and suite, for clients that
@@ -320,12 +320,12 @@ def _retries(test: TestVerdict) -> Iterator[str]:
         yield _retry(tag, attempt)
 
 
-def _shown(earlier: Sequence[EarlierAttempt]) -> Sequence[EarlierAttempt]:
+def _shown(earlier: Sequence[TestVerdict]) -> Sequence[TestVerdict]:
     half = RETRIES // 2
     return earlier if len(earlier) <= RETRIES else (*earlier[:half], *earlier[-half:])
 
 
-def _retry(tag: str, attempt: EarlierAttempt) -> str:
+def _retry(tag: str, attempt: TestVerdict) -> str:
     verdict = attempt.verdict
     out, err = _streams(attempt.ranks, verdict.leading, RETRY_LIMIT)
     start = f"<{tag} message={attribute(_message(verdict, MESSAGE_LIMIT))} type={attribute(_reason(verdict))}>"
@@ -334,7 +334,7 @@ def _retry(tag: str, attempt: EarlierAttempt) -> str:
     return f"{start}{stack}{streams}</{tag}>\n"
 
 
-def _told(attempt: EarlierAttempt) -> str:
+def _told(attempt: TestVerdict) -> str:
     """An earlier attempt as plain text."""
     verdict = attempt.verdict
     streams = _streams(attempt.ranks, verdict.leading, RETRY_LIMIT)

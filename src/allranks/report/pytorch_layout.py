@@ -18,7 +18,7 @@ from allranks.report.judged import CellSuite
 from allranks.report.junit import refuse_foreign
 from allranks.report.junit_case import RETRIES, RETRY_LIMIT, outcome_element, shown
 from allranks.report.junit_document import JUnitDocument, SuiteHead
-from allranks.report.results import EarlierAttempt, TestVerdict
+from allranks.report.results import TestVerdict
 from allranks.report.untrusted import leads_out
 
 LAYOUT_FOLDER: Final = Path("test-reports")
@@ -110,7 +110,7 @@ def _case(test: TestVerdict, file: str) -> str:
     return f'<testcase {names} time="{test.time:.3f}"{place}>{"".join(told)}</testcase>\n'
 
 
-def _reruns(earlier: Sequence[EarlierAttempt]) -> Iterator[str]:
+def _reruns(earlier: Sequence[TestVerdict]) -> Iterator[str]:
     """The last attempts before the one that counts, as pytest's reruns are in PyTorch's files."""
     for attempt in earlier[-RETRIES:]:
         message, text = clean_cut(attempt.verdict.message, MESSAGE_LIMIT), clean_cut(attempt.verdict.text, RETRY_LIMIT)

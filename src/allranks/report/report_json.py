@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 from allranks.protocol.repetitions import RepetitionTally, interval
 from allranks.protocol.xml_text import MESSAGE_LIMIT, cut
 from allranks.report.judged import CellSuite, MergedRun
-from allranks.report.results import EarlierAttempt, PassedRanks, TestVerdict, Verdict, compact
+from allranks.report.results import PassedRanks, TestVerdict, Verdict, compact
 from allranks.report.untrusted import fresh, head
 
 SCHEMA: Final = 1
@@ -127,7 +127,7 @@ def _passed(verdict: Verdict, ranks: str) -> str:
     return _rest(verdict, ranks, is_flaky=False, earlier=())
 
 
-def _rest(verdict: Verdict, ranks: str, *, is_flaky: bool, earlier: Sequence[EarlierAttempt]) -> str:
+def _rest(verdict: Verdict, ranks: str, *, is_flaky: bool, earlier: Sequence[TestVerdict]) -> str:
     said: Mapping[str, Any] = {
         **_verdict(verdict),
         "ranks": ranks,
@@ -151,7 +151,7 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _earlier(attempt: EarlierAttempt) -> dict[str, Any]:
+def _earlier(attempt: TestVerdict) -> dict[str, Any]:
     return {"attempt": attempt.number, **_said(_verdict(attempt.verdict)), "ranks": compact(attempt.ranks)}
 
 

@@ -142,15 +142,6 @@ def status_of(verdict: Verdict, *, has_earlier: bool) -> Status:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EarlierAttempt:
-    """The verdict on a test in an attempt before the one that counts."""
-
-    number: int
-    verdict: Verdict
-    ranks: Sequence[RankResult] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TestVerdict:
     """One testcase of the report: a test in a cell, or an error of its job that belongs to no test."""
 
@@ -161,7 +152,8 @@ class TestVerdict:
     name: str
     verdict: Verdict
     ranks: Sequence[RankResult] = ()  # the rank results behind the verdict, by rank, including missing ones
-    earlier: tuple[EarlierAttempt, ...] = ()  # earlier attempts in which the test went wrong, oldest first
+    earlier: tuple["TestVerdict", ...] = ()  # the same test in the attempts before in which it went wrong, oldest first
+    number: int = 0  # of one of these: that of its attempt, or of its try within one, from 1
     slowest: float | None = None  # seconds of the slowest rank, if known without checking each
     file: str = ""  # the source file that its ranks' XML states; empty if they state none
     line: int = 0  # the line in that; 0 if they state none

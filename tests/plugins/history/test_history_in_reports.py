@@ -9,7 +9,7 @@ from allranks.plugins.history.database import read
 from allranks.plugins.history.recorder import recorded_status
 from allranks.plugins.history.trends import History, Trend
 from allranks.report.merging import merge
-from allranks.report.results import EarlierAttempt, TestVerdict, Verdict, VerdictKind, VerdictRule
+from allranks.report.results import TestVerdict, Verdict, VerdictKind, VerdictRule
 from allranks.report.summary import render_summary, render_table
 
 A, B = "s/test_a.py::test_one", "s/test_a.py::test_two"
@@ -158,7 +158,7 @@ def test_an_absent_shard_is_recorded_under_its_suite(run_folder, recorded, tmp_p
 def test_a_pass_after_a_failure_is_a_letter_of_its_own():
     bad = Verdict(kind=VerdictKind.FAILURE, rule=VerdictRule.LEADING_OUTCOME)
     good = Verdict(kind=VerdictKind.PASSED, rule=VerdictRule.PASSED)
-    earlier = (EarlierAttempt(number=1, verdict=bad),)
+    earlier = (TestVerdict(nodeid="t", classname="", name="t", verdict=bad, number=1),)
     assert recorded_status(TestVerdict(nodeid="t", classname="", name="t", verdict=good, earlier=earlier)) == "f"
 
 

@@ -10,7 +10,7 @@ from allranks.report.axis_correlation import Evidence
 from allranks.report.judge.rules import VerdictPolicy, verdict
 from allranks.report.judged import CellSuite, MergedRun
 from allranks.report.page.writer import PageWriter
-from allranks.report.results import EarlierAttempt, RankResult, TestVerdict
+from allranks.report.results import RankResult, TestVerdict
 
 TRACE = """\
 rank = 1, world_size = 4, device = device(type='cpu')
@@ -33,7 +33,9 @@ def case(
 ) -> TestVerdict:
     setting = VerdictPolicy(skip=skip)
     before = tuple(
-        EarlierAttempt(number=number, verdict=verdict(tried, setting), ranks=tried)
+        TestVerdict(
+            nodeid=nodeid, classname="", name="", verdict=verdict(tried, setting), ranks=tuple(tried), number=number
+        )
         for number, tried in enumerate(earlier, 1)
     )
     name = nodeid.rpartition("::")[2]

@@ -22,7 +22,7 @@ from allranks.protocol.outcomes import Outcome
 from allranks.report.folder import Attempt
 from allranks.report.judge.judging import files_of, judge
 from allranks.report.judge.rules import VerdictPolicy, verdict
-from allranks.report.results import EarlierAttempt, RankFile, TestVerdict, Verdict, VerdictKind, VerdictRule
+from allranks.report.results import RankFile, TestVerdict, Verdict, VerdictKind, VerdictRule
 
 
 class State(StrEnum):
@@ -66,9 +66,9 @@ class _Standing:
     state: State = State.ABSENT
     test: TestVerdict | None = None  # its last result since the whole job ran
     number: int = 0  # the attempt that this result is of
-    tries: tuple[EarlierAttempt, ...] = ()  # what went wrong in that attempt before this result
+    tries: tuple[TestVerdict, ...] = ()  # what went wrong in that attempt before this result
     failure: TestVerdict | None = None  # the last failure, if the state is BAD
-    bad: tuple[EarlierAttempt, ...] = ()  # the attempts in which it went wrong
+    bad: tuple[TestVerdict, ...] = ()  # the attempts in which it went wrong
 
     def then(self, new: "_Standing") -> "_Standing":
         """The test after one more attempt or try."""
@@ -88,7 +88,7 @@ class _Standing:
             then = f"then {test.verdict.message}" if test else f"attempt {newest} did not have it"
             test = _still_bad(self.failure, then)
         if test:
-            yield replace(test, earlier=earlier) if earlier else test
+            yield replace(test, earlier=earlier, number=0) if earlier else test
 
 
 _NOTHING: Final = _Standing()
@@ -149,12 +149,11 @@ def settled(attempt: Attempt, files: Sequence[RankFile], setting: VerdictPolicy)
 def _in_attempt(attempt: Attempt, test: TestVerdict, setting: VerdictPolicy) -> _Standing:
     """A test after one attempt alone, which may have tried it several times."""
     number, tries = attempt.number or 0, tuple(_reruns(test, setting))
-    steps = [_after_one(replace(test, verdict=each.verdict, ranks=each.ranks)) for each in tries]
     lacks_result = _lacks_result(attempt, test)
     last = _Standing(state=State.NO_RESULT, test=test) if lacks_result else _after_one(test)
-    after = reduce(_Standing.then, steps, _NOTHING).then(last)
+    after = reduce(_Standing.then, map(_after_one, tries), _NOTHING).then(last)
     wrong = after.failure or (test if test.verdict.is_bad and not _was_ended(attempt) else None)
-    bad = (EarlierAttempt(number=number, verdict=wrong.verdict, ranks=wrong.ranks),) if wrong else ()
+    bad = (replace(wrong, number=number),) if wrong else ()
     return replace(after, number=number, tries=tuple(each for each in tries if each.verdict.is_bad), bad=bad)
 
 
@@ -225,7 +224,7 @@ def _still_bad(test: TestVerdict, then: str) -> TestVerdict:
     return replace(test, verdict=replace(test.verdict, message=message))
 
 
-def _reruns(test: TestVerdict, setting: VerdictPolicy) -> Iterator[EarlierAttempt]:
+def _reruns(test: TestVerdict, setting: VerdictPolicy) -> Iterator[TestVerdict]:
     """The tries of a test that its ranks made before the one whose outcome they report.
 
     torch's own test/conftest.py writes ``<rerun>`` for one, Maven's Surefire ``<flakyFailure>`` and ``<rerunFailure>``.
@@ -234,4 +233,4 @@ def _reruns(test: TestVerdict, setting: VerdictPolicy) -> Iterator[EarlierAttemp
     tries = 0 if test.slowest is not None else max((len(rank.reruns) for rank in test.ranks), default=0)
     for number in range(tries):
         ranks = tuple(rank.reruns[number] for rank in test.ranks if number < len(rank.reruns))
-        yield EarlierAttempt(number=number + 1, verdict=verdict(ranks, setting), ranks=ranks)
+        yield replace(test, verdict=verdict(ranks, setting), ranks=ranks, number=number + 1)

@@ -27,7 +27,7 @@ from allranks.protocol.xml_text import cut, readable
 from allranks.report.judged import JobSummary
 from allranks.report.page.course_view import output_diff, time_line
 from allranks.report.rank_course import RankCourse
-from allranks.report.results import EarlierAttempt, PassedRanks, RankResult, TestVerdict, compact, severity
+from allranks.report.results import PassedRanks, RankResult, TestVerdict, compact, severity
 from allranks.report.status import Status
 
 _LEVEL: Final = 6
@@ -312,7 +312,7 @@ def compact_numbers(ranks: Sequence[RankResult]) -> str:
     return numbers(rank.rank for rank in ranks).replace(" ", "")
 
 
-def _attempt(attempt: EarlierAttempt, room: _Room) -> dict[str, Any]:
+def _attempt(attempt: TestVerdict, room: _Room) -> dict[str, Any]:
     return _without_empty(
         {
             "n": attempt.number,
