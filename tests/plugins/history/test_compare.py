@@ -272,7 +272,7 @@ def test_pytests_subtests_are_noted(allranks, tmp_path):
 def test_a_damaged_report_is_refused(allranks, runs, damage):
     allranks("merge", str(runs[0]))
     report = runs[0] / "report.json"
-    report.write_text(damage if damage == "[]" else f'{{"generator": "allranks", {damage[1:]}')
+    report.write_text('[{"generator": "allranks"}]' if damage == "[]" else f'{{"generator": "allranks", {damage[1:]}')
     code, out, err = allranks("compare", str(report), str(runs[1]))
     assert (code, out) == (2, "")
     assert "report.json cannot be compared." in err

@@ -27,7 +27,7 @@ def letters(line):
 
 
 def past(merged, test=A):
-    return next((each.text for each in merged.history.tests if each.nodeid == test), None)
+    return next((each.text for each in merged.history.tests if each.place.nodeid == test), None)
 
 
 def test_a_test_is_new_then_failing_since_then_fixed(merged):
@@ -62,7 +62,7 @@ def test_each_cell_has_a_past_of_its_own(merged):
     merged(1, {A: "passed"})
     merged(2, {A: "failed"}, job="gloo-w4-g0-env/suite")
     found = merged(3, {A: "failed"})
-    assert [(each.cell, each.trend) for each in found.history.tests] == [("gloo-w2-g0-env", Trend.NEW)]
+    assert [(each.place.cell_id, each.trend) for each in found.history.tests] == [("gloo-w2-g0-env", Trend.NEW)]
 
 
 def test_terminal_summary_page_and_json_tell_of_it(merged):

@@ -241,7 +241,8 @@ def _from_file(path: Path) -> Iterator[ComparedJob]:
     try:
         with open_regular(path) as file:
             document = json.load(file)
-        if (schema := document.get("schema")) != SCHEMA:
+        schema = document.get("schema") if isinstance(document, dict) else SCHEMA
+        if schema != SCHEMA:
             raise _unreadable(path, f"it is {other_schema(schema, SCHEMA)}")
         suites = parsed(_Report, document).suites
     except (ValueError, RecursionError) as error:

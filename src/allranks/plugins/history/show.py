@@ -60,7 +60,9 @@ def _counted(cases: Iterator["ReportedCase"], counts: "Counts") -> Iterator["Rep
 def _cases(options: argparse.Namespace) -> Iterator["ReportedCase"]:
     try:
         from allranks import junit  # noqa: PLC0415 - no other command needs junitparser
-    except ImportError:
+    except ModuleNotFoundError as error:
+        if error.name != "junitparser":
+            raise
         msg = "Reading reports needs the package junitparser, which is not installed."
         raise UsageError(msg, remedy="Install it beside allranks: pip install junitparser.") from None
     for case in junit.stream(options.file, rank=options.rank):

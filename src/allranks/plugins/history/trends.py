@@ -92,9 +92,7 @@ _PLACE: Final = (int, int, int, str, str, str)
 class PastOfTest:
     """A test in a cell, with its past."""
 
-    cell: str
-    suite: str
-    nodeid: str
+    place: Place
     trend: Trend
     bad: int  # the runs among ``of`` in which it failed, or failed before it passed
     of: int  # the runs of the window that have an outcome of it
@@ -162,7 +160,8 @@ class RunHistory:
         """Past, node id and place of each test, new failures first; cells in which a test has the same past are one."""
         cells: dict[tuple[str, str, str], list[str]] = {}
         for past in sorted(self.tests, key=lambda past: [*Trend].index(past.trend)):
-            cells.setdefault((past.text, past.nodeid, past.suite), []).append(past.cell)
+            place = past.place
+            cells.setdefault((past.text, place.nodeid, place.suite_name), []).append(place.cell_id)
         return [(text, nodeid, f"{_some(own)} / {suite}") for (text, nodeid, suite), own in cells.items()]
 
     def lines(self, most: int) -> Iterator[str]:
@@ -184,9 +183,9 @@ def _some(cells: Sequence[str], most: int = 4) -> str:
 
 def _object(past: PastOfTest) -> Mapping[str, object]:
     return {
-        "cell": past.cell,
-        "suite": past.suite,
-        "test": past.nodeid,
+        "cell": past.place.cell_id,
+        "suite": past.place.suite_name,
+        "test": past.place.nodeid,
         "trend": past.trend.value,
         "bad": past.bad,
         "of": past.of,
@@ -195,6 +194,7 @@ def _object(past: PastOfTest) -> Mapping[str, object]:
     }
 
 
+@cache
 def _recorded(text: str) -> RecordedStatus:
     try:
         return RecordedStatus(Status(text[:1]), text[1:])
@@ -304,9 +304,7 @@ class History:
         wrong = [each for each in known if each.status.is_bad or each.status is Status.FLAKY]
         ranks = Counter(each.ranks for each in wrong if each.ranks)
         return PastOfTest(
-            cell=place.cell_id,
-            suite=place.suite_name,
-            nodeid=place.nodeid,
+            place=place,
             trend=trend,
             bad=len(wrong),
             of=len(known),
