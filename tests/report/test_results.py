@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from allranks.protocol.outcomes import Outcome, SkipKind
-from allranks.report.results import SEVERITY, Key, RankFile, RankResult, fold, results_of, teams_of
+from allranks.report.results import SEVERITY, Key, RankFile, RankResult, fold, own_failures, results_of, teams_of
 
 
 def result(outcome: str, rank: int = 0, **said: Any) -> RankResult:
@@ -69,3 +69,15 @@ def test_a_rank_of_which_two_files_report_a_test_has_one_result_the_worse():
     files = [file("passed"), file("failed"), file("passed", 1)]
     found = results_of("t::x", teams_of(files))
     assert sorted((each.rank, each.outcome.value) for each in found) == [(0, "failed"), (1, "passed")]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "own"),
+    [
+        ("failed aborted missing", {0}),
+        ("passed aborted missing", {2}),
+        ("passed aborted skipped", set()),
+    ],
+)
+def test_a_rank_without_a_result_went_wrong_only_if_no_other_did(outcomes, own):
+    assert own_failures(result(outcome, rank) for rank, outcome in enumerate(outcomes.split())) == own

@@ -5,6 +5,7 @@ import hashlib
 import random
 import re
 from collections.abc import Callable, Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from allranks.report.merging import merge
 from allranks.report.page import case_list
 from allranks.report.page.page import escaped
 from allranks.report.results import TestVerdict
+from allranks.report.status import Status
 
 Unpacked = Callable[[Path], dict[str, Any]]
 MEGABYTE = 1_000_000
@@ -313,3 +315,11 @@ def test_the_page_carries_the_command_in_the_form_that_the_command_line_takes(
         ["allranks", "run", "c", "--suite", "s@2of4", "--seed", "7"],
         ["allranks", "run", "c", "--suite", "s", "--seed", "7", "--", "{}"],
     ]
+
+
+def test_each_status_has_a_word_and_a_glyph_in_the_script(tmp_path: Path, unpacked: Unpacked) -> None:
+    statuses = unpacked(write_page(tmp_path, [job("c", "s", [failed("t")])]))["rest"]["statuses"]
+    assert statuses[0] == ["F", "failed"]
+    script = resources.files("allranks.report.page").joinpath("page.js").read_text(encoding="utf-8")
+    glyphs = script.partition("const GLYPHS = {")[2].partition("}")[0]
+    assert set(re.findall(r"(\w):", glyphs)) == {letter for letter, _ in statuses} == set(Status) - {Status.ABSENT}
