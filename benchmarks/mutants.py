@@ -2,24 +2,28 @@
 
     pip install cosmic-ray
     python benchmarks/mutants.py [--folder src/allranks/report/judge] [--tests tests/report/judge] [--count 300]
+        [--jobs 2]
 
 A mutant is a copy of the source in which an operator of cosmic-ray has changed one condition, comparison or number.
 Each place has the same chance to be drawn, and then each change of it. Changes of ``is`` to ``==`` and back are left
 out: no test can tell them apart where enumerations are compared. The tests are those of the checkout, from the fastest
-file to the slowest. Exit status 1 if they kill less than 95% of the mutants.
+to the slowest. Exit status 1 if they kill less than 95% of the mutants.
 """
 
 import argparse
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
+from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from difflib import unified_diff
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -83,31 +87,63 @@ def _change(before: str, after: str) -> str:
     return "\n".join(line for line in lines if not line.startswith(("---", "+++")))
 
 
-def is_killed(path: Path, code: str, copy: Path, tests: list[str], python: str) -> bool:
-    """Whether a test fails with the mutant in place of its module."""
-    changed = copy / path.relative_to("src")
-    original = changed.read_text(encoding="utf-8")
-    changed.write_text(code, encoding="utf-8")
-    environ = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [python, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-    try:
-        done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, timeout=600, check=False)
-    except subprocess.TimeoutExpired:
-        return True
-    finally:
-        changed.write_text(original, encoding="utf-8")
-    return done.returncode != 0
+class Trials:
+    """Tries mutants, each in a copy of the source that no other trial uses at the time.
 
+    Args:
+        tests: A folder, relative to the checkout.
+        python: The interpreter that has pytest.
+        folder: An empty folder for the copies.
+        jobs: The number of trials at the same time.
+    """
 
-def ordered(folder: Path, python: str) -> list[str]:
-    """The files of tests, from the fastest to the slowest; an error if one of them fails without a mutant."""
-    seconds = {}
-    for path in sorted((ROOT / folder).glob("test_*.py")):
-        began = time.monotonic()
-        command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
-        subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, check=True)
-        seconds[str(path)] = time.monotonic() - began
-    return sorted(seconds, key=lambda path: seconds[path])
+    def __init__(self, tests: Path, python: str, folder: Path, jobs: int) -> None:
+        self._command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        self._copies: SimpleQueue[Path] = SimpleQueue()
+        for copy in (folder / str(number) for number in range(jobs)):
+            shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("__pycache__"))
+            compiled = [python, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", str(copy)]
+            subprocess.run(compiled, check=True)
+            self._copies.put(copy)
+        self._order = folder / "tests"
+        self._order.write_text("".join(f"{test}\n" for test in self._from_the_fastest(tests, copy)), encoding="utf-8")
+
+    def _from_the_fastest(self, tests: Path, source: Path) -> list[str]:
+        """The tests, from the fastest to the slowest; an error if one of them fails without a mutant."""
+        done = self._run(source, str(tests), "-vvv", "--durations=0")
+        if done.returncode != 0:
+            sys.exit(f"The tests fail without a mutant.\n{done.stdout}{done.stderr}")
+        seconds: defaultdict[str, float] = defaultdict(float)
+        for took, nodeid in re.findall(r"^([0-9.]+)s (?:setup|call|teardown) +(.+)$", done.stdout, re.MULTILINE):
+            seconds[nodeid] += float(took)
+        return sorted(seconds, key=lambda nodeid: seconds[nodeid])
+
+    def is_killed(self, path: Path, code: str) -> bool:
+        """Whether a test fails with this code in a module."""
+        copy = self._copies.get()
+        changed = copy / path.relative_to("src")
+        original = changed.read_text(encoding="utf-8")
+        changed.write_text(code, encoding="utf-8")
+        try:
+            return self._run(copy, "-x", f"@{self._order}").returncode != 0
+        except subprocess.TimeoutExpired:
+            return True
+        finally:
+            changed.write_text(original, encoding="utf-8")
+            self._copies.put(copy)
+
+    def _run(self, source: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+        # Compiled tests and no plug-ins: pytest starts once for each mutant.
+        environ = {"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        return subprocess.run(
+            [*self._command, *arguments],
+            cwd=ROOT,
+            env={**os.environ, **environ},
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
 
 
 def main() -> int:
@@ -117,22 +153,21 @@ def main() -> int:
     parser.add_argument("--tests", type=Path, default=Path("tests/report/judge"))
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1, help="trials at the same time")
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has pytest")
     options = parser.parse_args()
     paths = sorted(path.relative_to(ROOT) for path in (ROOT / options.folder).glob("*.py"))
     places = [place for path in paths for place in mutants(path)]
     rng = random.Random(options.seed)  # noqa: S311
     drawn = [rng.choice(place) for place in rng.sample(places, min(options.count, len(places)))]
-    tests = ordered(options.tests, options.python)
     killed = 0
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "src"
-        shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("__pycache__"))
-        for number, mutant in enumerate(drawn, start=1):
-            code = code_of(mutant)
-            if is_killed(mutant.path, code, copy, tests, options.python):
-                killed += 1
-            else:
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
+        trials = Trials(options.tests, options.python, Path(folder), options.jobs)
+        codes = [code_of(mutant) for mutant in drawn]
+        results = pool.map(trials.is_killed, (mutant.path for mutant in drawn), codes)
+        for number, (mutant, code, is_killed) in enumerate(zip(drawn, codes, results, strict=True), start=1):
+            killed += is_killed
+            if not is_killed:
                 print(f"{mutant.path}\n{_change((ROOT / mutant.path).read_text(encoding='utf-8'), code)}\n", flush=True)
             print(f"{killed} of {number} killed, of {len(drawn)} drawn from {len(places)} places", flush=True)
     return 0 if killed >= TARGET * len(drawn) else 1
