@@ -5,9 +5,8 @@ Only files are needed. A damaged file becomes a sentence in ``problem`` and neve
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
@@ -55,21 +54,6 @@ class Attempt:
     base: "Attempt | None" = None
 
 
-def is_foreign_manifest(root: Path, path: Path) -> bool:
-    """True for a whole ``run.json`` of another program, which states no version of allranks.
-
-    One that is damaged, cannot be read or leads out of ``root``, the merged folder, may be a manifest.
-    """
-    if leads_out(root, path):
-        return False
-    try:
-        with open_regular(path) as file:
-            document = json.loads(file.read())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return not isinstance(document, dict) or "allranks" not in document
-
-
 def has_attempts(folder: Path) -> bool:
     """True if ``cells/`` in a folder has an attempt at a job.
 
@@ -80,15 +64,25 @@ def has_attempts(folder: Path) -> bool:
     return any(_ATTEMPT.fullmatch(path.name) for job in jobs for path in listing(job))
 
 
-def read_manifest(root: Path, folder: Path) -> tuple[Manifest | None, str]:
-    """The manifest of a run folder (None if there is none), and its problem (empty for none).
+class FoundManifest(NamedTuple):
+    """What there is of a manifest in a folder."""
+
+    manifest: Manifest | None = None  # None if there is none, or if it cannot be read
+    problem: str = ""  # why it cannot be read; empty if it can, or if there is none
+    is_foreign: bool = False  # True for the whole file of another program: it states no version of allranks
+
+
+def read_manifest(root: Path, folder: Path) -> FoundManifest:
+    """The manifest of a run folder.
 
     Files that lead out of ``root``, the merged folder, are not read.
     """
     path = folder / "run.json"
-    return (
-        (None, _LEADS_OUT.format(path.name)) if leads_out(root, path) else _read_json(path, partial(parsed, Manifest))
-    )
+    if leads_out(root, path):
+        return FoundManifest(problem=_LEADS_OUT.format(path.name))
+    manifest, problem, document = _read_json(path, Manifest)
+    is_foreign = document is not None and not (isinstance(document, dict) and "allranks" in document)
+    return FoundManifest(manifest, problem, is_foreign)
 
 
 def read_attempts(root: Path, folder: Path, world_sizes: Mapping[str, int]) -> Iterator[Attempt]:
@@ -193,7 +187,8 @@ def _record_of(root: Path, folder: Path) -> tuple[JobRecord | None, str]:
         return None, _LEADS_OUT.format(said.name)
     if not folder.is_dir():
         return None, f"{folder.name} is {special(folder) or 'a file'}, not the folder of an attempt."
-    return _read_json(said, lambda document: parsed(JobRecord, document))
+    record, problem, _ = _read_json(said, JobRecord)
+    return record, problem
 
 
 def is_stray(root: Path, path: Path) -> bool:
@@ -221,18 +216,21 @@ class _Versioned:
     schema: int
 
 
-def _read_json(path: Path, build: Callable[[object], _T]) -> tuple[_T | None, str]:
-    """The result of ``build`` for the JSON in a file, or one sentence on why there is none."""
+def _read_json(path: Path, kind: type[_T]) -> tuple[_T | None, str, object]:
+    """The value in a file, or one sentence on why there is none, and the JSON in it; None if it is not whole."""
+    document: object = None
     try:
         with open_regular(path) as file:
             document = json.loads(file.read(), object_pairs_hook=_each_once)
-        if (schema := parsed(_Versioned, document).schema) != SCHEMA:
-            said = f"{path.name} is {other_schema(schema, SCHEMA)}"
-            return None, f"{said}: merge with the version that wrote it."
-        return build(document), ""
+        if (schema := parsed(_Versioned, document).schema) == SCHEMA:
+            return parsed(kind, document), "", document
+        problem = f"is {other_schema(schema, SCHEMA)}: merge with the version that wrote it"
     except FileNotFoundError:
-        return (None, f"{path.name} is a broken link.") if special(path) else (None, "")
+        if not special(path):
+            return None, "", None
+        problem = "is a broken link"
     except OSError as error:
-        return None, f"{path.name} cannot be read: {error.strerror}."
+        problem = f"cannot be read: {error.strerror}"
     except (ValueError, RecursionError) as error:
-        return None, f"{path.name} is damaged: {legal(str(error))}."
+        problem = f"is damaged: {legal(str(error))}"
+    return None, f"{path.name} {problem}.", document

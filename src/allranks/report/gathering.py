@@ -19,10 +19,10 @@ from allranks.protocol.records import MOST_RANKS
 from allranks.protocol.xml_text import clipped, printable, xml_id
 from allranks.report.folder import (
     Attempt,
+    FoundManifest,
     ResultFile,
     has_attempts,
     is_attempt,
-    is_foreign_manifest,
     is_merged_report,
     is_stray,
     newest,
@@ -47,6 +47,8 @@ _REPORT: Final = re.compile(r"junit(-[0-9]+)?\.xml")
 
 _WRITTEN: Final = re.compile(r"report\.(html|json)|summary\.md|\..+\.unfinished")
 """What a merge replaces in the folder, whatever stands there, apart from ``junit.xml``."""
+
+_PLAN: Final = "run.json"
 
 _LAYOUT: Final = "test-reports"
 """The folder of a merged report in PyTorch's layout."""
@@ -87,18 +89,19 @@ def gather(root: Path, rule: InputRule = USUAL) -> Gathered:
     if not parts:
         full = {folder for path in candidates for folder in path.parents}
         candidates += [cell for cell in cells if cell not in full]
-    gathered = _runs(root, parts, rule) if parts else _rank_xml(root, candidates, rule)
+    gathered = _run(root, parts) if parts else _rank_xml(root, candidates, rule)
+    folders = [part.folder for part in parts]
     if parts and (rule.pattern or rule.world_size):
         msg = f"--ranks-xml and --world-size are for the XML of ranks, and {root} has the folder of a run."
-        mark = "cells" if has_attempts(parts[0]) else "run.json"
-        why = f"{parts[0] / mark} makes it one."
+        mark = "cells" if has_attempts(folders[0]) else _PLAN
+        why = f"{folders[0] / mark} makes it one."
         raise UsageError(msg, why=why, remedy="Leave them out, or merge another folder.")
     read = {file.path for each in gathered.attempts for file in (*each.files, *each.strays)}
-    above = {root, *parts, *(folder for path in read for folder in path.parents if folder.is_relative_to(root))}
+    above = {root, *folders, *(folder for path in read for folder in path.parents if folder.is_relative_to(root))}
     left = [
         path.relative_to(root)
         for path in candidates
-        if path not in read and not _is_own_report(root, path, parts, above)
+        if path not in read and not _is_own_report(root, path, folders, above)
     ]
     unread = tuple(path for path in left if not rule.ignores(path))
     if rule.pattern and (unclear := next(filter(rule.pattern.is_ambiguous, unread), None)):
@@ -116,23 +119,32 @@ def _noted(gathered: Gathered, notes: tuple[str, ...]) -> Gathered:
     return replace(gathered, attempts=(replace(first, notes=(*first.notes, *notes)), *others))
 
 
-def _search(root: Path, rule: InputRule) -> tuple[list[Path], list[Path], list[Path]]:
+class _Part(NamedTuple):
+    """The folder of a run, or of one machine's part of it."""
+
+    folder: Path
+    file: Path  # its plan, relative to the merged folder
+    plan: FoundManifest
+
+
+def _search(root: Path, rule: InputRule) -> tuple[list[_Part], list[Path], list[Path]]:
     """The folders of runs, parents first; all outside of attempts that could have results; folders named by cells' ids.
 
     Raises:
         OSError: A folder cannot be read.
     """
-    parts: list[Path] = []
+    parts: list[_Part] = []
     candidates: list[Path] = []
     cells: list[Path] = []
     for path, folders, others in walk(root):
-        plan = path / "run.json"
-        has_plan = plan.name in (*folders, *others) and not is_foreign_manifest(root, plan)
-        if has_plan and rule.ignores(plan.relative_to(root)) and read_manifest(root, path)[0] is None:
-            has_plan = False
-            candidates.append(plan)  # as one that is ignored
-        if has_plan or has_attempts(path):
-            parts.append(path)
+        file = (path / _PLAN).relative_to(root)
+        found = read_manifest(root, path) if _PLAN in (*folders, *others) else FoundManifest()
+        if found.problem and rule.ignores(file):
+            if not found.is_foreign:
+                candidates.append(root / file)  # as one that is ignored
+            found = FoundManifest()
+        if found.manifest or (found.problem and not found.is_foreign) or has_attempts(path):
+            parts.append(_Part(path, file, found))
         candidates.extend(path / name for name in sorted((*folders, *others)) if may_have_results(name))
         candidates.extend(path / name for name in others if _is_lost_link(root, path / name))
         cells.extend(path / name for name in folders if world_size_of(name))
@@ -224,14 +236,15 @@ def _job_of_xml(root: Path, place: tuple[str, str], files: Sequence[ResultFile],
     )
 
 
-def _runs(root: Path, parts: Sequence[Path], rule: InputRule) -> Gathered:
+def _run(root: Path, parts: Sequence[_Part]) -> Gathered:
     """The run whose parts these are."""
-    said = [(part.relative_to(root) / "run.json", *read_manifest(root, part)) for part in parts]
-    plans = [_Plan(place.as_posix(), manifest) for place, manifest, _ in said if manifest]
-    problems = [_located(place, problem) for place, _, problem in said if problem and not rule.ignores(place)]
+    plans = [_Plan(part.file.as_posix(), part.plan.manifest) for part in parts if part.plan.manifest]
+    problems = [_located(part.file, part.plan.problem) for part in parts if part.plan.problem]
     sizes = _world_sizes(plan.manifest for plan in plans)
     attempts = [
-        _Found(number, attempt) for number, part in enumerate(parts) for attempt in read_attempts(root, part, sizes)
+        _Found(number, attempt)
+        for number, part in enumerate(parts)
+        for attempt in read_attempts(root, part.folder, sizes)
     ]
     run_id = _run_of(root, plans, [found.attempt for found in attempts])
     gathered = Gathered(
@@ -272,7 +285,7 @@ class _Found(NamedTuple):
 
 def _run_of(root: Path, plans: Sequence[_Plan], attempts: Iterable[Attempt]) -> str:
     """The run that the results should belong to: the folder's own, else that of most results."""
-    if plans and plans[0].file == "run.json":
+    if plans and plans[0].file == _PLAN:
         return plans[0].manifest.run_id
     ids = [attempt.record.run_id for attempt in attempts if attempt.record and attempt.record.run_id]
     ids = ids or [plan.manifest.run_id for plan in plans]

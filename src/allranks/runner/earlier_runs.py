@@ -260,7 +260,7 @@ def earlier_run(results: Path, run_id: str | None) -> EarlierRun:
     """
     named = results / (run_id or "latest")
     folder = named.resolve()
-    manifest, problem = read_manifest(folder, folder)
+    manifest, problem, _ = read_manifest(folder, folder)
     if problem:
         msg = f"{named / 'run.json'} cannot be read, so the plan of the run is unknown."
         raise UsageError(msg, why=problem, remedy="Start a new run.")

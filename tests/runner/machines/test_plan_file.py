@@ -109,7 +109,7 @@ def test_a_machine_gets_the_runs_seed_its_limit_and_the_durations_of_split_suite
 def test_the_file_is_a_manifest_of_all_jobs(make, path, expansion, tmp_path):
     make(expansion)
     path.rename(tmp_path / "run.json")
-    manifest, problem = read_manifest(tmp_path, tmp_path)
+    manifest, problem, _ = read_manifest(tmp_path, tmp_path)
     assert (problem, manifest.run_id) == ("", "r1")
     assert [job.place for job in manifest.jobs] == [
         (job.cell.id, job.name) for job in plan(expansion.matrix, expansion.cells)
