@@ -114,7 +114,7 @@ class JobRecord:
     spec: Mapping[str, Any] | None = None  # the request to the engine, for people; None if it could not be built
     gpus: tuple[str, ...] = ()
     world_size: Annotated[int, range(1, MOST_RANKS + 1)]
-    nodes: int = 1
+    nodes: Annotated[int, range(1, MOST_RANKS + 1)] = 1
     exit_status: Annotated[int, range(-(2**31), 2**31)] | None = None  # the leading agent's; None if unknown
     error: JobError | None = None
     started: float | None = None  # seconds since the epoch
@@ -143,6 +143,10 @@ class JobRecord:
         agent = (self.spec or {}).get("agent")
         seed = agent.get("seed") if isinstance(agent, Mapping) else None
         return seed if isinstance(seed, int) and not isinstance(seed, bool) else None
+
+
+NO_RECORD: Final = JobRecord(world_size=1)
+"""In place of the record of a job that left none: nothing is known of it."""
 
 
 def as_json(document: Manifest | JobRecord) -> dict[str, Any]:

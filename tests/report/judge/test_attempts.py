@@ -212,3 +212,81 @@ def test_nothing_is_good_that_went_wrong_and_has_not_run_well_since(tmp_path_fac
     tests, _ = judged_tests(root)
     ran = [outcome for outcome in outcomes if outcome != "skipped"]
     assert tests["t::x"].verdict.is_bad == bool(ran and ran[-1] in {"failed", "crashed"})
+
+
+def of_ranks(run_folder, number, *outcomes, **changes):
+    """An attempt at one test, with an outcome for each rank; None for none."""
+    run_folder.job(JOB, number=number, collected=[A], **changes)
+    for rank, outcome in enumerate(outcomes):
+        run_folder.rank(JOB, rank, {A: outcome} if outcome else {}, number=number)
+
+
+MIXED = {"mixed_skip": ["*"]}
+
+
+@pytest.mark.parametrize("continues", [0, 1])
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (("failed", "passed"), ("skipped", "passed")),
+        (("passed", "crashed"), ("passed", "skipped")),
+        (("failed", "failed"), ("skipped", "xfailed")),
+        ((None, "passed"), ("skipped", "passed")),
+    ],
+)
+def test_a_skip_on_a_rank_that_went_wrong_settles_nothing_though_another_rank_passed(
+    run_folder, first, then, continues
+):
+    run_folder.manifest(JOB, policy=MIXED)
+    of_ranks(run_folder, 1, *first)
+    of_ranks(run_folder, 2, *then, continues=continues)
+    tests, merged = judged_tests(run_folder.path)
+    assert tests[A].verdict.is_bad
+    assert exit_code(merged, nothing_ran_allowed=False) is not ExitCode.OK
+
+
+def test_the_message_tells_which_rank_skipped_after_it_went_wrong(run_folder):
+    run_folder.manifest(JOB, policy=MIXED)
+    of_ranks(run_folder, 1, {"outcome": "failed", "message": "boom"}, "passed")
+    of_ranks(run_folder, 2, "skipped", "passed")
+    assert judged_tests(run_folder.path)[0][A].verdict.message == "rank 0 failed: boom; then 0 skipped; 1 passed"
+
+
+@pytest.mark.parametrize("peer", ["passed", "aborted"])
+def test_a_skip_on_a_rank_that_had_not_gone_wrong_leaves_a_pass_one(run_folder, peer):
+    run_folder.manifest(JOB, policy=MIXED)
+    of_ranks(run_folder, 1, "failed", peer)
+    of_ranks(run_folder, 2, "passed", "skipped")
+    tests, merged = judged_tests(run_folder.path)
+    assert tests[A].is_flaky
+    assert exit_code(merged, nothing_ran_allowed=False) is ExitCode.OK
+
+
+@pytest.mark.parametrize(("last", "is_bad"), [(("passed", "skipped"), False), (("skipped", "passed"), True)])
+def test_each_rank_that_went_wrong_has_to_end_well_in_whatever_attempt(run_folder, last, is_bad):
+    run_folder.manifest(JOB, policy=MIXED)
+    for number, outcomes in enumerate([("failed", "failed"), ("skipped", "passed"), last], start=1):
+        of_ranks(run_folder, number, *outcomes)
+    assert judged_tests(run_folder.path)[0][A].verdict.is_bad is is_bad
+
+
+def test_ranks_may_have_tried_a_test_more_or_less_often(write_ranks):
+    again = '<rerun message="one"/><rerun message="two"/>'
+    write_ranks("gloo-w2-g0-env/unit/rank-0.xml", ['<testcase classname="t" name="x"/>'])
+    root = write_ranks("gloo-w2-g0-env/unit/rank-1.xml", [f'<testcase classname="t" name="x">{again}</testcase>'])
+    tests, _ = judged_tests(root)
+    earlier = [(each.number, each.verdict.message, len(each.ranks)) for each in tests["t::x"].earlier]
+    assert earlier == [(1, "rank 1 failed: one", 1), (2, "rank 1 failed: two", 1)]
+
+
+def test_a_test_that_the_newest_attempt_repeats_has_the_tries_of_that_alone(run_folder):
+    """Of an attempt before, it has the verdict."""
+    run_folder.manifest(JOB)
+    attempt(run_folder, 1, a={"outcome": "failed", "message": "one"})
+    attempt(run_folder, 2, a={"outcome": "failed", "message": "two"})
+    attempt(run_folder, 3, a="passed")
+    tests, _ = judged_tests(run_folder.path)
+    assert [(each.number, each.verdict.message) for each in tests[A].earlier] == [
+        (1, "rank 0 failed: one"),
+        (2, "rank 0 failed: two"),
+    ]

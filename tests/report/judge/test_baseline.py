@@ -1,6 +1,7 @@
 """Fewer executed tests than there once were are an error, unless something else explains them."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from allranks.cli.main import main
 from allranks.errors import ExitCode, UsageError
 from allranks.report.judge.baseline import BaselineWatch, read_baseline, renewed_baseline, update_baseline
 from allranks.report.judge.exit_code import exit_code
-from allranks.report.judged import CellSuite
+from allranks.report.judged import CellSuite, Share
 from allranks.report.merging import merge
 from allranks.report.results import TestVerdict, Verdict, VerdictKind, VerdictRule
 
@@ -109,7 +110,9 @@ def test_the_command_makes_the_baseline_and_holds_a_run_against_it(run_folder, t
 def test_a_suite_of_the_baseline_that_is_not_there_is_missed_without_a_plan(write_ranks):
     root = write_ranks("gloo-w1-g0-env/a/rank-0.xml", ['<testcase name="a"/>'])
     merged = merge(root, environ={}, baseline={"gloo-w1-g0-env": {"a": 1}, "other": {"b": 1}})
-    assert [failure.message for failure in merged.failures] == ["The baseline has this suite, and the results do not."]
+    assert [(failure.place, failure.message) for failure in merged.failures] == [
+        ("other / b", "The baseline has this suite, and the results do not.")
+    ]
     assert exit_code(merged, nothing_ran_allowed=False) is ExitCode.TESTS_FAILED
 
 
@@ -137,6 +140,37 @@ def test_the_file_is_text_that_shows_a_suite_a_line(tmp_path):
     update_baseline(tmp_path / "b.json", [job(3).row])
     assert json.loads((tmp_path / "b.json").read_text())["executed"] == {CELL: {"collectives": 3}}
     assert '   "collectives": 3\n' in (tmp_path / "b.json").read_text()
+
+
+def test_the_file_is_sorted_so_that_its_changes_are_few(tmp_path):
+    rows = [replace(job(1).row, cell=cell, suite=suite) for cell, suite in (("b", "y"), ("a", "z"), ("b", "x"))]
+    update_baseline(tmp_path / "b.json", rows)
+    lines = (tmp_path / "b.json").read_text().splitlines()
+    assert [line.strip().partition(":")[0] for line in lines if '": 1' in line or '": {' in line] == [
+        '"executed"', '"a"', '"z"', '"b"', '"x"', '"y"', '"schema"',
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("numbers", [(1,), (1, 2), (1, 2, 3)])
+def test_a_suite_is_renewed_only_when_all_its_shards_are_there(numbers):
+    shards = [
+        job(2, suite=f"rpc@{number}of3", share=Share(suite="rpc", number=number, count=3)).row for number in numbers
+    ]
+    assert renewed_baseline({}, shards) == ({CELL: {"rpc": 6}} if len(numbers) == 3 else {})
+
+
+def test_a_shard_that_went_wrong_keeps_the_baseline_of_its_suite():
+    good, bad = (job(2, suite=f"rpc@{n}of2", share=Share(suite="rpc", number=n, count=2)).row for n in (1, 2))
+    bad = replace(bad, counts=replace(bad.counts, errors=1))
+    assert renewed_baseline({CELL: {"rpc": 9}}, [bad, good]) == {CELL: {"rpc": 9}}
+
+
+def test_a_selection_in_a_shard_explains_a_drop_in_its_suite():
+    watch = BaselineWatch({CELL: {"rpc": 9}})
+    for number, deselected in ((1, 1), (2, 0)):
+        share = Share(suite="rpc", number=number, count=2)
+        made = job(2, suite=f"rpc@{number}of2", share=share, deselected=deselected)
+        assert watch.checked(made) is made
 
 
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))

@@ -84,7 +84,7 @@ def test_a_test_has_passed_only_if_a_rank_passed_or_a_skip_for_the_environment_c
     good = sorted(PASSES | SKIPS | {"xfailed"})
     for count, setting in product(range(1, 5), SETTINGS):
         for kinds in combinations_with_replacement(good, count):
-            judged = verdict([result(kind, rank) for rank, kind in enumerate(kinds)], replace(setting, skip=skip))
+            judged = verdict([result(kind, rank) for rank, kind in enumerate(kinds)], setting._replace(skip=skip))
             if judged.kind is VerdictKind.PASSED and not judged.is_skip_but_pass:
                 assert PASSES & set(kinds)
             if judged.is_skip_but_pass:

@@ -97,6 +97,23 @@ def test_the_last_try_decides_and_the_others_are_told(run_folder, tries, code, e
     assert [each.number for each in test.earlier] == list(range(1, len(tries)))
 
 
+@pytest.mark.parametrize(
+    ("tries", "is_bad"),
+    [
+        ([("failed", "passed"), ("skipped", "passed")], True),
+        ([("failed", "passed"), ("passed", "skipped")], False),
+        ([("failed", "passed"), ("skipped", "passed"), ("passed", "skipped")], False),
+    ],
+)
+def test_a_rank_that_failed_and_skips_in_a_further_try_settles_nothing(run_folder, tries, is_bad):
+    run_folder.manifest(JOB, policy={"mixed_skip": ["*"]})
+    run_folder.job(JOB, collected=[TEST])
+    journal_of(run_folder.attempt(JOB), tries)
+    test, code = only_test(run_folder)
+    assert test.verdict.is_bad is is_bad
+    assert code is (ExitCode.TESTS_FAILED if is_bad else ExitCode.OK)
+
+
 def test_a_pass_that_ran_again_keeps_its_world_size(run_folder):
     run_folder.manifest(JOB)
     run_folder.job(JOB, collected=[TEST])

@@ -147,7 +147,7 @@ def test_rule_1_without_a_primary_failure_a_missing_rank_is_unaccounted_for_afte
 
 @given(one_each(0), settings)
 def test_the_end_of_a_job_makes_no_verdict_better(given_ranks: list[RankResult], setting: VerdictPolicy):
-    during, after = (verdict(given_ranks, replace(setting, job_has_ended=ended)) for ended in (False, True))
+    during, after = (verdict(given_ranks, setting._replace(job_has_ended=ended)) for ended in (False, True))
     assert GOODNESS[after.kind] == GOODNESS[during.kind]
     if all(rank.outcome is not Outcome.MISSING for rank in given_ranks):
         assert after == during
@@ -370,8 +370,14 @@ def test_rule_2_the_message_says_who_had_ended_the_test_long_before():
     assert judged.message == "rank 1 failed: Timed out waiting 60000ms (ranks 0, 2 had ended the test 60 s before)"
 
 
-def test_rule_2_peers_that_ended_at_about_the_same_time_are_not_mentioned():
-    judged = verdict([result("passed", 0, at=9.8), result("failed", 1, at=10.0, message="x")], PLAIN)
+@pytest.mark.parametrize(("ended", "told"), [(9.5, ""), (9.0, " (rank 0 had ended the test 1 s before)"), (10.5, "")])
+def test_rule_2_peers_that_ended_within_a_second_or_later_are_not_mentioned(ended, told):
+    judged = verdict([result("passed", 0, at=ended), result("failed", 1, at=10.0, message="x")], PLAIN)
+    assert judged.message == f"rank 1 failed: x{told}"
+
+
+def test_rule_2_nobody_knows_who_ended_before_a_rank_without_a_time():
+    judged = verdict([result("passed", 0, at=1.0), result("failed", 1, message="x"), result("passed", 2)], PLAIN)
     assert judged.message == "rank 1 failed: x"
 
 
@@ -383,6 +389,7 @@ def test_rule_2_peers_that_ended_at_about_the_same_time_are_not_mentioned():
         ("aaaaa", " (ranks 1-5: a)"),
         ("aabaa", " (ranks 1, 2, 4, 5: a; rank 3: b)"),
         ("abcab", " (ranks 1, 4: a; ranks 2, 5: b; rank 3: c)"),
+        ("abcd", " (rank 1: a; rank 2: b; rank 3: c; and 1 more rank elsewhere)"),
         ("abcdede", " (rank 1: a; rank 2: b; rank 3: c; and 4 more ranks elsewhere)"),
         ("a" * 99, " (ranks 1-99: a)"),
     ],
@@ -408,8 +415,8 @@ def test_rule_3_what_may_be_skipped_on_one_rank_may_not_hang_on_another():
 @pytest.mark.parametrize("setting", [VerdictPolicy(gpus=2), VerdictPolicy(skip="pass", gpus=2)])
 def test_rule_4_a_hardware_skip_where_the_hardware_was_given_is_lost_coverage(setting: VerdictPolicy):
     judged = verdict(ranks("skipped", "skipped", skip_kind=SkipKind.HARDWARE, skip_code=77), setting)
-    assert (judged.kind, judged.reason, judged.exit_code) == (
-        VerdictKind.ERROR, "hardware skip", ExitCode.TESTS_FAILED,
+    assert (judged.kind, judged.reason, judged.exit_code, judged.leading) == (
+        VerdictKind.ERROR, "hardware skip", ExitCode.TESTS_FAILED, 0,
     )  # fmt: skip
 
 
@@ -450,3 +457,36 @@ def test_rule_5_all_passed_is_a_pass(mix: tuple[str, ...]):
 )
 def test_rule_5_a_pass_has_a_reason_if_it_was_unexpected_on_every_rank(mix: tuple[str, ...], reason: str):
     assert verdict(ranks(*mix), PLAIN).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "reason"), [(("missing", "passed"), "missing"), (("aborted", "passed"), "aborted"), ((), "missing")]
+)
+def test_rule_1_the_reason_says_what_is_unaccounted_for(outcomes: tuple[str, ...], reason: str):
+    assert verdict(ranks(*outcomes), PLAIN).reason == reason
+
+
+def test_rule_1_each_reason_why_ranks_are_missing_is_said_once():
+    lost = [result("missing", rank, message=message) for rank, message in enumerate(["a lost node.", "damaged"] * 2)]
+    assert verdict(lost, PLAIN).message == "ranks 0-3 are missing: a lost node; damaged."
+
+
+def test_rule_4_each_reason_of_a_skip_is_said_once():
+    said = [result("skipped", rank, message=message) for rank, message in enumerate(["", "no GPU", "old", "no GPU"])]
+    assert verdict(said, PLAIN).message == "no GPU; old"
+
+
+@pytest.mark.parametrize(
+    ("message", "text", "section"),
+    [
+        ("boom", "trace", "rank 0 failed: boom\ntrace"),
+        ("boom", "a trace", "rank 0 failed: boom\na trace"),
+        ("boom", " boom\n", "rank 0 failed: boom"),
+        ("boom", "", "rank 0 failed: boom"),
+        ("", "trace", "rank 0 failed\ntrace"),
+    ],
+)
+def test_a_rank_has_its_text_below_its_message_unless_it_says_the_same(message: str, text: str, section: str):
+    assert (
+        verdict([result("failed", message=message, text=text)], PLAIN).text == f"ranks: 0 failed (leads)\n\n{section}"
+    )

@@ -1,28 +1,29 @@
 """Several attempts at a job: the state of a test after each of them, as a table.
 
-:data:`AFTER` has two rules. A bad result stands until the test executes and ends well: a skip, on the same ranks or in
-a later attempt, does not settle it, nor does an attempt that does not reach the test or no longer has it. An xfail does
-settle it, since the test ran and can end no better. And an attempt that reran a part of the job overrides only the
-tests that it ran.
+:data:`AFTER` has two rules. A bad result stands until the test executes and ends well on the ranks that went wrong: a
+skip does not settle it, nor does an attempt that does not reach the test or no longer has it. An xfail does settle it,
+since the test ran and can end no better. And an attempt that reran a part of the job overrides only the tests that it
+ran.
 
 The tries of a test within one attempt (``<rerun>``, ``<flakyFailure>``, a journal's further starts) go through the same
 table.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from functools import reduce
-from itertools import chain
+from itertools import chain, zip_longest
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from allranks.errors import ExitCode
-from allranks.protocol.outcomes import Outcome
+from allranks.protocol.outcomes import GOOD, Outcome
 from allranks.report.folder import Attempt
 from allranks.report.judge.judging import files_of, judge
-from allranks.report.judge.rules import VerdictPolicy, verdict
-from allranks.report.results import RankFile, TestVerdict, Verdict, VerdictKind, VerdictRule
+from allranks.report.judge.rules import NEVER_RAN, VerdictPolicy, verdict
+from allranks.report.results import RankFile, TestVerdict, Verdict, VerdictKind, VerdictRule, strip
+from allranks.report.run_files import NO_RECORD
 
 
 class State(StrEnum):
@@ -59,34 +60,40 @@ def anew(before: State) -> State:
     return before if before is State.BAD else State.ABSENT
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Standing:
+class _Standing(NamedTuple):
     """A test after some attempts."""
 
     state: State = State.ABSENT
     test: TestVerdict | None = None  # its last result since the whole job ran
-    number: int = 0  # the attempt that this result is of
-    tries: tuple[TestVerdict, ...] = ()  # what went wrong in that attempt before this result
+    tries: tuple[TestVerdict, ...] = ()  # what went wrong in the attempt of this result before it
+    bad: tuple[TestVerdict, ...] = ()  # that attempt, if the test went wrong in it
+    earlier: tuple[TestVerdict, ...] = ()  # the attempts before that one in which it went wrong
     failure: TestVerdict | None = None  # the last failure, if the state is BAD
-    bad: tuple[TestVerdict, ...] = ()  # the attempts in which it went wrong
+    wrong: frozenset[int] = frozenset()  # the ranks that went wrong, and on which it has not ended well since
 
     def then(self, new: "_Standing") -> "_Standing":
         """The test after one more attempt or try."""
-        state, bad = AFTER[self.state][new.state], (*self.bad, *new.bad)
-        leaves_it = new.state is State.ABSENT or (new.state is State.NOT_RUN and state is not State.NOT_RUN)
+        wrong = new.wrong | (self.wrong - new.ranks_that_ended_well() if self.wrong else self.wrong)
+        came = State.SKIPPED if new.state is State.GOOD and wrong else new.state
+        state = AFTER[self.state][came]
+        leaves_it = came is State.ABSENT or (came is State.NOT_RUN and state is not State.NOT_RUN)
         if self.test and leaves_it:
-            return replace(self, state=state)
+            return self._replace(state=state)
         failure = (new.failure or self.failure) if state is State.BAD else None
-        return replace(new, state=state, failure=failure, bad=bad)
+        earlier = (*self.earlier, *self.bad, *new.earlier)
+        return new._replace(state=state, failure=failure, earlier=earlier, wrong=wrong)
 
-    def judged(self, newest: int) -> Iterator[TestVerdict]:
-        """The verdict over all attempts, of which the newest has this number; none if nothing is known."""
-        test, earlier = self.test, self.bad
-        if test:
-            earlier = (*(each for each in self.bad if each.number != self.number), *self.tries)
+    def ranks_that_ended_well(self) -> frozenset[int]:
+        """The ranks that executed the test, if it is good."""
+        ranks = self.test.ranks if self.test and self.state is State.GOOD else ()
+        return frozenset(rank.rank for rank in ranks if rank.outcome not in NEVER_RAN)
+
+    def judged(self, newest: Attempt) -> Iterator[TestVerdict]:
+        """The verdict over all attempts up to the newest; none if nothing is known."""
+        test, earlier = self.test, (*self.earlier, *self.tries)
         if self.failure and not (test and test.verdict.is_bad):
-            then = f"then {test.verdict.message}" if test else f"attempt {newest} did not have it"
-            test = _still_bad(self.failure, then)
+            then = f"attempt {newest.number} did not have it"
+            test = _still_bad(self.failure, f"then {test.verdict.message or strip(test.ranks)}" if test else then)
         if test:
             yield replace(test, earlier=earlier, number=0) if earlier else test
 
@@ -106,36 +113,42 @@ class Attempts:
         whole = newest
         while whole.base:
             whole = whole.base
-        self._whole = whole.number or 0  # the last attempt that ran the whole job: those after it reran a part
+        self._whole = _number(whole)  # the last attempt that ran the whole job: those after it reran a part
         self._setting = setting
         self._known: dict[str, _Standing] = {}
 
     def counts(self, attempt: Attempt) -> bool:
         """True if results of an attempt are in the report, and not only its failures."""
-        return (attempt.number or 0) >= self._whole
+        return _number(attempt) >= self._whole
 
     def take(self, attempt: Attempt, files: Sequence[RankFile]) -> None:
         """Add an attempt before the newest one, with the results in its files."""
         after = self._after(attempt, files)
-        self._known = {nodeid: standing for nodeid, standing in after if standing.bad or self.counts(attempt)}
+        counts = self.counts(attempt)
+        self._known = {nodeid: each for nodeid, each in after if each.earlier or each.bad or counts}
 
     def settled(self, newest: Attempt, files: Sequence[RankFile]) -> Iterator[TestVerdict]:
         """The tests after the newest attempt, each with its verdict over all attempts and what went wrong before."""
         for _, standing in self._after(newest, files):
-            yield from standing.judged(newest.number or 0)
+            yield from standing.judged(newest)
 
     def _after(self, attempt: Attempt, files: Sequence[RankFile]) -> Iterator[tuple[str, _Standing]]:
         tests = {test.nodeid: test for test in judge(attempt, files, self._setting)}
-        is_part = (attempt.number or 0) > self._whole
+        is_part = _number(attempt) > self._whole
         order = chain(self._known, tests) if is_part else chain(tests, self._known)
         for nodeid in dict.fromkeys(order):
             before, test = self._known.get(nodeid, _NOTHING), tests.get(nodeid)
             if not is_part:
-                before = replace(before, state=anew(before.state), test=None)
+                before = before._replace(state=anew(before.state), test=None)
             after = before.then(_in_attempt(attempt, test, self._setting) if test else _NOTHING)
             if before.test and before.state is State.NOT_RUN and not test:
-                after = replace(after, test=_left_out(before.test, attempt), number=attempt.number or 0)
+                after = after._replace(test=_left_out(before.test, attempt))
             yield nodeid, after
+
+
+def _number(attempt: Attempt) -> int:
+    """The number of an attempt; XML from elsewhere, which has none, is the only one at its job."""
+    return attempt.number or 0
 
 
 def settled(attempt: Attempt, files: Sequence[RankFile], setting: VerdictPolicy) -> Iterator[TestVerdict]:
@@ -148,18 +161,19 @@ def settled(attempt: Attempt, files: Sequence[RankFile], setting: VerdictPolicy)
 
 def _in_attempt(attempt: Attempt, test: TestVerdict, setting: VerdictPolicy) -> _Standing:
     """A test after one attempt alone, which may have tried it several times."""
-    number, tries = attempt.number or 0, tuple(_reruns(test, setting))
+    tries = tuple(_reruns(test, setting))
     lacks_result = _lacks_result(attempt, test)
     last = _Standing(state=State.NO_RESULT, test=test) if lacks_result else _after_one(test)
     after = reduce(_Standing.then, map(_after_one, tries), _NOTHING).then(last)
     wrong = after.failure or (test if test.verdict.is_bad and not _was_ended(attempt) else None)
-    bad = (replace(wrong, number=number),) if wrong else ()
-    return replace(after, number=number, tries=tuple(each for each in tries if each.verdict.is_bad), bad=bad)
+    bad = (replace(wrong, number=_number(attempt)),) if wrong else ()
+    return after._replace(tries=tuple(each for each in tries if each.verdict.is_bad), bad=bad)
 
 
 def _after_one(test: TestVerdict) -> _Standing:
     if test.verdict.is_bad:
-        return _Standing(state=State.BAD, test=test, failure=test)
+        wrong = frozenset(rank.rank for rank in test.ranks if rank.outcome not in _DID_NOT_GO_WRONG)
+        return _Standing(state=State.BAD, test=test, failure=test, wrong=wrong)
     if has_not_run(test):
         return _Standing(state=State.NOT_RUN, test=test)
     return _Standing(state=State.GOOD if test.verdict.executed else State.SKIPPED, test=test)
@@ -167,22 +181,27 @@ def _after_one(test: TestVerdict) -> _Standing:
 
 _ENDED_FROM_OUTSIDE: Final = frozenset({"interrupted", "stopped", "infrastructure"})
 _NO_RESULT: Final = frozenset({Outcome.MISSING, Outcome.ABORTED})
+_DID_NOT_GO_WRONG: Final = GOOD | {Outcome.ABORTED}
+"""The outcomes of ranks that were well to their end, or until they were stopped."""
 
 
 def _was_ended(attempt: Attempt) -> bool:
     """True if an attempt was ended from outside; no record means that the process that writes it was killed."""
-    error = attempt.record.error if attempt.record else None
-    return attempt.record is None or (error is not None and error.kind in _ENDED_FROM_OUTSIDE)
+    return attempt.record is None or _error_of(attempt) in _ENDED_FROM_OUTSIDE
+
+
+def _error_of(attempt: Attempt) -> str:
+    """The kind of the job's error; empty for none."""
+    error = (attempt.record or NO_RECORD).error
+    return error.kind if error else ""
 
 
 def _lacks_result(attempt: Attempt, test: TestVerdict) -> bool:
     """True if a test is an error without a failure of its own: cut short, or not begun when its agent died."""
     if not test.verdict.is_bad:
         return False
-    error = attempt.record.error if attempt.record else None
-    has_lost_its_agent = error is not None and error.kind == "agent"
     was_cut_short = _was_ended(attempt) and has_no_result(test)
-    return was_cut_short or (has_lost_its_agent and _never_began(test))
+    return was_cut_short or (_error_of(attempt) == "agent" and _never_began(test))
 
 
 def has_not_run(test: TestVerdict) -> bool:
@@ -230,7 +249,7 @@ def _reruns(test: TestVerdict, setting: VerdictPolicy) -> Iterator[TestVerdict]:
     torch's own test/conftest.py writes ``<rerun>`` for one, Maven's Surefire ``<flakyFailure>`` and ``<rerunFailure>``.
     """
     # Ranks of a plain pass have no such tries, and are built on access.
-    tries = 0 if test.slowest is not None else max((len(rank.reruns) for rank in test.ranks), default=0)
-    for number in range(tries):
-        ranks = tuple(rank.reruns[number] for rank in test.ranks if number < len(rank.reruns))
-        yield replace(test, verdict=verdict(ranks, setting), ranks=ranks, number=number + 1)
+    reruns = () if test.slowest is not None else [rank.reruns for rank in test.ranks]
+    for number, tries in enumerate(zip_longest(*reruns), start=1):
+        ranks = tuple(filter(None, tries))
+        yield replace(test, verdict=verdict(ranks, setting), ranks=ranks, number=number)

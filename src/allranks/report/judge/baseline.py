@@ -7,7 +7,7 @@ errors, a shard without its siblings.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final
@@ -25,7 +25,7 @@ SCHEMA: Final = 1
 ABOUT: Final = "Tests that executed, kept for allranks: cell, suite. Fewer in a later run are an error there."
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Document:
     schema: int
     executed: Mapping[Annotated[str, str], Mapping[Annotated[str, str], int]]
@@ -42,7 +42,7 @@ class BaselineWatch:
     def checked(self, job: CellSuite) -> CellSuite:
         """The job, with an error added if it is the last of its suite and fewer tests executed than in the baseline."""
         place = (job.cell, job.whole_suite)
-        wanted = self._baseline.get(place[0], {}).get(place[1])
+        wanted = self._baseline.get(job.cell, {}).get(job.whole_suite)
         if wanted is None:
             return job
         executed = self._executed.setdefault(place, {})
@@ -96,9 +96,8 @@ def renewed_baseline(known: Baseline, rows: Iterable[SuiteRow]) -> Baseline:
         whole.setdefault((row.cell, row.whole_suite), []).append(row)
     after = {cell: dict(suites) for cell, suites in known.items()}
     for (cell, suite), shards in whole.items():
-        if not any(row.counts.bad or row.deselected for row in shards) and _is_whole(
-            shards[-1], {row.suite: 0 for row in shards}
-        ):
+        names = {row.suite for row in shards}
+        if all(_is_whole(row, names) and not (row.counts.bad or row.deselected) for row in shards):
             after.setdefault(cell, {})[suite] = sum(row.executed for row in shards)
     return after
 
@@ -119,5 +118,5 @@ def update_baseline(path: Path, rows: Iterable[SuiteRow]) -> None:
         raise ResultsError(msg, why=f"{error.strerror}.", remedy="Name a file in an existing folder.") from error
 
 
-def _is_whole(job: JobSummary, seen: Mapping[str, int]) -> bool:
-    return job.share is None or set(job.share.all_names) <= seen.keys()
+def _is_whole(job: JobSummary, seen: Collection[str]) -> bool:
+    return job.share is None or all(name in seen for name in job.share.all_names)

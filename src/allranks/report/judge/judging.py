@@ -1,12 +1,11 @@
 """The tests of one attempt at a job: a verdict for each that was collected, or that any rank reports."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, Self
+from dataclasses import replace
+from typing import Final, NamedTuple, Self
 
 from allranks.errors import UsageError
 from allranks.protocol.outcomes import Outcome
-from allranks.protocol.records import MOST_RANKS
 from allranks.protocol.xml_text import first_line, split_nodeid, xml_id
 from allranks.report.folder import Attempt, ResultFile
 from allranks.report.journal import read_journal
@@ -24,7 +23,7 @@ from allranks.report.results import (
     results_of,
     teams_of,
 )
-from allranks.report.run_files import JobRecord
+from allranks.report.run_files import NO_RECORD, JobRecord
 from allranks.report.untrusted import whole_number
 
 
@@ -49,27 +48,25 @@ _EXPLAINS_WHAT_DID_NOT_RUN: Final = frozenset({"collection", "timeout", "interru
 
 def judge(attempt: Attempt, files: Sequence[RankFile], setting: VerdictPolicy) -> Iterator[TestVerdict]:
     """A verdict for each test that was collected, or that any rank reports."""
-    record, teams = attempt.record, teams_of(files)
-    gpus = -(-len(record.gpus) // max(record.nodes, 1)) if record else 0
-    setting = replace(setting, gpus=gpus, job_has_ended=_has_ended(record, files))
+    record, teams = attempt.record or NO_RECORD, teams_of(files)
+    gpus = -(-len(record.gpus) // record.nodes)
+    setting = setting._replace(gpus=gpus, job_has_ended=_has_ended(attempt, files))
     reported = (nodeid for team in teams for nodeid in team.places)
-    collected = map(xml_id, record.collected or ()) if record else ()
-    not_run = _reasons_not_to_run(record) if record else {}
+    collected = map(xml_id, record.collected or ())
+    not_run = _reasons_not_to_run(record)
     expected, absent = expected_ranks(attempt, files), _absences(attempt, files)
     good = _Good.of(teams, expected, setting)
     for nodeid in dict.fromkeys((*collected, *reported)):
         if passed := good and good.verdict_of(nodeid):
             yield passed
         elif (results := results_of(nodeid, teams)) or nodeid not in not_run:
-            judged = _judge(nodeid, results, expected, absent, setting)
             file, line = _place_of(nodeid, teams)
-            yield replace(judged, file=file, line=line) if file else judged
+            yield replace(_judge(nodeid, results, expected, absent, setting), file=file, line=line)
         else:
             yield _not_run(nodeid, not_run[nodeid])
 
 
-@dataclass(frozen=True)
-class _Good:
+class _Good(NamedTuple):
     """The fast path for tests that passed on every rank: nearly all tests, and all have the same verdict."""
 
     team: RankGroup
@@ -104,26 +101,26 @@ class _Good:
         )
 
 
-def _has_ended(record: JobRecord | None, files: Sequence[RankFile]) -> bool:
+def _has_ended(attempt: Attempt, files: Sequence[RankFile]) -> bool:
     """Whether the job is known to have ended, and all its results could be read; foreign results do not tell."""
-    has_ended = record is not None and record.error is None
-    return has_ended and not any(file.is_unfinished or file.problem for file in files)
+    if attempt.record is None or attempt.record.error:
+        return False
+    return not any(file.is_unfinished or file.problem for file in files)
 
 
 def _reasons_not_to_run(record: JobRecord) -> dict[str, str]:
     """The reason for each collected test that may have no result."""
-    error = record.error if record.error and record.error.kind in _EXPLAINS_WHAT_DID_NOT_RUN else None
-    explained = record.collected or () if error else ()
-    ended = first_line(error.text) or error.kind if error else ""
-    stopped = f"stopped by {record.stop_reason or 'the job'}"
-    reasons = {**dict.fromkeys(explained, ended), **dict.fromkeys(record.not_run, stopped)}
+    reasons = {}
+    if record.error and record.error.kind in _EXPLAINS_WHAT_DID_NOT_RUN:
+        reasons = dict.fromkeys(record.collected or (), first_line(record.error.text))
+    reasons |= dict.fromkeys(record.not_run, f"stopped by {record.stop_reason or 'the job'}")
     return {xml_id(nodeid): f"not run: {reason}" for nodeid, reason in reasons.items()}
 
 
 def _judge(
     nodeid: str, results: Sequence[RankResult], expected: range, absent: Mapping[int, str], setting: VerdictPolicy
 ) -> TestVerdict:
-    classname, name = (results[0].classname, results[0].name) if results else split_nodeid(nodeid)
+    classname, name = next(((each.classname, each.name) for each in results), split_nodeid(nodeid))
     took_part = max((result.world_size for result in results if result.world_size), default=None)
     ranks = range(took_part) if took_part else expected
     reported = {result.rank for result in results}
@@ -169,8 +166,7 @@ def stated_sizes(attempt: Attempt, files: Sequence[RankFile]) -> dict[str, int]:
     if attempt.record:
         sizes = {"job.json": attempt.record.world_size, **sizes}
     for file in files:
-        size = whole_number(file.properties.get("allranks.world_size"))
-        if size and size <= MOST_RANKS:
+        if size := whole_number(file.properties.get("allranks.world_size")):
             sizes[file.path.name] = size
     return sizes
 
@@ -184,7 +180,7 @@ def expected_ranks(attempt: Attempt, files: Sequence[RankFile]) -> range:
     if sizes := stated_sizes(attempt, files):
         return range(max(sizes.values()))
     if attempt.folder:  # its record is missing, which is an error by itself
-        return range(max((file.rank or 0 for file in files), default=-1) + 1)
+        return range(max((file.rank + 1 for file in files if file.rank is not None), default=0))
     msg = f"Nothing states how many ranks {attempt.cell} / {attempt.suite} has."
     raise UsageError(
         msg,
@@ -195,7 +191,7 @@ def expected_ranks(attempt: Attempt, files: Sequence[RankFile]) -> range:
 
 def _absences(attempt: Attempt, files: Sequence[RankFile]) -> dict[int, str]:
     """The reason for each rank whose results are known to be incomplete."""
-    error = attempt.record.error if attempt.record else None
+    error = (attempt.record or NO_RECORD).error
     why = f"nothing came back ({first_line(error.what)})" if error and error.what else "nothing came back"
     causes = dict.fromkeys(expected_ranks(attempt, files), why)
     return causes | {file.rank: file.problem for file in files if file.problem and file.rank is not None}

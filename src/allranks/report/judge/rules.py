@@ -31,8 +31,8 @@ Of jobs:
 
 Over attempts, and over the tries of a test within one:
 
-9. Attempts. A bad result stands until the test executes and ends well, in a later attempt or try. Neither a skip
-   settles it, nor an attempt that did not run the test or no longer has it.
+9. Attempts. A bad result stands until the test executes and ends well, in a later attempt or try, on each rank that
+   went wrong. Neither a skip settles it, nor an attempt that did not run the test or no longer has it.
 10. Reruns. An attempt that reran a part of a job overrides only the tests that it ran. An attempt that ran the whole
     job overrides all that is known but failures.
 11. Cut short. A test without a result is an error of its attempt, but no failure that stands, if the job was ended from
@@ -52,8 +52,7 @@ rules are in the modules beside this one: ``accounting`` and ``judging`` (6 to 8
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from allranks.errors import ExitCode
 from allranks.protocol.outcomes import Outcome, SkipKind, disagree, may_disagree, numbers
@@ -75,11 +74,11 @@ from allranks.report.results import (
 _RAN: Final = frozenset({Outcome.PASSED, Outcome.XPASSED, Outcome.XFAILED})
 _TAKES_NO_PART: Final = frozenset({Outcome.SKIPPED, Outcome.XFAILED})
 _PASSES: Final = frozenset({Outcome.PASSED, Outcome.XPASSED})
-_NEVER_RAN: Final = frozenset({Outcome.SKIPPED, Outcome.MISSING})
+NEVER_RAN: Final = frozenset({Outcome.SKIPPED, Outcome.MISSING})
+"""The outcomes of ranks that did not execute the test."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class VerdictPolicy:
+class VerdictPolicy(NamedTuple):
     """The input of the rules besides the rank results."""
 
     skip: SkipPolicy = "skip"
@@ -88,8 +87,7 @@ class VerdictPolicy:
     job_has_ended: bool = False  # no further result can come, and no error of the job says why one is missing
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lead:
+class Lead(NamedTuple):
     """The leading outcome, and how it was found."""
 
     result: RankResult
@@ -135,7 +133,7 @@ def leading(ranks: Sequence[RankResult]) -> Lead | None:
     if all(rank.at is not None for rank in candidates):
         return Lead(result=min(candidates, key=lambda rank: (rank.at, -severity(rank.outcome), rank.rank)))
     worst = min(candidates, key=lambda rank: (-severity(rank.outcome), rank.rank))
-    return Lead(result=worst, caveat=_NO_TIMES if len(candidates) > 1 else "")
+    return Lead(result=worst, caveat="" if candidates == [worst] else _NO_TIMES)
 
 
 _LONG: Final = 1.0
@@ -143,16 +141,17 @@ _LONG: Final = 1.0
 
 _SHOWN_STOPPED: Final = 3
 
+_HALF: Final = TEXT_LIMIT // 2
+
 _NO_TIMES: Final = "No times show which rank went wrong first: the worst outcome leads, then the lowest rank."
 
 
 def _unaccounted(ranks: Sequence[RankResult], lead: Lead | None, setting: VerdictPolicy) -> Verdict | None:
     """Rule 1: a rank is missing, or was aborted although no rank failed first."""
-    missing = [] if setting.job_has_ended and _explains(lead) else _missing(ranks)
+    missing = [] if setting.job_has_ended and _explains(lead) else _with(Outcome.MISSING, ranks)
     skipped = {rank.rank for rank in ranks if rank.outcome in _TAKES_NO_PART}
-    unexplained = [
-        rank for rank in ranks if rank.outcome is Outcome.ABORTED and lead is None and rank.caused_by not in skipped
-    ]
+    aborted = [] if lead else _with(Outcome.ABORTED, ranks)
+    unexplained = [rank for rank in aborted if rank.caused_by not in skipped]
     if ranks and not missing and not unexplained:
         return None
     return Verdict(
@@ -167,8 +166,8 @@ def _unaccounted(ranks: Sequence[RankResult], lead: Lead | None, setting: Verdic
     )
 
 
-def _missing(ranks: Sequence[RankResult]) -> list[RankResult]:
-    return [rank for rank in ranks if rank.outcome is Outcome.MISSING]
+def _with(outcome: Outcome, ranks: Sequence[RankResult]) -> list[RankResult]:
+    return [rank for rank in ranks if rank.outcome is outcome]
 
 
 def _explains(lead: Lead | None) -> bool:
@@ -208,9 +207,8 @@ def _long_done(ranks: Sequence[RankResult], lead: RankResult) -> str:
 def _still_running(ranks: Sequence[RankResult]) -> str:
     """Where the stopped ranks were, those at one place together: a peer's time-out often names the wrong one."""
     by_place: dict[str, list[int]] = {}
-    for rank in ranks:
-        if rank.outcome is Outcome.ABORTED:
-            by_place.setdefault(rank.message, []).append(rank.rank)
+    for rank in _with(Outcome.ABORTED, ranks):
+        by_place.setdefault(rank.message, []).append(rank.rank)
     places = [f"{_named(group)}: {message}" for message, group in by_place.items()]
     rest = sum(map(len, [*by_place.values()][_SHOWN_STOPPED:]))
     more = f"and {rest} more rank{'' if rest == 1 else 's'} elsewhere"
@@ -219,21 +217,20 @@ def _still_running(ranks: Sequence[RankResult]) -> str:
 
 
 def _named(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {numbers(ranks)}"
+    return f"rank{'' if len(ranks) == 1 else 's'} {numbers(ranks)}"
 
 
 def _absent(ranks: Sequence[RankResult]) -> str:
     """The ranks from which nothing came."""
-    missing = _missing(ranks)
+    missing = _with(Outcome.MISSING, ranks)
     return f" ({_missing_message(missing)})" if missing else ""
 
 
 def _ranks_disagree(ranks: Sequence[RankResult], setting: VerdictPolicy) -> Verdict | None:
     """Rule 3: some ranks skipped and others did not, and the policy does not allow it."""
-    outcomes = {rank.outcome for rank in ranks}
-    allowed = may_disagree(ranks[0].nodeid, setting.mixed_skip)
-    allowed = allowed and not any(rank.outcome.is_bad for rank in ranks)
-    if allowed or not disagree(outcomes):
+    if not disagree({rank.outcome for rank in ranks}):
+        return None
+    if all(may_disagree(rank.nodeid, setting.mixed_skip) and not rank.outcome.is_bad for rank in ranks):
         return None
     return Verdict(
         kind=VerdictKind.ERROR,
@@ -247,14 +244,11 @@ def _ranks_disagree(ranks: Sequence[RankResult], setting: VerdictPolicy) -> Verd
 
 def _skipped(ranks: Sequence[RankResult], setting: VerdictPolicy) -> Verdict | None:
     """Rule 4: all ranks skipped or xfailed; a lost piece of coverage is an error, an environment skip may be a pass."""
-    skips = [rank for rank in ranks if rank.outcome is Outcome.SKIPPED]
-    lost = [rank for rank in skips if _had_the_hardware(rank, setting)]
-    if lost:
-        return _coverage_lost(ranks, lost[0], setting)
+    skips = _with(Outcome.SKIPPED, ranks)
+    if lost := next((rank for rank in skips if _had_the_hardware(rank, setting)), None):
+        return _coverage_lost(ranks, lost, setting)
     ran = {rank.outcome for rank in ranks} & _RAN
-    if not skips and Outcome.XFAILED not in ran:
-        return None
-    if Outcome.PASSED in ran or (skips and ran == {Outcome.XPASSED}):  # a mix that the policy allows by name
+    if Outcome.PASSED in ran or ran == {Outcome.XPASSED}:  # beside skips in a mix that the policy allows by name
         return None
     environment = not ran and all(rank.skip_kind in {SkipKind.ENVIRONMENT, SkipKind.HARDWARE} for rank in skips)
     return Verdict(
@@ -271,12 +265,12 @@ def _skipped(ranks: Sequence[RankResult], setting: VerdictPolicy) -> Verdict | N
 
 def _passed(ranks: Sequence[RankResult]) -> Verdict:
     """Rule 5: all ranks passed."""
-    reason = XPASS if ranks and all(rank.outcome is Outcome.XPASSED for rank in ranks) else ""
+    reason = XPASS if all(rank.outcome is Outcome.XPASSED for rank in ranks) else ""
     return Verdict(kind=VerdictKind.PASSED, rule=VerdictRule.PASSED, reason=reason, executed=_executed(ranks))
 
 
 def _had_the_hardware(rank: RankResult, setting: VerdictPolicy) -> bool:
-    needed = rank.gpus_needed or gpus_needed(rank.skip_code or 0) or 1
+    needed = rank.gpus_needed or (rank.skip_code and gpus_needed(rank.skip_code)) or 1
     return rank.skip_kind is SkipKind.HARDWARE and setting.gpus >= needed
 
 
@@ -297,7 +291,7 @@ def _coverage_lost(ranks: Sequence[RankResult], lost: RankResult, setting: Verdi
 
 
 def _executed(ranks: Sequence[RankResult]) -> bool:
-    return any(rank.outcome not in _NEVER_RAN for rank in ranks)
+    return any(rank.outcome not in NEVER_RAN for rank in ranks)
 
 
 def _unaccounted_message(missing: Sequence[RankResult], unexplained: Sequence[RankResult], lead: Lead | None) -> str:
@@ -305,18 +299,19 @@ def _unaccounted_message(missing: Sequence[RankResult], unexplained: Sequence[Ra
     if missing:
         return f"{_missing_message(missing)}.{first}"
     if unexplained:
-        return f"{_ranks(unexplained)} aborted, and no rank went wrong before: {_why_aborted(unexplained)}."
+        why = _said(unexplained) or "supervision itself failed"
+        return f"{_ranks(unexplained)} aborted, and no rank went wrong before: {why}."
     return "no rank reported this test."
 
 
 def _missing_message(missing: Sequence[RankResult]) -> str:
-    return f"{_ranks(missing)} missing: {missing[0].message.rstrip('.') or 'nothing came back'}"
+    return f"{_ranks(missing)} missing: {_said(missing) or 'nothing came back'}"
 
 
-def _why_aborted(ranks: Sequence[RankResult]) -> str:
-    """The aborted ranks' messages, each once; an unexplained abort is a failure of supervision."""
+def _said(ranks: Sequence[RankResult]) -> str:
+    """The first messages of ranks, each once."""
     said = list(dict.fromkeys(rank.message.rstrip(".") for rank in ranks if rank.message))
-    return "; ".join(said[:_SHOWN_STOPPED]) or "supervision itself failed"
+    return "; ".join(said[:_SHOWN_STOPPED])
 
 
 def _ranks(ranks: Sequence[RankResult]) -> str:
@@ -330,7 +325,8 @@ def _lead_message(lead: Lead) -> str:
 
 def _sentence(ranks: Sequence[RankResult], message: str) -> str:
     """What became of ranks with the same outcome and message, in one sentence that names them once."""
-    who, how = _named([rank.rank for rank in ranks]), describe(ranks[0].outcome)
+    first, *_ = ranks
+    who, how = _named([rank.rank for rank in ranks]), describe(first.outcome)
     # Where the agent saw how a process ended, the message is that sentence; of an aborted rank, it is the predicate.
     if message.startswith(f"{who} "):
         return message
@@ -349,8 +345,8 @@ def _text(ranks: Sequence[RankResult], lead: Lead | None) -> str:
     head = [f"ranks: {strip(ranks, first)}", lead.caveat if lead else ""]
     told = [section for _, section in sections(ranks, first)]
     # The leading rank gets half of the space, however much its peers have.
-    leads = cut(told.pop(0), TEXT_LIMIT // 2) if first else ""
-    rest = cut("\n\n".join(told), TEXT_LIMIT // 2)
+    leads = cut(told.pop(0), _HALF) if first else ""
+    rest = cut("\n\n".join(told), _HALF)
     return "\n\n".join(part for part in ("\n".join(line for line in head if line), leads, rest) if part)
 
 
@@ -371,7 +367,7 @@ def _alike(ranks: Sequence[RankResult]) -> Iterable[Sequence[RankResult]]:
 
 def _section(ranks: Sequence[RankResult]) -> str:
     """The common message and text of a group of ranks, under their numbers."""
-    rank = ranks[0]
+    rank, *_ = ranks
     body = f"\n{rank.text}" if own_text(rank) != rank.message else ""
     return f"{_sentence(ranks, rank.message)}{body}"
 
