@@ -231,6 +231,17 @@ def test_what_is_left_goes_by_how_the_job_ended(attempt, left_of, record, failed
     assert left_of(job, "missing") == missing
 
 
+def test_a_test_that_the_attempt_which_continued_the_job_left_out_is_still_to_run(attempt, left_of, make_folder, pair):
+    job, folder = attempt
+    (folder / "job.json").write_text(json.dumps({**ENDED, "collected": ONE_MORE, "not_run": ["t::new"]}))
+    (folder / "rank-0.xml").write_text(rank_xml(ALL))
+    _, second = make_folder(pair).new_attempt(job)
+    (second / "job.json").write_text(json.dumps({**ENDED, "attempt": 2, "continues": 1, "collected": [BAD]}))
+    (second / "rank-0.xml").write_text(rank_xml({BAD: "passed"}))
+    assert left_of(job, "missing") == Again(tests=("t::new",), base=2)
+    assert left_of(job, "failed") == Again(tests=(FLAKY, "t::new"), base=2)
+
+
 def test_a_job_that_collected_nothing_runs_again(attempt, left_of):
     job, folder = attempt
     (folder / "job.json").write_text(json.dumps({**ENDED, "collected": []}))

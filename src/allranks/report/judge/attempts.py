@@ -210,9 +210,9 @@ def has_not_run(test: TestVerdict) -> bool:
 
 
 def has_no_result(test: TestVerdict) -> bool:
-    """True if a bad test was only cut short: a rank that failed by itself is a result."""
+    """True if no rank ended a bad test: it was cut short or left out. A rank that failed by itself is a result."""
     bad = {rank.outcome for rank in test.ranks if rank.outcome.is_bad}
-    return bool(bad) and bad <= _NO_RESULT
+    return bad.issubset(_NO_RESULT) and bool(bad or not test.ranks)
 
 
 def _never_began(test: TestVerdict) -> bool:
