@@ -62,7 +62,7 @@ class Gathered:
 
     run_id: str  # the run that the results should belong to
     manifest: Manifest | None  # the combined plan of the parts; None if none of them has one
-    plans: tuple[frozenset[tuple[str, str]], ...]
+    own_plan: frozenset[tuple[str, str]]  # the jobs of the folder's own plan, by cell and suite; empty without one
     problems: tuple[str, ...]  # what is wrong with the input as a whole; a sentence or a few for each
     attempts: tuple[Attempt, ...]  # the newest attempt of each job, by cell and suite
     unread: tuple[Path, ...] = ()  # what could have results and is no part of this, relative to the folder
@@ -217,7 +217,7 @@ def _rank_xml(root: Path, candidates: Sequence[Path], rule: InputRule) -> Gather
         if place := pattern.place(path.relative_to(root)):
             jobs.setdefault((place.cell or root.name, place.suite or "tests"), []).append(ResultFile(path, place.rank))
     attempts = (_job_of_xml(root, place, jobs[place], rule) for place in sorted(jobs))
-    return Gathered(run_id=root.name, manifest=None, plans=(), problems=(), attempts=tuple(attempts))
+    return Gathered(run_id=root.name, manifest=None, own_plan=frozenset(), problems=(), attempts=tuple(attempts))
 
 
 def _usual_pattern(root: Path, candidates: Iterable[Path]) -> RankPattern:
@@ -250,7 +250,7 @@ def _run(root: Path, parts: Sequence[_Part]) -> Gathered:
     gathered = Gathered(
         run_id=run_id,
         manifest=_together([plan.manifest for plan in plans], run_id) if plans else None,
-        plans=tuple(frozenset(job.place for job in plan.manifest.jobs) for plan in plans),
+        own_plan=frozenset(job.place for plan in plans if plan.file == _PLAN for job in plan.manifest.jobs),
         problems=(*problems, *_disagreements(plans)),
         attempts=tuple(_newest_of_each(root, attempts, run_id)),
     )

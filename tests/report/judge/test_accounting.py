@@ -396,3 +396,143 @@ def test_one_of_two_such_tests_cannot_hide_that_the_other_is_missing(run_folder,
     run_folder.both(JOB, {reported: "passed"}, collected=[CONTROL, LITERAL])
     assert kinds_of(run_folder)[lost] == "error"
     assert code(judged(run_folder)) is ExitCode.UNACCOUNTED
+
+
+@pytest.mark.parametrize(("place", "suite"), [(JOB, "a"), (JOB, "z"), ("gloo-w2-g0-tcp/collectives", "collectives")])
+def test_a_record_of_another_job_is_an_error_wherever_it_sorts(run_folder, place, suite):
+    run_folder.manifest(place)
+    run_folder.both(place, {A: "passed"}, cell="gloo-w2-g0-env", suite=suite)
+    merged = judged(run_folder)
+    assert [test.name for test in only_suite(merged).tests] == ["job.json", "test_one"]
+    assert code(merged) is ExitCode.UNACCOUNTED
+
+
+def test_a_record_that_states_no_job_is_of_the_job_of_its_folder(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, {A: "passed"}, cell="", suite="")
+    assert code(judged(run_folder)) is ExitCode.OK
+
+
+def test_a_job_of_unknown_size_has_the_ranks_up_to_the_highest_that_is_there(run_folder):
+    for rank in (0, 2):
+        run_folder.rank("cell/s", rank, {A: "passed"}, world_size=None)
+    said = {test.name: test.verdict.message for test in only_suite(judged(run_folder)).tests}
+    assert said["job"] == "rank 1 has no file."
+    assert said["test_one"] == "rank 1 is missing: nothing came back."
+    assert set(said) == {"job", "test_one"}
+
+
+def test_a_job_of_unknown_size_with_all_ranks_only_lacks_its_record(run_folder):
+    run_folder.rank("cell/s", 0, {A: "passed"}, world_size=None)
+    job, test = only_suite(judged(run_folder)).tests
+    assert job.verdict.message == "job.json is missing: the job has not ended, or was killed."
+    assert not test.verdict.is_bad
+
+
+def test_ranks_without_a_file_are_named_together(run_folder):
+    run_folder.manifest("gloo-w4-g0-env/s")
+    run_folder.job("gloo-w4-g0-env/s", collected=[A], world_size=4)
+    run_folder.rank("gloo-w4-g0-env/s", 1, {A: "passed"}, world_size=4)
+    assert "ranks 0, 2, 3 have no file." in [test.verdict.message for test in only_suite(judged(run_folder)).tests]
+
+
+@pytest.mark.parametrize(("own", "is_outside"), [(2, True), (3, False), (4, False)])
+def test_a_rank_outside_needs_tests_with_a_world_that_has_it(run_folder, own, is_outside):
+    run_folder.manifest(JOB)
+    run_folder.job(JOB, collected=[A])
+    for rank in range(3):
+        run_folder.rank(JOB, rank, {A: {"outcome": "passed", "world_size": own}})
+    names = [test.name for test in only_suite(judged(run_folder)).tests]
+    assert ("rank 2" in names) is is_outside
+
+
+def test_a_rank_whose_file_lacks_a_test_is_missing_for_the_reason_that_the_job_has(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, {A: "passed"}, error={"what": "The job ran out of time.", "kind": "timeout"})
+    run_folder.rank(JOB, 1, {})
+    message = only_suite(judged(run_folder)).tests[-1].verdict.message
+    assert message == "rank 1 is missing: nothing came back (The job ran out of time.)."
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, ExitCode.TESTS_FAILED),
+        ({"error": {"kind": "infrastructure", "what": "It broke."}}, ExitCode.INFRASTRUCTURE),
+        ({"error": {"kind": "agent", "what": "It died."}}, ExitCode.UNACCOUNTED),
+    ],
+)
+def test_a_failure_explains_a_missing_rank_only_if_the_job_ended_by_itself(run_folder, changes, expected):
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, {A: "failed"}, **changes)
+    run_folder.rank(JOB, 1, {})
+    merged = judged(run_folder)
+    test = only_suite(merged).tests[-1]
+    assert (test.verdict.exit_code is ExitCode.TESTS_FAILED) == (not changes)
+    assert code(merged) is expected
+
+
+def test_a_failure_explains_no_rank_whose_file_is_damaged(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, {A: "failed"})
+    (run_folder.attempt(JOB) / "rank-1.xml").write_text("")
+    assert only_suite(judged(run_folder)).tests[-1].verdict.exit_code is ExitCode.UNACCOUNTED
+
+
+def test_a_failure_explains_no_missing_rank_without_a_record(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.rank(JOB, 0, {A: "failed"})
+    run_folder.rank(JOB, 1, {})
+    assert only_suite(judged(run_folder)).tests[-1].verdict.exit_code is ExitCode.UNACCOUNTED
+
+
+def test_an_earlier_attempt_with_two_files_of_a_rank_is_an_error_while_its_tests_count(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, {A: "passed", B: "failed"})
+    path = run_folder.rank(JOB, 0, {A: "passed", B: "failed"})
+    path.with_name("rank-00.xml").write_bytes(path.read_bytes())
+    for continues, expected in ((1, ExitCode.UNACCOUNTED), (0, ExitCode.OK)):
+        run_folder.job(JOB, number=2, collected=[A, B], continues=continues)
+        for rank in range(2):
+            run_folder.rank(JOB, rank, {A: "passed", B: "passed"}, number=2)
+        assert code(judged(run_folder)) is expected
+
+
+def test_a_file_that_could_have_results_and_is_not_read_is_an_error(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, {A: "passed"})
+    (run_folder.path / "logs.zip").write_text("")
+    merged = judged(run_folder)
+    assert [suite.name for suite in merged.suites if suite.counts.bad] == ["run / manifest"]
+    assert code(merged) is ExitCode.UNACCOUNTED
+
+
+def test_the_image_of_a_job_is_that_of_its_plan_or_else_of_its_record(run_folder):
+    run_folder.manifest(JOB)
+    for job in (JOB, "gloo-w2-g0-tcp/collectives"):
+        run_folder.both(job, {A: "passed"}, image="sha256:1")
+    assert [suite.image for suite in suites_of(judged(run_folder))] == ["cpu", "sha256:1"]
+
+
+def test_a_changed_file_that_was_read_and_one_that_was_not_are_told_apart(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, {A: "passed"}, rank_files={"rank-0.xml": "another", "rank-1.xml": "another"})
+    texts = [test.verdict.text for test in only_suite(judged(run_folder)).tests if test.verdict.is_bad]
+    assert len(texts) == 2
+    assert all("It was read." in text for text in texts)
+    begun = JobStarted(schema=SCHEMA, run_id="r1", cell="gloo-w2-g0-env", suite="collectives", attempt=1, world_size=2)
+    passed = Passed(nodeid=A, ranks=(0, 1), arrived=(1.0, 1.0), seconds=(0.1, 0.1), world_size=2)
+    records = (begun, TestStarted(nodeid=A), passed, Finished(status=0))
+    (run_folder.attempt(JOB) / JOURNAL).write_bytes(b"".join(encode(each) + b"\n" for each in records))
+    texts = {test.name: test.verdict.text for test in only_suite(judged(run_folder)).tests if test.verdict.is_bad}
+    assert f"The records of {JOURNAL} count instead." in texts["rank-0.xml"]
+    assert "It was read." in texts[JOURNAL]
+
+
+def test_an_error_of_a_file_tells_what_to_do_once(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, {A: "passed"})
+    (run_folder.attempt(JOB) / "rank-1.xml").write_text("")
+    text = only_suite(judged(run_folder)).tests[0].verdict.text
+    assert text.endswith("\nGather the results of this job again, or run it again.")
+    assert len(text.splitlines()) == 2

@@ -74,6 +74,44 @@ def test_a_shard_that_was_planned_alone_is_complete_alone(run_folder):
     assert code is ExitCode.OK
 
 
+def test_a_shard_is_complete_beside_other_suites_of_its_plan(run_folder):
+    run_folder.manifest(TWO, f"{CELL}/other")
+    run_folder.both(TWO, {B: "passed"}, share=share(2))
+    run_folder.both(f"{CELL}/other", {A: "passed"})
+    assert judged(run_folder)[1] is ExitCode.OK
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_shard_that_came_without_the_plan_of_its_folder_misses_the_others(run_folder, planned):
+    """A part in a folder below, as one of several machines has it, plans for its machine alone."""
+    if planned:
+        run_folder.manifest(ONE)
+    run_folder.both(ONE, {A: "passed"}, share=share(1))
+    merged = merge(run_folder.path.parent, environ={})
+    assert [suite.suite for suite in merged.suites if suite.counts.bad] == ["rpc@2of2"]
+    assert "other shards of its suite came" in merged.failures[0].message
+    assert exit_code(merged, nothing_ran_allowed=False) is ExitCode.UNACCOUNTED
+
+
+def test_the_plan_of_all_machines_tells_which_shards_were_to_run(part, tmp_path):
+    part("").manifest(ONE)
+    machine = part("machine-1")
+    machine.manifest(ONE)
+    machine.both(ONE, {A: "passed"}, share=share(1), run_id="r1")
+    merged = merge(tmp_path / "gathered", environ={})
+    assert merged.notes == (f"{CELL} / rpc: 1 of 2 shards are here.",)
+    assert exit_code(merged, nothing_ran_allowed=False) is ExitCode.OK
+
+
+def test_a_shard_is_no_part_of_the_same_suite_in_another_cell(run_folder):
+    other = "gloo-w2-g0-tcp/rpc@1of2"
+    run_folder.manifest(ONE, TWO)
+    for job, number in ((ONE, 1), (TWO, 2), (other, 1)):
+        run_folder.both(job, {A: "passed"}, share=share(number))
+    merged, _ = judged(run_folder)
+    assert [suite.id for suite in merged.suites if suite.counts.bad] == ["gloo-w2-g0-tcp/rpc@2of2"]
+
+
 def test_shards_that_did_not_split_alike_are_an_error_in_each_of_them(two_shards):
     merged, code = two_shards(share(1), share(2, split="0ther"))
     for suite in suites_of(merged):

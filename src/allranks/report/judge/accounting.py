@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
-from typing import Final
+from itertools import chain
+from typing import Final, NamedTuple
 
 from allranks.errors import ExitCode
 from allranks.protocol.outcomes import named, numbers
@@ -19,18 +19,22 @@ from allranks.report.judge.rules import VerdictPolicy
 from allranks.report.judged import MANIFEST_PLACE, CellSuite, trouble
 from allranks.report.rank_xml import RankReader
 from allranks.report.results import RankFile, TestVerdict
-from allranks.report.run_files import PlannedJob
+from allranks.report.run_files import NO_RECORD, Manifest, PlannedJob
 
 _EMPTY: Final = (
     "No test was collected: the suite has none that pytest can find.\n"
     "Correct the paths of the suite in the matrix file, or remove the suite."
 )
+_LOST: Final = "The job left no results: it was planned, but did not start or was lost."
+_LOST_SHARD: Final = (
+    "The shard left no results: other shards of its suite came, but it did not start or was lost.\n"
+    "Gather its results, too. If it was left out on purpose, merge the folder of the run itself, whose plan tells so."
+)
 _AGAIN: Final = "Gather the results of this job again, or run it again."
 _PART: Final = "attempt {} ran a part of the job again; the rest is from {}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Known:
+class _Known(NamedTuple):
     """Facts that are known before the results of any job are read."""
 
     planned: Mapping[tuple[str, str], PlannedJob]
@@ -54,52 +58,56 @@ def account(
     The results of a job are read at its turn, attempt by attempt, so that few are in memory. Without a baseline, the
     manifest's counts. ``allowed`` attributes of XML say nothing about an outcome.
     """
-    manifest, attempts = gathered.manifest, gathered.attempts
+    plan, attempts = gathered.manifest or Manifest(run_id=""), gathered.attempts
     found = {(attempt.cell, attempt.suite): attempt for attempt in attempts}
-    planned = {job.place: job for job in (manifest.jobs if manifest else ())}
-    for place, job in _planned_elsewhere(gathered.plans, found).items():
-        planned.setdefault(place, job)
+    planned = {job.place: job for job in plan.jobs}
+    shards = _shards_of_suites(attempts, gathered.own_plan)
     known = _Known(
         planned=planned,
-        cells=manifest.cells if manifest else {},
+        cells=plan.cells,
         torn=_torn_suites(attempts),
         recollected=_compare_collections(attempts),
         run_id=gathered.run_id,
         setting=setting,
     )
-    watch = BaselineWatch(baseline if baseline is not None else manifest.policy.baseline if manifest else {})
-    places = tuple(dict.fromkeys((*planned, *found)))
+    watch = BaselineWatch(plan.policy.baseline if baseline is None else baseline)
     reader = RankReader(allowed)
-    for place in places:
+    for place in dict.fromkeys((*planned, *shards, *found)):
         if place in found:
             yield watch.checked(_of_attempt(found[place], reader, known))
+        elif place in planned:
+            yield _of_absent_job(planned[place], plan.cells, _LOST)
         else:
-            yield _of_absent_job(planned[place], known.cells)
-    if manifest is None:
+            yield _of_absent_job(shards[place], plan.cells, _LOST_SHARD)
+    if gathered.manifest is None:
         yield from watch.absent()
 
 
-def _planned_elsewhere(
-    plans: Sequence[AbstractSet[tuple[str, str]]], found: Mapping[tuple[str, str], Attempt]
+def _shards_of_suites(
+    attempts: Sequence[Attempt], own_plan: AbstractSet[tuple[str, str]]
 ) -> dict[tuple[str, str], PlannedJob]:
-    """All shards of a suite, if results of several machines were put together.
+    """All shards of each suite that a shard is there of, unless the folder's own plan has only those that are there.
 
-    Each machine plans the shards that it runs. If no plan has all the shards that arrived, the suite was split over
-    machines, so all of its shards are expected.
+    Each shard states how many there are. A run of one shard alone leaves the others out of its plan on purpose, but no
+    plan of a machine tells what the other machines had to run.
     """
     groups: dict[tuple[str, tuple[str, ...]], set[tuple[str, str]]] = {}
-    for place, attempt in found.items():
-        if attempt.record and attempt.record.share:
-            groups.setdefault((attempt.cell, attempt.record.share.all_names), set()).add(place)
-    missed = [group for group, here in groups.items() if plans and not any(here <= plan for plan in plans)]
-    return {(cell, name): PlannedJob(cell=cell, suite=name) for cell, names in sorted(missed) for name in names}
+    for attempt in attempts:
+        if share := (attempt.record or NO_RECORD).share:
+            groups.setdefault((attempt.cell, share.all_names), set()).add((attempt.cell, attempt.suite))
+    return {
+        (cell, name): PlannedJob(cell=cell, suite=name)
+        for (cell, names), here in groups.items()
+        if not here <= own_plan
+        for name in names
+    }
 
 
 def _torn_suites(attempts: Sequence[Attempt]) -> dict[tuple[str, str], str]:
     """The jobs that share a suite but split it differently, by cell and name, each with its error."""
     splits: dict[tuple[str, str, int], dict[str, str]] = {}
     for attempt in attempts:
-        if attempt.record and (share := attempt.record.share) and share.split:
+        if (share := (attempt.record or NO_RECORD).share) and share.split:
             splits.setdefault((attempt.cell, share.suite, share.count), {})[attempt.suite] = share.split
     return {
         (cell, name): (
@@ -113,8 +121,7 @@ def _torn_suites(attempts: Sequence[Attempt]) -> dict[tuple[str, str], str]:
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Recollected:
+class _Recollected(NamedTuple):
     """How the collections of a job's attempts differ from the first one of its suite."""
 
     error: str = ""
@@ -124,17 +131,17 @@ class _Recollected:
 def _compare_collections(attempts: Sequence[Attempt]) -> dict[tuple[str, str], _Recollected]:
     """Compare the collections of all attempts at a suite in a cell, and at all shards of it, by cell and name."""
     suites: dict[tuple[str, str], list[Attempt]] = {}
-    for attempt in attempts:
-        share = attempt.record.share if attempt.record else None
-        suites.setdefault((attempt.cell, share.suite if share else attempt.suite), []).append(attempt)
-    found = {}
-    for jobs in suites.values():
-        each = [(job, one) for job in jobs for one in (*job.earlier, job) if one.record and one.record.full_collection]
-        first = each[0][1] if each else None
-        for job in jobs:
-            own = [one for its, one in each if its is job and one is not first]
-            if first is not None and own:
-                found[job.cell, job.suite] = _compared(first, own)
+    for attempt in chain.from_iterable((*job.earlier, job) for job in attempts):
+        record = attempt.record or NO_RECORD
+        if record.full_collection:
+            suite = record.share.suite if record.share else attempt.suite
+            suites.setdefault((attempt.cell, suite), []).append(attempt)
+    found: dict[tuple[str, str], _Recollected] = {}
+    for first, *others in suites.values():
+        jobs: dict[tuple[str, str], list[Attempt]] = {}
+        for attempt in others:
+            jobs.setdefault((attempt.cell, attempt.suite), []).append(attempt)
+        found |= {place: _compared(first, own) for place, own in jobs.items()}
     return found
 
 
@@ -156,12 +163,12 @@ def _compared(first: Attempt, others: Sequence[Attempt]) -> _Recollected:
 
 
 def _collection_of(attempt: Attempt) -> Mapping[str, str]:
-    return attempt.record.full_collection if attempt.record else {}
+    return (attempt.record or NO_RECORD).full_collection
 
 
 def _place_of(attempt: Attempt) -> str:
-    name = f"attempt {attempt.number or 1}"
-    return f"{name} of {attempt.suite}" if attempt.record and attempt.record.share else name
+    name = f"attempt {attempt.number}"
+    return f"{name} of {attempt.suite}" if (attempt.record or NO_RECORD).share else name
 
 
 def troubled_input(gathered: Gathered) -> Iterator[CellSuite]:
@@ -173,8 +180,7 @@ def troubled_input(gathered: Gathered) -> Iterator[CellSuite]:
         yield CellSuite(cell=cell, suite=suite, tests=tests)
 
 
-def _of_absent_job(job: PlannedJob, cells: Mapping[str, Mapping[str, str | int]]) -> CellSuite:
-    problem = "The job left no results: it was planned, but did not start or was lost."
+def _of_absent_job(job: PlannedJob, cells: Mapping[str, Mapping[str, str | int]], problem: str) -> CellSuite:
     return CellSuite(
         cell=job.cell,
         suite=job.suite,
@@ -186,7 +192,7 @@ def _of_absent_job(job: PlannedJob, cells: Mapping[str, Mapping[str, str | int]]
 
 
 def _of_attempt(attempt: Attempt, reader: RankReader, known: _Known) -> CellSuite:
-    record, job = attempt.record, known.planned.get((attempt.cell, attempt.suite))
+    record, job = attempt.record or NO_RECORD, known.planned.get((attempt.cell, attempt.suite))
     attempts = Attempts(attempt, known.setting)
     before = [error for each in attempt.earlier for error in _take(attempts, each, reader)]
     files = files_of(attempt, reader)
@@ -198,25 +204,25 @@ def _of_attempt(attempt: Attempt, reader: RankReader, known: _Known) -> CellSuit
         tests=(*_troubles(attempt, files, known), *before, *attempts.settled(attempt, files)),
         courses=next((file.courses for file in files if file.courses), {}),
         tags=next((file.tags for file in files if file.tags), {}),
-        engine=record.engine if record else "",
+        engine=record.engine,
         torch=next((file.torch for file in files if file.torch), ""),
-        image=(job.image if job else "") or (record.image if record else ""),
+        image=(job.image if job else "") or record.image,
         attempt=attempt.number,
         folder=attempt.folder,
-        gpus=record.gpus if record else (),
-        deselected=record.deselected if record else 0,
+        gpus=record.gpus,
+        deselected=record.deselected,
         notes=(
-            *(record.notes if record else ()),
+            *record.notes,
             *attempt.notes,
             *((_PART.format(attempt.number, attempt.base.folder),) if attempt.base else ()),
             *known.recollection_of(attempt).notes,
             *dict.fromkeys(file.note for file in files if file.note),
         ),
-        repeated=record.repeated if record else {},
-        started=record.started if record else None,
-        elapsed=record.elapsed if record else None,
-        seed=record.seed if record else None,
-        share=record.share if record else None,
+        repeated=record.repeated,
+        started=record.started,
+        elapsed=record.elapsed,
+        seed=record.seed,
+        share=record.share,
     )
 
 
@@ -241,8 +247,8 @@ def _troubles(attempt: Attempt, files: Sequence[RankFile], known: _Known) -> Ite
         )
     yield from _troubles_of_files(files)
     yield from _troubles_of_sizes(attempt, files)
-    yield from _ranks_outside(attempt, files)
-    yield from _ranks_without_a_file(attempt, files)
+    if all(file.rank is not None for file in attempt.files):
+        yield from _troubles_of_rank_xml(attempt, files)
     for each in (attempt, *attempt.earlier):  # a failure that is removed from an earlier one would count as settled
         yield from _troubles_of_changes(each)
 
@@ -257,26 +263,24 @@ def _troubles_of_sizes(attempt: Attempt, files: Sequence[RankFile]) -> Iterator[
         yield trouble("job", f"{said}.\nMerge the results of one job of one run.", ExitCode.UNACCOUNTED)
 
 
-def _ranks_outside(attempt: Attempt, files: Sequence[RankFile]) -> Iterator[TestVerdict]:
-    """An error for each file of a rank that the job cannot have, unless its tests have worlds of their own."""
+def _troubles_of_rank_xml(attempt: Attempt, files: Sequence[RankFile]) -> Iterator[TestVerdict]:
+    """An error for each file of a rank that the job cannot have, and one if ranks have no file.
+
+    A file may be of a rank outside if all its tests have larger worlds of their own, but all ranks of the job have one.
+    """
     expected = expected_ranks(attempt, files)
     for file in files:
-        if file.problem or file.rank is None or file.path.name == JOURNAL:
+        if file.problem or file.rank is None or file.rank in expected:
             continue
-        if file.rank not in expected and not (file.world_sizes and min(file.world_sizes) > file.rank):
+        if not (file.world_sizes and min(file.world_sizes) > file.rank):
             text = (
                 f"{file.path.name} is of rank {file.rank}, which is outside: this job has {len(expected)} rank(s), "
                 f"from {expected.start} to {expected.stop - 1}.\nMove it to the job that it belongs to."
             )
             yield trouble(f"rank {file.rank}", text, ExitCode.UNACCOUNTED)
-
-
-def _ranks_without_a_file(attempt: Attempt, files: Sequence[RankFile]) -> Iterator[TestVerdict]:
-    """An error if rank XML is the source, and ranks have none, whatever worlds the tests of the others state."""
-    if not attempt.files or any(file.rank is None for file in attempt.files):
-        return
     there = {file.rank for file in (*attempt.files, *attempt.strays)}
-    if absent := [rank for rank in expected_ranks(attempt, files) if rank not in there]:
+    absent = [rank for rank in expected if rank not in there]
+    if attempt.files and absent:
         has = "rank {} has" if len(absent) == 1 else "ranks {} have"
         text = f"{has.format(numbers(absent))} no file.\nAdd what is missing, or run the job again."
         yield trouble("job", text, ExitCode.UNACCOUNTED)
@@ -288,8 +292,8 @@ def _troubles_of_place(attempt: Attempt, files: Sequence[RankFile]) -> Iterator[
         file.path.name: (file.properties.get("allranks.cell", ""), file.properties.get("allranks.suite", ""))
         for file in files
     }
-    if attempt.record:
-        stated["job.json"] = (attempt.record.cell, attempt.record.suite)
+    record = attempt.record or NO_RECORD
+    stated["job.json"] = (record.cell, record.suite)
     places = {name: place for name, place in stated.items() if all(place)}
     own = (attempt.cell, attempt.suite) if attempt.folder else next(iter(places.values()), ())
     for name, (cell, suite) in places.items():
@@ -319,9 +323,9 @@ def _troubles_of_files(files: Sequence[RankFile]) -> Iterator[TestVerdict]:
     for file in files:
         if file.rank is not None:
             names.setdefault(file.rank, []).append(file.path.name)
-    for rank, claimed in names.items():
-        if len(claimed) > 1:
-            text = f"{' and '.join(claimed)} are both of rank {rank}: the worse outcome of each test counts."
+    for rank, (first, *others) in names.items():
+        if others:
+            text = f"{' and '.join((first, *others))} are both of rank {rank}: the worse outcome of each test counts."
             yield trouble(f"rank {rank}", f"{text}\nKeep one of them in the folder.", ExitCode.UNACCOUNTED)
 
 
@@ -332,23 +336,22 @@ def has_troubled_files(files: Sequence[RankFile]) -> bool:
 
 def has_collected_nothing(attempt: Attempt) -> bool:
     """True if an attempt ran nothing because there was nothing to collect, and not because tests were left out."""
-    record = attempt.record
-    if record is None or attempt.base or (record.share and record.share.elsewhere):
-        return False
-    return record.collected == () and not record.deselected
+    record = attempt.record or NO_RECORD
+    left_out = attempt.base or record.deselected or (record.share and record.share.elsewhere)
+    return record.collected == () and not left_out
 
 
 def _troubles_of_record(attempt: Attempt, known: _Known) -> Iterator[TestVerdict]:
-    record = attempt.record
+    record = attempt.record or NO_RECORD
     if attempt.problem:
         yield trouble("job", attempt.problem, ExitCode.UNACCOUNTED)
-    elif record is None and attempt.folder:  # of XML from elsewhere there is no record
+    elif attempt.record is None and attempt.folder:  # of XML from elsewhere there is no record
         yield trouble("job", "job.json is missing: the job has not ended, or was killed.", ExitCode.UNACCOUNTED)
     yield from _troubles_of_mixture(attempt, known.run_id)
-    if record and record.error:
+    if record.error:
         name = "collection" if record.error.kind == "collection" else "job"
         yield trouble(name, record.error.text, code_of_error(record.error.kind))
-    elif record and record.collected is None and not (attempt.files or attempt.strays):
+    elif attempt.record and record.collected is None and not (attempt.files or attempt.strays):
         yield trouble("job", "The job left no results, and job.json does not tell why.", ExitCode.UNACCOUNTED)
     elif has_collected_nothing(attempt):
         yield trouble("collection", _EMPTY, ExitCode.NOTHING_RAN)
@@ -356,8 +359,8 @@ def _troubles_of_record(attempt: Attempt, known: _Known) -> Iterator[TestVerdict
 
 def _troubles_of_mixture(attempt: Attempt, run_id: str) -> Iterator[TestVerdict]:
     """Errors for results of another run, in the place of this run's results or beside them."""
-    record, remedy = attempt.record, "Merge each run in a folder of its own."
-    if record and record.run_id and record.run_id != run_id:
+    record, remedy = attempt.record or NO_RECORD, "Merge each run in a folder of its own."
+    if record.run_id not in {"", run_id}:
         text = f"These results are from the run {record.run_id}, the others from {run_id}: two runs are mixed."
         yield trouble("run", f"{text}\n{remedy}", ExitCode.UNACCOUNTED)
     elif attempt.mixed:

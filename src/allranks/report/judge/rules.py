@@ -22,8 +22,8 @@ Of jobs:
    collection, time limit, stop and coverage, 2 for usage, 4 for infrastructure, 130 for an interrupt, 5 for a suite
    without tests, and 3 for all else. Tests that a stop, a time limit, an interrupt or a failed collection kept from
    running are skipped as *not run*.
-7. Planned jobs. Every job of the plan has results, and so has every shard of a suite that was divided among machines.
-   One that has none is an error (exit code 3).
+7. Planned jobs. Every job of the plan has results, and so has every shard of a suite of which one is there, unless the
+   plan in the merged folder itself leaves it out. One that has none is an error (exit code 3).
 8. Trust. Results count in the job and the run that they are of. Results of another run or job are an error (exit code
    3). So are a file that cannot be read or was changed, two different files of a rank, and a rank outside the world. So
    are a journal without its end, an attempt that is gone, shards that were divided differently, and tests whose
