@@ -287,10 +287,15 @@ class RankGroup:
         """Seconds of the fastest rank of each test."""
         return array("d", map(min, zip(*(file.seconds for file in self.files), strict=True)))
 
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """Their tests, in order."""
+        return self.files[0].keys
+
     @cached_property
     def places(self) -> Mapping[str, int]:
         """The index of each test, by node id."""
-        return {key.nodeid: place for place, key in enumerate(self.files[0].keys)}
+        return {key.nodeid: place for place, key in enumerate(self.keys)}
 
     @cached_property
     def notable(self) -> frozenset[int]:
@@ -300,7 +305,7 @@ class RankGroup:
     @cached_property
     def world_sizes(self) -> "array[int]":
         """The largest world size that any rank reports for each test; 0 if none does."""
-        nothing = array("H", [0]) * len(self.files[0].keys)
+        nothing = array("H", [0]) * len(self.keys)
         return array("H", map(max, zip(nothing, *(file.world_sizes or nothing for file in self.files), strict=True)))
 
 

@@ -65,6 +65,12 @@ def test_the_tests_of_all_attempts_are_one_job(attempt, merged):
     assert merged() == (0, {A: ("passed", []), B: ("passed", [1]), C: ("passed", [1, 2])})
 
 
+def test_tests_that_ran_again_keep_their_places(attempt, merged):
+    attempt(1, {A: "passed", B: "failed", C: "failed"})
+    attempt(2, {C: "passed", B: "passed"}, continues=1)
+    assert [*merged()[1]] == [A, B, C]
+
+
 def test_a_failure_that_is_not_run_again_stays(attempt, merged):
     attempt(1, {A: "passed", B: "failed", C: "failed"})
     attempt(2, {C: "passed"}, continues=1)

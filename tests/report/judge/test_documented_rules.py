@@ -35,4 +35,4 @@ def test_the_page_has_the_table_of_attempts():
     ]
     (_, *heads), *body = [[cell.strip() for cell in row] for row in rows]
     found = {(before, new): after for before, *afters in body for new, after in zip(heads, afters, strict=True)}
-    assert found == {(before, new): AFTER[before][new] for before, new in product(State, State)}
+    assert found == {(before.value, new.value): AFTER[before][new].value for before, new in product(State, State)}

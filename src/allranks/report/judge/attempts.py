@@ -11,7 +11,7 @@ table.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from enum import StrEnum
+from enum import Enum
 from functools import reduce
 from itertools import chain, zip_longest
 from types import MappingProxyType
@@ -26,7 +26,7 @@ from allranks.report.results import RankFile, TestVerdict, Verdict, VerdictKind,
 from allranks.report.run_files import NO_RECORD
 
 
-class State(StrEnum):
+class State(Enum):
     """What is known of a test after one attempt, or after several."""
 
     ABSENT = "absent"  # nothing: no attempt had it
@@ -95,7 +95,7 @@ class _Standing(NamedTuple):
             then = f"attempt {newest.number} did not have it"
             test = _still_bad(self.failure, f"then {test.verdict.message or strip(test.ranks)}" if test else then)
         if test:
-            yield replace(test, earlier=earlier, number=0) if earlier else test
+            yield replace(test, earlier=earlier) if earlier else test
 
 
 _NOTHING: Final = _Standing()

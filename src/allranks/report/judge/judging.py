@@ -87,7 +87,7 @@ class _Good(NamedTuple):
         place = team.places.get(nodeid)
         if place is None or place in team.notable or team.world_sizes[place] not in {0, len(team.files)}:
             return None
-        key = team.files[0].keys[place]
+        key = team.keys[place]
         ranks = PassedRanks(team, place)
         return TestVerdict(
             nodeid=nodeid,
@@ -143,7 +143,7 @@ def _judge(
 
 def _place_of(nodeid: str, teams: Iterable[RankGroup]) -> tuple[str, int]:
     """The source file and the line of a test, as the first rank's XML that states them has them."""
-    keys = (team.files[0].keys[team.places[nodeid]] for team in teams if nodeid in team.places)
+    keys = (team.keys[team.places[nodeid]] for team in teams if nodeid in team.places)
     return next(((key.file, key.line) for key in keys if key.file), ("", 0))
 
 
