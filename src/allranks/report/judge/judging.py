@@ -112,7 +112,7 @@ def _reasons_not_to_run(record: JobRecord) -> dict[str, str]:
     """The reason for each collected test that may have no result."""
     reasons = {}
     if record.error and record.error.kind in _EXPLAINS_WHAT_DID_NOT_RUN:
-        reasons = dict.fromkeys(record.collected or (), first_line(record.error.text))
+        reasons = dict.fromkeys(record.collected or (), first_line(record.error.text) or record.error.kind)
     reasons |= dict.fromkeys(record.not_run, f"stopped by {record.stop_reason or 'the job'}")
     return {xml_id(nodeid): f"not run: {reason}" for nodeid, reason in reasons.items()}
 
@@ -120,7 +120,7 @@ def _reasons_not_to_run(record: JobRecord) -> dict[str, str]:
 def _judge(
     nodeid: str, results: Sequence[RankResult], expected: range, absent: Mapping[int, str], setting: VerdictPolicy
 ) -> TestVerdict:
-    classname, name = next(((each.classname, each.name) for each in results), split_nodeid(nodeid))
+    classname, name = (results[0].classname, results[0].name) if results else split_nodeid(nodeid)
     took_part = max((result.world_size for result in results if result.world_size), default=None)
     ranks = range(took_part) if took_part else expected
     reported = {result.rank for result in results}
