@@ -294,18 +294,23 @@ def _run_of(root: Path, plans: Sequence[_Plan], attempts: Iterable[Attempt]) -> 
 
 
 def _together(manifests: Sequence[Manifest], run_id: str) -> Manifest:
-    """One plan from all, with the names of all their machines; where they disagree, the first counts."""
+    """One plan from all, with all their machines and commits; where they disagree otherwise, the first counts."""
     jobs: dict[tuple[str, str], PlannedJob] = {}
     for job in chain.from_iterable(manifest.jobs for manifest in manifests):
         jobs.setdefault(job.place, job)
     return replace(
         manifests[0],
         run_id=run_id,
-        host=", ".join(dict.fromkeys(manifest.host for manifest in manifests if manifest.host)),
+        host=_all(manifest.host for manifest in manifests),
+        commit=_all(manifest.commit for manifest in manifests),
         cells={cell: axes for manifest in reversed(manifests) for cell, axes in manifest.cells.items()},
         jobs=tuple(jobs.values()),
         policy=replace(manifests[0].policy, baseline=_most([manifest.policy.baseline for manifest in manifests])),
     )
+
+
+def _all(texts: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(filter(None, texts)))
 
 
 def _most(baselines: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:

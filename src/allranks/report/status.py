@@ -20,6 +20,10 @@ class Status(StrEnum):
         """The status as people read it."""
         return _WORDS[self]
 
+    def word_for(self, number: int) -> str:
+        """The word after a number of tests: ``2 errors``."""
+        return f"{self.word}s" if self is Status.ERROR and number != 1 else self.word
+
     @property
     def is_bad(self) -> bool:
         """True if this makes the run bad."""

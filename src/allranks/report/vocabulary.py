@@ -157,7 +157,7 @@ _STATES: Final[Mapping[tuple[str | None, str | None], Outcome]] = MappingProxyTy
 _IS_DISABLED: Final = re.compile(r"(?:^|[/.])DISABLED_").search
 _SHOWN: Final = 60
 
-_NUMBER: Final = re.compile(r"(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII).fullmatch
+_NUMBER: Final = re.compile(r"-?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII).fullmatch
 _THOUSANDS: Final = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+\.\d+", re.ASCII).fullmatch
 _DECIMAL_COMMA: Final = re.compile(r"(?![1-9]\d{0,2},\d{3}$)\d+,\d+", re.ASCII).fullmatch
 _LONGEST_NUMBER: Final = 40
@@ -243,6 +243,8 @@ def outcome_said(case: Mapping[str, str]) -> tuple[Outcome, str]:
 def seconds_of(said: str | None) -> float:
     """A time in seconds: ``1.5``, ``1,234.5`` with separators of thousands, or ``1,5`` with a decimal comma.
 
+    ``-0.000`` is 0: pytest writes it for a test during which the clock was set back by less than half a millisecond.
+
     Args:
         said: The value of the attribute; 0 if there is none.
 
@@ -264,7 +266,7 @@ def seconds_of(said: str | None) -> float:
     if not 0 <= number <= _MOST_SECONDS:
         msg = f"{quoted('time', said)} is no number of seconds"
         raise UnknownError(msg, "Write it with a point: 1024, 1.024 or 1,024.0.")
-    return number
+    return abs(number)
 
 
 def quoted(name: str, value: str) -> str:

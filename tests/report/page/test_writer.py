@@ -93,7 +93,7 @@ def test_the_page_says_of_what_and_where_the_run_was(run_folder: Any) -> None:
 def test_the_page_names_the_torch_of_the_journals_and_all_machines(part: Callable[[str], Any], tmp_path: Path) -> None:
     for host, name, torch in (("one", "gloo-w1-g0-env/s", "2.13.0"), ("two", "gloo-w1-g0-tcp/s", "2.12.1+cpu")):
         folder = part(host)
-        folder.manifest(name, host=host)
+        folder.manifest(name, host=host, commit=f"commit-{host}")
         folder.job(name, collected=["t"], world_size=1)
         cell, suite = name.split("/")
         records = (
@@ -107,6 +107,7 @@ def test_the_page_names_the_torch_of_the_journals_and_all_machines(part: Callabl
     assert not merged.failures
     assert f"<dd><bdi>{escaped('2.12.1+cpu, 2.13.0')}</bdi>" in merged.page.read_text()
     assert "<dt>host</dt> <dd><bdi>one, two</bdi>" in merged.page.read_text()
+    assert "<dt>commit</dt> <dd><bdi>commit-one, commit-two</bdi>" in merged.page.read_text()
 
 
 def test_what_is_unknown_of_a_run_is_left_out(tmp_path: Path) -> None:
@@ -172,11 +173,11 @@ def alike(number: int) -> TestVerdict:
     )
 
 
-def different(number: int) -> TestVerdict:
+def different(number: int, outcome: str = "failed") -> TestVerdict:
     """Each rank has 2 kB to say that no other rank, and no other test, says: the worst that there can be."""
     dice = random.Random(number)  # noqa: S311 - text that does not compress, not a secret
     ranks = [
-        rank(n, "failed", at=1.0 + n, message=f"m {dice.random()}", text=dice.randbytes(1000).hex()) for n in range(64)
+        rank(n, outcome, at=1.0 + n, message=f"m {dice.random()}", text=dice.randbytes(1000).hex()) for n in range(64)
     ]
     return case(f"f.py::test_{number}", ranks)
 
@@ -214,17 +215,19 @@ def test_what_passed_gives_way_in_a_page_that_is_too_large_and_failures_stay(
     assert "passed are counted and not listed: junit.xml beside this page has all of them" in path.read_text()
 
 
+@pytest.mark.parametrize(("outcome", "status", "words"), [("failed", "F", "failed"), ("errored", "E", "errors")])
 def test_failures_that_do_not_fit_are_counted_and_the_page_says_where_they_are(
-    tmp_path: Path, unpacked: Unpacked, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, unpacked: Unpacked, monkeypatch: pytest.MonkeyPatch, outcome: str, status: str, words: str
 ) -> None:
     monkeypatch.setattr(case_list, "FAILURES_BUDGET", 20_000)
-    path = write_page(tmp_path, [job("c", "s", map(different, range(3000))), job("d", "s", [different(3000)])])
+    tests = [different(number, outcome) for number in range(3001)]
+    path = write_page(tmp_path, [job("c", "s", tests[:-1]), job("d", "s", tests[-1:])])
     carried = unpacked(path)
-    listed = sum(letter == "F" for _, _, letter, _ in rows(carried))
+    listed = sum(letter == status for _, _, letter, _ in rows(carried))
     assert listed < 3000
     assert carried["rest"]["out"] == 3001 - listed
     assert sum(group["n"] for group in carried["rest"]["groups"]) == 3001
-    assert f"{3001 - listed:,} failed are counted and not listed" in path.read_text()
+    assert f"{3001 - listed:,} {words} are counted and not listed" in path.read_text()
     assert "junit.xml beside this page has all of them" in path.read_text()
 
 

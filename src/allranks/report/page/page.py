@@ -139,8 +139,7 @@ def _counts(counts: Counts) -> Iterator[str]:
         (Status.SKIPPED, counts.skipped),
     ):
         if count or status not in {Status.FLAKY, Status.PASSED_SKIP}:
-            word = status.word if status is not Status.ERROR else "errors"
-            yield f'<li class="v-{status}{"" if count else " none"}"><b>{count:,}</b> {word}</li>'
+            yield f'<li class="v-{status}{"" if count else " none"}"><b>{count:,}</b> {status.word_for(count)}</li>'
 
 
 GENERATOR: Final = '<meta name="generator" content="allranks">'

@@ -166,7 +166,7 @@ class PageWriter:
 
     def _listed(self, merged: MergedRun) -> str:
         """A sentence on what the page leaves out; empty if it is complete."""
-        said = [f"{count:,} {status.word}" for status in Status if (count := self._index.left_out[status])]
+        said = [f"{count:,} {status.word_for(count)}" for status in Status if (count := self._index.left_out[status])]
         listed = [f"{'; '.join(said)} are counted and not listed"] if said else []
         if self._details.left_out:
             listed.append(f"{self._details.left_out:,} failures are listed without their texts")
