@@ -14,7 +14,7 @@ from torch.testing._internal.common_distributed import MultiProcContinuousTest, 
 FAULT = {
     "world_size": 2,
     "test": "test_a_future_of_torch_that_nobody_sets",
-    "limits": {"process_group": 4, "test": 12, "job": 220},
+    "limits": {"process_group": 4, "test": 12, "job": 250, "peer_grace": 2},
     "seconds": 110,
     "verdict": ("error", "timed_out"),
     "leading": 0,
