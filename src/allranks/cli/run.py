@@ -172,7 +172,7 @@ def _add_repetition(group: OptionGroup) -> None:
 def add_seed(group: OptionGroup) -> None:
     """Declare the option for the run's seed."""
     meaning = "seed of every rank of every test (default: a random one, recorded)"
-    group.add_argument("--seed", type=int, metavar="N", help=meaning)
+    group.add_argument("--seed", type=number, metavar="N", help=meaning)
 
 
 def refuse_options(pytest_args: Sequence[str]) -> None:

@@ -101,7 +101,9 @@ def add(parser: CommandParser) -> None:
     add_plugin_options("conformance", {"place": place, "results": group})
     meaning = "an earlier conformance.json to compare with (default: the newest of this backend in the results folder)"
     group.add_argument("--compare", type=existing_file, metavar="FILE", help=meaning)
-    group.add_argument("--seed", type=int, metavar="N", help="seed of every rank of every test (default: a random one)")
+    group.add_argument(
+        "--seed", type=number, metavar="N", help="seed of every rank of every test (default: a random one)"
+    )
     add_quiet(parser.add_argument_group("output"), "print problems, the table and the verdict alone")
     parser.set_defaults(command=_conformance, own_pytest_args=[], **_NOT_HERE)
 
