@@ -13,26 +13,37 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.agent import channel, linux
+from allranks.agent import linux
 from allranks.agent.channel import (
     MESSAGE_LIMIT,
-    DriverSays,
+    ChildStarted,
+    Debugging,
     End,
+    GpuLost,
+    HiddenError,
     LaunchedEnd,
     Leaving,
+    Message,
+    PhasesEnded,
     RankEnd,
-    Report,
+    RankPrinted,
+    Released,
+    RepeatsRanks,
     RunTest,
+    SharesOutcome,
+    StepEnded,
     encode_message,
     link_pair,
     receive,
 )
+from allranks.agent.gangs.call_log import Wait
 from allranks.protocol.outcomes import Outcome, Phase, SkipKind
-from allranks.protocol.typed_json import RecordError, decode_line
+from allranks.protocol.records import Passed, RankEnded
+from allranks.protocol.typed_json import RecordError
 
 
 def test_a_patched_json_changes_no_report(monkeypatch):
-    report = Report(nodeid="t.py::test", changed=("the umask",))
+    report = StepEnded(nodeid="t.py::test", changed=("the umask",))
     before = encode_message(report)
     monkeypatch.setattr(json, "dumps", None)
     assert encode_message(report) == before
@@ -52,20 +63,61 @@ PHASES = st.builds(
     skip_code=st.none() | st.integers(72, 89),
     gpus_needed=st.none() | st.integers(1, 100),
 )
-REPORTS = st.builds(
-    Report,
-    outcome=st.sampled_from(Outcome),
+TEXTS = st.lists(TEXT, max_size=3).map(tuple)
+ENDS = st.builds(
+    Passed,
     nodeid=TEXT,
+    ranks=st.lists(st.integers(0, 9), max_size=2).map(tuple),
+    arrived=st.lists(st.floats(0, 1e9), max_size=2).map(tuple),
+    seconds=st.lists(st.floats(0, 1e9), max_size=2).map(tuple),
+    world_size=st.integers(1, 9),
+    at=st.floats(0, 1e9),
+) | st.builds(
+    RankEnded,
+    nodeid=TEXT,
+    rank=st.integers(0, 9),
+    outcome=st.sampled_from(Outcome),
+    world_size=st.integers(1, 9),
+    arrived=st.floats(0, 1e9),
     message=TEXT,
-    phases=st.lists(PHASES, max_size=3).map(tuple),
-    goes_on=st.booleans(),
-    early_skip=st.booleans(),
-    is_spoilt=st.booleans(),
-    is_symptom=st.booleans(),
-    imported=st.lists(TEXT, max_size=3).map(tuple),
-    launched=st.none() | st.builds(LaunchedEnd, record=TEXT),
-    driver=st.none() | st.builds(DriverSays, released=st.none() | st.integers(0, 9), hidden=st.none() | PHASES),
-    leaving=st.none() | st.builds(Leaving, status=st.integers(-100, 255)),
+    at=st.floats(0, 1e9),
+    phases=st.just(()),
+    observed=st.just(0.0),
+    caused_by=st.none() | st.integers(0, 9),
+    skip_kind=st.none() | st.sampled_from(SkipKind),
+    skip_code=st.none(),
+    gpus_needed=st.none(),
+)
+WAITS = st.builds(Wait, order=st.integers(0, 9), seconds=st.none() | st.floats(0, 1e9))
+MESSAGES = st.one_of(
+    st.builds(
+        StepEnded,
+        nodeid=TEXT,
+        phases=st.lists(PHASES, max_size=3).map(tuple),
+        early_skip=st.booleans(),
+        is_spoilt=st.booleans(),
+        changed=TEXTS,
+        killed_children=st.lists(st.integers(1, 64), max_size=3).map(tuple),
+        imported=TEXTS,
+    ),
+    st.builds(
+        PhasesEnded,
+        nodeid=TEXT,
+        phases=st.lists(PHASES, min_size=1, max_size=3).map(tuple),
+        is_symptom=st.booleans(),
+        waits_for=st.none() | WAITS,
+        had_failed=st.booleans(),
+    ),
+    st.builds(GpuLost, nodeid=TEXT, message=TEXT),
+    st.builds(Leaving, nodeid=TEXT, status=st.integers(-100, 255), reason=TEXT),
+    st.builds(ChildStarted, pid=st.integers(1, 2**22), name=TEXT),
+    st.builds(Debugging, is_waiting=st.booleans(), has_quit=st.booleans()),
+    st.builds(LaunchedEnd, nodeid=TEXT, end=ENDS),
+    st.builds(Released, nodeid=TEXT, world_size=st.integers(1, 9)),
+    st.builds(RepeatsRanks, nodeid=TEXT, when=TEXT),
+    st.builds(SharesOutcome, nodeid=TEXT),
+    st.builds(HiddenError, nodeid=TEXT, phase=PHASES),
+    st.builds(RankPrinted, rank=st.integers(0, 9), line=TEXT),
 )
 COMMANDS = st.builds(
     RunTest,
@@ -74,7 +126,7 @@ COMMANDS = st.builds(
     following=st.none() | st.integers(0, 9),
     seed=st.integers(0, 2**32 - 1),
 ) | st.builds(End, is_condemned=st.booleans())
-PASSED, FAILED = Report(nodeid="t"), Report(nodeid="t", outcome=Outcome.FAILED, message="why")
+PASSED, FAILED = StepEnded(nodeid="t"), GpuLost(nodeid="t", message="why")
 END = End(is_condemned=True)
 
 
@@ -195,23 +247,26 @@ def test_a_command_that_a_rank_no_longer_reads_breaks_the_link(pair, length):
 
 
 def test_the_reports_before_a_failed_send_still_count(pair):
-    pair.rank.report(FAILED)
+    pair.rank.send(FAILED)
     pair.rank._socket.shutdown(socket.SHUT_RD)
     pair.link.send(END)
     assert pair.link.read() == [FAILED]
     assert pair.link.at_end
 
 
-@pytest.mark.parametrize("line", [b'["Report", {}]', b"[]", b'["Run", {}]', b'["End", {"is_condemned": 1}]', b'"End"'])
-def test_what_is_no_command_is_a_record_error(line):
+@pytest.mark.parametrize(
+    "line", [b'["StepEnded", {}]', b"[]", b'["Run", {}]', b'["End", {"is_condemned": 1}]', b'"End"']
+)
+def test_what_is_no_command_is_a_record_error(pair, line):
+    pair.link.socket.sendall(line + b"\n")
     with pytest.raises(RecordError):
-        decode_line(line, channel.COMMANDS)
+        pair.rank.command()
 
 
 def test_a_report_to_a_dead_supervisor_raises(pair):
     pair.link.close()
     with pytest.raises(BrokenPipeError):
-        pair.rank.report(PASSED)
+        pair.rank.send(PASSED)
 
 
 def test_nothing_to_read_is_no_end(pair):
@@ -220,7 +275,7 @@ def test_nothing_to_read_is_no_end(pair):
 
 
 def test_the_end_is_noticed_with_the_last_report(pair):
-    pair.rank.report(FAILED)
+    pair.rank.send(FAILED)
     pair.hang_up()
     assert pair.link.read() == [FAILED]
     assert pair.link.at_end
@@ -235,7 +290,7 @@ def test_a_torn_report_is_none(pair):
 
 
 @settings(deadline=None)
-@given(st.lists(REPORTS, max_size=3), st.data())
+@given(st.lists(MESSAGES, max_size=3), st.data())
 def test_reports_survive_any_split_of_their_bytes(reports, data):
     sent = b"".join(map(encode_message, reports))
     cuts = sorted({0, len(sent), *data.draw(st.lists(st.integers(0, len(sent)), max_size=5))})
@@ -248,20 +303,16 @@ def test_reports_survive_any_split_of_their_bytes(reports, data):
         assert not pair.link.at_end
 
 
-@settings(deadline=None)
-@given(REPORTS)
-def test_a_report_is_final_where_nothing_else_can_follow(report):
-    parts = (report.launched, report.driver, report.leaving)
-    assert report.is_final is (not report.goes_on and parts == (None,) * 3)
-
-
 GARBAGE = [
     b"\n",
     b"x\n",
     b'{"event": ["x"], "at": 1}\n',
-    b'["Report"]\n',
-    b'["Report", {"outcome": "splendid"}]\n',
-    b'["Report", {"outcome": "passed", "more": 1}]\n',
+    b'["StepEnded"]\n',
+    b'["PhasesEnded", {"phases": [{"when": "call", "outcome": "splendid", "duration": 1}]}]\n',
+    b'["PhasesEnded", {}]\n',
+    b'["StepEnded", {"nodeid": "t", "more": 1}]\n',
+    b'["LaunchedEnd", {"end": {"nodeid": "t"}}]\n',
+    b'["LaunchedEnd", {"end": ["Finished", {"status": 0}]}]\n',
     b'["Run", {"index": 0, "nodeid": "t", "following": null}]\n',
     b"[" * 100_000 + b"\n",
     b"\xff\xfe\n",
@@ -271,13 +322,13 @@ GARBAGE = [
 
 @pytest.mark.parametrize("garbage", GARBAGE)
 def test_after_garbage_nothing_of_a_rank_is_believed_any_more(pair, garbage):
-    pair.rank.report(PASSED)
+    pair.rank.send(PASSED)
     pair.send(garbage)
-    pair.rank.report(PASSED)
+    pair.rank.send(PASSED)
     assert pair.link.read() == [PASSED]
     assert pair.link.is_garbled
     assert pair.link.at_end
-    pair.rank.report(PASSED)
+    pair.rank.send(PASSED)
     assert pair.link.read() == []
 
 
@@ -286,20 +337,20 @@ def test_after_garbage_nothing_of_a_rank_is_believed_any_more(pair, garbage):
 def test_any_bytes_are_reports_or_garbage(pieces, has_valid_start):
     with Pair() as pair:
         if has_valid_start:
-            pair.rank.report(PASSED)
+            pair.rank.send(PASSED)
         for piece in pieces:
             pair.send(piece)
-            assert all(isinstance(report, Report) for report in pair.link.read())
+            assert all(isinstance(report, Message) for report in pair.link.read())
 
 
 def test_a_report_of_much_text_arrives_whole(pair):
-    report = Report(
+    report = StepEnded(
         nodeid="t", phases=(Phase(when="call", outcome=Outcome.FAILED, duration=1.0, text="\U0001f4a5" * 65_536),)
     )
     arrived = []
     sender = os.fork()
     if sender == 0:
-        pair.rank.report(report)
+        pair.rank.send(report)
         os._exit(0)
     pair.link.pid = sender
     while not arrived and linux.is_readable(pair.link.descriptor, 20):
@@ -331,7 +382,7 @@ def test_one_look_at_a_flood_has_an_end(pair):
         pair.link.close()
         try:
             while True:
-                pair.rank.report(PASSED)
+                pair.rank.send(PASSED)
         finally:
             os._exit(0)
     pair.link.pid = sender
@@ -343,15 +394,15 @@ def test_one_look_at_a_flood_has_an_end(pair):
 
 
 def test_what_a_forked_child_says_is_left_out_and_noted(pair):
-    pair.rank.report(PASSED)
-    pair.in_a_child(lambda: pair.rank.report(FAILED))
-    pair.rank.report(PASSED)
+    pair.rank.send(PASSED)
+    pair.in_a_child(lambda: pair.rank.send(FAILED))
+    pair.rank.send(PASSED)
     assert pair.link.read() == [PASSED, PASSED]
     assert pair.link.has_strangers
 
 
 def test_without_strangers_nothing_is_noted(pair):
-    pair.rank.report(PASSED)
+    pair.rank.send(PASSED)
     pair.link.read()
     assert not pair.link.has_strangers
 
@@ -403,5 +454,5 @@ def test_a_connection_that_the_rank_has_reset_is_at_its_end(pair):
 
 
 def test_a_message_is_one_line_of_json():
-    assert json.loads(encode_message(FAILED)) == ["Report", {"nodeid": "t", "outcome": "failed", "message": "why"}]
-    assert encode_message(Report(message="a\nb")).count(b"\n") == 1
+    assert json.loads(encode_message(FAILED)) == ["GpuLost", {"nodeid": "t", "message": "why"}]
+    assert encode_message(GpuLost(message="a\nb")).count(b"\n") == 1

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.agent import clock
-from allranks.agent.channel import Report
+from allranks.agent.channel import PhasesEnded
 from allranks.agent.gangs.local_ranks import RankExit, RankReport
 from allranks.agent.gangs.step_outcome import Step, ended, reported
-from allranks.protocol.outcomes import Outcome
+from allranks.protocol.outcomes import Outcome, Phase
 from allranks.protocol.records import RankEnded
 
 FUNCTIONS = ("time", "time_ns", "monotonic", "monotonic_ns", "clock_gettime", "clock_gettime_ns", "perf_counter")
@@ -53,9 +53,8 @@ TEST = "t::x"
 
 
 def failed(rank, at, *, is_symptom=False):
-    return RankReport(
-        rank=rank, at=at, report=Report(nodeid=TEST, outcome=Outcome.FAILED, message="broken", is_symptom=is_symptom)
-    )
+    phases = (Phase(when="call", outcome=Outcome.FAILED, duration=0.5, message="broken"),)
+    return RankReport(rank=rank, at=at, message=PhasesEnded(nodeid=TEST, phases=phases, is_symptom=is_symptom))
 
 
 def crashed(rank, at):
@@ -65,7 +64,11 @@ def crashed(rank, at):
 def step_with(*events):
     step = Step(nodeid=TEST)
     for event in events:
-        step.note(reported(event, step) if isinstance(event, RankReport) else ended(event, step))
+        if isinstance(event, RankReport):
+            step.take(event.rank, event.message)
+            step.note(reported(event, event.message, step))
+        else:
+            step.note(ended(event, step))
     return step
 
 

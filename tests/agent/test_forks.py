@@ -17,9 +17,11 @@ from allranks.agent.forks import Family, ForkServer, ForkServerError
 from allranks.agent.gangs.orphans import Mark
 from allranks.agent.gangs.rank_process import open_ends
 from allranks.agent.job_end import HangupError, JobEnd
-from allranks.agent.program import Finish, Program, SessionEnded, Settled, StartGang
-from allranks.protocol.config import Folders
+from allranks.agent.program import Finish, Program, SessionEnded, Settled, StartRanks, parse_start
+from allranks.protocol.config import Folders, NodeConfig
 from allranks.protocol.records import Imported, Notice
+
+SECRET = replace(CONFIG, post=NodeConfig(node=0, leader="127.0.0.1", port=1, token="secret"))  # noqa: S106 - none is asked
 
 
 class Nation:
@@ -227,7 +229,7 @@ def start_server(tmp_path, monkeypatch):
         for name in ("code", "results", "shared"):
             (tmp_path / name).mkdir()
         folders = Folders(code=tmp_path / "code", results=tmp_path / "results", shared=tmp_path / "shared")
-        servers.append(ForkServer(CONFIG, folders, dict(os.environ), 2))
+        servers.append(ForkServer(SECRET, folders, dict(os.environ), 2))
         return servers[-1]
 
     yield start
@@ -253,8 +255,9 @@ tell("Program", {"tests": ["a"]})
 
 
 def test_a_fork_server_is_told_no_secret(start_server, end):
-    [told] = start_server('tell("Notice", {"text": json.dumps(sorted(request))})').replies(end)
-    assert told.text == '["config", "folders", "supervisor"]'
+    [told] = start_server('tell("Notice", {"text": json.dumps(request)})').replies(end)
+    start = parse_start(told.text.encode())
+    assert start.config == replace(SECRET, post=replace(SECRET.post, token=""))
 
 
 def test_a_fork_server_that_the_kernel_killed_for_want_of_memory_says_so(start_server, end, monkeypatch):
@@ -270,7 +273,7 @@ def test_a_fork_server_that_the_kernel_killed_for_want_of_memory_says_so(start_s
     [
         ('control.sendall(b"hello\\n")', "tells a line that is not JSON"),
         ('tell("Program", {"tests": 3})', "tells a line that has '3' as tests of Program"),
-        ('tell("StartGang", {})', "tells a line that is of an unknown kind"),
+        ('tell("StartRanks", {})', "tells a line that is of an unknown kind"),
     ],
 )
 def test_what_makes_no_sense_is_a_fork_server_error(start_server, end, program, why):
@@ -328,7 +331,7 @@ def test_the_end_of_the_job_comes_first(start_server, end):
         list(start_server("time.sleep(60)").replies(end))
 
 
-REQUEST = StartGang(ranks=(0, 1), gang=1)
+REQUEST = StartRanks(ranks=(0, 1), gang=1)
 
 
 def start_ranks(server, end):

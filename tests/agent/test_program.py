@@ -1,5 +1,7 @@
 """What a fork server and its supervisor say to each other."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ from allranks.agent.program import (
     SessionEnded,
     Settled,
     SkippedModule,
-    StartGang,
+    StartRanks,
     line_of,
     parse_reply,
     parse_request,
@@ -24,7 +26,7 @@ from allranks.protocol.typed_json import RecordError
 
 TEXT = st.text(st.characters(exclude_categories=[]), max_size=20)
 TEXTS = st.lists(TEXT, max_size=3).map(tuple)
-WHOLE = st.integers(-(2**53) + 1, 2**53 - 1)
+WHOLE = st.integers(-(2**63), 2**63 - 1)
 SECONDS = st.floats(0, 1e9)
 LIMITS = st.builds(TimeLimit, value=SECONDS, setting=TEXT, margin=SECONDS)
 TERMS = st.builds(
@@ -58,15 +60,16 @@ TOLD = (
     | st.builds(Imported, torch=TEXT, seconds=st.floats(0, 1e9))
 )
 ASKED = st.builds(
-    StartGang,
+    StartRanks,
     ranks=st.lists(WHOLE, max_size=3).map(tuple),
     gang=WHOLE,
     url=st.none() | TEXT,
-    environment=TEXTS,
+    environment=st.dictionaries(TEXT, TEXT, max_size=3),
+    fresh=st.dictionaries(st.integers(0, 99), TEXT, max_size=3),
     launches=st.booleans(),
     preload=TEXTS,
     has_many_forks=st.booleans(),
-    results=TEXT,
+    results=st.sampled_from([Path(), Path("/results"), Path("a/\u00fc")]),
 ) | st.builds(Finish, tests=st.lists(st.builds(Settled, nodeid=TEXT, is_bad=st.booleans()), max_size=3).map(tuple))
 
 
@@ -107,7 +110,7 @@ def assert_reads_or_refuses(read, kinds, line):
     assert isinstance(found, kinds)
 
 
-READERS = [(parse_reply, (Record, Program, Forked, SessionEnded)), (parse_request, (StartGang, Finish))]
+READERS = [(parse_reply, (Record, Program, Forked, SessionEnded)), (parse_request, (StartRanks, Finish))]
 
 
 @settings(max_examples=300)
@@ -137,7 +140,7 @@ def test_a_damaged_line_is_a_message_or_a_record_error(message, data):
         (b'["Forked", {"pids": ["1"]}]', "as pids of Forked"),
         (b'["Program", {"terms": [{}]}]', "lacks gang of ItemOptions"),
         (b'["SessionEnded", {"own": 0}]', "lacks status of SessionEnded"),
-        (b'["StartGang", {"ranks": [0], "gang": 1}]', "is of an unknown kind: 'StartGang'"),
+        (b'["StartRanks", {"ranks": [0], "gang": 1}]', "is of an unknown kind: 'StartRanks'"),
     ],
 )
 def test_the_error_says_why_a_line_is_no_reply(line, why):
@@ -146,7 +149,7 @@ def test_the_error_says_why_a_line_is_no_reply(line, why):
     assert why in str(error.value)
 
 
-@pytest.mark.parametrize("line", [b'["Forked", {}]', b"[]", b"3", b'["StartGang", {}]', b'["Finish", {"tests": [1]}]'])
+@pytest.mark.parametrize("line", [b'["Forked", {}]', b"[]", b"3", b'["StartRanks", {}]', b'["Finish", {"tests": [1]}]'])
 def test_what_is_no_request_is_refused(line):
     with pytest.raises(RecordError):
         parse_request(line)

@@ -26,10 +26,11 @@ def test_a_limit_is_named_with_what_sets_it(value, setting, margin, since, words
 
 
 @pytest.mark.parametrize("name", ["process_group", "test", "job", "peer_grace", "assembly", "silence"])
-def test_limits_are_keys_of_the_matrix_file_unless_something_else_sets_them(name):
+def test_limits_are_keys_of_the_matrix_file_unless_something_else_sets_them(tmp_path, name):
     assert CONFIG.limits.limit(name) == TimeLimit(value=getattr(CONFIG.limits, name), setting=f"limits.{name}")
     limits = replace(CONFIG.limits, settings={name: "--option"})
     assert limits.limit(name).setting == "--option"
-    config = AgentConfig.parse(replace(CONFIG, limits=limits).to_json())
+    (tmp_path / "config.json").write_text(replace(CONFIG, limits=limits).to_json())
+    config = AgentConfig.read(tmp_path / "config.json")
     assert isinstance(config.limits, TimeLimits)
     assert config.limits.limit(name).setting == "--option", "an agent knows it, too"

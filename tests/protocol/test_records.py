@@ -27,11 +27,11 @@ from allranks.protocol.records import (
     encode,
 )
 from allranks.protocol.repetitions import RepetitionTally
-from allranks.protocol.typed_json import RecordError, told
+from allranks.protocol.typed_json import RecordError
 
 KINDS = list({kind.__name__: kind for kind in Record.__subclasses__()}.values())  # a dataclass with slots is made twice
 TEXT = st.text(st.characters(exclude_categories=[]), max_size=20)
-WHOLE = st.integers(-(2**53) + 1, 2**53 - 1)
+WHOLE = st.integers(-(2**63), 2**63 - 1)
 VALUES = {
     bool: st.booleans(),
     float: st.floats(-1e12, 1e12),
@@ -90,7 +90,7 @@ def spoiled(value):
     if isinstance(value, bool):
         return [0, 1, "true", None, [], {}]
     if isinstance(value, int):
-        return [value + 0.5, str(value), True, [value], {}, 2**53, -(2**53), 10**400]
+        return [value + 0.5, str(value), True, [value], {}, 2**63, -(2**63) - 1, 10**400]
     if isinstance(value, float):
         return [str(value), True, [value], {}, 1e13, -1e13]
     if isinstance(value, str):
@@ -105,8 +105,8 @@ def corruptions(record):
     name = type(record).__name__
     whole = json.loads(encode(record))[1]
     for field in dataclasses.fields(record):
-        value = whole.get(field.name, told(getattr(record, field.name)))
-        value = list(value) if isinstance(value, tuple) else value
+        value = whole.get(field.name, getattr(record, field.name))
+        value = list(value) if isinstance(value, tuple) else getattr(value, "value", value)
         optional = type(None) in get_args(field.type)
         for bad in spoiled(0 if optional and value is None else value):
             yield field.name, json.dumps([name, {**whole, field.name: bad}])

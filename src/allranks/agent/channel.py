@@ -1,8 +1,8 @@
 """The messages between a supervisor and a rank, over one pair of sockets.
 
-The supervisor sends :class:`RunTest` and :class:`End`; a rank answers with :class:`Report`. Each message is one line of
-JSON. The kernel attaches the sender's process id to every piece (``SO_PASSCRED``, unix(7)): data that a child of the
-rank has sent is discarded.
+Each message is one line of JSON. A rank answers each command with any number of messages, of which the last is a
+:class:`StepEnded`. The kernel attaches the sender's process id to every piece (``SO_PASSCRED``, unix(7)): data that a
+child of the rank has sent is discarded.
 """
 
 import array
@@ -12,11 +12,12 @@ import struct
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, get_args
 
 from allranks.agent.gangs.call_log import Wait
-from allranks.protocol.outcomes import Outcome, Phase
-from allranks.protocol.typed_json import RecordError, decode_line, encode_line
+from allranks.protocol.outcomes import Phase
+from allranks.protocol.records import Passed, RankEnded
+from allranks.protocol.typed_json import RecordError, by_name, decode_line, encode_line
 
 MESSAGE_LIMIT: Final = 4 << 20
 """Bytes of one message: a phase with its texts takes a fifth of it at most."""
@@ -52,7 +53,73 @@ class End:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Leaving:
+class _AboutTest:
+    """A message of a rank; one about another test than the running one changes nothing.
+
+    Attributes:
+        nodeid: The test that it is about; empty for a start and an end.
+    """
+
+    nodeid: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhasesEnded(_AboutTest):
+    """Phases of the step have ended, and the step goes on; plain passes travel with a later message.
+
+    Attributes:
+        phases: At least one.
+        is_symptom: What went wrong follows from a failure of a peer, if any rank has one of its own.
+        waits_for: What the rank had waited for when it failed: if a peer did not come there, the failure follows from
+            that.
+        had_failed: The test had failed of something else before it waited.
+    """
+
+    phases: tuple[Phase, ...]
+    is_symptom: bool = False
+    waits_for: Wait | None = None
+    had_failed: bool = False
+
+    @property
+    def tells_of_trouble(self) -> bool:
+        """Whether a phase has gone wrong."""
+        return any(phase.outcome.is_bad for phase in self.phases)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepEnded(_AboutTest):
+    """The rank is ready for tests, has run one, or has torn down; its outcome is that of all its phases.
+
+    Attributes:
+        phases: Those that no earlier message had.
+        early_skip: The test was skipped where no peer can wait in it: before its call, or by the only rank. The only
+            rank also sets it after an expected failure, which no peer was in.
+        changed: Names of the state that the test left changed, and that has been restored.
+        is_spoilt: Not all of it could be restored: the rank has left the gang's process group, or made one.
+        skipped_subtests: Of a test that passed, which of its subtests were skipped, in words that are equal on all
+            ranks up to the first colon, and the reason of the first; empty for none.
+        killed_children: The signals that killed children of the rank, one for each.
+        imported: After the last step: modules to import once for all later ranks.
+    """
+
+    phases: tuple[Phase, ...] = ()
+    early_skip: bool = False
+    changed: tuple[str, ...] = ()
+    is_spoilt: bool = False
+    skipped_subtests: str = ""
+    killed_children: tuple[int, ...] = ()
+    imported: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuLost(_AboutTest):
+    """The GPU of a rank that cannot start does not compute."""
+
+    message: str  # why, in one line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaving(_AboutTest):
     """A rank's main thread is about to end its process."""
 
     status: int  # the exit status
@@ -69,77 +136,70 @@ class ChildStarted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchedEnd:
-    """A driver's report on a rank that its test has started."""
+class Debugging:
+    """A debugger now waits for a command in the rank, or no longer."""
 
-    record: (
-        str  # the line of a :class:`~allranks.protocol.records.Passed` or :class:`~allranks.protocol.records.RankEnded`
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class DriverSays:
-    """A driver's report on its test, apart from the ranks' ends."""
-
-    released: int | None = None  # the number of ranks that start the test now
-    repeats: str = ""  # the phase of this name only repeats what ranks have reported
-    shares_outcome: bool = False  # its ranks are threads, which share one outcome
-    hidden: Phase | None = None  # an error that pytest does not show
-    printed: str | None = None  # a line that rank `rank` has just printed
-    rank: int = 0
+    is_waiting: bool
+    has_quit: bool = False  # with the end of the wait: the user has quit the debugger, and so the session
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
-    """A rank's report: it is ready for tests, has run one, has torn down, or has news within a step."""
+class LaunchedEnd(_AboutTest):
+    """From a driver: the end of ranks that its test has started."""
 
-    outcome: Outcome = Outcome.PASSED  # the step's outcome on this rank; passed for a start or an end without trouble
-    nodeid: str = ""  # the test; empty for a start and an end
-    message: str = ""  # one line on a bad outcome
-    # Those that have ended since the last report; plain passes travel with the next report.
-    phases: tuple[Phase, ...] = ()
-    goes_on: bool = False  # the step has not ended yet
-    # The test was skipped where no peer can wait in it: before its call, or by the only rank. The only rank also sets
-    # it after an expected failure, which no peer was in.
-    early_skip: bool = False
-    changed: tuple[str, ...] = ()  # names of the state that the test left changed, and that has been restored
-    is_spoilt: bool = False  # not all of it could be restored: the rank has left the gang's process group, or made one
-    is_symptom: bool = False  # the failure follows from that of a peer, if any rank has one of its own
-    # What the rank had waited for when it failed: if a peer did not come there, the failure follows from that.
-    waits_for: Wait | None = None
-    had_failed: bool = False  # the test had failed of something else before it waited
-    imported: tuple[str, ...] = ()  # with the last report: modules to import once for all later ranks
-    launched: LaunchedEnd | None = None  # from a driver: the end of a rank of its test
-    driver: DriverSays | None = None  # from a driver: anything else about its test
-    leaving: Leaving | None = None  # the process is about to end
-    started: ChildStarted | None = None  # a process that the rank has started
-    is_debugging: bool | None = None  # a debugger now waits for a command in the rank, or no longer; None for no change
-    has_quit: bool = False  # with the end of that wait: the user has quit the debugger, and so the session
-    # With the end of a test that passed: which of its subtests were skipped, in words that are equal on all ranks up to
-    # the first colon, and the reason of the first; empty for none.
-    skipped_subtests: str = ""
-    # Before a start fails: why the GPU of this rank does not compute, in one line; empty if it does.
-    lost_gpu: str = ""
-    # With the end of a test: the signals that killed children of the rank, one for each.
-    killed_children: tuple[int, ...] = ()
-
-    @property
-    def is_final(self) -> bool:
-        """Whether the step is over."""
-        others = (self.launched, self.driver, self.leaving, self.started, self.is_debugging)
-        return not self.goes_on and all(each is None for each in others)
-
-    @property
-    def tells_of_trouble(self) -> bool:
-        """Whether a phase has gone wrong."""
-        return any(phase.outcome.is_bad for phase in self.phases)
+    end: Passed | RankEnded
 
 
-COMMANDS: Final[Mapping[str, type[RunTest | End]]] = {kind.__name__: kind for kind in (RunTest, End)}
-_REPORTS: Final = {Report.__name__: Report}
+@dataclass(frozen=True, kw_only=True)
+class Released(_AboutTest):
+    """From a driver: its ranks, so many, start the test now."""
+
+    world_size: int
 
 
-def encode_message(message: RunTest | End | Report) -> bytes:
+@dataclass(frozen=True, kw_only=True)
+class RepeatsRanks(_AboutTest):
+    """From a driver: a phase of its own only repeats what its ranks have reported."""
+
+    when: str  # the phase
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharesOutcome(_AboutTest):
+    """From a driver: its ranks are threads, which share one outcome."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HiddenError(_AboutTest):
+    """From a driver: an error that pytest does not show."""
+
+    phase: Phase
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPrinted:
+    """From a driver: a line that one of its ranks has just printed."""
+
+    rank: int
+    line: str
+
+
+Progress = (
+    PhasesEnded | StepEnded | GpuLost | Leaving | LaunchedEnd | Released | RepeatsRanks | SharesOutcome | HiddenError
+)
+"""What a rank tells about its step."""
+
+Message = Progress | ChildStarted | Debugging | RankPrinted
+"""What a rank tells."""
+
+Command = RunTest | End
+"""What a supervisor tells a rank."""
+
+_COMMANDS: Final[Mapping[str, type[Command]]] = by_name(get_args(Command))
+_MESSAGES: Final[Mapping[str, type[Message]]] = by_name(get_args(Message))
+
+
+def encode_message(message: Command | Message) -> bytes:
     """The line of a message, with its line feed."""
     return encode_line(message) + b"\n"
 
@@ -153,18 +213,18 @@ class RankEnd:
         self._socket.settimeout(None)
         self._commands = self._socket.makefile("rb")
 
-    def command(self) -> RunTest | End | None:
+    def command(self) -> Command | None:
         """Wait for the next command; None when the supervisor has closed the connection."""
         line = self._commands.readline()
-        return decode_line(line, COMMANDS) if line else None
+        return decode_line(line, _COMMANDS) if line else None
 
-    def report(self, report: Report) -> None:
-        """Send a report.
+    def send(self, message: Message) -> None:
+        """Send a message.
 
         Raises:
             BrokenPipeError: The supervisor is gone.
         """
-        self._socket.sendall(encode_message(report))
+        self._socket.sendall(encode_message(message))
 
 
 class Outgoing:
@@ -217,7 +277,7 @@ class Link:
     Attributes:
         pid: The rank's process; nothing is read before it is set.
         at_end: The rank has closed its end.
-        is_garbled: It has sent something other than a report: later data is not trusted.
+        is_garbled: It has sent something other than a message: later data is not trusted.
         has_strangers: Processes other than the rank have sent something, which was discarded.
     """
 
@@ -248,7 +308,7 @@ class Link:
         """The events for which a selector has to watch :attr:`descriptor`."""
         return self._outgoing.events
 
-    def send(self, command: RunTest | End) -> None:
+    def send(self, command: Command) -> None:
         """Send a command, as far as there is room; never blocks."""
         self._outgoing.add(encode_message(command))
         self._end_if_broken()
@@ -264,20 +324,20 @@ class Link:
             with suppress(OSError):  # the other side has closed it already
                 self.socket.shutdown(socket.SHUT_RDWR)
 
-    def read(self) -> list[Report]:
-        """The reports that have arrived; each call reads a bounded number of bytes."""
+    def read(self) -> list[Message]:
+        """The messages that have arrived; each call reads a bounded number of bytes."""
         self._fill()
         if self.is_garbled or b"\n" not in self._rest:
             return []
         *lines, rest = bytes(self._rest).split(b"\n")
         self._rest = bytearray(rest)
-        reports: list[Report] = []
+        messages: list[Message] = []
         try:
             for line in lines:
-                reports.append(decode_line(line, _REPORTS))  # noqa: PERF401 - those before a damaged one count
+                messages.append(decode_line(line, _MESSAGES))  # noqa: PERF401 - those before a damaged one count
         except RecordError:
             self._garble()
-        return reports
+        return messages
 
     def take_strangers(self) -> bool:
         """Whether other processes have sent something since the last call."""

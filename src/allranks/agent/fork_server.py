@@ -14,14 +14,12 @@ import sys
 import traceback
 from collections.abc import Iterable
 from contextlib import suppress
-from json import loads
-from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from allranks.agent import clock, evidence, linux
 from allranks.agent.forks import STACKS
 from allranks.agent.gangs.rank_process import BeRank, fork_rank
-from allranks.agent.program import Forked, Reply, Request, line_of, parse_request
+from allranks.agent.program import Forked, Reply, Request, line_of, parse_request, parse_start
 from allranks.agent.ranks import rank_setup
 from allranks.agent.seeding import seed_generators
 from allranks.agent.stacks.stacks import STACKS_SIGNAL
@@ -81,27 +79,29 @@ class Supervisor:
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Serve a supervisor, whose first line is JSON: its process id, the config, and the folders."""
+    """Serve a supervisor."""
     control, handover = (socket.socket(fileno=int(number)) for number in arguments)
     lines = control.makefile("rb")
-    request = loads(lines.readline() or b"{}")
+    line = lines.readline()
     linux.die_with_parent()
-    if os.getppid() != request.get("supervisor"):
+    if not line:
+        os._exit(1)
+    start = parse_start(line)
+    if os.getppid() != start.supervisor:
         os._exit(1)
     # Ranks would inherit buffered text and print it as their own, and a killed process would lose it.
     _streams = rank_setup.print_at_once()
-    folders = Folders(**{name: Path(path) for name, path in request["folders"].items()})
-    stacks = os.fdopen(evidence.open_end(folders.results / STACKS), "ab")
+    stacks = os.fdopen(evidence.open_end(start.folders.results / STACKS), "ab")
     faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
     faulthandler.enable(file=stacks, all_threads=True)
     # Imported and collected objects live as long as the job: scanning them for garbage would only cost time
     # and, in the forks, memory. Ranks turn the collector on again.
     gc.disable()
     rank_setup.watch_exits()
-    supervisor = Supervisor(control, lines, handover, request["supervisor"])
+    supervisor = Supervisor(control, lines, handover, start.supervisor)
     status = 1
     try:
-        status = serve(AgentConfig.parse(request["config"]), folders, supervisor)
+        status = serve(start.config, start.folders, supervisor)
     except BrokenPipeError:
         pass
     except BaseException as error:  # noqa: BLE001 - the last frame of this process has no caller to raise to

@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from json import dumps
 from pathlib import Path
 
 from allranks.agent import linux
@@ -27,8 +26,17 @@ from allranks.agent.gangs.step_outcome import was_in
 from allranks.agent.job_end import JobEnd
 from allranks.agent.job_plugins import functions
 from allranks.agent.launchers.driver_account import DRIVER, driver_folder
-from allranks.agent.nodes.node import Orders
-from allranks.agent.program import LINE_LIMIT, Finish, Forked, Reply, SessionEnded, StartGang, line_of, parse_reply
+from allranks.agent.program import (
+    LINE_LIMIT,
+    Finish,
+    Forked,
+    Reply,
+    ServerStart,
+    SessionEnded,
+    StartRanks,
+    line_of,
+    parse_reply,
+)
 from allranks.agent.stacks.flight_recorder import FlightRecorder
 from allranks.agent.stacks.stacks import STACKS_SIGNAL, StackFile, innermost, wait_for_stacks
 from allranks.protocol.config import AgentConfig, Folders
@@ -79,7 +87,8 @@ class ForkServer:
         self._killed_for_memory = linux.killed_for_memory()
         self._lock = threading.Lock()
         self._closing = threading.Lock()
-        self._requests.add(_request(config, folders).encode() + b"\n")
+        start = ServerStart(supervisor=os.getpid(), config=config.without_secrets(), folders=folders)
+        self._requests.add(line_of(start))
 
     def replies(self, end: JobEnd, timeout: float | None = None) -> Iterator[Reply]:
         """Yield its replies as they arrive, until it ends.
@@ -154,7 +163,7 @@ class ForkServer:
             # It ended with unread requests.
             return b"", 0
 
-    def start_ranks(self, request: StartGang, ends: Sequence[ConnectionEnds], end: JobEnd) -> list[RankProcess]:
+    def start_ranks(self, request: StartRanks, ends: Sequence[ConnectionEnds], end: JobEnd) -> list[RankProcess]:
         """Fork ranks, and pass them their connection ends.
 
         Raises:
@@ -248,16 +257,6 @@ class ForkServer:
         """End it at once."""
         linux.signal_pidfd(self._pidfd, signal.SIGKILL)
         self.close()
-
-
-def _request(config: AgentConfig, folders: Folders) -> str:
-    return dumps(
-        {
-            "supervisor": os.getpid(),
-            "config": config.without_secrets().to_json(),
-            "folders": {name: str(path) for name, path in vars(folders).items()},
-        }
-    )
 
 
 def start_process(sockets: Sequence[socket.socket], environment: Mapping[str, str], log: int) -> int:
@@ -359,7 +358,7 @@ class LocalNode:
         """This node, for ranks with their files in another folder."""
         return replace(self, folders=replace(self.folders, results=results))
 
-    def start_ranks(self, orders: Orders) -> LocalRanks:
+    def start_ranks(self, request: StartRanks) -> LocalRanks:
         """See :meth:`allranks.agent.nodes.node.Node.start_ranks`.
 
         Raises:
@@ -367,35 +366,27 @@ class LocalNode:
             HangupError: The job is to end.
             JobLimitError: The job's time is up.
         """
-        shared = self.folders.of_gang(orders.gang)
+        shared = self.folders.of_gang(request.gang)
         shared.mkdir(exist_ok=True)
         results, numbers, recorder = self.folders.results, [*self.config.local_ranks], None
-        if orders.launches:
+        if request.launches:
             results, numbers = driver_folder(self.folders.results), [DRIVER]
             results.mkdir(exist_ok=True)
         elif self.records_flights:
-            recorder = FlightRecorder(results=results, shared=shared, gang=orders.gang)
+            recorder = FlightRecorder(results=results, shared=shared, gang=request.gang)
         recording = recorder.environment(self.server.torch, os.environ) if recorder else {}
         stacks = stack_files(results, numbers)
-        mark = Mark.of_gang(orders.gang)
+        mark = Mark.of_gang(request.gang)
         with ExitStack() as undo, self.family.expecting(mark):
             undo.callback(remove_tree, shared)
-            ends = [open_ends(number, None if orders.launches else self.echo, undo) for number in numbers]
-            ranks = self.server.start_ranks(
-                StartGang(
-                    ranks=tuple(numbers),
-                    gang=orders.gang,
-                    url=orders.url,
-                    environment=tuple("=".join(each) for each in ({**orders.environment, **recording}).items()),
-                    launches=orders.launches,
-                    preload=tuple(orders.preload),
-                    has_many_forks=orders.has_many_forks,
-                    results=str(self.folders.results),
-                    fresh=tuple(orders.fresh),
-                ),
-                ends,
-                self.end,
+            ends = [open_ends(number, None if request.launches else self.echo, undo) for number in numbers]
+            own = replace(
+                request,
+                ranks=tuple(numbers),
+                results=self.folders.results,
+                environment={**request.environment, **recording},
             )
+            ranks = self.server.start_ranks(own, ends, self.end)
             self.family.join(mark, [rank.pid for rank in ranks])
             undo.pop_all()
         left_by = partial(self.family.left_by, mark)

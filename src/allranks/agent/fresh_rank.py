@@ -9,22 +9,21 @@ import gc
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from json import dumps, loads
-from pathlib import Path
 from typing import NoReturn
 
 from allranks.agent import evidence, linux
-from allranks.agent.channel import RankEnd, Report
+from allranks.agent.channel import RankEnd, StepEnded
 from allranks.agent.fork_server import Supervisor
 from allranks.agent.gangs.orphans import Mark
-from allranks.agent.program import Reply, StartGang, parse_request
+from allranks.agent.program import Reply, ServerStart, StartRanks
 from allranks.agent.ranks import rank_setup
 from allranks.agent.stacks.stacks import STACKS_SIGNAL
 from allranks.protocol.outcomes import MESSAGE_LIMIT, Outcome, Phase, shorten
 from allranks.protocol.records import AgentFailed, CollectionFailed
+from allranks.protocol.typed_json import by_name, decode_line, encode_line
 
 _LOG = "agent.log"
 
@@ -33,26 +32,23 @@ _LOG = "agent.log"
 class FreshRank:
     """What the new Python has to know."""
 
-    config: str  # the job, as JSON
-    folders: dict[str, str]  # its folders, by name
-    request: str  # the line of the request for its gang
-    gang: int
+    start: ServerStart  # what the fork server knows of the job
+    request: StartRanks
     rank: int
     connection: int  # descriptor of its connection
     board: int  # descriptor of its call log
-    supervisor: int  # process id of the supervisor
-    digests: dict[str, str]  # the digests of the parameter values of its tests, by node id
+    digests: Mapping[str, str]  # the digests of the parameter values of its tests, by node id
 
 
 def become_fresh(rank: FreshRank) -> NoReturn:
     """Replace this fork by a new Python that becomes the rank. Never returns."""
-    rank_setup.settle(rank.supervisor)
+    rank_setup.settle(rank.start.supervisor)
     file = os.memfd_create("rank")
-    linux.write_all(file, dumps(vars(rank)).encode())
+    linux.write_all(file, encode_line(rank))
     os.lseek(file, 0, os.SEEK_SET)
     for descriptor in (file, rank.connection, rank.board):
         os.set_inheritable(descriptor, True)
-    os.environ.update(Mark.of_gang(rank.gang).environment(rank.rank))
+    os.environ.update(Mark.of_gang(rank.request.gang).environment(rank.rank))
     os.execv(  # noqa: S606 - this process becomes the rank
         sys.executable, [sys.executable, "-m", "allranks.agent.fresh_rank", str(file)]
     )
@@ -60,21 +56,18 @@ def become_fresh(rank: FreshRank) -> NoReturn:
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Become the rank that is described on a descriptor."""
-    with os.fdopen(int(arguments[0])) as file:
-        rank = FreshRank(**loads(file.read()))
-    request = parse_request(rank.request.encode())
-    if not isinstance(request, StartGang):
-        os._exit(1)
-    stacks = os.fdopen(evidence.open_end(Path(request.results) / f"rank-{rank.rank}.stacks.txt"), "ab")
+    with os.fdopen(int(arguments[0]), "rb") as file:
+        rank = decode_line(file.read(), by_name((FreshRank,)))
+    stacks = os.fdopen(evidence.open_end(rank.request.results / f"rank-{rank.rank}.stacks.txt"), "ab")
     faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
     faulthandler.enable(file=stacks, all_threads=True)
     for descriptor in (rank.connection, rank.board):
         os.set_inheritable(descriptor, False)
     gc.disable()
     rank_setup.watch_exits()
-    failures = Failures(rank.supervisor)
+    failures = Failures(rank.start.supervisor)
     try:
-        _collect(rank, request, failures)
+        _collect(rank, failures)
     except BaseException:  # noqa: BLE001 - the last frame of this process has no caller to raise to
         failures.texts.append(traceback.format_exc())
     _report(rank, failures.texts)
@@ -100,16 +93,16 @@ class Failures(Supervisor):
             self.texts.append("\n".join(filter(None, (reply.message, reply.text))))
 
 
-def _collect(rank: FreshRank, request: StartGang, failures: Failures) -> None:
+def _collect(rank: FreshRank, failures: Failures) -> None:
     """Collect the files of the gang, and run as its rank; returns only if that fails."""
     outputs = [os.dup(1), os.dup(2)]
-    log = evidence.open_end(Path(rank.folders["results"]) / _LOG)
+    log = evidence.open_end(rank.start.folders.results / _LOG)
     for target in (1, 2):
         os.dup2(log, target)
     from allranks.agent.collection.fresh_session import FreshSession  # noqa: PLC0415 - needs torch and pytest
 
     try:
-        FreshSession(rank, request, failures, outputs).run()
+        FreshSession(rank, failures, outputs).run()
     finally:
         os.close(log)
 
@@ -126,7 +119,7 @@ def _report(rank: FreshRank, texts: Sequence[str]) -> None:
         text=shorten(text or message),
     )
     with suppress(OSError):
-        RankEnd(rank.connection).report(Report(outcome=phase.outcome, phases=(phase,)))
+        RankEnd(rank.connection).send(StepEnded(phases=(phase,)))
 
 
 if __name__ == "__main__":

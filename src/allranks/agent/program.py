@@ -1,13 +1,14 @@
-"""A fork server's reports to its supervisor, besides records: the tests, and its end."""
+"""The messages between a fork server and its supervisor, besides records."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
-from allranks.protocol.config import TimeLimit
+from allranks.protocol.config import AgentConfig, Folders, TimeLimit
 from allranks.protocol.records import KINDS, TESTS_IN_ONE, Record
 from allranks.protocol.records import LINE_LIMIT as RECORD_LIMIT
-from allranks.protocol.typed_json import check_length, decode_line, encode_line
+from allranks.protocol.typed_json import by_name, check_length, decode_line, encode_line
 
 LINE_LIMIT: Final = 256 << 20
 """Bytes of one line: enough for the names of a million tests."""
@@ -83,19 +84,30 @@ def changed_status(own: int, status: int, where: str = "") -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StartGang:
-    """A request to fork ranks; their descriptors follow."""
+class ServerStart:
+    """The first line to a fork server."""
 
-    ranks: tuple[int, ...]
+    supervisor: int  # process id of the supervisor
+    config: AgentConfig  # the job, without its secrets
+    folders: Folders
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartRanks:
+    """How to start the ranks of one gang: the same on every node, whose agent adds what its fork server has to know."""
+
     gang: int  # number of the gang in its job, from 1
     # What ``init_process_group`` takes as ``init_method``; None for a gang without a process group.
     url: str | None = None
-    environment: tuple[str, ...] = ()  # variables that the ranks need, as ``NAME=value``
-    launches: bool = False  # the forked process is a driver
-    preload: tuple[str, ...] = ()  # modules that earlier ranks imported late
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables that the ranks need
+    launches: bool = False  # the gang is a driver, which starts the ranks of its tests itself
     has_many_forks: bool = False  # making forks cheaper pays, which takes the better part of a second
-    results: str = ""  # the folder of the ranks' files
-    fresh: tuple[str, ...] = ()  # if the ranks are to be no forks, the tests of the gang, each as "INDEX NODEID"
+    # Modules that earlier ranks imported late; importing them once before the fork saves each rank the cost.
+    preload: tuple[str, ...] = ()
+    # If the ranks are to be no forks, the tests of the gang, by their index in the collection.
+    fresh: Mapping[int, str] = field(default_factory=dict)
+    ranks: tuple[int, ...] = ()  # those of this node, whose descriptors follow
+    results: Path = Path()  # the folder of their files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,12 +126,9 @@ class Finish:
 
 
 Reply = Record | Program | Forked | SessionEnded
-Request = StartGang | Finish
-_REPLIES: Final[Mapping[str, type[Reply]]] = {
-    **KINDS,
-    **{kind.__name__: kind for kind in (Program, Forked, SessionEnded)},
-}
-_REQUESTS: Final[Mapping[str, type[Request]]] = {kind.__name__: kind for kind in (StartGang, Finish)}
+Request = StartRanks | Finish
+_REPLIES: Final[Mapping[str, type[Reply]]] = {**KINDS, **by_name((Program, Forked, SessionEnded))}
+_REQUESTS: Final[Mapping[str, type[Request]]] = by_name((StartRanks, Finish))
 
 
 def parts_of(tests: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -129,7 +138,7 @@ def parts_of(tests: Sequence[str]) -> Iterator[tuple[str, ...]]:
     return (tuple(tests[start : start + most]) for start in range(0, len(tests), most))
 
 
-def line_of(message: Reply | Request) -> bytes:
+def line_of(message: Reply | Request | ServerStart) -> bytes:
     """The line of a message, with its line feed."""
     return encode_line(message) + b"\n"
 
@@ -153,3 +162,12 @@ def parse_request(line: bytes) -> Request:
         RecordError: It is no request of this version.
     """
     return decode_line(line, _REQUESTS)
+
+
+def parse_start(line: bytes) -> ServerStart:
+    """Parse the first line from a supervisor.
+
+    Raises:
+        RecordError: It is none of this version.
+    """
+    return decode_line(line, by_name((ServerStart,)))

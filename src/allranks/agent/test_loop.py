@@ -20,8 +20,8 @@ from allranks.agent.job_end import HangupError, JobEnd, JobLimitError, LostGpuEr
 from allranks.agent.job_plugins import functions
 from allranks.agent.launchers.driver_account import DriverAccount
 from allranks.agent.loop_counts import NAMES, LoopCounts
-from allranks.agent.nodes.node import Node, Orders, start_gang
-from allranks.agent.program import ItemOptions, Program, parts_of
+from allranks.agent.nodes.node import Node, start_gang
+from allranks.agent.program import ItemOptions, Program, StartRanks, parts_of
 from allranks.agent.rendezvous import OWN_GROUPS, Rendezvous, make_rendezvous
 from allranks.agent.repetition_journal import Plan, RepetitionJournal
 from allranks.protocol.config import AgentConfig, Folders, seed_of_test
@@ -258,18 +258,18 @@ class TestLoop:
 
     def _start(self, number: int, rendezvous: Rendezvous | None, indices: Sequence[int]) -> Gang:
         terms = self.program.terms[indices[0]]
-        orders = Orders(
+        request = StartRanks(
             gang=number,
             url=rendezvous.url if rendezvous and terms.has_process_group else None,
             environment=rendezvous.environment if rendezvous else {},
             preload=tuple(self._preload),
             launches=self._driver is not None,
             has_many_forks=self._has_many_forks,
-            fresh=[f"{index} {self.program.tests[index]}" for index in indices] if terms.is_fresh else (),
+            fresh={index: self.program.tests[index] for index in indices} if terms.is_fresh else {},
         )
         self._has_many_forks = False
         # What starts ranks starts them on its own node.
-        ranks = start_gang(self._nodes if self._has_ranks else self._nodes[:1], orders)
+        ranks = start_gang(self._nodes if self._has_ranks else self._nodes[:1], request)
         self._journal.write(
             GangStarted(gang=number, pids=tuple(pid for node_ranks in ranks for pid in node_ranks.pids))
         )

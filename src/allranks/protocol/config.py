@@ -3,10 +3,12 @@
 import dataclasses
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, Self
+
+from allranks.protocol.typed_json import RecordError, from_object, to_object
 
 Isolation = Literal["test", "file", "job"]
 
@@ -136,7 +138,7 @@ class AgentConfig:
     nodes: int = 1  # how many nodes the ranks are spread over, in blocks
     overlap: int = 1  # how many launcher tests may run at a time, or how many gangs of repeated tests
     # By name, the node ids (``fnmatch`` patterns) of launcher tests that never overlap one another.
-    test_groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    test_groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Whether the cell's process group is made for every test; None to decide by the test.
     process_group: bool | None = None
     launches_ranks: bool = False  # tests start ranks themselves, as many as the cell has: one process runs each test
@@ -172,7 +174,7 @@ class AgentConfig:
 
     def to_json(self) -> str:
         """The text of the file that :meth:`read` reads."""
-        return json.dumps(dataclasses.asdict(self), indent=1)
+        return json.dumps(to_object(self), indent=1)
 
     def without_secrets(self) -> Self:
         """A copy without the token of its post."""
@@ -187,31 +189,10 @@ class AgentConfig:
             OSError: The file cannot be read.
             ValueError: It is not a config file of this version.
         """
-        return cls.parse(path.read_text(encoding="utf-8"), str(path))
-
-    @classmethod
-    def parse(cls, text: str, source: str = "this") -> Self:
-        """Parse the output of :meth:`to_json`.
-
-        Args:
-            text: The JSON.
-            source: Its origin, for the error message.
-
-        Raises:
-            ValueError: It is not a config of this version.
-        """
-        fields = json.loads(text)
         try:
-            limits = TimeLimits(**fields.pop("limits"))
-            lists = {name: tuple(fields[name]) for name in ("paths", "ignored", "pytest_args", "mixed_skip")}
-            post = NodeConfig(**fields["post"]) if fields["post"] else None
-            share = JobShard(**fields["share"]) if fields["share"] else None
-            only = None if fields["only"] is None else tuple(fields["only"])
-            gpus = tuple(GpuToCheck(**gpu) for gpu in fields.pop("check_gpus"))
-            own = {**lists, "limits": limits, "post": post, "share": share, "only": only, "check_gpus": gpus}
-            return cls(**{**fields, **own})
-        except (KeyError, TypeError) as error:
-            msg = f"{source} is not an agent config of this version of allranks: {error}"
+            return from_object(cls, json.loads(path.read_text(encoding="utf-8")))
+        except RecordError as error:
+            msg = f"{path} is not an agent config of this version of allranks: it {error}"
             raise ValueError(msg) from error
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from allranks.protocol.outcomes import Outcome, SkipKind
 from allranks.protocol.repetitions import RepetitionTally
-from allranks.protocol.typed_json import check_length, decode_line, encode_line
+from allranks.protocol.typed_json import by_name, check_length, decode_line, encode_line
 
 SCHEMA: Final = 2
 """Incremented when an older reader could misread new records."""
@@ -412,7 +412,7 @@ class ContainerEnded(Record):
     memory_kills: int
 
 
-KINDS: Final[Mapping[str, type[Record]]] = {kind.__name__: kind for kind in Record.__subclasses__()}
+KINDS: Final[Mapping[str, type[Record]]] = by_name(Record.__subclasses__())
 """All records, by the names that their lines begin with."""
 
 

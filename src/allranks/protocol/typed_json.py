@@ -1,25 +1,38 @@
-"""Dataclasses to JSON and back, with every field checked; a line has the name of its class, too."""
+"""Frozen dataclasses to JSON and back, with every field checked: the one codec of what crosses a process boundary.
+
+An object has the fields that differ from their defaults. A value that may be of several dataclasses, as a line or a
+field that is a union of them, is an array of the class's name and its object. Fields can also be strings, numbers,
+enumerations, literals, paths, named tuples, tuples of any length, and mappings from strings or whole numbers.
+"""
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from json import dumps, loads
+from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, NamedTuple, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
-_Read = Callable[[Any], Any]
+
+Bits = NewType("Bits", int)
+"""A whole number of any size, each bit of which means something; hexadecimal in JSON."""
 
 
 class RecordError(ValueError):
     """A line is not a record of this version; the message gives the reason, as in "is not JSON"."""
 
 
+def by_name(kinds: Iterable[type[T]]) -> Mapping[str, type[T]]:
+    """Classes by their names, for :func:`decode_line`."""
+    return {kind.__name__: kind for kind in kinds}
+
+
 def encode_line(message: object) -> bytes:
     """The line of a dataclass: an array of its class's name and its fields; without a line feed."""
-    return dumps([type(message).__name__, told(message)], separators=(",", ":")).encode()
+    return dumps(_named(message), separators=(",", ":")).encode()
 
 
 def decode_line(line: bytes, kinds: Mapping[str, type[T]]) -> T:
@@ -33,7 +46,7 @@ def decode_line(line: bytes, kinds: Mapping[str, type[T]]) -> T:
     except (ValueError, RecursionError) as error:
         msg = "is not JSON"
         raise RecordError(msg) from error
-    return build_named(value, kinds)
+    return _from_named(kinds, value)
 
 
 def check_length(line: bytes, limit: int) -> None:
@@ -47,12 +60,51 @@ def check_length(line: bytes, limit: int) -> None:
         raise RecordError(msg)
 
 
-def build_named(value: object, kinds: Mapping[str, type[T]]) -> T:
-    """The dataclass in the parsed JSON of a line.
+def to_object(value: object) -> dict[str, Any]:
+    """The JSON object of a dataclass, without the fields that have their defaults."""
+    found: dict[str, Any] = {}
+    kind: Any = type(value)
+    for name, field in _fields(kind).items():
+        each = getattr(value, name)
+        if each is not field.default and each != field.default:
+            found[name] = each if field.write is None else field.write(each)
+    return found
+
+
+def from_object(kind: type[T], value: object) -> T:
+    """Build a dataclass from its JSON object, and check every field.
 
     Raises:
-        RecordError: The value is none of these classes.
+        RecordError: A field is missing, unknown, or of another type.
     """
+    if not isinstance(value, dict):
+        msg = f"has no object as its {kind.__name__}"
+        raise RecordError(msg)
+    key: Any = kind
+    fields = _fields(key)
+    if unknown := value.keys() - fields.keys():
+        msg = f"has a field that {kind.__name__} has not: {min(unknown)[:40]!r}"
+        raise RecordError(msg)
+    if missing := _required(key) - value.keys():
+        msg = f"lacks {min(missing)} of {kind.__name__}"
+        raise RecordError(msg)
+    found = {}
+    for name, each in value.items():
+        try:
+            found[name] = fields[name].read(each)
+        except RecordError:
+            raise
+        except (TypeError, ValueError) as error:
+            msg = f"has {str(each)[:40]!r} as {name} of {kind.__name__}"
+            raise RecordError(msg) from error
+    return kind(**found)
+
+
+def _named(value: object) -> list[object]:
+    return [type(value).__name__, to_object(value)]
+
+
+def _from_named(kinds: Mapping[str, type[T]], value: object) -> T:
     if not (isinstance(value, list) and len(value) == 2 and isinstance(value[0], str)):
         msg = "is not a record: a name and an object"
         raise RecordError(msg)
@@ -60,92 +112,114 @@ def build_named(value: object, kinds: Mapping[str, type[T]]) -> T:
     if kind is None:
         msg = f"is of an unknown kind: {value[0][:40]!r}"
         raise RecordError(msg)
-    return build(kind, value[1])
+    return from_object(kind, value[1])
 
 
-def build(kind: type[T], told: object) -> T:
-    """Build a frozen dataclass from an object of JSON types, and check every field.
+class _Codec(NamedTuple):
+    """How values of one type are written and read; reading raises TypeError or ValueError for any other value."""
 
-    Raises:
-        RecordError: A field is missing, unknown, or of another type.
-    """
-    if not isinstance(told, dict):
-        msg = f"has no object as its {kind.__name__}"
-        raise RecordError(msg)
-    key: Any = kind
-    readers, required = _fields(key)
-    if unknown := told.keys() - readers.keys():
-        msg = f"has a field that {kind.__name__} has not: {min(unknown)[:40]!r}"
-        raise RecordError(msg)
-    if missing := required - told.keys():
-        msg = f"lacks {min(missing)} of {kind.__name__}"
-        raise RecordError(msg)
-    values = {}
-    for name, value in told.items():
-        try:
-            values[name] = readers[name](value)
-        except RecordError:
-            raise
-        except (TypeError, ValueError) as error:
-            msg = f"has {str(value)[:40]!r} as {name} of {kind.__name__}"
-            raise RecordError(msg) from error
-    return kind(**values)
+    write: Callable[[Any], Any] | None  # None if they are JSON already
+    read: Callable[[Any], Any]
 
 
-def told(value: object) -> Any:  # noqa: ANN401 - any JSON value
-    """A record's field value in JSON types; a dataclass omits the fields that have their defaults."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        key: Any = type(value)
-        defaults = _defaults(key)
-        found = ((name, getattr(value, name)) for name in defaults)
-        return {name: told(each) for name, each in found if each is not defaults[name] and each != defaults[name]}
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, tuple):
-        return [told(each) for each in value] if value and not isinstance(value[0], str | int | float) else value
+class _Field(NamedTuple):
+    default: Any
+    write: Callable[[Any], Any] | None
+    read: Callable[[Any], Any]
+
+
+@cache
+def _fields(kind: Any) -> Mapping[str, _Field]:  # noqa: ANN401 - a dataclass, which no type expresses
+    hints = get_type_hints(kind)
+    return {field.name: _Field(_default(field), *_codec(hints[field.name])) for field in dataclasses.fields(kind)}
+
+
+@cache
+def _required(kind: Any) -> frozenset[str]:  # noqa: ANN401 - as above
+    return frozenset(name for name, field in _fields(kind).items() if field.default is dataclasses.MISSING)
+
+
+def _default(field: "dataclasses.Field[Any]") -> object:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _codec(hint: Any) -> _Codec:  # noqa: ANN401 - any annotation
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in {UnionType, Union}:
+        return _union(arguments)
+    if origin is tuple:
+        return _list(_codec(arguments[0]))
+    if origin is Mapping:
+        return _mapping(*arguments)
+    if origin is Literal:
+        return _Codec(None, partial(_one_of, arguments))
+    return _SIMPLE.get(hint) or _class(hint)
+
+
+def _class(kind: type) -> _Codec:
+    if issubclass(kind, Enum):
+        return _Codec(lambda value: value.value, kind)
+    if issubclass(kind, tuple):
+        return _named_tuple(kind)
+    return _Codec(to_object, partial(from_object, kind))
+
+
+def _union(kinds: tuple[Any, ...]) -> _Codec:
+    """A type or None; or one of several dataclasses, or None."""
+    others = [kind for kind in kinds if kind is not NoneType]
+    inner = _codec(others[0]) if len(others) == 1 else _Codec(_named, partial(_from_named, by_name(others)))
+    if len(others) == len(kinds):
+        return inner
+    write, read = inner
+    return _Codec(
+        write and (lambda value: None if value is None else write(value)),
+        lambda value: None if value is None else read(value),
+    )
+
+
+def _list(each: _Codec) -> _Codec:
+    write, read = each
+    return _Codec(
+        write and (lambda values: [write(value) for value in values]),
+        lambda values: tuple(map(read, _checked(list, values))),
+    )
+
+
+def _mapping(key: Any, value: Any) -> _Codec:  # noqa: ANN401 - annotations
+    """JSON's keys are strings; numbers as keys stay in order."""
+    write, read = _codec(value)
+    return _Codec(
+        lambda values: {str(name): write(each) if write else each for name, each in values.items()},
+        lambda values: {key(name): read(each) for name, each in _checked(dict, values).items()},
+    )
+
+
+def _named_tuple(kind: Any) -> _Codec:  # noqa: ANN401 - its fields are in no type
+    codecs = [_codec(hint) for hint in get_type_hints(kind).values()]
+
+    def write(value: tuple[Any, ...]) -> list[Any]:
+        return [codec.write(each) if codec.write else each for codec, each in zip(codecs, value, strict=True)]
+
+    def read(value: object) -> object:
+        return kind(*(codec.read(each) for codec, each in zip(codecs, _checked(list, value), strict=True)))
+
+    return _Codec(write, read)
+
+
+def _checked(kind: type[T], value: object) -> T:
+    if not isinstance(value, kind):
+        raise TypeError
     return value
 
 
-@cache
-def _defaults(kind: Any) -> Mapping[str, object]:  # noqa: ANN401 - a dataclass, which no type expresses
-    return {field.name: field.default for field in dataclasses.fields(kind)}
-
-
-@cache
-def _fields(kind: Any) -> tuple[Mapping[str, _Read], frozenset[str]]:  # noqa: ANN401 - as above
-    """The reader of each field, and the names of the required fields."""
-    hints, defaults = get_type_hints(kind), _defaults(kind)
-    required = frozenset(name for name, default in defaults.items() if default is dataclasses.MISSING)
-    return {name: _reader(hints[name]) for name in defaults}, required
-
-
-def _reader(hint: Any) -> _Read:  # noqa: ANN401 - any annotation
-    if get_origin(hint) is UnionType:
-        (other,) = (each for each in get_args(hint) if each is not NoneType)
-        read = _reader(other)
-        return lambda value: None if value is None else read(value)
-    if get_origin(hint) is tuple:
-        read, read_list = _reader(get_args(hint)[0]), _reader_of(list)
-        return lambda value: tuple(map(read, read_list(value)))
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return hint
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        nested: type = hint
-        return lambda value: build(nested, value)
-    return _SIMPLE[hint]
-
-
-def _reader_of(kind: type) -> _Read:
-    def read(value: object) -> object:
-        if not isinstance(value, kind):
-            raise TypeError
-        return value
-
-    return read
+def _one_of(values: tuple[object, ...], value: object) -> object:
+    if value not in values:
+        raise ValueError
+    return value
 
 
 def _whole(value: object) -> int:
-    if type(value) is not int or not -(2**53) < value < 2**53:
+    if type(value) is not int or not -(2**63) <= value < 2**63:
         raise TypeError
     return value
 
@@ -157,4 +231,16 @@ def _number(value: object) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
-_SIMPLE: Final[Mapping[type, _Read]] = {str: _reader_of(str), int: _whole, float: _number, bool: _reader_of(bool)}
+def _text(value: object) -> str:
+    return _checked(str, value)
+
+
+_SIMPLE: Final[Mapping[Any, _Codec]] = {
+    str: _Codec(None, _text),
+    int: _Codec(None, _whole),
+    float: _Codec(None, _number),
+    bool: _Codec(None, partial(_checked, bool)),
+    Any: _Codec(None, lambda value: value),
+    Path: _Codec(str, lambda value: Path(_text(value))),
+    Bits: _Codec(hex, lambda value: int(_text(value), 16)),
+}

@@ -24,7 +24,7 @@ from allranks.agent.gangs.call_log import (
     read_phase,
     read_wait,
 )
-from allranks.protocol.typed_json import build, told
+from allranks.protocol.typed_json import from_object, to_object
 
 ALL_REDUCE = LastCall("default", 12, "all_reduce", None, "float32", "4x2", 9, mask=3)
 SEND = LastCall("3", 7, "send", 1, "int64", "", 8, mask=5)
@@ -255,7 +255,7 @@ def test_a_number_that_no_rank_counts_is_a_failed_call_and_reaches_another_node(
     setattr({"counter": group.counters[0], "group": group, "head": log._log}[where], field, value)
     calls = read_calls(seen)
     assert calls.failures >= 1
-    assert build(Calls, json.loads(json.dumps(told(calls)))) == calls
+    assert from_object(Calls, json.loads(json.dumps(to_object(calls)))) == calls
 
 
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1))
@@ -266,7 +266,7 @@ def test_any_sum_of_tags_reaches_another_node(tags, unseen):
     log.count(group, "send", 1, 7)
     group.counters[0].tags, group.unseen = tags, unseen
     calls = read_calls(seen)
-    assert build(Calls, json.loads(json.dumps(told(calls)))) == calls
+    assert from_object(Calls, json.loads(json.dumps(to_object(calls)))) == calls
     os.close(seen)
 
 

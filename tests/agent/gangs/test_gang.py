@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from allranks.agent import linux
-from allranks.agent.channel import DriverSays, End, Leaving, RankEnd, Report, RunTest
+from allranks.agent.channel import Debugging, End, Leaving, PhasesEnded, RankEnd, Released, RunTest, StepEnded
 from allranks.agent.gangs.ends import ends_of
 from allranks.agent.gangs.gang import SKIP_GRACES, Deadlines, Gang
 from allranks.agent.gangs.local_ranks import CLOSED_TIMEOUT, LocalRanks, RankExit
@@ -26,11 +26,17 @@ from allranks.protocol.outcomes import Outcome, Phase, SkipKind
 LIMITS = TimeLimits(process_group=20, test=20, job=20, peer_grace=0.1)
 TEST = "t::x"
 RUN = RunTest(index=0, nodeid=TEST, following=None)
-STARTED = Report()
-PASSED = Report(nodeid=TEST)
-FAILED = Report(nodeid=TEST, outcome=Outcome.FAILED, message="broken")
-SKIPPED = Report(nodeid=TEST, outcome=Outcome.SKIPPED, message="not here", early_skip=True)
-WAITED_IN_VAIN = Report(nodeid=TEST, outcome=Outcome.FAILED, message="peer closed connection", is_symptom=True)
+STARTED = StepEnded()
+PASSED = StepEnded(nodeid=TEST)
+
+
+def phases(when, outcome, message=""):
+    return (Phase(when=when, outcome=Outcome(outcome), duration=0.5, message=message),)
+
+
+FAILED = StepEnded(nodeid=TEST, phases=phases("call", "failed", "broken"))
+SKIPPED = StepEnded(nodeid=TEST, phases=phases("setup", "skipped", "not here"), early_skip=True)
+WAITED_IN_VAIN = PhasesEnded(nodeid=TEST, phases=phases("call", "failed", "peer closed connection"), is_symptom=True)
 
 
 def of_test(seconds):
@@ -45,8 +51,7 @@ DEADLINES = within(20, skip=0.1)
 
 
 def phase(when, outcome="passed", message=""):
-    phase = Phase(when=when, outcome=Outcome(outcome), duration=0.5, message=message)
-    return Report(nodeid=TEST, phases=(phase,), goes_on=True)
+    return PhasesEnded(nodeid=TEST, phases=phases(when, outcome, message))
 
 
 def obeying(answers):
@@ -55,10 +60,10 @@ def obeying(answers):
     def be_rank(rank, connection, _board):
         try:
             end = RankEnd(connection)
-            end.report(STARTED)
+            end.send(STARTED)
             for answer in answers[rank]:
                 if isinstance(end.command(), End):
-                    end.report(STARTED)
+                    end.send(STARTED)
                     os._exit(0)
                 answer(end)
             end.command()
@@ -71,7 +76,7 @@ def obeying(answers):
 def report(*answers):
     def tell(end):
         for answer in answers:
-            end.report(answer)
+            end.send(answer)
 
     return tell
 
@@ -82,7 +87,7 @@ def leave(status):
 
 def announce_and_leave(status, announced=None):
     def go(end):
-        end.report(Report(nodeid=TEST, leaving=Leaving(status=status if announced is None else announced)))
+        end.send(Leaving(nodeid=TEST, status=status if announced is None else announced))
         os._exit(status)
 
     return go
@@ -176,7 +181,7 @@ def long_run():
 
 
 def pass_long(end):
-    end.report(Report(nodeid=LONG))
+    end.send(StepEnded(nodeid=LONG))
 
 
 def test_a_test_with_a_long_name_runs_on_every_rank(start_gang):
@@ -197,7 +202,7 @@ def stop_first(answer):
 
 
 def test_a_stopped_rank_that_takes_no_command_keeps_no_other_rank_waiting(start_gang):
-    gang = start_gang([stop_first(report(PASSED)), pass_long], [report(PASSED), report(Report(nodeid=LONG))])
+    gang = start_gang([stop_first(report(PASSED)), pass_long], [report(PASSED), report(StepEnded(nodeid=LONG))])
     assert gang.run(RUN, DEADLINES).is_clean
     step = gang.run(long_run(), within(1))
     assert outcomes(step) == {0: Outcome.TIMED_OUT, 1: Outcome.PASSED}
@@ -230,7 +235,7 @@ def wait_for_state(pid, state):
 @pytest.mark.parametrize("die", [leave(3), lambda _: os.kill(os.getpid(), signal.SIGKILL), close_connection])
 def test_a_rank_that_dies_before_it_has_taken_a_long_command_is_named_by_its_end(start_gang, die):
     def pass_and_die(end):
-        end.report(PASSED)
+        end.send(PASSED)
         end._socket.recv(1, socket.MSG_PEEK)  # the next command has begun to arrive
         die(end)
 
@@ -243,7 +248,7 @@ def test_a_rank_that_dies_before_it_has_taken_a_long_command_is_named_by_its_end
 def test_a_rank_that_shuts_its_connection_down_is_named_by_that(start_gang):
     def shut_down(end):
         end._socket.shutdown(socket.SHUT_RD)
-        end.report(PASSED)
+        end.send(PASSED)
         signal.pause()
 
     gang = start_gang([shut_down])
@@ -263,7 +268,7 @@ def test_a_rank_whose_own_end_takes_long_has_not_closed_its_connection(start_gan
 
 def test_a_report_that_was_sent_before_a_death_counts(start_gang):
     def report_and_leave(end):
-        end.report(FAILED)
+        end.send(FAILED)
         os._exit(1)
 
     [outcome] = start_gang([report_and_leave]).run(RUN, DEADLINES).outcomes
@@ -272,7 +277,7 @@ def test_a_report_that_was_sent_before_a_death_counts(start_gang):
 
 def test_a_death_between_two_tests_is_an_outcome_of_the_second(start_gang):
     def report_and_leave(end):
-        end.report(PASSED)
+        end.send(PASSED)
         os._exit(1)
 
     gang = start_gang([report_and_leave])
@@ -282,7 +287,7 @@ def test_a_death_between_two_tests_is_an_outcome_of_the_second(start_gang):
 
 def test_a_death_after_its_own_part_counts_while_a_peer_is_in_the_test(start_gang):
     def report_and_leave(end):
-        end.report(PASSED)
+        end.send(PASSED)
         os._exit(1)
 
     step = start_gang([wait], [report_and_leave]).run(RUN, DEADLINES)
@@ -291,7 +296,7 @@ def test_a_death_after_its_own_part_counts_while_a_peer_is_in_the_test(start_gan
 
 
 def test_a_report_of_another_test_is_none_of_this_one(start_gang):
-    stale = Report(nodeid="t::before")
+    stale = StepEnded(nodeid="t::before")
     step = start_gang([report(stale, FAILED, PASSED)]).run(RUN, DEADLINES)
     assert outcomes(step) == {0: Outcome.FAILED}
 
@@ -334,7 +339,7 @@ def fork_and(deed):
 def test_what_a_forked_child_says_in_its_parents_place_is_left_out_and_noted(start_gang):
     def fork_and_fail(end):
         fork_and(report(PASSED))(end)
-        end.report(FAILED)
+        end.send(FAILED)
 
     step = start_gang([fork_and_fail]).run(RUN, DEADLINES)
     assert outcomes(step) == {0: Outcome.FAILED}
@@ -344,7 +349,7 @@ def test_what_a_forked_child_says_in_its_parents_place_is_left_out_and_noted(sta
 def test_a_forked_child_is_noted_in_its_own_test_alone(start_gang):
     def fork_and_pass(end):
         fork_and(report(FAILED))(end)
-        end.report(PASSED)
+        end.send(PASSED)
 
     gang = start_gang([fork_and_pass, report(PASSED)])
     assert gang.run(RUN, DEADLINES).strangers == {0}
@@ -373,7 +378,7 @@ def test_the_day_may_be_set_at_any_moment_of_a_test(monkeypatch, start_gang, jum
 
 def test_an_aborted_step_keeps_what_had_arrived(start_gang, job_end):
     def fail_and_interrupt(end):
-        end.report(FAILED)
+        end.send(FAILED)
         os.kill(os.getppid(), signal.SIGUSR1)
         signal.pause()
 
@@ -441,7 +446,7 @@ def test_what_a_stopped_rank_had_started_ends_with_it_and_is_no_news(tmp_path, j
     def start_another_and_wait(end):
         os.setsid()
         if os.fork():
-            end.report(FAILED)
+            end.send(FAILED)
         signal.pause()
 
     known = linux.children()
@@ -466,9 +471,9 @@ def test_a_rank_that_is_slow_to_end_after_its_test_hides_nothing_that_it_leaves_
             end._commands.close()
             end._socket.close()
             time.sleep(60)
-        end.report(PASSED)
+        end.send(PASSED)
         end.command()
-        end.report(STARTED)
+        end.send(STARTED)
         if closes:
             end._commands.close()
             end._socket.close()
@@ -554,7 +559,7 @@ def test_what_came_with_the_end_of_the_job_is_not_lost(tmp_path, job_end):
 
 def test_a_rank_that_says_it_is_debugged_stops_no_clock_where_nobody_debugs(start_gang):
     def pretend(end):
-        end.report(Report(nodeid=TEST, is_debugging=True))
+        end.send(Debugging(is_waiting=True))
         signal.pause()
 
     [outcome] = start_gang([pretend]).run(RUN, within(0.3)).outcomes
@@ -563,7 +568,7 @@ def test_a_rank_that_says_it_is_debugged_stops_no_clock_where_nobody_debugs(star
 
 def test_a_rank_that_dies_in_the_debugger_holds_no_clock(tmp_path, job_end):
     def die(end):
-        end.report(Report(nodeid=TEST, is_debugging=True))
+        end.send(Debugging(is_waiting=True))
         os.kill(os.getpid(), signal.SIGKILL)
 
     ranks = fork_ranks([0, 1], obeying([[die], [wait]]))
@@ -578,7 +583,7 @@ def test_a_rank_that_dies_in_the_debugger_holds_no_clock(tmp_path, job_end):
 
 def test_a_driver_can_start_the_clock_anew(start_gang):
     def start_clock_and_wait(end):
-        end.report(Report(nodeid=TEST, driver=DriverSays(released=2)))
+        end.send(Released(nodeid=TEST, world_size=2))
         signal.pause()
 
     gang = start_gang([start_clock_and_wait])
@@ -605,7 +610,7 @@ def test_a_crash_within_the_grace_leads_over_the_symptom_that_came_before_it(sta
         os.kill(os.getpid(), signal.SIGKILL)
 
     def complain(end):
-        end.report(WAITED_IN_VAIN)
+        report(WAITED_IN_VAIN, PASSED)(end)
         os.write(tell, b".")
         signal.pause()
 
@@ -620,7 +625,7 @@ def test_a_crash_within_the_grace_leads_over_the_symptom_that_came_before_it(sta
 
 
 def test_a_rank_that_its_peers_waited_for_in_vain_leads(start_gang):
-    step = start_gang([report(WAITED_IN_VAIN)], [wait]).run(RUN, DEADLINES)
+    step = start_gang([report(WAITED_IN_VAIN, PASSED)], [wait]).run(RUN, DEADLINES)
     assert (step.leader.rank, step.leader.outcome) == (1, Outcome.TIMED_OUT)
     assert step.leader.message.startswith(
         "rank 0 waited for it in vain; stopped 0.1 s after rank 0 failed (limits.peer_grace)"
@@ -656,7 +661,7 @@ OF_DRIVER = TimeLimit(value=0.1, setting="--ranks-timeout", margin=0.2)
     ],
 )
 def test_a_time_out_names_its_limit_and_what_sets_it(tmp_path, job_end, symptoms, deadlines, message):
-    ranks = fork_ranks(range(symptoms + 1), obeying([*[[report(WAITED_IN_VAIN)]] * symptoms, [wait]]))
+    ranks = fork_ranks(range(symptoms + 1), obeying([*[[report(WAITED_IN_VAIN, PASSED)]] * symptoms, [wait]]))
     gang = Gang([LocalRanks(ranks, tmp_path, lambda _pids: ())], limits=replace(LIMITS, peer_grace=60), end=job_end)
     gang.start()
     step = gang.run(RUN, deadlines)
@@ -666,7 +671,7 @@ def test_a_time_out_names_its_limit_and_what_sets_it(tmp_path, job_end, symptoms
 
 
 def test_where_there_are_only_symptoms_the_first_leads(start_gang):
-    step = start_gang([report(WAITED_IN_VAIN)], [report(WAITED_IN_VAIN)]).run(RUN, DEADLINES)
+    step = start_gang([report(WAITED_IN_VAIN, PASSED)], [report(WAITED_IN_VAIN, PASSED)]).run(RUN, DEADLINES)
     assert step.leader is step.outcomes[0]
     assert consequences(step) == {0: False, 1: False}
 
@@ -692,7 +697,7 @@ def test_the_peer_of_a_rank_that_skipped_may_go_on_with_what_it_does(start_gang)
     def skip_later(end):
         signal.signal(STACKS_SIGNAL, signal.SIG_IGN)
         time.sleep(0.7)
-        end.report(SKIPPED)
+        end.send(SKIPPED)
 
     assert outcomes(start_gang([report(SKIPPED)], [skip_later]).run(RUN, DEADLINES)) == {
         0: Outcome.SKIPPED,

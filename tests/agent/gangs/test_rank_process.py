@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from allranks.agent import linux
-from allranks.agent.channel import RankEnd, Report
+from allranks.agent.channel import GpuLost, RankEnd
 from allranks.agent.gangs import rank_process
 from allranks.agent.gangs.rank_process import fork_ranks
 
@@ -51,7 +51,7 @@ def test_ranks_that_cannot_all_be_started_leave_nothing(monkeypatch, lacking):
 def test_a_rank_has_its_own_ends_and_nobody_elses():
     def tell_descriptors(_rank, connection, _board):
         sockets = [each.name for each in descriptors() if each.is_socket()]
-        RankEnd(connection).report(Report(message=" ".join(sockets), nodeid=str(connection)))
+        RankEnd(connection).send(GpuLost(message=" ".join(sockets), nodeid=str(connection)))
         os._exit(0)
 
     before = {each.name for each in descriptors()}
@@ -93,7 +93,7 @@ def start_two(_rank, connection, _board):
         pids.append(os.fork())
         if not pids[-1]:
             signal.pause()
-    RankEnd(connection).report(Report(message=" ".join(map(str, pids))))
+    RankEnd(connection).send(GpuLost(message=" ".join(map(str, pids))))
     while True:  # a pause ends at SIGWINCH where an earlier test has imported readline, which handles it
         signal.pause()
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.agent.channel import Leaving, Report
+from allranks.agent.channel import Leaving, PhasesEnded, StepEnded
 from allranks.agent.gangs.blame import Blame, given_up, name_crossing
 from allranks.agent.gangs.call_log import LastCall, Wait
 from allranks.agent.gangs.local_ranks import RankExit, RankHang, RankReport
@@ -378,6 +378,24 @@ def test_a_rank_that_leaves_after_a_failed_wait_or_aborts_in_one_may_follow_its_
     assert ended(rank_exit, step_of(SET_UP)).is_symptom is may_follow
 
 
+def failure(rank, at, **more):
+    phase = Phase(when="call", outcome=Outcome.FAILED, duration=0.0, message="broken")
+    return RankReport(rank=rank, message=PhasesEnded(nodeid="t::x", phases=(phase,), **more), at=at)
+
+
+def passed(rank, at):
+    return RankReport(rank=rank, message=StepEnded(nodeid="t::x"), at=at)
+
+
+def note(step, event):
+    """Add an event to a step, as the gang does."""
+    if isinstance(event, RankReport):
+        step.take(event.rank, event.message)
+        step.note(reported(event, event.message, step))
+    else:
+        step.note(ended(event, step))
+
+
 @pytest.mark.parametrize(
     ("follow", "leading", "consequences"),
     [
@@ -391,16 +409,10 @@ def test_a_rank_that_leaves_after_a_failed_wait_or_aborts_in_one_may_follow_its_
 def test_of_ranks_that_waited_the_first_whose_failure_follows_from_no_other_leads(follow, leading, consequences):
     step = Step(nodeid="t::x")
     for rank in range(3):
-        report = Report(nodeid="t::x", outcome=Outcome.FAILED, message="broken", waits_for=FAILED_WAIT)
-        step.note(reported(RankReport(rank=rank, report=report, at=1.0 + rank), step))
+        note(step, failure(rank, 1.0 + rank, waits_for=FAILED_WAIT))
     step.weigh_symptoms(lambda each: each.rank in follow)
     assert (step.cause.rank if step.cause else None) == leading
     assert [each.consequence for each in step.outcomes] == consequences
-
-
-def rank_report(*phases, **report):
-    report = {"nodeid": "t::x", "phases": phases, "goes_on": bool(phases), **report}
-    return RankReport(rank=0, report=Report(**report), at=1.0)
 
 
 OUTCOMES = st.sampled_from(["passed", "failed", "skipped", "errored", "xfailed"])
@@ -410,8 +422,9 @@ OUTCOMES = st.sampled_from(["passed", "failed", "skipped", "errored", "xfailed"]
 def test_a_bad_phase_makes_a_rank_bad_whatever_its_last_report_says(phases):
     step = Step(nodeid="t::x")
     for phase in step_of(*phases).phases[0]:
-        step.take(rank_report(phase))
-    outcome = reported(rank_report(outcome=Outcome.PASSED), step)
+        step.take(0, PhasesEnded(nodeid="t::x", phases=(phase,)))
+    last = passed(0, 1.0)
+    outcome = reported(last, last.message, step)
     assert outcome.is_final
     assert outcome.outcome.is_bad is any(Outcome(each).is_bad for _, each in phases)
 
@@ -419,22 +432,14 @@ def test_a_bad_phase_makes_a_rank_bad_whatever_its_last_report_says(phases):
 def test_phases_without_end_are_bounded_and_the_first_bad_one_is_kept():
     step = Step(nodeid="t::x")
     for outcome in [Outcome.PASSED] * 1000 + [Outcome.FAILED] * 1000:
-        step.take(rank_report(Phase(when="call", outcome=outcome, duration=0.0)))
+        step.take(0, PhasesEnded(nodeid="t::x", phases=(Phase(when="call", outcome=outcome, duration=0.0),)))
     assert len(step.phases[0]) == MOST_PHASES + 1
-    assert reported(rank_report(), step).outcome is Outcome.FAILED
+    last = passed(0, 1.0)
+    assert reported(last, last.message, step).outcome is Outcome.FAILED
 
 
 def death(rank, at, number=signal.SIGTERM, **how):
     return RankExit(rank=rank, status=-number, at=at, **how)
-
-
-def failure(rank, at, *, is_symptom=False):
-    report = Report(nodeid="t::x", outcome=Outcome.FAILED, message="broken", is_symptom=is_symptom)
-    return RankReport(rank=rank, report=report, at=at)
-
-
-def passed(rank, at):
-    return RankReport(rank=rank, report=Report(nodeid="t::x"), at=at)
 
 
 LOST = {"lost": "the agent of node 1 was told to stop", "was_told_to_stop": True}
@@ -462,7 +467,7 @@ LOST = {"lost": "the agent of node 1 was told to stop", "was_told_to_stop": True
 def test_ranks_that_ended_with_the_job_are_aborted_and_no_others(events, outcomes, leader):
     step = Step(nodeid="t::x")
     for event in events:
-        step.note(reported(event, step) if isinstance(event, RankReport) else ended(event, step))
+        note(step, event)
     step.end_from_outside("the job was ended from outside")
     assert [str(each.outcome) for each in sorted(step.outcomes, key=lambda each: each.rank)] == outcomes
     leading = [each for each in step.outcomes if each.outcome.is_bad and each.outcome is not Outcome.ABORTED]

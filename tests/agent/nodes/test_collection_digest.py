@@ -1,10 +1,10 @@
-import json
 from dataclasses import replace
 
 import pytest
 
+from allranks.agent.nodes.messages import MESSAGES
 from allranks.agent.nodes.node import CollectionDigest, CollectionFailure, difference, notice
-from allranks.protocol.typed_json import build
+from allranks.protocol.typed_json import decode_line, encode_line
 
 DIGEST = CollectionDigest(tests=("a", "b", "c"), torch="2", python="3")
 
@@ -15,7 +15,8 @@ def test_equal_digests_have_no_difference():
 
 def test_a_digest_survives_conversion_to_a_message_and_back():
     digest = replace(DIGEST, failures=(CollectionFailure(nodeid="a", text="x"),))
-    assert build(CollectionDigest, json.loads(json.dumps(digest.as_message()))) == digest
+    assert digest.shortened == digest
+    assert decode_line(encode_line(digest), MESSAGES) == digest
 
 
 def test_versions_are_compared_before_tests():

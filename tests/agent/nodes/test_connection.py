@@ -1,6 +1,5 @@
 """What goes over a connection between two agents, and how each shows that it knows the token."""
 
-import json
 import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +9,10 @@ from connections import local_connection
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from allranks.agent.channel import End, StepEnded
+from allranks.agent.gangs.call_log import LastCall
+from allranks.agent.gangs.local_ranks import RankExit, RankHang, RankReport
+from allranks.agent.gangs.output import Output
 from allranks.agent.nodes.connection import (
     FRAME_LIMIT,
     GREETING_LIMIT,
@@ -18,8 +21,39 @@ from allranks.agent.nodes.connection import (
     is_proof,
     make_proof,
 )
+from allranks.agent.nodes.messages import Claim, Freeze, Hangs, LastCalls, Outputs, Proof, ToRanks
+from allranks.agent.program import StartRanks
+from allranks.protocol.typed_json import encode_line
 
-MESSAGES = st.lists(st.dictionaries(st.text(), st.text() | st.integers() | st.lists(st.text())), max_size=5)
+TEXT = st.text(st.characters(exclude_categories=[]))
+RANKS = st.integers(0, 9)
+CALLS = st.builds(
+    LastCall,
+    group=TEXT,
+    number=st.integers(1, 2**52),
+    kind=TEXT,
+    peer=st.none() | RANKS,
+    dtype=TEXT,
+    shape=TEXT,
+    order=st.integers(0, 2**52),
+    at=st.integers(-(2**63), 2**63 - 1),
+    tag=st.integers(-(2**52), 2**52),
+    mask=st.integers(0, 2**2048 - 1),
+)
+MESSAGES = st.lists(
+    st.builds(Proof, proof=TEXT)
+    | st.builds(Claim, node=RANKS, nonce=TEXT, proof=TEXT)
+    | st.builds(StartRanks, gang=RANKS, environment=st.dictionaries(TEXT, TEXT), fresh=st.dictionaries(RANKS, TEXT))
+    | st.builds(ToRanks, command=st.builds(End, is_condemned=st.booleans()))
+    | st.builds(Freeze, ranks=st.lists(RANKS).map(tuple))
+    | st.builds(LastCalls, ranks=st.dictionaries(RANKS, st.lists(CALLS, max_size=3).map(tuple), max_size=3))
+    | st.builds(Outputs, ranks=st.dictionaries(RANKS, st.builds(Output, stdout=TEXT, stderr=TEXT)))
+    | st.builds(Hangs, ranks=st.dictionaries(RANKS, st.builds(RankHang, stacks=TEXT, phase=TEXT)))
+    | st.builds(RankReport, rank=RANKS, at=st.floats(0, 1e9), message=st.builds(StepEnded, nodeid=TEXT))
+    | st.builds(RankExit, rank=RANKS, at=st.floats(0, 1e9), status=st.none() | st.integers(-64, 255)),
+    max_size=5,
+)
+LAST, FIRST = Proof(proof="last"), Proof(proof="first")
 
 
 def receive(connection, count):
@@ -47,9 +81,9 @@ def test_messages_arrive_as_they_were_sent(messages):
 
 
 def test_the_last_messages_are_heard_before_the_end(pair):
-    pair[0].send({"last": "words"}, 10)
+    pair[0].send(LAST, 10)
     pair[0].close()
-    assert receive(pair[1], 1) == [{"last": "words"}]
+    assert receive(pair[1], 1) == [LAST]
     pair[1].wait(time.monotonic() + 10)
     assert pair[1].receive() == []
     assert pair[1].ended == "is gone"
@@ -58,18 +92,20 @@ def test_the_last_messages_are_heard_before_the_end(pair):
 def test_a_message_in_pieces_is_one_message():
     raw, other = local_connection()
     connection = NodeConnection(other)
-    data = json.dumps({"a": 1}).encode()
+    data = encode_line(FIRST)
     for byte in struct.pack("!I", len(data)) + data[:-1]:
         raw.send(bytes([byte]))
         assert connection.receive() == []
     raw.send(data[-1:])
-    assert receive(connection, 1) == [{"a": 1}]
+    assert receive(connection, 1) == [FIRST]
     raw.close()
     connection.close()
 
 
-@pytest.mark.parametrize("said", [b"[1]", b"{", b"\xff", b"1", b"[" * 900])
-def test_what_is_no_object_ends_the_connection(said):
+@pytest.mark.parametrize(
+    "said", [b"[1]", b"{", b"\xff", b"1", b"[" * 900, b'["Proof", {"proof": 1}]', b'["Proofs", {}]']
+)
+def test_what_is_no_message_ends_the_connection(said):
     raw, other = local_connection()
     connection = NodeConnection(other)
     raw.sendall(struct.pack("!I", len(said)) + said)
@@ -96,7 +132,7 @@ def test_a_message_that_is_too_long_is_not_even_read(trusted, size):
 
 def test_whoever_does_not_read_is_given_up(pair):
     with pytest.raises(ConnectionLostError, match="takes nothing any more"):
-        pair[0].send({"much": "x" * (32 << 20)}, 0.2)
+        pair[0].send(Proof(proof="x" * (32 << 20)), 0.2)
 
 
 def test_whoever_is_gone_cannot_be_spoken_to(pair):
@@ -107,13 +143,13 @@ def test_whoever_is_gone_cannot_be_spoken_to(pair):
 
 def _send_for_ever(connection):
     while True:
-        connection.send({}, 1)
+        connection.send(FIRST, 1)
 
 
 def test_two_that_send_much_at_once_do_not_wait_for_each_other(pair):
     for connection in pair:
         connection.trust()
-    long = {"much": "x" * (16 << 20)}
+    long = Proof(proof="x" * (16 << 20))
     with ThreadPoolExecutor(2) as pool:
         heard = pool.map(lambda connection: (connection.send(long, 30), receive(connection, 1))[1], pair)
         assert list(heard) == [[long], [long]]
@@ -123,11 +159,11 @@ def test_what_came_while_something_was_said_is_known_to_be_there(pair):
     here, there = pair
     for end in pair:
         end.trust()
-    there.send({"first": 1}, 10)
+    there.send(FIRST, 10)
     with pytest.raises(ConnectionLostError, match="takes nothing"):
-        here.send({"long": "x" * (32 << 20)}, 0.2)
+        here.send(Proof(proof="x" * (32 << 20)), 0.2)
     assert here.has_message
-    assert here.receive() == [{"first": 1}]
+    assert here.receive() == [FIRST]
     assert not here.has_message
 
 
@@ -145,6 +181,6 @@ def test_a_proof_holds_for_its_token_its_role_its_node_and_its_nonces_alone(toke
     assert is_proof(proof, token, "follower", 1, there, here) == (here == there)
 
 
-@pytest.mark.parametrize("given_proof", [None, 1, "", [], "é", "\ud800"])
+@pytest.mark.parametrize("given_proof", ["", "é", "\ud800"])
 def test_what_is_no_proof_is_none(given_proof):
     assert not is_proof(given_proof, "t", "leader", 1, "a", "b")

@@ -7,8 +7,11 @@ import pytest
 from agent_run import CONFIG
 
 from allranks.agent import clock
+from allranks.agent.channel import StepEnded
+from allranks.agent.gangs.local_ranks import RankReport
 from allranks.agent.nodes import leader
 from allranks.agent.nodes.leader import FollowerLink, Leader, RemoteRanks
+from allranks.agent.nodes.messages import TellTime, Time
 from allranks.agent.nodes.node import CollectionDigest, CollectionFailure
 from allranks.protocol.config import TimeLimit
 
@@ -20,7 +23,7 @@ def test_a_follower_that_tells_twice_what_it_could_not_collect_is_heard_once(pai
     here.trust()
     failed = replace(DIGEST, failures=(CollectionFailure(nodeid="a", text="broken"),))
     for digest in (failed, CollectionDigest(failures=failed.failures)):
-        there.send({"digest": digest.as_message()}, 10)
+        there.send(digest, 10)
     failures, notices = Leader(replace(CONFIG, nodes=2), {1: here}).compare(DIGEST)
     assert failures == [CollectionFailure(nodeid="a", text="On node 1: broken")]
     assert notices == []
@@ -44,19 +47,18 @@ class OtherHost:
     def _serve(self):
         while self._connection.wait(clock.monotonic() + 60):
             for message in self._connection.receive():
-                if message["do"] == "tell_time":
+                if isinstance(message, TellTime):
                     self.asked += 1
                     clock.sleep(next(self._delays, 0.0))
-                    self._connection.send({"answer": {"now": self.now()}}, 10)
+                    self._connection.send(Time(now=self.now()), 10)
             if self._connection.ended:
                 return
 
     def join(self):
         self._thread.join()
 
-    def report(self, rank, at, **report):
-        event = {"rank": rank, "at": at, "report": report, "has_strangers": False}
-        self._connection.send({"event": event}, 10)
+    def report(self, rank, at, nodeid):
+        self._connection.send(RankReport(rank=rank, at=at, message=StepEnded(nodeid=nodeid)), 10)
 
 
 @pytest.fixture

@@ -388,10 +388,11 @@ def framed(message):
 
 
 STRANGERS = {
-    "wrong token": framed({"node": 1, "nonce": "n", "proof": "0" * 64}),
-    "no proof": framed({"node": 1}),
-    "a number for a name": framed({"node": "1", "nonce": 1, "proof": None}),
-    "no object": framed([1]),
+    "wrong token": framed(["Claim", {"node": 1, "nonce": "n", "proof": "0" * 64}]),
+    "no proof": framed(["Claim", {"node": 1}]),
+    "an order": framed(["Kill", {"ranks": [0]}]),
+    "a number for a name": framed(["Claim", {"node": "1", "nonce": 1, "proof": None}]),
+    "no message": framed([1]),
     "no JSON": struct.pack("!I", 3) + b"{{{",
     "too long": struct.pack("!I", 1 << 31),
     "another protocol": b"GET / HTTP/1.1\r\n\r\n",

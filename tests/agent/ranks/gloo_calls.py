@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from allranks.agent.gangs.call_log import CallLog, map_log, open_log, read_calls
 from allranks.agent.ranks.call_counter import CallCounter
-from allranks.protocol.typed_json import told
+from allranks.protocol.typed_json import to_object
 
 WORLD_SIZE = 4
 
@@ -563,7 +563,7 @@ def be_rank(calls, folder, rank, lockstep):
             error.add_note(f"in {name} on rank {rank}")
             raise
         counter.settle()
-        taken[name] = told(read_calls(log))
+        taken[name] = to_object(read_calls(log))
         counter.begin()
         lockstep.wait()
     return taken

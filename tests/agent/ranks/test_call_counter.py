@@ -16,7 +16,7 @@ from allranks.agent.gangs.unmatched_calls import find_mismatch
 from allranks.agent.ranks.call_counter import COLLECTIVES as COUNTED
 from allranks.agent.ranks.call_counter import MESSAGES
 from allranks.agent.ranks.counted_group import describe
-from allranks.protocol.typed_json import build
+from allranks.protocol.typed_json import from_object
 
 CONTROL = {"_end_coalescing"}
 """Returns the work of calls that were counted."""
@@ -33,7 +33,7 @@ def counted():
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    return {name: {rank: build(Calls, told) for rank, told in enumerate(ranks)} for name, ranks in found.items()}
+    return {name: {rank: from_object(Calls, told) for rank, told in enumerate(ranks)} for name, ranks in found.items()}
 
 
 @pytest.mark.parametrize("name", RIGHT)

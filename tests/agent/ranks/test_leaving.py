@@ -7,7 +7,7 @@ import unittest
 import pytest
 
 from allranks.agent import linux
-from allranks.agent.channel import Leaving, RankEnd, Report, link_pair
+from allranks.agent.channel import Leaving, RankEnd, link_pair
 from allranks.agent.ranks import rank_setup
 from allranks.protocol import skip_codes
 
@@ -40,7 +40,7 @@ def of_a_rank(deed):
 
 def announced(status):
     reason = skip_codes.reason_of_exit(status) or ""
-    return [Report(nodeid=TEST, leaving=Leaving(status=status, reason=reason))]
+    return [Leaving(nodeid=TEST, status=status, reason=reason)]
 
 
 @pytest.mark.parametrize("status", [0, 1, 77, 255])
@@ -56,7 +56,7 @@ def test_an_exit_after_an_assertion_that_failed_is_no_skip_of_a_test():
             os._exit(77)
 
     ([report], status, _) = of_a_rank(leave)
-    assert (report.nodeid, report.leaving.status, status) == ("", 77, 77)
+    assert (report.nodeid, report.status, status) == ("", 77, 77)
 
 
 def test_the_exit_of_another_thread_is_announced_by_nobody():

@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 
 from allranks.agent.collection.process_paths import process_of_rank
-from allranks.agent.collection.pytest_session import ServerPlugin, exit_status, numbered
+from allranks.agent.collection.pytest_session import ServerPlugin, exit_status
 from allranks.agent.environment_skips import watch_for_sandcastle_skips
 from allranks.agent.fresh_rank import Failures, FreshRank
-from allranks.agent.program import StartGang
-from allranks.protocol.config import AgentConfig, Folders
 from allranks.protocol.outcomes import named
 from allranks.protocol.parameter_values import REMEDY, changes
 
@@ -26,15 +24,13 @@ class FreshSession(ServerPlugin):
         outputs: Descriptors that become its standard output and error when it has collected.
     """
 
-    def __init__(self, rank: FreshRank, request: StartGang, failures: Failures, outputs: Sequence[int]) -> None:
-        folders = Folders(**{name: Path(path) for name, path in rank.folders.items()})
-        super().__init__(AgentConfig.parse(rank.config), folders, failures)
+    def __init__(self, rank: FreshRank, failures: Failures, outputs: Sequence[int]) -> None:
+        super().__init__(rank.start.config, rank.start.folders, failures)
         self._rank = rank
-        self._request = request
         self._outputs = outputs
-        self._numbers = {nodeid: number for number, nodeid in numbered(request)}
-        self._code = folders.code
-        self._wanted = {folders.code / nodeid.partition("::")[0] for nodeid in self._numbers}
+        self._numbers = {nodeid: number for number, nodeid in rank.request.fresh.items()}
+        self._code = rank.start.folders.code
+        self._wanted = {self._code / nodeid.partition("::")[0] for nodeid in self._numbers}
 
     def run(self) -> None:
         """Collect, and be the rank; returns only if that fails."""
@@ -44,7 +40,7 @@ class FreshSession(ServerPlugin):
 
     def _separate(self, config: pytest.Config) -> None:
         """Give this rank its own paths, and leave the cache alone, which the fork server has cleared if it was to."""
-        self._paths.replace(config, process_of_rank(self._request.gang, self._rank.rank))
+        self._paths.replace(config, process_of_rank(self._rank.request.gang, self._rank.rank))
         config.option.cacheclear = False
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -85,10 +81,10 @@ class FreshSession(ServerPlugin):
             os.dup2(descriptor, target)
             os.close(descriptor)
         self._paths.make(session.config)
-        assignment = self._assignment(self._request, self._rank.rank, self._rank.connection, self._rank.board)
+        assignment = self._assignment(self._rank.request, self._rank.rank, self._rank.connection, self._rank.board)
         items = {self._numbers[item.nodeid]: item for item in session.items if item.nodeid in self._numbers}
         end_session = partial(_finish, session)
-        self._be_rank(session, self._request, replace(assignment, items=items, end_session=end_session))
+        self._be_rank(session, replace(assignment, items=items, end_session=end_session))
 
 
 def _finish(session: pytest.Session, own: int) -> int:

@@ -45,15 +45,15 @@ from allranks.agent.fork_server import Supervisor
 from allranks.agent.fresh_rank import FreshRank, become_fresh
 from allranks.agent.gpu_check import missing_hardware
 from allranks.agent.job_plugins import functions
-from allranks.agent.launchers.driver import Launching, run_driver
+from allranks.agent.launchers.driver import run_driver
 from allranks.agent.program import (
     Finish,
     ItemOptions,
     Program,
+    ServerStart,
     SessionEnded,
     SkippedModule,
-    StartGang,
-    line_of,
+    StartRanks,
     parts_of,
 )
 from allranks.agent.ranks import debugging
@@ -381,7 +381,7 @@ class ServerPlugin:
                 return
             self._start_gang(session, request)
 
-    def _start_gang(self, session: pytest.Session, request: StartGang) -> None:
+    def _start_gang(self, session: pytest.Session, request: StartRanks) -> None:
         if request.has_many_forks:
             linux.gather_into_huge_pages()
         preload(request.preload)
@@ -396,43 +396,35 @@ class ServerPlugin:
             if request.fresh:
                 become_fresh(
                     FreshRank(
-                        config=self._config.to_json(),
-                        folders={name: str(path) for name, path in vars(self._folders).items()},
-                        request=line_of(request).decode(),
-                        gang=request.gang,
+                        start=ServerStart(supervisor=self._supervisor.pid, config=self._config, folders=self._folders),
+                        request=request,
                         rank=number,
                         connection=connection,
                         board=board,
-                        supervisor=self._supervisor.pid,
-                        digests={test: self._digests[test] for _, test in numbered(request)},
+                        digests={test: self._digests[test] for test in request.fresh.values()},
                     )
                 )
             random.setstate(random_state)  # Python seeds it anew in every fork
             self._paths.take(session.config, process_of_rank(request.gang, number))
-            self._be_rank(session, request, self._assignment(request, number, connection, board))
+            self._be_rank(session, self._assignment(request, number, connection, board))
 
         self._supervisor.start_ranks(request.ranks, be_rank)
 
-    def _assignment(self, request: StartGang, rank: int, connection: int, board: int) -> Assignment:
+    def _assignment(self, request: StartRanks, rank: int, connection: int, board: int) -> Assignment:
         return Assignment(
             config=self._config,
             rank=rank,
-            local_ranks=tuple(self._config.local_ranks),
-            gang=request.gang,
-            url=None if self._lack else request.url,
-            environment=dict(each.split("=", 1) for each in request.environment),
+            request=replace(request, url=None) if self._lack else request,
             hardware_skip=self._lack,
-            results=Path(request.results),
             shared=self._folders.of_gang(request.gang),
             connection=connection,
             board=board,
             supervisor=self._supervisor.pid,
         )
 
-    def _be_rank(self, session: pytest.Session, request: StartGang, assignment: Assignment) -> NoReturn:
-        if request.launches:
-            launching = Launching(results=Path(request.results), prints_at_once=self._prints_at_once(session))
-            run_driver(session, assignment, launching)
+    def _be_rank(self, session: pytest.Session, assignment: Assignment) -> NoReturn:
+        if assignment.request.launches:
+            run_driver(session, assignment, prints_at_once=self._prints_at_once(session))
         run_rank(session, assignment)
 
     def _keep_own_share(self, session: pytest.Session) -> None:
@@ -457,12 +449,6 @@ class ServerPlugin:
         wanted = frozenset(self._config.only)
         session.items[:] = [item for item in session.items if xml_id(item.nodeid) in wanted]
         self._skipped = {nodeid: phase for nodeid, phase in self._skipped.items() if xml_id(nodeid) in wanted}
-
-
-def numbered(request: StartGang) -> list[tuple[int, str]]:
-    """The tests of a gang whose ranks are no forks, each with its index in the collection."""
-    pairs = (each.split(" ", 1) for each in request.fresh)
-    return [(int(number), nodeid) for number, nodeid in pairs]
 
 
 def exit_status(left: BaseException, own: int) -> int:

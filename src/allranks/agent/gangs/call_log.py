@@ -17,6 +17,8 @@ from threading import RLock
 from typing import Any, ClassVar, NamedTuple
 from zlib import crc32
 
+from allranks.protocol.typed_json import Bits
+
 DEFAULT_GROUP = "default"
 """The name of the gang's own process group, which torch names by a number."""
 
@@ -95,7 +97,7 @@ class LastCall(NamedTuple):
     order: int = 0
     at: int = 0
     tag: int = 0
-    mask: int = 0
+    mask: Bits = Bits(0)
 
     @property
     def essence(self) -> tuple[object, ...]:
@@ -418,13 +420,13 @@ def _head(descriptor: int) -> _Head:
     return head if os.preadv(descriptor, [head], 0) == sizeof(_Head) else _Head(failures=1)
 
 
-def _groups(descriptor: int) -> Iterator[tuple[_Group, int]]:
+def _groups(descriptor: int) -> Iterator[tuple[_Group, Bits]]:
     """The groups in a log, each with its members, a bit for each."""
     for place in range(min(_head(descriptor).used, _MOST_GROUPS)):
         group = _Group()
         size = os.preadv(descriptor, [group], _Log.groups.offset + place * sizeof(_Group))
         if size == sizeof(_Group) and group.state in (_OPEN, _CLOSED):
-            yield group, int.from_bytes(group.mask, "little")
+            yield group, Bits(int.from_bytes(group.mask, "little"))
 
 
 def _shortened(word: str, most: int = _WORD_BYTES) -> bytes:

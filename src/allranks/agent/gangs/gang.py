@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from allranks.agent import clock, linux
-from allranks.agent.channel import End, RunTest
+from allranks.agent.channel import Command, Debugging, End, PhasesEnded, Progress, Released, RunTest, StepEnded
 from allranks.agent.gangs.blame import (
     Blame,
     given_up,
@@ -213,7 +213,7 @@ class Gang:
         self._selector.close()
         return [process for node_ranks in self._ranks for process in node_ranks.close()]
 
-    def _send(self, command: RunTest | End) -> None:
+    def _send(self, command: Command) -> None:
         for node_ranks in self._ranks:
             node_ranks.send(command)
 
@@ -302,35 +302,45 @@ class Gang:
 
     def _note(self, event: RankEvent) -> None:
         """Add a rank's event to the step, unless the rank's step has ended."""
-        step, rank = self._step, event.rank
         if isinstance(event, RankExit):
-            self._alive.discard(rank)
-            self._exits[rank] = event
-            self._hold(rank, is_held=False)
-        if isinstance(event, RankReport):
-            report = event.report
-            if report.is_debugging is not None:
-                self._hold(rank, is_held=report.is_debugging)
-                self.has_quit = self.has_quit or report.has_quit
-                return
-            self.imported.update(dict.fromkeys(report.imported))
-            if report.nodeid != step.nodeid or rank not in self._pending:
-                # About another test, or from a rank whose step has ended: it changes nothing.
-                return
-            step.take(event)
-            if report.driver is not None and report.driver.released is not None:
-                self._restart_clock()
-            if not report.is_final and not report.tells_of_trouble:
-                return
+            self._note_exit(event)
+        elif isinstance(event.message, Debugging):
+            self._hold(event.rank, is_held=event.message.is_waiting)
+            self.has_quit = self.has_quit or event.message.has_quit
+        else:
+            self._note_progress(event, event.message)
+
+    def _note_exit(self, rank_exit: RankExit) -> None:
+        rank, step = rank_exit.rank, self._step
+        self._alive.discard(rank)
+        self._exits[rank] = rank_exit
+        self._hold(rank, is_held=False)
         # In a test a peer may still need a rank whose own part is over, as the callee of an RPC.
-        if rank not in self._pending and (self.ranks_may_leave or not (self._pending and step.nodeid)):
-            return
-        if isinstance(event, RankExit):
+        is_needed = bool(self._pending and step.nodeid) and not self.ranks_may_leave
+        if rank in self._pending or is_needed:
             self._noted_exits.add(rank)
-        outcome = reported(event, step) if isinstance(event, RankReport) else ended(event, step)
-        step.note(outcome)
+            self._add(ended(rank_exit, step))
+
+    def _note_progress(self, event: RankReport, message: Progress) -> None:
+        step = self._step
+        if isinstance(message, StepEnded):
+            self.imported.update(dict.fromkeys(message.imported))
+        if message.nodeid != step.nodeid or event.rank not in self._pending:
+            # About another test, or from a rank whose step has ended: it changes nothing.
+            return
+        if event.has_strangers:
+            step.strangers.add(event.rank)
+        step.take(event.rank, message)
+        match message:
+            case Released():
+                self._restart_clock()
+            case StepEnded() | PhasesEnded(tells_of_trouble=True):
+                self._add(reported(event, message, step))
+
+    def _add(self, outcome: StepOutcome) -> None:
+        self._step.note(outcome)
         if outcome.is_final:
-            self._pending.discard(rank)
+            self._pending.discard(outcome.rank)
 
     def _hold(self, rank: int, *, is_held: bool) -> None:
         if self._clock is not None and self._may_be_held:

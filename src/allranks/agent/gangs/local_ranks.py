@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from allranks.agent import clock, evidence, linux
-from allranks.agent.channel import End, Report, RunTest
+from allranks.agent.channel import ChildStarted, Command, Debugging, Progress, RankPrinted, StepEnded
 from allranks.agent.gangs.call_log import Calls, LastCall, Wait, read_calls, read_last_calls, read_phase, read_wait
 from allranks.agent.gangs.orphans import REAP_TIMEOUT, KilledOrphan, Mark, Orphans, kill_orphans
 from allranks.agent.gangs.output import Output, OutputLog
@@ -28,7 +28,7 @@ CLOSED_TIMEOUT = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class RankReport:
-    """A rank has reported.
+    """A rank has sent a message.
 
     Attributes:
         at: Seconds since the epoch, on the clock of the leading agent.
@@ -37,7 +37,7 @@ class RankReport:
     """
 
     rank: int
-    report: Report
+    message: Progress | Debugging
     at: float
     has_strangers: bool = False
     calls: Calls | None = None
@@ -121,7 +121,7 @@ class Ranks(Protocol):
     def watch(self, selector: selectors.BaseSelector) -> None:
         """Register the descriptors that signal their events, each with a :data:`Look` as data."""
 
-    def send(self, command: RunTest | End) -> None:
+    def send(self, command: Command) -> None:
         """Send a command to each."""
 
     def disturb(self, how: str) -> None:
@@ -236,19 +236,21 @@ class LocalRanks:
 
     def _reports(self, rank: RankProcess) -> list[RankEvent]:
         events: list[RankEvent] = []
-        for report in rank.link.read():
-            if report.started is not None:
-                self._names.setdefault(rank.number, {})[report.started.pid] = report.started.name
-            elif report.driver is None or report.driver.printed is None:
-                strangers = rank.link.take_strangers()
-                calls = read_calls(rank.board) if report.is_final else None
-                event = RankReport(
-                    rank=rank.number, report=report, at=clock.now(), has_strangers=strangers, calls=calls
-                )
-                events.append(event)
-            elif self._echo is not None:
-                self._echo(report.driver.rank, report.driver.printed)
+        for message in rank.link.read():
+            match message:
+                case ChildStarted(pid=pid, name=name):
+                    self._names.setdefault(rank.number, {})[pid] = name
+                case RankPrinted(rank=number, line=line):
+                    if self._echo is not None:
+                        self._echo(number, line)
+                case _:
+                    events.append(self._event(rank, message))
         return events
+
+    def _event(self, rank: RankProcess, message: Progress | Debugging) -> RankReport:
+        strangers = rank.link.take_strangers()
+        calls = read_calls(rank.board) if isinstance(message, StepEnded) else None
+        return RankReport(rank=rank.number, message=message, at=clock.now(), has_strangers=strangers, calls=calls)
 
     def _look_at_output(self, rank: RankProcess) -> Sequence[RankEvent]:
         for stream in (rank.stdout, rank.stderr):
@@ -294,7 +296,7 @@ class LocalRanks:
             if self._selector is not None:
                 self._selector.unregister(descriptor)
 
-    def send(self, command: RunTest | End) -> None:
+    def send(self, command: Command) -> None:
         """See :meth:`Ranks.send`."""
         for rank in self._processes.values():
             if rank.exit_status is None:

@@ -11,7 +11,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from allranks.agent import clock, linux
-from allranks.agent.channel import DriverSays, LaunchedEnd, Leaving
+from allranks.agent.channel import (
+    GpuLost,
+    HiddenError,
+    LaunchedEnd,
+    Leaving,
+    PhasesEnded,
+    Progress,
+    Released,
+    RepeatsRanks,
+    SharesOutcome,
+    StepEnded,
+)
 from allranks.agent.gangs.call_log import Calls, Wait
 from allranks.agent.gangs.local_ranks import RankExit, RankReport
 from allranks.agent.gangs.unmatched_calls import Mismatch, find_mismatch, name_unmatched
@@ -107,6 +118,9 @@ class StepOutcome:
         return self.outcome is not Outcome.ABORTED and not self.is_symptom
 
 
+DriverMessage = LaunchedEnd | Released | RepeatsRanks | SharesOutcome | HiddenError
+"""What a driver tells about its test, besides its own phases."""
+
 MOST_PHASES = 200
 """Phases of one test that are kept for a rank; each subtest that goes wrong is one."""
 
@@ -119,8 +133,7 @@ class Step:
         nodeid: The test; empty for a start and an end.
         phases: The phases that each rank has reported so far.
         leaving: The exit status that a rank's main thread has announced.
-        launched: From a driver: the ends of the ranks of its test.
-        driver: From a driver: its other reports and its own phases, in order.
+        driver: What a driver has told about its test, besides its own phases, in order.
         lost_gpus: Of a start that fails, why the GPUs of ranks do not compute.
         strangers: Ranks in whose place other processes have sent data.
         began: When it began, on the clock of the call logs.
@@ -134,8 +147,7 @@ class Step:
     outcomes: list[StepOutcome] = field(default_factory=list)
     phases: dict[int, list[Phase]] = field(default_factory=dict)
     leaving: dict[int, Leaving] = field(default_factory=dict)
-    launched: list[LaunchedEnd] = field(default_factory=list)
-    driver: list[DriverSays | Phase] = field(default_factory=list)
+    driver: list[DriverMessage] = field(default_factory=list)
     lost_gpus: dict[int, str] = field(default_factory=dict)
     strangers: set[int] = field(default_factory=set)
     began: int = field(default_factory=clock.monotonic_ns, compare=False)
@@ -144,25 +156,23 @@ class Step:
     plugin_limit: TimeLimit | None = None
     mismatch: Mismatch | None = None
 
-    def take(self, event: RankReport) -> None:
-        """Keep the contents of a rank's report."""
-        report = event.report
-        if event.has_strangers:
-            self.strangers.add(event.rank)
-        phases = self.phases.setdefault(event.rank, [])
-        for phase in report.phases:
-            is_first_bad = phase.outcome.is_bad and not any(each.outcome.is_bad for each in phases)
-            if len(phases) < MOST_PHASES or is_first_bad:
-                phases.append(phase)
-                self.driver.append(phase)
-        if report.leaving is not None:
-            self.leaving[event.rank] = report.leaving
-        if report.lost_gpu:
-            self.lost_gpus[event.rank] = report.lost_gpu
-        if report.launched is not None:
-            self.launched.append(report.launched)
-        if report.driver is not None:
-            self.driver.append(report.driver)
+    def take(self, rank: int, message: Progress) -> None:
+        """Keep what a rank tells."""
+        match message:
+            case PhasesEnded() | StepEnded():
+                self._take_phases(self.phases.setdefault(rank, []), message.phases)
+            case Leaving():
+                self.leaving[rank] = message
+            case GpuLost():
+                self.lost_gpus[rank] = message.message
+            case _:
+                self.driver.append(message)
+
+    def _take_phases(self, kept: list[Phase], phases: Iterable[Phase]) -> None:
+        for phase in phases:
+            is_first_bad = phase.outcome.is_bad and not any(each.outcome.is_bad for each in kept)
+            if len(kept) < MOST_PHASES or is_first_bad:
+                kept.append(phase)
 
     def phase_under_way(self, rank: int) -> str:
         """The phase of the test that a rank has begun and not yet reported, in words; empty for none."""
@@ -398,27 +408,33 @@ def _after(first: StepOutcome, other: StepOutcome) -> StepOutcome:
     return replace(caused, message=f"aborted by rank {first.rank}{stopped_at(other.text)}")
 
 
-def reported(event: RankReport, step: Step) -> StepOutcome:
-    """The outcome that a rank reported itself; the worst of its phases overrides its last report."""
-    report, phases = event.report, step.phases.get(event.rank, ())
-    phase = overall(phases) if phases else None
-    outcome = phase.outcome if phase else report.outcome
-    return StepOutcome(
+def reported(event: RankReport, message: PhasesEnded | StepEnded, step: Step) -> StepOutcome:
+    """The outcome of the phases that a rank has reported, the last ones with this message; passed without any."""
+    phases = step.phases.get(event.rank, ())
+    deciding = overall(phases) if phases else Phase(when="", outcome=Outcome.PASSED, duration=0.0)
+    outcome = StepOutcome(
         rank=event.rank,
-        outcome=outcome,
+        outcome=deciding.outcome,
         at=event.at,
-        message=phase.message if phase else report.message,
-        early_skip=report.early_skip,
-        is_spoilt=report.is_spoilt,
-        changed=report.changed,
-        is_symptom=report.is_symptom or report.waits_for is not None,
-        waits_for=report.waits_for,
-        had_failed=report.had_failed,
-        is_final=report.is_final,
+        message=deciding.message,
         calls=event.calls,
-        skipped_subtests=report.skipped_subtests,
-        killed_children=report.killed_children,
-        consequence=step.has_cause_before(event.at) and outcome.is_bad,
+        consequence=step.has_cause_before(event.at) and deciding.outcome.is_bad,
+    )
+    if isinstance(message, PhasesEnded):
+        return replace(
+            outcome,
+            is_final=False,
+            is_symptom=message.is_symptom or message.waits_for is not None,
+            waits_for=message.waits_for,
+            had_failed=message.had_failed,
+        )
+    return replace(
+        outcome,
+        early_skip=message.early_skip,
+        is_spoilt=message.is_spoilt,
+        changed=message.changed,
+        skipped_subtests=message.skipped_subtests,
+        killed_children=message.killed_children,
     )
 
 

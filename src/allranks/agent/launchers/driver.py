@@ -9,15 +9,24 @@ import os
 import unittest
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import pytest
 from _pytest.skipping import xfailed_key
 
 from allranks.agent import linux
-from allranks.agent.channel import DriverSays, LaunchedEnd, RankEnd, Report
+from allranks.agent.channel import (
+    Debugging,
+    HiddenError,
+    LaunchedEnd,
+    Message,
+    RankEnd,
+    RankPrinted,
+    Released,
+    RepeatsRanks,
+    SharesOutcome,
+)
 from allranks.agent.collection.marker_options import has_thread_ranks, is_launcher, time_limit
 from allranks.agent.gangs.output import Output
 from allranks.agent.gpu_questions import answer_without_cuda
@@ -28,30 +37,29 @@ from allranks.agent.launchers.own_ranks import OF_RANKS_ATTRIBUTE, RankFailureEr
 from allranks.agent.ranks.rank import Assignment, run_rank
 from allranks.protocol.config import seed_of_test
 from allranks.protocol.outcomes import MESSAGE_LIMIT, Outcome, Phase, may_disagree, shorten
-from allranks.protocol.records import Record, encode
+from allranks.protocol.records import Passed, RankEnded, Record
 from allranks.protocol.tracebacks import headline
 
 _LINE = 1 << 16
 
 
-@dataclass(frozen=True, kw_only=True)
-class Launching:
-    """What a driver needs besides its assignment."""
+def run_driver(session: pytest.Session, assignment: Assignment, *, prints_at_once: bool) -> NoReturn:
+    """Run as a driver until the supervisor ends it. Never returns.
 
-    results: Path  # folder of its ranks' files
-    prints_at_once: bool  # whether its ranks' output is shown as they print it
-
-
-def run_driver(session: pytest.Session, assignment: Assignment, launching: Launching) -> NoReturn:
-    """Run as a driver until the supervisor ends it. Never returns."""
+    Args:
+        session: The session whose tests it runs.
+        assignment: As that of a rank; the results folder is the one of its ranks.
+        prints_at_once: Whether its ranks' output is shown as they print it.
+    """
     linux.adopt_orphans()
     answer_without_cuda()
     telling = _Telling(assignment.connection)
-    surroundings = DriverSurroundings(session, assignment, launching, telling)
+    surroundings = DriverSurroundings(session, assignment, telling, prints_at_once=prints_at_once)
     for item in filter(is_launcher, session.items):
         item.cls.allranks_surroundings = surroundings  # type: ignore[attr-defined]
     session.config.pluginmanager.register(_RepeatWatch(telling), "allranks-driver")
-    run_rank(session, replace(assignment, results=driver_folder(launching.results), url=None))
+    own = replace(assignment.request, results=driver_folder(assignment.request.results), url=None)
+    run_rank(session, replace(assignment, request=own))
 
 
 class _Telling:
@@ -67,46 +75,51 @@ class _Telling:
 
     def write(self, record: Record) -> None:
         """See :class:`allranks.agent.gangs.ends.Journal`."""
-        self._connection.report(Report(nodeid=self.nodeid, launched=LaunchedEnd(record=encode(record).decode())))
+        if isinstance(record, Passed | RankEnded):
+            self.tell(LaunchedEnd(nodeid=self.nodeid, end=record))
 
     def echo(self, rank: int, line: str) -> None:
         """Forward a line that a rank has printed."""
-        self.say(DriverSays(printed=line[:_LINE], rank=rank))
+        self.tell(RankPrinted(rank=rank, line=line[:_LINE]))
 
     def tell_quit(self) -> None:
         """Forward that the user has quit the debugger in a rank."""
-        self._connection.report(Report(is_debugging=False, has_quit=True))
+        self.tell(Debugging(is_waiting=False, has_quit=True))
 
-    def say(self, report: DriverSays) -> None:
-        """Report anything else."""
-        self._connection.report(Report(nodeid=self.nodeid, driver=report))
+    def tell(self, message: Message) -> None:
+        """Send any other message."""
+        self._connection.send(message)
 
 
 class DriverSurroundings:
     """What an agent provides to launcher tests; see :class:`allranks.agent.launchers.launch.LaunchContext`."""
 
     def __init__(
-        self, session: pytest.Session, assignment: Assignment, launching: Launching, telling: _Telling
+        self, session: pytest.Session, assignment: Assignment, telling: _Telling, *, prints_at_once: bool
     ) -> None:
         launchers = filter(is_launcher, session.items)
         self._items = {(_file_of(item.nodeid), item.cls, item.name): item for item in launchers}  # type: ignore[attr-defined]
         self._config = assignment.config
-        self._launching = launching
+        self._results = assignment.request.results
         self._telling = telling
+        self._prints_at_once = prints_at_once
 
     @contextmanager
     def workplace(self, _case: type[unittest.TestCase]) -> Iterator[Workplace]:
         """See :class:`allranks.agent.launchers.launch.LaunchContext`."""
         forget_rank()
         yield Workplace(
-            results=self._launching.results,
+            results=self._results,
             journal=self._telling,
             limits=self._config.limits,
             show=_discard_output,
-            tell_release=lambda world_size: self._telling.say(DriverSays(released=world_size)),
+            tell_release=self._tell_release,
             tell_quit=self._telling.tell_quit,
-            echo=self._telling.echo if self._launching.prints_at_once else None,
+            echo=self._telling.echo if self._prints_at_once else None,
         )
+
+    def _tell_release(self, world_size: int) -> None:
+        self._telling.tell(Released(nodeid=self._telling.nodeid, world_size=world_size))
 
     def launch_terms(self, case: unittest.TestCase) -> LaunchTerms:
         """See :class:`allranks.agent.launchers.launch.LaunchContext`."""
@@ -160,14 +173,14 @@ class _RepeatWatch:
             _compare_what_ranks_raise(item, info.value)
         report = yield
         if has_thread_ranks(item):
-            self._telling.say(DriverSays(shares_outcome=True))
+            self._telling.tell(SharesOutcome(nodeid=item.nodeid))
         # If both a unittest test and its tearDown raise, pytest shows the first error only.
         hidden = [info.value for info in getattr(item, "_excinfo", None) or ()]
         if call.excinfo is not None and getattr(call.excinfo.value, OF_RANKS_ATTRIBUTE, False):
-            self._telling.say(DriverSays(repeats=call.when))
+            self._telling.tell(RepeatsRanks(nodeid=item.nodeid, when=call.when))
         for error in hidden:
             if not getattr(error, OF_RANKS_ATTRIBUTE, False):
-                self._telling.say(DriverSays(hidden=_hidden(error)))
+                self._telling.tell(HiddenError(nodeid=item.nodeid, phase=_hidden(error)))
         return report
 
 

@@ -6,15 +6,14 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from allranks.agent.channel import DriverSays
+from allranks.agent.channel import HiddenError, LaunchedEnd, Released, RepeatsRanks, SharesOutcome
 from allranks.agent.gangs.ends import Journal
 from allranks.agent.gangs.gang import Gang
 from allranks.agent.gangs.output import Output
 from allranks.agent.gangs.step_outcome import Step, StepOutcome
 from allranks.protocol.config import AgentConfig
 from allranks.protocol.outcomes import Outcome, Phase, disagree, may_disagree, shorten
-from allranks.protocol.records import Passed, PhaseEnd, RankEnded, decode
-from allranks.protocol.typed_json import RecordError
+from allranks.protocol.records import Passed, PhaseEnd, RankEnded
 
 DRIVER = 0
 """The rank number of the driver, the only process of its gang."""
@@ -41,16 +40,16 @@ class _DriverReports:
     @classmethod
     def of(cls, step: Step, nodeid: str) -> "_DriverReports":
         """Read a step; outcomes under another node id are ignored."""
-        reports = [each for each in step.driver if isinstance(each, DriverSays)]
-        phases = [each for each in step.driver if isinstance(each, Phase)]
-        repeated = {each.repeats for each in reports}
-        hidden = [each.hidden for each in reports if each.hidden is not None]
+        told, phases = step.driver, step.phases.get(DRIVER, ())
+        repeated = {each.when for each in told if isinstance(each, RepeatsRanks)}
+        hidden = [each.phase for each in told if isinstance(each, HiddenError)]
+        ends = [each.end for each in told if isinstance(each, LaunchedEnd)]
         marked = (Outcome.XFAILED, Outcome.XPASSED)
         return cls(
-            world_size=next((each.released for each in reversed(reports) if each.released is not None), None),
-            ends=tuple(end for each in step.launched if (end := _end(each.record, nodeid)) is not None),
+            world_size=next((each.world_size for each in reversed(told) if isinstance(each, Released)), None),
+            ends=tuple(end for end in ends if end.nodeid == nodeid),
             own=(*(phase for phase in phases if phase.when not in repeated), *hidden),
-            shares_outcome=any(each.shares_outcome for each in reports),
+            shares_outcome=any(isinstance(each, SharesOutcome) for each in told),
             expected=next((phase for phase in phases if phase.outcome in marked), None),
         )
 
@@ -75,14 +74,6 @@ class _DriverReports:
         is_its_own = all(end.outcome is Outcome.PASSED for end in self.ends)
         passed = self.expected if is_its_own else replace(self.expected, outcome=Outcome.XPASSED, message="", text="")
         return tuple(each for end in self.ends for each in _as_expected(end, passed))
-
-
-def _end(record: str, nodeid: str) -> Passed | RankEnded | None:
-    try:
-        end = decode(record.encode())
-    except RecordError:
-        return None
-    return end if isinstance(end, Passed | RankEnded) and end.nodeid == nodeid else None
 
 
 def _ranks(end: Passed | RankEnded) -> tuple[int, ...]:

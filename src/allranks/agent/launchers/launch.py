@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn, Protocol
 
 from allranks.agent import linux
-from allranks.agent.channel import Report, RunTest
+from allranks.agent.channel import RunTest, StepEnded
 from allranks.agent.collection.imports import preload
 from allranks.agent.gangs.ends import Journal, ends_of, failed_start
 from allranks.agent.gangs.gang import SKIP_GRACES, Deadlines, Gang
@@ -272,8 +272,8 @@ class _LaunchedRanks(LocalRanks):
     def _with_excuse(self, event: RankEvent) -> Sequence[RankEvent]:
         if isinstance(event, RankReport) or not self._is_expected(event):
             return [event]
-        report = Report(nodeid=self.nodeid, outcome=Outcome.PASSED)
-        return [RankReport(rank=event.rank, report=report, at=event.at), event]
+        passed = StepEnded(nodeid=self.nodeid)
+        return [RankReport(rank=event.rank, message=passed, at=event.at), event]
 
     def _is_expected(self, rank_exit: RankExit) -> bool:
         if rank_exit.status is None or rank_exit.cut_off or not self.excuse(rank_exit.rank, rank_exit.status):

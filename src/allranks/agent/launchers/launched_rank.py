@@ -12,7 +12,7 @@ import pytest
 import torch
 from _pytest._code import Traceback
 
-from allranks.agent.channel import End, RankEnd, Report, RunTest
+from allranks.agent.channel import Command, PhasesEnded, RankEnd, StepEnded
 from allranks.agent.clock import monotonic
 from allranks.agent.collection.coverage import save_coverage
 from allranks.agent.collection.imports import ImportWatch
@@ -102,7 +102,7 @@ class LaunchedRank:
             self._report("", phase, error)
         self._conclude("", phase)
 
-    def commands(self) -> Iterator[RunTest | End]:
+    def commands(self) -> Iterator[Command]:
         """The commands of the launching process, as they arrive."""
         while (command := self._connection.command()) is not None:
             yield command
@@ -114,22 +114,13 @@ class LaunchedRank:
     def _report(self, nodeid: str, phase: Phase, error: BaseException | None) -> None:
         wait, self._wait = waited_for(error, self._wait), None
         had_failed = wait is not None and failed_before(error) is not None
-        self._connection.report(
-            Report(
-                nodeid=nodeid,
-                outcome=phase.outcome,
-                phases=(phase,),
-                goes_on=True,
-                waits_for=wait,
-                had_failed=had_failed,
-            )
-        )
+        self._connection.send(PhasesEnded(nodeid=nodeid, phases=(phase,), waits_for=wait, had_failed=had_failed))
 
     def _conclude(self, nodeid: str, phase: Phase) -> None:
         save_coverage()
         flush_output()
         self._calls.settle()
-        self._connection.report(Report(nodeid=nodeid, outcome=phase.outcome, imported=self._imports.take()))
+        self._connection.send(StepEnded(nodeid=nodeid, imported=self._imports.take()))
         rank_setup.end_fork(is_bad=phase.outcome.is_bad, text=lambda: phase.text)
 
 

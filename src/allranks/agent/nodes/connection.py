@@ -1,9 +1,9 @@
 """The connection of two agents: JSON over TCP, after a mutual proof of the job's token.
 
-Each message is one JSON object, preceded by its length in four bytes. The leader sends a fresh nonce. The follower
-answers with its own nonce and a code over both (HMAC, RFC 2104, with SHA-256), which proves that it has the token. The
-leader then proves itself in the same way. The token itself is never sent. Later messages are neither encrypted nor
-signed: the port must be in a private network of the nodes.
+Each message is one of :mod:`allranks.agent.nodes.messages` as JSON, preceded by its length in four bytes. The leader
+sends a fresh nonce. The follower answers with its own nonce and a code over both (HMAC, RFC 2104, with SHA-256), which
+proves that it has the token. The leader then proves itself in the same way. The token itself is never sent. Later
+messages are neither encrypted nor signed: the port must be in a private network of the nodes.
 """
 
 import hmac
@@ -14,10 +14,9 @@ import socket
 import struct
 import time
 from contextlib import suppress
-from typing import Any
 
-Message = dict[str, Any]
-"""An object that contains only JSON's types."""
+from allranks.agent.nodes.messages import MESSAGES, Message
+from allranks.protocol.typed_json import RecordError, decode_line, encode_line
 
 FRAME_LIMIT = 64 << 20
 """Maximum bytes of a message between authenticated agents: the names of several hundred thousand tests."""
@@ -61,7 +60,7 @@ class NodeConnection:
         Raises:
             ConnectionLostError: The other side is gone, or reads no more data.
         """
-        data = json.dumps(message).encode()
+        data = encode_line(message)
         view = memoryview(_HEADER.pack(len(data)) + data)
         deadline = time.monotonic() + timeout
         while view:
@@ -135,10 +134,11 @@ class NodeConnection:
             return None
         data = bytes(self._rest[_HEADER.size : end])
         del self._rest[:end]
-        message = _parsed(data)
-        if message is None:
+        try:
+            return decode_line(data, MESSAGES)
+        except RecordError:
             self._refuse("sends what is no message")
-        return message
+            return None
 
     def _refuse(self, why: str) -> None:
         self.ended = why
@@ -152,14 +152,6 @@ class NodeConnection:
     def close(self) -> None:
         """Close the connection and its descriptor."""
         self._socket.close()
-
-
-def _parsed(data: bytes) -> Message | None:
-    try:
-        message = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    return message if isinstance(message, dict) else None
 
 
 def _notice_dead_hosts(connection: socket.socket) -> None:
@@ -187,8 +179,6 @@ def make_proof(token: str, role: str, node: int, *nonces: str) -> str:
     return hmac.new(token.encode(), signed, "sha256").hexdigest()
 
 
-def is_proof(given: object, token: str, role: str, node: int, *nonces: str) -> bool:
+def is_proof(given: str, token: str, role: str, node: int, *nonces: str) -> bool:
     """Whether `given` is that code; the comparison takes constant time."""
-    return isinstance(given, str) and hmac.compare_digest(
-        given.encode("utf-8", "replace"), make_proof(token, role, node, *nonces).encode()
-    )
+    return hmac.compare_digest(given.encode("utf-8", "replace"), make_proof(token, role, node, *nonces).encode())

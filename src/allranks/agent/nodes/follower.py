@@ -7,19 +7,46 @@ over, it ends its ranks and itself.
 import selectors
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from allranks.agent import clock
-from allranks.agent.channel import COMMANDS
 from allranks.agent.forks import ForkServerError
-from allranks.agent.gangs.local_ranks import Look, RankEvent, RankExit, Ranks
+from allranks.agent.gangs.local_ranks import Look, RankEvent, RankExit, RankHang, Ranks
 from allranks.agent.gangs.orphans import KilledOrphan
 from allranks.agent.gangs.output import Output
 from allranks.agent.job_end import HangupError, JobEnd
-from allranks.agent.nodes.connection import ConnectionLostError, Message, NodeConnection
-from allranks.agent.nodes.node import CollectionDigest, Node, Orders
+from allranks.agent.nodes.connection import ConnectionLostError, NodeConnection
+from allranks.agent.nodes.messages import (
+    Alive,
+    CloseRanks,
+    Dismiss,
+    Dismissed,
+    Disturb,
+    Failed,
+    Find,
+    Freeze,
+    Hangs,
+    Kill,
+    LastCalls,
+    Left,
+    Message,
+    OfRanks,
+    Outputs,
+    Ping,
+    PutOutputAway,
+    ReadCalls,
+    Signal,
+    Started,
+    TellTime,
+    Time,
+    ToRanks,
+)
+from allranks.agent.nodes.node import CollectionDigest, Node
+from allranks.agent.program import StartRanks
 from allranks.protocol.outcomes import shorten
-from allranks.protocol.typed_json import build_named, told
+
+_Texts = TypeVar("_Texts", RankExit, RankHang, Output)
 
 _SENT = 16_000
 """Maximum characters of a text sent to the leader: files of this node have all of it."""
@@ -39,7 +66,7 @@ class Follower:
     def report(self, digest: CollectionDigest) -> None:
         """Report the collected tests to the leader."""
         with suppress(ConnectionLostError):  # the end of the connection tells the leader the same
-            self._send({"digest": digest.as_message()})
+            self._send(digest.shortened)
 
     def serve(self, node: Node, end: JobEnd) -> None:
         """Carry out the leader's commands until it dismisses this agent.
@@ -54,7 +81,7 @@ class Follower:
             # The leader's own journal has more details than this one could.
             raise HangupError from error
         except HangupError:
-            self._report_failure("was told to stop", told_to_stop=True)
+            self._report_failure("was told to stop", was_told_to_stop=True)
             raise
         except ForkServerError as error:
             self._report_failure(f"could not go on: the process that has imported the suite {error}")
@@ -63,9 +90,9 @@ class Follower:
             self._report_failure(f"could not go on: {type(error).__name__}: {error}")
             raise
 
-    def _report_failure(self, why: str, **further: bool) -> None:
+    def _report_failure(self, why: str, *, was_told_to_stop: bool = False) -> None:
         with suppress(ConnectionLostError):
-            self._send({"failed": why, **further})
+            self._send(Failed(why=why, was_told_to_stop=was_told_to_stop))
 
     def _send(self, message: Message) -> None:
         self._connection.send(message, self._silence)
@@ -124,7 +151,7 @@ class _Service:
         ]
         for look in looks:
             for event in look():
-                self._send({"event": _message_of(event)})
+                self._send(_to_send(event))
         while self._connection.has_message:
             # It arrived during a send.
             self._look_at_leader()
@@ -137,18 +164,21 @@ class _Service:
         return ()
 
     def _obey(self, message: Message) -> None:
-        match message["do"]:
-            case "ping":
-                self._send({"alive": True})
-            case "tell_time":
-                self._answer({"now": clock.monotonic()})
-            case "start_ranks":
-                self._answer(self._start_ranks(Orders(**message["orders"])))
-            case "dismiss":
+        match message:
+            case Ping():
+                self._send(Alive())
+            case TellTime():
+                self._send(Time(now=clock.monotonic()))
+            case StartRanks():
+                self._send(self._start_ranks(message))
+            case Dismiss():
                 self._is_over = True
-                self._answer({})
-            case command:
-                self._lead(self._started_ranks, str(command), message)
+                self._send(Dismissed())
+            case _ if isinstance(message, OfRanks):
+                self._lead(self._started_ranks, message)
+            case _:
+                msg = f"sent an order that is none: {type(message).__name__}"
+                raise ConnectionLostError(msg)
 
     @property
     def _started_ranks(self) -> Ranks:
@@ -157,40 +187,36 @@ class _Service:
             raise ConnectionLostError(msg)
         return self._ranks
 
-    def _lead(self, ranks: Ranks, command: str, message: Message) -> None:
-        match command:
-            case "send":
-                ranks.send(build_named(message["command"], COMMANDS))
-            case "disturb":
-                ranks.disturb(message["how"])
-            case "signal":
-                ranks.signal(message["ranks"], message["number"])
-            case "freeze":
-                ranks.freeze(message["ranks"])
-            case "kill":
-                ranks.kill(message["ranks"])
-            case "find":
-                found = ranks.find(message["ranks"])
-                self._answer({str(rank): _short(asdict(hang)) for rank, hang in found.items()})
-            case "calls":
-                boards = {str(rank): list(calls) for rank, calls in ranks.calls().items()}
-                self._answer(boards)
-            case "put_output_away":
-                outputs = ranks.put_output_away(message["title"])
-                self._answer({str(rank): _short(asdict(output)) for rank, output in outputs.items()})
-            case "close":
-                self._answer({"left": [asdict(process) for process in self._disband(ranks)]})
+    def _lead(self, ranks: Ranks, order: OfRanks) -> None:
+        match order:
+            case ToRanks():
+                ranks.send(order.command)
+            case Disturb():
+                ranks.disturb(order.how)
+            case Signal():
+                ranks.signal(order.ranks, order.number)
+            case Freeze():
+                ranks.freeze(order.ranks)
+            case Kill():
+                ranks.kill(order.ranks)
+            case Find():
+                hangs = ranks.find(order.ranks)
+                self._send(Hangs(ranks={rank: _short(hang) for rank, hang in hangs.items()}))
+            case ReadCalls():
+                self._send(LastCalls(ranks={rank: tuple(calls) for rank, calls in ranks.calls().items()}))
+            case PutOutputAway():
+                outputs = ranks.put_output_away(order.title)
+                self._send(Outputs(ranks={rank: _short(output) for rank, output in outputs.items()}))
+            case CloseRanks():
+                self._send(Left(processes=tuple(self._disband(ranks))))
 
-    def _start_ranks(self, orders: Orders) -> Message:
+    def _start_ranks(self, request: StartRanks) -> Started:
         try:
-            self._ranks = self._node.start_ranks(orders)
+            self._ranks = self._node.start_ranks(request)
         except OSError as error:
-            return {"error": str(error)}
+            return Started(error=str(error) or type(error).__name__)
         self._ranks.watch(self._selector)
-        return {"pids": list(self._ranks.pids)}
-
-    def _answer(self, answer: Message) -> None:
-        self._send({"answer": answer})
+        return Started(pids=tuple(self._ranks.pids))
 
     def _send(self, message: Message) -> None:
         self._connection.send(message, self._silence)
@@ -202,17 +228,15 @@ class _Service:
         return ranks.close()
 
 
-def _message_of(event: RankEvent) -> Message:
-    at = event.at - clock.ORIGIN  # on the monotonic clock of this host
-    if not isinstance(event, RankExit):
-        return dict(told(replace(event, at=at)))
-    output = Output(stdout=_cut(event.output.stdout), stderr=_cut(event.output.stderr))
-    return asdict(replace(event, at=at, stacks=_cut(event.stacks), output=output))
+def _to_send(event: RankEvent) -> RankEvent:
+    """An event with its time on the monotonic clock of this host, and with the middle of long texts cut out."""
+    event = replace(event, at=event.at - clock.ORIGIN)
+    if isinstance(event, RankExit):
+        return replace(_short(event), output=_short(event.output))
+    return event
 
 
-def _short(fields: Message) -> Message:
-    return {name: _cut(value) if isinstance(value, str) else value for name, value in fields.items()}
-
-
-def _cut(text: str) -> str:
-    return shorten(text, _SENT)
+def _short(value: _Texts) -> _Texts:
+    """A dataclass with the middle of its long texts cut out."""
+    cut: dict[str, Any] = {name: shorten(text, _SENT) for name, text in vars(value).items() if isinstance(text, str)}
+    return replace(value, **cut)

@@ -11,20 +11,46 @@ import selectors
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import replace
+from typing import TypeVar
 
 from allranks.agent import clock
-from allranks.agent.channel import End, RunTest
+from allranks.agent.channel import Command
 from allranks.agent.gangs.call_log import LastCall
-from allranks.agent.gangs.local_ranks import Look, RankEvent, RankExit, RankHang, RankReport
+from allranks.agent.gangs.local_ranks import Look, RankEvent, RankExit, RankHang
 from allranks.agent.gangs.orphans import KilledOrphan
 from allranks.agent.gangs.output import Output
 from allranks.agent.linux import Timer
-from allranks.agent.nodes.connection import ConnectionLostError, Message, NodeConnection
-from allranks.agent.nodes.node import CollectionDigest, CollectionFailure, NodeLostError, Orders, difference, notice
+from allranks.agent.nodes.connection import ConnectionLostError, NodeConnection
+from allranks.agent.nodes.messages import (
+    CloseRanks,
+    Dismiss,
+    Dismissed,
+    Disturb,
+    Failed,
+    Find,
+    Freeze,
+    Hangs,
+    Kill,
+    LastCalls,
+    Left,
+    Message,
+    Outputs,
+    Ping,
+    PutOutputAway,
+    ReadCalls,
+    Signal,
+    Started,
+    TellTime,
+    Time,
+    ToRanks,
+)
+from allranks.agent.nodes.node import CollectionDigest, CollectionFailure, NodeLostError, difference, notice
 from allranks.agent.nodes.node_rendezvous import NodesError
+from allranks.agent.program import StartRanks
 from allranks.protocol.config import AgentConfig, TimeLimit, TimeLimits, share_of
-from allranks.protocol.typed_json import build, told
+
+_Answer = TypeVar("_Answer", bound=Message)
 
 _BEATS = 4
 """Pings in the time that one answer may take."""
@@ -52,7 +78,7 @@ class FollowerLink:
         self._timer = Timer(silence.seconds / _BEATS)
         # Signals messages that arrived during a send or a wait: no selector reports those again.
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._unread: list[Message] = []
+        self._unread: list[RankEvent] = []
         self._asked: float | None = None
 
     @property
@@ -74,15 +100,15 @@ class FollowerLink:
             self._lose(str(error))
         self._ring()
 
-    def ask(self, message: Message) -> Message | None:
-        """Send a message and wait for its answer; None if the agent is lost."""
+    def ask(self, message: Message, kind: type[_Answer]) -> _Answer | None:
+        """Send a message and wait for its answer, of this class; None if the agent is lost."""
         self.send(message)
         deadline = time.monotonic() + self._silence.seconds
         while not self.lost:
-            answers = [message["answer"] for message in self.receive() if "answer" in message]
-            if answers:
+            answer = next((message for message in self.receive() if isinstance(message, kind)), None)
+            if answer is not None:
                 self._ring()
-                return dict(answers[0])
+                return answer
             if not self.lost and not self._connection.wait(deadline):
                 self._lose(f"does not answer within {self._silence.words()}")
         return None
@@ -94,14 +120,14 @@ class FollowerLink:
         quickest = math.inf
         for _ in range(_SAMPLES):
             asked = clock.monotonic()
-            answer = self.ask({"do": "tell_time"})
+            answer = self.ask(TellTime(), Time)
             answered = clock.monotonic()
             if answer is None:
                 return
             if answered - asked < quickest:
                 quickest = answered - asked
                 # The answer was given at some moment in between: of the quickest one, this is known best.
-                self.ahead = float(answer["now"]) - (asked + answered) / 2
+                self.ahead = answer.now - (asked + answered) / 2
         self._compared = clock.monotonic()
 
     def receive(self) -> list[Message]:
@@ -111,14 +137,16 @@ class FollowerLink:
         messages = self._connection.receive()
         if messages:
             self._asked = None
-        self._unread += [message for message in messages if "event" in message]
-        failure = next((message["failed"] for message in messages if "failed" in message), "")
-        self.was_told_to_stop = self.was_told_to_stop or any("told_to_stop" in message for message in messages)
-        if failure or self._connection.ended:
-            self._lose(failure or self._connection.ended)
+        self._unread += [message for message in messages if isinstance(message, RankEvent)]
+        failure = next((message for message in messages if isinstance(message, Failed)), None)
+        if failure is not None:
+            self.was_told_to_stop = self.was_told_to_stop or failure.was_told_to_stop
+            self._lose(failure.why)
+        elif self._connection.ended:
+            self._lose(self._connection.ended)
         return messages
 
-    def take(self) -> list[Message]:
+    def take(self) -> list[RankEvent]:
         """The rank events since the last call; pings the agent when the timer has expired."""
         has_gone_off = self._timer.has_gone_off()
         with suppress(BlockingIOError):
@@ -133,7 +161,7 @@ class FollowerLink:
         now = time.monotonic()
         if self._asked is None:
             self._asked = now
-            self.send({"do": "ping"})
+            self.send(Ping())
         elif now - self._asked > self._silence.seconds:
             self._lose(f"does not answer within {self._silence.words()}")
 
@@ -156,20 +184,20 @@ class RemoteNode:
         self._link = link
         self._ranks = ranks
 
-    def start_ranks(self, orders: Orders) -> "RemoteRanks":
+    def start_ranks(self, request: StartRanks) -> "RemoteRanks":
         """See :meth:`allranks.agent.nodes.node.Node.start_ranks`.
 
         Raises:
             NodeLostError: The agent no longer answers.
         """
         self._link.compare_clocks()
-        answer = self._link.ask({"do": "start_ranks", "orders": asdict(orders)})
+        answer = self._link.ask(request, Started)
         if answer is None:
             raise NodeLostError(self._link.node, self._link.lost)
-        if "error" in answer:
-            msg = f"node {self._link.node} could not start its ranks: {answer['error']}"
+        if answer.error:
+            msg = f"node {self._link.node} could not start its ranks: {answer.error}"
             raise OSError(msg)
-        return RemoteRanks(self._link, dict(zip(self._ranks, answer["pids"], strict=True)))
+        return RemoteRanks(self._link, dict(zip(self._ranks, answer.pids, strict=True)))
 
 
 class RemoteRanks:
@@ -199,7 +227,7 @@ class RemoteRanks:
             selector.register(descriptor, selectors.EVENT_READ, look)
 
     def _look(self) -> Sequence[RankEvent]:
-        events = [_event_of(message["event"], self._link.ahead) for message in self._link.take()]
+        events = [_on_own_clock(event, self._link.ahead) for event in self._link.take()]
         self._alive -= {event.rank for event in events if isinstance(event, RankExit)}
         return [*events, *self._losses()]
 
@@ -219,65 +247,63 @@ class RemoteRanks:
             for descriptor in self._link.descriptors:
                 selector.unregister(descriptor)
 
-    def send(self, command: RunTest | End) -> None:
+    def send(self, command: Command) -> None:
         """See :meth:`allranks.agent.gangs.local_ranks.Ranks.send`."""
-        self._link.send({"do": "send", "command": [type(command).__name__, told(command)]})
+        self._link.send(ToRanks(command=command))
 
     def disturb(self, how: str) -> None:
         """See :meth:`allranks.agent.gangs.local_ranks.Ranks.disturb`."""
-        self._link.send({"do": "disturb", "how": how})
+        self._link.send(Disturb(how=how))
 
     def signal(self, ranks: Collection[int], number: int) -> None:
         """See :meth:`allranks.agent.gangs.local_ranks.Ranks.signal`."""
         if ranks:
-            self._link.send({"do": "signal", "ranks": list(ranks), "number": int(number)})
+            self._link.send(Signal(ranks=tuple(ranks), number=int(number)))
 
     def freeze(self, ranks: Collection[int]) -> None:
         """See :meth:`allranks.agent.gangs.local_ranks.Ranks.freeze`."""
         if ranks:
-            self._link.send({"do": "freeze", "ranks": list(ranks)})
+            self._link.send(Freeze(ranks=tuple(ranks)))
 
     def kill(self, ranks: Collection[int]) -> None:
         """See :meth:`allranks.agent.gangs.local_ranks.Ranks.kill`."""
         if ranks:
-            self._link.send({"do": "kill", "ranks": list(ranks)})
+            self._link.send(Kill(ranks=tuple(ranks)))
 
     def find(self, ranks: Collection[int]) -> Mapping[int, RankHang]:
         """See :meth:`allranks.agent.gangs.local_ranks.Ranks.find`."""
         if not ranks:
             return {}
-        found = self._link.ask({"do": "find", "ranks": list(ranks)}) or {}
-        return {rank: build(RankHang, found.get(str(rank), {})) for rank in ranks}
+        found = self._link.ask(Find(ranks=tuple(ranks)), Hangs)
+        return {rank: found.ranks.get(rank, RankHang()) if found else RankHang() for rank in ranks}
 
     def calls(self) -> Mapping[int, Sequence[LastCall]]:
         """See :meth:`allranks.agent.gangs.local_ranks.Ranks.calls`."""
-        found = self._link.ask({"do": "calls"}) or {}
+        found = self._link.ask(ReadCalls(), LastCalls)
         ahead = round(self._link.ahead * 1e9)
-        each = {int(rank): map(LastCall._make, calls) for rank, calls in found.items()}
-        return {rank: [call._replace(at=call.at - ahead) for call in calls] for rank, calls in each.items()}
+        calls_of = found.ranks if found else {}
+        return {rank: [call._replace(at=call.at - ahead) for call in calls] for rank, calls in calls_of.items()}
 
     def put_output_away(self, title: str) -> Mapping[int, Output]:
         """See :meth:`allranks.agent.gangs.local_ranks.Ranks.put_output_away`; long texts lack their middle."""
-        outputs = self._link.ask({"do": "put_output_away", "title": title}) or {}
-        return {int(rank): Output(**output) for rank, output in outputs.items()}
+        outputs = self._link.ask(PutOutputAway(title=title), Outputs)
+        return outputs.ranks if outputs else {}
 
     def close(self) -> Sequence[KilledOrphan]:
         """See :meth:`allranks.agent.gangs.local_ranks.Ranks.close`."""
         self._forget()
-        answer = self._link.ask({"do": "close"}) or {"left": []}
+        answer = self._link.ask(CloseRanks(), Left)
         # Discard the remaining events of these ranks.
         self._link.take()
-        return [KilledOrphan(**process) for process in answer["left"]]
+        return answer.processes if answer else ()
 
 
-def _event_of(fields: Message, ahead: float) -> RankEvent:
+def _on_own_clock(event: RankEvent, ahead: float) -> RankEvent:
     """A follower's rank event, with its time on the leader's clock, of which the follower's is so many seconds ahead.
 
     A single clock must order all events.
     """
-    at = min(clock.now(), clock.ORIGIN + fields["at"] - ahead)
-    kind: type[RankEvent] = RankReport if "report" in fields else RankExit
-    return build(kind, {**fields, "at": at})
+    return replace(event, at=min(clock.now(), clock.ORIGIN + event.at - ahead))
 
 
 class Leader:
@@ -326,7 +352,7 @@ class Leader:
             NodeLostError: One of them is lost: its work since its last message is unknown.
         """
         for link in self._links:
-            if link.ask({"do": "dismiss"}) is None:
+            if link.ask(Dismiss(), Dismissed) is None:
                 raise NodeLostError(link.node, link.lost)
 
 
@@ -354,12 +380,12 @@ class _Digests:
 
     def _receive(self, link: FollowerLink) -> bool:
         """Read a follower's messages; returns whether its collection digest was among them."""
-        digests = [message["digest"] for message in link.receive() if "digest" in message]
+        digests = [message for message in link.receive() if isinstance(message, CollectionDigest)]
         if not digests and link.lost:
             msg = f"The agent of node {link.node} {link.lost}: it ended before it had collected its tests."
             raise NodesError(msg)
         for digest in digests[:1]:
             # An agent whose collection failed sends its digest again as it ends.
-            self._digests[link.node] = build(CollectionDigest, digest)
+            self._digests[link.node] = digest
             del self._absent[link.node]
         return bool(digests)

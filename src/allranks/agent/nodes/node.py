@@ -1,11 +1,11 @@
 """A node: where ranks are started, and whether all nodes collected the same tests."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
 
 from allranks.agent.gangs.local_ranks import Ranks
-from allranks.agent.nodes.connection import Message
+from allranks.agent.program import StartRanks
 from allranks.protocol.outcomes import named
 from allranks.protocol.parameter_values import REMEDY, VARIABLE, changes
 
@@ -37,10 +37,11 @@ class CollectionDigest:
         """The digest of the parameter values of each test."""
         return dict(zip(self.tests, self.digests, strict=False))
 
-    def as_message(self) -> Message:
-        """As JSON for :func:`~allranks.protocol.typed_json.build`, with long texts and lists of failures cut."""
+    @property
+    def shortened(self) -> Self:
+        """The same with long texts and lists of failures cut, to be sent."""
         failures = [CollectionFailure(nodeid=each.nodeid, text=each.text[-_TEXT_LIMIT:]) for each in self.failures]
-        return asdict(replace(self, failures=tuple(failures[:_MOST_FAILURES])))
+        return replace(self, failures=tuple(failures[:_MOST_FAILURES]))
 
 
 def difference(leader: CollectionDigest, other: CollectionDigest, node: int) -> str:
@@ -81,20 +82,6 @@ def _difference_of_tests(ours: Sequence[str], theirs: Sequence[str], node: int) 
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Orders:
-    """How to start the ranks of one gang, the same on every node; contains only JSON's types."""
-
-    gang: int  # number of the gang in its job, from 1
-    url: str | None  # what ``init_process_group`` takes as ``init_method``; None for a gang without a process group
-    environment: dict[str, str] = field(default_factory=dict)  # variables that the ranks need for their rendezvous
-    launches: bool = False  # the gang is a driver, which starts the ranks of its tests itself
-    has_many_forks: bool = False  # many more forks will follow
-    # Modules that earlier ranks imported late; importing them once before the fork saves each rank the cost.
-    preload: Sequence[str] = ()
-    fresh: Sequence[str] = ()  # if the ranks are to be no forks, the tests of the gang, each as "INDEX NODEID"
-
-
 class NodeLostError(Exception):
     """The agent of a node no longer answers, and cannot come back.
 
@@ -110,7 +97,7 @@ class NodeLostError(Exception):
 class Node(Protocol):
     """Starts the ranks of each gang that belong to one node."""
 
-    def start_ranks(self, orders: Orders) -> Ranks:
+    def start_ranks(self, request: StartRanks) -> Ranks:
         """Start this node's ranks of a gang.
 
         Raises:
@@ -119,7 +106,7 @@ class Node(Protocol):
         """
 
 
-def start_gang(nodes: Iterable[Node], orders: Orders) -> list[Ranks]:
+def start_gang(nodes: Iterable[Node], request: StartRanks) -> list[Ranks]:
     """Start the ranks of a gang on all nodes.
 
     Raises:
@@ -129,7 +116,7 @@ def start_gang(nodes: Iterable[Node], orders: Orders) -> list[Ranks]:
     started: list[Ranks] = []
     try:
         for node in nodes:
-            started.append(node.start_ranks(orders))  # noqa: PERF401 - if one fails, those started before it must be ended
+            started.append(node.start_ranks(request))  # noqa: PERF401 - if one fails, those started before it must be ended
     except (OSError, NodeLostError):
         for node_ranks in started:
             node_ranks.kill(node_ranks.ranks)

@@ -8,16 +8,19 @@ import socket
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from allranks.agent.nodes.connection import (
     ConnectionLostError,
-    Message,
     NodeConnection,
     is_proof,
     make_nonce,
     make_proof,
 )
+from allranks.agent.nodes.messages import Claim, Greeting, Message, Proof
 from allranks.protocol.config import AgentConfig, NodeConfig, TimeLimit
+
+_Answer = TypeVar("_Answer", Greeting, Proof)
 
 PROOF_TIMEOUT = 5.0
 """Seconds that a client gets for its proof."""
@@ -106,7 +109,7 @@ class NodeRendezvous:
         stranger = _Stranger(NodeConnection(client), make_nonce(), time.monotonic() + PROOF_TIMEOUT)
         self._strangers.append(stranger)
         self._selector.register(stranger.connection, selectors.EVENT_READ, stranger)
-        if self._send(stranger, {"nonce": stranger.nonce}) and len(self._strangers) > _MOST_STRANGERS:
+        if self._send(stranger, Greeting(nonce=stranger.nonce)) and len(self._strangers) > _MOST_STRANGERS:
             self._turn_away(self._strangers[0])
 
     def _send(self, stranger: _Stranger, message: Message) -> bool:
@@ -121,20 +124,19 @@ class NodeRendezvous:
         if stranger not in self._strangers:
             return
         for message in stranger.connection.receive()[:1]:
-            node, nonce = message.get("node"), message.get("nonce")
-            if isinstance(node, int) and isinstance(nonce, str) and self._is_awaited(stranger, node, nonce, message):
-                proof = make_proof(self._post.token, "leader", node, stranger.nonce, nonce)
-                if self._send(stranger, {"proof": proof}):
-                    self._meet(stranger, node)
+            if isinstance(message, Claim) and self._is_awaited(stranger, message):
+                proof = make_proof(self._post.token, "leader", message.node, stranger.nonce, message.nonce)
+                if self._send(stranger, Proof(proof=proof)):
+                    self._meet(stranger, message.node)
             else:
                 self._turn_away(stranger)
             return
         if stranger.connection.ended:
             self._turn_away(stranger)
 
-    def _is_awaited(self, stranger: _Stranger, node: int, nonce: str, message: Message) -> bool:
-        known = is_proof(message.get("proof"), self._post.token, "follower", node, stranger.nonce, nonce)
-        return known and node in self._absent
+    def _is_awaited(self, stranger: _Stranger, claim: Claim) -> bool:
+        nonces = stranger.nonce, claim.nonce
+        return is_proof(claim.proof, self._post.token, "follower", claim.node, *nonces) and claim.node in self._absent
 
     def _meet(self, stranger: _Stranger, node: int) -> None:
         self._forget(stranger)
@@ -224,13 +226,14 @@ def _connect(post: NodeConfig, deadline: float, limit: TimeLimit) -> socket.sock
 
 
 def _greet(connection: NodeConnection, post: NodeConfig, deadline: float) -> None:
-    theirs, mine = str(_answer(connection, deadline).get("nonce")), make_nonce()
+    theirs, mine = _answer(connection, deadline, Greeting).nonce, make_nonce()
     proof = make_proof(post.token, "follower", post.node, theirs, mine)
     try:
-        connection.send({"node": post.node, "nonce": mine, "proof": proof}, max(0.0, deadline - time.monotonic()))
+        connection.send(Claim(node=post.node, nonce=mine, proof=proof), max(0.0, deadline - time.monotonic()))
     except ConnectionLostError as error:
         raise _turned_away() from error
-    if not is_proof(_answer(connection, deadline).get("proof"), post.token, "leader", post.node, theirs, mine):
+    answer = _answer(connection, deadline, Proof)
+    if not is_proof(answer.proof, post.token, "leader", post.node, theirs, mine):
         msg = (
             f"The process that listens at {post.leader}:{post.port} is not the leading agent of this job: it does "
             "not have the job's token. Stop it, and run the job again."
@@ -238,9 +241,11 @@ def _greet(connection: NodeConnection, post: NodeConfig, deadline: float) -> Non
         raise NodesError(msg)
 
 
-def _answer(connection: NodeConnection, deadline: float) -> Message:
+def _answer(connection: NodeConnection, deadline: float, kind: type[_Answer]) -> _Answer:
     while not connection.ended:
         if messages := connection.receive():
+            if not isinstance(messages[0], kind):
+                break
             return messages[0]
         if not connection.wait(deadline):
             break

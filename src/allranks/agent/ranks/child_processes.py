@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from allranks.agent import linux
-from allranks.agent.channel import ChildStarted, Report
+from allranks.agent.channel import ChildStarted
 from allranks.agent.ranks import rank_setup
 from allranks.protocol.xml_text import clipped
 
@@ -60,7 +60,7 @@ class ChildWatch:
         # Another thread's report could come into the middle of the main one's.
         if threading.current_thread() is threading.main_thread() and process.pid is not None:
             self._started.append((weakref.ref(process), name))
-            rank_setup.tell(Report(goes_on=True, started=ChildStarted(pid=process.pid, name=name)))
+            rank_setup.tell(ChildStarted(pid=process.pid, name=name))
 
     def note_end(self, process: BaseProcess | None) -> None:
         """Note the end of a process, if it has ended; a fork server, which is its parent, tells it only this way."""

@@ -10,7 +10,7 @@ import pdb  # noqa: T100 - this is what it is about
 from dataclasses import dataclass
 from typing import Any
 
-from allranks.agent.channel import Report
+from allranks.agent.channel import Debugging
 from allranks.agent.ranks import rank_setup
 from allranks.protocol.config import AgentConfig
 
@@ -84,8 +84,8 @@ class _Debugger(pdb.Pdb):
 
     def interaction(self, *where: Any) -> None:  # noqa: ANN401 - pdb changes its parameters from version to version
         """See pdb; every stop comes here, whatever it stops at."""
-        rank_setup.tell(Report(is_debugging=True))
+        rank_setup.tell(Debugging(is_waiting=True))
         try:
             super().interaction(*where)
         finally:
-            rank_setup.tell(Report(is_debugging=False, has_quit=bool(self.quitting)))
+            rank_setup.tell(Debugging(is_waiting=False, has_quit=bool(self.quitting)))

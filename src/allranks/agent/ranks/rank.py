@@ -4,7 +4,7 @@ import os
 import re
 import tempfile
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 from _pytest.capture import CaptureManager
 from torch import distributed
 
-from allranks.agent.channel import End, RankEnd, Report, RunTest
+from allranks.agent.channel import End, GpuLost, PhasesEnded, RankEnd, RunTest, StepEnded
 from allranks.agent.clock import monotonic
 from allranks.agent.collection.coverage import save_coverage
 from allranks.agent.collection.imports import ImportWatch
@@ -26,6 +26,7 @@ from allranks.agent.evidence import DiskUse
 from allranks.agent.gangs.call_log import CallLog, Wait, map_log
 from allranks.agent.gangs.orphans import Mark
 from allranks.agent.gpu_check import compute, trouble_of
+from allranks.agent.program import StartRanks
 from allranks.agent.ranks import debugging, rank_setup
 from allranks.agent.ranks.call_counter import CallCounter
 from allranks.agent.ranks.child_processes import ChildWatch
@@ -56,10 +57,7 @@ class Assignment:
     """All that one rank of one gang needs to know.
 
     Attributes:
-        local_ranks: The ranks of its node.
-        gang: Number of the gang in its job, from 1.
-        url: The ``init_method`` for ``init_process_group``; None for a gang without a process group.
-        environment: Variables that the ranks need for their rendezvous.
+        request: How its gang is started.
         hardware_skip: Why no test of this cell can run on this host: the arguments of an ``EnvironmentSkip``.
         shared: Folder that all ranks of the gang share with no other gang.
         connection: Descriptor of the rank's end of its connection.
@@ -72,12 +70,8 @@ class Assignment:
 
     config: AgentConfig
     rank: int
-    local_ranks: Sequence[int]
-    gang: int
-    url: str | None
-    environment: Mapping[str, str]
+    request: StartRanks
     hardware_skip: tuple[SkipCode, str, int | None] | None
-    results: Path
     shared: Path
     connection: int
     board: int
@@ -98,23 +92,24 @@ def run_rank(session: pytest.Session, assignment: Assignment) -> NoReturn:
         silence_terminal(session.config)
         return _Rank(session, assignment).run()
 
-    stacks = assignment.results / f"rank-{assignment.rank}.stacks.txt"
+    stacks = assignment.request.results / f"rank-{assignment.rank}.stacks.txt"
     live(work, assignment.supervisor, stacks=stacks, environment=_rank_environment(assignment))
 
 
 def _rank_environment(assignment: Assignment) -> dict[str, str]:
+    config, request = assignment.config, assignment.request
     place = {
         "RANK": str(assignment.rank),
-        "LOCAL_RANK": str(assignment.local_ranks.index(assignment.rank)),
-        "WORLD_SIZE": str(assignment.config.world_size),
-        "LOCAL_WORLD_SIZE": str(len(assignment.local_ranks)),
+        "LOCAL_RANK": str(config.local_ranks.index(assignment.rank)),
+        "WORLD_SIZE": str(config.world_size),
+        "LOCAL_WORLD_SIZE": str(len(config.local_ranks)),
     }
     return {
-        **({} if assignment.config.launches_ranks else place),
-        **Mark.of_gang(assignment.gang).environment(assignment.rank),
-        "ALLRANKS_GANG": str(assignment.gang),
+        **({} if config.launches_ranks else place),
+        **Mark.of_gang(request.gang).environment(assignment.rank),
+        "ALLRANKS_GANG": str(request.gang),
         "ALLRANKS_SHARED": str(assignment.shared),
-        **assignment.environment,
+        **request.environment,
     }
 
 
@@ -147,9 +142,9 @@ class _Rank:
         self._wait: Wait | None = None
         self._last: pytest.Item | None = None
         self._imports = ImportWatch()
-        self._room = DiskUse(assignment.results, assignment.shared, Path(tempfile.gettempdir()))
+        self._room = DiskUse(assignment.request.results, assignment.shared, Path(tempfile.gettempdir()))
         self._board = CallLog(map_log(assignment.board))
-        own_world = assignment.config.world_size if assignment.url is None else None
+        own_world = assignment.config.world_size if assignment.request.url is None else None
         self._calls = CallCounter(self._board, own_world)
         session.config.pluginmanager.register(self, "allranks-rank")
         rank_setup.announce_to(self._connection, self._take_unreported)
@@ -158,38 +153,39 @@ class _Rank:
 
     def run(self) -> int:
         """Carry out the supervisor's commands until the last; return the exit status."""
-        self._report(self._join())
+        self._join()
+        self._send(StepEnded())
         self._calls.watch(distributed.group.WORLD)
         self._surroundings = InitialState()
         while (command := self._connection.command()) is not None:
             if isinstance(command, End):
-                self._report(self._end(command))
+                self._send(self._end(command))
                 if not command.is_condemned:
                     self._connection.command()
                 end_session = self._assignment.end_session
                 return end_session(int(command.is_condemned)) if end_session is not None else 0
-            self._report(self._run_test(command))
+            self._send(self._run_test(command))
         return 0
 
-    def _report(self, report: Report) -> None:
-        self._connection.report(report)
-        rank_setup.end_fork(is_bad=report.outcome.is_bad, text=lambda: overall(self._phases).text)
+    def _send(self, step: StepEnded) -> None:
+        self._connection.send(step)
+        is_bad = any(phase.outcome.is_bad for phase in self._phases)
+        rank_setup.end_fork(is_bad=is_bad, text=lambda: overall(self._phases).text)
 
-    def _join(self) -> Report:
+    def _join(self) -> None:
         """Join the process group of the cell; failing to is an error of the gang's first test."""
-        if self._assignment.url is None:
+        url = self._assignment.request.url
+        if url is None:
             give_ports()
-            return Report(outcome=Outcome.PASSED)
+            return
         began, limit = monotonic(), self._assignment.config.limits.limit("process_group")
         try:
-            init_process_group(self._assignment, self._assignment.url)
+            init_process_group(self._assignment, url)
         except Exception as error:  # noqa: BLE001 - whatever torch raises here is the result
             if trouble := self._trouble_of_gpu():
-                self._connection.report(Report(goes_on=True, lost_gpu=trouble))
+                self._connection.send(GpuLost(message=trouble))
             within = f" within {limit.words()}" if monotonic() - began >= limit.seconds else ""
-            phase = self._add_error("setup", f"the process group could not be made{within}", error)
-            return Report(outcome=phase.outcome)
-        return Report(outcome=Outcome.PASSED)
+            self._add_error("setup", f"the process group could not be made{within}", error)
 
     def _trouble_of_gpu(self) -> str:
         """Why this rank's GPU does not compute: then no test is to blame for a gang that cannot start."""
@@ -207,7 +203,7 @@ class _Rank:
         except Exception as error:  # noqa: BLE001 - whatever torch raises here is the result
             self._add_error("teardown", "the process group could not be destroyed", error)
 
-    def _add_error(self, when: str, what: str, error: Exception) -> Phase:
+    def _add_error(self, when: str, what: str, error: Exception) -> None:
         self._calls.mark(error)
         message = f"{what}: {error}".splitlines()[0]
         text = "".join(traceback.format_exception(error))
@@ -215,9 +211,8 @@ class _Rank:
             when=when, outcome=Outcome.ERRORED, duration=0.0, message=shorten(message, 1000), text=shorten(text)
         )
         self._add_phase(phase, error)
-        return phase
 
-    def _run_test(self, command: RunTest) -> Report:
+    def _run_test(self, command: RunTest) -> StepEnded:
         self._begin_step(command.nodeid)
         item = self._items.get(command.index)
         if item is None or item.nodeid != command.nodeid:
@@ -261,7 +256,7 @@ class _Rank:
         self._board.enter("set-up" if nodeid else "")
         rank_setup.now_running(nodeid)
 
-    def _conclude(self) -> Report:
+    def _conclude(self) -> StepEnded:
         deciding = overall(self._phases)
         is_alone = self._assignment.config.ranks == 1 or (self._last is not None and has_thread_ranks(self._last))
         keeping = {Outcome.SKIPPED, Outcome.XFAILED} if is_alone else {Outcome.SKIPPED}
@@ -270,9 +265,8 @@ class _Rank:
         if is_alone:
             self._calls.begin()  # there are no peers to compare them with
         self._board.enter("")
-        return Report(
+        return StepEnded(
             nodeid=self._nodeid,
-            outcome=deciding.outcome,
             phases=self._take_unreported(),
             early_skip=deciding.outcome in keeping and (deciding.when == "setup" or is_alone),
             changed=tuple(differing),
@@ -281,7 +275,7 @@ class _Rank:
             killed_children=self._children.killed(),
         )
 
-    def _end(self, command: End) -> Report:
+    def _end(self, command: End) -> StepEnded:
         """Tear down the gang's remaining fixtures, as part of the last test that ran, and leave the group."""
         self._begin_step("")
         self._is_condemned = command.is_condemned
@@ -289,8 +283,7 @@ class _Rank:
         self._leave()
         save_coverage()
         flush_output()
-        outcome = overall(self._phases).outcome if self._phases else Outcome.PASSED
-        return Report(outcome=outcome, phases=self._take_unreported(), imported=self._imports.take())
+        return StepEnded(phases=self._take_unreported(), imported=self._imports.take())
 
     def _tear_down_fixtures(self) -> None:
         """Tear down fixtures of wider scope: they remain if the last test was not known to be the gang's last."""
@@ -319,12 +312,10 @@ class _Rank:
         if phase.outcome.is_bad:
             flush_output()
         wait, self._wait = waited_for(error, self._wait or self._calls.waits.current), None
-        self._connection.report(
-            Report(
+        self._connection.send(
+            PhasesEnded(
                 nodeid=self._nodeid,
-                outcome=phase.outcome,
                 phases=self._take_unreported(),
-                goes_on=True,
                 is_symptom=may_be_peers,
                 waits_for=wait,
                 had_failed=wait is not None and failed_before(error) is not None,
@@ -383,8 +374,8 @@ class _Rank:
         phase = phase_of(report, error, monotonic() - self._phase_began)
         if phase.outcome is Outcome.FAILED and (deaths := ", ".join(self._children.deaths())):
             phase = replace(phase, message=shorten(f"{phase.message} ({deaths})", MESSAGE_LIMIT))
-        phase = with_remedy(phase, error, has_group=self._assignment.url is not None)
-        if self._assignment.url is not None and phase.outcome.is_bad:
+        phase = with_remedy(phase, error, has_group=self._assignment.request.url is not None)
+        if self._assignment.request.url is not None and phase.outcome.is_bad:
             message = with_group_limit(phase.message, self._assignment.config.limits.limit("process_group"))
             phase = replace(phase, message=message)
         self._add_phase(phase, error)
@@ -400,7 +391,7 @@ def _gpu_of(assignment: Assignment) -> int:
     if not count:
         msg = "no GPU is visible any more"
         raise RuntimeError(msg)
-    return assignment.local_ranks.index(assignment.rank) % count
+    return assignment.config.local_ranks.index(assignment.rank) % count
 
 
 def with_group_limit(message: str, limit: TimeLimit) -> str:
@@ -419,8 +410,8 @@ def init_process_group(assignment: Assignment, url: str) -> None:
     config = assignment.config
     if config.backend == "nccl":
         torch.cuda.set_device(_gpu_of(assignment))
-    port = assignment.environment.get("MASTER_PORT")
-    if port and assignment.rank and 0 in assignment.local_ranks:
+    port = assignment.request.environment.get("MASTER_PORT")
+    if port and assignment.rank and 0 in assignment.config.local_ranks:
         wait_for_store(int(port))
     distributed.init_process_group(
         config.backend,

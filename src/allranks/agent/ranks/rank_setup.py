@@ -26,7 +26,7 @@ import pytest
 from _pytest.terminal import TerminalReporter
 
 from allranks.agent import clock, evidence, linux
-from allranks.agent.channel import Leaving, RankEnd, Report
+from allranks.agent.channel import Leaving, Message, PhasesEnded, RankEnd
 from allranks.agent.collection.coverage import save_coverage
 from allranks.agent.gangs.orphans import bear_marks
 from allranks.agent.stacks.stacks import STACKS_SIGNAL
@@ -129,10 +129,10 @@ def now_running(nodeid: str) -> None:
     _rank.nodeid = nodeid
 
 
-def tell(report: Report) -> None:
-    """Send a report to the supervisor, if this process is a rank."""
+def tell(message: Message) -> None:
+    """Send a message to the supervisor, if this process is a rank."""
     if _rank.connection is not None and _rank.pid == os.getpid():
-        _rank.connection.report(report)
+        _rank.connection.send(message)
 
 
 def end_fork(*, is_bad: bool, text: Callable[[], str]) -> None:
@@ -152,11 +152,13 @@ def exit_announced(status: int) -> NoReturn:
     if _rank.connection is not None and is_own and isinstance(status, int):
         save_coverage()
         with suppress(Exception):
-            leaving = Leaving(status=status, reason=skip_codes.reason_of_exit(status) or "")
+            reason = skip_codes.reason_of_exit(status) or ""
             phases = _rank.take_phases()
             has_ended = is_failure(sys.exception()) or tears_down(traceback.walk_stack(sys._getframe()))  # noqa: SLF001
             nodeid = "" if has_ended else _rank.nodeid
-            _rank.connection.report(Report(nodeid=nodeid, phases=phases, leaving=leaving))
+            if phases:
+                _rank.connection.send(PhasesEnded(nodeid=nodeid, phases=phases))
+            _rank.connection.send(Leaving(nodeid=nodeid, status=status, reason=reason))
     _exit(status)
 
 

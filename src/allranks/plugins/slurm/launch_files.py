@@ -22,7 +22,7 @@ from typing import Final, TypeVar
 from allranks.errors import EngineError
 from allranks.plugins.slurm.agent.node_files import write_whole
 from allranks.plugins.slurm.shared_folder_job import last_change
-from allranks.protocol.typed_json import RecordError, build, told
+from allranks.protocol.typed_json import RecordError, from_object, to_object
 
 SESSION: Final = "session.json"
 PACKAGE: Final = "package"
@@ -84,13 +84,13 @@ def write(path: Path, value: Member | Session) -> None:
         OSError: It cannot be written.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_whole(path, json.dumps(told(value)))
+    write_whole(path, json.dumps(to_object(value)))
 
 
 def read_file(path: Path, kind: type[T]) -> T | None:
     """The content of one of these files; None if it is missing, or of another version."""
     try:
-        return build(kind, json.loads(path.read_text(encoding="utf-8")))
+        return from_object(kind, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecordError):
         return None
 

@@ -33,7 +33,7 @@ from allranks.plugins.slurm.allocation import Allocation, told_in
 from allranks.plugins.slurm.file_calls import answered
 from allranks.protocol.config import NodeConfig
 from allranks.protocol.records import Record
-from allranks.protocol.typed_json import RecordError, build
+from allranks.protocol.typed_json import RecordError, from_object
 
 _LOOK_AGAIN: Final = 0.25
 """Seconds between two looks at the files of a node."""
@@ -195,7 +195,7 @@ class _NodeAgent:
         if not files.is_there(path):
             return None
         with suppress(RecordError):
-            ended = build(AgentExit, told_in(path))
+            ended = from_object(AgentExit, told_in(path))
             if ended.status is None or ended.status in _STATUSES:
                 return ended
         return AgentExit(status=None, output=f"{path.name} is not readable")
