@@ -219,6 +219,7 @@ def _one_of(values: tuple[object, ...], value: object) -> object:
 
 
 def _whole(value: object) -> int:
+    """A number of 64 bits: nanoseconds of a host that is up for more than 104 days have more than 53."""
     if type(value) is not int or not -(2**63) <= value < 2**63:
         raise TypeError
     return value
