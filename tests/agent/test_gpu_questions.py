@@ -53,6 +53,27 @@ def test_a_fork_answers_once_and_this_process_has_no_cuda(initialized_in):
 
 
 @pytest.mark.usefixtures("initialized_in")
+def test_gpus_are_counted_in_a_fork_and_again_if_others_are_visible(tmp_path, monkeypatch):
+    note = tmp_path / "counted"
+
+    def count():
+        with note.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        return 2 if os.environ["CUDA_VISIBLE_DEVICES"] == "0,1" else 1
+
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", count)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    gpu_questions.answer_without_cuda()
+    assert (torch.cuda.device_count(), torch.cuda.device_count()) == (2, 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert torch.cuda.device_count() == 1
+    counted_in = [int(line) for line in note.read_text().split()]
+    assert len(set(counted_in)) == len(counted_in) == 2
+    assert os.getpid() not in counted_in
+
+
+@pytest.mark.usefixtures("initialized_in")
 def test_a_gpu_that_does_not_exist_is_refused():
     gpu_questions.answer_without_cuda()
     with pytest.raises(AssertionError, match="GPU 2 does not exist: there are 2"):

@@ -40,7 +40,7 @@ def missing_hardware(config: AgentConfig) -> tuple[SkipCode, str, int | None] | 
 
 
 def _visible_gpus() -> int:
-    # With PYTORCH_NVML_BASED_CUDA_CHECK both calls ask NVML and leave CUDA uninitialised, so forks stay clean.
+    # Both calls are answered by a fork (gpu_questions), as PYTORCH_NVML_BASED_CUDA_CHECK makes one ask the other.
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 

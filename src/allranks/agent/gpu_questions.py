@@ -4,11 +4,16 @@ These are the fork server, and drivers: a process that has initialized CUDA cann
 of torch ask about GPUs when they are imported: with Triton installed, ``torch.testing._internal.common_device_type``
 wants the compute capability, and every test case of torch's own classes imports it before it starts its ranks. Here
 such a question is asked in a fork, once, and answered from what the fork reports.
+
+The number of GPUs is such a question too. torch asks NVML for it, which initializes no CUDA, but with driver 580 it
+leaves a thread and open devices behind.
 """
 
+import ctypes
 import functools
 import json
 import os
+import sys
 import traceback
 from collections.abc import Callable
 from typing import Any, Final
@@ -34,41 +39,61 @@ class GpuProperties:
         return f"GpuProperties({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
 
+_DRIVER: Final = "libcuda.so.1"
+
+_VISIBLE: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""The variables that decide which GPUs a process sees: a conftest file may change them between two questions."""
+
+
 class _Questions:
     """The questions, with torch's own answers to them, and the process in which these would initialize CUDA.
 
     Attributes:
         process: The process that must not initialize CUDA; its forks may.
-        answers: The properties of each GPU, once a fork has reported them.
     """
 
     def __init__(self) -> None:
         self.process = 0
-        self.answers: list[GpuProperties] = []
+        self._counts: dict[tuple[str | None, ...], int] = {}
+        self._answers: dict[tuple[str | None, ...], list[GpuProperties]] = {}
+        self._device_count: Callable[[], int] = torch.cuda.device_count
         self._current_device: Callable[[], int] = torch.cuda.current_device
         self._properties: Callable[..., Any] = torch.cuda.get_device_properties
 
+    def device_count(self) -> int:
+        """The number of GPUs that this process sees."""
+        if not self._is_here() or not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+            return self._device_count()
+        visible = _visible()
+        if visible not in self._counts:
+            self._counts[visible] = _ask(self._device_count)
+        return self._counts[visible]
+
     def current_device(self) -> int:
         """The GPU that is used by default: a process without CUDA has chosen no other than the first."""
-        return 0 if self._is_here() else self._current_device()
+        return 0 if self._is_here() and torch.cuda.device_count() else self._current_device()
 
     def properties(self, device: torch.device | int | str | None) -> Any:  # noqa: ANN401 - torch's own object, or ours
         """The properties of a GPU."""
-        if not self._is_here():
+        if not self._is_here() or not torch.cuda.device_count():
             return self._properties(device)
-        if not self.answers:
-            self.answers = _ask(self._properties, torch.cuda.device_count())
-        index = _index(device)
-        if not 0 <= index < len(self.answers):
-            msg = f"GPU {index} does not exist: there are {len(self.answers)}"
+        visible = _visible()
+        if visible not in self._answers:
+            of_all = _ask(lambda: [_values(self._properties(number)) for number in range(torch.cuda.device_count())])
+            self._answers[visible] = [GpuProperties(values) for values in of_all]
+        answers, index = self._answers[visible], _index(device)
+        if not 0 <= index < len(answers):
+            msg = f"GPU {index} does not exist: there are {len(answers)}"
             raise AssertionError(msg)  # as torch does
-        return self.answers[index]
+        return answers[index]
 
     def _is_here(self) -> bool:
-        """Whether this process must not initialize CUDA, and has not done so, and there are GPUs to ask about."""
-        if os.getpid() != self.process or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            return False
-        return torch.cuda.device_count() > 0
+        """Whether this process must not initialize CUDA, and has not done so."""
+        return os.getpid() == self.process and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+
+
+def _visible() -> tuple[str | None, ...]:
+    return tuple(os.environ.get(name) for name in _VISIBLE)
 
 
 def _index(device: torch.device | int | str | None) -> int:
@@ -86,6 +111,10 @@ def _questions() -> _Questions:
     """The questions, which torch asks from the first call on."""
     questions = _Questions()
 
+    @functools.wraps(torch.cuda.device_count)
+    def device_count() -> int:
+        return questions.device_count()
+
     @functools.wraps(torch.cuda.current_device)
     def current_device() -> int:
         return questions.current_device()
@@ -94,6 +123,7 @@ def _questions() -> _Questions:
     def get_device_properties(device: torch.device | int | str | None = None) -> Any:  # noqa: ANN401 - as above
         return questions.properties(device)
 
+    torch.cuda.device_count = device_count
     torch.cuda.current_device = current_device
     torch.cuda.get_device_properties = get_device_properties
     return questions
@@ -104,13 +134,38 @@ def answer_without_cuda() -> None:
     _questions().process = os.getpid()
 
 
-def _ask(properties: Callable[[int], object], count: int) -> list[GpuProperties]:
-    """The properties of the first GPUs, as a fork of this process finds them.
+def cuda_in_this_process() -> str:
+    """How this process has initialized CUDA, after which no fork of it can use CUDA; empty if it has not.
+
+    Any library may have, and torch does not know of it: its own test modules ask ``numba.cuda`` for GPUs.
+    """
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return "initializes CUDA"
+    if not _is_driver_initialized():
+        return ""
+    if "numba.cuda" in sys.modules:
+        return "initializes CUDA, as numba.cuda does to look for GPUs unless NUMBA_DISABLE_CUDA=1 is set"
+    return "initializes CUDA by another library than torch"
+
+
+def _is_driver_initialized() -> bool:
+    """Whether the driver's library answers, if it is loaded: an uninitialized one refuses all questions."""
+    try:
+        driver = ctypes.CDLL(_DRIVER, mode=os.RTLD_NOLOAD)
+    except OSError:
+        return False
+    count = ctypes.c_int()
+    answer: int = driver.cuDeviceGetCount(ctypes.byref(count))
+    return answer == 0  # CUDA_SUCCESS (cuda.h)
+
+
+def _ask(question: Callable[[], Any]) -> Any:  # noqa: ANN401 - as the question answers
+    """What a fork of this process finds: the answer must be of JSON's types.
 
     Raises:
         RuntimeError: The fork has failed, for the reason that the message has.
     """
-    pid, answer = linux.fork_to_answer(lambda: _answer(properties, count))
+    pid, answer = linux.fork_to_answer(lambda: _answer(question))
     try:
         text = b"".join(iter(lambda: os.read(answer, _PART), b""))
     finally:
@@ -122,16 +177,16 @@ def _ask(properties: Callable[[int], object], count: int) -> list[GpuProperties]
     found, error = json.loads(text)
     if error:
         raise RuntimeError(error)
-    return [GpuProperties(values) for values in found]
+    return found
 
 
-def _answer(properties: Callable[[int], object], count: int) -> bytes:
-    """The properties, and the error that there was instead, as JSON."""
+def _answer(question: Callable[[], object]) -> bytes:
+    """The answer, and the error that there was instead, as JSON."""
     try:
-        return json.dumps([[_values(properties(number)) for number in range(count)], ""]).encode()
+        return json.dumps([question(), ""]).encode()
     except Exception as error:  # noqa: BLE001 - it is raised where the question was asked
         traceback.print_exc()
-        return json.dumps([[], str(error) or type(error).__name__]).encode()
+        return json.dumps([None, str(error) or type(error).__name__]).encode()
 
 
 def _values(properties: object) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Suites that ask about GPUs where CUDA must not be initialized: at their import, and before they start ranks."""
 
+from allranks.protocol.records import CollectionFailed
+
 GPU = """
     import os
     from types import SimpleNamespace
@@ -58,3 +60,27 @@ def test_ranks_are_forks_of_a_process_without_cuda(run_agent):
     agent = run_agent(SUITE)
     assert agent.outcomes("test_a_rank_initializes_cuda_and_its_agent_does_not") == ("passed", "passed")
     assert agent.outcomes("test_ranks_are_forks_that_can_use_cuda") == ("passed", "passed")
+
+
+def test_a_library_that_initializes_cuda_at_import_is_named(run_agent):
+    files = {
+        "test_numba.py": """
+            import sys
+            from types import ModuleType
+
+            from allranks.agent import gpu_questions
+
+            # The stand-ins of a driver that answers, and of the library that has initialized it.
+            gpu_questions._is_driver_initialized = lambda: True
+            sys.modules["numba.cuda"] = ModuleType("numba.cuda")
+
+            def test_nothing():
+                pass
+        """
+    }
+    [failed] = run_agent(files).all(CollectionFailed)
+    assert failed.nodeid.endswith("test_numba.py")
+    assert failed.text == (
+        "Importing it initializes CUDA, as numba.cuda does to look for GPUs unless NUMBA_DISABLE_CUDA=1 is set, and no "
+        "fork of this process could use CUDA then"
+    )

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NoReturn, cast
 
 import pytest
-import torch
 from _pytest.capture import CaptureManager
 
 from allranks.agent import linux
@@ -44,6 +43,7 @@ from allranks.agent.environment_skips import FilesForDevices
 from allranks.agent.fork_server import Supervisor
 from allranks.agent.fresh_rank import FreshRank, become_fresh
 from allranks.agent.gpu_check import missing_hardware
+from allranks.agent.gpu_questions import cuda_in_this_process
 from allranks.agent.job_plugins import functions
 from allranks.agent.launchers.driver import run_driver
 from allranks.agent.program import (
@@ -246,8 +246,8 @@ class ServerPlugin:
 
     def _look_at_process(self, nodeid: str, cause: str) -> None:
         """Check that it is safe to fork this process; otherwise report the cause."""
-        if torch.cuda.is_initialized() and not self._has_failed:  # type: ignore[no-untyped-call]
-            self._fail(nodeid, f"{cause} initialises CUDA, and no fork of this process could use CUDA then")
+        if not self._has_failed and (initializes := cuda_in_this_process()):
+            self._fail(nodeid, f"{cause} {initializes}, and no fork of this process could use CUDA then")
         news = self._threads.news()
         if news.python:
             self._threaded.append(nodeid)
