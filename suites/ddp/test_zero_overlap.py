@@ -65,6 +65,7 @@ def test_overlapping_optimizer_without_a_functional_form_is_refused(world: World
         ZeroRedundancyOptimizer(world.net().parameters(), torch.optim.LBFGS, overlap_with_ddp=True)
 
 
+@require_backend_in("nccl")
 @require_gpu
 @pytest.mark.parametrize("shard", [False, True], ids=["whole buckets", "shared buckets"])
 @pytest.mark.parametrize("hook", HOOKS)
