@@ -1,4 +1,4 @@
-"""Proves that allranks works on this machine and its GPUs: see docs/gpu.md."""
+"""Proves that allranks works on this machine and its GPUs: see docs/gpu-acceptance.md."""
 
 import argparse
 import os
@@ -245,13 +245,15 @@ def _lay_out(work: Path, pretended_gpus: Sequence[str], wheels: Path | None) -> 
 
 def _own_python_path() -> list[str]:
     """The user's search path, without what the script has put there."""
+    own = {CHECKOUT / path for path in ("src", "tests", "tests/faults")}
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return [path for path in paths if path and not Path(path).is_relative_to(CHECKOUT)]
+    return [path for path in paths if path and Path(path).resolve() not in own]
 
 
 def _look(environment: dict[str, str], *, pretended: bool) -> Machine:
     """Look at the machine from a process that may hang."""
-    command = [sys.executable, "-m", "gpu_acceptance.machine"]
+    # -P: the folder ``docker`` of a checkout that the script is started in is no package.
+    command = [sys.executable, "-P", "-m", "gpu_acceptance.machine"]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=_LOOK)
         return Machine.from_json(done.stdout.splitlines()[-1])

@@ -83,7 +83,8 @@ class Suite:
 def matrix_file(machine: Machine, cells: Cells, suite: Suite) -> str:
     """The text of a matrix file that has these cells and this suite, and nothing else."""
     limits = {**LIMITS, **suite.limits}
-    own = {"NCCL_DEBUG": "WARN", **suite.variables}
+    # torch's test modules would have Numba initialize CUDA in the process that forks the ranks.
+    own = {"NCCL_DEBUG": "WARN", "NUMBA_DISABLE_CUDA": "1", **suite.variables}
     torch = machine.torch.partition("+")[0]
     return MATRIX.format(
         backend=cells.backend,

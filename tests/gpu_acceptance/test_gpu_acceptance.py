@@ -218,6 +218,28 @@ def test_wheels_are_there_for_the_script_and_the_ranks(tmp_path, wheels, checkou
         assert done.returncode == code, done.stdout
 
 
+def test_wheels_of_the_checkout_are_found_on_the_users_python_path(wheels, checkout):
+    wheel = shutil.move(wheels / "brought-1-py3-none-any.whl", checkout)
+    file = checkout / "tests/gpu_acceptance/machine.py"
+    file.write_text(file.read_text().replace("MODULES = (", 'MODULES = ("brought", "missing", '))
+    paths = [checkout / "src", checkout / "tests", checkout / "tests/faults", wheel]
+    code = (
+        "import os; from pathlib import Path; from gpu_acceptance import __main__ as script; "
+        "environment = script._lay_out(Path('work'), (), None); print(environment['PYTHONPATH']); "
+        "print(*script._look(environment, pretended=False).lacking)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    work = wheels / "work"
+    work.mkdir()
+    started = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(started, cwd=wheels, env=environment, capture_output=True, text=True, check=True)
+    path, lacking = done.stdout.splitlines()
+    assert str(wheel) in path.split(os.pathsep)
+    assert str(checkout / "src") not in path.split(os.pathsep)
+    assert "brought" not in lacking.split()
+    assert "missing" in lacking.split()
+
+
 @pytest.mark.parametrize(
     ("name", "content", "why"),
     [
