@@ -28,7 +28,7 @@ from trial_cluster import left_on_cluster
 from allranks import ownership
 from allranks.engines.package import package_folder
 from allranks.images.docker_client import connect
-from allranks.protocol.records import JOURNAL, Imported, Record, Went, decode
+from allranks.protocol.records import JOURNAL, Imported, NodeLost, Record, Went, decode
 
 SLACK = 4.0
 """Seconds that a busy machine may add to any fault."""
@@ -90,7 +90,8 @@ class Seen:
 
     Attributes:
         seconds: From the job's go (where it never came so far: from the end of torch's import) to its record; None
-            without a record.
+            without a record. Of a job that lost a node, to its agent's last word: a daemon may take half a minute to
+            remove a container that was killed.
         collected: Names of the tests that the job's record lists.
         size: Bytes of all that the run left as results.
         left: What is still there of it: processes, containers, folders, locks.
@@ -250,8 +251,10 @@ def _seen(folder: Path, exit_code: int, left: tuple[str, ...], said: str) -> See
 def _seconds(attempt: Path, record: dict[str, Any]) -> float | None:
     if not record:
         return None
-    said = {type(each): each.at for each in reversed(records_of(attempt / JOURNAL))}
-    return float(record["finished"] - said.get(Went, said.get(Imported, record["started"])))
+    records = records_of(attempt / JOURNAL)
+    said = {type(each): each.at for each in reversed(records)}
+    ended = records[-1].at if NodeLost in said else record["finished"]
+    return float(ended - said.get(Went, said.get(Imported, record["started"])))
 
 
 def records_of(journal: Path) -> list[Record]:
