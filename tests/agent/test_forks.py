@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,9 +18,9 @@ from allranks.agent.forks import Family, ForkServer, ForkServerError
 from allranks.agent.gangs.orphans import Mark
 from allranks.agent.gangs.rank_process import open_ends
 from allranks.agent.job_end import HangupError, JobEnd
-from allranks.agent.program import Finish, Program, SessionEnded, Settled, StartRanks, parse_start
+from allranks.agent.program import Finish, Program, SessionEnded, Settled, StartRanks, parse_reply, parse_start
 from allranks.protocol.config import Folders, NodeConfig
-from allranks.protocol.records import Imported, Notice
+from allranks.protocol.records import AgentFailed, Imported, Notice
 
 SECRET = replace(CONFIG, post=NodeConfig(node=0, leader="127.0.0.1", port=1, token="secret"))  # noqa: S106 - none is asked
 
@@ -279,6 +280,19 @@ def test_a_fork_server_that_the_kernel_killed_for_want_of_memory_says_so(start_s
 def test_what_makes_no_sense_is_a_fork_server_error(start_server, end, program, why):
     with pytest.raises(ForkServerError, match=why):
         list(start_server(f"{program}\ntime.sleep(60)").replies(end))
+
+
+def test_a_fork_server_that_is_asked_for_nonsense_says_so():
+    with ExitStack() as stack:
+        own, its, handover = (stack.enter_context(each) for each in (*socket.socketpair(), socket.socket()))
+        numbers = (its.fileno(), handover.fileno())
+        command = [sys.executable, "-m", "allranks.agent.fork_server", *map(str, numbers)]
+        own.sendall(b'["ServerStart", {"supervisor": "me"}]\n')
+        done = subprocess.run(command, pass_fds=numbers, capture_output=True, text=True, check=False)
+        told = parse_reply(own.recv(1 << 16))
+    assert isinstance(told, AgentFailed)
+    assert told.message.startswith("what the supervisor asked for ")
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_a_line_without_end_is_a_fork_server_error(start_server, end, monkeypatch):

@@ -164,7 +164,13 @@ def test_a_job_whose_gpus_are_not_here_runs_in_the_image_without_and_says_so(for
 def test_a_job_whose_gpus_are_not_here_keeps_its_image_where_there_is_no_other(for_host, jobs, lines, matrix):
     del matrix.images["cpu"]
     assert for_host()(jobs["nccl-w1-g1-env"]).image == "cuda"
-    assert lines == ["nccl-w1-g1-env asks for 1 GPUs, this host has 0: its tests will be skipped"]
+    assert lines == ["nccl-w1-g1-env asks for 1 GPU, this host has 0: its tests will be skipped"]
+
+
+def test_an_image_of_all_cells_is_not_named_where_gpus_are_not_here(for_host, jobs, lines, matrix):
+    matrix.images["cpu"] = jobs["nccl-w1-g1-env"].image
+    assert for_host()(jobs["nccl-w1-g1-env"]).image == "cuda"
+    assert lines == ["nccl-w1-g1-env asks for 1 GPU, this host has 0: its tests will be skipped"]
 
 
 def test_an_image_is_made_once_for_all_its_jobs(for_host, jobs, made):

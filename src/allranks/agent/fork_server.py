@@ -86,7 +86,11 @@ def main(arguments: list[str]) -> NoReturn:
     linux.die_with_parent()
     if not line:
         os._exit(1)
-    start = parse_start(line)
+    try:
+        start = parse_start(line)
+    except RecordError as error:
+        _report(Supervisor(control, lines, handover, os.getppid()), error)
+        os._exit(1)
     if os.getppid() != start.supervisor:
         os._exit(1)
     # Ranks would inherit buffered text and print it as their own, and a killed process would lose it.

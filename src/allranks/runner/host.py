@@ -8,7 +8,7 @@ from allranks.agent import kernel
 from allranks.engines.base import Engine, JobEnvironment, MakeEnvironment, Progress
 from allranks.engines.gpus import Inventory, take_inventory
 from allranks.engines.registry import choose_engine, engines_here
-from allranks.errors import AllranksError, EngineError, MatrixError
+from allranks.errors import AllranksError, EngineError, MatrixError, counted
 from allranks.matrix.cell_images import image_for
 from allranks.matrix.model import Cell, Image, Job, Matrix
 from allranks.protocol.config import share_of
@@ -149,10 +149,10 @@ class _ForHost:
         wanted = gpus_here(job.cell, self.engine.nodes)
         if wanted <= len(self.gpus) or self.engine.has_queue:
             return job.image
-        lacks = f"{job.cell.id} asks for {wanted} GPUs, this host has {len(self.gpus)}: its tests will be skipped"
+        lacks = f"{job.cell.id} asks for {counted(wanted, 'GPU')}, this host has {len(self.gpus)}"
+        image = job.image
         with suppress(MatrixError):
             image = image_for(self.matrix, replace(job.cell, gpu_count=0))
-            self.say(f"{lacks}, in image {image.name} instead of {job.image.name}")
-            return image
-        self.say(lacks)
-        return job.image
+        where = "" if image == job.image else f", in image {image.name} instead of {job.image.name}"
+        self.say(f"{lacks}: its tests will be skipped{where}")
+        return image
