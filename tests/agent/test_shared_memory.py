@@ -10,6 +10,7 @@ from multiprocessing import shared_memory
 from pathlib import Path
 
 import torch
+import torch.distributed
 import torch.multiprocessing
 
 torch.multiprocessing.set_sharing_strategy("file_system")
@@ -22,6 +23,7 @@ def leave(names):
     assert len(segments) == 2
     with open(os.environ["SEGMENTS"], "a") as file:
         print(*segments, file=file)
+    torch.distributed.barrier()  # no rank ends before its peer has left its own
 
 KEPT = []
 
@@ -46,7 +48,7 @@ def test_hangs():
 def test_shared_memory_is_gone_with_its_job(run_agent, tmp_path, monkeypatch):
     segments = tmp_path / "segments"
     monkeypatch.setenv("SEGMENTS", str(segments))
-    agent = run_agent({"test_shm.py": SUITE}, limits={"test": 3, "peer_grace": 0.5}, isolation="test")
+    agent = run_agent({"test_shm.py": SUITE}, limits={"test": 5, "peer_grace": 0.5}, isolation="test")
     names = segments.read_text().split()
     assert len(names) == 2 * 2 * 4
     assert [name for name in names if Path("/dev/shm", name).exists()] == []

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -90,8 +91,8 @@ class Seen:
 
     Attributes:
         seconds: From the job's go (where it never came so far: from the end of torch's import) to its record; None
-            without a record. Of a job that lost a node, to its agent's last word: a daemon may take half a minute to
-            remove a container that was killed.
+            without a record. A daemon may take half a minute to kill a container, and as long to remove it: the time of
+            a strike does not count, and that of a job that lost a node ends with its agent's last word.
         collected: Names of the tests that the job's record lists.
         size: Bytes of all that the run left as results.
         left: What is still there of it: processes, containers, folders, locks.
@@ -127,10 +128,11 @@ def run_fault(fault: Fault, engine: str, folder: Path) -> Seen:
     command = [sys.executable, str(WARDEN), str(report), *_confinement(fault, engine, temporary), "--"]
     command += [sys.executable, "-m", "allranks", "run", "--engine", engine, "--results", str(results), "--seed", "7"]
     command += ["--", *fault.pytest_args]
-    said = _complete(command, repository, _environment(run_id, temporary), partial(_notice, fault, run_id))
+    struck: list[float] = []
+    said = _complete(command, repository, _environment(run_id, temporary), partial(_notice, fault, run_id, struck))
     warden = json.loads(report.read_text()) if report.exists() else {"status": None, "left": []}
     left = (*warden["left"], *_left(run_id, engine, temporary))
-    return _seen(results / run_id, warden["status"], left, said)
+    return _seen(results / run_id, warden["status"], left, said, struck)
 
 
 def _confinement(fault: Fault, engine: str, temporary: Path) -> list[str]:
@@ -188,10 +190,11 @@ def _write_repository(fault: Fault, repository: Path, temporary: Path) -> None:
     (repository / "matrix.toml").write_text(matrix)
 
 
-def _notice(fault: Fault, run_id: str, line: str) -> None:
-    """See what the command says as it says it."""
+def _notice(fault: Fault, run_id: str, struck: list[float], line: str) -> None:
+    """See what the command says as it says it; note the time at which a strike is over."""
     if fault.strike is not None and line.rstrip().endswith(WORD):
         strike(run_id, *fault.strike)
+        struck.append(time.time())
 
 
 def _complete(command: Sequence[str], folder: Path, environment: dict[str, str], notice: Callable[[str], None]) -> str:
@@ -231,14 +234,14 @@ def _left(run_id: str, engine: str, temporary: Path) -> Iterator[str]:
             yield from (f"network {each['Name']}" for each in client.api.networks(filters=mine))
 
 
-def _seen(folder: Path, exit_code: int, left: tuple[str, ...], said: str) -> Seen:
+def _seen(folder: Path, exit_code: int, left: tuple[str, ...], said: str, struck: Sequence[float]) -> Seen:
     attempt = next(folder.glob("cells/*/faulty/attempt-1"), folder)
     record = json.loads((attempt / "job.json").read_text()) if (attempt / "job.json").exists() else {}
     report = folder / "junit.xml"
     suites = JUnitXml.fromfile(str(report)) if report.exists() else ()
     return Seen(
         exit_code=exit_code,
-        seconds=_seconds(attempt, record),
+        seconds=_seconds(attempt, record, struck),
         cases=tuple(_case(case) for suite in suites for case in suite),
         collected=tuple(nodeid.rpartition("::")[2] for nodeid in record.get("collected") or ()),
         size=sum(path.lstat().st_size for path in folder.rglob("*")),
@@ -248,13 +251,14 @@ def _seen(folder: Path, exit_code: int, left: tuple[str, ...], said: str) -> See
     )
 
 
-def _seconds(attempt: Path, record: dict[str, Any]) -> float | None:
+def _seconds(attempt: Path, record: dict[str, Any], struck: Sequence[float]) -> float | None:
     if not record:
         return None
     records = records_of(attempt / JOURNAL)
     said = {type(each): each.at for each in reversed(records)}
     ended = records[-1].at if NodeLost in said else record["finished"]
-    return float(ended - said.get(Went, said.get(Imported, record["started"])))
+    began = said.get(Went, said.get(Imported, record["started"]))
+    return float(ended - max([began, *struck]))
 
 
 def records_of(journal: Path) -> list[Record]:
