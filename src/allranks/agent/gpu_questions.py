@@ -24,6 +24,11 @@ from allranks.agent import linux
 
 _PART: Final = 1 << 16
 
+_DRIVER: Final = "libcuda.so.1"
+
+_VISIBLE: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""The variables that decide which GPUs a process sees: a conftest file may change them between two questions."""
+
 _END: Final = 60.0
 """Seconds for a process that has answered to end: the driver may take a while to release what it held."""
 
@@ -39,12 +44,6 @@ class GpuProperties:
         return f"GpuProperties({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
 
-_DRIVER: Final = "libcuda.so.1"
-
-_VISIBLE: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-"""The variables that decide which GPUs a process sees: a conftest file may change them between two questions."""
-
-
 class _Questions:
     """The questions, with torch's own answers to them, and the process in which these would initialize CUDA.
 
@@ -54,8 +53,7 @@ class _Questions:
 
     def __init__(self) -> None:
         self.process = 0
-        self._counts: dict[tuple[str | None, ...], int] = {}
-        self._answers: dict[tuple[str | None, ...], list[GpuProperties]] = {}
+        self._answers: dict[tuple[object, ...], Any] = {}  # by question, and by what is visible
         self._device_count: Callable[[], int] = torch.cuda.device_count
         self._current_device: Callable[[], int] = torch.cuda.current_device
         self._properties: Callable[..., Any] = torch.cuda.get_device_properties
@@ -64,10 +62,8 @@ class _Questions:
         """The number of GPUs that this process sees."""
         if not self._is_here() or not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
             return self._device_count()
-        visible = _visible()
-        if visible not in self._counts:
-            self._counts[visible] = _ask(self._device_count)
-        return self._counts[visible]
+        count: int = self._answer_to(self._device_count)
+        return count
 
     def current_device(self) -> int:
         """The GPU that is used by default: a process without CUDA has chosen no other than the first."""
@@ -77,23 +73,25 @@ class _Questions:
         """The properties of a GPU."""
         if not self._is_here() or not torch.cuda.device_count():
             return self._properties(device)
-        visible = _visible()
-        if visible not in self._answers:
-            of_all = _ask(lambda: [_values(self._properties(number)) for number in range(torch.cuda.device_count())])
-            self._answers[visible] = [GpuProperties(values) for values in of_all]
-        answers, index = self._answers[visible], _index(device)
-        if not 0 <= index < len(answers):
-            msg = f"GPU {index} does not exist: there are {len(answers)}"
+        of_all, index = self._answer_to(self._all_properties), _index(device)
+        if not 0 <= index < len(of_all):
+            msg = f"GPU {index} does not exist: there are {len(of_all)}"
             raise AssertionError(msg)  # as torch does
-        return answers[index]
+        return GpuProperties(of_all[index])
+
+    def _all_properties(self) -> list[dict[str, Any]]:
+        return [_values(self._properties(number)) for number in range(torch.cuda.device_count())]
+
+    def _answer_to(self, question: Callable[[], Any]) -> Any:  # noqa: ANN401 - as the question answers
+        """A fork's answer; it is asked once, and again if other GPUs are visible."""
+        key = (question, *map(os.environ.get, _VISIBLE))
+        if key not in self._answers:
+            self._answers[key] = _ask(question)
+        return self._answers[key]
 
     def _is_here(self) -> bool:
         """Whether this process must not initialize CUDA, and has not done so."""
         return os.getpid() == self.process and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-
-
-def _visible() -> tuple[str | None, ...]:
-    return tuple(os.environ.get(name) for name in _VISIBLE)
 
 
 def _index(device: torch.device | int | str | None) -> int:
@@ -145,7 +143,7 @@ def cuda_in_this_process() -> str:
         return ""
     if "numba.cuda" in sys.modules:
         return "initializes CUDA, as numba.cuda does to look for GPUs unless NUMBA_DISABLE_CUDA=1 is set"
-    return "initializes CUDA by another library than torch"
+    return "initializes CUDA through a library other than torch"
 
 
 def _is_driver_initialized() -> bool:
