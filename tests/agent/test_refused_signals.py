@@ -11,7 +11,7 @@ import pytest
 
 from allranks.agent import container_init, gpu_check, linux
 from allranks.agent.gangs import orphans, rank_process
-from allranks.agent.gangs.local_ranks import LocalRanks
+from allranks.agent.gangs.local_ranks import LocalRanks, Stop
 from allranks.agent.gangs.orphans import end_children, kill_group, kill_orphans
 from allranks.agent.gangs.rank_process import fork_ranks
 from allranks.agent.stacks.child_stacks import Surroundings, find_children
@@ -91,9 +91,7 @@ def look_at_children(folder, ranks, _child):
         lambda _folder, ranks, _child: (ranks[0].freeze(), ranks[0].signal(signal.SIGTERM)),
         lambda _folder, ranks, _child: ranks[0].kill_group(),
         lambda _folder, ranks, _child: rank_process._end(ranks[0].pid),
-        in_a_gang(lambda gang: gang.signal([0], signal.SIGTERM)),
-        in_a_gang(lambda gang: gang.freeze([0])),
-        in_a_gang(lambda gang: gang.kill([0])),
+        *(in_a_gang(lambda gang, how=how: gang.stop([0], how)) for how in Stop),
         in_a_gang(lambda gang: kill_orphans(gang._orphans, {1: 0}, ())),
         check_a_gpu,
         look_at_children,

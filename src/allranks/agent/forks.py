@@ -19,7 +19,7 @@ from pathlib import Path
 from allranks.agent import linux
 from allranks.agent.channel import Outgoing, receive
 from allranks.agent.evidence import remove_tree
-from allranks.agent.gangs.local_ranks import LocalRanks, stack_files
+from allranks.agent.gangs.local_ranks import Answer, LocalRanks, stack_files
 from allranks.agent.gangs.orphans import GANG_VARIABLE, Mark, marked
 from allranks.agent.gangs.rank_process import ConnectionEnds, Echo, RankProcess, open_ends
 from allranks.agent.gangs.step_outcome import was_in
@@ -358,8 +358,12 @@ class LocalNode:
         """This node, for ranks with their files in another folder."""
         return replace(self, folders=replace(self.folders, results=results))
 
-    def start_ranks(self, request: StartRanks) -> LocalRanks:
-        """See :meth:`allranks.agent.nodes.node.Node.start_ranks`.
+    def start_ranks(self, request: StartRanks) -> Answer[LocalRanks]:
+        """See :meth:`allranks.agent.nodes.node.Node.start_ranks`."""
+        return lambda: self._start_ranks(request)
+
+    def _start_ranks(self, request: StartRanks) -> LocalRanks:
+        """Fork the ranks.
 
         Raises:
             ForkServerError: The fork server is gone, or does not answer.

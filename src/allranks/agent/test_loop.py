@@ -377,7 +377,7 @@ class TestLoop:
             if is_bad and self._driver.found_port_in_use:
                 self._name_neighbours(nodeid)
         else:
-            outputs = gang.put_output_away(nodeid)
+            outputs = gang.take_output(nodeid)
             records = ends_of(step, nodeid, self._config.ranks, outputs)
             course = course_of(step, nodeid, outputs)
             for record in records if course is None else (course, *records):

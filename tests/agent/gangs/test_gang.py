@@ -14,7 +14,7 @@ from allranks.agent import linux
 from allranks.agent.channel import Debugging, End, Leaving, PhasesEnded, RankEnd, Released, RunTest, StepEnded
 from allranks.agent.gangs.ends import ends_of
 from allranks.agent.gangs.gang import SKIP_GRACES, Deadlines, Gang
-from allranks.agent.gangs.local_ranks import CLOSED_TIMEOUT, LocalRanks, RankExit
+from allranks.agent.gangs.local_ranks import CLOSED_TIMEOUT, LocalRanks, RankExit, Stop
 from allranks.agent.gangs.rank_process import fork_ranks
 from allranks.agent.gangs.step_outcome import Step, StepOutcome, describe_end
 from allranks.agent.job_end import HangupError, JobEnd, JobLimitError
@@ -424,15 +424,15 @@ def test_a_rank_that_was_found_starts_nothing_more_before_it_is_ended(tmp_path):
     try:
         local_ranks.send(RUN)
         assert is_soon(lambda: linux.session_of(pid) == pid)
-        local_ranks.freeze([0])
-        assert not local_ranks.find([0])[0].held
+        local_ranks.stop([0], Stop.FREEZE)
+        assert not local_ranks.examine([0])().hangs[0].held
         assert is_soon(lambda: linux.state_of(pid) == "T")
-        local_ranks.signal([0], signal.SIGTERM)
+        local_ranks.stop([0], Stop.TERM)
         assert is_soon(lambda: linux.state_of(pid) == "Z")
     finally:
-        local_ranks.kill([0])
+        local_ranks.stop([0], Stop.KILL)
         linux.reap(pid, 20)
-        local_ranks.close()
+        local_ranks.close()()
 
 
 def is_soon(condition):
@@ -730,7 +730,7 @@ def test_output_is_kept_of_a_rank_that_was_killed_in_the_middle_of_a_line(start_
 
     gang = start_gang([print_and_die])
     step = gang.run(RUN, DEADLINES)
-    outputs = gang.put_output_away(TEST)
+    outputs = gang.take_output(TEST)
     [ended] = ends_of(step, TEST, 1, outputs)
     assert ended.stdout == outputs[0].stdout == "almost don"
     assert (tmp_path / "rank-0.log").read_text() == "--- stdout of t::x ---\nalmost don\n"

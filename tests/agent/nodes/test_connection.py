@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from allranks.agent.channel import End, StepEnded
 from allranks.agent.gangs.call_log import LastCall
-from allranks.agent.gangs.local_ranks import RankExit, RankHang, RankReport
+from allranks.agent.gangs.local_ranks import Disturb, Examination, RankExit, RankHang, RankReport, Stop
 from allranks.agent.gangs.output import Output
 from allranks.agent.nodes.connection import (
     FRAME_LIMIT,
@@ -21,7 +21,7 @@ from allranks.agent.nodes.connection import (
     is_proof,
     make_proof,
 )
-from allranks.agent.nodes.messages import Claim, Freeze, Hangs, LastCalls, Outputs, Proof, ToRanks
+from allranks.agent.nodes.messages import Claim, Examined, Outputs, Proof, SendRanks, StopRanks
 from allranks.agent.program import StartRanks
 from allranks.protocol.typed_json import encode_line
 
@@ -40,15 +40,19 @@ CALLS = st.builds(
     tag=st.integers(-(2**52), 2**52),
     mask=st.integers(0, 2**2048 - 1),
 )
+EXAMINATIONS = st.builds(
+    Examination,
+    hangs=st.dictionaries(RANKS, st.builds(RankHang, stacks=TEXT, phase=TEXT)),
+    calls=st.dictionaries(RANKS, st.lists(CALLS, max_size=3).map(tuple), max_size=3),
+)
 MESSAGES = st.lists(
     st.builds(Proof, proof=TEXT)
     | st.builds(Claim, node=RANKS, nonce=TEXT, proof=TEXT)
     | st.builds(StartRanks, gang=RANKS, environment=st.dictionaries(TEXT, TEXT), fresh=st.dictionaries(RANKS, TEXT))
-    | st.builds(ToRanks, command=st.builds(End, is_condemned=st.booleans()))
-    | st.builds(Freeze, ranks=st.lists(RANKS).map(tuple))
-    | st.builds(LastCalls, ranks=st.dictionaries(RANKS, st.lists(CALLS, max_size=3).map(tuple), max_size=3))
+    | st.builds(SendRanks, order=st.builds(End, is_condemned=st.booleans()) | st.builds(Disturb, how=TEXT))
+    | st.builds(StopRanks, ranks=st.lists(RANKS).map(tuple), how=st.sampled_from(Stop))
+    | st.builds(Examined, ranks=EXAMINATIONS)
     | st.builds(Outputs, ranks=st.dictionaries(RANKS, st.builds(Output, stdout=TEXT, stderr=TEXT)))
-    | st.builds(Hangs, ranks=st.dictionaries(RANKS, st.builds(RankHang, stacks=TEXT, phase=TEXT)))
     | st.builds(RankReport, rank=RANKS, at=st.floats(0, 1e9), message=st.builds(StepEnded, nodeid=TEXT))
     | st.builds(RankExit, rank=RANKS, at=st.floats(0, 1e9), status=st.none() | st.integers(-64, 255)),
     max_size=5,

@@ -1,13 +1,13 @@
 """A gang: the ranks that run together. Started together, supervised from outside, and ended together."""
 
 import selectors
-import signal
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from allranks.agent import clock, linux
-from allranks.agent.channel import Command, Debugging, End, PhasesEnded, Progress, Released, RunTest, StepEnded
+from allranks.agent.channel import Debugging, End, PhasesEnded, Progress, Released, RunTest, StepEnded
 from allranks.agent.gangs.blame import (
     Blame,
     given_up,
@@ -19,7 +19,18 @@ from allranks.agent.gangs.blame import (
 )
 from allranks.agent.gangs.call_log import LastCall, blamed
 from allranks.agent.gangs.failure_course import entered
-from allranks.agent.gangs.local_ranks import Look, RankEvent, RankExit, RankHang, RankReport, Ranks
+from allranks.agent.gangs.local_ranks import (
+    Answer,
+    Disturb,
+    Examination,
+    Look,
+    Order,
+    RankEvent,
+    RankExit,
+    RankReport,
+    Ranks,
+    Stop,
+)
 from allranks.agent.gangs.orphans import KilledOrphan
 from allranks.agent.gangs.output import Output
 from allranks.agent.gangs.step_outcome import Step, StepOutcome, ended, reported
@@ -28,6 +39,8 @@ from allranks.agent.program import changed_status
 from allranks.protocol.config import TimeLimit, TimeLimits
 from allranks.protocol.outcomes import Outcome, shorten
 from allranks.protocol.records import AgentFailed, FailureKind
+
+_Found = TypeVar("_Found")
 
 TERM_GRACE = 1.0
 """Seconds between TERM and KILL: enough for an exit handler, and too short to matter."""
@@ -130,13 +143,11 @@ class Gang:
         if not how:
             yield
             return
-        for node_ranks in self._ranks:
-            node_ranks.disturb(how)
+        self._send(Disturb(how=how))
         try:
             yield
         finally:
-            for node_ranks in self._ranks:
-                node_ranks.disturb("")
+            self._send(Disturb(how=""))
 
     def end(self, session_end: float = 0.0) -> Step:
         """Let the ranks tear down and exit; late ones are made to.
@@ -195,11 +206,10 @@ class Gang:
         self._step.explain_symptoms(None)
         return self._step
 
-    def put_output_away(self, title: str) -> Mapping[int, Output]:
-        """See :meth:`allranks.agent.gangs.local_ranks.Ranks.put_output_away`."""
-        return {
-            rank: output for node_ranks in self._ranks for rank, output in node_ranks.put_output_away(title).items()
-        }
+    def take_output(self, title: str) -> Mapping[int, Output]:
+        """See :meth:`allranks.agent.gangs.local_ranks.Ranks.take_output`."""
+        outputs = self._ask(lambda node_ranks: node_ranks.take_output(title))
+        return {rank: output for of_node in outputs for rank, output in of_node.items()}
 
     def close(self) -> Sequence[KilledOrphan]:
         """End all live ranks and descendants that outlived their rank, and close all descriptors.
@@ -211,11 +221,16 @@ class Gang:
             self._stop(self._alive)
         self._end_alone()
         self._selector.close()
-        return [process for node_ranks in self._ranks for process in node_ranks.close()]
+        return [process for left in self._ask(lambda node_ranks: node_ranks.close()) for process in left]
 
-    def _send(self, command: Command) -> None:
+    def _send(self, order: Order) -> None:
         for node_ranks in self._ranks:
-            node_ranks.send(command)
+            node_ranks.send(order)
+
+    def _ask(self, question: Callable[[Ranks], Answer[_Found]]) -> list[_Found]:
+        """The answers of all nodes, which are all asked before the first answer is waited for."""
+        answers = [question(node_ranks) for node_ranks in self._ranks]
+        return [answer() for answer in answers]
 
     def _supervise(self, deadlines: Deadlines, step: Step) -> Step:
         """Wait until each rank has reported, ended or been given up."""
@@ -229,7 +244,7 @@ class Gang:
         while self._pending:
             if (remaining := timer.remaining(step)) > 0:
                 self._wait(remaining)
-            elif not timer.is_about_a_skip or all(map(waits_for_peers, self._find(self._pending).values())):
+            elif not timer.is_about_a_skip or all(map(waits_for_peers, self._examine(self._pending).hangs.values())):
                 break
             else:
                 # A rank that does not wait for its peers may be about to skip as well.
@@ -268,12 +283,6 @@ class Gang:
         may_part = cause is None or is_odd or is_circle
         step.explain_symptoms(skipper, odd)
         step.add(name_crossing(calls) or (name_parting(calls) if may_part else "") or step.name_unmatched())
-
-    def _look_at_calls(self, step: Step) -> dict[int, Sequence[LastCall]]:
-        """The calls by which ranks are compared; the step gets those that only show how it went."""
-        seen = {rank: calls for node_ranks in self._ranks for rank, calls in node_ranks.calls().items()}
-        step.collectives = entered(seen, step.began, clock.monotonic_ns())
-        return {rank: blamed(calls) for rank, calls in seen.items()}
 
     def _wait(self, timeout: float) -> None:
         """Process the next events, in their order in time; return when the time is up.
@@ -359,12 +368,14 @@ class Gang:
         step = self._step
         if not (self._pending or step.has_gone_wrong):
             return {}
-        self._each(lambda node_ranks, own: node_ranks.freeze(own), self._pending)
-        hangs = self._find(self._pending)
+        self._stop_by(Stop.FREEZE, self._pending)
+        found = self._examine(self._pending)
+        hangs = found.hangs
+        step.collectives = entered(found.calls, step.began, clock.monotonic_ns())
+        calls = {rank: blamed(each) for rank, each in found.calls.items()}
         out = set(self._pending)
         self._pending = set()
         self._stop(out)
-        calls = self._look_at_calls(step)
         blame = Blame(step, hangs, calls)
         step.weigh_symptoms(blame.follows)
         if hangs:
@@ -373,33 +384,30 @@ class Gang:
                 step.note(outcome)
         return calls
 
-    def _find(self, ranks: Collection[int]) -> dict[int, RankHang]:
-        return {
-            rank: hang
-            for node_ranks in self._ranks
-            for rank, hang in node_ranks.find([rank for rank in node_ranks.ranks if rank in ranks]).items()
-        }
+    def _examine(self, ranks: Collection[int]) -> Examination:
+        found = self._ask(lambda of_node: of_node.examine([rank for rank in of_node.ranks if rank in ranks]))
+        return Examination(
+            hangs={rank: hang for each in found for rank, hang in each.hangs.items()},
+            calls={rank: calls for each in found for rank, calls in each.calls.items()},
+        )
 
     def _end_alone(self) -> None:
         """TERM, then KILL the ranks whose part is over: what they leave behind outlives them, and is reported."""
-        for number, grace in ((signal.SIGTERM, TERM_GRACE), (signal.SIGKILL, KILL_GRACE)):
-            self._signal(self._alive, number)
+        for how, grace in ((Stop.TERM, TERM_GRACE), (Stop.KILL_ALONE, KILL_GRACE)):
+            self._stop_by(how, self._alive)
             self._wait_for_ends(grace, self._alive)
 
     def _stop(self, ranks: Collection[int]) -> None:
         """TERM, then KILL with all that they have started, and wait until they are gone."""
-        self._each(lambda node_ranks, own: node_ranks.freeze(own), ranks)
-        self._signal(ranks, signal.SIGTERM)
+        self._stop_by(Stop.FREEZE, ranks)
+        self._stop_by(Stop.TERM, ranks)
         self._wait_for_ends(TERM_GRACE, ranks)
-        self._each(lambda node_ranks, own: node_ranks.kill(own), ranks)
+        self._stop_by(Stop.KILL, ranks)
         self._wait_for_ends(KILL_GRACE, ranks)
 
-    def _signal(self, ranks: Collection[int], number: int) -> None:
-        self._each(lambda node_ranks, own: node_ranks.signal(own, number), ranks)
-
-    def _each(self, act: Callable[[Ranks, list[int]], None], ranks: Collection[int]) -> None:
+    def _stop_by(self, how: Stop, ranks: Collection[int]) -> None:
         for node_ranks in self._ranks:
-            act(node_ranks, [rank for rank in node_ranks.ranks if rank in ranks and rank in self._alive])
+            node_ranks.stop([rank for rank in node_ranks.ranks if rank in ranks and rank in self._alive], how)
 
     def _wait_for_ends(self, timeout: float, ranks: Collection[int]) -> None:
         """Wait until these ranks are gone, and process other events meanwhile."""

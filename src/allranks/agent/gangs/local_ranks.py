@@ -6,8 +6,9 @@ import selectors
 import signal
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from allranks.agent import clock, evidence, linux
 from allranks.agent.channel import ChildStarted, Command, Debugging, Progress, RankPrinted, StepEnded
@@ -107,6 +108,48 @@ _HELD = {
 """By state; any process is in the last one for a moment now and then."""
 
 
+class Stop(StrEnum):
+    """How ranks are stopped."""
+
+    FREEZE = "freeze"  # STOP, until they get a signal: they, and all that they have started, are about to be killed
+    TERM = "term"
+    KILL_ALONE = "kill_alone"  # KILL, but not what they have started: that has to be found
+    KILL = "kill"  # KILL, with the rest of their process groups
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disturb:
+    """End what disturbs the ranks from outside, and begin with this.
+
+    Attributes:
+        how: As the plug-ins' functions take it; empty for nothing.
+    """
+
+    how: str
+
+
+Order = Command | Disturb
+"""What ranks, or who disturbs them, are sent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examination:
+    """What the ranks of one node are doing.
+
+    Attributes:
+        hangs: Where the ranks are that were asked about, even if they do not respond.
+        calls: The last calls of each rank in its process groups, the newest first.
+    """
+
+    hangs: Mapping[int, RankHang] = field(default_factory=dict)
+    calls: Mapping[int, tuple[LastCall, ...]] = field(default_factory=dict)
+
+
+_Found = TypeVar("_Found")
+Answer = Callable[[], _Found]
+"""Waits for the answer to a question that has been asked: all nodes are asked before one is waited for."""
+
+
 class Ranks(Protocol):
     """The ranks of one gang on one node."""
 
@@ -121,31 +164,19 @@ class Ranks(Protocol):
     def watch(self, selector: selectors.BaseSelector) -> None:
         """Register the descriptors that signal their events, each with a :data:`Look` as data."""
 
-    def send(self, command: Command) -> None:
-        """Send a command to each."""
+    def send(self, order: Order) -> None:
+        """Send an order to each."""
 
-    def disturb(self, how: str) -> None:
-        """End what disturbs these ranks from outside, and begin with this; empty for nothing."""
+    def examine(self, ranks: Collection[int]) -> Answer[Examination]:
+        """Find out what the ranks do, and of these ranks where they are."""
 
-    def signal(self, ranks: Collection[int], number: int) -> None:
-        """Send a signal to these ranks alone."""
+    def stop(self, ranks: Collection[int], how: Stop) -> None:
+        """Stop these ranks; returns before they have ended."""
 
-    def freeze(self, ranks: Collection[int]) -> None:
-        """STOP these ranks, which are about to be killed, and all that they have started, until they get a signal."""
-
-    def kill(self, ranks: Collection[int]) -> None:
-        """KILL these ranks and the rest of their process groups."""
-
-    def find(self, ranks: Collection[int]) -> Mapping[int, RankHang]:
-        """Find out where these ranks are, even if they do not respond."""
-
-    def calls(self) -> Mapping[int, Sequence[LastCall]]:
-        """The last calls of each rank in its process groups, the newest first."""
-
-    def put_output_away(self, title: str) -> Mapping[int, Output]:
+    def take_output(self, title: str) -> Answer[Mapping[int, Output]]:
         """Log what each rank has printed since the last call, under this title, and return it."""
 
-    def close(self) -> Sequence[KilledOrphan]:
+    def close(self) -> Answer[Sequence[KilledOrphan]]:
         """Kill processes that outlived the ranks, which have ended, and close all descriptors."""
 
 
@@ -296,11 +327,14 @@ class LocalRanks:
             if self._selector is not None:
                 self._selector.unregister(descriptor)
 
-    def send(self, command: Command) -> None:
+    def send(self, order: Order) -> None:
         """See :meth:`Ranks.send`."""
+        if isinstance(order, Disturb):
+            self._disturb(order.how)
+            return
         for rank in self._processes.values():
             if rank.exit_status is None:
-                rank.link.send(command)
+                rank.link.send(order)
                 if rank.link.is_sending:
                     self._watch_for_room(rank)
 
@@ -310,32 +344,37 @@ class LocalRanks:
             key = self._selector.get_key(rank.link.descriptor)
             self._selector.modify(key.fd, rank.link.events, key.data)
 
-    def disturb(self, how: str) -> None:
-        """See :meth:`Ranks.disturb`."""
+    def _disturb(self, how: str) -> None:
         self._disturbance.close()
         pids = {number: rank.pid for number, rank in self._processes.items() if rank.exit_status is None}
         for disturbing in self._disturbers if how else ():
             self._disturbance.enter_context(disturbing(pids, how))
 
-    def signal(self, ranks: Collection[int], number: int) -> None:
-        """See :meth:`Ranks.signal`."""
-        for rank in ranks:
-            self._processes[rank].signal(number)
-
-    def freeze(self, ranks: Collection[int]) -> None:
-        """See :meth:`Ranks.freeze`."""
+    def stop(self, ranks: Collection[int], how: Stop) -> None:
+        """See :meth:`Ranks.stop`."""
         for rank in map(self._processes.__getitem__, ranks):
-            self._stopped.add(rank.pid)
-            rank.freeze()
+            if how in (Stop.FREEZE, Stop.KILL):
+                self._stopped.add(rank.pid)
+            match how:
+                case Stop.FREEZE:
+                    rank.freeze()
+                case Stop.TERM:
+                    rank.signal(signal.SIGTERM)
+                case Stop.KILL_ALONE:
+                    rank.signal(signal.SIGKILL)
+                case Stop.KILL:
+                    rank.kill_group()
 
-    def kill(self, ranks: Collection[int]) -> None:
-        """See :meth:`Ranks.kill`."""
-        for rank in map(self._processes.__getitem__, ranks):
-            self._stopped.add(rank.pid)
-            rank.kill_group()
+    def examine(self, ranks: Collection[int]) -> Answer[Examination]:
+        """See :meth:`Ranks.examine`."""
+        return lambda: self._examine(ranks)
 
-    def find(self, ranks: Collection[int]) -> Mapping[int, RankHang]:
-        """See :meth:`Ranks.find`."""
+    def _examine(self, ranks: Collection[int]) -> Examination:
+        # First, as a rank may go on for a moment once it has written its stacks.
+        calls = {number: tuple(read_last_calls(rank.board)) for number, rank in self._processes.items()}
+        return Examination(hangs=self._find(ranks), calls=calls)
+
+    def _find(self, ranks: Collection[int]) -> Mapping[int, RankHang]:
         # The process id of a reaped rank may belong to another process by now.
         pids = {rank: self._processes[rank].pid for rank in ranks if self._processes[rank].exit_status is None}
         before = {rank: self._processes[rank].state_before or linux.state_of(pid) for rank, pid in pids.items()}
@@ -352,7 +391,7 @@ class LocalRanks:
             self._recorder.wait(recordings)
         held = {rank: _HELD.get(before[rank], "") for rank, pid in pids.items() if linux.state_of(pid) == before[rank]}
         # Only ranks that are about to be killed are frozen, and their children may end by being asked.
-        self.freeze([rank for rank, pid in pids.items() if pid in self._stopped])
+        self.stop([rank for rank, pid in pids.items() if pid in self._stopped], Stop.FREEZE)
         deadline = clock.monotonic() + PATIENCE
         children = {rank: self._children_of(rank, deadline) for rank, pid in pids.items() if pid in self._stopped}
         return {
@@ -382,19 +421,21 @@ class LocalRanks:
         self._stopped.update(child.pid for child in children)
         return children
 
-    def calls(self) -> Mapping[int, Sequence[LastCall]]:
-        """See :meth:`Ranks.calls`."""
-        return {number: read_last_calls(rank.board) for number, rank in self._processes.items()}
+    def take_output(self, title: str) -> Answer[Mapping[int, Output]]:
+        """See :meth:`Ranks.take_output`."""
+        return lambda: self._take_output(title)
 
-    def put_output_away(self, title: str) -> Mapping[int, Output]:
-        """See :meth:`Ranks.put_output_away`."""
+    def _take_output(self, title: str) -> Mapping[int, Output]:
         outputs = {number: rank.take_output() for number, rank in self._processes.items()}
         for number, output in outputs.items():
             self._logs[number].add(title, output)
         return outputs
 
-    def close(self) -> Sequence[KilledOrphan]:
+    def close(self) -> Answer[Sequence[KilledOrphan]]:
         """See :meth:`Ranks.close`."""
+        return self._close
+
+    def _close(self) -> Sequence[KilledOrphan]:
         self._disturbance.close()
         ranks = {each: number for number, rank in self._processes.items() for each in rank.ids}
         stopped = {each for rank in self._processes.values() if rank.pid in self._stopped for each in rank.ids}

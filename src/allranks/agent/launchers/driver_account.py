@@ -118,7 +118,7 @@ class DriverAccount:
 
     def settle(self, gang: Gang, nodeid: str, step: Step) -> bool:
         """Report one step of the driver under a test, empty if it only tore down; returns whether the test is bad."""
-        output = gang.put_output_away(nodeid).get(DRIVER, Output())
+        output = gang.take_output(nodeid).get(DRIVER, Output())
         reports = _DriverReports.of(step, nodeid)
         for end in reports.settled:
             self._journal.write(end)

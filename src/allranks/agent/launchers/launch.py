@@ -14,7 +14,7 @@ from allranks.agent.channel import RunTest, StepEnded
 from allranks.agent.collection.imports import preload
 from allranks.agent.gangs.ends import Journal, ends_of, failed_start
 from allranks.agent.gangs.gang import SKIP_GRACES, Deadlines, Gang
-from allranks.agent.gangs.local_ranks import LocalRanks, RankEvent, RankExit, RankReport, stack_files
+from allranks.agent.gangs.local_ranks import LocalRanks, RankEvent, RankExit, RankReport, Stop, stack_files
 from allranks.agent.gangs.orphans import KilledOrphan, Mark
 from allranks.agent.gangs.output import Output
 from allranks.agent.gangs.rank_process import UNKNOWN_STATUS, Echo, RankProcess, fork_ranks
@@ -114,7 +114,7 @@ class Launch:
 
     def signal(self, rank: int, number: int) -> None:
         """Send a signal to a rank, if it lives."""
-        self._ranks.signal([rank], number)
+        self._ranks.signal(rank, number)
 
     def start(self) -> Step:
         """Wait until each rank is ready for the first test.
@@ -190,7 +190,7 @@ class Launch:
             raise
 
     def _record(self, step: Step) -> None:
-        outputs = self._gang.put_output_away(self._last.nodeid)
+        outputs = self._gang.take_output(self._last.nodeid)
         for record in ends_of(step, self._last.nodeid, self.world_size, outputs):
             self._workplace.journal.write(record)
         self._workplace.show(outputs)
@@ -260,6 +260,10 @@ class _LaunchedRanks(LocalRanks):
             return None
         return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
 
+    def signal(self, rank: int, number: int) -> None:
+        """See :meth:`Launch.signal`."""
+        self._processes[rank].signal(number)
+
     def wait_for_end(self, rank: int, timeout: float | None) -> None:
         """See :meth:`Launch.wait_for_end`."""
         process = self._processes[rank]
@@ -304,8 +308,8 @@ def _lead(ranks: _LaunchedRanks, limits: TimeLimits, end: JobEnd) -> _LaunchedGa
         # Always allowed here: the supervisor of this process has its own limits, so a held rank cannot block the job.
         return _LaunchedGang([ranks], limits=limits, end=end, may_be_held=True)
     except BaseException:
-        ranks.kill(ranks.ranks)
-        ranks.close()
+        ranks.stop(ranks.ranks, Stop.KILL)
+        ranks.close()()
         raise
 
 

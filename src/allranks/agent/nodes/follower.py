@@ -12,36 +12,13 @@ from typing import Any, TypeVar
 
 from allranks.agent import clock
 from allranks.agent.forks import ForkServerError
-from allranks.agent.gangs.local_ranks import Look, RankEvent, RankExit, RankHang, Ranks
+from allranks.agent.gangs.local_ranks import Look, RankEvent, RankExit, RankHang, Ranks, Stop
 from allranks.agent.gangs.orphans import KilledOrphan
 from allranks.agent.gangs.output import Output
 from allranks.agent.job_end import HangupError, JobEnd
+from allranks.agent.nodes import messages
 from allranks.agent.nodes.connection import ConnectionLostError, NodeConnection
-from allranks.agent.nodes.messages import (
-    Alive,
-    CloseRanks,
-    Dismiss,
-    Dismissed,
-    Disturb,
-    Failed,
-    Find,
-    Freeze,
-    Hangs,
-    Kill,
-    LastCalls,
-    Left,
-    Message,
-    OfRanks,
-    Outputs,
-    Ping,
-    PutOutputAway,
-    ReadCalls,
-    Signal,
-    Started,
-    TellTime,
-    Time,
-    ToRanks,
-)
+from allranks.agent.nodes.messages import Message
 from allranks.agent.nodes.node import CollectionDigest, Node
 from allranks.agent.program import StartRanks
 from allranks.protocol.outcomes import shorten
@@ -92,7 +69,7 @@ class Follower:
 
     def _report_failure(self, why: str, *, was_told_to_stop: bool = False) -> None:
         with suppress(ConnectionLostError):
-            self._send(Failed(why=why, was_told_to_stop=was_told_to_stop))
+            self._send(messages.Failed(why=why, was_told_to_stop=was_told_to_stop))
 
     def _send(self, message: Message) -> None:
         self._connection.send(message, self._silence)
@@ -126,7 +103,7 @@ class _Service:
                 self._turn()
         finally:
             if self._ranks is not None:
-                self._ranks.kill(self._ranks.ranks)
+                self._ranks.stop(self._ranks.ranks, Stop.KILL)
                 self._disband(self._ranks)
 
     def _fresh_selector(self) -> selectors.BaseSelector:
@@ -165,16 +142,16 @@ class _Service:
 
     def _obey(self, message: Message) -> None:
         match message:
-            case Ping():
-                self._send(Alive())
-            case TellTime():
-                self._send(Time(now=clock.monotonic()))
+            case messages.Ping():
+                self._send(messages.Alive())
+            case messages.TellTime():
+                self._send(messages.Time(now=clock.monotonic()))
             case StartRanks():
                 self._send(self._start_ranks(message))
-            case Dismiss():
+            case messages.Dismiss():
                 self._is_over = True
-                self._send(Dismissed())
-            case _ if isinstance(message, OfRanks):
+                self._send(messages.Dismissed())
+            case _ if isinstance(message, messages.OfRanks):
                 self._lead(self._started_ranks, message)
             case _:
                 msg = f"sent an order that is none: {type(message).__name__}"
@@ -187,36 +164,29 @@ class _Service:
             raise ConnectionLostError(msg)
         return self._ranks
 
-    def _lead(self, ranks: Ranks, order: OfRanks) -> None:
+    def _lead(self, ranks: Ranks, order: messages.OfRanks) -> None:
         match order:
-            case ToRanks():
-                ranks.send(order.command)
-            case Disturb():
-                ranks.disturb(order.how)
-            case Signal():
-                ranks.signal(order.ranks, order.number)
-            case Freeze():
-                ranks.freeze(order.ranks)
-            case Kill():
-                ranks.kill(order.ranks)
-            case Find():
-                hangs = ranks.find(order.ranks)
-                self._send(Hangs(ranks={rank: _short(hang) for rank, hang in hangs.items()}))
-            case ReadCalls():
-                self._send(LastCalls(ranks={rank: tuple(calls) for rank, calls in ranks.calls().items()}))
-            case PutOutputAway():
-                outputs = ranks.put_output_away(order.title)
-                self._send(Outputs(ranks={rank: _short(output) for rank, output in outputs.items()}))
-            case CloseRanks():
-                self._send(Left(processes=tuple(self._disband(ranks))))
+            case messages.SendRanks():
+                ranks.send(order.order)
+            case messages.StopRanks():
+                ranks.stop(order.ranks, order.how)
+            case messages.ExamineRanks():
+                found = ranks.examine(order.ranks)()
+                hangs = {rank: _short(hang) for rank, hang in found.hangs.items()}
+                self._send(messages.Examined(ranks=replace(found, hangs=hangs)))
+            case messages.TakeOutput():
+                outputs = ranks.take_output(order.title)()
+                self._send(messages.Outputs(ranks={rank: _short(output) for rank, output in outputs.items()}))
+            case messages.CloseRanks():
+                self._send(messages.Left(processes=tuple(self._disband(ranks))))
 
-    def _start_ranks(self, request: StartRanks) -> Started:
+    def _start_ranks(self, request: StartRanks) -> messages.Started:
         try:
-            self._ranks = self._node.start_ranks(request)
+            self._ranks = self._node.start_ranks(request)()
         except OSError as error:
-            return Started(error=str(error) or type(error).__name__)
+            return messages.Started(error=str(error) or type(error).__name__)
         self._ranks.watch(self._selector)
-        return Started(pids=tuple(self._ranks.pids))
+        return messages.Started(pids=tuple(self._ranks.pids))
 
     def _send(self, message: Message) -> None:
         self._connection.send(message, self._silence)
@@ -225,7 +195,7 @@ class _Service:
         self._ranks = None
         self._selector.close()
         self._selector = self._fresh_selector()
-        return ranks.close()
+        return ranks.close()()
 
 
 def _to_send(event: RankEvent) -> RankEvent:

@@ -15,42 +15,19 @@ from dataclasses import replace
 from typing import TypeVar
 
 from allranks.agent import clock
-from allranks.agent.channel import Command
-from allranks.agent.gangs.call_log import LastCall
-from allranks.agent.gangs.local_ranks import Look, RankEvent, RankExit, RankHang
+from allranks.agent.gangs.local_ranks import Answer, Examination, Look, Order, RankEvent, RankExit, RankHang, Stop
 from allranks.agent.gangs.orphans import KilledOrphan
 from allranks.agent.gangs.output import Output
 from allranks.agent.linux import Timer
+from allranks.agent.nodes import messages
 from allranks.agent.nodes.connection import ConnectionLostError, NodeConnection
-from allranks.agent.nodes.messages import (
-    CloseRanks,
-    Dismiss,
-    Dismissed,
-    Disturb,
-    Failed,
-    Find,
-    Freeze,
-    Hangs,
-    Kill,
-    LastCalls,
-    Left,
-    Message,
-    Outputs,
-    Ping,
-    PutOutputAway,
-    ReadCalls,
-    Signal,
-    Started,
-    TellTime,
-    Time,
-    ToRanks,
-)
+from allranks.agent.nodes.messages import Message
 from allranks.agent.nodes.node import CollectionDigest, CollectionFailure, NodeLostError, difference, notice
 from allranks.agent.nodes.node_rendezvous import NodesError
 from allranks.agent.program import StartRanks
 from allranks.protocol.config import AgentConfig, TimeLimit, TimeLimits, share_of
 
-_Answer = TypeVar("_Answer", bound=Message)
+_Kind = TypeVar("_Kind", bound=Message)
 
 _BEATS = 4
 """Pings in the time that one answer may take."""
@@ -100,18 +77,22 @@ class FollowerLink:
             self._lose(str(error))
         self._ring()
 
-    def ask(self, message: Message, kind: type[_Answer]) -> _Answer | None:
-        """Send a message and wait for its answer, of this class; None if the agent is lost."""
+    def ask(self, message: Message, kind: type[_Kind]) -> Answer[_Kind | None]:
+        """Send a message; returns what waits for its answer, of this class: None if the agent is lost."""
         self.send(message)
-        deadline = time.monotonic() + self._silence.seconds
-        while not self.lost:
-            answer = next((message for message in self.receive() if isinstance(message, kind)), None)
-            if answer is not None:
-                self._ring()
-                return answer
-            if not self.lost and not self._connection.wait(deadline):
-                self._lose(f"does not answer within {self._silence.words()}")
-        return None
+
+        def wait() -> _Kind | None:
+            deadline = time.monotonic() + self._silence.seconds
+            while not self.lost:
+                answer = next((message for message in self.receive() if isinstance(message, kind)), None)
+                if answer is not None:
+                    self._ring()
+                    return answer
+                if not self.lost and not self._connection.wait(deadline):
+                    self._lose(f"does not answer within {self._silence.words()}")
+            return None
+
+        return wait
 
     def compare_clocks(self) -> None:
         """Measure :attr:`ahead` unless that was done lately: two hosts' clocks drift apart by some ms in a minute."""
@@ -120,7 +101,7 @@ class FollowerLink:
         quickest = math.inf
         for _ in range(_SAMPLES):
             asked = clock.monotonic()
-            answer = self.ask(TellTime(), Time)
+            answer = self.ask(messages.TellTime(), messages.Time)()
             answered = clock.monotonic()
             if answer is None:
                 return
@@ -134,17 +115,17 @@ class FollowerLink:
         """The messages that have arrived; rank events are also kept for :meth:`take`."""
         if self.lost:
             return []
-        messages = self._connection.receive()
-        if messages:
+        received = self._connection.receive()
+        if received:
             self._asked = None
-        self._unread += [message for message in messages if isinstance(message, RankEvent)]
-        failure = next((message for message in messages if isinstance(message, Failed)), None)
+        self._unread += [message for message in received if isinstance(message, RankEvent)]
+        failure = next((message for message in received if isinstance(message, messages.Failed)), None)
         if failure is not None:
             self.was_told_to_stop = self.was_told_to_stop or failure.was_told_to_stop
             self._lose(failure.why)
         elif self._connection.ended:
             self._lose(self._connection.ended)
-        return messages
+        return received
 
     def take(self) -> list[RankEvent]:
         """The rank events since the last call; pings the agent when the timer has expired."""
@@ -161,7 +142,7 @@ class FollowerLink:
         now = time.monotonic()
         if self._asked is None:
             self._asked = now
-            self.send(Ping())
+            self.send(messages.Ping())
         elif now - self._asked > self._silence.seconds:
             self._lose(f"does not answer within {self._silence.words()}")
 
@@ -184,14 +165,13 @@ class RemoteNode:
         self._link = link
         self._ranks = ranks
 
-    def start_ranks(self, request: StartRanks) -> "RemoteRanks":
-        """See :meth:`allranks.agent.nodes.node.Node.start_ranks`.
-
-        Raises:
-            NodeLostError: The agent no longer answers.
-        """
+    def start_ranks(self, request: StartRanks) -> Answer["RemoteRanks"]:
+        """See :meth:`allranks.agent.nodes.node.Node.start_ranks`."""
         self._link.compare_clocks()
-        answer = self._link.ask(request, Started)
+        answer = self._link.ask(request, messages.Started)
+        return lambda: self._started(answer())
+
+    def _started(self, answer: messages.Started | None) -> "RemoteRanks":
         if answer is None:
             raise NodeLostError(self._link.node, self._link.lost)
         if answer.error:
@@ -247,54 +227,43 @@ class RemoteRanks:
             for descriptor in self._link.descriptors:
                 selector.unregister(descriptor)
 
-    def send(self, command: Command) -> None:
+    def send(self, order: Order) -> None:
         """See :meth:`allranks.agent.gangs.local_ranks.Ranks.send`."""
-        self._link.send(ToRanks(command=command))
+        self._link.send(messages.SendRanks(order=order))
 
-    def disturb(self, how: str) -> None:
-        """See :meth:`allranks.agent.gangs.local_ranks.Ranks.disturb`."""
-        self._link.send(Disturb(how=how))
-
-    def signal(self, ranks: Collection[int], number: int) -> None:
-        """See :meth:`allranks.agent.gangs.local_ranks.Ranks.signal`."""
+    def stop(self, ranks: Collection[int], how: Stop) -> None:
+        """See :meth:`allranks.agent.gangs.local_ranks.Ranks.stop`."""
         if ranks:
-            self._link.send(Signal(ranks=tuple(ranks), number=int(number)))
+            self._link.send(messages.StopRanks(ranks=tuple(ranks), how=how))
 
-    def freeze(self, ranks: Collection[int]) -> None:
-        """See :meth:`allranks.agent.gangs.local_ranks.Ranks.freeze`."""
-        if ranks:
-            self._link.send(Freeze(ranks=tuple(ranks)))
+    def examine(self, ranks: Collection[int]) -> Answer[Examination]:
+        """See :meth:`allranks.agent.gangs.local_ranks.Ranks.examine`; long texts lack their middle."""
+        answer = self._link.ask(messages.ExamineRanks(ranks=tuple(ranks)), messages.Examined)
+        return lambda: self._examined(ranks, answer())
 
-    def kill(self, ranks: Collection[int]) -> None:
-        """See :meth:`allranks.agent.gangs.local_ranks.Ranks.kill`."""
-        if ranks:
-            self._link.send(Kill(ranks=tuple(ranks)))
-
-    def find(self, ranks: Collection[int]) -> Mapping[int, RankHang]:
-        """See :meth:`allranks.agent.gangs.local_ranks.Ranks.find`."""
-        if not ranks:
-            return {}
-        found = self._link.ask(Find(ranks=tuple(ranks)), Hangs)
-        return {rank: found.ranks.get(rank, RankHang()) if found else RankHang() for rank in ranks}
-
-    def calls(self) -> Mapping[int, Sequence[LastCall]]:
-        """See :meth:`allranks.agent.gangs.local_ranks.Ranks.calls`."""
-        found = self._link.ask(ReadCalls(), LastCalls)
+    def _examined(self, ranks: Collection[int], answer: messages.Examined | None) -> Examination:
+        found = answer.ranks if answer else Examination()
         ahead = round(self._link.ahead * 1e9)
-        calls_of = found.ranks if found else {}
-        return {rank: [call._replace(at=call.at - ahead) for call in calls] for rank, calls in calls_of.items()}
+        return Examination(
+            hangs={rank: found.hangs.get(rank, RankHang()) for rank in ranks},
+            calls={
+                rank: tuple(call._replace(at=call.at - ahead) for call in calls) for rank, calls in found.calls.items()
+            },
+        )
 
-    def put_output_away(self, title: str) -> Mapping[int, Output]:
-        """See :meth:`allranks.agent.gangs.local_ranks.Ranks.put_output_away`; long texts lack their middle."""
-        outputs = self._link.ask(PutOutputAway(title=title), Outputs)
-        return outputs.ranks if outputs else {}
+    def take_output(self, title: str) -> Answer[Mapping[int, Output]]:
+        """See :meth:`allranks.agent.gangs.local_ranks.Ranks.take_output`; long texts lack their middle."""
+        answer = self._link.ask(messages.TakeOutput(title=title), messages.Outputs)
+        return lambda: outputs.ranks if (outputs := answer()) else {}
 
-    def close(self) -> Sequence[KilledOrphan]:
+    def close(self) -> Answer[Sequence[KilledOrphan]]:
         """See :meth:`allranks.agent.gangs.local_ranks.Ranks.close`."""
         self._forget()
-        answer = self._link.ask(CloseRanks(), Left)
-        # Discard the remaining events of these ranks.
-        self._link.take()
+        answer = self._link.ask(messages.CloseRanks(), messages.Left)
+        return lambda: self._left(answer())
+
+    def _left(self, answer: messages.Left | None) -> Sequence[KilledOrphan]:
+        self._link.take()  # discard the remaining events of these ranks
         return answer.processes if answer else ()
 
 
@@ -351,8 +320,9 @@ class Leader:
         Raises:
             NodeLostError: One of them is lost: its work since its last message is unknown.
         """
-        for link in self._links:
-            if link.ask(Dismiss(), Dismissed) is None:
+        answers = [(link, link.ask(messages.Dismiss(), messages.Dismissed)) for link in self._links]
+        for link, answer in answers:
+            if answer() is None:
                 raise NodeLostError(link.node, link.lost)
 
 

@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, get_args
 
-from allranks.agent.channel import Command
-from allranks.agent.gangs.call_log import LastCall
-from allranks.agent.gangs.local_ranks import RankExit, RankHang, RankReport
+from allranks.agent.gangs.local_ranks import Examination, Order, RankExit, RankReport, Stop
 from allranks.agent.gangs.orphans import KilledOrphan
 from allranks.agent.gangs.output import Output
 from allranks.agent.nodes.node import CollectionDigest
@@ -72,69 +70,36 @@ class Started:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToRanks:
-    """Send a command to each rank."""
+class SendRanks:
+    """Send an order to each rank."""
 
-    command: Command
-
-
-@dataclass(frozen=True, kw_only=True)
-class Disturb:
-    """End what disturbs the ranks from outside, and begin with this; empty for nothing."""
-
-    how: str
+    order: Order
 
 
 @dataclass(frozen=True, kw_only=True)
-class Signal:
-    """Send a signal to these ranks alone."""
+class StopRanks:
+    """Stop these ranks."""
 
     ranks: tuple[int, ...]
-    number: int
+    how: Stop
 
 
 @dataclass(frozen=True, kw_only=True)
-class Freeze:
-    """STOP these ranks and all that they have started."""
+class ExamineRanks:
+    """Answer with the :class:`Examined` ranks, and of these ranks with where they are."""
 
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kill:
-    """KILL these ranks and the rest of their process groups."""
+class Examined:
+    """What ranks are doing, with times of the follower's host, and with the middle of long texts cut out."""
 
-    ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Find:
-    """Answer with the :class:`Hangs` of these ranks."""
-
-    ranks: tuple[int, ...]
+    ranks: Examination
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hangs:
-    """Where ranks are, with the middle of long texts cut out."""
-
-    ranks: Mapping[int, RankHang]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReadCalls:
-    """Answer with the :class:`LastCalls` of each rank."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LastCalls:
-    """The last calls of each rank, with times of the follower's host."""
-
-    ranks: Mapping[int, tuple[LastCall, ...]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PutOutputAway:
+class TakeOutput:
     """Log what each rank has printed, under this title, and answer with the :class:`Outputs`."""
 
     title: str
@@ -177,7 +142,7 @@ class Failed:
     was_told_to_stop: bool = False
 
 
-OfRanks = ToRanks | Disturb | Signal | Freeze | Kill | Find | ReadCalls | PutOutputAway | CloseRanks
+OfRanks = SendRanks | StopRanks | ExamineRanks | TakeOutput | CloseRanks
 """Orders about ranks that have been started."""
 
 Message = (
@@ -191,8 +156,7 @@ Message = (
     | Time
     | StartRanks
     | Started
-    | Hangs
-    | LastCalls
+    | Examined
     | Outputs
     | Left
     | Dismiss

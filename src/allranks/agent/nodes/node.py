@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
-from allranks.agent.gangs.local_ranks import Ranks
+from allranks.agent.gangs.local_ranks import Answer, Ranks, Stop
 from allranks.agent.program import StartRanks
 from allranks.protocol.outcomes import named
 from allranks.protocol.parameter_values import REMEDY, VARIABLE, changes
@@ -97,12 +97,11 @@ class NodeLostError(Exception):
 class Node(Protocol):
     """Starts the ranks of each gang that belong to one node."""
 
-    def start_ranks(self, request: StartRanks) -> Ranks:
+    def start_ranks(self, request: StartRanks) -> Answer[Ranks]:
         """Start this node's ranks of a gang.
 
-        Raises:
-            OSError: They cannot be started; none of them is left.
-            NodeLostError: The agent of the node is lost.
+        The answer raises OSError if they cannot be started, in which case none of them is left, and NodeLostError if
+        the agent of the node is lost.
         """
 
 
@@ -114,12 +113,15 @@ def start_gang(nodes: Iterable[Node], request: StartRanks) -> list[Ranks]:
         NodeLostError: One node is lost; no rank is left on the others.
     """
     started: list[Ranks] = []
-    try:
-        for node in nodes:
-            started.append(node.start_ranks(request))  # noqa: PERF401 - if one fails, those started before it must be ended
-    except (OSError, NodeLostError):
+    failures: list[OSError | NodeLostError] = []
+    for starting in [node.start_ranks(request) for node in nodes]:
+        try:
+            started.append(starting())
+        except (OSError, NodeLostError) as error:
+            failures.append(error)
+    if failures:
         for node_ranks in started:
-            node_ranks.kill(node_ranks.ranks)
-            node_ranks.close()
-        raise
+            node_ranks.stop(node_ranks.ranks, Stop.KILL)
+            node_ranks.close()()
+        raise failures[0]
     return started

@@ -1,0 +1,103 @@
+"""All nodes are asked before the answer of one is waited for: a question takes as long as the slowest node."""
+
+import pytest
+from agent_run import CONFIG
+
+from allranks.agent.gangs.gang import Gang
+from allranks.agent.gangs.local_ranks import Examination, RankHang
+from allranks.agent.gangs.output import Output
+from allranks.agent.job_end import JobEnd
+from allranks.agent.nodes.node import NodeLostError, start_gang
+from allranks.agent.program import StartRanks
+
+
+class Ranks:
+    """One rank of a node, which notes what it is asked and when the answer is taken."""
+
+    def __init__(self, rank, notes):
+        self.ranks = self.pids = [rank]
+        self._notes = notes
+
+    def watch(self, selector):
+        pass
+
+    def send(self, order):
+        pass
+
+    def stop(self, ranks, how):
+        self._notes.append(("stop", *ranks, how))
+
+    def examine(self, ranks):
+        return self._asked(Examination(hangs={rank: RankHang(phase="call") for rank in ranks}))
+
+    def take_output(self, _title):
+        return self._asked({self.ranks[0]: Output(stdout="hello")})
+
+    def close(self):
+        return self._asked(())
+
+    def _asked(self, answer):
+        self._notes.append(("asked", *self.ranks))
+
+        def answered():
+            self._notes.append(("answered", *self.ranks))
+            return answer
+
+        return answered
+
+
+class Node:
+    """A node that starts one rank, or cannot."""
+
+    def __init__(self, rank, notes, error=None):
+        self._rank = rank
+        self._notes = notes
+        self._error = error
+
+    def start_ranks(self, _request):
+        self._notes.append(("asked", self._rank))
+        return self._started
+
+    def _started(self):
+        self._notes.append(("answered", self._rank))
+        if self._error is not None:
+            raise self._error
+        return Ranks(self._rank, self._notes)
+
+
+ALL_ASKED_FIRST = [("asked", 0), ("asked", 1), ("asked", 2), ("answered", 0), ("answered", 1), ("answered", 2)]
+
+
+@pytest.fixture
+def gang():
+    notes, end = [], JobEnd()
+    yield Gang([Ranks(rank, notes) for rank in range(3)], limits=CONFIG.limits, end=end), notes
+    end.close()
+
+
+def test_output_is_taken_from_all_nodes_at_once(gang):
+    gang, notes = gang
+    assert gang.take_output("t") == {rank: Output(stdout="hello") for rank in range(3)}
+    assert notes == ALL_ASKED_FIRST
+
+
+def test_ranks_are_examined_on_all_nodes_at_once(gang):
+    gang, notes = gang
+    assert set(gang._examine({0, 2}).hangs) == {0, 2}
+    assert notes == ALL_ASKED_FIRST
+
+
+def test_ranks_are_started_on_all_nodes_at_once():
+    notes = []
+    ranks = start_gang([Node(rank, notes) for rank in range(3)], StartRanks(gang=1))
+    assert [each.ranks for each in ranks] == [[0], [1], [2]]
+    assert notes == ALL_ASKED_FIRST
+
+
+@pytest.mark.parametrize("error", [OSError("no room"), NodeLostError(1, "is gone")])
+def test_ranks_that_were_started_are_ended_if_another_node_cannot_start_its_own(error):
+    notes = []
+    nodes = [Node(0, notes), Node(1, notes, error), Node(2, notes)]
+    with pytest.raises(type(error), match=str(error)):
+        start_gang(nodes, StartRanks(gang=1))
+    assert [each for each in notes if each[0] == "stop"] == [("stop", 0, "kill"), ("stop", 2, "kill")]
