@@ -204,7 +204,7 @@ def thorough(session: nox.Session) -> None:
 def pythons(session: nox.Session) -> None:
     """Run the process engine's end-to-end tests on each Python that this machine has, or that uv can bring."""
     env = {**_install_for_tests(session), **_without_services(session)}
-    chosen = session.posargs or ("tests/e2e", "tests/engines/test_contract.py", "tests/agent/test_forks.py")
+    chosen = session.posargs or ("tests/e2e", "tests/engines/test_contract.py", "tests/agent/gangs/test_forks.py")
     session.run("pytest", *chosen, "-m", "not integration and not alone", "--durations", "5", env=env)
 
 

@@ -54,6 +54,37 @@ def test_imports_between_folders_point_one_way():
     assert wrong == set()
 
 
+AGENT = {
+    "": set(),
+    "diagnose": {""},
+    "gangs": {"", "diagnose"},
+    "nodes": {"", "gangs"},
+    "supervisor": {"", "diagnose", "gangs", "nodes"},
+    "rank": {"", "diagnose"},
+    "launch": {"", "diagnose", "gangs", "rank"},
+    "collect": {"", "diagnose", "gangs", "rank", "launch"},
+}
+"""What each folder of the agent may import; the supervisor nothing that runs tested code."""
+ENTRIES = {"allranks.agent.__main__", "allranks.agent.plugin"}
+"""Where Python and pytest enter the agent."""
+
+
+def test_imports_between_folders_of_the_agent_point_one_way():
+    def folder(module: str) -> str:
+        inside = module.removeprefix("allranks.agent").strip(".").partition(".")[0]
+        return inside if inside in AGENT else ""
+
+    wrong = {
+        (module, other)
+        for module, path in MODULES.items()
+        if package(module) == "agent" and module not in ENTRIES
+        for other in imported(path)
+        if package(other) == "agent" and folder(other) not in {folder(module), *AGENT[folder(module)]}
+    }
+    assert wrong == set()
+    assert {path.parent.name for path in (SOURCE / "allranks/agent").glob("*/__init__.py")} == set(AGENT) - {""}
+
+
 def test_a_plug_in_imports_no_other():
     pairs = {
         (module, other)

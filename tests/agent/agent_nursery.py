@@ -1,6 +1,6 @@
 """A process that has imported torch and forks agents on request, so that an agent costs a test no import.
 
-What the forks run is :func:`allranks.agent.agent.main`, as ``python -m allranks.agent`` does.
+What the forks run is :func:`allranks.agent.supervisor.job.main`, as ``python -m allranks.agent`` does.
 """
 
 import contextlib
@@ -61,8 +61,8 @@ def fork_agent(arguments, environment, folder, descriptors, requests):
 
 
 def become_agent(arguments, environment, folder, descriptors, requests):
-    from allranks.agent import forks
-    from allranks.agent.agent import main
+    from allranks.agent.gangs import forks
+    from allranks.agent.supervisor.job import main
 
     requests.close()
     for target, descriptor in enumerate(descriptors):
@@ -79,7 +79,7 @@ def become_agent(arguments, environment, folder, descriptors, requests):
 
 def fork_server(sockets, environment, log):
     """Stands for the exec of a fork server: a fork has imported torch already."""
-    from allranks.agent.fork_server import main
+    from allranks.agent.collect.fork_server import main
 
     pid = os.fork()
     if pid == 0:

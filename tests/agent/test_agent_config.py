@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 from agent_run import CONFIG
 
-from allranks.agent.agent import cell_environment
+from allranks.agent.supervisor.job import cell_environment
 from allranks.protocol.config import AgentConfig, GpuToCheck, seed_of_test
 
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from allranks.agent.fork_server import is_torch_of
+from allranks.agent.collect.fork_server import is_torch_of
 from allranks.protocol.records import AgentFailed, Collected
 
 

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.agent import linux
+from allranks.agent.call_log import Wait
 from allranks.agent.channel import (
     MESSAGE_LIMIT,
     ChildStarted,
@@ -36,7 +37,6 @@ from allranks.agent.channel import (
     link_pair,
     receive,
 )
-from allranks.agent.gangs.call_log import Wait
 from allranks.protocol.outcomes import Outcome, Phase, SkipKind
 from allranks.protocol.records import Passed, RankEnded
 from allranks.protocol.typed_json import RecordError

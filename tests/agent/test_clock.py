@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 
 from allranks.agent import clock
 from allranks.agent.channel import PhasesEnded
-from allranks.agent.gangs.local_ranks import RankExit, RankReport
-from allranks.agent.gangs.step_outcome import Step, ended, reported
+from allranks.agent.diagnose.step_outcome import Step, ended, reported
+from allranks.agent.rank_events import (
+    RankExit,
+    RankReport,
+)
 from allranks.protocol.outcomes import Outcome, Phase
 from allranks.protocol.records import RankEnded
 

@@ -9,7 +9,7 @@ import pytest
 from agent_run import AgentRun, launch_command
 
 from allranks.agent import linux
-from allranks.agent.gangs.orphans import GANG_VARIABLE, NOBODY, Mark, bear_marks, marked
+from allranks.agent.orphans import GANG_VARIABLE, NOBODY, Mark, bear_marks, marked
 from allranks.protocol.records import LeftBehind
 
 SUITE = """
@@ -155,7 +155,7 @@ def test_the_rank_that_left_a_session_of_its_own_is_known(start_command):
 SHOW = """
 import os, sys
 from allranks.agent import linux
-from allranks.agent.gangs.orphans import Mark, bear_marks
+from allranks.agent.orphans import Mark, bear_marks
 
 mark = Mark.of_gang(7)
 {prelude}

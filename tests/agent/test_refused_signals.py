@@ -9,13 +9,13 @@ import time
 
 import pytest
 
-from allranks.agent import container_init, gpu_check, linux
-from allranks.agent.gangs import orphans, rank_process
+from allranks.agent import container_init, gpu_check, linux, orphans
+from allranks.agent.diagnose.child_stacks import Surroundings, find_children
+from allranks.agent.diagnose.stacks import StackFile
+from allranks.agent.gangs import rank_process
 from allranks.agent.gangs.local_ranks import LocalRanks, Stop
-from allranks.agent.gangs.orphans import end_children, kill_group, kill_orphans
 from allranks.agent.gangs.rank_process import fork_ranks
-from allranks.agent.stacks.child_stacks import Surroundings, find_children
-from allranks.agent.stacks.stacks import StackFile
+from allranks.agent.orphans import end_children, kill_group, kill_orphans
 
 ANSWERS = [errno.ESRCH, errno.EPERM, errno.ECHILD]
 CALLS = ((os, "kill"), (os, "killpg"), (os, "waitpid"), (signal, "pidfd_send_signal"))
@@ -106,7 +106,7 @@ AS_ANOTHER_USER = """
 import codecs, os, subprocess, sys, time
 from allranks.agent import linux
 from allranks.agent.container_init import end_orphans
-from allranks.agent.gangs.orphans import end_children, kill_orphans
+from allranks.agent.orphans import end_children, kill_orphans
 
 linux.adopt_orphans()
 codecs.lookup("ascii")  # this user may read no module of Python

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from blocks import ROOT, Block, blocks
 
-from allranks.agent.collection import disabled_tests, expected_failures
+from allranks.agent.collect import disabled_tests, expected_failures
 from allranks.matrix.declaration import load
 
 # What other tests run, whole.

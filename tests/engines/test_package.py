@@ -54,7 +54,7 @@ import importlib, sys
 sys.path.insert(0, sys.argv[1])
 for name in ("pytest", "torch", "_pytest", "pluggy"):
     sys.modules[name] = None  # an import of it fails
-for module in ("allranks.agent.agent", *sys.argv[2:]):
+for module in ("allranks.agent.supervisor.job", *sys.argv[2:]):
     print(importlib.import_module(module).__file__)
 """
 

@@ -44,11 +44,11 @@ Thread 0x00007f (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 1 in wait
 
 Current thread 0x00007f (most recent call first):
-  File "/src/allranks/agent/ranks/call_counter.py", line 2 in wait
+  File "/src/allranks/agent/rank/call_counter.py", line 2 in wait
   File "/venv/lib/python3.11/site-packages/torch/distributed/c10d.py", line 3 in barrier
   File "/repo/suite/test_a.py", line 16 in test_x
   File "/venv/lib/python3.11/site-packages/_pytest/python.py", line 187 in pytest_pyfunc_call
-  File "/src/allranks/agent/fork_server.py", line 206 in <module>
+  File "/src/allranks/agent/collect/fork_server.py", line 206 in <module>
   File "<frozen runpy>", line 88 in _run_code
 
 Extension modules: torch._C"""
@@ -101,7 +101,7 @@ def test_of_nothing_but_frames_of_tools_the_innermost_is_shown(text, kept):
     [
         ("/v/site-packages/_pytest/python.py", True), ("/v/dist-packages/pluggy/_hooks.py", True),
         ("/opt/allranks/plugins/stress/agent/skewed_calls.py", True), ("/u/plugins/mine/agent/calls.py", False),
-        ("/opt/allranks/agent/ranks/rank.py", True), ("/opt/allranks/testing/stores.py", True),
+        ("/opt/allranks/agent/rank/rank.py", True), ("/opt/allranks/testing/stores.py", True),
         ("<frozen runpy>", True), ("/home/me/pluggy/tests/test_a.py", False), ("/allranks/tests/test_a.py", False),
         ("/opt/allranks/protocol/typed_json.py", True), ("/home/me/allranks/test_a.py", False),
         ("/v/site-packages/torch/nn.py", False), ("<string>", False),

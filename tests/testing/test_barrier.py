@@ -1,6 +1,6 @@
 import pytest
 
-from allranks.agent.ranks.reports import waited_for
+from allranks.agent.rank.reports import waited_for
 from allranks.testing.shared_files import FileBarrier, PeerTimeoutError
 
 

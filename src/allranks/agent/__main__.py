@@ -9,8 +9,9 @@ from pathlib import Path
 if not __package__:
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from allranks.agent import agent, container_init
+from allranks.agent import container_init
+from allranks.agent.supervisor import job
 
 if sys.argv[1:2] == ["keep"]:
     container_init.main(sys.argv[2:])
-agent.main()
+job.main()

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, get_args
 
-from allranks.agent.gangs.call_log import Wait
+from allranks.agent.call_log import Wait
 from allranks.protocol.outcomes import Phase
 from allranks.protocol.records import Passed, RankEnded
 from allranks.protocol.typed_json import RecordError, by_name, decode_line, encode_line

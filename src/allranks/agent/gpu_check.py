@@ -16,7 +16,7 @@ import torch
 from torch import distributed
 
 from allranks.agent import linux
-from allranks.agent.gangs.ends import Journal
+from allranks.agent.record_stream import Journal
 from allranks.protocol.config import AgentConfig, GpuToCheck, share_of
 from allranks.protocol.records import AgentFailed, FailureKind, GpuFailed, GpusChecked
 from allranks.protocol.skip_codes import SkipCode, multi_gpu

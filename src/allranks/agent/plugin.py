@@ -10,8 +10,8 @@ import warnings
 import pytest
 
 from allranks.agent import linux
-from allranks.agent.collection.marker_options import is_launcher
-from allranks.agent.torch_cases.adapt import adapt_collected, adapt_torch_cases
+from allranks.agent.launch.adapt import adapt_collected, adapt_torch_cases
+from allranks.agent.rank.marker_options import is_launcher
 from allranks.protocol.refusals import too_old
 
 MANY_TESTS = 30

@@ -13,6 +13,9 @@ from allranks.protocol.typed_json import by_name, check_length, decode_line, enc
 LINE_LIMIT: Final = 256 << 20
 """Bytes of one line: enough for the names of a million tests."""
 
+DRIVER: Final = 0
+"""The rank number of a process that launches ranks, the only one of its gang."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ItemOptions:
@@ -171,3 +174,8 @@ def parse_start(line: bytes) -> ServerStart:
         RecordError: It is none of this version.
     """
     return decode_line(line, by_name((ServerStart,)))
+
+
+def driver_folder(results: Path) -> Path:
+    """The folder of the own files of a process that launches ranks."""
+    return results / "driver"

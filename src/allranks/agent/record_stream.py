@@ -9,10 +9,19 @@ import select
 import threading
 from collections import deque
 from dataclasses import replace
+from typing import Protocol
 
 from allranks.agent import clock
 from allranks.agent.linux import write_all
 from allranks.protocol.records import FailureCourse, Notice, Printed, RankEnded, Record, encode
+
+
+class Journal(Protocol):
+    """Takes records to report."""
+
+    def write(self, record: Record) -> None:
+        """Report a record, stamped with the time of day."""
+
 
 RECORD_SEPARATOR = b"\x1e"
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 
-from allranks.agent.collection.selection import drawn
+from allranks.agent.collect.selection import drawn
 from allranks.interruption import uninterrupted
 from allranks.matrix.model import Job
 from allranks.report.run_files import JobError

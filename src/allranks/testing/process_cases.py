@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore  # type: ignore[attr-defined]  # public, but not exported for mypy
 
-from allranks.agent.launchers.kept_ranks import RANKS_ATTRIBUTE, KeptRanks, RankLife, end_ranks_of, kept_by, run_in
-from allranks.agent.launchers.launch import LaunchContext, LaunchTerms
-from allranks.agent.launchers.launched_rank import LaunchedRank
-from allranks.agent.launchers.own_ranks import OwnRanks, exit_as_asked, expected_ends, no_ranks_error
-from allranks.agent.launchers.plain import PlainSurroundings, meeting_file
+from allranks.agent.launch.kept_ranks import RANKS_ATTRIBUTE, KeptRanks, RankLife, end_ranks_of, kept_by, run_in
+from allranks.agent.launch.launch import LaunchContext, LaunchTerms
+from allranks.agent.launch.launched_rank import LaunchedRank
+from allranks.agent.launch.own_ranks import OwnRanks, exit_as_asked, expected_ends, no_ranks_error
+from allranks.agent.launch.plain import PlainSurroundings, meeting_file
 from allranks.testing.tensors import TensorEquality
 
 
@@ -124,7 +124,7 @@ class MultiProcessTestCase(LauncherTestCase):
         tearDown     in the launching process, when all ranks have ended
 
     A rank that fails ends the test: its peers get ``peer_grace`` seconds, then they are stopped. The error names the
-    first bad rank, with its traceback (:class:`~allranks.agent.launchers.own_ranks.RankFailureError`). The test is
+    first bad rank, with its traceback (:class:`~allranks.agent.launch.own_ranks.RankFailureError`). The test is
     skipped if all ranks skip, by an exception or by an exit code of torch's table; if only some do, that is an error.
     """
 

@@ -41,7 +41,7 @@ DEFAULT_TIMEOUT = 60.0
 class PeerTimeoutError(TimeoutError):
     """This rank waited for peers, and some did not come: the fault is theirs, not this rank's."""
 
-    allranks_symptom = True  # tells the agent not to blame this rank: see allranks.agent.ranks.reports
+    allranks_symptom = True  # tells the agent not to blame this rank: see allranks.agent.rank.reports
 
 
 class FileBarrier:

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allranks.agent.diagnose.step_outcome import Step, StepOutcome
 from allranks.agent.gangs.ends import WithCommands, ends_of, failed_start
-from allranks.agent.gangs.output import Output
-from allranks.agent.gangs.step_outcome import Step, StepOutcome
+from allranks.agent.output import Output
 from allranks.agent.program import ItemOptions, Program
 from allranks.protocol.config import TimeLimit
 from allranks.protocol.outcomes import TEXT_LIMIT, Outcome, Phase, SkipKind

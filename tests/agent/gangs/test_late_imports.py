@@ -1,6 +1,6 @@
 import sys
 
-from allranks.agent.collection.imports import ImportWatch, preload
+from allranks.agent.rank.imports import ImportWatch, preload
 
 SUITE = """
     import sys

@@ -9,10 +9,13 @@ from connections import local_connection
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from allranks.agent.call_log import LastCall
 from allranks.agent.channel import End, StepEnded
-from allranks.agent.gangs.call_log import LastCall
-from allranks.agent.gangs.local_ranks import Disturb, Examination, RankExit, RankHang, RankReport, Stop
-from allranks.agent.gangs.output import Output
+from allranks.agent.gangs.local_ranks import (
+    Disturb,
+    Examination,
+    Stop,
+)
 from allranks.agent.nodes.connection import (
     FRAME_LIMIT,
     GREETING_LIMIT,
@@ -22,7 +25,13 @@ from allranks.agent.nodes.connection import (
     make_proof,
 )
 from allranks.agent.nodes.messages import Claim, Examined, Outputs, Proof, SendRanks, StopRanks
+from allranks.agent.output import Output
 from allranks.agent.program import StartRanks
+from allranks.agent.rank_events import (
+    RankExit,
+    RankHang,
+    RankReport,
+)
 from allranks.protocol.typed_json import encode_line
 
 TEXT = st.text(st.characters(exclude_categories=[]))

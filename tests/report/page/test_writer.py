@@ -296,7 +296,7 @@ Current thread 0x00007f (most recent call first):
   File "/repo/t.py", line 3 in test_hang
   File "/v/site-packages/_pytest/python.py", line 187 in pytest_pyfunc_call
   File "/v/site-packages/pluggy/_callers.py", line 53 in _multicall
-  File "/allranks/agent/ranks/rank.py", line 196 in _run_test"""
+  File "/allranks/agent/rank/rank.py", line 196 in _run_test"""
 
 
 def test_frames_of_tools_are_folded_wherever_a_stack_is_shown(tmp_path: Path, unpacked: Unpacked) -> None:

@@ -1,1 +1,1 @@
-"""The supervisor's view of a gang of ranks, and its reaction when one goes wrong."""
+"""Ranks that run together, as their supervisor sees them: how they start, what they report, and how they end."""

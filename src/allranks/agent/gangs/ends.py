@@ -2,22 +2,15 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
-from allranks.agent.gangs.output import Output
-from allranks.agent.gangs.step_outcome import Step, StepOutcome
+from allranks.agent.diagnose.stacks import with_source
+from allranks.agent.diagnose.step_outcome import Step, StepOutcome
+from allranks.agent.output import Output
 from allranks.agent.program import Program
-from allranks.agent.stacks.stacks import with_source
+from allranks.agent.record_stream import Journal
 from allranks.protocol.outcomes import Outcome, Phase, SkipKind, overall, shorten
 from allranks.protocol.records import Passed, PhaseEnd, RankEnded, Record
 from allranks.protocol.skip_codes import sandcastle_reason
-
-
-class Journal(Protocol):
-    """Takes records to report."""
-
-    def write(self, record: Record) -> None:
-        """Report a record, stamped with the time of day."""
 
 
 class WithCommands:
@@ -33,7 +26,7 @@ class WithCommands:
         self._scripts = {test for test, options in zip(program.tests, program.terms, strict=False) if options.is_script}
 
     def write(self, record: Record) -> None:
-        """See :class:`Journal`."""
+        """See :class:`allranks.agent.record_stream.Journal`."""
         if isinstance(record, RankEnded) and record.outcome.is_bad and not record.consequence:
             record = replace(record, text=self._with_command(record))
         self._journal.write(record)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from allranks.agent import clock, linux
+from allranks.agent.call_log import LastCall, blamed
 from allranks.agent.channel import Debugging, End, PhasesEnded, Progress, Released, RunTest, StepEnded
-from allranks.agent.gangs.blame import (
+from allranks.agent.diagnose.blame import (
     Blame,
     given_up,
     name_crossing,
@@ -17,25 +18,26 @@ from allranks.agent.gangs.blame import (
     strays,
     waits_for_peers,
 )
-from allranks.agent.gangs.call_log import LastCall, blamed
-from allranks.agent.gangs.failure_course import entered
+from allranks.agent.diagnose.failure_course import entered
+from allranks.agent.diagnose.step_outcome import Step, StepOutcome, ended, reported
 from allranks.agent.gangs.local_ranks import (
     Answer,
     Disturb,
     Examination,
     Look,
     Order,
-    RankEvent,
-    RankExit,
-    RankReport,
     Ranks,
     Stop,
 )
-from allranks.agent.gangs.orphans import KilledOrphan
-from allranks.agent.gangs.output import Output
-from allranks.agent.gangs.step_outcome import Step, StepOutcome, ended, reported
 from allranks.agent.job_end import JobEnd
+from allranks.agent.orphans import KilledOrphan
+from allranks.agent.output import Output
 from allranks.agent.program import changed_status
+from allranks.agent.rank_events import (
+    RankEvent,
+    RankExit,
+    RankReport,
+)
 from allranks.protocol.config import TimeLimit, TimeLimits
 from allranks.protocol.outcomes import Outcome, shorten
 from allranks.protocol.records import AgentFailed, FailureKind

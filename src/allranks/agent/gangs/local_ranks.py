@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from allranks.agent import clock, evidence, linux
+from allranks.agent.call_log import LastCall, read_calls, read_last_calls, read_phase, read_wait
 from allranks.agent.channel import ChildStarted, Command, Debugging, Progress, RankPrinted, StepEnded
-from allranks.agent.gangs.call_log import Calls, LastCall, Wait, read_calls, read_last_calls, read_phase, read_wait
-from allranks.agent.gangs.orphans import REAP_TIMEOUT, KilledOrphan, Mark, Orphans, kill_orphans
-from allranks.agent.gangs.output import Output, OutputLog
+from allranks.agent.diagnose.child_stacks import PATIENCE, ChildHang, Surroundings, find_children, text_of, words_for
+from allranks.agent.diagnose.flight_recorder import FlightRecorder
+from allranks.agent.diagnose.stacks import STACKS_SIGNAL, StackFile, dump_stacks
 from allranks.agent.gangs.rank_process import Echo, RankProcess
-from allranks.agent.stacks.child_stacks import PATIENCE, ChildHang, Surroundings, find_children, text_of, words_for
-from allranks.agent.stacks.flight_recorder import FlightRecorder
-from allranks.agent.stacks.stacks import STACKS_SIGNAL, StackFile, dump_stacks
+from allranks.agent.orphans import REAP_TIMEOUT, KilledOrphan, Mark, Orphans, kill_orphans
+from allranks.agent.output import Output, OutputLog
+from allranks.agent.rank_events import RankEvent, RankExit, RankHang, RankReport
 
 Disturber = Callable[[Mapping[int, int], str], contextlib.AbstractContextManager[None]]
 """Disturbs ranks, given by their numbers and processes, in the way that a text describes."""
@@ -27,77 +28,8 @@ CLOSED_TIMEOUT = 1.0
 """Seconds for a rank to die after the end of its pipe; if it still lives then, it has closed the pipe itself."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankReport:
-    """A rank has sent a message.
-
-    Attributes:
-        at: Seconds since the epoch, on the clock of the leading agent.
-        has_strangers: Other processes have sent data in the rank's place, which was discarded.
-        calls: What it has called in the running test, if its step is over.
-    """
-
-    rank: int
-    message: Progress | Debugging
-    at: float
-    has_strangers: bool = False
-    calls: Calls | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankExit:
-    """A rank's process has ended.
-
-    Attributes:
-        status: Exit code, negative for a signal; None if unknown.
-        at: Seconds since the epoch, on the clock of the leading agent.
-        cut_off: Why the supervisor killed it, in words: what it had done to its connection; empty if it did not.
-        for_want_of_memory: The kernel killed it when memory ran out.
-        stacks: Stacks that a fatal signal left in its stack file.
-        output: Its last output.
-        lost: Why its status is unknown; empty if it is known.
-        waits_for: What it waited for, or had last waited for without success.
-        calls: What it had called in the running test.
-        was_told_to_stop: It is lost with its node, whose agent was told to stop.
-    """
-
-    rank: int
-    status: int | None
-    at: float
-    cut_off: str = ""
-    for_want_of_memory: bool = False
-    stacks: str = ""
-    output: Output = field(default_factory=Output)
-    lost: str = ""
-    waits_for: Wait | None = None
-    calls: Calls | None = None
-    was_told_to_stop: bool = False
-
-
-RankEvent = RankReport | RankExit
 Look = Callable[[], Sequence[RankEvent]]
 """Data of a descriptor in a selector: returns the new events once the descriptor is readable."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankHang:
-    """Where a rank hangs that has not ended its step.
-
-    Attributes:
-        stacks: Its stacks; empty if there are none.
-        held: What keeps it from running, in words; empty for nothing.
-        phase: Of its test, in words; empty if unknown.
-        waits_for: As of :class:`RankExit`.
-        children: Where the processes are that it has started, in words; empty if unknown.
-        child_stacks: Their stacks.
-    """
-
-    stacks: str = ""
-    held: str = ""
-    phase: str = ""
-    waits_for: Wait | None = None
-    children: str = ""
-    child_stacks: str = ""
 
 
 _HELD = {

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from json import dumps, loads  # now, as a suite may patch them
 from typing import NoReturn
 
-from allranks.agent import linux
+from allranks.agent import call_log, linux
 from allranks.agent.channel import Link, link_pair
-from allranks.agent.gangs import call_log
-from allranks.agent.gangs.orphans import REAP_TIMEOUT, kill_group
-from allranks.agent.gangs.output import Output, OutputStream
+from allranks.agent.orphans import REAP_TIMEOUT, kill_group
+from allranks.agent.output import Output, OutputStream
 
 BeRank = Callable[[int, int, int], NoReturn]
 """The work of a fork: called with its rank, and the descriptors of its connection and of its call log."""

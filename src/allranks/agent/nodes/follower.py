@@ -11,16 +11,25 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from allranks.agent import clock
-from allranks.agent.forks import ForkServerError
-from allranks.agent.gangs.local_ranks import Look, RankEvent, RankExit, RankHang, Ranks, Stop
-from allranks.agent.gangs.orphans import KilledOrphan
-from allranks.agent.gangs.output import Output
+from allranks.agent.gangs.forks import ForkServerError
+from allranks.agent.gangs.local_ranks import (
+    Look,
+    Ranks,
+    Stop,
+)
 from allranks.agent.job_end import HangupError, JobEnd
 from allranks.agent.nodes import messages
 from allranks.agent.nodes.connection import ConnectionLostError, NodeConnection
 from allranks.agent.nodes.messages import Message
 from allranks.agent.nodes.node import CollectionDigest, Node
+from allranks.agent.orphans import KilledOrphan
+from allranks.agent.output import Output
 from allranks.agent.program import StartRanks
+from allranks.agent.rank_events import (
+    RankEvent,
+    RankExit,
+    RankHang,
+)
 from allranks.protocol.outcomes import shorten
 
 _Texts = TypeVar("_Texts", RankExit, RankHang, Output)

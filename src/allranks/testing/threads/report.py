@@ -9,8 +9,8 @@ from types import FrameType
 
 import pytest
 
+from allranks.agent.diagnose.unmatched_calls import words_for_ranks
 from allranks.agent.environment_skips import EnvironmentSkip
-from allranks.agent.gangs.unmatched_calls import words_for_ranks
 from allranks.protocol.config import TimeLimit
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.skip_codes import SkipCode

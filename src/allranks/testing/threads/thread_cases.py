@@ -10,7 +10,7 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import pytest
 
-from allranks.agent.launchers.plain import default_limit, default_timeout
+from allranks.agent.launch.plain import default_limit, default_timeout
 from allranks.protocol.config import TimeLimit
 from allranks.testing.markers import plain_mark
 from allranks.testing.tensors import TensorEquality

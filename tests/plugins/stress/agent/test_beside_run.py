@@ -10,7 +10,7 @@ from agent_run import CONFIG
 
 from allranks.agent.job_end import HangupError, JobEnd
 from allranks.agent.program import ItemOptions, Program
-from allranks.agent.test_loop import SupervisedJob
+from allranks.agent.supervisor.test_loop import SupervisedJob
 from allranks.plugins.stress.agent.beside_run import LOG, command_of, outcome_of, repeat_beside
 from allranks.plugins.stress.agent.settings import Stress
 from allranks.protocol.config import Folders, TimeLimit

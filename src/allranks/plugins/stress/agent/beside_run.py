@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Final
 
 from allranks.agent import evidence, linux
-from allranks.agent.agent import cell_environment
 from allranks.agent.job_end import JobEnd
 from allranks.agent.program import ItemOptions, Program
-from allranks.agent.test_loop import SupervisedJob
+from allranks.agent.supervisor.job import cell_environment
+from allranks.agent.supervisor.test_loop import SupervisedJob
 from allranks.plugins.stress.agent.settings import Stress
 from allranks.plugins.stress.agent.stress_run import Repetitions
 from allranks.protocol.config import AgentConfig, Folders

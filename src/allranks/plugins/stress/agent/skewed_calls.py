@@ -20,9 +20,9 @@ import pytest
 import torch
 from torch import distributed
 
-from allranks.agent.ranks.call_counter import COLLECTIVES, wrap
-from allranks.agent.ranks.counted_group import MESSAGES
-from allranks.agent.ranks.rank_setup import INSTRUCTIONS
+from allranks.agent.rank.call_counter import COLLECTIVES, wrap
+from allranks.agent.rank.counted_group import MESSAGES
+from allranks.agent.rank.rank_setup import INSTRUCTIONS
 from allranks.plugins.stress.agent.skew import LateRank, NamedDelays, lateness, milliseconds
 from allranks.protocol.repetitions import OFF
 

@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from allranks.agent.assemblies import assemblies
 from allranks.agent.channel import RunTest
-from allranks.agent.gangs.ends import Journal
 from allranks.agent.program import Program
-from allranks.agent.repetition_journal import End, outcomes_of, seconds_of, was_bad
+from allranks.agent.record_stream import Journal
+from allranks.agent.supervisor.assemblies import assemblies
+from allranks.agent.supervisor.repetition_journal import End, outcomes_of, seconds_of, was_bad
 from allranks.plugins.stress.agent.settings import Stress, seed_of_repetition
 from allranks.plugins.stress.agent.skew import outside_in
 from allranks.protocol.outcomes import Outcome

@@ -1,0 +1,126 @@
+"""A rank that is no fork: it imports torch, and the files of its tests, again.
+
+The import of those files, or a hook that ran before, starts threads, which no fork would have. The fork server forks as
+ever, so that the supervisor sees no difference, and the fork becomes a new Python.
+"""
+
+import faulthandler
+import gc
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NoReturn
+
+from allranks.agent import evidence, linux
+from allranks.agent.channel import RankEnd, StepEnded
+from allranks.agent.collect.fork_server import Supervisor
+from allranks.agent.diagnose.stacks import STACKS_SIGNAL
+from allranks.agent.orphans import Mark
+from allranks.agent.program import Reply, ServerStart, StartRanks
+from allranks.agent.rank import rank_setup
+from allranks.protocol.outcomes import MESSAGE_LIMIT, Outcome, Phase, shorten
+from allranks.protocol.records import AgentFailed, CollectionFailed
+from allranks.protocol.typed_json import by_name, decode_line, encode_line
+
+_LOG = "agent.log"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreshRank:
+    """What the new Python has to know."""
+
+    start: ServerStart  # what the fork server knows of the job
+    request: StartRanks
+    rank: int
+    connection: int  # descriptor of its connection
+    board: int  # descriptor of its call log
+    digests: Mapping[str, str]  # the digests of the parameter values of its tests, by node id
+
+
+def become_fresh(rank: FreshRank) -> NoReturn:
+    """Replace this fork by a new Python that becomes the rank. Never returns."""
+    rank_setup.settle(rank.start.supervisor)
+    file = os.memfd_create("rank")
+    linux.write_all(file, encode_line(rank))
+    os.lseek(file, 0, os.SEEK_SET)
+    for descriptor in (file, rank.connection, rank.board):
+        os.set_inheritable(descriptor, True)
+    os.environ.update(Mark.of_gang(rank.request.gang).environment(rank.rank))
+    os.execv(  # noqa: S606 - this process becomes the rank
+        sys.executable, [sys.executable, "-m", "allranks.agent.collect.fresh_rank", str(file)]
+    )
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Become the rank that is described on a descriptor."""
+    with os.fdopen(int(arguments[0]), "rb") as file:
+        rank = decode_line(file.read(), by_name((FreshRank,)))
+    stacks = os.fdopen(evidence.open_end(rank.request.results / f"rank-{rank.rank}.stacks.txt"), "ab")
+    faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
+    faulthandler.enable(file=stacks, all_threads=True)
+    for descriptor in (rank.connection, rank.board):
+        os.set_inheritable(descriptor, False)
+    gc.disable()
+    rank_setup.watch_exits()
+    failures = Failures(rank.start.supervisor)
+    try:
+        _collect(rank, failures)
+    except BaseException:  # noqa: BLE001 - the last frame of this process has no caller to raise to
+        failures.texts.append(traceback.format_exc())
+    _report(rank, failures.texts)
+    os._exit(1)
+
+
+class Failures(Supervisor):
+    """Stands for the connection to the supervisor, which the fork server holds: keeps what goes wrong.
+
+    Args:
+        pid: The supervisor's process id.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.texts: list[str] = []
+
+    def write(self, reply: Reply) -> None:
+        """Keep a failure; all else the fork server has reported."""
+        if isinstance(reply, CollectionFailed):
+            self.texts.append(reply.text)
+        elif isinstance(reply, AgentFailed):
+            self.texts.append("\n".join(filter(None, (reply.message, reply.text))))
+
+
+def _collect(rank: FreshRank, failures: Failures) -> None:
+    """Collect the files of the gang, and run as its rank; returns only if that fails."""
+    outputs = [os.dup(1), os.dup(2)]
+    log = evidence.open_end(rank.start.folders.results / _LOG)
+    for target in (1, 2):
+        os.dup2(log, target)
+    from allranks.agent.collect.fresh_session import FreshSession  # noqa: PLC0415 - needs torch and pytest
+
+    try:
+        FreshSession(rank, failures, outputs).run()
+    finally:
+        os.close(log)
+
+
+def _report(rank: FreshRank, texts: Sequence[str]) -> None:
+    text = "\n".join(texts)
+    lines = [line for line in text.splitlines() if line.strip()]
+    message = f"the files of this test could not be imported again, in a process of their own: {''.join(lines[-1:])}"
+    phase = Phase(
+        when="setup",
+        outcome=Outcome.ERRORED,
+        duration=0.0,
+        message=shorten(message, MESSAGE_LIMIT),
+        text=shorten(text or message),
+    )
+    with suppress(OSError):
+        RankEnd(rank.connection).send(StepEnded(phases=(phase,)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""What went wrong in a gang: stacks, calls, and the rank that is the cause."""

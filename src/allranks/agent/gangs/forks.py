@@ -1,0 +1,408 @@
+"""The supervisor's side of its fork server: starts it, reads what it collects, orders ranks."""
+
+import math
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from allranks.agent import linux
+from allranks.agent.channel import Outgoing, receive
+from allranks.agent.diagnose.flight_recorder import FlightRecorder
+from allranks.agent.diagnose.stacks import STACKS_SIGNAL, StackFile, innermost, wait_for_stacks
+from allranks.agent.diagnose.step_outcome import was_in
+from allranks.agent.evidence import remove_tree
+from allranks.agent.gangs.local_ranks import Answer, LocalRanks, stack_files
+from allranks.agent.gangs.rank_process import ConnectionEnds, Echo, RankProcess, open_ends
+from allranks.agent.job_end import JobEnd
+from allranks.agent.job_plugins import functions
+from allranks.agent.orphans import GANG_VARIABLE, Mark, marked
+from allranks.agent.program import (
+    DRIVER,
+    LINE_LIMIT,
+    Finish,
+    Forked,
+    Reply,
+    ServerStart,
+    SessionEnded,
+    StartRanks,
+    driver_folder,
+    line_of,
+    parse_reply,
+)
+from allranks.protocol.config import AgentConfig, Folders
+from allranks.protocol.records import Imported, Record
+from allranks.protocol.typed_json import RecordError
+
+START_TIMEOUT = 60.0
+"""Seconds to fork ranks: hooks of the suite may run meanwhile, and hang."""
+
+SESSION_END_TIMEOUT = 20.0
+"""Seconds for pytest to end its session: hooks of the suite run then, too."""
+
+REPORT_TIMEOUT = 300.0
+"""Seconds for pytest to end a session in which coverage is combined and reported."""
+
+_LOOK_AGAIN = 0.5
+STACKS = "stacks-agent.txt"
+"""The file in the results folder with the stacks of a fork server."""
+
+
+class ForkServerError(Exception):
+    """The fork server is gone, does not answer, or sends garbage; the message has the details."""
+
+
+class ForkServer:
+    """A fork server, from its start to its end; any thread may send it requests.
+
+    Args:
+        log: Descriptor for its output.
+    """
+
+    def __init__(self, config: AgentConfig, folders: Folders, environment: Mapping[str, str], log: int) -> None:
+        self.torch = ""  # torch's version, once reported; empty before
+        self._folders = folders
+        self._stacks = StackFile(folders.results / STACKS)
+        self._control, control = socket.socketpair()
+        self._control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._control.setblocking(False)
+        self._requests = Outgoing(self._control)
+        self._handover, handover = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._handover.settimeout(START_TIMEOUT)
+        with control, handover:
+            self.pid = start_process((control, handover), environment, log)
+        self._pidfd = os.pidfd_open(self.pid)
+        self._lines: deque[bytes] = deque()
+        self._rest = bytearray()
+        self._status: int | None = None
+        self._killed_for_memory = linux.killed_for_memory()
+        self._lock = threading.Lock()
+        self._closing = threading.Lock()
+        start = ServerStart(supervisor=os.getpid(), config=config.without_secrets(), folders=folders)
+        self._requests.add(line_of(start))
+
+    def replies(self, end: JobEnd, timeout: float | None = None) -> Iterator[Reply]:
+        """Yield its replies as they arrive, until it ends.
+
+        Args:
+            end: When the job is over.
+            timeout: Seconds for all replies; None for as long as the job has.
+
+        Raises:
+            ForkServerError: It sends garbage, or the time is up.
+            HangupError: The job is to end.
+            JobLimitError: The job's time is up.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            while self._lines:
+                reply = self._parsed(self._lines.popleft())
+                if isinstance(reply, Imported):
+                    self.torch = reply.torch
+                yield reply
+            if not self._fill(end, deadline):
+                return
+
+    def _take(self, data: bytes) -> None:
+        *lines, rest = data.split(b"\n")
+        if lines:
+            lines[0] = bytes(self._rest) + lines[0]
+            self._lines.extend(lines)
+            self._rest = bytearray(rest)
+        else:
+            self._rest += rest
+        if len(self._rest) > LINE_LIMIT:
+            msg = f"tells a line of more than {LINE_LIMIT} bytes"
+            raise ForkServerError(msg)
+
+    def _parsed(self, line: bytes) -> Reply:
+        try:
+            return parse_reply(line)
+        except RecordError as error:
+            msg = f"tells a line that {error}"
+            raise ForkServerError(msg) from error
+
+    def _fill(self, end: JobEnd, deadline: float | None) -> bool:
+        """Wait for data and take it in, and send what waits for room; False if there will be no more data."""
+        while True:
+            end.check()
+            left = _LOOK_AGAIN if deadline is None else min(_LOOK_AGAIN, deadline - time.monotonic())
+            if left < 0:
+                where = self.whereabouts()
+                raise ForkServerError("does not answer" + (f"; it is in {where}" if where else ""))
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._control, self._requests.events)
+                for source in (end.fileno(), self._pidfd):
+                    selector.register(source, selectors.EVENT_READ)
+                ready = {key.fd: events for key, events in selector.select(min(left, end.remaining()))}
+            events = ready.get(self._control.fileno(), 0)
+            if events & selectors.EVENT_WRITE:
+                self._requests.flush()
+            if events & selectors.EVENT_READ:
+                data, sender = self._receive()
+                # Processes that the suite forked on import may hold the connection, too: discard their data.
+                self._take(data if sender == self.pid else b"")
+                return bool(data)
+            if self._pidfd in ready:
+                # The server has ended; its descendants may hold the connection open.
+                return False
+
+    def _receive(self) -> tuple[bytes, int]:
+        try:
+            return receive(self._control, 1 << 20)
+        except ConnectionResetError:
+            # It ended with unread requests.
+            return b"", 0
+
+    def start_ranks(self, request: StartRanks, ends: Sequence[ConnectionEnds], end: JobEnd) -> list[RankProcess]:
+        """Fork ranks, and pass them their connection ends.
+
+        Raises:
+            OSError: The system cannot create more processes; none of the ranks is left either.
+            ForkServerError: The fork server is gone, or does not answer.
+            HangupError: The job is to end.
+            JobLimitError: The job's time is up.
+        """
+        with self._lock:
+            self._requests.add(line_of(request))
+            for each in ends:
+                with self._as_server_error():
+                    socket.send_fds(self._handover, [b"."], each.theirs)
+            answer = self._answer(end)
+        if answer.error or len(answer.pids) != len(ends):
+            raise OSError(answer.error or "the fork server tells of other ranks than it was asked for")
+        pidfds: list[int] = []
+        with ExitStack() as undo:
+            # After the first hand-over nothing may fail: the caller would close some ends twice.
+            for pid in answer.pids:
+                pidfds.append(os.pidfd_open(pid))
+                undo.callback(os.close, pidfds[-1])
+            undo.pop_all()
+        return [each.process(*pair) for each, pair in zip(ends, zip(answer.pids, pidfds, strict=True), strict=True)]
+
+    def _answer(self, end: JobEnd) -> Forked:
+        for reply in self.replies(end, START_TIMEOUT):
+            if isinstance(reply, Forked):
+                return reply
+        raise ForkServerError(self.ended())
+
+    @contextmanager
+    def _as_server_error(self) -> Iterator[None]:
+        """Turn any error of the connection into a :class:`ForkServerError`: the server is gone."""
+        try:
+            yield
+        except OSError as error:
+            raise ForkServerError(self.ended()) from error
+
+    def finish(
+        self, finish: Finish, end: JobEnd, timeout: float = SESSION_END_TIMEOUT
+    ) -> tuple[list[Record], SessionEnded | None]:
+        """Have pytest end its session; return its hooks' records, and the session's end or None if there was none.
+
+        Raises:
+            ForkServerError: It does not answer, or sends garbage.
+            HangupError: The job is to end.
+            JobLimitError: The job's time is up.
+        """
+        self._requests.add(line_of(finish))
+        records: list[Record] = []
+        for reply in self.replies(end, timeout):
+            if isinstance(reply, SessionEnded):
+                return records, reply
+            if isinstance(reply, Record):
+                records.append(reply)
+        return records, None
+
+    def ended(self) -> str:
+        """How it ended, in words, as in "was killed by SIGSEGV"; it is killed if it has not ended."""
+        status = self.close()
+        if status is None:
+            return "does not end"
+        if status < 0:
+            how = linux.killed(-status, for_memory=linux.is_memory_kill(status, self._killed_for_memory))
+            return f"was {how}{was_in(self._stacks.added())}"
+        return f"ended with exit status {status}"
+
+    def whereabouts(self) -> str:
+        """Its current frame, as in "file:line in name"; empty if unknown."""
+        if not linux.signal_pidfd(self._pidfd, STACKS_SIGNAL):
+            return ""
+        with suppress(OSError):
+            return innermost(wait_for_stacks({0: self._stacks}, {0: self.pid}).get(0, ""))
+        return ""
+
+    def close(self) -> int | None:
+        """Make sure that it has ended; return its exit status, None if unknown. Idempotent."""
+        with self._closing:
+            if self._status is None:
+                self._status = self._end()
+            return self._status
+
+    def _end(self) -> int | None:
+        if not linux.is_readable(self._pidfd, _LOOK_AGAIN):
+            linux.signal_pidfd(self._pidfd, signal.SIGKILL)
+            linux.is_readable(self._pidfd, START_TIMEOUT)
+        return linux.reap(self.pid, 2.0)
+
+    def kill(self) -> None:
+        """End it at once."""
+        linux.signal_pidfd(self._pidfd, signal.SIGKILL)
+        self.close()
+
+
+def start_process(sockets: Sequence[socket.socket], environment: Mapping[str, str], log: int) -> int:
+    """Start a fork server by exec; return its process id."""
+    numbers = [each.fileno() for each in sockets]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "allranks.agent.collect.fork_server", *map(str, numbers)],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=dict(environment),
+        pass_fds=numbers,
+    )
+    # This module alone waits for the process: a Popen with a return code never does.
+    process.returncode = 0
+    return process.pid
+
+
+@dataclass
+class _Gang:
+    """The ranks of a gang that lives, or is being started.
+
+    Attributes:
+        since: When it was asked for, as of :func:`~allranks.agent.linux.began`: its processes began later.
+    """
+
+    since: int
+    pids: frozenset[int] = frozenset()
+
+
+class Family:
+    """The supervisor's children that are no orphans of a rank: its fork server, and the ranks of living gangs."""
+
+    def __init__(self, *known: int) -> None:
+        self._known = frozenset(known)
+        self._told: frozenset[int] = frozenset()
+        self._gangs: dict[Mark, _Gang] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def expecting(self, mark: Mark) -> Iterator[None]:
+        """Allow for ranks with this mark that are being started: children that have not joined yet."""
+        with self._lock:
+            self._gangs[mark] = _Gang(linux.boot_ticks())
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                del self._gangs[mark]
+            raise
+
+    def join(self, mark: Mark, pids: Collection[int]) -> None:
+        """Register the process ids of the ranks with this mark."""
+        with self._lock:
+            self._gangs[mark].pids = frozenset(pids)
+
+    def left_by(self, mark: Mark, pids: Collection[int]) -> set[int]:
+        """The processes that ranks with this mark, which have ended, left behind; each is returned once.
+
+        They bear the mark, are in a session of one of these ranks, or come from an earlier gang. Where a process cannot
+        be assigned because it emptied its environment, its owner is unknown as long as a gang lives that is older.
+        """
+        # List the children first: each of them has then joined, or is still expected, when the lock is taken.
+        children = linux.children()
+        with self._lock:
+            self._gangs.pop(mark, None)
+            living = {each.owner for each in self._gangs}
+            others = self._known.union(pids, *(gang.pids for gang in self._gangs.values()))
+            oldest = min((gang.since for gang in self._gangs.values()), default=math.inf)
+            found = children - others - self._told
+            left = {pid for pid in found if _is_left(pid, pids, living, oldest)}
+            # One that cannot be ended is not found again at the end of each later gang.
+            self._told = (self._told & children) | left
+        return left
+
+
+def _is_left(pid: int, pids: Collection[int], living: Collection[str], oldest: float) -> bool:
+    """Whether a process was left by ranks, which have ended; the others are of living gangs, of which one is oldest."""
+    owner, _ = marked(pid, GANG_VARIABLE)
+    if owner:
+        return owner not in living
+    return linux.session_of(pid) in pids or linux.began(pid) < oldest
+
+
+@dataclass(eq=False, repr=False)
+class LocalNode:
+    """Starts the ranks of gangs through this node's fork server."""
+
+    server: ForkServer
+    config: AgentConfig
+    folders: Folders
+    _: KW_ONLY
+    family: Family  # the supervisor's children
+    end: JobEnd
+    echo: Echo | None  # gets each line that ranks print; None for no echo
+    records_flights: bool  # ranks use torch's flight recorder
+
+    def of_lane(self, results: Path) -> "LocalNode":
+        """This node, for ranks with their files in another folder."""
+        return replace(self, folders=replace(self.folders, results=results))
+
+    def start_ranks(self, request: StartRanks) -> Answer[LocalRanks]:
+        """See :meth:`allranks.agent.nodes.node.Node.start_ranks`."""
+        return lambda: self._start_ranks(request)
+
+    def _start_ranks(self, request: StartRanks) -> LocalRanks:
+        """Fork the ranks.
+
+        Raises:
+            ForkServerError: The fork server is gone, or does not answer.
+            HangupError: The job is to end.
+            JobLimitError: The job's time is up.
+        """
+        shared = self.folders.of_gang(request.gang)
+        shared.mkdir(exist_ok=True)
+        results, numbers, recorder = self.folders.results, [*self.config.local_ranks], None
+        if request.launches:
+            results, numbers = driver_folder(self.folders.results), [DRIVER]
+            results.mkdir(exist_ok=True)
+        elif self.records_flights:
+            recorder = FlightRecorder(results=results, shared=shared, gang=request.gang)
+        recording = recorder.environment(self.server.torch, os.environ) if recorder else {}
+        stacks = stack_files(results, numbers)
+        mark = Mark.of_gang(request.gang)
+        with ExitStack() as undo, self.family.expecting(mark):
+            undo.callback(remove_tree, shared)
+            ends = [open_ends(number, None if request.launches else self.echo, undo) for number in numbers]
+            own = replace(
+                request,
+                ranks=tuple(numbers),
+                results=self.folders.results,
+                environment={**request.environment, **recording},
+            )
+            ranks = self.server.start_ranks(own, ends, self.end)
+            self.family.join(mark, [rank.pid for rank in ranks])
+            undo.pop_all()
+        left_by = partial(self.family.left_by, mark)
+        return LocalRanks(
+            ranks,
+            results,
+            left_by,
+            recorder,
+            stacks=stacks,
+            echo=self.echo,
+            mark=mark,
+            shared=shared,
+            disturbers=tuple(functions(self.config, "disturbing")),
+        )

@@ -1,0 +1,1 @@
+"""Tests that start their own ranks, and torch's classes of such tests."""

@@ -1,0 +1,213 @@
+"""A rank that a test has started itself: a fork of the launching process, and what it reports."""
+
+import gc
+import os
+import unittest
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import torch
+from _pytest._code import Traceback
+
+from allranks.agent.call_log import CallLog, Wait, map_log
+from allranks.agent.channel import Command, PhasesEnded, RankEnd, StepEnded
+from allranks.agent.clock import monotonic
+from allranks.agent.rank import debugging, rank_setup
+from allranks.agent.rank.call_counter import CallCounter
+from allranks.agent.rank.coverage import save_coverage
+from allranks.agent.rank.imports import ImportWatch
+from allranks.agent.rank.rank_setup import flush_output, live
+from allranks.agent.rank.reports import CodedSkip, failed_before, skip_with_code, waited_for, with_cause
+from allranks.agent.seeding import seed_everything
+from allranks.protocol.outcomes import MESSAGE_LIMIT, Outcome, Phase, SkipKind, shorten
+from allranks.protocol.tracebacks import headline
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTerms:
+    """What ranks need to know about one test."""
+
+    nodeid: str
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """One rank's place among the ranks that are started together."""
+
+    rank: int
+    world_size: int
+    results: Path
+    connection: int  # descriptor of its end of the connection to the launching process
+    board: int  # descriptor of its call log
+    parent: int  # process id of the launching process
+
+
+class LaunchedRank:
+    """Reports a rank's outcomes to the launching process, and receives commands from it."""
+
+    def __init__(self, place: Place) -> None:
+        self.number = place.rank
+        self.world_size = place.world_size
+        self._connection = RankEnd(place.connection)
+        self._running: RankTerms | None = None
+        self._began = 0.0
+        self._reported: Exception | None = None
+        self._wait: Wait | None = None
+        self._imports = ImportWatch()
+        self._calls = CallCounter(CallLog(map_log(place.board)), place.world_size)
+        rank_setup.announce_to(self._connection)
+        debugging.be_rank(place.rank)
+
+    def start(self, body: Callable[[], object]) -> bool:
+        """Run the set-up before the first test; its errors are this rank's. Returns whether it passed."""
+        phase, error = _attempt("setup", body, self._note)
+        if phase.outcome is not Outcome.PASSED:
+            self._report("", phase, error)
+        self._conclude("", phase)
+        return phase.outcome is Outcome.PASSED
+
+    def run(self, terms: RankTerms, body: Callable[[], object]) -> Outcome:
+        """Run one test to its end."""
+        self._running, self._reported, self._began = terms, None, monotonic()
+        self._calls.begin()
+        rank_setup.now_running(terms.nodeid)
+        # The launching process has set the test up: after this phase, a hang of this rank is one in the call.
+        self._report(terms.nodeid, Phase(when="setup", outcome=Outcome.PASSED, duration=0.0), None)
+        os.environ["ALLRANKS_SEED"] = str(terms.seed)
+        seed_everything(terms.seed)
+        phase, error = _attempt("call", body, self._note)
+        if error is None or error is not self._reported:
+            self._report(terms.nodeid, phase, error)
+        self._conclude(terms.nodeid, phase)
+        return phase.outcome
+
+    def tell(self, error: Exception) -> None:
+        """Report at once that the running test has failed, before it cleans up."""
+        if self._running is None:
+            return
+        self._reported = error
+        self._note(error)
+        phase = _ended_by(error, "call", monotonic() - self._began)
+        flush_output()
+        self._report(self._running.nodeid, phase, error)
+
+    def end(self, body: Callable[[], object]) -> None:
+        """Run the teardown after the last test; its errors are this rank's."""
+        phase, error = _attempt("teardown", body, self._note)
+        if phase.outcome.is_bad:
+            self._report("", phase, error)
+        self._conclude("", phase)
+
+    def commands(self) -> Iterator[Command]:
+        """The commands of the launching process, as they arrive."""
+        while (command := self._connection.command()) is not None:
+            yield command
+
+    def _note(self, error: BaseException) -> None:
+        """Note what the rank waits for when it goes wrong; to report it takes its time."""
+        self._wait = self._calls.wait_behind(error)
+
+    def _report(self, nodeid: str, phase: Phase, error: BaseException | None) -> None:
+        wait, self._wait = waited_for(error, self._wait), None
+        had_failed = wait is not None and failed_before(error) is not None
+        self._connection.send(PhasesEnded(nodeid=nodeid, phases=(phase,), waits_for=wait, had_failed=had_failed))
+
+    def _conclude(self, nodeid: str, phase: Phase) -> None:
+        save_coverage()
+        flush_output()
+        self._calls.settle()
+        self._connection.send(StepEnded(nodeid=nodeid, imported=self._imports.take()))
+        rank_setup.end_fork(is_bad=phase.outcome.is_bad, text=lambda: phase.text)
+
+
+def forget_rank() -> None:
+    """Remove the variables that identify a rank from this process's environment."""
+    for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        os.environ.pop(name, None)
+
+
+def be_launched_rank(place: Place, work: Callable[[LaunchedRank], int], variables: Mapping[str, str]) -> NoReturn:
+    """Run as a rank until `work` is done. Never returns: the fork must not run the launching process's code."""
+
+    def work_alone() -> int:
+        # A garbage collection over the launching process's objects would only copy its memory.
+        gc.freeze()
+        # OpenMP's threads do not survive a fork; the rank would wait for a team that the launching process created.
+        torch.set_num_threads(1)
+        return work(LaunchedRank(place))
+
+    environment = {
+        "RANK": str(place.rank),
+        "LOCAL_RANK": str(place.rank),
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_WORLD_SIZE": str(place.world_size),
+        **variables,
+    }
+    live(work_alone, place.parent, stacks=place.results / f"rank-{place.rank}.stacks.txt", environment=environment)
+
+
+def _attempt(
+    when: str, body: Callable[[], object], note: Callable[[BaseException], object]
+) -> tuple[Phase, BaseException | None]:
+    began = monotonic()
+    try:
+        body()
+    except BaseException as error:  # noqa: BLE001 - whatever a test raises is its result
+        note(error)
+        phase = _ended_by(error, when, monotonic() - began)
+        if phase.outcome.is_bad:
+            debugging.look_at(error)
+        return phase, error
+    return Phase(when=when, outcome=Outcome.PASSED, duration=monotonic() - began), None
+
+
+def _ended_by(error: BaseException, when: str, duration: float) -> Phase:
+    """The phase that ended with this exception."""
+    skip = None if when == "teardown" else _skip_of(error)
+    if skip is not None:
+        kind, code, reason, gpus = skip
+        return Phase(
+            when=when,
+            outcome=Outcome.SKIPPED,
+            duration=duration,
+            message=shorten(reason, MESSAGE_LIMIT),
+            text=shorten(reason),
+            skip_kind=kind,
+            skip_code=code,
+            gpus_needed=gpus,
+        )
+    info = pytest.ExceptionInfo.from_exception(error)
+    return Phase(
+        when=when,
+        outcome=_outcome(error, when),
+        duration=duration,
+        message=shorten(with_cause(headline(info.exconly(tryshort=True)), error), MESSAGE_LIMIT),
+        text=shorten(str(info.getrepr(style="long", tbfilter=_tests_frames))),
+    )
+
+
+def _tests_frames(info: pytest.ExceptionInfo[BaseException]) -> Traceback:
+    """The traceback without frames of allranks and unittest; all of it if it has no others."""
+    frames = info.traceback.filter(
+        lambda frame: "/allranks/" not in str(frame.path) and "__unittest" not in frame.frame.f_globals
+    )
+    return frames or info.traceback
+
+
+def _skip_of(error: BaseException) -> CodedSkip | None:
+    coded = skip_with_code(error)
+    if coded is None and isinstance(error, unittest.SkipTest | pytest.skip.Exception):
+        return CodedSkip(SkipKind.PLAIN, None, str(error))
+    return coded
+
+
+def _outcome(error: BaseException, when: str) -> Outcome:
+    if isinstance(error, SystemExit | KeyboardInterrupt | pytest.exit.Exception):
+        return Outcome.CRASHED
+    if isinstance(error, pytest.xfail.Exception):
+        return Outcome.XFAILED
+    return Outcome.FAILED if when == "call" else Outcome.ERRORED

@@ -1,0 +1,256 @@
+"""torch's ``MultiProcessTestCase``: its ranks become forks, and all of them are judged.
+
+torch's class starts ranks in ``_start_processes`` and waits for them in ``_join_processes``. These two are replaced on
+the class itself, so that every derived class has them. All else stays torch's, in the ranks too: ``_run`` and
+``run_test`` with their overrides in subclasses, the pipes, the random seed, the end of the process group.
+"""
+
+import functools
+import inspect
+import logging
+import signal
+import unittest
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from typing import Any, NoReturn
+
+import torch
+
+from allranks.agent import clock
+from allranks.agent.environment_skips import EnvironmentSkip
+from allranks.agent.launch.launch import Launch, LaunchContext
+from allranks.agent.launch.launched_rank import LaunchedRank, forget_rank
+from allranks.agent.launch.own_ranks import ExpectedEnds, OwnRanks, exit_as_asked, expected_ends, no_ranks_error
+from allranks.agent.launch.plain import PlainSurroundings
+from allranks.protocol.skip_codes import SkipCode, is_success
+
+MakeProcess = Callable[..., BaseProcess]
+"""Creates a process, not started, from the arguments of ``multiprocessing.Process``."""
+
+
+class RankHandle:
+    """One rank of a test, for the launching process.
+
+    Args:
+        process: The process whose work the rank does; never started.
+    """
+
+    def __init__(self, process: BaseProcess, number: int) -> None:
+        self._process = process
+        self._number = number
+        self._launch: Launch | None = None
+
+    @property
+    def name(self) -> str:
+        """The name that torch chose."""
+        return self._process.name
+
+    @property
+    def pid(self) -> int:
+        """The process id; before the fork a unique negative number, which no process has."""
+        return -1 - self._number if self._launch is None else self._launch.pids[self._number]
+
+    @property
+    def exitcode(self) -> int | None:
+        """The exit status, negative for a signal; None while the rank lives."""
+        return None if self._launch is None else self._launch.exit_status(self._number)
+
+    def start(self) -> None:
+        """Do nothing yet: all ranks are forked together, once each has a handle."""
+
+    def started(self, launch: Launch) -> None:
+        """Note that the ranks have been forked."""
+        self._launch = launch
+
+    def run(self) -> None:
+        """Do the work of the process; called in the rank."""
+        self._process.run()
+
+    def is_alive(self) -> bool:
+        """Whether the rank is alive."""
+        return self._launch is not None and self.exitcode is None
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the rank's end.
+
+        Args:
+            timeout: Seconds; None to wait for ever.
+        """
+        if self._launch is not None:
+            self._launch.wait_for_end(self._number, timeout)
+
+    def terminate(self) -> None:
+        """Send SIGTERM, if the rank lives."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL, if the rank lives."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        if self._launch is not None:
+            self._launch.signal(self._number, number)
+
+
+def handle_factory(make_process: MakeProcess) -> tuple[Callable[..., RankHandle], list[RankHandle]]:
+    """A factory of handles in place of processes, and the list of handles that it has created."""
+    made: list[RankHandle] = []
+
+    def make(*args: Any, **kwargs: Any) -> RankHandle:  # noqa: ANN401 - passed on as they come
+        made.append(RankHandle(make_process(*args, **kwargs), len(made)))
+        return made[-1]
+
+    return make, made
+
+
+HOOKS = ("_start_processes", "_join_processes", "_check_return_codes", "_run", "run_test")
+"""Methods that torch's class must have."""
+
+END_GRACE = 5.0
+"""Seconds that a rank gets to exit after its report, if the class checks exit statuses itself."""
+
+_RANKS = "allranks_ranks"
+_EXCEPTION_STATUS = 10
+
+
+def surroundings_of(case: unittest.TestCase) -> LaunchContext:
+    """What an agent provides to the test, or a plain pytest."""
+    return getattr(case, "allranks_surroundings", None) or PlainSurroundings()
+
+
+def adapt_processes(base: Any) -> None:  # noqa: ANN401 - torch's class has no types
+    """Have the tests of torch's class, and of every class that derives from it, start their ranks as ours do.
+
+    Args:
+        base: The class, with all of :data:`HOOKS`.
+    """
+    log = logging.getLogger(base.__module__)
+    start, join, check = base._start_processes, base._join_processes, base._check_return_codes  # noqa: SLF001
+
+    @functools.wraps(start)
+    def start_processes(self: Any, proc: MakeProcess) -> None:  # noqa: ANN401 - as above
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            warn_of_cuda(self.id())
+            start(self, proc)
+            return
+        make, handles = handle_factory(proc)
+        with _silent(log):
+            start(self, make)
+        if not handles:
+            check_world(self.world_size)
+        _fork(self, handles)
+
+    @functools.wraps(join)
+    def join_processes(self: Any, fn: Callable[[], object]) -> None:  # noqa: ANN401 - as above
+        __tracebackhide__ = True
+        ranks: OwnRanks | None = vars(self).get(_RANKS)
+        if ranks is not None:
+            _join(self, fn, ranks, check)
+        elif self.processes:
+            join(self, fn)
+        else:
+            raise no_ranks_error(self.id())
+
+    base._start_processes = start_processes  # noqa: SLF001
+    base._join_processes = join_processes  # noqa: SLF001
+
+
+def check_world(size: int) -> None:
+    """Skip a test with no rank; torch's own class lets it pass, with a note that it "was likely skipped".
+
+    Raises:
+        EnvironmentSkip: The size is that of a test with a rank for each device.
+        ValueError: No world has that size.
+    """
+    if size < 0:
+        msg = f"its world size is {size}"
+        raise ValueError(msg)
+    if not size:
+        raise EnvironmentSkip(SkipCode.NO_CUDA, "its world size is 0, as it has a rank for each device")
+
+
+def warn_of_cuda(name: str) -> None:
+    """Warn that torch itself starts the ranks of the test or class with this name, and why."""
+    warnings.warn(
+        f"torch starts the ranks of {name} itself, by spawn: this process has initialised CUDA, and its forks could "
+        "not use CUDA. Their outcomes are not recorded one by one.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+@contextmanager
+def _silent(log: logging.Logger) -> Iterator[None]:
+    """Suppress torch's log of started processes and their ids: it has only prepared them."""
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+def _fork(case: Any, handles: list[RankHandle]) -> None:  # noqa: ANN401 - as above
+    """Start the ranks that torch has prepared."""
+    ranks = OwnRanks(case, surroundings_of(case), len(handles), lambda launched: _be_rank(case, handles, launched))
+    # torch maps a rank's process id to its pipe, and only now do the forks have their ids.
+    pipes = [case.pid_to_pipe.pop(handle.pid) for handle in handles]
+    for handle, pipe in zip(handles, pipes, strict=True):
+        handle.started(ranks.launch)
+        case.pid_to_pipe[handle.pid] = pipe
+        case.addCleanup(pipe.close)
+    setattr(case, _RANKS, ranks)
+
+
+def _join(case: Any, fn: Callable[[], object], ranks: OwnRanks, check: object) -> None:  # noqa: ANN401 - as above
+    __tracebackhide__ = True
+    if type(case)._check_return_codes is check:  # noqa: SLF001 - torch's own
+        ranks.join(expected_ends(case, fn))
+        return
+    # The class has its own check of how each rank must end.
+    began = clock.monotonic()
+    ranks.join(ExpectedEnds(excuse=lambda _rank, _status: True))
+    for process in case.processes:
+        process.join(END_GRACE)
+    _check_as_the_class_does(case, check, fn, clock.monotonic() - began)
+
+
+def _check_as_the_class_does(case: Any, check: Any, fn: Callable[[], object], elapsed: float) -> None:  # noqa: ANN401 - as above
+    # Pass by position, as torch does: older versions pass only the time, and a class may use other names.
+    arguments = {"fn": fn, "elapsed_time": elapsed}
+    wanted = [arguments[name] for name in inspect.signature(check).parameters if name in arguments]
+    case._check_return_codes(*wanted)  # noqa: SLF001
+
+
+def _be_rank(case: Any, handles: list[RankHandle], launched: LaunchedRank) -> int:  # noqa: ANN401 - as above
+    """Run in a fork: do the work that torch prepared for a process."""
+    # torch's ranks lack these variables, and one of torch's tests asserts that ``env://`` reports them missing.
+    forget_rank()
+    terms = surroundings_of(case).rank_terms(case)
+    outcome = launched.run(terms, lambda: _run(handles[launched.number]))
+    return _EXCEPTION_STATUS if outcome.is_bad else 0
+
+
+def _run(handle: RankHandle) -> None:
+    try:
+        handle.run()
+    except SystemExit as exit_:
+        ended = exit_
+    else:
+        return
+    _end_as(ended)
+
+
+def _end_as(exit_: SystemExit) -> None:
+    """End a rank that called ``sys.exit``, as torch's class does after most tests."""
+    cause = exit_.__context__
+    if exit_.code in (_EXCEPTION_STATUS, SkipCode.GENERIC) and isinstance(cause, Exception):
+        # torch has replaced the exception of the test by an exit status.
+        _raise_again(cause)
+    if not is_success(exit_.code):
+        exit_as_asked(exit_)
+
+
+def _raise_again(error: Exception) -> NoReturn:
+    raise error

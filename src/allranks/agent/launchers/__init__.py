@@ -1,1 +1,0 @@
-"""Tests that start their ranks themselves, and what the agent makes of them."""

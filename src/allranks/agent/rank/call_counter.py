@@ -1,0 +1,535 @@
+"""Counts this rank's calls in its process groups: collectives and messages.
+
+It wraps the Python methods of torch's C++ class ``ProcessGroup``. Functions of ``torch.distributed`` under any name,
+object collectives, coalesced and batched calls, FSDP and a group's own methods all end there.
+
+- Wrapping the functions of ``torch.distributed`` would miss names that a suite has imported before, and TorchDynamo
+  recognizes these functions by identity.
+- A kernel in torch's dispatcher would also see calls from C++ (DDP's reducer, functional collectives), but adds 11 µs
+  to a call; a wrapped method adds 2 µs (torch 2.13). torch's own sequence number reveals those calls, see
+  :attr:`allranks.agent.call_log.GroupCalls.unseen`.
+
+Only groups of the gang's own world count. A world created by a test, or by a thread of a threaded test case, has other
+ranks than the gang and ends with its test.
+"""
+
+import functools
+import itertools
+import os
+import threading
+import traceback
+import unittest
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FunctionType
+from typing import Any, NamedTuple, cast
+
+import pytest
+import torch
+from torch import distributed
+from torch.distributed import distributed_c10d
+
+from allranks.agent.call_log import DEFAULT_GROUP, NEW_GROUP, CallLog, LastCall, Wait
+from allranks.agent.clock import monotonic_ns
+from allranks.agent.diagnose.unmatched_calls import words_for_ranks
+from allranks.agent.rank.counted_group import ANY, MESSAGES, UNEVEN, CountedGroup, describe, message_of, sequence_of
+from allranks.agent.rank.waits import Waits
+
+COLLECTIVES: Mapping[str, tuple[str, int]] = {
+    method: (kind, place)
+    for kind, place, methods in (
+        ("all_gather", 1, "_allgather_base all_gather_single all_gather_single_coalesced"),
+        ("all_gather", 1, "allgather allgather_coalesced allgather_into_tensor_coalesced"),
+        ("all_reduce", 0, "allreduce allreduce_coalesced"),
+        ("all_to_all", 1, "all_to_all_single alltoall alltoall_base"),
+        ("barrier", 0, "barrier"),
+        ("broadcast", 0, "broadcast"),
+        ("gather", 1, "gather"),
+        ("monitored_barrier", 0, "monitored_barrier"),
+        ("reduce", 0, "reduce"),
+        ("reduce_scatter", 0, "_reduce_scatter_base reduce_scatter reduce_scatter_single"),
+        ("reduce_scatter", 0, "reduce_scatter_single_coalesced reduce_scatter_tensor_coalesced"),
+        ("scatter", 0, "scatter"),
+    )
+    for method in methods.split()
+}
+"""Methods of torch 2.6 to 2.14, none of which has all: what each counts as, and the index of the argument whose shape
+is equal on all ranks. Variants of a collective count as one kind: a backend may pair them."""
+
+_ROOTED = frozenset({"broadcast", "gather", "reduce", "scatter"})
+"""Collectives with a root, which is equal on all ranks; it is in the last argument, their options."""
+
+_WAITS = (
+    (distributed.Work, "wait"),
+    (distributed.Work, "synchronize"),
+    (torch._C.Future, "wait"),  # noqa: SLF001 - what Work.get_future and calls of RPC return
+    (torch._C.Future, "value"),  # noqa: SLF001
+)
+"""Methods that raise the error of a call."""
+
+_WAIT = "allranks_wait"
+"""The attribute of an exception with what the call that raised it had waited for."""
+
+_ANSWERS = "_handle_exception"
+"""torch's function that raises what a function has raised on another worker of RPC (torch 2.6 to 2.14)."""
+
+_STORE_WAITS = ("get", "wait", "multi_get", "queue_pop", "barrier")
+"""Methods of a store that wait for other ranks; the stack of a waiting rank shows their wrappers."""
+
+_STORE_POLLS = ("add", "compare_set", "num_keys")
+"""Methods of a store by which a rank may poll for what other ranks write."""
+
+_EXPECTATIONS: tuple[type, ...] = (
+    type(pytest.raises(KeyError)),
+    type(unittest.TestCase().assertRaises(KeyError)),  # noqa: PT027 - the class is wanted
+)
+"""The classes behind ``pytest.raises`` and ``assertRaises``: a failure that their block expects does not count."""
+
+_MOST_EXCEPTIONS = 100
+"""Maximum number of exceptions to inspect in a chain."""
+
+_TORCH = Path(torch.__file__).parent
+_RPC = f"{_TORCH}/distributed/rpc/"
+_CALLERS = (f"{_TORCH}/distributed/", f"{_TORCH}/autograd/", f"{_TORCH}/_ops.py")
+"""Paths of code that calls C++ functions which call collectives: their exceptions end in the caller's frame."""
+
+_UNMET: Any = object()
+
+_Method = Callable[..., Any]
+
+
+class CallCounter:
+    """Wraps torch's methods once, for the life of the process.
+
+    Args:
+        log: Receives the calls.
+        own_world: Size of the world that the test creates itself, whose groups then count; None if the gang has one.
+    """
+
+    def __init__(self, log: CallLog, own_world: int | None = None) -> None:
+        self._log = log
+        self._own_world = own_world
+        # Weak: calls in a world that is gone, and in its groups, say nothing of those in the next one.
+        self._world: Callable[[], distributed.ProcessGroup | None] = lambda: None
+        # Keyed by the identity of torch's object; None for a group that does not count.
+        self._groups: dict[int, CountedGroup | None] = {}
+        self._meeting = threading.RLock()  # threads may meet one group at a time
+        # Alive until the next test of this process has ended: a thread of a group that drops the last reference to it,
+        # say in a callback of a future, waits for its own end, which aborts the process in whatever test runs by then.
+        # Python, if it drops the last reference, holds the GIL and waits for threads that may need it (torch 2.6).
+        self._kept: tuple[list[distributed.ProcessGroup], ...] = ([], [])
+        self._from_any: dict[int, tuple[CountedGroup, int, distributed.Work]] = {}
+        self._order = itertools.count(1)
+        self._made_groups = itertools.count(1)
+        self._answer: tuple[object, ...] = ()
+        self.waits = Waits(log)
+        # By the identity of what a call has returned: a weak reference to it, as another object may get its identity.
+        self._works: dict[int, tuple[Callable[[], object], _Begun]] = {}
+        for method, (kind, place) in COLLECTIVES.items():
+            wrap(distributed.ProcessGroup, method, functools.partial(self._counted, kind=kind, place=place))
+        for method, (kind, names) in MESSAGES.items():
+            wrap(distributed.ProcessGroup, method, functools.partial(self._counted, kind=kind, place=0, names=names))
+        wrap(distributed.ProcessGroup, UNEVEN, self._unnumbered)
+        wrap(distributed_c10d, "_new_group_with_tag", self._made)
+        wrap(distributed_c10d, "_new_process_group_helper", self._waiting)
+        self._new_groups = log.open(NEW_GROUP, ())
+        for owner, method in _WAITS:
+            wrap(owner, method, self._waited)
+        wrap(distributed.Work, "is_completed", self._asked_for_end)
+        wrap(distributed.Work, "get_future", self._passed_to_future)
+        store = torch._C._distributed_c10d.Store  # noqa: SLF001
+        wrap(store, "check", self._asked)
+        for method in _STORE_POLLS:
+            wrap(store, method, functools.partial(self._asked, has_news=functools.partial(self._has_news, method)))
+        for expectation in _EXPECTATIONS:
+            wrap(expectation, "__exit__", self._expected)
+        for method in _STORE_WAITS:
+            wrap(store, method, self._waiting)
+        os.register_at_fork(after_in_child=self._be_fork)
+
+    def _be_fork(self) -> None:
+        """Keep the calls of a fork out of the rank's log: a launching process forks its ranks."""
+        self._log.detach()
+        self._groups.clear()
+        self._new_groups = self._log.open(NEW_GROUP, ())
+
+    def wait_behind(self, error: BaseException) -> Wait | None:
+        """What the rank waits for when it goes wrong, as of now; its exceptions get their marks."""
+        self.mark(error)
+        return self.waits.current
+
+    def mark(self, error: BaseException) -> None:
+        """Mark exceptions of calls that no method counts: the backward pass of DDP, functional collectives.
+
+        torch's sequence numbers tell whether there were any such calls. Making a group or a store has no number, but
+        exceptions of a type of its own.
+
+        Args:
+            error: The last one; those that it followed from are marked, too.
+        """
+        groups = [self._find(group) for group in list(distributed_c10d._world.pg_map)]  # noqa: SLF001 - see below
+        has_uncounted = any(known.uncounted > 0 for known in groups if known is not None)
+        kind = RuntimeError if has_uncounted else distributed.DistError
+        for each in chain(error):
+            frames = [frame for frame, _ in traceback.walk_tb(each.__traceback__)]
+            is_torchs = bool(frames) and frames[-1].f_code.co_filename.startswith(_CALLERS)
+            if is_torchs and isinstance(each, kind) and wait_of(each) is None:
+                setattr(each, _WAIT, Wait())
+
+    def watch(self, world: distributed.ProcessGroup | None) -> None:
+        """Start counting.
+
+        Args:
+            world: The gang's default group; only groups in its world count. None if the gang has none.
+        """
+        self._world = weakref.ref(world) if world else lambda: None
+        self._groups.clear()
+        self.settle()
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the calls of the last test."""
+        self._log.begin()
+
+    def settle(self) -> None:
+        """Complete the log at the end of a test."""
+        self.waits.clear()
+        self._works.clear()
+        self._settle_receives()
+        world = distributed_c10d._world  # noqa: SLF001 - torch has no public list of groups
+        self._kept = (list(world.pg_map), self._kept[0])
+        for identity, known in list(self._groups.items()):
+            if known is not None and known.reference() not in world.pg_map:
+                self._close(identity)
+        self._adopt_own_world()
+        if world.default_pg is (self._world() or _UNMET):
+            for known in filter(None, map(self._find, list(world.pg_map))):
+                known.settle()
+
+    def _find(self, group: distributed.ProcessGroup) -> CountedGroup | None:
+        """The counters of a group; None if it does not count."""
+        identity = id(group)
+        if identity in self._groups:
+            return self._groups[identity]
+        with self._meeting:
+            if identity not in self._groups:  # another thread may have met it meanwhile
+                self._groups[identity] = self._meet(group)
+                self._kept[0].append(group)
+                weakref.finalize(group, self._forget, identity).atexit = False
+            return self._groups[identity]
+
+    def _meet(self, group: distributed.ProcessGroup) -> CountedGroup | None:
+        self._adopt_own_world()
+        world = distributed_c10d._world  # noqa: SLF001 - see above
+        if world.default_pg is not (self._world() or _UNMET) or group not in world.pg_group_ranks:
+            return None
+        name = DEFAULT_GROUP if group is world.default_pg else world.pg_names[group]
+        ranks = world.pg_group_ranks[group]
+        return CountedGroup(name, tuple(sorted(ranks, key=ranks.__getitem__)), group, self._log)
+
+    def _adopt_own_world(self) -> None:
+        """Count in a world that the suite has made itself, if it has all ranks of the gang."""
+        world = distributed_c10d._world  # noqa: SLF001 - see above
+        own = world.default_pg if self._own_world is not None else None
+        if own is not None and len(world.pg_group_ranks.get(own, ())) == self._own_world:
+            self._world = weakref.ref(own)
+
+    def _forget(self, identity: int) -> None:
+        """Forget a group: its object is gone, and another may reuse its identity."""
+        self._close(identity)
+        self._groups.pop(identity, None)
+
+    def _close(self, identity: int) -> None:
+        """Stop counting a group: it was destroyed."""
+        known = self._groups.get(identity)
+        if known is not None:
+            self._groups[identity] = None
+            self._log.close(known.entry)
+
+    def _counted(self, original: _Method, *, kind: str, place: int, names: Sequence[str] = ()) -> _Method:
+        """Wrap a method so that it counts its calls.
+
+        Args:
+            original: torch's method.
+            kind: The kind that its calls count as.
+            place: Index of the argument whose first tensor describes the call.
+            names: Parameter names of a message: tensors, peer, tag; without a peer for any source.
+        """
+
+        def call(group: distributed.ProcessGroup, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
+            __tracebackhide__ = True
+            known = self._groups.get(id(group), _UNMET)
+            if known is _UNMET:
+                known = self._find(group)
+            if known is None:
+                return original(group, *arguments, **options)
+            peer, tag = message_of(names, arguments, options) if names else (None, 0)
+            known.begun += peer is None
+            dtype, shape = describe(kind, arguments, place)
+            other = getattr(arguments[-1], "rootRank", None) if kind in _ROOTED and arguments else peer
+            order, at = next(self._order), monotonic_ns()
+            number = known.begun if peer is None else known.number_message(kind, peer, tag)
+            begun = LastCall(known.name, number, kind, known.rank_of(other), dtype, shape, order, at, tag)
+            self._log.note(known.entry, begun)
+            call = _Begun(order, at, has_peers=len(known.members) > 1)
+            if kind != "send" and call.has_peers:
+                self.waits.begin(order, at)
+            try:
+                work = original(group, *arguments, **options)
+            except BaseException as error:
+                known.begun -= peer is None
+                self._log.fail()
+                self._note_failure(error, order, at)
+                raise
+            self._keep(work, call)
+            if peer == ANY:
+                self._from_any[id(work)] = (known, tag, work)
+            else:
+                known.count(kind, peer, tag, dtype)
+            if peer is None:
+                self._log.note_order(known.entry, begun)
+            return work
+
+        return call
+
+    def _unnumbered(self, original: _Method) -> _Method:
+        """Wrap a method so that its sequence numbers are excluded."""
+
+        def call(group: distributed.ProcessGroup, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
+            __tracebackhide__ = True
+            before = sequence_of(group)
+            try:
+                return original(group, *arguments, **options)
+            finally:
+                known = self._find(group)
+                if known is not None:
+                    known.skip(sequence_of(group) - before)
+
+        return call
+
+    def _made(self, original: _Method) -> _Method:
+        """Wrap the function that makes groups: the log has its calls, which all ranks have to make in one order."""
+
+        def call(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
+            __tracebackhide__ = True
+            world = distributed_c10d._world.default_pg  # noqa: SLF001 - see above
+            known = self._find(world) if world and not options.get("use_local_synchronization") else None
+            if known and world:
+                known.count(NEW_GROUP)
+                ranks = next(iter(arguments), options.get("ranks"))
+                with suppress(TypeError, ValueError):  # torch refuses such ranks
+                    members = words_for_ranks(sorted(range(world.size()) if ranks is None else map(int, ranks)))
+                    made = LastCall(NEW_GROUP, next(self._made_groups), f"{NEW_GROUP} of {members}", at=monotonic_ns())
+                    self._log.note(self._new_groups, made._replace(order=next(self._order)))
+            return original(*arguments, **options)
+
+        return call
+
+    def _keep(self, work: object, call: "_Begun") -> None:
+        """Keep which call has returned something, for the one that waits for that."""
+        with suppress(TypeError):  # None has no weak reference
+            self._works[id(work)] = weakref.ref(work), call
+
+    def _call_of(self, work: object) -> "_Begun | None":
+        """The call that has returned this; None if that is not known."""
+        reference, call = self._works.get(id(work), (lambda: None, None))
+        return call if reference() is work else None
+
+    def _waited(self, original: _Method) -> _Method:
+        """Wrap a method so that it notes its failures, and the sources of messages."""
+
+        def wait(work: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
+            __tracebackhide__ = True
+            call = self._call_of(work)
+            if call is None and type(work) is torch.futures.Future:
+                return original(work, *arguments, **options)  # made in Python: no other rank sets it
+            at = monotonic_ns() if call is None else call.at
+            if call is None:
+                self.waits.begin_elsewhere()
+            elif call.has_peers:
+                self.waits.begin(call.order, at)
+            try:
+                result = original(work, *arguments, **options)
+            except BaseException as error:
+                if _is_an_answer(error):
+                    self.waits.forgive()
+                else:
+                    self._log.fail()
+                    self._note_failure(error, 0 if call is None else call.order, at)
+                raise
+            finally:
+                if call is None:
+                    self.waits.end_elsewhere()
+            self._note_success(call)
+            if self._from_any:
+                self._settle_receive(id(work))
+            return result
+
+        return wait
+
+    def _waiting(self, original: _Method) -> _Method:
+        """Wrap a function that waits for something else that other ranks do."""
+
+        def call(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
+            __tracebackhide__ = True
+            if _is_private(next(iter(arguments), None)):
+                return original(*arguments, **options)
+            at = monotonic_ns()
+            self.waits.begin_elsewhere()
+            try:
+                return original(*arguments, **options)
+            except BaseException as error:
+                self._note_failure(error, 0, at)
+                raise
+            finally:
+                self.waits.end_elsewhere()
+
+        return call
+
+    def _asked_for_end(self, original: _Method) -> _Method:
+        """Wrap a method that tells whether a call has ended."""
+
+        def call(work: Any) -> Any:  # noqa: ANN401 - torch's
+            has_ended = original(work)
+            if has_ended:
+                self._note_success(self._call_of(work))
+            return has_ended
+
+        return call
+
+    def _passed_to_future(self, original: _Method) -> _Method:
+        """Wrap a method that returns another object to wait for."""
+
+        def call(work: Any) -> Any:  # noqa: ANN401 - torch's
+            future = original(work)
+            if (begun := self._call_of(work)) is not None:
+                self._keep(future, begun)
+            return future
+
+        return call
+
+    def _asked(self, original: _Method, *, has_news: _Method = lambda _, answer: bool(answer)) -> _Method:
+        """Wrap a method of a store by whose false answers a rank waits for others, if it asks again and again.
+
+        Args:
+            original: The method.
+            has_news: Whether an answer to some arguments counts as true; None if it says nothing.
+        """
+
+        def call(asked: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
+            __tracebackhide__ = True
+            answer = original(asked, *arguments, **options)
+            is_yes = has_news(arguments, answer)
+            if is_yes:
+                self.waits.forgive()
+            elif is_yes is not None and not _is_private(asked):
+                self.waits.refuse()
+            return answer
+
+        return call
+
+    def _expected(self, original: _Method) -> _Method:
+        """Wrap the end of a block that expects an exception: if that is a failed wait, it does not count."""
+
+        def call(block: Any, kind: Any, error: Any, trace: Any) -> Any:  # noqa: ANN401 - pytest's and unittest's
+            __tracebackhide__ = True
+            is_expected = original(block, kind, error, trace)
+            if is_expected and any(wait_of(each) is not None for each in chain(error)):
+                self.waits.forgive()
+            return is_expected
+
+        return call
+
+    def _has_news(self, method: str, arguments: Any, answer: object) -> bool | None:  # noqa: ANN401 - torch's
+        """Whether the answer to a question that the rank asks again and again has changed; None for a new question."""
+        before, self._answer = self._answer, (method, arguments, answer)
+        if before[:2] != (method, arguments) or (method == "add" and arguments[1:] != (0,)):
+            return None
+        return before[2] != answer
+
+    def _note_failure(self, error: BaseException, order: int, began: int) -> None:
+        """Note that a call, or a wait for one, has failed.
+
+        Args:
+            error: What it has raised, which gets a mark.
+            order: Of the call: see :class:`Wait`.
+            began: When it began.
+        """
+        setattr(error, _WAIT, self.waits.fail(order, began))
+
+    def _note_success(self, call: "_Begun | None") -> None:
+        """Note that a call, or something else that other ranks do, has ended."""
+        if call is None or call.has_peers:
+            self.waits.succeed(0 if call is None else call.order)
+
+    def _settle_receive(self, identity: int) -> None:
+        """Count a completed receive from any source under its actual source."""
+        known, tag, work = self._from_any.pop(identity, (None, 0, None))
+        if known is not None and work is not None:
+            known.count("recv", work._source_rank(), tag)  # noqa: SLF001 - the only name in all versions
+
+    def _settle_receives(self) -> None:
+        """Count receives from any source that the test has not waited for."""
+        for identity, (known, tag, work) in list(self._from_any.items()):
+            if work.is_completed():
+                self._settle_receive(identity)
+            else:
+                known.count("recv", ANY, tag)
+        self._from_any.clear()
+
+
+class _Begun(NamedTuple):
+    """A call that has begun.
+
+    Attributes:
+        order: Its place among all calls of the rank.
+        at: Nanoseconds on the monotonic clock.
+        has_peers: Other ranks are in its group.
+    """
+
+    order: int
+    at: int
+    has_peers: bool
+
+
+def _is_private(store: object) -> bool:
+    """Whether a store is one that no other rank can see."""
+    while isinstance(store, distributed.PrefixStore):  # type: ignore[attr-defined]
+        store = store.underlying_store
+    return isinstance(store, distributed.HashStore)  # type: ignore[attr-defined]
+
+
+def wait_of(error: BaseException) -> Wait | None:
+    """What the call had waited for that raised an exception; None if no call of torch.distributed is known to have."""
+    wait = getattr(error, _WAIT, None)
+    return wait if isinstance(wait, Wait) else None
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception and those that it followed from; the chain may be circular."""
+    for _ in range(_MOST_EXCEPTIONS):
+        if error is None:
+            return
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _is_an_answer(error: BaseException) -> bool:
+    """Whether a function raised it on another worker of RPC, which has answered."""
+    frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].co_name == _ANSWERS and frames[-1].co_filename.startswith(_RPC)
+
+
+def wrap(owner: object, name: str, wrapper: Callable[[_Method], _Method]) -> None:
+    """Replace a method of one of torch's classes, or a function of a module; does nothing if this torch lacks it."""
+    original = getattr(owner, name, None)
+    if original is None:
+        return
+    method = cast("FunctionType", wrapper(original))
+    functools.update_wrapper(method, original)
+    # pybind11 mistakes a Python function for a subclass's override and calls it again, unless the calling frame has the
+    # name of the method and the same first argument.
+    method.__code__ = method.__code__.replace(co_name=name)
+    setattr(owner, name, method)

@@ -1,0 +1,422 @@
+"""A rank: a fork of the fork server that runs tests on command and reports each outcome."""
+
+import os
+import re
+import tempfile
+import traceback
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import pytest
+import torch
+from _pytest.capture import CaptureManager
+from torch import distributed
+
+from allranks.agent.call_log import CallLog, Wait, map_log
+from allranks.agent.channel import End, GpuLost, PhasesEnded, RankEnd, RunTest, StepEnded
+from allranks.agent.clock import monotonic
+from allranks.agent.environment_skips import EnvironmentSkip
+from allranks.agent.evidence import DiskUse
+from allranks.agent.gpu_check import compute, trouble_of
+from allranks.agent.orphans import Mark
+from allranks.agent.program import StartRanks
+from allranks.agent.rank import debugging, rank_setup
+from allranks.agent.rank.call_counter import CallCounter
+from allranks.agent.rank.child_processes import ChildWatch
+from allranks.agent.rank.coverage import save_coverage
+from allranks.agent.rank.imports import ImportWatch
+from allranks.agent.rank.marker_options import has_thread_ranks, never_runs
+from allranks.agent.rank.own_groups import give_ports
+from allranks.agent.rank.rank_setup import flush_output, live, next_item, silence_terminal
+from allranks.agent.rank.reports import (
+    Subtests,
+    broken_by_a_hook,
+    broken_off,
+    changed,
+    failed_before,
+    phase_of,
+    raise_unraisable,
+    unreported,
+    waited_for,
+    with_remedy,
+)
+from allranks.agent.rank.script_folders import FOLDERS
+from allranks.agent.rank.surroundings import InitialState
+from allranks.agent.rendezvous import wait_for_store
+from allranks.agent.seeding import seed_everything
+from allranks.protocol.config import AgentConfig, TimeLimit
+from allranks.protocol.outcomes import MESSAGE_LIMIT, Outcome, Phase, following, overall, shorten
+from allranks.protocol.skip_codes import SkipCode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """All that one rank of one gang needs to know.
+
+    Attributes:
+        request: How its gang is started.
+        hardware_skip: Why no test of this cell can run on this host: the arguments of an ``EnvironmentSkip``.
+        shared: Folder that all ranks of the gang share with no other gang.
+        connection: Descriptor of the rank's end of its connection.
+        board: Descriptor of its call log.
+        supervisor: Process id of the supervisor.
+        items: The tests by their index in the job, if the rank has not collected all of them.
+        end_session: Ends a pytest session of the rank's own, after the last report. It gets the exit status, and
+            returns the one that hooks have made of it.
+    """
+
+    config: AgentConfig
+    rank: int
+    request: StartRanks
+    hardware_skip: tuple[SkipCode, str, int | None] | None
+    shared: Path
+    connection: int
+    board: int
+    supervisor: int
+    items: Mapping[int, pytest.Item] | None = None
+    end_session: Callable[[int], int] | None = None
+
+
+_MOST_UNREPORTED = 10
+"""Maximum number of unreported phases; a test has three, unless a plugin adds some."""
+
+
+def run_rank(session: pytest.Session, assignment: Assignment) -> NoReturn:
+    """Run as a rank until the supervisor ends it. Never returns: the fork must not run its parent's code."""
+
+    def work() -> int:
+        _leave_capture_to_the_supervisor(session)
+        silence_terminal(session.config)
+        return _Rank(session, assignment).run()
+
+    stacks = assignment.request.results / f"rank-{assignment.rank}.stacks.txt"
+    live(work, assignment.supervisor, stacks=stacks, environment=_rank_environment(assignment))
+
+
+def _rank_environment(assignment: Assignment) -> dict[str, str]:
+    config, request = assignment.config, assignment.request
+    place = {
+        "RANK": str(assignment.rank),
+        "LOCAL_RANK": str(config.local_ranks.index(assignment.rank)),
+        "WORLD_SIZE": str(config.world_size),
+        "LOCAL_WORLD_SIZE": str(len(config.local_ranks)),
+    }
+    return {
+        **({} if config.launches_ranks else place),
+        **Mark.of_gang(request.gang).environment(assignment.rank),
+        "ALLRANKS_GANG": str(request.gang),
+        "ALLRANKS_SHARED": str(assignment.shared),
+        **request.environment,
+    }
+
+
+def _leave_capture_to_the_supervisor(session: pytest.Session) -> None:
+    """Limit pytest's capture to ``capsys`` and ``capfd``: the supervisor reads all output of this process."""
+    manager = cast("CaptureManager | None", session.config.pluginmanager.get_plugin("capturemanager"))
+    if manager is not None:
+        # pytest reads it only once, from the command line, and has no public way to change it.
+        setattr(manager, "_method", "no")  # noqa: B010 - declared final
+        manager.start_global_capturing()
+
+
+class _Rank:
+    """The loop of a rank, and the pytest plugin that observes its tests."""
+
+    def __init__(self, session: pytest.Session, assignment: Assignment) -> None:
+        self._session = session
+        # A copy: a test may change the session's list, but commands refer to the collected one.
+        items = assignment.items
+        self._items: Mapping[int, pytest.Item] = dict(enumerate(session.items)) if items is None else items
+        self._assignment = assignment
+        self._connection = RankEnd(assignment.connection)
+        self._nodeid = ""
+        self._phases: list[Phase] = []
+        self._unreported: list[Phase] = []
+        self._phase_began = monotonic()
+        self._is_condemned = False
+        self._has_exited = False
+        self._errors: dict[str, BaseException] = {}
+        self._wait: Wait | None = None
+        self._last: pytest.Item | None = None
+        self._imports = ImportWatch()
+        self._room = DiskUse(assignment.request.results, assignment.shared, Path(tempfile.gettempdir()))
+        self._board = CallLog(map_log(assignment.board))
+        own_world = assignment.config.world_size if assignment.request.url is None else None
+        self._calls = CallCounter(self._board, own_world)
+        session.config.pluginmanager.register(self, "allranks-rank")
+        rank_setup.announce_to(self._connection, self._take_unreported)
+        self._children = ChildWatch()
+        debugging.be_rank(assignment.rank)
+
+    def run(self) -> int:
+        """Carry out the supervisor's commands until the last; return the exit status."""
+        self._join()
+        self._send(StepEnded())
+        self._calls.watch(distributed.group.WORLD)
+        self._surroundings = InitialState()
+        while (command := self._connection.command()) is not None:
+            if isinstance(command, End):
+                self._send(self._end(command))
+                if not command.is_condemned:
+                    self._connection.command()
+                end_session = self._assignment.end_session
+                return end_session(int(command.is_condemned)) if end_session is not None else 0
+            self._send(self._run_test(command))
+        return 0
+
+    def _send(self, step: StepEnded) -> None:
+        self._connection.send(step)
+        is_bad = any(phase.outcome.is_bad for phase in self._phases)
+        rank_setup.end_fork(is_bad=is_bad, text=lambda: overall(self._phases).text)
+
+    def _join(self) -> None:
+        """Join the process group of the cell; failing to is an error of the gang's first test."""
+        url = self._assignment.request.url
+        if url is None:
+            give_ports()
+            return
+        began, limit = monotonic(), self._assignment.config.limits.limit("process_group")
+        try:
+            init_process_group(self._assignment, url)
+        except Exception as error:  # noqa: BLE001 - whatever torch raises here is the result
+            if trouble := self._trouble_of_gpu():
+                self._connection.send(GpuLost(message=trouble))
+            within = f" within {limit.words()}" if monotonic() - began >= limit.seconds else ""
+            self._add_error("setup", f"the process group could not be made{within}", error)
+
+    def _trouble_of_gpu(self) -> str:
+        """Why this rank's GPU does not compute: then no test is to blame for a gang that cannot start."""
+        config = self._assignment.config
+        if not config.gpu_count:
+            return ""
+        return trouble_of(lambda: compute(f"{config.gpu_device}:{_gpu_of(self._assignment)}"))
+
+    def _leave(self) -> None:
+        """Destroy all process groups; failing to is an error of the gang's last test."""
+        if not distributed.is_initialized():
+            return
+        try:
+            distributed.destroy_process_group()
+        except Exception as error:  # noqa: BLE001 - whatever torch raises here is the result
+            self._add_error("teardown", "the process group could not be destroyed", error)
+
+    def _add_error(self, when: str, what: str, error: Exception) -> None:
+        self._calls.mark(error)
+        message = f"{what}: {error}".splitlines()[0]
+        text = "".join(traceback.format_exception(error))
+        phase = Phase(
+            when=when, outcome=Outcome.ERRORED, duration=0.0, message=shorten(message, 1000), text=shorten(text)
+        )
+        self._add_phase(phase, error)
+
+    def _run_test(self, command: RunTest) -> StepEnded:
+        self._begin_step(command.nodeid)
+        item = self._items.get(command.index)
+        if item is None or item.nodeid != command.nodeid:
+            self._add_phase(changed(command.nodeid, item), None)
+            return self._conclude()
+        self._last = item
+        self._enter_folder(item.path)
+        following = next_item(self._items, command.index, command.following)
+        os.environ["ALLRANKS_SEED"] = str(command.seed)
+        item.config.stash[rank_setup.INSTRUCTIONS] = command.instructions
+        if not self._assignment.config.launches_ranks:  # there is no peer to agree with: as under pytest
+            seed_everything(command.seed)
+        self._room.begin()
+        self._children.begin()
+        try:
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        except (KeyboardInterrupt, pytest.exit.Exception) as error:
+            # pytest ends its session on these and reports nothing; a rank ends its session only on command.
+            self._add_phase(broken_off(error), error)
+        except BaseException as error:  # noqa: BLE001 - hooks of the suite may raise anything
+            self._add_phase(broken_by_a_hook(error), error)
+        if (phase := unreported(self._phases, self._session)) is not None:
+            self._add_phase(phase, None)
+        if (overrun := self._room.overrun()) is not None:
+            phase = Phase(when="teardown", outcome=Outcome.ERRORED, duration=0.0, message=overrun.message)
+            self._add_phase(phase, None, may_be_peers=not overrun.is_own)
+        flush_output()
+        return self._conclude()
+
+    def _enter_folder(self, file: Path) -> None:
+        """Exchange modules of one name if several test folders have them; the file's own are then imported."""
+        folders = self._session.config.stash.get(FOLDERS, None)
+        if folders is not None and folders.is_contested(file):
+            with self._surroundings.widening():
+                folders.enter(file)
+
+    def _begin_step(self, nodeid: str) -> None:
+        self._nodeid, self._phases, self._subtests = nodeid, [], Subtests()
+        self._has_exited, self._phase_began = False, monotonic()
+        self._calls.begin()
+        self._board.enter("set-up" if nodeid else "")
+        rank_setup.now_running(nodeid)
+
+    def _conclude(self) -> StepEnded:
+        deciding = overall(self._phases)
+        is_alone = self._assignment.config.ranks == 1 or (self._last is not None and has_thread_ranks(self._last))
+        keeping = {Outcome.SKIPPED, Outcome.XFAILED} if is_alone else {Outcome.SKIPPED}
+        differing, is_whole = self._surroundings.put_back()
+        self._calls.settle()
+        if is_alone:
+            self._calls.begin()  # there are no peers to compare them with
+        self._board.enter("")
+        return StepEnded(
+            nodeid=self._nodeid,
+            phases=self._take_unreported(),
+            early_skip=deciding.outcome in keeping and (deciding.when == "setup" or is_alone),
+            changed=tuple(differing),
+            is_spoilt=not is_whole or self._has_exited,
+            skipped_subtests=self._subtests.skipped,
+            killed_children=self._children.killed(),
+        )
+
+    def _end(self, command: End) -> StepEnded:
+        """Tear down the gang's remaining fixtures, as part of the last test that ran, and leave the group."""
+        self._begin_step("")
+        self._is_condemned = command.is_condemned
+        self._tear_down_fixtures()
+        self._leave()
+        save_coverage()
+        flush_output()
+        return StepEnded(phases=self._take_unreported(), imported=self._imports.take())
+
+    def _tear_down_fixtures(self) -> None:
+        """Tear down fixtures of wider scope: they remain if the last test was not known to be the gang's last."""
+        if self._last is None:
+            return
+        call = pytest.CallInfo.from_call(self._finish_session, when="teardown")
+        report = pytest.TestReport.from_item_and_call(self._last, call)
+        if call.excinfo is not None:
+            self._errors["teardown"] = call.excinfo.value
+            self.pytest_runtest_logreport(report)
+
+    def _finish_session(self) -> None:
+        # pytest has no public way to end a session early.
+        self._session._setupstate.teardown_exact(None)  # noqa: SLF001
+        raise_unraisable(self._session.config)
+
+    def _add_phase(self, phase: Phase, error: BaseException | None, *, may_be_peers: bool = False) -> None:
+        """Report a phase at once, because peers may be waiting; a plain pass can wait for the next report."""
+        self._phases.append(phase)
+        self._has_exited |= isinstance(error, SystemExit)  # pytest keeps a fixture that exits as one half made
+        self._unreported.append(phase)
+        self._board.enter(following(phase))
+        self._phase_began = monotonic()
+        if phase.is_plain and len(self._unreported) < _MOST_UNREPORTED:
+            return
+        if phase.outcome.is_bad:
+            flush_output()
+        wait, self._wait = waited_for(error, self._wait or self._calls.waits.current), None
+        self._connection.send(
+            PhasesEnded(
+                nodeid=self._nodeid,
+                phases=self._take_unreported(),
+                is_symptom=may_be_peers,
+                waits_for=wait,
+                had_failed=wait is not None and failed_before(error) is not None,
+            )
+        )
+
+    def _take_unreported(self) -> tuple[Phase, ...]:
+        """Return the unreported phases, and mark them as reported."""
+        unreported, self._unreported = self._unreported, []
+        return tuple(unreported)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
+        """Keep what a fixture of wider scope changes, until it ends."""
+        if fixturedef.scope == "function":
+            return (yield)
+        with self._surroundings.widening():
+            return (yield)
+
+    def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
+        """Accept what a fixture of wider scope has restored as the state to keep."""
+        if fixturedef.scope != "function":
+            self._surroundings.narrow()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Skip every test if this host lacks the hardware of the cell; refuse one that would pass without running."""
+        if self._assignment.hardware_skip is not None:
+            raise EnvironmentSkip(*self._assignment.hardware_skip)
+        if never_runs(item):
+            pytest.fail("its class calls this coroutine or generator, and runs nothing of it", pytrace=False)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, call: pytest.CallInfo[Any]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Keep the exception: the report has only its text. An exit during the report cannot be a skip of the test."""
+        rank_setup.now_running("")
+        self._wait = None
+        if call.excinfo is not None:
+            self._wait = self._calls.wait_behind(call.excinfo.value)  # now: the report takes its time
+        report = yield
+        if call.excinfo is not None:
+            self._errors[call.when] = call.excinfo.value
+            if report.failed:
+                debugging.look_at(call.excinfo.value)
+        elif call.when == "setup":
+            rank_setup.now_running(self._nodeid)
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Record one phase before the next begins."""
+        if self._subtests.take(report):
+            return
+        error = self._errors.pop(report.when, None)
+        phase = phase_of(report, error, monotonic() - self._phase_began)
+        if phase.outcome is Outcome.FAILED and (deaths := ", ".join(self._children.deaths())):
+            phase = replace(phase, message=shorten(f"{phase.message} ({deaths})", MESSAGE_LIMIT))
+        phase = with_remedy(phase, error, has_group=self._assignment.request.url is not None)
+        if self._assignment.request.url is not None and phase.outcome.is_bad:
+            message = with_group_limit(phase.message, self._assignment.config.limits.limit("process_group"))
+            phase = replace(phase, message=message)
+        self._add_phase(phase, error)
+
+
+def _gpu_of(assignment: Assignment) -> int:
+    """The index of a rank's GPU.
+
+    Raises:
+        RuntimeError: There are no GPUs; each job has made sure of them before its first test.
+    """
+    count = torch.cuda.device_count()
+    if not count:
+        msg = "no GPU is visible any more"
+        raise RuntimeError(msg)
+    return assignment.config.local_ranks.index(assignment.rank) % count
+
+
+def with_group_limit(message: str, limit: TimeLimit) -> str:
+    """A message of torch's, with what sets the limit of the cell's process group if the message tells that time.
+
+    gloo, NCCL and the stores tell it in ms: "Timed out waiting 60000ms", "Timeout(ms)=60000" (torch 2.6 to 2.13).
+    """
+    time = round(limit.seconds * 1000)
+    if not re.search(rf"(?<!\d){time} ?ms\b|\(ms\)={time}\b", message):
+        return message
+    return shorten(f"{message.rstrip('.')} ({limit.setting} = {limit.value:g})", MESSAGE_LIMIT)
+
+
+def init_process_group(assignment: Assignment, url: str) -> None:
+    """Join the default process group of the cell."""
+    config = assignment.config
+    if config.backend == "nccl":
+        torch.cuda.set_device(_gpu_of(assignment))
+    port = assignment.request.environment.get("MASTER_PORT")
+    if port and assignment.rank and 0 in assignment.config.local_ranks:
+        wait_for_store(int(port))
+    distributed.init_process_group(
+        config.backend,
+        init_method=url,
+        rank=assignment.rank,
+        world_size=config.world_size,
+        timeout=timedelta(seconds=config.limits.process_group),
+    )

@@ -1,0 +1,275 @@
+"""The life of a forked process that runs tests: its set-up, how it prints, and its announced end.
+
+``os._exit`` is replaced before the suite is imported. In a rank, the main thread announces its exit status. Exits by
+another thread, by C code or by a process that a test forked are not announced.
+"""
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import io
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from copy import copy
+from dataclasses import dataclass
+from os import getpid
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn, TextIO
+
+import pytest
+from _pytest.terminal import TerminalReporter
+
+from allranks.agent import clock, evidence, linux
+from allranks.agent.channel import Leaving, Message, PhasesEnded, RankEnd
+from allranks.agent.diagnose.stacks import STACKS_SIGNAL
+from allranks.agent.orphans import bear_marks
+from allranks.agent.rank.coverage import save_coverage
+from allranks.protocol import skip_codes
+from allranks.protocol.outcomes import Phase
+
+_LINE_BUFFERED = 1  # _IOLBF of glibc and musl
+
+_libc = ctypes.CDLL(None)
+
+
+def print_at_once() -> tuple[TextIO, ...]:
+    """Unbuffer this process's standard streams; C's own stdout becomes line-buffered.
+
+    Returns:
+        The previous streams. The caller must keep them: their finalizers would close the descriptors.
+    """
+    before = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+    sys.stdout = sys.__stdout__ = _unbuffered(1)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _unbuffered(2)  # type: ignore[misc]
+    with contextlib.suppress(ValueError):  # the C library uses other names for its streams
+        _libc.setvbuf(ctypes.c_void_p.in_dll(_libc, "stdout"), None, _LINE_BUFFERED, 0)
+    return tuple(stream for stream in before if stream is not None)
+
+
+def _unbuffered(descriptor: int) -> io.TextIOWrapper:
+    # closefd=False: tests close their streams, which must not close the descriptor.
+    raw = os.fdopen(descriptor, "wb", buffering=0, closefd=False)
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
+
+
+def flush_output() -> None:
+    """Flush all output streams of C code."""
+    _libc.fflush(None)
+
+
+_NAME = "terminalreporter"
+
+
+class SilentReporter:
+    """Stands in for the terminal reporter, but has no hooks, so pytest never calls it.
+
+    Args:
+        reporter: The real one, which plugins such as pytest-timeout look up by name to write on.
+    """
+
+    def __init__(self, reporter: TerminalReporter) -> None:
+        self._reporter = reporter
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the real one has
+        """Read the attribute of the real reporter."""
+        return getattr(self._reporter, name)
+
+
+def silence_terminal(config: pytest.Config) -> None:
+    """Disable progress reports; redirect what plugins write to the terminal to standard error."""
+    reporter = config.pluginmanager.unregister(name=_NAME)
+    if isinstance(reporter, TerminalReporter):
+        reporter._tw._file = sys.stderr  # noqa: SLF001 - a terminal writer cannot be redirected otherwise
+        config.pluginmanager.register(SilentReporter(reporter), _NAME)
+
+
+INSTRUCTIONS = pytest.StashKey[str]()
+"""In the configuration of the session: what the plug-in that repeats a test tells its part in the ranks."""
+
+_exit = os._exit
+
+_TEAR_DOWNS = frozenset({"_callTearDown", "_callCleanup"})
+"""Methods of unittest's cases, synchronous and asynchronous (Python 3.11 to 3.14)."""
+
+
+@dataclass
+class _Announcer:
+    connection: RankEnd | None = None
+    take_phases: Callable[[], tuple[Phase, ...]] = tuple
+    nodeid: str = ""
+    pid: int = 0
+
+
+_rank = _Announcer()
+
+
+def watch_exits() -> None:
+    """Make ``os._exit`` announce the exit of a rank."""
+    os._exit = exit_announced
+
+
+def announce_to(connection: RankEnd, take_phases: Callable[[], tuple[Phase, ...]] = tuple) -> None:
+    """Make this process a rank from now on.
+
+    Args:
+        connection: Its end of the connection.
+        take_phases: Returns the phases that have ended but are not reported yet.
+    """
+    _rank.connection, _rank.take_phases, _rank.pid = connection, take_phases, getpid()
+
+
+def now_running(nodeid: str) -> None:
+    """Note that the rank is in this test."""
+    _rank.nodeid = nodeid
+
+
+def tell(message: Message) -> None:
+    """Send a message to the supervisor, if this process is a rank."""
+    if _rank.connection is not None and _rank.pid == os.getpid():
+        _rank.connection.send(message)
+
+
+def end_fork(*, is_bad: bool, text: Callable[[], str]) -> None:
+    """End this process if a test forked it and it has returned from the test: the rank goes on, this one must not.
+
+    It ends as its test did, and says why: the rank may wait for its exit status.
+    """
+    if getpid() != _rank.pid:
+        if is_bad:
+            print(text(), file=sys.stderr)
+        os._exit(is_bad)
+
+
+def exit_announced(status: int) -> NoReturn:
+    """End this process, as ``os._exit`` does."""
+    is_own = _rank.pid == getpid() and threading.current_thread() is threading.main_thread()
+    if _rank.connection is not None and is_own and isinstance(status, int):
+        save_coverage()
+        with suppress(Exception):
+            reason = skip_codes.reason_of_exit(status) or ""
+            phases = _rank.take_phases()
+            has_ended = is_failure(sys.exception()) or tears_down(traceback.walk_stack(sys._getframe()))  # noqa: SLF001
+            nodeid = "" if has_ended else _rank.nodeid
+            if phases:
+                _rank.connection.send(PhasesEnded(nodeid=nodeid, phases=phases))
+            _rank.connection.send(Leaving(nodeid=nodeid, status=status, reason=reason))
+    _exit(status)
+
+
+def is_failure(error: BaseException | None) -> bool:
+    """Whether an exception says that the test has failed: an exit in its ``finally`` or ``except`` cannot skip it."""
+    return isinstance(error, AssertionError | pytest.fail.Exception)
+
+
+def tears_down(stack: Iterable[tuple[FrameType, int]]) -> bool:
+    """Whether a stack or a traceback leads through a tear-down or a clean-up of unittest.
+
+    pytest counts these as the call, but the test itself has ended, and may have failed: an exit cannot skip it.
+
+    Args:
+        stack: What ``traceback.walk_stack`` or ``traceback.walk_tb`` yields.
+    """
+    return any(
+        frame.f_code.co_name in _TEAR_DOWNS and frame.f_globals.get("__name__", "").startswith("unittest.")
+        for frame, _ in stack
+    )
+
+
+ADOPTION_TIMEOUT = 60.0
+"""Seconds for the process that forked a rank to end: then the rank's parent is its former grandparent. A busy host may
+take more than 5 of them."""
+
+
+def live(work: Callable[[], int], parent: int, *, stacks: Path, environment: Mapping[str, str]) -> NoReturn:
+    """Run `work` in this fork, then exit. Never returns: the fork must not run its parent's code.
+
+    The process dies with its parent, and prints without buffers.
+
+    Args:
+        work: What it does; returns the exit status.
+        parent: Process id of its parent, which may still have to adopt it.
+        stacks: The file that gets its stacks, on request and on a fatal signal.
+        environment: Variables to set.
+    """
+    status = 1
+    try:
+        settle(parent)
+        _before = print_at_once()
+        _set_up(stacks, environment)
+        status = work()
+    except BrokenPipeError:
+        # The parent is gone, and the kernel is about to end this process, too.
+        pass
+    except BaseException:  # noqa: BLE001 - the last frame of this process: no caller is left
+        traceback.print_exc()
+    finally:
+        leave(status)
+
+
+def settle(parent: int) -> None:
+    """Make this fork die with its parent; does nothing where it does already."""
+    if linux.death_signal():
+        return
+    _die_with(parent)
+    linux.allow_tracing(parent)
+    linux.offer_to_memory_killer()
+
+
+def leave(status: int) -> NoReturn:
+    """End this process, whatever a test has done to its output."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        exit_announced(status)
+
+
+def _die_with(parent: int) -> None:
+    """Die when the parent does; the intermediate process that forked this one ends first, and must not count."""
+    deadline = clock.monotonic() + ADOPTION_TIMEOUT
+    while os.getppid() != parent and Path(f"/proc/{parent}").exists() and clock.monotonic() < deadline:
+        clock.sleep(0.0005)
+    linux.die_with_parent()
+    if os.getppid() != parent:
+        # The parent is gone already.
+        os._exit(1)
+
+
+def _set_up(stacks: Path, environment: Mapping[str, str]) -> None:
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    file = os.fdopen(evidence.open_end(stacks), "ab")
+    faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
+    # Not to standard error: that pipe holds little, and the stacks are needed separately.
+    faulthandler.enable(file=file, all_threads=True)
+    os.environ.update(environment)
+    bear_marks(environment)
+    gc.enable()
+
+
+def next_item(items: Mapping[int, pytest.Item], index: int, following: int | None) -> pytest.Item | None:
+    """The item that pytest is told is next: it keeps the fixtures that both need.
+
+    Before a repetition of the same test it is a copy: for the test itself, pytest would keep the function's own, too.
+    """
+    _renew(items.get(index))
+    item = None if following is None else items.get(following)
+    return copy(item) if following == index and item is not None else item
+
+
+def _renew(item: pytest.Item | None) -> None:
+    """Give a method that has run before a new instance of its class: pytest makes one when it collects, and no more."""
+    has_run = getattr(item, "_request", None) is False
+    if has_run and isinstance(item, pytest.Function) and type(item.parent) is pytest.Class:
+        instance = item.instance
+        if instance is not None and getattr(item.obj, "__self__", None) is instance:
+            made = item.parent.newinstance()  # type: ignore[no-untyped-call]
+            setattr(item, "_instance", made)  # noqa: B010 - pytest 8.2 and newer; not public
+            item.obj = getattr(made, item.originalname)

@@ -1,0 +1,403 @@
+"""The parts of a rank's state that a test may change: what reads each, and what restores it."""
+
+import builtins
+import faulthandler
+import functools
+import gc
+import io
+import locale
+import logging
+import multiprocessing
+import os
+import resource
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import unittest
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Final
+
+import pytest
+import torch
+from torch import distributed
+from torch.utils import _device as _device_module
+
+from allranks.agent.diagnose.stacks import is_machinery, is_of_python
+
+GROUP: Final = "the default process group"
+"""Cannot be restored: a rank that has left it cannot rejoin alone."""
+
+HOOKS: Final = "exception hooks"
+
+ENVIRON: Final = os.environ
+"""Kept, because a test may replace ``os.environ`` by another mapping."""
+
+_LIMITS: Final = (
+    resource.RLIMIT_AS,
+    resource.RLIMIT_CPU,
+    resource.RLIMIT_DATA,
+    resource.RLIMIT_FSIZE,
+    resource.RLIMIT_NOFILE,
+    resource.RLIMIT_NPROC,
+    resource.RLIMIT_STACK,
+)
+_TIMERS: Final = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+
+
+def _folder() -> str | None:
+    try:
+        return os.getcwd()  # noqa: PTH109 - this returns a str
+    except OSError:
+        return None  # the folder has been removed
+
+
+def _umask() -> int:
+    mask = os.umask(0o77)
+    os.umask(mask)
+    return mask
+
+
+def _deterministic() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _device() -> torch.device | None:
+    """The default device; None unless one was set, because then a mode would slow down every function."""
+    return _device_module.CURRENT_DEVICE
+
+
+def _set_path(path: list[str]) -> None:
+    sys.path[:] = path
+
+
+def _limits() -> tuple[tuple[int, int], ...]:
+    return tuple(map(resource.getrlimit, _LIMITS))
+
+
+def _set_limits(limits: tuple[tuple[int, int], ...]) -> None:
+    for number, limit in zip(_LIMITS, limits, strict=True):
+        resource.setrlimit(number, limit)
+
+
+def _timers() -> tuple[bool, ...]:
+    """Whether each timer is set; how much of its time was left is not known afterwards."""
+    return tuple(any(signal.getitimer(number)) for number in _TIMERS)
+
+
+def _set_timers(are_set: tuple[bool, ...]) -> None:
+    for number, is_set in zip(_TIMERS, are_set, strict=True):
+        if not is_set:
+            signal.setitimer(number, 0.0)
+
+
+def _set_trace(functions: tuple[Any, Any]) -> None:
+    sys.settrace(functions[0])
+    sys.setprofile(functions[1])
+
+
+def _hooks() -> tuple[Any, ...]:
+    return sys.excepthook, threading.excepthook, sys.unraisablehook
+
+
+def is_of_a_group(before: tuple[Any, ...]) -> bool:
+    """Whether only a default group, which puts its rank before messages, has set a hook: no test meant to."""
+    return _hooks()[1:] == before[1:] and getattr(sys.excepthook, "__module__", "").startswith("torch.distributed.")
+
+
+def _set_hooks(hooks: tuple[Any, Any, Any]) -> None:
+    sys.excepthook, threading.excepthook, sys.unraisablehook = hooks
+
+
+def _set_collector(state: tuple[bool, tuple[int, int, int]]) -> None:
+    (gc.enable if state[0] else gc.disable)()
+    gc.set_threshold(*state[1])
+
+
+LoggerState = tuple[Any, ...]
+"""The logger, its level, ``propagate`` and ``disabled``, its handlers, None, and its filters."""
+
+
+def loggers() -> dict[str, LoggerState]:
+    """By name, the state of the root logger and of each logger that is not as a new one."""
+    pytests = _handlers_of_pytest()
+    found = {
+        name: _logger_state(logger, pytests)
+        for name, logger in logging.root.manager.loggerDict.copy().items()
+        if isinstance(logger, logging.Logger)  # there are placeholders, too
+        and (logger.level or logger.handlers or logger.filters or logger.disabled or not logger.propagate)
+    }
+    found[logging.root.name] = _logger_state(logging.root, pytests)
+    return found
+
+
+def _handlers_of_pytest() -> list[logging.Handler]:
+    """The handlers that pytest has set for now: on the root logger, and on each logger that does not propagate."""
+    return [each for each in logging.root.handlers if type(each).__module__ == "_pytest.logging"]
+
+
+def _logger_state(logger: logging.Logger, pytests: list[logging.Handler]) -> LoggerState:
+    handlers = [each for each in logger.handlers if each not in pytests]
+    return logger, logger.level, logger.propagate, logger.disabled, *handlers, None, *logger.filters
+
+
+def set_logger(name: str, state: LoggerState | None) -> None:
+    """Restore the state of a logger; with None it becomes as a new one, because code may keep the logger itself."""
+    known, pytests = logging.root.manager.loggerDict, _handlers_of_pytest()
+    if state is None:
+        state = (known[name], logging.NOTSET, True, False, None)
+    logger, level, propagate, disabled, *rest = state
+    if logger is not logging.root:
+        known[name] = logger
+    logger.level, logger.propagate, logger.disabled = level, propagate, disabled
+    end = rest.index(None)
+    logger.handlers = [*(each for each in logger.handlers if each in pytests), *rest[:end]]
+    logger.filters = rest[end + 1 :]
+    logging.disable(logging.root.manager.disable)  # loggers remember which levels are on; this makes all of them forget
+
+
+def _set_environ(environ: Any) -> None:  # noqa: ANN401 - of a class without a public name
+    os.environ = environ  # noqa: B003 - its contents are restored one by one
+
+
+_dump_later, _cancel_dump = faulthandler.dump_traceback_later, faulthandler.cancel_dump_traceback_later
+
+
+@dataclass
+class _Watchdog:
+    """Whether ``faulthandler``'s watchdog is set: ``faulthandler`` itself does not report that."""
+
+    is_set: bool = False
+
+
+_watchdog: Final = _Watchdog()
+
+
+def watch_the_watchdog() -> None:
+    """Track ``faulthandler``'s watchdog: one that a test leaves set would end the rank in another test."""
+
+    @functools.wraps(_dump_later)
+    def dump_later(*arguments: Any, **options: Any) -> None:  # noqa: ANN401 - faulthandler's
+        _dump_later(*arguments, **options)
+        _watchdog.is_set = True
+
+    @functools.wraps(_cancel_dump)
+    def cancel() -> None:
+        _cancel_dump()
+        _watchdog.is_set = False
+
+    faulthandler.dump_traceback_later, faulthandler.cancel_dump_traceback_later = dump_later, cancel
+
+
+def _set_watchdog(is_set: bool) -> None:
+    if not is_set:
+        faulthandler.cancel_dump_traceback_later()
+
+
+_MODULES: Final = sys.modules
+_KNOWN: Final[dict[str, Any]] = {}
+"""The modules of the base state."""
+
+
+_FINDERS: Final[list[tuple[list[Any], list[Any]]]] = []
+"""The lists of what finds modules, each with its content in the base state."""
+
+
+def note_imports() -> None:
+    """Make what is imported now part of the base state."""
+    _KNOWN.clear()
+    _KNOWN.update(_MODULES)
+    _FINDERS[:] = [(finders, finders.copy()) for finders in (sys.meta_path, sys.path_hooks)]
+
+
+def _imports() -> tuple[int, bool, bool]:
+    """Whether known modules and what found them are still there, under their names: an import may add some."""
+    # Their order first, at a fifth of the cost.
+    are_own = list(_MODULES.values())[: len(_KNOWN)] == list(_KNOWN.values()) or _KNOWN.items() <= _MODULES.items()
+    is_whole = all(each in finders for finders, known in _FINDERS for each in known)
+    return id(sys.modules), are_own, is_whole
+
+
+def _set_imports(_: object) -> None:
+    sys.modules = _MODULES
+    _MODULES.update(_KNOWN)
+    for finders, known in _FINDERS:
+        finders[:0] = [each for each in known if each not in finders]
+    sys.path_importer_cache.clear()
+
+
+def _names_of(place: Any, but: str = "") -> tuple[Callable[[], Any], Callable[[Any], object]]:  # noqa: ANN401 - any object
+    """The reader and the writer of its names but one; an import may add some."""
+    names = tuple(name for name in vars(place) if name != but)
+
+    def write(values: list[Any]) -> None:
+        for name, value in zip(names, values, strict=True):
+            if vars(place).get(name) is not value:
+                setattr(place, name, value)
+
+    return lambda: [*map(vars(place).get, names)], write
+
+
+def _streams() -> tuple[tuple[Any, ...], tuple[bool, ...]]:
+    streams = (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__)
+    return streams, tuple(isinstance(each, io.TextIOWrapper) and each.closed for each in streams)
+
+
+def _set_streams(state: tuple[tuple[Any, ...], tuple[bool, ...]]) -> None:
+    (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__), _ = state  # type: ignore[misc]
+    if _streams() != state:
+        _refuse(state)
+
+
+def _descriptors() -> list[tuple[int, int] | None]:
+    """The files of the standard descriptors; None for one that is closed."""
+    found: list[tuple[int, int] | None] = []
+    for number in range(3):
+        try:
+            status = os.fstat(number)
+            found.append((status.st_dev, status.st_ino))
+        except OSError:
+            found.append(None)
+    return found
+
+
+def _threads() -> list[int | None]:
+    """The threads that run code of the suite, or work for it: they may call what reaches the next test."""
+    others = [each for each in threading.enumerate() if each is not threading.main_thread()]
+    frames = sys._current_frames() if others else {}  # noqa: SLF001 - documented, for debuggers
+    targets = ((each, getattr(each, "_target", None) or type(each).run) for each in others)
+    codes = ((each, getattr(target, "__code__", None)) for each, target in targets)
+    files = ((each.ident, code.co_filename) for each, code in codes if code)
+    return [ident for ident, file in files if _is_of_suite(file, frames.get(ident or 0))]
+
+
+def _is_of_suite(file: str, frame: FrameType | None) -> bool:
+    """Whether a thread whose code begins in this file is the suite's; libraries keep threads for good.
+
+    A thread of the standard library's, such as one of a pool, is the suite's while it works for others.
+    """
+    if not is_of_python(file):
+        return "-packages/" not in file and not is_machinery(file)
+    while frame is not None and is_of_python(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame is not None
+
+
+_AUTOCASTS: Final = ("cpu", "cuda")
+_FLAGS: Final = ("cudnn_benchmark", "cudnn_deterministic", "cudnn_enabled", "mkldnn_enabled")
+"""Of torch's backends."""
+
+
+def _autocast() -> list[tuple[bool, torch.dtype]]:
+    return [(torch.is_autocast_enabled(each), torch.get_autocast_dtype(each)) for each in _AUTOCASTS]
+
+
+def _set_autocast(states: list[tuple[bool, torch.dtype]]) -> None:
+    for device, (is_enabled, dtype) in zip(_AUTOCASTS, states, strict=True):
+        torch.set_autocast_enabled(device, is_enabled)
+        torch.set_autocast_dtype(device, dtype)
+
+
+def _flags() -> list[bool]:
+    return [getattr(torch._C, f"_get_{name}")() for name in _FLAGS]  # noqa: SLF001 - at a tenth of the public ones' cost
+
+
+def _set_flags(values: list[bool]) -> None:
+    for name, value in zip(_FLAGS, values, strict=True):
+        getattr(torch._C, f"_set_{name}")(value)  # noqa: SLF001 - see above
+
+
+_top_hooks: Final[Callable[[bool], object]] = getattr(
+    torch._C._autograd,  # noqa: SLF001 - no public name
+    "_top_saved_tensors_default_hooks",
+    lambda _: None,  # in torch 2.6
+)
+
+
+def _modes() -> tuple[object, ...]:
+    """The modes that functions run in, apart from that of the default device."""
+    functions = torch._C._len_torch_function_stack() - (_device() is not None)  # noqa: SLF001 - no public names
+    return functions, torch._C._len_torch_dispatch_stack(), _top_hooks(False)  # noqa: SLF001
+
+
+def _has_agent() -> bool:
+    """Whether this process is a worker of RPC: it cannot become one again, nor leave in place of the test."""
+    return bool(getattr(sys.modules.get("torch.distributed.rpc"), "_is_current_rpc_agent_set", bool)())
+
+
+def _set_start_method(name: str) -> None:
+    multiprocessing.set_start_method(name, force=True)
+
+
+_numpy: Final[Any] = sys.modules.get("numpy")
+"""torch imports it wherever it is installed."""
+
+
+def _refuse(_: object) -> None:
+    msg = "nothing can put this back"
+    raise RuntimeError(msg)
+
+
+PARTS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]]] = {
+    "the working directory": (_folder, os.chdir),
+    "the umask": (_umask, os.umask),
+    "sys.path": (lambda: list(sys.path), _set_path),
+    "the locale": (lambda: locale.setlocale(locale.LC_ALL), lambda name: locale.setlocale(locale.LC_ALL, name)),
+    "blocked signals": (
+        lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+        lambda mask: signal.pthread_sigmask(signal.SIG_SETMASK, mask),
+    ),
+    "torch's default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "torch's default device": (_device, torch.set_default_device),
+    "torch's number of threads": (torch.get_num_threads, torch.set_num_threads),
+    "torch's deterministic algorithms": (
+        _deterministic,
+        lambda on: torch.use_deterministic_algorithms(on[0], warn_only=on[1]),
+    ),
+    "torch's grad mode": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "torch's anomaly detection": (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+    "torch's matmul precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "torch's inference mode": (torch.is_inference_mode_enabled, _refuse),
+    "limits of resources": (_limits, _set_limits),
+    "faulthandler's watchdog": (lambda: _watchdog.is_set, _set_watchdog),
+    "interval timers": (_timers, _set_timers),
+    "the recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit),
+    "the switch interval": (sys.getswitchinterval, sys.setswitchinterval),
+    "trace functions": (lambda: (sys.gettrace(), sys.getprofile()), _set_trace),
+    HOOKS: (_hooks, _set_hooks),
+    "the garbage collector": (lambda: (gc.isenabled(), gc.get_threshold()), _set_collector),
+    "the time-out of sockets": (socket.getdefaulttimeout, socket.setdefaulttimeout),
+    "logging.disable": (lambda: logging.root.manager.disable, logging.disable),
+    "imported modules": (_imports, _set_imports),
+    "builtins": _names_of(builtins),
+    # Without these, a test would check nothing.
+    "names of pytest": _names_of(pytest),
+    # The gang's end calls the other one, and shows what a test has done to it.
+    "names of torch.distributed": _names_of(distributed, but="destroy_process_group"),
+    "names of torch.testing": _names_of(torch.testing),
+    "names of unittest.TestCase": _names_of(unittest.TestCase),
+    "sys.argv": (lambda: sys.argv and list(sys.argv), lambda arguments: setattr(sys, "argv", [*arguments])),
+    "threads of its own": (_threads, _refuse),
+    "the processors": (lambda: os.sched_getaffinity(0), lambda processors: os.sched_setaffinity(0, processors)),
+    "the process group and session": (lambda: (os.getpgrp(), os.getsid(0)), _refuse),
+    "the user": (os.getresuid, lambda user: os.setresuid(*user)),
+    "the folder of temporary files": (lambda: tempfile.tempdir, lambda folder: setattr(tempfile, "tempdir", folder)),
+    "the limit of digits": (sys.get_int_max_str_digits, sys.set_int_max_str_digits),
+    "the start method of processes": (
+        lambda: multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0],
+        _set_start_method,
+    ),
+    **({"numpy's errors": (_numpy.geterr, lambda ways: _numpy.seterr(**ways))} if _numpy else {}),
+    "torch's autocast": (_autocast, _set_autocast),
+    "torch's backends": (_flags, _set_flags),
+    "torch's modes": (_modes, _refuse),
+    "the standard streams": (_streams, _set_streams),
+    "the standard descriptors": (_descriptors, _refuse),
+    "os.environ": (lambda: os.environ, _set_environ),
+    "torch's RPC agent": (_has_agent, _refuse),
+    GROUP: (lambda: distributed.group.WORLD, lambda _: None),
+}
+"""The reader and the writer of each part."""

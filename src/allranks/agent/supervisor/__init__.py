@@ -1,0 +1,1 @@
+"""The job's first process: it never imports tested code."""

@@ -1,0 +1,416 @@
+"""Leads gangs through the collected tests, each with a rendezvous of its own."""
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from pathlib import Path
+
+from allranks.agent import linux
+from allranks.agent.channel import RunTest
+from allranks.agent.diagnose.failure_course import course_of
+from allranks.agent.diagnose.step_outcome import Step
+from allranks.agent.gangs.ends import WithCommands, ends_of, failed_start
+from allranks.agent.gangs.forks import SESSION_END_TIMEOUT, LocalNode
+from allranks.agent.gangs.gang import ROUNDED_UP, SKIP_GRACES, Deadlines, Gang
+from allranks.agent.job_end import HangupError, JobEnd, JobLimitError, LostGpuError
+from allranks.agent.job_plugins import functions
+from allranks.agent.nodes.node import Node, start_gang
+from allranks.agent.program import ItemOptions, Program, StartRanks, parts_of
+from allranks.agent.record_stream import Journal
+from allranks.agent.rendezvous import OWN_GROUPS, Rendezvous, make_rendezvous
+from allranks.agent.supervisor.assemblies import assemblies, first_assembly, joined_by_group
+from allranks.agent.supervisor.driver_account import DriverAccount
+from allranks.agent.supervisor.lanes import DriverWorkers
+from allranks.agent.supervisor.loop_counts import NAMES, LoopCounts
+from allranks.agent.supervisor.repetition_journal import Plan, RepetitionJournal
+from allranks.protocol.config import AgentConfig, Folders, seed_of_test
+from allranks.protocol.outcomes import Outcome, disagree, may_disagree, numbers
+from allranks.protocol.records import AgentFailed, GangReady, GangStarted, LeftBehind, Notice, NotRun, TestStarted
+from allranks.protocol.xml_text import clipped
+
+DRIVER_MARGIN = 5.0
+"""Seconds that a driver gets beyond its ranks' limit, to read their stacks, to stop them and to tear down."""
+
+_COMMAND = 1000
+"""Most characters of a command line that a record keeps."""
+
+FRESH_START = 120.0
+"""Seconds for ranks that are no forks to import torch and their file: a second or two each on an idle host."""
+
+QUIT = "q in the debugger"
+"""Why tests did not run after the user has quit the debugger."""
+
+MANY_FORKS = 60
+"""From this many forks on, making them cheaper pays; it takes the better part of a second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisedJob:
+    """The supervisor's view of its job."""
+
+    config: AgentConfig
+    folders: Folders
+    journal: Journal
+    end: JobEnd
+
+
+OfLane = Callable[[Path], LocalNode]
+"""Returns this node for ranks with their files in another folder."""
+
+
+class TestLoop:
+    """Runs every collected test on every rank.
+
+    Args:
+        count: Counts shared with other test loops; None if this is the only one.
+        repetitions: Those of the tests; None to run each test once.
+
+    Attributes:
+        program: The tests.
+        job: Their job.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        nodes: Sequence[Node],
+        job: SupervisedJob,
+        count: LoopCounts | None = None,
+        repetitions: Plan | None = None,
+    ) -> None:
+        self.program = program
+        self.job = job
+        self._nodes = nodes
+        self._config = job.config
+        self._folders = job.folders
+        self._repetitions = repetitions
+        self._counting = RepetitionJournal(job.journal, repetitions) if repetitions else None
+        self._journal = WithCommands(self._counting or job.journal, program)
+        self._count = LoopCounts() if count is None else count
+        self._has_many_forks = False
+        self._index = 0
+        self._number = 1
+        self._runs_again = False
+        self._preload: dict[str, None] = {}
+        self._driver: DriverAccount | None = None
+
+    @property
+    def settled(self) -> dict[str, bool]:
+        """For each test that has run, whether it went wrong."""
+        return self._count.settled
+
+    @property
+    def session_problem(self) -> AgentFailed | None:
+        """What went wrong first when ranks ended pytest sessions of their own; None for nothing."""
+        return next(iter(self._count.session_problems), None)
+
+    @property
+    def _current(self) -> str:
+        """The node id of the test that runs, or is about to."""
+        return self.program.tests[self._index]
+
+    @property
+    def _has_ranks(self) -> bool:
+        """Whether the gang's processes are ranks, and not a driver or a test that starts some."""
+        return self._driver is None and not self._config.launches_ranks
+
+    def run_all(self, of_lane: OfLane | None) -> None:
+        """Run the tests to the end, or until ``-x``, ``--maxfail`` or the user of a debugger stops the job.
+
+        Args:
+            of_lane: Makes the node of a worker for overlapping launcher tests; None if they do not overlap.
+
+        Raises:
+            HangupError: The job was ended from outside.
+            JobLimitError: The job's time is up.
+            LostGpuError: A GPU no longer computes; the tests that are left have no outcome.
+            NodeLostError: A node is lost; the tests that are left have no outcome.
+            ForkServerError: The fork server is gone or does not answer.
+            WorkerLostError: A worker broke; its test and those that are left have no outcome.
+        """
+        run_tests = next(functions(self._config, "run_tests"), None)
+        if run_tests is None:
+            self._run_in_order(of_lane)
+        else:
+            run_tests(self, of_lane)
+        for notice in self._count.changes():
+            self._journal.write(notice)
+
+    def worker(
+        self, results: Path, of_lane: OfLane | None, program: Program | None = None, plan: Plan | None = None
+    ) -> "TestLoop":
+        """Another loop for tests of the job, which shares the counts of this one.
+
+        Args:
+            results: The folder for the files of its ranks.
+            of_lane: Makes its node; None to have the nodes of this loop.
+            program: Its tests; None for those of this loop.
+            plan: Decides how it repeats tests; None to run each once.
+        """
+        job = replace(self.job, folders=replace(self._folders, results=results))
+        nodes = [of_lane(results)] if of_lane else self._nodes
+        return TestLoop(program or self.program, nodes, job, self._count, plan)
+
+    def _run_in_order(self, of_lane: OfLane | None) -> None:
+        self._has_many_forks = self._forks_ahead() >= MANY_FORKS
+        remaining = list(range(len(self.program.tests)))
+        if of_lane:  # Launcher tests come first: each other test between them would wait for all that overlap.
+            remaining.sort(key=lambda index: not self.program.terms[index].launches)
+        while remaining and not self._is_over():
+            launchers = self._launchers_ahead(remaining) if of_lane else []
+            if of_lane and len(launchers) > 1:
+                remaining[: sum(map(len, launchers))] = self._run_in_lanes(of_lane, launchers)
+            else:
+                del remaining[: self._run(first_assembly(self.program.terms, remaining))]
+        self._leave_out(remaining)
+
+    def _forks_ahead(self) -> int:
+        """Estimate the forks on this node, drivers and the ranks of launcher tests included."""
+        terms = self.program.terms
+        ranks = len(self._config.local_ranks)
+        return sum(ranks + terms[indices[0]].launches for indices in assemblies(terms, range(len(terms))))
+
+    def run_some(self, indices: Sequence[int]) -> None:
+        """See :class:`allranks.agent.supervisor.lanes.Worker`."""
+        if self._counting is not None:
+            try:
+                self._run_gang(indices)
+            except HangupError:
+                self._counting.drop()
+                raise
+            finally:
+                self._counting.conclude()
+            return
+        remaining = list(indices)
+        while remaining and not self._is_over():
+            del remaining[: self._run(first_assembly(self.program.terms, remaining))]
+        self._leave_out(remaining)
+
+    def _leave_out(self, remaining: Sequence[int]) -> None:
+        reason = QUIT if self._count.has_quit else f"-x or --maxfail, {self._count.bad_tests} bad"
+        for part in parts_of([self.program.tests[index] for index in remaining]):
+            self._journal.write(NotRun(tests=part, reason=reason))
+
+    def _launchers_ahead(self, remaining: Sequence[int]) -> list[list[int]]:
+        terms = self.program.terms
+        return list(assemblies(terms, itertools.takewhile(lambda index: terms[index].launches, remaining)))
+
+    def _run_in_lanes(self, of_lane: OfLane, launchers: Sequence[list[int]]) -> list[int]:
+        """Run assemblies side by side; return the tests that did not begin because the job stops."""
+        waiting = deque(joined_by_group(self.program.terms, launchers))
+
+        def next_work() -> Sequence[int] | None:
+            return None if self._is_over() or not waiting else waiting.popleft()
+
+        DriverWorkers(
+            count=min(self._config.overlap, len(waiting)),
+            results=self._folders.results,
+            make_worker=lambda results: self.worker(results, of_lane),
+            next_work=next_work,
+        ).run()
+        return [index for indices in waiting for index in indices]
+
+    def _is_over(self) -> bool:
+        is_stopped = bool(self.program.maxfail) and self._count.bad_tests >= self.program.maxfail
+        return is_stopped or self._count.has_quit
+
+    def _run(self, indices: Sequence[int]) -> int:
+        """Run tests until one goes wrong, then its permitted reruns; return how many tests have run."""
+        done = self._run_gang(indices)
+        delay = self.program.terms[self._index].delay
+        while self._runs_again:
+            linux.is_readable(self.job.end.fileno(), min(delay, self.job.end.remaining()))
+            self.job.end.check()
+            self._runs_again = False
+            self._number += 1
+            self._run_gang([self._index])
+        self._number = 1
+        return done
+
+    def _run_gang(self, indices: Sequence[int]) -> int:
+        """Start a gang for some tests and run as many as it can; return how many tests have run."""
+        self._index = indices[0]
+        terms = self.program.terms[indices[0]]
+        # Without a process group, too: a fixture of the suite may make one.
+        self._driver = DriverAccount(self._journal, self._config) if terms.launches else None
+        groups = 1 if terms.has_process_group else OWN_GROUPS
+        number = next(self._count.gangs)
+        shared = self._folders.of_gang(number)
+        rendezvous = make_rendezvous(self._config, shared, groups=groups) if self._has_ranks else None
+        try:
+            gang = self._start(number, rendezvous, indices)
+            try:
+                return self._lead(gang, indices, rendezvous if terms.has_process_group else None)
+            except HangupError as error:
+                step = gang.abort(str(error))
+                step.end_from_outside(str(error))
+                self._record_bad(gang, step)
+                raise
+            except JobLimitError as error:
+                self._record_bad(gang, gang.give_up(str(error)))
+                raise
+            finally:
+                self._close(gang)
+        finally:
+            if rendezvous is not None:
+                rendezvous.joined()
+
+    def _start(self, number: int, rendezvous: Rendezvous | None, indices: Sequence[int]) -> Gang:
+        terms = self.program.terms[indices[0]]
+        request = StartRanks(
+            gang=number,
+            url=rendezvous.url if rendezvous and terms.has_process_group else None,
+            environment=rendezvous.environment if rendezvous else {},
+            preload=tuple(self._preload),
+            launches=self._driver is not None,
+            has_many_forks=self._has_many_forks,
+            fresh={index: self.program.tests[index] for index in indices} if terms.is_fresh else {},
+        )
+        self._has_many_forks = False
+        # What starts ranks starts them on its own node.
+        ranks = start_gang(self._nodes if self._has_ranks else self._nodes[:1], request)
+        self._journal.write(
+            GangStarted(gang=number, pids=tuple(pid for node_ranks in ranks for pid in node_ranks.pids))
+        )
+        may_be_held = self._config.pdb_rank is not None
+        start_up = FRESH_START if terms.is_fresh else 0.0
+        return Gang(ranks, limits=self._config.limits, end=self.job.end, may_be_held=may_be_held, start_up=start_up)
+
+    def _close(self, gang: Gang) -> None:
+        self._preload.update(gang.imported)
+        self._count.has_quit = self._count.has_quit or gang.has_quit
+        for process in gang.close():
+            command = clipped(process.command, _COMMAND)
+            if process.has_survived:
+                text = f"process {process.pid}, which a rank left behind, could not be ended: {command}"
+                self._journal.write(Notice(nodeid=self._current, text=text))
+                continue
+            self._journal.write(LeftBehind(nodeid=self._current, rank=process.rank, pid=process.pid, command=command))
+
+    def _lead(self, gang: Gang, indices: Sequence[int], rendezvous: Rendezvous | None) -> int:
+        once = zip(indices, [*indices[1:], None], strict=True)
+        steps = iter(once if self._repetitions is None else self._repetitions.steps(indices))
+        first = self._begin(*next(steps))
+        with gang.disturbed(self._disturbance(first[0], is_joining=True)):
+            start = gang.start()
+        if rendezvous is not None:
+            rendezvous.joined()
+        if start.lost_gpus:
+            rank, trouble = next(iter(start.lost_gpus.items()))
+            msg = f"before {self._current}, the GPU of rank {rank} no longer computes: {trouble}"
+            raise LostGpuError(msg)
+        if start.leader is not None:
+            self._journal.write(TestStarted(nodeid=self._current, seed=first[0].seed, number=first[1]))
+            self._record(gang, failed_start(start, start.leader))
+            gang.condemn()
+            return 1
+        self._journal.write(GangReady())
+        others = (self._begin(*step) for step in steps)
+        for done, (command, number) in enumerate(itertools.chain([first], others), start=1):
+            may = may_disagree(self._current, self._config.mixed_skip)
+            self._journal.write(TestStarted(nodeid=self._current, seed=command.seed, may_disagree=may, number=number))
+            self._count.running[id(self)] = self._current
+            with gang.disturbed(self._disturbance(command, is_joining=False)):
+                step = gang.run(command, self._deadlines(command.index))
+            mismatch = step.compare_calls() if self.program.terms[command.index].shares_ranks else None
+            self._count.has_quit = self._count.has_quit or gang.has_quit
+            self._record(gang, step)
+            if step.leader is not None:
+                gang.condemn()
+                return done
+            if mismatch is not None:
+                self._journal.write(Notice(nodeid=self._current, text=f"calls differ: {mismatch.message}"))
+            if (
+                gang.has_quit
+                or mismatch is not None
+                or (not step.is_clean and not self.program.terms[command.index].is_skipped)
+            ):
+                break
+        session_end = SESSION_END_TIMEOUT if self.program.terms[indices[0]].is_fresh else 0.0
+        self._record_bad(gang, gang.end(session_end))
+        if gang.session_problem is not None:
+            self._count.session_problems.append(gang.session_problem)
+        return done
+
+    def _begin(self, index: int, following: int | None) -> tuple[RunTest, int]:
+        """The command for the next test or repetition, and the number of this try at it."""
+        self._index = index
+        seed = seed_of_test(self._config.seed, self._current)
+        command = RunTest(index=index, nodeid=self._current, following=following, seed=seed)
+        if self._repetitions is not None:
+            self._number = self._repetitions.begin(index)
+            command = self._repetitions.drawn(command, self._number)
+        return command, self._number
+
+    def _disturbance(self, command: RunTest, *, is_joining: bool) -> str:
+        """What disturbs the ranks that run a test themselves; empty for nothing."""
+        if self._repetitions is None or not self._has_ranks:
+            return ""
+        return self._repetitions.disturbance(command, self._config.world_size, is_joining=is_joining)
+
+    def _deadlines(self, index: int) -> Deadlines:
+        terms = self.program.terms[index]
+        may = may_disagree(self.program.tests[index], self._config.mixed_skip)
+        skip = None if may else SKIP_GRACES * self._config.limits.peer_grace
+        if terms.launches:
+            return self._driver_deadlines(terms, skip)
+        return Deadlines(limit=terms.limit, skip=skip, of_plugin=terms.plugin_limit)
+
+    def _driver_deadlines(self, terms: ItemOptions, skip: float | None) -> Deadlines:
+        """A driver's time: one limit for set-up, which may include a rendezvous, and a new one once its ranks start."""
+        limits = self._config.limits
+        margin = DRIVER_MARGIN + limits.peer_grace
+        set_up = max(terms.limit, limits.limit("process_group").plus(ROUNDED_UP), key=attrgetter("seconds"))
+        anew = terms.limit.plus(margin)
+        return Deadlines(limit=set_up.plus(margin), anew=anew, skip=skip, of_plugin=terms.plugin_limit)
+
+    def _record_bad(self, gang: Gang, step: Step) -> None:
+        """Report only the bad outcomes of a step that is recorded under the current test's name."""
+        bad = [each for each in step.outcomes if each.outcome.is_bad]
+        self._record(gang, replace(step, outcomes=bad))
+
+    def _record(self, gang: Gang, step: Step) -> None:
+        nodeid = self._current
+        if self._driver is not None:
+            is_bad = self._driver.settle(gang, nodeid, step)
+            if is_bad and self._driver.found_port_in_use:
+                self._name_neighbours(nodeid)
+        else:
+            outputs = gang.take_output(nodeid)
+            records = ends_of(step, nodeid, self._config.ranks, outputs)
+            course = course_of(step, nodeid, outputs)
+            for record in records if course is None else (course, *records):
+                self._journal.write(record)
+            may = may_disagree(nodeid, self._config.mixed_skip)
+            is_bad = step.leader is not None or (disagree({each.outcome for each in records}) and not may)
+        for rank in sorted(step.strangers):
+            text = f"a process that rank {rank} had forked went on in its place; what it reported was left out"
+            self._journal.write(Notice(nodeid=nodeid, text=text))
+        for (number, count), ranks in step.killed_children.items():
+            whose = f"rank {ranks[0]}" if len(ranks) == 1 else f"each of ranks {numbers(ranks)}"
+            were = f"child process{'es' if count > 1 else ''} of {whose} {'was' if count == 1 else 'were'}"
+            text = f"{count} {were} killed by {linux.signal_name(number)}"
+            self._journal.write(Notice(nodeid=nodeid, text=text))
+        # A driver and its ranks end with their test, so the state that they changed reaches no other.
+        for name in sorted(step.changed) if self._driver is None else ():
+            self._count.changed.setdefault(name, {})[nodeid] = None
+        # A test that will be rerun does not count as bad yet: another worker would stop the job for it.
+        reruns = 0 if self._count.has_quit else self.program.terms[self._index].reruns
+        self._runs_again = self._runs_again or (is_bad and self._number <= reruns)
+        # As in the report, a rerun that is skipped does not clear the bad outcome before it.
+        is_rerun = self._number > 1 and self._repetitions is None
+        is_bad = is_bad or (is_rerun and {each.outcome for each in step.outcomes} == {Outcome.SKIPPED})
+        if not self._runs_again and (step.outcomes or nodeid not in self._count.settled):
+            self._count.settled[nodeid] = self._count.settled.get(nodeid, False) or is_bad
+
+    def _name_neighbours(self, nodeid: str) -> None:
+        """Name the tests beside which a port was in use: one of them may have it."""
+        others = [each for number, each in self._count.running.copy().items() if number != id(self) and each != nodeid]
+        if others:
+            text = (
+                f"a port that it needs was in use while {', '.join(others[:NAMES])} ran beside it, or had just ended; "
+                "name tests that share a fixed port in one of the suite's test_groups, and they do not overlap"
+            )
+            self._journal.write(Notice(nodeid=nodeid, text=text))

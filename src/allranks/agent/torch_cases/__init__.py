@@ -1,1 +1,0 @@
-"""torch's own launcher test cases, whose ranks are started and judged as ours are."""

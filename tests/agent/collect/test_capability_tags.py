@@ -1,0 +1,50 @@
+"""Tags of tests: what the marker ``conformance`` of a test, its class and its module add up to."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from allranks.agent.collect.capability_tags import tagged, tags_of
+from allranks.protocol.records import TESTS_IN_ONE
+
+
+class Item:
+    """As much of a pytest item as tags need: markers, the closest first, and parameters."""
+
+    def __init__(self, *marks, nodeid="test_x.py::test_x", **params):
+        self.nodeid = nodeid
+        self._marks = [pytest.mark.conformance(**mark).mark for mark in marks]
+        if params:
+            self.callspec = SimpleNamespace(params=params)
+
+    def iter_markers(self, name):
+        return iter(self._marks if name == "conformance" else [])
+
+
+def test_the_closest_marker_wins_and_the_others_add_to_it():
+    item = Item({"operation": "barrier", "mode": "async"}, {"operation": "broadcast", "group": "sub"})
+    assert tags_of(item) == ("group=sub", "mode=async", "operation=barrier")
+
+
+def test_a_parameter_named_dtype_is_a_tag_of_a_test_that_has_others():
+    assert tags_of(Item({"operation": "reduce"}, dtype="torch.int32")) == ("dtype=int32", "operation=reduce")
+    assert tags_of(Item({"operation": "reduce", "dtype": "int64"}, dtype="torch.int32"))[0] == "dtype=int64"
+    assert tags_of(Item(dtype="torch.int32")) == ()
+
+
+def test_a_value_may_be_a_parameter_of_the_test():
+    assert tags_of(Item({"operation": "{op}", "feature": "{reduction} twice"}, op="reduce", reduction="MAX")) == (
+        "feature=MAX twice",
+        "operation=reduce",
+    )
+
+
+def test_a_tag_is_short():
+    assert len(tags_of(Item({"operation": "x" * 1000}))[0]) < 100
+
+
+def test_tests_of_equal_tags_share_a_record_of_bounded_length():
+    items = [Item({"operation": "reduce"}, nodeid=str(number)) for number in range(TESTS_IN_ONE + 1)]
+    records = list(tagged([*items, Item({"operation": "scatter"}), Item()]))
+    assert [len(record.tests) for record in records] == [TESTS_IN_ONE, 1, 1]
+    assert {record.tags for record in records} == {("operation=reduce",), ("operation=scatter",)}

@@ -1,0 +1,166 @@
+"""Stacks of processes that a rank has started, where py-spy is not installed."""
+
+import faulthandler
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from allranks.agent import linux
+from allranks.agent.diagnose import child_stacks
+from allranks.agent.diagnose.child_stacks import ChildHang, Surroundings, find_children, text_of, words_for
+from allranks.agent.diagnose.stacks import STACKS_SIGNAL, StackFile
+from allranks.agent.output import OutputStream
+
+PROGRAM = """
+import time
+def hangs_here():
+    print("ready", flush=True)
+    time.sleep(600)
+hangs_here()
+"""
+
+
+@pytest.fixture
+def without_py_spy(monkeypatch):
+    monkeypatch.setattr(child_stacks, "find_py_spy", lambda: None)
+
+
+@pytest.fixture
+def around(tmp_path):
+    """What is known of a rank, and the writing end of its standard error."""
+    reading, writing = os.pipe()
+    stream = OutputStream(reading)
+    pipes = frozenset({os.fstat(reading).st_ino})
+    yield (
+        Surroundings(number=0, names={}, stacks=StackFile(tmp_path / "stacks"), printed=stream.glance, pipes=pipes),
+        writing,
+    )
+    os.close(reading)
+    os.close(writing)
+
+
+@contextmanager
+def child(command, **options):
+    with subprocess.Popen(command, stdout=subprocess.PIPE, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def of(pid, around):
+    deadline = time.monotonic() + child_stacks.PATIENCE
+    return next(each for each in find_children(os.getpid(), around, deadline) if each.pid == pid)
+
+
+def forked_child(file, ready):
+    pid = os.fork()
+    if pid == 0:
+        faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
+        hang_in_a_fork(ready)
+    return pid
+
+
+def hang_in_a_fork(ready):
+    try:
+        os.write(ready, b".")
+        time.sleep(600)
+    finally:
+        os._exit(1)
+
+
+@pytest.mark.usefixtures("without_py_spy")
+def test_a_fork_writes_its_stacks_to_the_stack_file_and_is_stopped(around, tmp_path):
+    reading, writing = os.pipe()
+    with (tmp_path / "stacks").open("ab") as file:
+        pid = forked_child(file, writing)
+    try:
+        assert os.read(reading, 1)
+        os.kill(pid, signal.SIGSTOP)
+        found = of(pid, around[0])
+        assert found.line.startswith(f"process {pid} was in {__file__}:")
+        assert found.line.endswith(" in hang_in_a_fork")
+        os.waitpid(pid, os.WUNTRACED)
+        assert linux.state_of(pid) == "T"
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(reading)
+        os.close(writing)
+
+
+@pytest.mark.usefixtures("without_py_spy")
+def test_another_python_writes_its_stacks_as_it_is_aborted(around, tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    environment = {**os.environ, "PYTHONFAULTHANDLER": "1", "RANK": "3"}
+    with child([sys.executable, str(script)], stderr=around[1], env=environment) as process:
+        process.stdout.readline()
+        os.kill(process.pid, signal.SIGSTOP)
+        found = of(process.pid, around[0])
+    assert found.line.startswith(f"RANK 3 was in {script}:")
+    assert found.line.endswith(" in hangs_here")
+    assert process.returncode == -signal.SIGABRT
+
+
+@pytest.mark.usefixtures("without_py_spy")
+def test_a_python_whose_errors_go_elsewhere_is_left_alone(around, tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    environment = {**os.environ, "PYTHONFAULTHANDLER": "1"}
+    with child([sys.executable, str(script)], stderr=subprocess.DEVNULL, env=environment) as process:
+        process.stdout.readline()
+        found = of(process.pid, around[0])
+        assert process.poll() is None
+    assert (found.line, found.stacks) == ("", "")
+
+
+def test_of_another_program_only_the_kernels_words_are_known(around):
+    with child(["sleep", "600"]) as process:
+        found = of(process.pid, around[0])
+    assert found.about.startswith(f"pid {process.pid}, state ")
+    assert found.about.endswith("sleep 600")
+    assert found.line == ""
+
+
+def test_so_many_processes_that_they_are_a_mistake_are_not_looked_at(around, monkeypatch):
+    monkeypatch.setattr(linux, "descendants", lambda _pid: list(range(10**6, 10**6 + 100)))
+    assert find_children(os.getpid(), around[0], time.monotonic() + 1) == []
+
+
+@pytest.mark.usefixtures("without_py_spy")
+def test_after_the_deadline_no_process_is_asked(around, tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    environment = {**os.environ, "PYTHONFAULTHANDLER": "1"}
+    with child([sys.executable, str(script)], stderr=around[1], env=environment) as process:
+        process.stdout.readline()
+        found = find_children(os.getpid(), around[0], time.monotonic())
+        assert process.poll() is None
+    assert [each.stacks for each in found if each.pid == process.pid] == [""]
+
+
+def hang(name, frame):
+    stacks = f'Current thread 0x1 (most recent call first):\n  File "{frame}", line 1 in call\n' if frame else ""
+    return ChildHang(pid=1, name=name, about="pid 1", stacks=stacks)
+
+
+def test_a_message_names_those_first_that_do_not_wait_for_a_peer():
+    waits = '/x-packages/torch/distributed/a.py", line 1 in wait\n  File "/user.py'
+    children = [hang("a", waits), hang("b", "/user.py"), hang("c", "<string>"), hang("d", "")]
+    assert words_for(children) == "; of its processes, b was in /user.py:1 in call, a was in /user.py:1 in call"
+
+
+def test_a_message_names_no_more_than_three():
+    assert words_for([hang(name, "/user.py") for name in "abcde"]).endswith(
+        "c was in /user.py:1 in call, 2 more in code of the user's"
+    )
+
+
+def test_without_children_there_are_no_words():
+    assert (words_for([]), text_of([])) == ("", "")

@@ -1,0 +1,259 @@
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allranks.agent.call_log import DEFAULT_GROUP, Calls, Count, GroupCalls
+from allranks.agent.diagnose.unmatched_calls import find_mismatch
+
+RANKS = 4
+SUBSETS = [(0, 1, 2, 3), (0, 2), (1, 2, 3)]
+GROUPS = {DEFAULT_GROUP: SUBSETS[0], "1": SUBSETS[1], "2": SUBSETS[2], "3": SUBSETS[1]}
+KINDS = ["all_reduce", "barrier", "broadcast"]
+
+
+@st.composite
+def programs(draw):
+    """What correct ranks call: ``("all_reduce", group)`` or ``("message", group, from, to, tag, is_any)``."""
+    steps = []
+    for name in draw(st.lists(st.sampled_from(list(GROUPS)), max_size=12)):
+        members = GROUPS[name]
+        if draw(st.booleans()):
+            steps.append((draw(st.sampled_from(KINDS)), name))
+        else:
+            sender, receiver = draw(st.permutations(members))[:2]
+            steps.append(("message", name, sender, receiver, draw(st.integers(0, 2)), draw(st.booleans())))
+    return steps
+
+
+class Book:
+    """Counts calls as ranks do."""
+
+    def __init__(self):
+        self.numbers, self.tags = Counter(), Counter()
+
+    def collective(self, rank, group, kind):
+        self._count(rank, group, kind)
+
+    def send(self, group, sender, receiver, tag):
+        self._count(sender, group, "send", receiver, 1 << 8 * tag)
+
+    def receive(self, group, sender, receiver, tag):
+        self._count(receiver, group, "recv", sender, 1 << 8 * tag)
+
+    def _count(self, *key_and_tag):
+        rank, group, kind, peer, tag = (*key_and_tag, None, 0)[:5] if len(key_and_tag) == 3 else key_and_tag
+        self.numbers[rank, group, kind, peer] += 1
+        self.tags[rank, group, kind, peer] += tag
+
+    def run(self, steps):
+        for step in steps:
+            if step[0] == "message":
+                _, group, sender, receiver, tag, is_any = step
+                self.send(group, sender, receiver, tag)
+                self.receive(group, None if is_any else sender, receiver, tag)
+            else:
+                for rank in GROUPS[step[1]]:
+                    self.collective(rank, step[1], step[0])
+        return self
+
+    def calls(self, **more):
+        return {rank: Calls(groups=tuple(self._groups(rank)), **more) for rank in range(RANKS)}
+
+    def _groups(self, rank):
+        for name, members in GROUPS.items():
+            own = [(key, number) for key, number in self.numbers.items() if key[:2] == (rank, name)]
+            if own:
+                counts = (Count(kind=key[2], number=number, peer=key[3], tags=self.tags[key]) for key, number in own)
+                yield GroupCalls(name=name, members=members, counts=tuple(counts))
+
+
+@given(programs())
+def test_correct_ranks_match(steps):
+    assert find_mismatch(Book().run(steps).calls()) is None
+
+
+@given(programs(), st.data())
+def test_a_message_left_behind_is_an_error_of_its_sender(steps, data):
+    group = data.draw(st.sampled_from(list(GROUPS)))
+    sender, receiver = data.draw(st.permutations(GROUPS[group]))[:2]
+    book = Book().run(steps)
+    book.send(group, sender, receiver, 0)
+    mismatch = find_mismatch(book.calls())
+    assert mismatch.is_error
+    assert sender in mismatch.ranks
+    assert f" that rank {receiver} did not receive in this test" in mismatch.message
+
+
+@given(programs(), st.data())
+def test_a_receive_left_behind_is_an_error_of_its_receiver(steps, data):
+    group = data.draw(st.sampled_from(list(GROUPS)))
+    sender, receiver = data.draw(st.permutations(GROUPS[group]))[:2]
+    book = Book().run(steps)
+    book.receive(group, data.draw(st.sampled_from([sender, None])), receiver, 0)
+    mismatch = find_mismatch(book.calls())
+    assert mismatch.is_error
+    assert mismatch.ranks == (receiver,)
+    waits = f"rank {receiver} waits for 1 message"
+    reasons = (f"{waits} that rank {sender} did not send in ", f"{waits} from any rank that no rank sent in ")
+    assert mismatch.message.startswith(reasons)
+
+
+@given(programs(), st.data())
+def test_a_collective_that_not_all_members_called_is_an_error(steps, data):
+    group = data.draw(st.sampled_from(list(GROUPS)))
+    callers = data.draw(st.sets(st.sampled_from(GROUPS[group]), min_size=1, max_size=len(GROUPS[group]) - 1))
+    book = Book().run(steps)
+    for rank in callers:
+        book.collective(rank, group, "reduce")
+    mismatch = find_mismatch(book.calls())
+    assert mismatch.is_error
+    assert " called reduce once in " in mismatch.message
+    assert set(mismatch.ranks) in (callers, set(GROUPS[group]) - callers)
+
+
+@given(programs(), programs())
+def test_an_exception_makes_any_mismatch_doubtful(steps, others):
+    calls = Book().run(steps).calls()
+    calls[1] = Book().run(others).calls(failures=1)[1]
+    mismatch = find_mismatch(calls)
+    assert mismatch is None or not mismatch.is_error
+
+
+@given(programs(), st.integers(0, RANKS - 1))
+def test_what_is_left_in_a_group_that_one_rank_has_closed_harms_nobody(steps, rank):
+    book = Book().run(steps)
+    book.send("1", 0, 2, 0)
+    book.collective(2, "1", "barrier")
+    calls = book.calls()
+    others = (group for group in calls[rank].groups if group.name != "1")
+    calls[rank] = Calls(groups=(*others, GroupCalls(name="1", members=SUBSETS[1], is_closed=True)))
+    assert find_mismatch(calls) is None
+
+
+SMALL = st.integers(-1, 3)
+COUNTS = st.builds(
+    Count, st.sampled_from([*KINDS, "send", "recv", "all_reduce of int8"]), SMALL, st.none() | SMALL, SMALL
+)
+ANY_CALLS = st.builds(
+    Calls,
+    groups=st.lists(
+        st.builds(
+            GroupCalls,
+            name=st.sampled_from([DEFAULT_GROUP, "1"]),
+            members=st.lists(SMALL, max_size=3).map(tuple),
+            counts=st.lists(COUNTS).map(tuple),
+            unseen=SMALL,
+            is_closed=st.booleans(),
+        ),
+        max_size=3,
+    ).map(tuple),
+    failures=SMALL,
+)
+
+
+@given(st.dictionaries(st.integers(0, 3), ANY_CALLS))
+def test_whatever_ranks_report_is_compared(calls):
+    mismatch = find_mismatch(calls)
+    assert mismatch is None or mismatch.message
+
+
+def both(first, second, **more):
+    """The calls of two ranks in the default group."""
+    group = {"name": DEFAULT_GROUP, "members": (0, 1)}
+    return {rank: Calls(groups=(GroupCalls(**group, **own),), **more) for rank, own in enumerate((first, second))}
+
+
+def numbers(*counts):
+    """The calls of ranks that called all_reduce so often, in the default group."""
+    members = tuple(range(len(counts)))
+    groups = [GroupCalls(name=DEFAULT_GROUP, members=members, counts=(Count("all_reduce", count),)) for count in counts]
+    return {rank: Calls(groups=(group,)) for rank, group in enumerate(groups)}
+
+
+@pytest.mark.parametrize(
+    ("counts", "message", "blamed"),
+    [
+        ((3, 2), "rank 0 called all_reduce 3 times in group default, rank 1 twice", (1,)),
+        ((0, 1), "rank 1 called all_reduce once in group default, rank 0 not at all", (0,)),
+        ((2, 2, 3), "ranks 0 and 1 called all_reduce twice in group default, rank 2 3 times", (2,)),
+        (
+            (1, 1, 1, 0, 1, 2),
+            "ranks 0-2 and 4 called all_reduce once in group default, rank 5 twice, rank 3 not at all",
+            (3, 5),
+        ),
+    ],
+)
+def test_the_unusual_ranks_are_to_blame(counts, message, blamed):
+    mismatch = find_mismatch(numbers(*counts))
+    assert (mismatch.message, mismatch.ranks) == (message, blamed)
+
+
+def test_a_rank_without_calls_has_called_nothing():
+    calls = numbers(1, 1)
+    calls[1] = Calls()
+    assert find_mismatch(calls).ranks == (1,)
+
+
+def test_another_sender_than_expected_is_named():
+    calls = both({"counts": (Count("send", 2, 1),)}, {"counts": (Count("recv", 1, 0),)})
+    assert find_mismatch(calls).message == "rank 0 sent 1 message that rank 1 did not receive in this test"
+
+
+def test_a_wrong_tag_is_named():
+    calls = both({"counts": (Count("send", 1, 1, 5),)}, {"counts": (Count("recv", 1, 0, 6),)})
+    assert find_mismatch(calls).message == (
+        "the tags of messages to rank 1 are not those that it received in this test"
+    )
+
+
+@pytest.mark.parametrize("receives", [(1, 0), (2, None)])
+@pytest.mark.parametrize(("sent", "received"), [(0, 2**32), (2**32 - 1, -1), (5, 2**33 + 5)])
+def test_tags_are_compared_modulo_two_to_the_32(receives, sent, received):
+    number, source = receives
+    calls = both({"counts": (Count("send", number, 1, sent),)}, {"counts": (Count("recv", number, source, received),)})
+    assert find_mismatch(calls) is None
+
+
+def test_calls_from_c_plus_plus_that_differ_replace_the_gang_and_blame_nobody():
+    mismatch = find_mismatch(both({"unseen": 3}, {"unseen": 2}))
+    assert not mismatch.is_error
+
+
+def test_calls_from_c_plus_plus_that_differ_leave_a_mismatch_in_doubt():
+    mismatch = find_mismatch(both({"unseen": 1, "counts": (Count("reduce", 1),)}, {"unseen": 2}))
+    assert not mismatch.is_error
+    assert "reduce" in mismatch.message
+
+
+def test_equal_calls_from_c_plus_plus_leave_no_doubt():
+    assert find_mismatch(both({"unseen": 2, "counts": (Count("reduce", 1),)}, {"unseen": 2})).is_error
+
+
+def test_an_error_goes_before_a_doubt():
+    doubt, error = ({"unseen": 1}, {}), numbers(1, 0)
+    calls = {
+        rank: Calls(groups=(GroupCalls(name="1", members=(0, 1), **doubt[rank]), *error[rank].groups))
+        for rank in range(2)
+    }
+    assert find_mismatch(calls).is_error
+
+
+def test_groups_that_a_split_names_differently_on_each_rank_are_in_doubt():
+    calls = {
+        rank: Calls(groups=(GroupCalls(name=name, members=(0, 1), counts=(Count("barrier", 1),)),))
+        for rank, name in enumerate("12")
+    }
+    assert not find_mismatch(calls).is_error
+
+
+def test_nothing_at_all_matches():
+    assert find_mismatch({}) is None
+    assert find_mismatch({0: Calls(), 1: Calls()}) is None
+
+
+def test_one_call_of_many_kinds_that_does_not_match_is_found():
+    counts = [[Count(f"kind{number}", 1 + (number == rank == 1)) for number in range(400)] for rank in range(2)]
+    mismatch = find_mismatch(both(*({"counts": tuple(own)} for own in counts)))
+    assert mismatch.message == "rank 0 called kind1 once in group default, rank 1 twice"

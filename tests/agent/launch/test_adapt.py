@@ -1,0 +1,168 @@
+"""Which of torch's classes are adapted, in whatever version of torch."""
+
+import sys
+import types
+
+import pytest
+import torch
+
+from allranks.agent.launch import torch_continuous, torch_processes, torch_script_ranks
+from allranks.agent.launch.adapt import adapt_torch_cases
+from allranks.agent.rank.marker_options import TORCHS_TEST_CASES as MODULE
+from allranks.agent.rank.marker_options import torchs_limit
+
+
+def make_class(name, hooks):
+    methods = {hook: lambda _self: "torch's" for hook in hooks}
+    if "_spawn_processes" in methods and hooks == torch_continuous.HOOKS:
+        methods["_spawn_processes"] = classmethod(methods["_spawn_processes"])
+    return type(name, (), {"__module__": MODULE, **methods})
+
+
+@pytest.fixture
+def torch_module(monkeypatch):
+    """``torch_module(MultiProcessTestCase=("_run", ...))``: what torch's module has, and its methods."""
+
+    def make(**classes):
+        module = types.ModuleType(MODULE)
+        for name, hooks in classes.items():
+            setattr(module, name, make_class(name, hooks))
+        monkeypatch.setitem(sys.modules, MODULE, module)
+        return module
+
+    return make
+
+
+def test_nothing_is_imported_for_it(monkeypatch):
+    monkeypatch.delitem(sys.modules, MODULE, raising=False)
+    assert list(adapt_torch_cases()) == []
+    assert MODULE not in sys.modules
+
+
+def test_the_hooks_are_replaced_once(torch_module):
+    case = torch_module(MultiProcessTestCase=torch_processes.HOOKS).MultiProcessTestCase
+    theirs = case._start_processes
+    assert list(adapt_torch_cases()) == []
+    ours = case._start_processes
+    assert ours is not theirs
+    assert list(adapt_torch_cases()) == []
+    assert case._start_processes is ours
+
+
+def test_what_ranks_do_stays_torchs(torch_module):
+    case = torch_module(MultiProcessTestCase=torch_processes.HOOKS).MultiProcessTestCase
+    theirs = {name: getattr(case, name) for name in ("_run", "run_test", "_check_return_codes")}
+    list(adapt_torch_cases())
+    assert {name: getattr(case, name) for name in theirs} == theirs
+
+
+KINDS = [
+    ("MultiProcessTestCase", torch_processes.HOOKS),
+    ("MultiProcContinuousTest", torch_continuous.HOOKS),
+    ("MultiProcContinousTest", torch_continuous.HOOKS),  # torch 2.7
+    ("MultiProcContinousTest", torch_script_ranks.HOOKS),  # torch 2.6
+]
+
+
+@pytest.mark.parametrize(("name", "hooks"), KINDS)
+def test_a_class_is_adapted_by_its_name(torch_module, name, hooks):
+    case = getattr(torch_module(**{name: hooks}), name)
+    before = dict(vars(case))
+    assert list(adapt_torch_cases()) == []
+    assert any(vars(case).get(hook) is not before.get(hook) for hook in (*hooks, "__init__"))
+
+
+def test_a_class_of_two_names_is_adapted_once(torch_module):
+    module = torch_module(MultiProcContinuousTest=torch_continuous.HOOKS)
+    module.MultiProcContinousTest = type("Older", (module.MultiProcContinuousTest,), {})
+    assert list(adapt_torch_cases()) == []
+    assert "allranks_launcher" not in vars(module.MultiProcContinousTest)
+
+
+@pytest.mark.parametrize(("name", "hooks"), KINDS)
+def test_a_class_that_is_not_as_known_is_left_alone_with_one_notice(torch_module, name, hooks):
+    case = getattr(torch_module(**{name: hooks[1:]}), name)
+    before = {hook: vars(case)[hook] for hook in hooks[1:]}
+    [notice] = adapt_torch_cases()
+    assert notice.startswith(f"torch's {name} is not as allranks knows it")
+    assert f"it has no {hooks[0]} in this version" in notice
+    assert {hook: vars(case)[hook] for hook in before} == before
+    assert list(adapt_torch_cases()) == []
+
+
+def test_a_class_left_alone_still_runs_in_a_launching_process(torch_module):
+    case = torch_module(MultiProcessTestCase=()).MultiProcessTestCase
+    list(adapt_torch_cases())
+    assert case.allranks_launcher
+
+
+def test_a_process_with_cuda_has_torch_start_the_ranks(torch_module, monkeypatch):
+    case = torch_module(MultiProcessTestCase=torch_processes.HOOKS).MultiProcessTestCase
+    started = []
+    case._start_processes = lambda _self, proc: started.append(proc)
+    case._join_processes = lambda self, _fn: self.processes.clear()
+    case.id = lambda _self: "test_mine"
+    list(adapt_torch_cases())
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    test = case()
+    with pytest.warns(RuntimeWarning, match="torch starts the ranks of test_mine itself"):
+        test._start_processes("a process")
+    assert started == ["a process"]
+    test.processes = started
+    test._join_processes(None)
+    assert test.processes == []
+
+
+@pytest.fixture
+def continuous_class(torch_module):
+    """Torch's continuous class after it was adapted, and the sizes of the worlds that torch itself has started."""
+    case = torch_module(MultiProcContinuousTest=torch_continuous.HOOKS).MultiProcContinuousTest
+    case.started = []
+    case._spawn_processes = classmethod(lambda cls, size: cls.started.append(size))
+    list(adapt_torch_cases())
+    return case
+
+
+def test_a_class_does_not_start_ranks_before_its_first_test(continuous_class):
+    continuous_class._spawn_processes(2)
+    assert continuous_class.started == continuous_class.processes == continuous_class.task_queues == []
+
+
+def test_a_process_with_cuda_has_torch_start_the_ranks_of_a_class(continuous_class, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.warns(RuntimeWarning, match="torch starts the ranks of MultiProcContinuousTest itself"):
+        continuous_class._spawn_processes(2)
+    assert continuous_class.started == [2]
+
+
+def test_a_class_with_a_loop_of_its_own_has_torch_start_the_ranks(continuous_class):
+    class Mine(continuous_class):
+        @classmethod
+        def _worker_loop(cls): ...
+
+    Mine._spawn_processes(2)
+    assert Mine.started == [2]
+
+
+def test_a_cells_init_method_is_an_address_for_torchs_tests(monkeypatch):
+    tests = types.ModuleType("distributed_test")
+    tests.INIT_METHOD = "env"
+    monkeypatch.setitem(sys.modules, "torch.testing._internal.distributed.distributed_test", tests)
+    list(adapt_torch_cases())
+    assert tests.INIT_METHOD == "env://"
+
+
+def test_torchs_longer_limits_are_read(torch_module):
+    assert torchs_limit("test_of_no_torch") == 0
+    torch_module().TIMEOUT_OVERRIDE = {"test_slow": 500}
+    assert (torchs_limit("test_slow"), torchs_limit("test_other")) == (500.0, 0.0)
+
+
+def test_threads_of_an_unknown_form_are_left_to_torch(torch_module):
+    case = torch_module(MultiThreadedTestCase=("_spawn_threads",)).MultiThreadedTestCase
+    theirs = case._spawn_threads
+    [notice] = adapt_torch_cases()
+    assert "it has no _run and no _join_threads and no _check_return_codes" in notice
+    assert case._spawn_threads is theirs
+    assert case.allranks_launcher
+    assert case.allranks_has_thread_ranks

@@ -1,0 +1,387 @@
+"""What one test leaves other than it was is put back; what a wider fixture set stays until it puts it back itself."""
+
+import builtins
+import contextlib
+import faulthandler
+import functools
+import gc
+import importlib
+import io
+import logging
+import logging.config
+import multiprocessing
+import os
+import resource
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import unittest
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import distributed
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed import rpc
+from torch.distributed.checkpoint import FileSystemWriter, async_save
+
+from allranks.agent.rank.surroundings import InitialState
+
+
+@pytest.fixture
+def surroundings(monkeypatch, tmp_path):
+    """The surroundings as they are, in a process whose own are put back whatever a test does."""
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.setattr(logging.root.manager, "loggerDict", logging.root.manager.loggerDict.copy())
+    outer = InitialState()
+    for name in ("a", "b", "c", "d", "gone"):
+        logging.getLogger(f"of_suite.{name}")
+    logging.getLogger("of_suite.d").addHandler(logging.NullHandler())
+    logging.getLogger("of_suite.gone").addHandler(logging.NullHandler())
+    monkeypatch.chdir(tmp_path)
+    yield InitialState()
+    outer.put_back()
+
+
+def ignore(number):
+    signal.signal(number, signal.SIG_IGN)
+
+
+def remove_folder():
+    folder = Path("gone").resolve()
+    folder.mkdir()
+    os.chdir(folder)
+    folder.rmdir()
+
+
+def print_nothing(*_):
+    """A trace function."""
+
+
+LIMIT = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+CHANGES = {
+    "the working directory": lambda: os.chdir("/"),
+    "the umask": lambda: os.umask(0o777),
+    "sys.path": lambda: sys.path.insert(0, "/nowhere"),
+    "blocked signals": lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2}),
+    "torch's default dtype": lambda: torch.set_default_dtype(torch.float64),
+    "torch's default device": lambda: torch.set_default_device("meta"),
+    "torch's number of threads": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
+    "torch's deterministic algorithms": lambda: torch.use_deterministic_algorithms(mode=True, warn_only=True),
+    "torch's grad mode": lambda: torch.set_grad_enabled(mode=False),
+    "torch's anomaly detection": lambda: torch.set_anomaly_enabled(True),
+    "torch's matmul precision": lambda: torch.set_float32_matmul_precision("medium"),
+    "limits of resources": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, LIMIT[1])),
+    "interval timers": lambda: signal.setitimer(signal.ITIMER_VIRTUAL, 1000.0),
+    "faulthandler's watchdog": lambda: faulthandler.dump_traceback_later(1000.0),
+    "the recursion limit": lambda: sys.setrecursionlimit(sys.getrecursionlimit() + 1),
+    "the switch interval": lambda: sys.setswitchinterval(1.0),
+    "trace functions": lambda: sys.setprofile(print_nothing),
+    "exception hooks": lambda: setattr(threading, "excepthook", None),
+    "the garbage collector": lambda: gc.set_threshold(1000, 11, 12),
+    "the time-out of sockets": lambda: socket.setdefaulttimeout(1.0),
+    "logging.disable": logging.disable,
+    "logger root": lambda: logging.root.setLevel(5),
+    "logger torch": lambda: logging.getLogger("torch").addHandler(logging.NullHandler()),
+    "logger of_suite.d": lambda: setattr(logging.getLogger("of_suite.d"), "handlers", []),
+    "logger of_suite": lambda: logging.getLogger("of_suite").setLevel("DEBUG"),
+    "logger of_suite.a": lambda: setattr(logging.getLogger("of_suite.a"), "propagate", False),
+    "logger of_suite.b": lambda: setattr(logging.getLogger("of_suite.b"), "disabled", True),
+    "logger of_suite.c": lambda: logging.getLogger("of_suite.c").addFilter(print_nothing),
+    "logger of_a_test": lambda: logging.getLogger("of_a_test").setLevel("ERROR"),
+    "logger of_suite.gone": lambda: logging.root.manager.loggerDict.pop("of_suite.gone"),
+    "os.environ": lambda: setattr(os, "environ", {}),
+    "imported modules": lambda: sys.modules.pop("socket"),
+    "builtins": lambda: setattr(builtins, "input", None),
+    "names of pytest": lambda: setattr(pytest, "raises", contextlib.suppress),
+    "names of torch.distributed": lambda: setattr(distributed, "barrier", print_nothing),
+    "names of torch.testing": lambda: setattr(torch.testing, "assert_close", print_nothing),
+    "names of unittest.TestCase": lambda: delattr(unittest.TestCase, "assertEqual"),
+    "sys.argv": sys.argv.clear,
+    "the processors": lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
+    "the folder of temporary files": lambda: setattr(tempfile, "tempdir", "/nowhere"),
+    "the limit of digits": lambda: sys.set_int_max_str_digits(700),
+    "the start method of processes": lambda: multiprocessing.set_start_method("spawn", force=True),
+    "numpy's errors": lambda: np.seterr(all="raise"),
+    "torch's autocast": torch.autocast("cpu", torch.bfloat16).__enter__,
+    "torch's backends": lambda: setattr(torch.backends.cudnn, "benchmark", True),
+    "the standard streams": lambda: setattr(sys, "stdin", None),
+    "handler of SIGCHLD": lambda: ignore(signal.SIGCHLD),
+    "handler of SIGINT": lambda: ignore(signal.SIGINT),
+    f"handler of {signal.SIGRTMIN + 2:d}": lambda: ignore(signal.SIGRTMIN + 2),
+    "variable LEFT_BEHIND": lambda: os.environ.update(LEFT_BEHIND="1"),
+    "variable PATH": lambda: os.environ.pop("PATH"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_each_change_is_named_and_put_back(surroundings, name):
+    CHANGES[name]()
+    assert surroundings.put_back() == ([name], True)
+    assert surroundings.put_back() == ([], True)
+
+
+def test_a_configuration_of_logging_is_undone_for_every_logger(surroundings):
+    kept = logging.getLogger("of_suite.gone").handlers.copy()
+    logging.config.dictConfig({"version": 1, "loggers": {"of_a_test": {"level": "INFO"}}})
+    assert logging.getLogger("of_suite.a").disabled
+    changed, is_whole = surroundings.put_back()
+    assert {"logger of_suite.a", "logger of_suite.gone", "logger of_a_test"} <= set(changed)
+    assert is_whole
+    assert not logging.getLogger("of_suite.a").disabled
+    assert logging.getLogger("of_suite.gone").handlers == kept
+
+
+def test_a_logger_that_a_test_makes_stays_and_is_as_a_new_one(surroundings):
+    made = logging.getLogger("of_a_test.made")
+    assert surroundings.put_back() == ([], True)
+    made.setLevel(logging.ERROR)
+    made.addHandler(logging.NullHandler())
+    assert not made.isEnabledFor(logging.WARNING)
+    assert surroundings.put_back() == (["logger of_a_test.made"], True)
+    assert logging.getLogger("of_a_test.made") is made
+    assert (made.level, made.handlers, made.isEnabledFor(logging.WARNING)) == (logging.NOTSET, [], True)
+
+
+def test_a_logger_that_a_module_configures_when_a_test_imports_it_stays(surroundings, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "logs.py").write_text("import logging\nlogging.getLogger('of_module').setLevel('ERROR')\n")
+    surroundings = InitialState()
+    importlib.import_module("logs")
+    assert surroundings.put_back() == ([], True)
+    logging.getLogger("of_module").setLevel("DEBUG")
+    assert surroundings.put_back() == (["logger of_module"], True)
+    assert logging.getLogger("of_module").level == logging.ERROR
+
+
+def test_a_logger_that_a_wider_fixture_configures_stays_until_it_puts_it_back(surroundings):
+    logger = logging.getLogger("of_suite")
+    with surroundings.widening():
+        logger.setLevel("DEBUG")
+    with surroundings.widening():
+        logging.getLogger("of_suite.a").setLevel("DEBUG")
+    logger.setLevel("INFO")
+    assert surroundings.put_back() == (["logger of_suite"], True)
+    assert logger.level == logging.DEBUG
+    logger.setLevel("NOTSET")
+    surroundings.narrow()
+    assert surroundings.put_back() == ([], True)
+    assert logger.level == logging.NOTSET
+
+
+def test_the_time_zone_is_that_of_its_variable(surroundings):
+    before = time.tzname
+    os.environ["TZ"] = "Antarctica/Troll"
+    time.tzset()
+    assert surroundings.put_back() == (["variable TZ"], True)
+    assert time.tzname == before
+
+
+def test_a_mode_that_cannot_be_left_is_said(surroundings):
+    with torch.inference_mode():
+        changed, is_whole = surroundings.put_back()
+    assert "torch's inference mode" in changed
+    assert not is_whole
+
+
+def leave_a_dispatch_mode():
+    FakeTensorMode().__enter__()
+    return torch.utils._python_dispatch._pop_mode
+
+
+def leave_a_thread():
+    go_on = threading.Event()
+
+    def of_a_test():
+        go_on.wait()
+
+    threading.Thread(target=of_a_test).start()
+    return go_on.set
+
+
+def leave_a_pool_at_work():
+    go_on, begun = threading.Event(), threading.Event()
+
+    def of_a_test():
+        begun.set()
+        go_on.wait()
+
+    pool = ThreadPoolExecutor(1)
+    pool.submit(of_a_test)
+    assert begun.wait(60)
+
+    def end():
+        go_on.set()
+        pool.shutdown()
+
+    return end
+
+
+class SlowWriter(FileSystemWriter):
+    """Writes a checkpoint when it is told to."""
+
+    def __init__(self, path):
+        super().__init__(path)
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def write_data(self, plan, planner):
+        self.begun.set()
+        self.go_on.wait()
+        return super().write_data(plan, planner)
+
+
+def leave_a_checkpoint():
+    writer = SlowWriter(Path.cwd())
+    with warnings.catch_warnings(action="ignore"):  # torch warns that no process group is there
+        saved = async_save({"weight": torch.ones(1)}, storage_writer=writer)
+        assert writer.begun.wait(60)
+
+    def end():
+        writer.go_on.set()
+        saved.result()
+
+    return end
+
+
+def leave_another_descriptor():
+    kept = os.dup(0)
+    os.close(0)
+    return lambda: os.dup2(kept, 0)
+
+
+def leave_an_agent():
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{Path.cwd()}/store")
+    with warnings.catch_warnings(action="ignore"):  # torch warns about itself
+        rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=options)
+    return functools.partial(rpc.shutdown, graceful=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "leave"),
+    [
+        ("torch's RPC agent", leave_an_agent),
+        ("torch's modes", leave_a_dispatch_mode),
+        ("threads of its own", leave_a_thread),
+        ("threads of its own", leave_a_pool_at_work),
+        ("threads of its own", leave_a_checkpoint),
+        ("the standard descriptors", leave_another_descriptor),
+    ],
+)
+def test_what_is_left_for_good_replaces_the_gang(surroundings, name, leave):
+    undo = leave()
+    try:
+        assert surroundings.put_back() == ([name], False)
+    finally:
+        undo()
+
+
+def test_an_idle_pool_stays(surroundings):
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(sum, (1, 2)).result() == 3
+        assert surroundings.put_back() == ([], True)
+
+
+def test_a_closed_stream_replaces_the_gang(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO()))
+    surroundings = InitialState()
+    sys.stdout.close()
+    assert surroundings.put_back() == (["the standard streams"], False)
+
+
+def test_a_module_that_a_test_replaces_is_put_back(surroundings):
+    own, sys.modules["socket"] = socket, object()
+    assert surroundings.put_back() == (["imported modules"], True)
+    assert sys.modules["socket"] is own
+
+
+def test_modules_and_finders_that_a_test_adds_stay(surroundings, monkeypatch):
+    monkeypatch.setitem(sys.modules, "of_a_test", threading)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, object()])
+    assert surroundings.put_back() == ([], True)
+
+
+def test_what_a_module_sets_when_a_test_imports_it_stays(surroundings, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "late.py").write_text("import os, later\nos.environ['OF_MODULE'] = '1'\nos.umask(0o7)\n")
+    (tmp_path / "later.py").write_text("import sys\nsys.setrecursionlimit(4321)\n")
+    surroundings = InitialState()
+    os.environ["OF_TEST"] = "1"
+    importlib.import_module("late")
+    assert surroundings.put_back() == (["variable OF_TEST"], True)
+    assert (os.environ["OF_MODULE"], os.umask(0o7), sys.getrecursionlimit()) == ("1", 0o7, 4321)
+
+
+def test_a_timer_that_was_there_may_stay():
+    signal.setitimer(signal.ITIMER_VIRTUAL, 1000.0)
+    try:
+        others = InitialState()
+        signal.setitimer(signal.ITIMER_VIRTUAL, 500.0)
+        assert others.put_back() == ([], True)
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+
+
+def test_the_device_is_put_back_without_a_mode_that_slows_all_down(surroundings):
+    torch.set_default_device("meta")
+    surroundings.put_back()
+    assert torch.ones(1).device.type == "cpu"
+    assert not torch.overrides._len_torch_function_stack()
+
+
+def test_a_folder_that_was_removed_is_left(surroundings):
+    remove_folder()
+    assert surroundings.put_back() == (["the working directory"], True)
+
+
+def test_what_cannot_be_put_back_is_said(surroundings, tmp_path):
+    os.chdir("/")
+    tmp_path.rmdir()
+    assert surroundings.put_back() == (["the working directory"], False)
+
+
+def test_what_a_wider_fixture_sets_stays_until_it_puts_it_back(surroundings):
+    with surroundings.widening():
+        os.environ["LEFT_BEHIND"] = "1"
+    assert surroundings.put_back() == ([], True)
+    os.environ["LEFT_BEHIND"] = "2"
+    assert surroundings.put_back() == (["variable LEFT_BEHIND"], True)
+    assert os.environ["LEFT_BEHIND"] == "1"
+    del os.environ["LEFT_BEHIND"]
+    assert surroundings.put_back() == (["variable LEFT_BEHIND"], True)
+    del os.environ["LEFT_BEHIND"]
+    surroundings.narrow()
+    assert surroundings.put_back() == ([], True)
+    os.environ["LEFT_BEHIND"] = "1"
+    assert surroundings.put_back() == (["variable LEFT_BEHIND"], True)
+
+
+def test_a_test_that_undoes_what_a_wider_fixture_set_is_seen(surroundings):
+    with surroundings.widening():
+        os.environ["LEFT_BEHIND"] = "1"
+    del os.environ["LEFT_BEHIND"]
+    assert surroundings.put_back() == (["variable LEFT_BEHIND"], True)
+    assert os.environ.pop("LEFT_BEHIND") == "1"
+
+
+def test_variables_of_pytest_and_of_torch_are_theirs(surroundings):
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = "/x"
+    try:
+        assert surroundings.put_back() == ([], True)
+    finally:
+        del os.environ["TORCHINDUCTOR_CACHE_DIR"]
+
+
+def test_the_hook_of_a_default_group_is_put_back_without_a_word(surroundings):
+    before = sys.excepthook
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    distributed.destroy_process_group()
+    assert sys.excepthook is not before
+    assert surroundings.put_back() == ([], True)
+    assert sys.excepthook is before
