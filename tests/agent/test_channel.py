@@ -43,7 +43,7 @@ from allranks.protocol.typed_json import RecordError
 
 
 def test_a_patched_json_changes_no_report(monkeypatch):
-    report = StepEnded(nodeid="t.py::test", changed=("the umask",))
+    report = StepEnded(nodeid="t.py::test", restored=("the umask",))
     before = encode_message(report)
     monkeypatch.setattr(json, "dumps", None)
     assert encode_message(report) == before
@@ -95,8 +95,9 @@ MESSAGES = st.one_of(
         nodeid=TEXT,
         phases=st.lists(PHASES, max_size=3).map(tuple),
         early_skip=st.booleans(),
-        is_spoilt=st.booleans(),
-        changed=TEXTS,
+        restored=TEXTS,
+        left=TEXTS,
+        has_exited=st.booleans(),
         killed_children=st.lists(st.integers(1, 64), max_size=3).map(tuple),
         imported=TEXTS,
     ),

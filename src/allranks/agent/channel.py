@@ -94,8 +94,9 @@ class StepEnded(_AboutTest):
         phases: Those that no earlier message had.
         early_skip: The test was skipped where no peer can wait in it: before its call, or by the only rank. The only
             rank also sets it after an expected failure, which no peer was in.
-        changed: Names of the state that the test left changed, and that has been restored.
-        is_spoilt: Not all of it could be restored: the rank has left the gang's process group, or made one.
+        restored: Names of the state that the test had changed, and that is as before again.
+        left: Names of the state that it left changed: no single assignment restores that with certainty.
+        has_exited: It raised SystemExit, which pytest does not clean up after.
         skipped_subtests: Of a test that passed, which of its subtests were skipped, in words that are equal on all
             ranks up to the first colon, and the reason of the first; empty for none.
         killed_children: The signals that killed children of the rank, one for each.
@@ -104,8 +105,9 @@ class StepEnded(_AboutTest):
 
     phases: tuple[Phase, ...] = ()
     early_skip: bool = False
-    changed: tuple[str, ...] = ()
-    is_spoilt: bool = False
+    restored: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    has_exited: bool = False
     skipped_subtests: str = ""
     killed_children: tuple[int, ...] = ()
     imported: tuple[str, ...] = ()

@@ -506,8 +506,9 @@ def test_a_rank_that_is_slow_to_end_after_its_test_hides_nothing_that_it_leaves_
         ([{"outcome": "skipped"}] * 2, False),
         ([{"outcome": "xfailed"}] * 2, False),
         ([{"outcome": "failed"}, {}], False),
-        ([{"is_spoilt": True}, {}], False),
-        ([{"outcome": "skipped", "early_skip": True, "is_spoilt": True}] * 2, False),
+        ([{"left": ("builtins",)}, {}], False),
+        ([{"has_exited": True}, {}], False),
+        ([{"outcome": "skipped", "early_skip": True, "left": ("builtins",)}] * 2, False),
     ],
 )
 def test_a_gang_is_kept_only_when_all_passed_or_all_skipped_early(fields_by_rank, is_clean):

@@ -1,4 +1,4 @@
-"""What one test leaves other than it was is put back; what a wider fixture set stays until it puts it back itself."""
+"""What a test changed is put back if one assignment can do that, or named; what a wider fixture set stays."""
 
 import builtins
 import contextlib
@@ -66,7 +66,7 @@ def print_nothing(*_):
 
 LIMIT = resource.getrlimit(resource.RLIMIT_NOFILE)
 
-CHANGES = {
+RESTORED = {
     "the working directory": lambda: os.chdir("/"),
     "the umask": lambda: os.umask(0o777),
     "sys.path": lambda: sys.path.insert(0, "/nowhere"),
@@ -88,6 +88,22 @@ CHANGES = {
     "the garbage collector": lambda: gc.set_threshold(1000, 11, 12),
     "the time-out of sockets": lambda: socket.setdefaulttimeout(1.0),
     "logging.disable": logging.disable,
+    "os.environ": lambda: setattr(os, "environ", {}),
+    "sys.argv": sys.argv.clear,
+    "the processors": lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
+    "the folder of temporary files": lambda: setattr(tempfile, "tempdir", "/nowhere"),
+    "the limit of digits": lambda: sys.set_int_max_str_digits(700),
+    "the start method of processes": lambda: multiprocessing.set_start_method("spawn", force=True),
+    "numpy's errors": lambda: np.seterr(all="raise"),
+    "torch's autocast": torch.autocast("cpu", torch.bfloat16).__enter__,
+    "torch's backends": lambda: setattr(torch.backends.cudnn, "benchmark", True),
+    "handler of SIGCHLD": lambda: ignore(signal.SIGCHLD),
+    "handler of SIGINT": lambda: ignore(signal.SIGINT),
+    f"handler of {signal.SIGRTMIN + 2:d}": lambda: ignore(signal.SIGRTMIN + 2),
+    "variable LEFT_BEHIND": lambda: os.environ.update(LEFT_BEHIND="1"),
+    "variable PATH": lambda: os.environ.pop("PATH"),
+}
+LEFT = {
     "logger root": lambda: logging.root.setLevel(5),
     "logger torch": lambda: logging.getLogger("torch").addHandler(logging.NullHandler()),
     "logger of_suite.d": lambda: setattr(logging.getLogger("of_suite.d"), "handlers", []),
@@ -97,57 +113,59 @@ CHANGES = {
     "logger of_suite.c": lambda: logging.getLogger("of_suite.c").addFilter(print_nothing),
     "logger of_a_test": lambda: logging.getLogger("of_a_test").setLevel("ERROR"),
     "logger of_suite.gone": lambda: logging.root.manager.loggerDict.pop("of_suite.gone"),
-    "os.environ": lambda: setattr(os, "environ", {}),
     "imported modules": lambda: sys.modules.pop("socket"),
     "builtins": lambda: setattr(builtins, "input", None),
     "names of pytest": lambda: setattr(pytest, "raises", contextlib.suppress),
     "names of torch.distributed": lambda: setattr(distributed, "barrier", print_nothing),
     "names of torch.testing": lambda: setattr(torch.testing, "assert_close", print_nothing),
     "names of unittest.TestCase": lambda: delattr(unittest.TestCase, "assertEqual"),
-    "sys.argv": sys.argv.clear,
-    "the processors": lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
-    "the folder of temporary files": lambda: setattr(tempfile, "tempdir", "/nowhere"),
-    "the limit of digits": lambda: sys.set_int_max_str_digits(700),
-    "the start method of processes": lambda: multiprocessing.set_start_method("spawn", force=True),
-    "numpy's errors": lambda: np.seterr(all="raise"),
-    "torch's autocast": torch.autocast("cpu", torch.bfloat16).__enter__,
-    "torch's backends": lambda: setattr(torch.backends.cudnn, "benchmark", True),
     "the standard streams": lambda: setattr(sys, "stdin", None),
-    "handler of SIGCHLD": lambda: ignore(signal.SIGCHLD),
-    "handler of SIGINT": lambda: ignore(signal.SIGINT),
-    f"handler of {signal.SIGRTMIN + 2:d}": lambda: ignore(signal.SIGRTMIN + 2),
-    "variable LEFT_BEHIND": lambda: os.environ.update(LEFT_BEHIND="1"),
-    "variable PATH": lambda: os.environ.pop("PATH"),
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_each_change_is_named_and_put_back(surroundings, name):
-    CHANGES[name]()
-    assert surroundings.put_back() == ([name], True)
-    assert surroundings.put_back() == ([], True)
+@pytest.mark.parametrize("name", RESTORED)
+def test_what_one_assignment_restores_is_named_and_put_back(surroundings, name):
+    RESTORED[name]()
+    assert surroundings.put_back() == ([name], [])
+    assert surroundings.put_back() == ([], [])
 
 
-def test_a_configuration_of_logging_is_undone_for_every_logger(surroundings):
-    kept = logging.getLogger("of_suite.gone").handlers.copy()
+@pytest.fixture
+def undone(monkeypatch):
+    """Undoes what a test of :data:`LEFT` does to this process."""
+    modules, handlers = sys.modules.copy(), [*logging.getLogger("torch").handlers]
+    monkeypatch.setattr(builtins, "input", input)
+    monkeypatch.setattr(pytest, "raises", pytest.raises)
+    monkeypatch.setattr(distributed, "barrier", distributed.barrier)
+    monkeypatch.setattr(torch.testing, "assert_close", torch.testing.assert_close)
+    monkeypatch.setattr(unittest.TestCase, "assertEqual", unittest.TestCase.assertEqual)
+    monkeypatch.setattr(sys, "stdin", sys.stdin)
+    level = logging.root.level
+    yield
+    sys.modules.update(modules)
+    logging.root.setLevel(level)
+    logging.getLogger("torch").handlers = handlers
+
+
+@pytest.mark.usefixtures("undone")
+@pytest.mark.parametrize("name", LEFT)
+def test_what_only_a_new_process_is_sure_to_have_is_named_and_left(surroundings, name):
+    LEFT[name]()
+    assert surroundings.put_back() == ([], [name])
+
+
+def test_a_configuration_of_logging_names_every_logger(surroundings):
     logging.config.dictConfig({"version": 1, "loggers": {"of_a_test": {"level": "INFO"}}})
-    assert logging.getLogger("of_suite.a").disabled
-    changed, is_whole = surroundings.put_back()
-    assert {"logger of_suite.a", "logger of_suite.gone", "logger of_a_test"} <= set(changed)
-    assert is_whole
-    assert not logging.getLogger("of_suite.a").disabled
-    assert logging.getLogger("of_suite.gone").handlers == kept
+    restored, left = surroundings.put_back()
+    assert restored == []
+    assert {"logger of_suite.d", "logger of_suite.gone", "logger of_a_test"} <= set(left)
 
 
-def test_a_logger_that_a_test_makes_stays_and_is_as_a_new_one(surroundings):
+def test_a_logger_that_a_test_makes_is_none_of_its_changes(surroundings):
     made = logging.getLogger("of_a_test.made")
-    assert surroundings.put_back() == ([], True)
+    assert surroundings.put_back() == ([], [])
     made.setLevel(logging.ERROR)
-    made.addHandler(logging.NullHandler())
-    assert not made.isEnabledFor(logging.WARNING)
-    assert surroundings.put_back() == (["logger of_a_test.made"], True)
-    assert logging.getLogger("of_a_test.made") is made
-    assert (made.level, made.handlers, made.isEnabledFor(logging.WARNING)) == (logging.NOTSET, [], True)
+    assert surroundings.put_back() == ([], ["logger of_a_test.made"])
 
 
 def test_a_logger_that_a_module_configures_when_a_test_imports_it_stays(surroundings, monkeypatch, tmp_path):
@@ -155,40 +173,33 @@ def test_a_logger_that_a_module_configures_when_a_test_imports_it_stays(surround
     (tmp_path / "logs.py").write_text("import logging\nlogging.getLogger('of_module').setLevel('ERROR')\n")
     surroundings = InitialState()
     importlib.import_module("logs")
-    assert surroundings.put_back() == ([], True)
+    assert surroundings.put_back() == ([], [])
     logging.getLogger("of_module").setLevel("DEBUG")
-    assert surroundings.put_back() == (["logger of_module"], True)
-    assert logging.getLogger("of_module").level == logging.ERROR
+    assert surroundings.put_back() == ([], ["logger of_module"])
 
 
 def test_a_logger_that_a_wider_fixture_configures_stays_until_it_puts_it_back(surroundings):
     logger = logging.getLogger("of_suite")
     with surroundings.widening():
         logger.setLevel("DEBUG")
-    with surroundings.widening():
-        logging.getLogger("of_suite.a").setLevel("DEBUG")
-    logger.setLevel("INFO")
-    assert surroundings.put_back() == (["logger of_suite"], True)
-    assert logger.level == logging.DEBUG
+    assert surroundings.put_back() == ([], [])
     logger.setLevel("NOTSET")
     surroundings.narrow()
-    assert surroundings.put_back() == ([], True)
-    assert logger.level == logging.NOTSET
+    assert surroundings.put_back() == ([], [])
 
 
 def test_the_time_zone_is_that_of_its_variable(surroundings):
     before = time.tzname
     os.environ["TZ"] = "Antarctica/Troll"
     time.tzset()
-    assert surroundings.put_back() == (["variable TZ"], True)
+    assert surroundings.put_back() == (["variable TZ"], [])
     assert time.tzname == before
 
 
 def test_a_mode_that_cannot_be_left_is_said(surroundings):
     with torch.inference_mode():
-        changed, is_whole = surroundings.put_back()
-    assert "torch's inference mode" in changed
-    assert not is_whole
+        _, left = surroundings.put_back()
+    assert "torch's inference mode" in left
 
 
 def leave_a_dispatch_mode():
@@ -277,7 +288,7 @@ def leave_an_agent():
 def test_what_is_left_for_good_replaces_the_gang(surroundings, name, leave):
     undo = leave()
     try:
-        assert surroundings.put_back() == ([name], False)
+        assert surroundings.put_back() == ([], [name])
     finally:
         undo()
 
@@ -285,26 +296,20 @@ def test_what_is_left_for_good_replaces_the_gang(surroundings, name, leave):
 def test_an_idle_pool_stays(surroundings):
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(sum, (1, 2)).result() == 3
-        assert surroundings.put_back() == ([], True)
+        assert surroundings.put_back() == ([], [])
 
 
 def test_a_closed_stream_replaces_the_gang(monkeypatch):
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO()))
     surroundings = InitialState()
     sys.stdout.close()
-    assert surroundings.put_back() == (["the standard streams"], False)
-
-
-def test_a_module_that_a_test_replaces_is_put_back(surroundings):
-    own, sys.modules["socket"] = socket, object()
-    assert surroundings.put_back() == (["imported modules"], True)
-    assert sys.modules["socket"] is own
+    assert surroundings.put_back() == ([], ["the standard streams"])
 
 
 def test_modules_and_finders_that_a_test_adds_stay(surroundings, monkeypatch):
     monkeypatch.setitem(sys.modules, "of_a_test", threading)
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, object()])
-    assert surroundings.put_back() == ([], True)
+    assert surroundings.put_back() == ([], [])
 
 
 def test_what_a_module_sets_when_a_test_imports_it_stays(surroundings, monkeypatch, tmp_path):
@@ -314,7 +319,7 @@ def test_what_a_module_sets_when_a_test_imports_it_stays(surroundings, monkeypat
     surroundings = InitialState()
     os.environ["OF_TEST"] = "1"
     importlib.import_module("late")
-    assert surroundings.put_back() == (["variable OF_TEST"], True)
+    assert surroundings.put_back() == (["variable OF_TEST"], [])
     assert (os.environ["OF_MODULE"], os.umask(0o7), sys.getrecursionlimit()) == ("1", 0o7, 4321)
 
 
@@ -323,7 +328,7 @@ def test_a_timer_that_was_there_may_stay():
     try:
         others = InitialState()
         signal.setitimer(signal.ITIMER_VIRTUAL, 500.0)
-        assert others.put_back() == ([], True)
+        assert others.put_back() == ([], [])
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
 
@@ -337,51 +342,51 @@ def test_the_device_is_put_back_without_a_mode_that_slows_all_down(surroundings)
 
 def test_a_folder_that_was_removed_is_left(surroundings):
     remove_folder()
-    assert surroundings.put_back() == (["the working directory"], True)
+    assert surroundings.put_back() == (["the working directory"], [])
 
 
 def test_what_cannot_be_put_back_is_said(surroundings, tmp_path):
     os.chdir("/")
     tmp_path.rmdir()
-    assert surroundings.put_back() == (["the working directory"], False)
+    assert surroundings.put_back() == ([], ["the working directory"])
 
 
 def test_what_a_wider_fixture_sets_stays_until_it_puts_it_back(surroundings):
     with surroundings.widening():
         os.environ["LEFT_BEHIND"] = "1"
-    assert surroundings.put_back() == ([], True)
+    assert surroundings.put_back() == ([], [])
     os.environ["LEFT_BEHIND"] = "2"
-    assert surroundings.put_back() == (["variable LEFT_BEHIND"], True)
+    assert surroundings.put_back() == (["variable LEFT_BEHIND"], [])
     assert os.environ["LEFT_BEHIND"] == "1"
     del os.environ["LEFT_BEHIND"]
-    assert surroundings.put_back() == (["variable LEFT_BEHIND"], True)
+    assert surroundings.put_back() == (["variable LEFT_BEHIND"], [])
     del os.environ["LEFT_BEHIND"]
     surroundings.narrow()
-    assert surroundings.put_back() == ([], True)
+    assert surroundings.put_back() == ([], [])
     os.environ["LEFT_BEHIND"] = "1"
-    assert surroundings.put_back() == (["variable LEFT_BEHIND"], True)
+    assert surroundings.put_back() == (["variable LEFT_BEHIND"], [])
 
 
 def test_a_test_that_undoes_what_a_wider_fixture_set_is_seen(surroundings):
     with surroundings.widening():
         os.environ["LEFT_BEHIND"] = "1"
     del os.environ["LEFT_BEHIND"]
-    assert surroundings.put_back() == (["variable LEFT_BEHIND"], True)
+    assert surroundings.put_back() == (["variable LEFT_BEHIND"], [])
     assert os.environ.pop("LEFT_BEHIND") == "1"
 
 
 def test_variables_of_pytest_and_of_torch_are_theirs(surroundings):
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = "/x"
     try:
-        assert surroundings.put_back() == ([], True)
+        assert surroundings.put_back() == ([], [])
     finally:
         del os.environ["TORCHINDUCTOR_CACHE_DIR"]
 
 
-def test_the_hook_of_a_default_group_is_put_back_without_a_word(surroundings):
+def test_the_hook_of_a_default_group_is_none_of_the_tests(surroundings, monkeypatch):
     before = sys.excepthook
+    monkeypatch.setattr(sys, "excepthook", before)
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     distributed.destroy_process_group()
     assert sys.excepthook is not before
-    assert surroundings.put_back() == ([], True)
-    assert sys.excepthook is before
+    assert surroundings.put_back() == ([], [])

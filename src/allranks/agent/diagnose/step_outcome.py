@@ -72,8 +72,9 @@ class StepOutcome:
         at: Seconds since the epoch.
         addition: The supervisor's addition to the message, in words.
         adds_first: The addition explains the message, and comes first.
-        is_spoilt: The rank cannot stay in a gang.
-        changed: Names of the state that the test left changed.
+        restored: As in the rank's report.
+        left: As in the rank's report.
+        has_exited: As in the rank's report.
         consequence: The outcome followed from another rank's bad one, or came within the grace after it.
         caused_by: For an aborted rank: the rank that caused it.
         is_final: The rank's step is over.
@@ -96,8 +97,9 @@ class StepOutcome:
     adds_first: bool = False
     text: str = ""
     early_skip: bool = False
-    is_spoilt: bool = False
-    changed: tuple[str, ...] = ()
+    restored: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    has_exited: bool = False
     is_final: bool = True
     is_symptom: bool = False
     waits_for: Wait | None = None
@@ -249,9 +251,14 @@ class Step:
         return (each for each in self.outcomes if each.outcome.is_bad)
 
     @property
-    def changed(self) -> frozenset[str]:
+    def left(self) -> frozenset[str]:
         """Names of the state that the test left changed on any rank."""
-        return frozenset(name for each in self.outcomes for name in each.changed)
+        return frozenset(name for each in self.outcomes for name in each.left)
+
+    @property
+    def restored(self) -> frozenset[str]:
+        """Names of the state that the test had changed on any rank, and that is as before again on all."""
+        return frozenset(name for each in self.outcomes for name in each.restored) - self.left
 
     @property
     def killed_children(self) -> Mapping[tuple[int, int], list[int]]:
@@ -269,7 +276,7 @@ class Step:
         A call that raised may have left its group unusable, also where the test expects the exception.
         """
         has_raised = any(each.calls is not None and each.calls.failures for each in self.outcomes)
-        return self._ended_alike and not has_raised and not any(each.is_spoilt for each in self.outcomes)
+        return self._ended_alike and not has_raised and not any(each.left or each.has_exited for each in self.outcomes)
 
     @property
     def _ended_alike(self) -> bool:
@@ -434,8 +441,9 @@ def reported(event: RankReport, message: PhasesEnded | StepEnded, step: Step) ->
     return replace(
         outcome,
         early_skip=message.early_skip,
-        is_spoilt=message.is_spoilt,
-        changed=message.changed,
+        restored=message.restored,
+        left=message.left,
+        has_exited=message.has_exited,
         skipped_subtests=message.skipped_subtests,
         killed_children=message.killed_children,
     )

@@ -260,7 +260,7 @@ class _Rank:
         deciding = overall(self._phases)
         is_alone = self._assignment.config.ranks == 1 or (self._last is not None and has_thread_ranks(self._last))
         keeping = {Outcome.SKIPPED, Outcome.XFAILED} if is_alone else {Outcome.SKIPPED}
-        differing, is_whole = self._surroundings.put_back()
+        restored, left = self._surroundings.put_back()
         self._calls.settle()
         if is_alone:
             self._calls.begin()  # there are no peers to compare them with
@@ -269,8 +269,9 @@ class _Rank:
             nodeid=self._nodeid,
             phases=self._take_unreported(),
             early_skip=deciding.outcome in keeping and (deciding.when == "setup" or is_alone),
-            changed=tuple(differing),
-            is_spoilt=not is_whole or self._has_exited,
+            restored=tuple(restored),
+            left=tuple(left),
+            has_exited=self._has_exited,
             skipped_subtests=self._subtests.skipped,
             killed_children=self._children.killed(),
         )

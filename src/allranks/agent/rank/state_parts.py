@@ -1,4 +1,7 @@
-"""The parts of a rank's state that a test may change: what reads each, and what restores it."""
+"""The state of a rank that a test may change: what reads each part of it, and the one assignment that restores it.
+
+A part that no single assignment restores with certainty is only read: the rank is replaced if a test has changed it.
+"""
 
 import builtins
 import faulthandler
@@ -29,9 +32,7 @@ from torch.utils import _device as _device_module
 from allranks.agent.diagnose.stacks import is_machinery, is_of_python
 
 GROUP: Final = "the default process group"
-"""Cannot be restored: a rank that has left it cannot rejoin alone."""
-
-HOOKS: Final = "exception hooks"
+"""A rank that has left it cannot rejoin alone."""
 
 ENVIRON: Final = os.environ
 """Kept, because a test may replace ``os.environ`` by another mapping."""
@@ -70,10 +71,6 @@ def _device() -> torch.device | None:
     return _device_module.CURRENT_DEVICE
 
 
-def _set_path(path: list[str]) -> None:
-    sys.path[:] = path
-
-
 def _limits() -> tuple[tuple[int, int], ...]:
     return tuple(map(resource.getrlimit, _LIMITS))
 
@@ -100,12 +97,9 @@ def _set_trace(functions: tuple[Any, Any]) -> None:
 
 
 def _hooks() -> tuple[Any, ...]:
-    return sys.excepthook, threading.excepthook, sys.unraisablehook
-
-
-def is_of_a_group(before: tuple[Any, ...]) -> bool:
-    """Whether only a default group, which puts its rank before messages, has set a hook: no test meant to."""
-    return _hooks()[1:] == before[1:] and getattr(sys.excepthook, "__module__", "").startswith("torch.distributed.")
+    """The hooks; one by which a default group puts its rank before messages is as none."""
+    is_of_a_group = getattr(sys.excepthook, "__module__", "").startswith("torch.distributed.")
+    return sys.__excepthook__ if is_of_a_group else sys.excepthook, threading.excepthook, sys.unraisablehook
 
 
 def _set_hooks(hooks: tuple[Any, Any, Any]) -> None:
@@ -117,13 +111,10 @@ def _set_collector(state: tuple[bool, tuple[int, int, int]]) -> None:
     gc.set_threshold(*state[1])
 
 
-LoggerState = tuple[Any, ...]
-"""The logger, its level, ``propagate`` and ``disabled``, its handlers, None, and its filters."""
-
-
-def loggers() -> dict[str, LoggerState]:
+def loggers() -> dict[str, tuple[Any, ...]]:
     """By name, the state of the root logger and of each logger that is not as a new one."""
-    pytests = _handlers_of_pytest()
+    # pytest sets some for now: on the root logger, and on each logger that does not propagate.
+    pytests = [each for each in logging.root.handlers if type(each).__module__ == "_pytest.logging"]
     found = {
         name: _logger_state(logger, pytests)
         for name, logger in logging.root.manager.loggerDict.copy().items()
@@ -134,29 +125,9 @@ def loggers() -> dict[str, LoggerState]:
     return found
 
 
-def _handlers_of_pytest() -> list[logging.Handler]:
-    """The handlers that pytest has set for now: on the root logger, and on each logger that does not propagate."""
-    return [each for each in logging.root.handlers if type(each).__module__ == "_pytest.logging"]
-
-
-def _logger_state(logger: logging.Logger, pytests: list[logging.Handler]) -> LoggerState:
+def _logger_state(logger: logging.Logger, pytests: list[logging.Handler]) -> tuple[Any, ...]:
     handlers = [each for each in logger.handlers if each not in pytests]
-    return logger, logger.level, logger.propagate, logger.disabled, *handlers, None, *logger.filters
-
-
-def set_logger(name: str, state: LoggerState | None) -> None:
-    """Restore the state of a logger; with None it becomes as a new one, because code may keep the logger itself."""
-    known, pytests = logging.root.manager.loggerDict, _handlers_of_pytest()
-    if state is None:
-        state = (known[name], logging.NOTSET, True, False, None)
-    logger, level, propagate, disabled, *rest = state
-    if logger is not logging.root:
-        known[name] = logger
-    logger.level, logger.propagate, logger.disabled = level, propagate, disabled
-    end = rest.index(None)
-    logger.handlers = [*(each for each in logger.handlers if each in pytests), *rest[:end]]
-    logger.filters = rest[end + 1 :]
-    logging.disable(logging.root.manager.disable)  # loggers remember which levels are on; this makes all of them forget
+    return logger, logger.level, logger.propagate, logger.disabled, handlers, [*logger.filters]
 
 
 def _set_environ(environ: Any) -> None:  # noqa: ANN401 - of a class without a public name
@@ -221,35 +192,15 @@ def _imports() -> tuple[int, bool, bool]:
     return id(sys.modules), are_own, is_whole
 
 
-def _set_imports(_: object) -> None:
-    sys.modules = _MODULES
-    _MODULES.update(_KNOWN)
-    for finders, known in _FINDERS:
-        finders[:0] = [each for each in known if each not in finders]
-    sys.path_importer_cache.clear()
-
-
-def _names_of(place: Any, but: str = "") -> tuple[Callable[[], Any], Callable[[Any], object]]:  # noqa: ANN401 - any object
-    """The reader and the writer of its names but one; an import may add some."""
+def _names_of(place: Any, but: str = "") -> Callable[[], list[Any]]:  # noqa: ANN401 - any object
+    """The reader of its names but one; an import may add some."""
     names = tuple(name for name in vars(place) if name != but)
-
-    def write(values: list[Any]) -> None:
-        for name, value in zip(names, values, strict=True):
-            if vars(place).get(name) is not value:
-                setattr(place, name, value)
-
-    return lambda: [*map(vars(place).get, names)], write
+    return lambda: [*map(vars(place).get, names)]
 
 
 def _streams() -> tuple[tuple[Any, ...], tuple[bool, ...]]:
     streams = (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__)
     return streams, tuple(isinstance(each, io.TextIOWrapper) and each.closed for each in streams)
-
-
-def _set_streams(state: tuple[tuple[Any, ...], tuple[bool, ...]]) -> None:
-    (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__), _ = state  # type: ignore[misc]
-    if _streams() != state:
-        _refuse(state)
 
 
 def _descriptors() -> list[tuple[int, int] | None]:
@@ -336,15 +287,10 @@ _numpy: Final[Any] = sys.modules.get("numpy")
 """torch imports it wherever it is installed."""
 
 
-def _refuse(_: object) -> None:
-    msg = "nothing can put this back"
-    raise RuntimeError(msg)
-
-
-PARTS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]]] = {
+PARTS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object] | None]]] = {
     "the working directory": (_folder, os.chdir),
     "the umask": (_umask, os.umask),
-    "sys.path": (lambda: list(sys.path), _set_path),
+    "sys.path": (lambda: list(sys.path), lambda path: setattr(sys, "path", [*path])),
     "the locale": (lambda: locale.setlocale(locale.LC_ALL), lambda name: locale.setlocale(locale.LC_ALL, name)),
     "blocked signals": (
         lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()),
@@ -360,29 +306,29 @@ PARTS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]]] = 
     "torch's grad mode": (torch.is_grad_enabled, torch.set_grad_enabled),
     "torch's anomaly detection": (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
     "torch's matmul precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    "torch's inference mode": (torch.is_inference_mode_enabled, _refuse),
+    "torch's inference mode": (torch.is_inference_mode_enabled, None),
     "limits of resources": (_limits, _set_limits),
     "faulthandler's watchdog": (lambda: _watchdog.is_set, _set_watchdog),
     "interval timers": (_timers, _set_timers),
     "the recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit),
     "the switch interval": (sys.getswitchinterval, sys.setswitchinterval),
     "trace functions": (lambda: (sys.gettrace(), sys.getprofile()), _set_trace),
-    HOOKS: (_hooks, _set_hooks),
+    "exception hooks": (_hooks, _set_hooks),
     "the garbage collector": (lambda: (gc.isenabled(), gc.get_threshold()), _set_collector),
     "the time-out of sockets": (socket.getdefaulttimeout, socket.setdefaulttimeout),
     "logging.disable": (lambda: logging.root.manager.disable, logging.disable),
-    "imported modules": (_imports, _set_imports),
-    "builtins": _names_of(builtins),
+    "imported modules": (_imports, None),
+    "builtins": (_names_of(builtins), None),
     # Without these, a test would check nothing.
-    "names of pytest": _names_of(pytest),
+    "names of pytest": (_names_of(pytest), None),
     # The gang's end calls the other one, and shows what a test has done to it.
-    "names of torch.distributed": _names_of(distributed, but="destroy_process_group"),
-    "names of torch.testing": _names_of(torch.testing),
-    "names of unittest.TestCase": _names_of(unittest.TestCase),
+    "names of torch.distributed": (_names_of(distributed, but="destroy_process_group"), None),
+    "names of torch.testing": (_names_of(torch.testing), None),
+    "names of unittest.TestCase": (_names_of(unittest.TestCase), None),
     "sys.argv": (lambda: sys.argv and list(sys.argv), lambda arguments: setattr(sys, "argv", [*arguments])),
-    "threads of its own": (_threads, _refuse),
+    "threads of its own": (_threads, None),
     "the processors": (lambda: os.sched_getaffinity(0), lambda processors: os.sched_setaffinity(0, processors)),
-    "the process group and session": (lambda: (os.getpgrp(), os.getsid(0)), _refuse),
+    "the process group and session": (lambda: (os.getpgrp(), os.getsid(0)), None),
     "the user": (os.getresuid, lambda user: os.setresuid(*user)),
     "the folder of temporary files": (lambda: tempfile.tempdir, lambda folder: setattr(tempfile, "tempdir", folder)),
     "the limit of digits": (sys.get_int_max_str_digits, sys.set_int_max_str_digits),
@@ -393,11 +339,11 @@ PARTS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]]] = 
     **({"numpy's errors": (_numpy.geterr, lambda ways: _numpy.seterr(**ways))} if _numpy else {}),
     "torch's autocast": (_autocast, _set_autocast),
     "torch's backends": (_flags, _set_flags),
-    "torch's modes": (_modes, _refuse),
-    "the standard streams": (_streams, _set_streams),
-    "the standard descriptors": (_descriptors, _refuse),
+    "torch's modes": (_modes, None),
+    "the standard streams": (_streams, None),
+    "the standard descriptors": (_descriptors, None),
     "os.environ": (lambda: os.environ, _set_environ),
-    "torch's RPC agent": (_has_agent, _refuse),
-    GROUP: (lambda: distributed.group.WORLD, lambda _: None),
+    "torch's RPC agent": (_has_agent, None),
+    GROUP: (lambda: distributed.group.WORLD, None),
 }
-"""The reader and the writer of each part."""
+"""What reads each part, and what restores it; None if only a new process is sure to have it as it was."""

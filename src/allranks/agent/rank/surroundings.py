@@ -10,20 +10,16 @@ import time
 # Unlike signal.getsignal, it creates no enumeration members, which take nine tenths of the time.
 from _signal import getsignal as _handler_of  # type: ignore[import-not-found]
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.abc import FileLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any, Final
 
 from allranks.agent.rank.state_parts import (
     ENVIRON,
-    GROUP,
-    HOOKS,
     PARTS,
-    is_of_a_group,
     loggers,
     note_imports,
-    set_logger,
     watch_the_watchdog,
 )
 
@@ -112,24 +108,17 @@ class InitialState(MetaPathFinder):
                 self._base[name] = now.get(name)
         self._glance = None
 
-    def put_back(self) -> tuple[list[str], bool]:
-        """Restore what a test has changed; returns the names of it, and whether all could be restored."""
+    def put_back(self) -> tuple[list[str], list[str]]:
+        """Restore what a test has changed; returns the names of what is as before again, and of what is not."""
         if _glance() == self._glance:
-            return [], True
-        changed: list[str] = []
-        is_whole = True
-        for name in _differences(self._base, _read()):
-            if name == GROUP:
-                is_whole = False
-                continue
-            if not (name == HOOKS and is_of_a_group(self._base[name])):
-                changed.append(name)
-            try:
-                _write(name, self._base.get(name))
-            except (OSError, ValueError, TypeError, RuntimeError, locale.Error):
-                is_whole = False
+            return [], []
+        changed = list(_differences(self._base, _read()))
+        for name in changed:
+            with suppress(OSError, ValueError, TypeError, RuntimeError, locale.Error):
+                _restore(name, self._base.get(name))
+        left = list(_differences(self._base, _read()))
         self._glance = _glance()
-        return changed, is_whole
+        return [name for name in changed if name not in left], left
 
 
 def _read() -> _State:
@@ -152,7 +141,8 @@ def _differences(one: _State, other: _State) -> Iterator[str]:
     return (name for name in sorted({**one, **other}) if one.get(name) != other.get(name))
 
 
-def _write(name: str, value: Any) -> None:  # noqa: ANN401 - of any part
+def _restore(name: str, value: Any) -> None:  # noqa: ANN401 - of any part
+    """Restore a part, if one assignment can do that."""
     if name.startswith(_VARIABLE):
         variable = name.removeprefix(_VARIABLE)
         if value is None:
@@ -161,10 +151,8 @@ def _write(name: str, value: Any) -> None:  # noqa: ANN401 - of any part
             ENVIRON[variable] = value
         if variable == "TZ":
             time.tzset()
-    elif name.startswith(_LOGGER):
-        set_logger(name.removeprefix(_LOGGER), value)
     elif name.startswith(_HANDLER):
         word = name.removeprefix(_HANDLER)
         signal.signal(int(word) if word.isdigit() else signal.Signals[word], value)
-    else:
-        PARTS[name][1](value)
+    elif name in PARTS and (restore := PARTS[name][1]) is not None:
+        restore(value)

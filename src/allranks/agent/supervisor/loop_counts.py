@@ -16,8 +16,8 @@ class LoopCounts:
 
     gangs: Iterator[int] = field(default_factory=lambda: itertools.count(1))  # numbers of gangs
     settled: dict[str, bool] = field(default_factory=dict)  # for each test that has run, whether it went wrong
-    # The tests that left some state changed, by the name of that state.
-    changed: dict[str, dict[str, None]] = field(default_factory=dict)
+    # The tests that changed some state, by the name of that state, and by what came of it, in words.
+    changed: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
     has_quit: bool = False  # whether the user has quit the debugger: no further test begins
     # What went wrong when ranks ended pytest sessions of their own.
     session_problems: list[AgentFailed] = field(default_factory=list)
@@ -29,12 +29,11 @@ class LoopCounts:
         return sum(self.settled.copy().values())
 
     def changes(self) -> Iterator[Notice]:
-        """State that tests left changed, once for each name: every test of a suite may leave the same."""
-        by_tests: dict[tuple[str, ...], list[str]] = {}
-        for name, nodeids in self.changed.items():
-            by_tests.setdefault(tuple(nodeids), []).append(name)
-        for (first, *others), names in by_tests.items():
+        """State that tests changed, once for each name: every test of a suite may change the same."""
+        by_tests: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+        for (name, remedy), nodeids in self.changed.items():
+            by_tests.setdefault((remedy, tuple(nodeids)), []).append(name)
+        for (remedy, (first, *others)), names in by_tests.items():
             too = f", and so did {len(others)} other tests" if others else ""
             listed = ", ".join(names[:NAMES])
-            text = f"it left {listed} other than it was{too}; that was put back for the next test"
-            yield Notice(nodeid=first, text=text)
+            yield Notice(nodeid=first, text=f"it left {listed} other than it was{too}; {remedy}")

@@ -2,7 +2,8 @@
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -17,6 +18,7 @@ from allranks.agent.gangs.gang import ROUNDED_UP, SKIP_GRACES, Deadlines, Gang
 from allranks.agent.job_end import HangupError, JobEnd, JobLimitError, LostGpuError
 from allranks.agent.job_plugins import functions
 from allranks.agent.nodes.node import Node, start_gang
+from allranks.agent.output import Output
 from allranks.agent.program import ItemOptions, Program, StartRanks, parts_of
 from allranks.agent.record_stream import Journal
 from allranks.agent.rendezvous import OWN_GROUPS, Rendezvous, make_rendezvous
@@ -38,6 +40,10 @@ _COMMAND = 1000
 
 FRESH_START = 120.0
 """Seconds for ranks that are no forks to import torch and their file: a second or two each on an idle host."""
+
+_RESTORED = "that was put back for the next test"
+_REPLACED = "the next test got new ranks"
+"""What came of state that a test had changed."""
 
 QUIT = "q in the debugger"
 """Why tests did not run after the user has quit the debugger."""
@@ -110,6 +116,10 @@ class TestLoop:
     def _current(self) -> str:
         """The node id of the test that runs, or is about to."""
         return self.program.tests[self._index]
+
+    def _shares_ranks(self, index: int) -> bool:
+        """Whether another test may run in the processes of this one, which end with it if it starts its own ranks."""
+        return self._driver is None and self.program.terms[index].shares_ranks
 
     @property
     def _has_ranks(self) -> bool:
@@ -372,38 +382,52 @@ class TestLoop:
         self._record(gang, replace(step, outcomes=bad))
 
     def _record(self, gang: Gang, step: Step) -> None:
-        nodeid = self._current
+        """Report what a step has shown of the current test, and count the test."""
         if self._driver is not None:
-            is_bad = self._driver.settle(gang, nodeid, step)
+            is_bad = self._driver.settle(gang, self._current, step)
             if is_bad and self._driver.found_port_in_use:
-                self._name_neighbours(nodeid)
+                self._name_neighbours(self._current)
         else:
-            outputs = gang.take_output(nodeid)
-            records = ends_of(step, nodeid, self._config.ranks, outputs)
-            course = course_of(step, nodeid, outputs)
-            for record in records if course is None else (course, *records):
-                self._journal.write(record)
-            may = may_disagree(nodeid, self._config.mixed_skip)
-            is_bad = step.leader is not None or (disagree({each.outcome for each in records}) and not may)
+            is_bad = self._report_ranks(step, gang.take_output(self._current))
+        self._report_processes(step)
+        if self._shares_ranks(self._index):
+            for remedy, names in ((_RESTORED, step.restored), (_REPLACED, step.left)):
+                for name in sorted(names):
+                    self._count.changed.setdefault((name, remedy), {})[self._current] = None
+        self._settle({each.outcome for each in step.outcomes}, is_bad=is_bad)
+
+    def _report_ranks(self, step: Step, outputs: Mapping[int, Output]) -> bool:
+        """Report the outcomes of ranks that run the test themselves; returns whether they are bad."""
+        ends = ends_of(step, self._current, self._config.ranks, outputs)
+        course = course_of(step, self._current, outputs)
+        for record in ends if course is None else (course, *ends):
+            self._journal.write(record)
+        may = may_disagree(self._current, self._config.mixed_skip)
+        return step.leader is not None or (disagree({each.outcome for each in ends}) and not may)
+
+    def _report_processes(self, step: Step) -> None:
+        """Report what happened to processes that ranks had started."""
         for rank in sorted(step.strangers):
             text = f"a process that rank {rank} had forked went on in its place; what it reported was left out"
-            self._journal.write(Notice(nodeid=nodeid, text=text))
+            self._journal.write(Notice(nodeid=self._current, text=text))
         for (number, count), ranks in step.killed_children.items():
             whose = f"rank {ranks[0]}" if len(ranks) == 1 else f"each of ranks {numbers(ranks)}"
             were = f"child process{'es' if count > 1 else ''} of {whose} {'was' if count == 1 else 'were'}"
             text = f"{count} {were} killed by {linux.signal_name(number)}"
-            self._journal.write(Notice(nodeid=nodeid, text=text))
-        # A driver and its ranks end with their test, so the state that they changed reaches no other.
-        for name in sorted(step.changed) if self._driver is None else ():
-            self._count.changed.setdefault(name, {})[nodeid] = None
-        # A test that will be rerun does not count as bad yet: another worker would stop the job for it.
+            self._journal.write(Notice(nodeid=self._current, text=text))
+
+    def _settle(self, outcomes: AbstractSet[Outcome], *, is_bad: bool) -> None:
+        """Count the test, unless it will run again: another worker would stop the job for it."""
         reruns = 0 if self._count.has_quit else self.program.terms[self._index].reruns
         self._runs_again = self._runs_again or (is_bad and self._number <= reruns)
+        if self._runs_again:
+            return
+        settled = self._count.settled
         # As in the report, a rerun that is skipped does not clear the bad outcome before it.
         is_rerun = self._number > 1 and self._repetitions is None
-        is_bad = is_bad or (is_rerun and {each.outcome for each in step.outcomes} == {Outcome.SKIPPED})
-        if not self._runs_again and (step.outcomes or nodeid not in self._count.settled):
-            self._count.settled[nodeid] = self._count.settled.get(nodeid, False) or is_bad
+        if outcomes or self._current not in settled:
+            is_bad = is_bad or (is_rerun and outcomes == {Outcome.SKIPPED})
+            settled[self._current] = settled.get(self._current, False) or is_bad
 
     def _name_neighbours(self, nodeid: str) -> None:
         """Name the tests beside which a port was in use: one of them may have it."""
