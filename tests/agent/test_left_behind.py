@@ -9,7 +9,7 @@ import pytest
 from agent_run import AgentRun, launch_command
 
 from allranks.agent import linux
-from allranks.agent.orphans import GANG_VARIABLE, NOBODY, Mark, bear_marks, marked
+from allranks.agent.orphans import GANG_VARIABLE, NOBODY, Mark, bear_marks
 from allranks.protocol.records import LeftBehind
 
 SUITE = """
@@ -188,20 +188,21 @@ def test_a_process_without_room_for_a_mark_keeps_its_environment(given):
 
 
 @pytest.mark.parametrize(
-    ("value", "owner", "rank"),
+    ("value", "rank"),
     [
-        ("0000000000000012-00003", "0000000000000012", 3),
-        (NOBODY, "", 0),
-        ("0000000000000012", "", 0),
-        ("0000000000000012-x", "", 0),
-        ("", "", 0),
+        ("0000000000000012-00003", 3),
+        ("0000000000000013-00003", None),
+        (NOBODY, None),
+        ("0000000000000012", None),
+        ("0000000000000012-x", None),
+        ("", None),
     ],
 )
-def test_a_mark_is_read_from_the_environment(monkeypatch, value, owner, rank):
+def test_a_mark_is_read_from_the_environment(monkeypatch, value, rank):
     monkeypatch.setattr(
         linux, "variables_of", lambda _pid: ["PATH=/", f"X{GANG_VARIABLE}=no", f"{GANG_VARIABLE}={value}"]
     )
-    assert marked(1, GANG_VARIABLE) == (owner, rank)
+    assert Mark.of_gang(12).rank_of(1) == rank
 
 
 def test_marks_of_launches_differ():

@@ -16,9 +16,6 @@ monotonic: Final = partial(time.clock_gettime, time.CLOCK_MONOTONIC)
 monotonic_ns: Final = partial(time.clock_gettime_ns, time.CLOCK_MONOTONIC)
 """Nanoseconds on the monotonic clock of this host."""
 
-since_boot: Final = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
-"""Seconds since the host's boot, by which the kernel says when a process began."""
-
 sleep: Final = time.sleep
 
 VARIABLE: Final = "ALLRANKS_CLOCK_ORIGIN"

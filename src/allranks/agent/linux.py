@@ -253,11 +253,6 @@ def began(pid: int) -> int:
     return int(stat[STARTED]) if (stat := _stat(pid)) else 0
 
 
-def boot_ticks() -> int:
-    """The present, in the unit of :func:`began`."""
-    return int(clock.since_boot() * os.sysconf("SC_CLK_TCK"))
-
-
 def _stat(pid: int) -> list[bytes]:
     """State, parent, process group, session and so on (proc(5), ``/proc/pid/stat``); empty if the process is gone."""
     stat = _content(Path(f"/proc/{pid}/stat")) or b""

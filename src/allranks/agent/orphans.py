@@ -81,11 +81,16 @@ class Mark:
 
     def rank_of(self, pid: int) -> int | None:
         """The rank that a process is, or comes from; None if it has another mark or none."""
-        owner, rank = marked(pid, self.variable)
+        owner, rank = _marked(pid, self.variable)
         return rank if owner == self.owner else None
 
+    def covers(self, pid: int, ranks: Collection[int]) -> bool:
+        """Whether a process comes from these ranks: it bears the mark, or none and is in a session of theirs."""
+        owner, _ = _marked(pid, self.variable)
+        return owner == self.owner if owner else linux.session_of(pid) in ranks
 
-def marked(pid: int, variable: str) -> tuple[str, int]:
+
+def _marked(pid: int, variable: str) -> tuple[str, int]:
     """The owner and the rank in the mark of a process; an empty owner for none."""
     found = next((each for each in linux.variables_of(pid) if each.startswith(f"{variable}=")), "")
     value = found.partition("=")[2]

@@ -30,19 +30,15 @@ class Nation:
     """Ranks that lead sessions, and processes in their sessions and out of them, as the kernel would tell of them."""
 
     def __init__(self, monkeypatch):
-        self.now = 1000
-        self.sessions, self._began, self._environments = {}, {}, {}
+        self.sessions, self._environments = {}, {}
         monkeypatch.setattr(linux, "children", lambda: frozenset(self.sessions))
         monkeypatch.setattr(linux, "session_of", self.sessions.get)
-        monkeypatch.setattr(linux, "began", self._began.get)
-        monkeypatch.setattr(linux, "boot_ticks", lambda: self.now)
         monkeypatch.setattr(linux, "variables_of", lambda pid: self._environments[pid])
 
     def add(self, pid, session, gang=None):
         """A process, which bears the mark of a gang's rank 0 unless it emptied its environment."""
         variables = {} if gang is None else Mark.of_gang(gang).environment(0)
         self._environments[pid] = ["=".join(each) for each in variables.items()]
-        self._began[pid] = self.now
         self.sessions[pid] = session
 
     def end(self, *pids):
@@ -58,7 +54,6 @@ A, B, C = (Mark.of_gang(number) for number in (1, 2, 3))
 def nation(monkeypatch):
     nation = Nation(monkeypatch)
     nation.add(SERVER, SERVER)
-    nation.now += 1
     return nation
 
 
@@ -70,11 +65,9 @@ def family():
 def start(family, nation, mark, *pids):
     """Start a gang of these ranks."""
     with family.expecting(mark):
-        nation.now += 1
         for pid in pids:
             nation.add(pid, pid, int(mark.owner))
         family.join(mark, pids)
-    nation.now += 1
 
 
 def end_gang(family, nation, mark, *pids):
@@ -121,33 +114,23 @@ def test_a_mark_counts_for_more_than_a_session(nation, family):
     assert end_gang(family, nation, A, 100) == set()
 
 
-def test_what_comes_late_from_a_gang_that_has_ended_was_left_by_the_next_that_ends(nation, family):
+def test_what_comes_late_from_a_gang_that_has_ended_was_left_by_the_last(nation, family):
     start(family, nation, A, 100)
     start(family, nation, B, 200)
-    start(family, nation, C, 300)
     assert end_gang(family, nation, A, 100) == set()
     nation.add(101, 101, 1)
     assert end_gang(family, nation, B, 200) == {101}
 
 
-def test_a_process_without_a_mark_is_left_when_no_gang_lives_that_could_have_started_it(nation, family):
+def test_a_process_without_a_mark_in_no_session_of_a_rank_was_left_by_the_last_gang(nation, family):
     start(family, nation, A, 100)
     start(family, nation, B, 200)
     nation.add(500, 500)
-    nation.now += 1
     assert end_gang(family, nation, A, 100) == set()
-    start(family, nation, C, 300)
-    assert end_gang(family, nation, B, 200) == {500}
-
-
-def test_a_process_without_a_mark_that_began_with_a_gang_may_be_its_own(nation, family):
-    start(family, nation, A, 100)
-    with family.expecting(B):
-        nation.add(500, 500)
-        assert end_gang(family, nation, A, 100) == set()
-        nation.add(200, 200, 2)
-        family.join(B, [200])
-    assert end_gang(family, nation, B, 200) == {500}
+    with family.expecting(C):
+        assert end_gang(family, nation, B, 200) == set()
+        family.join(C, [])
+    assert end_gang(family, nation, C) == {500}
 
 
 def test_a_rank_of_a_gang_that_lives_was_left_by_nobody(nation, family):
@@ -161,7 +144,6 @@ def test_a_rank_that_another_lane_has_just_started_was_left_by_nobody(nation, fa
     start(family, nation, A, 100)
     nation.add(101, 100, 1)
     with family.expecting(B):
-        nation.now += 1
         nation.add(200, SERVER, gang)
         assert end_gang(family, nation, A, 100) == {101}
         family.join(B, [200])

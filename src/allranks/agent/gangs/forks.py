@@ -1,6 +1,5 @@
 """The supervisor's side of its fork server: starts it, reads what it collects, orders ranks."""
 
-import math
 import os
 import selectors
 import signal
@@ -26,7 +25,7 @@ from allranks.agent.gangs.local_ranks import Answer, LocalRanks, stack_files
 from allranks.agent.gangs.rank_process import ConnectionEnds, Echo, RankProcess, open_ends
 from allranks.agent.job_end import JobEnd
 from allranks.agent.job_plugins import functions
-from allranks.agent.orphans import GANG_VARIABLE, Mark, marked
+from allranks.agent.orphans import Mark
 from allranks.agent.program import (
     DRIVER,
     LINE_LIMIT,
@@ -276,32 +275,20 @@ def start_process(sockets: Sequence[socket.socket], environment: Mapping[str, st
     return process.pid
 
 
-@dataclass
-class _Gang:
-    """The ranks of a gang that lives, or is being started.
-
-    Attributes:
-        since: When it was asked for, as of :func:`~allranks.agent.linux.began`: its processes began later.
-    """
-
-    since: int
-    pids: frozenset[int] = frozenset()
-
-
 class Family:
     """The supervisor's children that are no orphans of a rank: its fork server, and the ranks of living gangs."""
 
     def __init__(self, *known: int) -> None:
         self._known = frozenset(known)
         self._told: frozenset[int] = frozenset()
-        self._gangs: dict[Mark, _Gang] = {}
+        self._gangs: dict[Mark, frozenset[int]] = {}  # the ranks of living gangs, and of those being started
         self._lock = threading.Lock()
 
     @contextmanager
     def expecting(self, mark: Mark) -> Iterator[None]:
         """Allow for ranks with this mark that are being started: children that have not joined yet."""
         with self._lock:
-            self._gangs[mark] = _Gang(linux.boot_ticks())
+            self._gangs[mark] = frozenset()
         try:
             yield
         except BaseException:
@@ -312,34 +299,23 @@ class Family:
     def join(self, mark: Mark, pids: Collection[int]) -> None:
         """Register the process ids of the ranks with this mark."""
         with self._lock:
-            self._gangs[mark].pids = frozenset(pids)
+            self._gangs[mark] = frozenset(pids)
 
     def left_by(self, mark: Mark, pids: Collection[int]) -> set[int]:
         """The processes that ranks with this mark, which have ended, left behind; each is returned once.
 
-        They bear the mark, are in a session of one of these ranks, or come from an earlier gang. Where a process cannot
-        be assigned because it emptied its environment, its owner is unknown as long as a gang lives that is older.
+        Once no gang lives, that is every process: one that emptied its environment and left its session bears no sign
+        of its rank.
         """
         # List the children first: each of them has then joined, or is still expected, when the lock is taken.
         children = linux.children()
         with self._lock:
             self._gangs.pop(mark, None)
-            living = {each.owner for each in self._gangs}
-            others = self._known.union(pids, *(gang.pids for gang in self._gangs.values()))
-            oldest = min((gang.since for gang in self._gangs.values()), default=math.inf)
-            found = children - others - self._told
-            left = {pid for pid in found if _is_left(pid, pids, living, oldest)}
+            found = children - self._known.union(pids, *self._gangs.values()) - self._told
+            left = {pid for pid in found if not self._gangs or mark.covers(pid, pids)}
             # One that cannot be ended is not found again at the end of each later gang.
             self._told = (self._told & children) | left
         return left
-
-
-def _is_left(pid: int, pids: Collection[int], living: Collection[str], oldest: float) -> bool:
-    """Whether a process was left by ranks, which have ended; the others are of living gangs, of which one is oldest."""
-    owner, _ = marked(pid, GANG_VARIABLE)
-    if owner:
-        return owner not in living
-    return linux.session_of(pid) in pids or linux.began(pid) < oldest
 
 
 @dataclass(eq=False, repr=False)

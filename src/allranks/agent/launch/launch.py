@@ -297,11 +297,7 @@ class _LaunchedRanks(LocalRanks):
 
     def _left_by(self, pids: Collection[int]) -> Collection[int]:
         """Processes that the ranks left behind; not other children of this process: a test may have started some."""
-        return [pid for pid in linux.children() if pid not in pids and self._is_of_a_rank(pid, pids)]
-
-    def _is_of_a_rank(self, pid: int, sessions: Collection[int]) -> bool:
-        """Whether a child of this process is in a rank's session, or bears the ranks' mark."""
-        return linux.session_of(pid) in sessions or self._own_mark.rank_of(pid) is not None
+        return [pid for pid in linux.children() - set(pids) if self._own_mark.covers(pid, pids)]
 
 
 class _LaunchedGang(Gang):
