@@ -114,16 +114,26 @@ class DiskUse:
         """The space that the ending test has used up; None if there is nothing to report."""
         before, self._written = self._written, _written()
         written = self._written - before
-        for folder, had, (size, has) in zip(self._folders, self._had, map(_space_of, self._folders), strict=True):
-            if size and has < FULL <= had and (is_own := written * _SHARE >= size) | (size <= _OWN):
+        for folder, had in zip(self._folders, self._had, strict=True):
+            size, has = _space_of(folder)
+            was_filled = size > 0 and has < FULL <= had
+            is_own = written * _SHARE >= size
+            if was_filled and (is_own or size <= _OWN):
                 return _of_file_system(folder, size, written, is_own=is_own)
-        if written * _SHARE >= RESULTS_BYTES and (left := sum(_sizes(self._results))) > RESULTS_BYTES:
-            message = (
-                f"{self._results} holds {_mib(left)} of files, and no more than {_mib(RESULTS_BYTES)} of a job's "
-                f"results are taken: this rank wrote {_mib(written)} during this test. {_REMEDY}"
-            )
-            return Overrun(message=message, is_own=True)
-        return None
+        return self._of_results(written)
+
+    def _of_results(self, written: int) -> Overrun | None:
+        """The results of the job, if there are too many, and this rank has written many of them."""
+        if written * _SHARE < RESULTS_BYTES:
+            return None
+        left = sum(_sizes(self._results))
+        if left <= RESULTS_BYTES:
+            return None
+        message = (
+            f"{self._results} holds {_mib(left)} of files, and no more than {_mib(RESULTS_BYTES)} of a job's "
+            f"results are taken: this rank wrote {_mib(written)} during this test. {_REMEDY}"
+        )
+        return Overrun(message=message, is_own=True)
 
     def _free(self) -> list[int]:
         return [_space_of(folder)[1] for folder in self._folders]

@@ -101,6 +101,7 @@ class Phase:
     skip_kind: SkipKind | None = None
     skip_code: int | None = None  # torch's exit code, for a skip that has one
     gpus_needed: int | None = None  # the GPUs that a hardware skip asked for; torch's codes end at 8
+    raised: tuple[str, ...] = ()  # in a launched rank: the names of its exception's class and of the bases of that
 
     @property
     def is_plain(self) -> bool:

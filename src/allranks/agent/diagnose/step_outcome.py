@@ -14,7 +14,6 @@ from allranks.agent import clock, linux
 from allranks.agent.call_log import Calls, Wait
 from allranks.agent.channel import (
     GpuLost,
-    HiddenError,
     LaunchedEnd,
     Leaving,
     PhasesEnded,
@@ -87,12 +86,14 @@ class StepOutcome:
         was_terminated: SIGTERM ended the rank, or its node: perhaps everything is ended from outside.
         calls: The rank's calls in its process groups; None if its step is not over.
         skipped_subtests: As in the rank's report.
+        raised: As in the phase that decides.
     """
 
     rank: int
     outcome: Outcome
     at: float
     message: str = ""
+    raised: tuple[str, ...] = ()
     addition: str = ""
     adds_first: bool = False
     text: str = ""
@@ -123,7 +124,7 @@ class StepOutcome:
         return self.outcome is not Outcome.ABORTED and not self.is_symptom
 
 
-DriverMessage = LaunchedEnd | Released | RepeatsRanks | SharesOutcome | HiddenError
+DriverMessage = LaunchedEnd | Released | RepeatsRanks | SharesOutcome
 """What a driver tells about its test, besides its own phases."""
 
 MOST_PHASES = 200
@@ -427,6 +428,7 @@ def reported(event: RankReport, message: PhasesEnded | StepEnded, step: Step) ->
         outcome=deciding.outcome,
         at=event.at,
         message=deciding.message,
+        raised=deciding.raised,
         calls=event.calls,
         consequence=step.has_cause_before(event.at) and deciding.outcome.is_bad,
     )

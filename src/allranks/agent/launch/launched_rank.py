@@ -187,6 +187,7 @@ def _ended_by(error: BaseException, when: str, duration: float) -> Phase:
         duration=duration,
         message=shorten(with_cause(headline(info.exconly(tryshort=True)), error), MESSAGE_LIMIT),
         text=shorten(str(info.getrepr(style="long", tbfilter=_tests_frames))),
+        raised=tuple(each.__name__ for each in type(error).__mro__),
     )
 
 

@@ -30,14 +30,14 @@ class RankFailureError(AssertionError):
 
     Args:
         message: That.
-        kind: The name of the class of what that rank raised; empty if it ended otherwise.
+        raised: The names of the class of what that rank raised, and of its bases; none if it ended otherwise.
     """
 
     allranks_of_ranks = True
 
-    def __init__(self, message: str, kind: str = "") -> None:
+    def __init__(self, message: str, raised: tuple[str, ...] = ()) -> None:
         super().__init__(message)
-        self.kind = kind
+        self.raised = raised
 
 
 class RankSkip(unittest.SkipTest):
@@ -60,7 +60,7 @@ def raise_for(step: Step, *, may_disagree: bool) -> None:
     """
     __tracebackhide__ = True
     if step.leader is not None:
-        raise RankFailureError("\n".join(_account(step, step.leader)), _kind(step.leader))
+        raise RankFailureError("\n".join(_account(step, step.leader)), step.leader.raised)
     outcomes = {each.outcome for each in step.outcomes}
     if outcomes == {Outcome.XFAILED}:
         pytest.xfail(step.outcomes[0].message)
@@ -69,12 +69,6 @@ def raise_for(step: Step, *, may_disagree: bool) -> None:
         raise RankSkip(skipped[0].message)
     if skipped and not may_disagree:
         raise RankFailureError(_disagreement(step.outcomes))
-
-
-def _kind(leader: StepOutcome) -> str:
-    """The name of the class at the beginning of a message; an assertion that pytest explains has none there."""
-    name = leader.message.partition(":")[0].rpartition(".")[2]
-    return "" if leader.observed else name if name.isidentifier() else "AssertionError"
 
 
 def _account(step: Step, leader: StepOutcome) -> Iterator[str]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from allranks.agent.channel import HiddenError, LaunchedEnd, Released, RepeatsRanks, SharesOutcome
+from allranks.agent.channel import LaunchedEnd, Released, RepeatsRanks, SharesOutcome
 from allranks.agent.diagnose.step_outcome import Step, StepOutcome
 from allranks.agent.gangs.gang import Gang
 from allranks.agent.output import Output
@@ -25,7 +25,7 @@ class _DriverReports:
 
     world_size: int | None  # the number of ranks that got the test; None if none did
     ends: tuple[Passed | RankEnded, ...]
-    own: tuple[Phase, ...]  # the launching process's own phases, and its errors that pytest hides
+    own: tuple[Phase, ...]  # the launching process's phases, but for those that repeat what its ranks reported
     shares_outcome: bool  # the ranks are threads of the launching process, which has one outcome for all
     expected: Phase | None  # the launching process's own phase, if the test is marked to fail
 
@@ -34,13 +34,12 @@ class _DriverReports:
         """Read a step; outcomes under another node id are ignored."""
         told, phases = step.driver, step.phases.get(DRIVER, ())
         repeated = {each.when for each in told if isinstance(each, RepeatsRanks)}
-        hidden = [each.phase for each in told if isinstance(each, HiddenError)]
         ends = [each.end for each in told if isinstance(each, LaunchedEnd)]
         marked = (Outcome.XFAILED, Outcome.XPASSED)
         return cls(
             world_size=next((each.world_size for each in reversed(told) if isinstance(each, Released)), None),
             ends=tuple(end for end in ends if end.nodeid == nodeid),
-            own=(*(phase for phase in phases if phase.when not in repeated), *hidden),
+            own=tuple(phase for phase in phases if phase.when not in repeated),
             shares_outcome=any(isinstance(each, SharesOutcome) for each in told),
             expected=next((phase for phase in phases if phase.outcome in marked), None),
         )
@@ -95,9 +94,9 @@ def _as_expected(end: Passed | RankEnded, passed: Phase) -> Sequence[RankEnded]:
 class DriverAccount:
     """Accounts for the outcomes of one driver's tests.
 
-    Ranks that ended the test keep their outcomes, and errors of the launching process itself go to rank 0. Ranks that
-    did not end it, because the launching process did not get that far, get its outcome; if it started none, the ranks
-    of the cell do.
+    The pytest item of the launching process decides a test, which fails as well if the item ignored a bad rank. Ranks
+    that ended the test keep their outcomes. An error of the item itself goes to rank 0, and aborts the ranks that have
+    not ended the test; without such an error, they get the item's outcome. If it started none, the cell's ranks do.
     """
 
     def __init__(self, journal: Journal, config: AgentConfig) -> None:
@@ -112,30 +111,31 @@ class DriverAccount:
         """Report one step of the driver under a test, empty if it only tore down; returns whether the test is bad."""
         output = gang.take_output(nodeid).get(DRIVER, Output())
         reports = _DriverReports.of(step, nodeid)
-        for end in reports.settled:
+        ends = reports.settled
+        for end in ends:
             self._journal.write(end)
         lost = next((each for each in step.outcomes if each.observed), None)
-        trouble = reports.trouble or (None if lost is None else _as_phase(lost))
-        size = self._sizes.setdefault(nodeid, reports.world_size or self._world_size)
-        open_ranks = self._close(nodeid, size, reports)
+        own = reports.trouble or (None if lost is None else _as_phase(lost))
+        left = sorted(self._close(nodeid, reports))
         at = max((each.at for each in step.outcomes), default=0.0)
-        texts = [trouble.text if trouble else "", *(getattr(end, "text", "") for end in reports.settled)]
+        bad_rank = any(end.outcome.is_bad and not getattr(end, "consequence", False) for end in ends)
+        if own is not None and not reports.shares_outcome:
+            self._report(nodeid, 0, at, _named(own, output), is_consequence=bad_rank)
+            for rank in left:
+                if rank != 0:
+                    self._abort(nodeid, rank, at)
+        elif step.outcomes and left:
+            own = own or reports.without_ranks
+            for rank in left:
+                self._report(nodeid, rank, at, _named(own, output), is_consequence=False)
+        texts = [own.text if own else "", *(getattr(end, "text", "") for end in ends)]
         self.found_port_in_use = any(map(_PORT_IN_USE.search, texts))
-        bad_rank = any(end.outcome.is_bad and not getattr(end, "consequence", False) for end in reports.settled)
-        if trouble is not None and not reports.shares_outcome:
-            self._report(nodeid, 0, at, _named(trouble, output), is_consequence=bad_rank)
-            for rank in sorted(open_ranks - {0}):
-                self._abort(nodeid, rank, at)
-        elif step.outcomes and open_ranks:
-            trouble = trouble or reports.without_ranks
-            for rank in sorted(open_ranks):
-                self._report(nodeid, rank, at, _named(trouble, output), is_consequence=False)
-        is_bad = bad_rank or (trouble is not None and trouble.outcome.is_bad)
-        outcomes = {end.outcome for end in reports.settled}
-        return is_bad or (disagree(outcomes) and not may_disagree(nodeid, self._mixed_skip))
+        disagreement = disagree({end.outcome for end in ends}) and not may_disagree(nodeid, self._mixed_skip)
+        return bad_rank or disagreement or (own is not None and own.outcome.is_bad)
 
-    def _close(self, nodeid: str, size: int, reports: _DriverReports) -> AbstractSet[int]:
+    def _close(self, nodeid: str, reports: _DriverReports) -> AbstractSet[int]:
         """Return the ranks that have not ended a test, and mark all of them as ended."""
+        size = self._sizes.setdefault(nodeid, reports.world_size or self._world_size)
         ranks = self._open.pop(nodeid, set(range(size)))
         self._open[nodeid] = set()
         return ranks - {rank for end in reports.ends for rank in _ranks(end)}
