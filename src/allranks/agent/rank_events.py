@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from allranks.agent.call_log import Calls, Wait
 from allranks.agent.channel import Debugging, Progress
 from allranks.agent.output import Output
+from allranks.agent.stacks import Stacks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,7 @@ class RankExit:
     at: float
     cut_off: str = ""
     for_want_of_memory: bool = False
-    stacks: str = ""
+    stacks: Stacks = field(default_factory=Stacks)
     output: Output = field(default_factory=Output)
     lost: str = ""
     waits_for: Wait | None = None
@@ -62,7 +63,7 @@ class RankHang:
     """Where a rank hangs that has not ended its step.
 
     Attributes:
-        stacks: Its stacks; empty if there are none.
+        stacks: Its stacks.
         held: What keeps it from running, in words; empty for nothing.
         phase: Of its test, in words; empty if unknown.
         waits_for: As of :class:`RankExit`.
@@ -70,7 +71,7 @@ class RankHang:
         child_stacks: Their stacks.
     """
 
-    stacks: str = ""
+    stacks: Stacks = field(default_factory=Stacks)
     held: str = ""
     phase: str = ""
     waits_for: Wait | None = None

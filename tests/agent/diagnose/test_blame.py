@@ -10,6 +10,7 @@ from allranks.agent.diagnose.step_outcome import Step, StepOutcome
 from allranks.agent.rank_events import (
     RankHang,
 )
+from allranks.agent.stacks import Stacks
 from allranks.protocol.outcomes import Outcome
 
 
@@ -60,7 +61,7 @@ def test_another_shape_strays_where_the_call_killed_a_rank():
     calls = dict(enumerate([[call("all_gather", shape=shape)] for shape in ("2", "2", "3")]))
     frame = '  File "/x/site-packages/torch/distributed/c10d.py", line 9 in all_gather'
     assert strays(calls, 0) == []
-    assert strays(calls, 0, f"Current thread 0x1 (most recent call first):\n{frame}\n") == [2]
+    assert strays(calls, 0, Stacks(f"Current thread 0x1 (most recent call first):\n{frame}\n")) == [2]
 
 
 CALLS = st.lists(
@@ -94,7 +95,7 @@ def outcome(rank, kind="failed", at=1.0, **more):
 
 
 def hang(frame):
-    return RankHang(stacks=f"Current thread 0x1 (most recent call first):\n{frame}\n")
+    return RankHang(stacks=Stacks(f"Current thread 0x1 (most recent call first):\n{frame}\n"))
 
 
 def blame(calls, *outcomes, **hangs):

@@ -15,6 +15,7 @@ from allranks.agent.diagnose import child_stacks
 from allranks.agent.diagnose.child_stacks import ChildHang, Surroundings, find_children, text_of, words_for
 from allranks.agent.diagnose.stacks import STACKS_SIGNAL, StackFile
 from allranks.agent.output import OutputStream
+from allranks.agent.stacks import Stacks
 
 PROGRAM = """
 import time
@@ -117,7 +118,7 @@ def test_a_python_whose_errors_go_elsewhere_is_left_alone(around, tmp_path):
         process.stdout.readline()
         found = of(process.pid, around[0])
         assert process.poll() is None
-    assert (found.line, found.stacks) == ("", "")
+    assert (found.line, found.stacks) == ("", Stacks())
 
 
 def test_of_another_program_only_the_kernels_words_are_known(around):
@@ -142,12 +143,12 @@ def test_after_the_deadline_no_process_is_asked(around, tmp_path):
         process.stdout.readline()
         found = find_children(os.getpid(), around[0], time.monotonic())
         assert process.poll() is None
-    assert [each.stacks for each in found if each.pid == process.pid] == [""]
+    assert [each.stacks for each in found if each.pid == process.pid] == [Stacks()]
 
 
 def hang(name, frame):
     stacks = f'Current thread 0x1 (most recent call first):\n  File "{frame}", line 1 in call\n' if frame else ""
-    return ChildHang(pid=1, name=name, about="pid 1", stacks=stacks)
+    return ChildHang(pid=1, name=name, about="pid 1", stacks=Stacks(stacks))
 
 
 def test_a_message_names_those_first_that_do_not_wait_for_a_peer():

@@ -17,12 +17,13 @@ from allranks.agent.rank_events import (
     RankHang,
     RankReport,
 )
+from allranks.agent.stacks import Stacks
 from allranks.protocol.outcomes import Outcome, Phase, SkipKind
 
 HEAD = "Current thread 0x1 (most recent call first):\n"
 WAITING = '  File "/x/site-packages/torch/distributed/c10d.py", line 9 in wait\n'
-IN_A_COLLECTIVE = RankHang(stacks=f'{HEAD}{WAITING}  File "/home/me/test_a.py", line 5 in test_a\n')
-ELSEWHERE = RankHang(stacks=f'{HEAD}  File "/home/me/test_a.py", line 7 in loop\n')
+IN_A_COLLECTIVE = RankHang(stacks=Stacks(f'{HEAD}{WAITING}  File "/home/me/test_a.py", line 5 in test_a\n'))
+ELSEWHERE = RankHang(stacks=Stacks(f'{HEAD}  File "/home/me/test_a.py", line 7 in loop\n'))
 
 
 def step_outcome(rank, outcome, **fields):
@@ -102,7 +103,7 @@ def test_an_aborted_rank_says_where_it_was(first, hang, message):
     assert aborted.message == message
 
 
-REPORTING = RankHang(stacks=f'{HEAD}  File "/x/site-packages/_pytest/_code/code.py", line 9 in repr_excinfo\n')
+REPORTING = RankHang(stacks=Stacks(f'{HEAD}  File "/x/site-packages/_pytest/_code/code.py", line 9 in repr_excinfo\n'))
 
 
 @pytest.mark.parametrize("hang", [RankHang(), REPORTING])

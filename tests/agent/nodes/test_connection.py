@@ -32,6 +32,7 @@ from allranks.agent.rank_events import (
     RankHang,
     RankReport,
 )
+from allranks.agent.stacks import Stacks
 from allranks.protocol.typed_json import encode_line
 
 TEXT = st.text(st.characters(exclude_categories=[]))
@@ -51,7 +52,7 @@ CALLS = st.builds(
 )
 EXAMINATIONS = st.builds(
     Examination,
-    hangs=st.dictionaries(RANKS, st.builds(RankHang, stacks=TEXT, phase=TEXT)),
+    hangs=st.dictionaries(RANKS, st.builds(RankHang, stacks=st.builds(Stacks, TEXT), phase=TEXT)),
     calls=st.dictionaries(RANKS, st.lists(CALLS, max_size=3).map(tuple), max_size=3),
 )
 MESSAGES = st.lists(

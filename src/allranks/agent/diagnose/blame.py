@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from allranks.agent import clock
 from allranks.agent.call_log import DEFAULT_GROUP, MESSAGES, NEW_GROUP, LastCall, Wait
-from allranks.agent.diagnose.stacks import innermost, waits_in_distributed
-from allranks.agent.diagnose.step_outcome import Step, StepOutcome, stopped_at, was_in
+from allranks.agent.diagnose.step_outcome import Step, StepOutcome
 from allranks.agent.diagnose.unmatched_calls import words_for_ranks
 from allranks.agent.rank_events import (
     RankHang,
 )
+from allranks.agent.stacks import Stacks
 from allranks.protocol.outcomes import Outcome
 
 _Calls = Mapping[int, Sequence[LastCall]]
@@ -177,12 +177,12 @@ def _same_place(call: LastCall, others: Sequence[LastCall]) -> LastCall | None:
 
 def waits_for_peers(hang: RankHang) -> bool:
     """Whether a rank only waits in torch.distributed."""
-    return not hang.held and waits_in_distributed(hang.stacks, is_logged=hang.waits_for is not None)
+    return not hang.held and hang.stacks.waits_in_distributed(is_logged=hang.waits_for is not None)
 
 
 def _has_called(rank: int, hang: RankHang, calls: _Calls) -> bool:
     """Whether a rank shows no user code but has made the same calls as its peers."""
-    return not (innermost(hang.stacks) or hang.held) and bool(calls.get(rank)) and not _is_behind(rank, calls)
+    return not (hang.stacks.innermost or hang.held) and bool(calls.get(rank)) and not _is_behind(rank, calls)
 
 
 def _is_behind(rank: int, calls: _Calls) -> bool:
@@ -211,7 +211,7 @@ def odd_ones_out(calls: _Calls) -> list[int]:
     return _minority({rank: _identity(own[0]) for rank, own in calls.items() if own})
 
 
-def strays(calls: _Calls, rank: int, death: str = "") -> list[int]:
+def strays(calls: _Calls, rank: int, death: Stacks | None = None) -> list[int]:
     """The ranks that called something else than most where this rank made its last call; none if it is one of them.
 
     Such calls fail in any of the ranks, and may even kill it: gloo aborts on tensors of different size.
@@ -219,11 +219,11 @@ def strays(calls: _Calls, rank: int, death: str = "") -> list[int]:
     Args:
         calls: The last calls of each rank.
         rank: A rank.
-        death: Stacks of the signal that killed it. In a collective, another shape then counts as another call.
+        death: Stacks of the signal that killed it, if one did. In a collective, another shape is then another call.
     """
     newest = next(iter(calls.get(rank, ())), None)
     same = {} if newest is None else _by_place(calls).get((newest.group, newest.number), {})
-    traits = (_essence, _signature) if waits_in_distributed(death) else (_essence,)
+    traits = (_essence, _signature) if death is not None and death.waits_in_distributed() else (_essence,)
     found = (_minority({each: trait(call) for each, call in same.items()}) for trait in traits)
     odd = next(filter(None, found), [])
     return [] if newest is None or newest.kind in MESSAGES or rank in odd else odd
@@ -305,8 +305,9 @@ def _aborted(rank: int, hang: RankHang, first: StepOutcome) -> StepOutcome:
         rank=rank,
         outcome=Outcome.ABORTED,
         at=clock.now(),
-        message=f"aborted by rank {first.rank}{why}{stopped_at(hang.stacks)}".rstrip(","),
-        text=hang.stacks,
+        message=f"aborted by rank {first.rank}{why}{hang.stacks.words_for_a_stop}".rstrip(","),
+        text=hang.stacks.text,
+        stacks=hang.stacks,
         consequence=True,
         caused_by=first.rank,
         observed=True,
@@ -315,12 +316,13 @@ def _aborted(rank: int, hang: RankHang, first: StepOutcome) -> StepOutcome:
 
 def _timed_out(rank: int, hang: RankHang, reason: str, under_way: str) -> StepOutcome:
     phase = f", in the {under_way} of this test" if under_way else ""
-    where = f"; {hang.held}" if hang.held else was_in(hang.stacks)
+    where = f"; {hang.held}" if hang.held else hang.stacks.words
     return StepOutcome(
         rank=rank,
         outcome=Outcome.TIMED_OUT,
         at=clock.now(),
         message=f"{reason}{phase}{where}{hang.children}",
-        text=hang.stacks + hang.child_stacks,
+        text=hang.stacks.text + hang.child_stacks,
+        stacks=hang.stacks,
         observed=True,
     )

@@ -22,11 +22,10 @@ from allranks.agent.diagnose.stacks import (
     View,
     ask_for_stacks,
     find_py_spy,
-    innermost,
     look,
     wait_for_stacks,
-    waits_in_distributed,
 )
+from allranks.agent.stacks import Stacks
 from allranks.protocol.xml_text import clipped
 
 _MOST = 16
@@ -66,18 +65,18 @@ class ChildHang:
     pid: int
     name: str  # who it is, in words, as in "RANK 1"
     about: str  # its process id, state and command, in one line
-    stacks: str
+    stacks: Stacks
 
     @property
     def line(self) -> str:
         """Where it is, in words; empty if it is in no code of the user's."""
-        where = innermost(self.stacks)
+        where = self.stacks.innermost
         return f"{self.name} was in {where}" if where and not where.startswith(_STUB) else ""
 
 
 def words_for(children: Sequence[ChildHang]) -> str:
     """Where the processes of a rank are, for a message; those that do not wait for a peer come first."""
-    lines = [(waits_in_distributed(child.stacks), child.line) for child in children if child.line]
+    lines = [(child.stacks.waits_in_distributed(), child.line) for child in children if child.line]
     ordered = [line for _, line in sorted(lines, key=lambda each: each[0])]
     more = [f"{len(ordered) - _NAMED} more in code of the user's"] if len(ordered) > _NAMED else []
     return "; of its processes, " + ", ".join([*ordered[:_NAMED], *more]) if ordered else ""
@@ -85,7 +84,7 @@ def words_for(children: Sequence[ChildHang]) -> str:
 
 def text_of(children: Sequence[ChildHang]) -> str:
     """The stacks of all of them."""
-    return "".join(f"\n--- {child.name}: {child.about} ---\n{child.stacks}" for child in children)
+    return "".join(f"\n--- {child.name}: {child.about} ---\n{child.stacks.text}" for child in children)
 
 
 def find_children(rank: int, around: Surroundings, deadline: float) -> list[ChildHang]:
@@ -110,7 +109,7 @@ def find_children(rank: int, around: Surroundings, deadline: float) -> list[Chil
         stacks = stacks or (_ask(pid, around) if clock.monotonic() < deadline else "")
         place = variables[pid] if tell_apart else None
         name = around.names.get(pid) or (f"RANK {place}" if place is not None else f"process {pid}")
-        found.append(ChildHang(pid=pid, name=name, about=about, stacks=stacks))
+        found.append(ChildHang(pid=pid, name=name, about=about, stacks=Stacks(stacks)))
     return found
 
 

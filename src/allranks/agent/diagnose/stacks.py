@@ -6,22 +6,21 @@ Yama is in its restricted mode; ranks allow it by :func:`allranks.agent.linux.al
 a stopped process, whose Python frames are read in non-blocking mode instead.
 """
 
-import itertools
 import json
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from allranks.agent import clock, evidence, linux
-from allranks.protocol.tracebacks import OUTSIDE, is_of_tools
+from allranks.agent.stacks import Stacks
+from allranks.protocol.tracebacks import OUTSIDE
 from allranks.protocol.xml_text import clipped
 
 NATIVE = ("--native",)
@@ -141,17 +140,6 @@ _LAST_TIMEOUT = 1.0
 _END_OF_STACKS = re.compile(r"(?: in (?:<module>|_run_module_as_main)|^  \.\.\.)\n\Z", re.MULTILINE)
 """The outermost frame of the oldest thread, which is written last, or the mark of omitted frames."""
 
-_FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)$', re.MULTILINE)
-_CURRENT_THREAD = "Current thread 0x"
-_TESTS_OF_TORCH = "-packages/torch/testing/_internal/distributed/"
-_WAITS = ("-packages/torch/distributed/", "/allranks/testing/shared_files.py")
-_WRAPPER = "/allranks/agent/rank/call_counter.py"
-_NATIVE_WAITS = re.compile(r"\b(c10d|gloo|nccl\w*|tensorpipe|torch::distributed)(::|\b)")
-_IMPORTED = "<module>"
-"""The name of a frame in a module that is being imported: torch imports some of its modules late, and slowly."""
-
-_STANDARD_LIBRARY = f"{sysconfig.get_path('stdlib')}/"
-
 
 class StackFile:
     """The file that a rank writes its stacks to, from a signal handler.
@@ -177,7 +165,9 @@ class StackFile:
         evidence.append(self._path, text.encode("utf-8", "replace"), _MOST)
 
 
-def dump_stacks(pids: Mapping[int, int], stopped: AbstractSet[int], files: Mapping[int, StackFile]) -> dict[int, str]:
+def dump_stacks(
+    pids: Mapping[int, int], stopped: AbstractSet[int], files: Mapping[int, StackFile]
+) -> dict[int, Stacks]:
     """The current stacks of some ranks; they are also written to their stack files.
 
     Each rank that runs has been asked for its Python stacks by :data:`STACKS_SIGNAL`. If py-spy is installed, it adds
@@ -189,12 +179,12 @@ def dump_stacks(pids: Mapping[int, int], stopped: AbstractSet[int], files: Mappi
         files: The stack file of each rank.
 
     Returns:
-        A text for each rank, empty if there is no stack.
+        Those of each rank.
     """
     own = wait_for_stacks({rank: files[rank] for rank in set(pids) - stopped}, pids)
     silent = {rank for rank in pids if not own.get(rank)}
     seen = {rank: _append(files[rank], view) for rank, view in _look(pids, stopped, silent).items()}
-    return {rank: own.get(rank, "") + seen.get(rank, "") for rank in pids}
+    return {rank: Stacks(own.get(rank, "") + seen.get(rank, "")) for rank in pids}
 
 
 def ask_for_stacks(pid: int) -> None:
@@ -244,82 +234,3 @@ def wait_for_stacks(files: Mapping[int, StackFile], pids: Mapping[int, int]) -> 
         if is_over and not any(linux.is_coming(pids[rank], STACKS_SIGNAL) for rank in files):
             break
     return before
-
-
-def innermost(stacks: str) -> str:
-    """The innermost frame of the user's own code, ``file:line in name``; empty if there is none.
-
-    Of several threads, the one that ran the signal handler counts, which is the main one if possible.
-    """
-    match = next((frame for frame in _frames(stacks) if not is_machinery(frame["file"])), None)
-    return f"{match['file']}:{match['line']} in {match['name']}" if match else ""
-
-
-_MOST_SOURCES = 20
-_MOST_SOURCE = 1 << 20
-_SOURCE_LINE = 200
-
-
-def with_source(stacks: str) -> str:
-    """Stacks with the line of code below each frame, as tracebacks have it, where a file of at most 1 MiB has that."""
-    files: dict[str, list[str]] = {}
-    lines = []
-    for line in stacks.split("\n"):
-        lines.append(line)
-        frame = _FRAME.fullmatch(line)
-        if frame is None or is_of_tools(frame["file"]) or len(frame["line"]) > 9:
-            continue
-        if frame["file"] not in files and len(files) < _MOST_SOURCES:
-            path = Path(frame["file"])
-            files[frame["file"]] = evidence.read(path).split("\n") if evidence.size_of(path) <= _MOST_SOURCE else []
-        source = files.get(frame["file"], [])[int(frame["line"]) - 1 : int(frame["line"])]
-        lines += (f"    {clipped(each.strip(), _SOURCE_LINE)}" for each in source if each.strip())
-    return "\n".join(lines)
-
-
-def waits_in_distributed(stacks: str, *, is_logged: bool = True) -> bool:
-    """Whether the innermost frames are torch.distributed's: this rank waits for its peers.
-
-    Its C++ functions have no Python frame, only their callers have: the call counter, if ranks count their calls.
-
-    Args:
-        stacks: Of the rank.
-        is_logged: It is known to wait for something: a call of the counter's alone may wait for the rank itself.
-    """
-    inner = list(itertools.takewhile(lambda frame: is_machinery(frame["file"]), _frames(stacks)))
-    if any(frame["name"] == _IMPORTED for frame in inner):
-        return False
-    waits = (*_WAITS, _WRAPPER) if is_logged else _WAITS
-    return any(part in frame["file"] for frame in inner for part in waits) or _waits_in_native_code(stacks)
-
-
-def _waits_in_native_code(stacks: str) -> bool:
-    """Whether py-spy has seen the main thread in torch.distributed's C++ code, above any frame of the user's."""
-    _, _, seen = stacks.rpartition(OUTSIDE)[2].rpartition(_CURRENT_THREAD)
-    native = itertools.takewhile(lambda line: not line.startswith('  File "'), seen.splitlines()[1:])
-    return any(_NATIVE_WAITS.search(line) for line in native)
-
-
-def _frames(stacks: str) -> Iterator[re.Match[str]]:
-    """The Python frames of the thread that counts, innermost first; preferably those that the rank wrote itself."""
-    own, _, outside = stacks.partition(OUTSIDE)
-    text = own if _FRAME.search(own) else outside
-    _, current, of_current = text.rpartition(_CURRENT_THREAD)
-    return _FRAME.finditer(of_current if current else text)
-
-
-def is_machinery(file: str) -> bool:
-    """Whether a source file is pytest's, torch's, the harness's or the standard library's, and not the user's own.
-
-    A test of torch's own suites in its wheel counts as the user's.
-    """
-    if _TESTS_OF_TORCH in file and file.endswith("_test.py"):
-        return False
-    if is_of_tools(file) or "-packages/torch/" in file:
-        return True
-    return is_of_python(file)
-
-
-def is_of_python(file: str) -> bool:
-    """Whether a source file is the standard library's."""
-    return file.startswith((_STANDARD_LIBRARY, "<frozen ")) and "-packages/" not in file

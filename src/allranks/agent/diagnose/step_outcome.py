@@ -23,12 +23,12 @@ from allranks.agent.channel import (
     SharesOutcome,
     StepEnded,
 )
-from allranks.agent.diagnose.stacks import innermost, is_machinery, waits_in_distributed
 from allranks.agent.diagnose.unmatched_calls import Mismatch, find_mismatch, name_unmatched
 from allranks.agent.rank_events import (
     RankExit,
     RankReport,
 )
+from allranks.agent.stacks import Stacks, is_machinery
 from allranks.protocol import skip_codes
 from allranks.protocol.config import TimeLimit
 from allranks.protocol.outcomes import Outcome, Phase, SkipKind, following, overall
@@ -87,6 +87,7 @@ class StepOutcome:
         calls: The rank's calls in its process groups; None if its step is not over.
         skipped_subtests: As in the rank's report.
         raised: As in the phase that decides.
+        stacks: Where the rank was when it was stopped or died.
     """
 
     rank: int
@@ -94,6 +95,7 @@ class StepOutcome:
     at: float
     message: str = ""
     raised: tuple[str, ...] = ()
+    stacks: Stacks = field(default_factory=Stacks)
     addition: str = ""
     adds_first: bool = False
     text: str = ""
@@ -408,7 +410,7 @@ def _strayed(outcome: StepOutcome) -> StepOutcome:
     own = replace(outcome, is_symptom=False, consequence=False, caused_by=None, adds_first=True)
     if outcome.outcome is not Outcome.ABORTED:
         return own
-    message = f"rank {outcome.rank} waited in a call that its peers did not make{was_in(outcome.text)}"
+    message = f"rank {outcome.rank} waited in a call that its peers did not make{outcome.stacks.words}"
     return replace(own, outcome=Outcome.ERRORED, message=message)
 
 
@@ -416,7 +418,7 @@ def _after(first: StepOutcome, other: StepOutcome) -> StepOutcome:
     caused = replace(_caused_by(first, other), is_symptom=True)
     if other.outcome is not Outcome.ABORTED:
         return caused
-    return replace(caused, message=f"aborted by rank {first.rank}{stopped_at(other.text)}")
+    return replace(caused, message=f"aborted by rank {first.rank}{other.stacks.words_for_a_stop}")
 
 
 def reported(event: RankReport, message: PhasesEnded | StepEnded, step: Step) -> StepOutcome:
@@ -470,13 +472,14 @@ def ended(rank_exit: RankExit, step: Step) -> StepOutcome:
     is_late = any(each.rank == rank_exit.rank and each.is_final for each in step.outcomes)
     printed = rank_exit.output.stdout + rank_exit.output.stderr
     timed_out = is_pytest_timeout(printed, step.plugin_limit) if status == 1 else None
-    died = f"rank {rank_exit.rank} {describe_end(rank_exit)}{was_in(rank_exit.stacks)}"
+    died = f"rank {rank_exit.rank} {describe_end(rank_exit)}{rank_exit.stacks.words}"
     return StepOutcome(
         rank=rank_exit.rank,
         outcome=Outcome.CRASHED if timed_out is None else Outcome.TIMED_OUT,
         at=rank_exit.at,
         message=f"{timed_out or died}{', when it had ended its own part of the test' if is_late else ''}",
-        text=rank_exit.stacks,
+        text=rank_exit.stacks.text,
+        stacks=rank_exit.stacks,
         is_symptom=_may_follow(rank_exit),
         waits_for=rank_exit.waits_for,
         calls=rank_exit.calls,
@@ -508,16 +511,3 @@ def describe_end(rank_exit: RankExit) -> str:
     if rank_exit.status < 0:
         return f"was {linux.killed(-rank_exit.status, for_memory=rank_exit.for_want_of_memory)}"
     return f"left with exit code {rank_exit.status} in mid-test"
-
-
-def stopped_at(stacks: str) -> str:
-    """Where a rank was stopped, in words, as in " while waiting at file:line in name"; empty if unknown."""
-    where = innermost(stacks)
-    how = " while waiting" if waits_in_distributed(stacks) else ""
-    return f"{how} at {where}" if where else ""
-
-
-def was_in(stacks: str) -> str:
-    """Where a rank was, in words, as in "; it was in file:line in name"; empty if unknown."""
-    where = innermost(stacks)
-    return f"; it was in {where}" if where else ""

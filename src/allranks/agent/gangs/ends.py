@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from allranks.agent.diagnose.stacks import with_source
 from allranks.agent.diagnose.step_outcome import Step, StepOutcome
 from allranks.agent.output import Output
 from allranks.agent.program import Program
 from allranks.agent.record_stream import Journal
+from allranks.agent.stacks import with_source
 from allranks.protocol.outcomes import Outcome, Phase, SkipKind, overall, shorten
 from allranks.protocol.records import Passed, PhaseEnd, RankEnded, Record
 from allranks.protocol.skip_codes import sandcastle_reason

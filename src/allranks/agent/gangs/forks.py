@@ -18,8 +18,7 @@ from pathlib import Path
 from allranks.agent import linux
 from allranks.agent.channel import Outgoing, receive
 from allranks.agent.diagnose.flight_recorder import FlightRecorder
-from allranks.agent.diagnose.stacks import STACKS_SIGNAL, StackFile, innermost, wait_for_stacks
-from allranks.agent.diagnose.step_outcome import was_in
+from allranks.agent.diagnose.stacks import STACKS_SIGNAL, StackFile, wait_for_stacks
 from allranks.agent.evidence import remove_tree
 from allranks.agent.gangs.local_ranks import Answer, LocalRanks, stack_files
 from allranks.agent.gangs.rank_process import ConnectionEnds, Echo, RankProcess, open_ends
@@ -39,6 +38,7 @@ from allranks.agent.program import (
     line_of,
     parse_reply,
 )
+from allranks.agent.stacks import Stacks
 from allranks.protocol.config import AgentConfig, Folders
 from allranks.protocol.records import Imported, Record
 from allranks.protocol.typed_json import RecordError
@@ -229,7 +229,7 @@ class ForkServer:
             return "does not end"
         if status < 0:
             how = linux.killed(-status, for_memory=linux.is_memory_kill(status, self._killed_for_memory))
-            return f"was {how}{was_in(self._stacks.added())}"
+            return f"was {how}{Stacks(self._stacks.added()).words}"
         return f"ended with exit status {status}"
 
     def whereabouts(self) -> str:
@@ -237,7 +237,7 @@ class ForkServer:
         if not linux.signal_pidfd(self._pidfd, STACKS_SIGNAL):
             return ""
         with suppress(OSError):
-            return innermost(wait_for_stacks({0: self._stacks}, {0: self.pid}).get(0, ""))
+            return Stacks(wait_for_stacks({0: self._stacks}, {0: self.pid}).get(0, "")).innermost
         return ""
 
     def close(self) -> int | None:

@@ -276,7 +276,7 @@ class Gang:
     def _explain(self, step: Step, skipper: StepOutcome | None, calls: Mapping[int, Sequence[LastCall]]) -> None:
         """Explain a step that went wrong by the ranks' last calls."""
         if step.cause is not None:
-            death = step.cause.text if step.cause.outcome is Outcome.CRASHED else ""
+            death = step.cause.stacks if step.cause.outcome is Outcome.CRASHED else None
             step.blame_strays(strays(calls, step.cause.rank, death))
         odd, cause = odd_ones_out(calls), step.cause
         # A rank that timed out in another group's call is a cause because of that call, and so are all in a circle.
@@ -435,7 +435,7 @@ def _problem_at_session_end(rank_exit: RankExit, overdue: float | None) -> Agent
         message = changed_status(0, status, f" on rank {rank}")
     else:
         return None
-    text = shorten(rank_exit.stacks or rank_exit.output.stderr)
+    text = shorten(rank_exit.stacks.text or rank_exit.output.stderr)
     return AgentFailed(message=message, text=text, kind=FailureKind.SUITE)
 
 

@@ -20,6 +20,7 @@ from allranks.agent.gangs.rank_process import Echo, RankProcess
 from allranks.agent.orphans import REAP_TIMEOUT, KilledOrphan, Mark, Orphans, kill_orphans
 from allranks.agent.output import Output, OutputLog
 from allranks.agent.rank_events import RankEvent, RankExit, RankHang, RankReport
+from allranks.agent.stacks import Stacks
 
 Disturber = Callable[[Mapping[int, int], str], contextlib.AbstractContextManager[None]]
 """Disturbs ranks, given by their numbers and processes, in the way that a text describes."""
@@ -248,7 +249,7 @@ class LocalRanks:
             cut_off=cut_off if was_killed else "",
             lost="" if status is not None else "its tracer took its exit status",
             for_want_of_memory=linux.is_memory_kill(status, self._killed_for_memory),
-            stacks=self._stacks[rank.number].added(),
+            stacks=Stacks(self._stacks[rank.number].added()),
             output=rank.glance(),
             waits_for=read_wait(rank.board),
             calls=read_calls(rank.board),
@@ -328,7 +329,7 @@ class LocalRanks:
         children = {rank: self._children_of(rank, deadline) for rank, pid in pids.items() if pid in self._stopped}
         return {
             rank: RankHang(
-                stacks=stacks.get(rank, ""),
+                stacks=stacks.get(rank, Stacks()),
                 held=held.get(rank, ""),
                 phase=phases[rank],
                 waits_for=waits[rank],

@@ -30,6 +30,7 @@ from allranks.agent.rank_events import (
     RankExit,
     RankHang,
 )
+from allranks.agent.stacks import Stacks
 from allranks.protocol.outcomes import shorten
 
 _Texts = TypeVar("_Texts", RankExit, RankHang, Output)
@@ -217,5 +218,9 @@ def _to_send(event: RankEvent) -> RankEvent:
 
 def _short(value: _Texts) -> _Texts:
     """A dataclass with the middle of its long texts cut out."""
-    cut: dict[str, Any] = {name: shorten(text, _SENT) for name, text in vars(value).items() if isinstance(text, str)}
+    cut: dict[str, Any] = {name: _cut(part) for name, part in vars(value).items() if isinstance(part, str | Stacks)}
     return replace(value, **cut)
+
+
+def _cut(part: str | Stacks) -> str | Stacks:
+    return shorten(part, _SENT) if isinstance(part, str) else Stacks(shorten(part.text, _SENT))

@@ -29,7 +29,7 @@ import torch
 from torch import distributed
 from torch.utils import _device as _device_module
 
-from allranks.agent.diagnose.stacks import is_machinery, is_of_python
+from allranks.agent.stacks import is_machinery, is_of_python
 
 GROUP: Final = "the default process group"
 """A rank that has left it cannot rejoin alone."""

@@ -1,0 +1,134 @@
+"""Stacks of a process: their text, and the frames of the thread that counts."""
+
+import itertools
+import re
+import sysconfig
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from allranks.agent import evidence
+from allranks.protocol.tracebacks import OUTSIDE, is_of_tools
+from allranks.protocol.xml_text import clipped
+
+_FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)$', re.MULTILINE)
+_CURRENT_THREAD = "Current thread 0x"
+_TESTS_OF_TORCH = "-packages/torch/testing/_internal/distributed/"
+_WAITS = ("-packages/torch/distributed/", "/allranks/testing/shared_files.py")
+_WRAPPER = "/allranks/agent/rank/call_counter.py"
+_NATIVE_WAITS = re.compile(r"\b(c10d|gloo|nccl\w*|tensorpipe|torch::distributed)(::|\b)")
+_IMPORTED = "<module>"
+"""The name of a frame in a module that is being imported: torch imports some of its modules late, and slowly."""
+
+_STANDARD_LIBRARY = f"{sysconfig.get_path('stdlib')}/"
+
+
+class Frame(NamedTuple):
+    """One Python frame."""
+
+    file: str
+    line: str
+    name: str  # of the function
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """Stacks as faulthandler and py-spy write them; false if there are none.
+
+    Args:
+        text: All threads, innermost frames first; what py-spy has seen stands after its title.
+    """
+
+    text: str = ""
+
+    def __bool__(self) -> bool:  # noqa: D105 - as above
+        return bool(self.text)
+
+    @cached_property
+    def frames(self) -> tuple[Frame, ...]:
+        """The Python frames of one thread, innermost first; preferably those that the process wrote itself.
+
+        Of several threads, the one that ran the signal handler counts, which is the main one if possible.
+        """
+        own, _, outside = self.text.partition(OUTSIDE)
+        text = own if _FRAME.search(own) else outside
+        _, current, of_current = text.rpartition(_CURRENT_THREAD)
+        return tuple(Frame(*found.groups()) for found in _FRAME.finditer(of_current if current else text))
+
+    @cached_property
+    def innermost(self) -> str:
+        """The innermost frame of the user's own code, ``file:line in name``; empty if there is none."""
+        frame = next((frame for frame in self.frames if not is_machinery(frame.file)), None)
+        return f"{frame.file}:{frame.line} in {frame.name}" if frame else ""
+
+    def waits_in_distributed(self, *, is_logged: bool = True) -> bool:
+        """Whether the innermost frames are torch.distributed's: this process waits for its peers.
+
+        Its C++ functions have no Python frame, only their callers have: the call counter, if ranks count their calls.
+
+        Args:
+            is_logged: It is known to wait for something: a call of the counter's alone may wait for the rank itself.
+        """
+        inner = list(itertools.takewhile(lambda frame: is_machinery(frame.file), self.frames))
+        if any(frame.name == _IMPORTED for frame in inner):
+            return False
+        waits = (*_WAITS, _WRAPPER) if is_logged else _WAITS
+        return any(part in frame.file for frame in inner for part in waits) or self._waits_in_native_code
+
+    @property
+    def _waits_in_native_code(self) -> bool:
+        """Whether py-spy has seen the main thread in torch.distributed's C++ code, above any frame of the user's."""
+        _, _, seen = self.text.rpartition(OUTSIDE)[2].rpartition(_CURRENT_THREAD)
+        native = itertools.takewhile(lambda line: not line.startswith('  File "'), seen.splitlines()[1:])
+        return any(_NATIVE_WAITS.search(line) for line in native)
+
+    @property
+    def words(self) -> str:
+        """Where the process was, as in "; it was in file:line in name"; empty if unknown."""
+        return f"; it was in {self.innermost}" if self.innermost else ""
+
+    @property
+    def words_for_a_stop(self) -> str:
+        """Where it was stopped, as in " while waiting at file:line in name"; empty if unknown."""
+        how = " while waiting" if self.waits_in_distributed() else ""
+        return f"{how} at {self.innermost}" if self.innermost else ""
+
+
+_MOST_SOURCES = 20
+_MOST_SOURCE = 1 << 20
+_SOURCE_LINE = 200
+
+
+def with_source(stacks: str) -> str:
+    """Stacks with the line of code below each frame, as tracebacks have it, where a file of at most 1 MiB has that."""
+    files: dict[str, list[str]] = {}
+    lines = []
+    for line in stacks.split("\n"):
+        lines.append(line)
+        frame = _FRAME.fullmatch(line)
+        if frame is None or is_of_tools(frame["file"]) or len(frame["line"]) > 9:
+            continue
+        if frame["file"] not in files and len(files) < _MOST_SOURCES:
+            path = Path(frame["file"])
+            files[frame["file"]] = evidence.read(path).split("\n") if evidence.size_of(path) <= _MOST_SOURCE else []
+        source = files.get(frame["file"], [])[int(frame["line"]) - 1 : int(frame["line"])]
+        lines += (f"    {clipped(each.strip(), _SOURCE_LINE)}" for each in source if each.strip())
+    return "\n".join(lines)
+
+
+def is_machinery(file: str) -> bool:
+    """Whether a source file is pytest's, torch's, the harness's or the standard library's, and not the user's own.
+
+    A test of torch's own suites in its wheel counts as the user's.
+    """
+    if _TESTS_OF_TORCH in file and file.endswith("_test.py"):
+        return False
+    if is_of_tools(file) or "-packages/torch/" in file:
+        return True
+    return is_of_python(file)
+
+
+def is_of_python(file: str) -> bool:
+    """Whether a source file is the standard library's."""
+    return file.startswith((_STANDARD_LIBRARY, "<frozen ")) and "-packages/" not in file
