@@ -21,6 +21,7 @@ from allranks.agent.channel import (
     Debugging,
     End,
     GpuLost,
+    HiddenError,
     LaunchedEnd,
     Leaving,
     Message,
@@ -116,6 +117,7 @@ MESSAGES = st.one_of(
     st.builds(Released, nodeid=TEXT, world_size=st.integers(1, 9)),
     st.builds(RepeatsRanks, nodeid=TEXT, when=TEXT),
     st.builds(SharesOutcome, nodeid=TEXT),
+    st.builds(HiddenError, nodeid=TEXT, phase=PHASES),
     st.builds(RankPrinted, rank=st.integers(0, 9), line=TEXT),
 )
 COMMANDS = st.builds(

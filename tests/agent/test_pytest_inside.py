@@ -711,7 +711,7 @@ def test_handlers_of_pytest_are_no_change_by_a_test(run_agent, arguments):
     job = run_agent({"test_small.py": suite}, pytest_args=arguments)
     assert {case.outcome for case in job.cases(1).values()} == {"passed"}
     assert {each.text for each in job.all(Notice)} == {
-        "it left logger alone other than it was; the next test got new ranks",
-        "it left logger app other than it was; the next test got new ranks",
+        "it changed logger alone; its ranks ran no other test",
+        "it changed logger app; its ranks ran no other test",
     }
     assert len(job.all(GangStarted)) == 2

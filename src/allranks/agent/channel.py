@@ -172,6 +172,13 @@ class SharesOutcome(_AboutTest):
 
 
 @dataclass(frozen=True, kw_only=True)
+class HiddenError(_AboutTest):
+    """From a driver: an error that pytest does not show."""
+
+    phase: Phase
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankPrinted:
     """From a driver: a line that one of its ranks has just printed."""
 
@@ -179,7 +186,9 @@ class RankPrinted:
     line: str
 
 
-Progress = PhasesEnded | StepEnded | GpuLost | Leaving | LaunchedEnd | Released | RepeatsRanks | SharesOutcome
+Progress = (
+    PhasesEnded | StepEnded | GpuLost | Leaving | LaunchedEnd | Released | RepeatsRanks | SharesOutcome | HiddenError
+)
 """What a rank tells about its step."""
 
 Message = Progress | ChildStarted | Debugging | RankPrinted

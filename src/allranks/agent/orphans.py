@@ -86,8 +86,13 @@ class Mark:
 
     def covers(self, pid: int, ranks: Collection[int]) -> bool:
         """Whether a process comes from these ranks: it bears the mark, or none and is in a session of theirs."""
-        owner, _ = _marked(pid, self.variable)
+        owner = owner_of(pid, self.variable)
         return owner == self.owner if owner else linux.session_of(pid) in ranks
+
+
+def owner_of(pid: int, variable: str) -> str:
+    """The owner of the mark that a process bears in this variable; empty for no mark."""
+    return _marked(pid, variable)[0]
 
 
 def _marked(pid: int, variable: str) -> tuple[str, int]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
-from allranks.agent.rank.marker_options import FOREIGN_ATTRIBUTE
+from allranks.agent.marks import FOREIGN_ATTRIBUTE
 from allranks.protocol.launcher_variables import IN_A_JOB
 from allranks.protocol.skip_codes import SkipCode
 from allranks.testing.environment import RankEnvironment

@@ -8,7 +8,7 @@ from collections.abc import Generator
 
 import pytest
 
-from allranks.agent.collect.capability_tags import CONFORMANCE
+from allranks.agent.marks import CONFORMANCE
 from allranks.protocol.skip_codes import SkipCode
 from allranks.protocol.unsupported import lack, says_unsupported
 from allranks.protocol.xml_text import clipped

@@ -114,9 +114,10 @@ def test_a_mark_counts_for_more_than_a_session(nation, family):
     assert end_gang(family, nation, A, 100) == set()
 
 
-def test_what_comes_late_from_a_gang_that_has_ended_was_left_by_the_last(nation, family):
+def test_what_comes_late_from_a_gang_that_has_ended_was_left_by_the_next_that_ends(nation, family):
     start(family, nation, A, 100)
     start(family, nation, B, 200)
+    start(family, nation, C, 300)
     assert end_gang(family, nation, A, 100) == set()
     nation.add(101, 101, 1)
     assert end_gang(family, nation, B, 200) == {101}

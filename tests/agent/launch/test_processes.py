@@ -57,6 +57,15 @@ ZOO = {
     "test_shares.py": "from test_shared import TestShared",
     "test_zoo.py": BASE
     + """
+    class TestTearDown(Case):
+        def tearDown(self):
+            super().tearDown()
+            raise OSError("the tear-down is broken")
+
+        @pytest.mark.xfail(raises=ValueError)
+        def test_tear_down_fails_after_an_expected_failure(self):
+            raise ValueError("expected")
+
     class TestRanks(Case):
         def test_passes(self):
             self.join()
@@ -253,6 +262,7 @@ def zoo(run_once):
         ("test_fails_by_what_is_not_expected", ("failed", "failed")),
         ("test_fails_by_what_is_expected", ("xfailed", "xfailed")),
         ("test_fails_as_expected_by_an_assertion", ("xfailed", "xfailed")),
+        ("test_tear_down_fails_after_an_expected_failure", ("errored", "xfailed")),
         ("test_all_skip", ("skipped", "skipped")),
         ("test_all_skip_with_code_77", ("skipped", "skipped")),
         ("test_is_done_early", ("passed", "passed")),

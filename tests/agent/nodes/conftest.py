@@ -12,3 +12,17 @@ def pair():
     yield ends
     for end in ends:
         end.close()
+
+
+@pytest.fixture
+def connect(request):
+    """Makes more connections, of which it returns one end each."""
+
+    def one() -> NodeConnection:
+        ends = [NodeConnection(end) for end in local_connection()]
+        for end in ends:
+            request.addfinalizer(end.close)
+        ends[0].trust()
+        return ends[0]
+
+    return one

@@ -92,6 +92,12 @@ def test_ranks_are_examined_on_all_nodes_at_once(gang):
     assert notes == ALL_ASKED_FIRST
 
 
+def test_what_ranks_left_behind_is_asked_of_all_nodes_at_once(gang):
+    gang, notes = gang
+    assert gang.close() == []
+    assert [each for each in notes if each[0] != "stop"] == ALL_ASKED_FIRST
+
+
 def test_ranks_are_started_on_all_nodes_at_once():
     notes = []
     ranks = start_gang([Node(rank, notes) for rank in range(3)], StartRanks(gang=1))
@@ -99,7 +105,7 @@ def test_ranks_are_started_on_all_nodes_at_once():
     assert notes == ALL_ASKED_FIRST
 
 
-@pytest.mark.parametrize("error", [OSError("no room"), NodeLostError(1, "is gone")])
+@pytest.mark.parametrize("error", [OSError("no room"), NodeLostError(1, "is gone"), RuntimeError("broken")])
 def test_ranks_that_were_started_are_ended_if_another_node_cannot_start_its_own(error):
     notes = []
     nodes = [Node(0, notes), Node(1, notes, error), Node(2, notes)]

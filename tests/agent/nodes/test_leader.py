@@ -84,6 +84,17 @@ def other_host(pair):
         host.join()
 
 
+def test_two_nodes_that_do_not_answer_are_waited_for_together(pair, connect):
+    silence = TimeLimit(value=1, setting="limits.silence")
+    pair[0].trust()
+    links = [FollowerLink(number, end, silence) for number, end in enumerate((pair[0], connect()), start=1)]
+    began = clock.monotonic()
+    answers = [link.ask(TellTime(), Time) for link in links]
+    assert [answer() for answer in answers] == [None, None]
+    assert clock.monotonic() - began < 1.9
+    assert all("does not answer" in link.lost for link in links)
+
+
 AHEADS = [0.0, 1.0, -1.0, 3600.0, -3600.0, 1e7]
 
 

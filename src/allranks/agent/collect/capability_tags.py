@@ -4,11 +4,9 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
+from allranks.agent.marks import CONFORMANCE
 from allranks.agent.program import parts_of
 from allranks.protocol.records import Tagged
-
-CONFORMANCE = "conformance"
-"""The marker of a test that shows a capability of a backend."""
 
 _LONGEST = 60
 """Characters of a value: it is the label of a row or a column."""

@@ -14,6 +14,7 @@ from allranks.agent import clock, linux
 from allranks.agent.call_log import Calls, Wait
 from allranks.agent.channel import (
     GpuLost,
+    HiddenError,
     LaunchedEnd,
     Leaving,
     PhasesEnded,
@@ -126,7 +127,7 @@ class StepOutcome:
         return self.outcome is not Outcome.ABORTED and not self.is_symptom
 
 
-DriverMessage = LaunchedEnd | Released | RepeatsRanks | SharesOutcome
+DriverMessage = LaunchedEnd | Released | RepeatsRanks | SharesOutcome | HiddenError
 """What a driver tells about its test, besides its own phases."""
 
 MOST_PHASES = 200

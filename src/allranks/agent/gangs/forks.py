@@ -24,7 +24,7 @@ from allranks.agent.gangs.local_ranks import Answer, LocalRanks, stack_files
 from allranks.agent.gangs.rank_process import ConnectionEnds, Echo, RankProcess, open_ends
 from allranks.agent.job_end import JobEnd
 from allranks.agent.job_plugins import functions
-from allranks.agent.orphans import Mark
+from allranks.agent.orphans import GANG_VARIABLE, Mark, owner_of
 from allranks.agent.program import (
     DRIVER,
     LINE_LIMIT,
@@ -304,18 +304,27 @@ class Family:
     def left_by(self, mark: Mark, pids: Collection[int]) -> set[int]:
         """The processes that ranks with this mark, which have ended, left behind; each is returned once.
 
-        Once no gang lives, that is every process: one that emptied its environment and left its session bears no sign
-        of its rank.
+        They bear its mark or that of an earlier gang, or have no mark and are in a session of one of these ranks. Once
+        no gang lives, that is every process: one that emptied its environment and left its session bears no sign.
         """
         # List the children first: each of them has then joined, or is still expected, when the lock is taken.
         children = linux.children()
         with self._lock:
             self._gangs.pop(mark, None)
+            living = {each.owner for each in self._gangs}
             found = children - self._known.union(pids, *self._gangs.values()) - self._told
-            left = {pid for pid in found if not self._gangs or mark.covers(pid, pids)}
+            left = {pid for pid in found if _is_left(pid, pids, living)}
             # One that cannot be ended is not found again at the end of each later gang.
             self._told = (self._told & children) | left
         return left
+
+
+def _is_left(pid: int, ranks: Collection[int], living: Collection[str]) -> bool:
+    """Whether ranks that have ended left a process; the owners of others' marks are still living."""
+    owner = owner_of(pid, GANG_VARIABLE)
+    if owner:
+        return owner not in living
+    return not living or linux.session_of(pid) in ranks
 
 
 @dataclass(eq=False, repr=False)

@@ -18,6 +18,7 @@ from _pytest.skipping import xfailed_key
 from allranks.agent import linux
 from allranks.agent.channel import (
     Debugging,
+    HiddenError,
     LaunchedEnd,
     Message,
     RankEnd,
@@ -35,8 +36,9 @@ from allranks.agent.program import driver_folder
 from allranks.agent.rank.marker_options import has_thread_ranks, is_launcher, time_limit
 from allranks.agent.rank.rank import Assignment, run_rank
 from allranks.protocol.config import seed_of_test
-from allranks.protocol.outcomes import may_disagree
+from allranks.protocol.outcomes import MESSAGE_LIMIT, Outcome, Phase, may_disagree, shorten
 from allranks.protocol.records import Passed, RankEnded, Record
+from allranks.protocol.tracebacks import headline
 
 _LINE = 1 << 16
 
@@ -164,7 +166,7 @@ class _RepeatWatch:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[Any]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Report whether a phase repeats a rank's error."""
+        """Report whether a phase repeats a rank's error, and which errors pytest hides."""
         # pytest takes the exception of a unittest from here.
         info = next(iter(getattr(item, "_excinfo", None) or ()), call.excinfo)
         if info is not None:
@@ -172,8 +174,13 @@ class _RepeatWatch:
         report = yield
         if has_thread_ranks(item):
             self._telling.tell(SharesOutcome(nodeid=item.nodeid))
+        # If both a unittest test and its tearDown raise, pytest shows the first error only.
+        hidden = [info.value for info in getattr(item, "_excinfo", None) or ()]
         if call.excinfo is not None and getattr(call.excinfo.value, OF_RANKS_ATTRIBUTE, False):
             self._telling.tell(RepeatsRanks(nodeid=item.nodeid, when=call.when))
+        for error in hidden:
+            if not getattr(error, OF_RANKS_ATTRIBUTE, False):
+                self._telling.tell(HiddenError(nodeid=item.nodeid, phase=_hidden(error)))
         return report
 
 
@@ -184,3 +191,14 @@ def _compare_what_ranks_raise(item: pytest.Item, error: BaseException) -> None:
         kinds = expected.raises if isinstance(expected.raises, tuple) else (expected.raises,)
         is_meant = any(kind.__name__ in error.raised for kind in kinds)
         item.stash[xfailed_key] = replace(expected, raises=None if is_meant else ())
+
+
+def _hidden(error: BaseException) -> Phase:
+    info = pytest.ExceptionInfo.from_exception(error)
+    return Phase(
+        when="teardown",
+        outcome=Outcome.ERRORED,
+        duration=0.0,
+        message=shorten(headline(info.exconly(tryshort=True)), MESSAGE_LIMIT),
+        text=shorten(str(info.getrepr(style="long"))),
+    )

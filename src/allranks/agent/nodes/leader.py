@@ -90,10 +90,10 @@ class FollowerLink:
 
     def ask(self, message: Message, kind: type[_Kind]) -> Answer[_Kind | None]:
         """Send a message; returns what waits for its answer, of this class: None if the agent is lost."""
+        deadline = time.monotonic() + self._silence.seconds
         self.send(message)
 
         def wait() -> _Kind | None:
-            deadline = time.monotonic() + self._silence.seconds
             while not self.lost:
                 answer = next((message for message in self.receive() if isinstance(message, kind)), None)
                 if answer is not None:

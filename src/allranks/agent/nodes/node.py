@@ -109,15 +109,14 @@ def start_gang(nodes: Iterable[Node], request: StartRanks) -> list[Ranks]:
     """Start the ranks of a gang on all nodes.
 
     Raises:
-        OSError: One node cannot start its ranks; no rank is left on any.
-        NodeLostError: One node is lost; no rank is left on the others.
+        Exception: What a node raises that cannot start its ranks, or is lost; no rank is left on the others.
     """
     started: list[Ranks] = []
-    failures: list[OSError | NodeLostError] = []
+    failures: list[Exception] = []
     for starting in [node.start_ranks(request) for node in nodes]:
         try:
             started.append(starting())
-        except (OSError, NodeLostError) as error:
+        except Exception as error:  # noqa: BLE001 - the other nodes have been asked, and their ranks must not be left
             failures.append(error)
     if failures:
         for node_ranks in started:

@@ -11,11 +11,9 @@ from typing import Any, get_args
 
 import pytest
 
+from allranks.agent.marks import FOREIGN_ATTRIBUTE
 from allranks.agent.program import ItemOptions
 from allranks.protocol.config import AgentConfig, Isolation, TimeLimit
-
-FOREIGN_ATTRIBUTE = "allranks_is_foreign"
-"""A test with a true attribute of this name was written for another runner; :mod:`allranks.testing` sets it."""
 
 TORCHS_TEST_CASES = "torch.testing._internal.common_distributed"
 """The module of torch's test cases."""

@@ -97,7 +97,7 @@ def _set_trace(functions: tuple[Any, Any]) -> None:
 
 
 def _hooks() -> tuple[Any, ...]:
-    """The hooks; one by which a default group puts its rank before messages is as none."""
+    """The hooks; one by which a default group puts its rank before messages is as Python's own: no test sets that."""
     is_of_a_group = getattr(sys.excepthook, "__module__", "").startswith("torch.distributed.")
     return sys.__excepthook__ if is_of_a_group else sys.excepthook, threading.excepthook, sys.unraisablehook
 

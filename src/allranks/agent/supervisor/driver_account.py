@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from allranks.agent.channel import LaunchedEnd, Released, RepeatsRanks, SharesOutcome
+from allranks.agent.channel import HiddenError, LaunchedEnd, Released, RepeatsRanks, SharesOutcome
 from allranks.agent.diagnose.step_outcome import Step, StepOutcome
 from allranks.agent.gangs.gang import Gang
 from allranks.agent.output import Output
@@ -25,7 +25,7 @@ class _DriverReports:
 
     world_size: int | None  # the number of ranks that got the test; None if none did
     ends: tuple[Passed | RankEnded, ...]
-    own: tuple[Phase, ...]  # the launching process's phases, but for those that repeat what its ranks reported
+    own: tuple[Phase, ...]  # the launching process's own phases, and its errors that pytest hides
     shares_outcome: bool  # the ranks are threads of the launching process, which has one outcome for all
     expected: Phase | None  # the launching process's own phase, if the test is marked to fail
 
@@ -34,12 +34,13 @@ class _DriverReports:
         """Read a step; outcomes under another node id are ignored."""
         told, phases = step.driver, step.phases.get(DRIVER, ())
         repeated = {each.when for each in told if isinstance(each, RepeatsRanks)}
+        hidden = [each.phase for each in told if isinstance(each, HiddenError)]
         ends = [each.end for each in told if isinstance(each, LaunchedEnd)]
         marked = (Outcome.XFAILED, Outcome.XPASSED)
         return cls(
             world_size=next((each.world_size for each in reversed(told) if isinstance(each, Released)), None),
             ends=tuple(end for end in ends if end.nodeid == nodeid),
-            own=tuple(phase for phase in phases if phase.when not in repeated),
+            own=(*(phase for phase in phases if phase.when not in repeated), *hidden),
             shares_outcome=any(isinstance(each, SharesOutcome) for each in told),
             expected=next((phase for phase in phases if phase.outcome in marked), None),
         )

@@ -36,4 +36,4 @@ class LoopCounts:
         for (remedy, (first, *others)), names in by_tests.items():
             too = f", and so did {len(others)} other tests" if others else ""
             listed = ", ".join(names[:NAMES])
-            yield Notice(nodeid=first, text=f"it left {listed} other than it was{too}; {remedy}")
+            yield Notice(nodeid=first, text=f"it changed {listed}{too}; {remedy}")

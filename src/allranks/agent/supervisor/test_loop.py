@@ -41,8 +41,8 @@ _COMMAND = 1000
 FRESH_START = 120.0
 """Seconds for ranks that are no forks to import torch and their file: a second or two each on an idle host."""
 
-_RESTORED = "that was put back for the next test"
-_REPLACED = "the next test got new ranks"
+_RESTORED = "that was restored"
+_REPLACED = "its ranks ran no other test"
 """What came of state that a test had changed."""
 
 QUIT = "q in the debugger"
