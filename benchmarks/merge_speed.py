@@ -1,4 +1,4 @@
-"""Merging what ranks left: ``allranks merge`` beside ``junitparser merge``, in seconds and in memory.
+"""Merging what ranks left: ``allranks report`` beside ``junitparser merge``, in seconds and in memory.
 
 Three folders of JUnit XML are made as pytest writes it (one test in 100 fails on every rank with 2 kB of traceback and
 some output, one in 50 is skipped):
@@ -12,7 +12,7 @@ For each, in one go and each in a process of its own:
 - **junitparser**: ``junitparser merge``, the alternative. It counts again with every suite that it takes in.
 - **linear**: the same library and the same file, counted once.
 - **expat**: one bare pass over all files that counts testcases; nothing that reads XML in Python can be quicker.
-- **allranks**: ``allranks merge``, which also judges, accounts for every rank, and writes its other reports.
+- **allranks**: ``allranks report``, which also judges, accounts for every rank, and writes its other reports.
 
     python benchmarks/merge_speed.py [--corpus small|wide|long] [--runs 3] [--skip junitparser]
 
@@ -153,7 +153,7 @@ def command(side: str, paths: Sequence[Path], folder: Path) -> list[str]:
             return [python, "-c", LINEAR, out, *files]
         case "expat":
             return [python, "-c", EXPAT, *files]
-    return [python, "-m", "allranks", "merge", str(folder / "corpus")]
+    return [python, "-m", "allranks", "report", str(folder / "corpus")]
 
 
 def measure(side: str, paths: Sequence[Path], folder: Path, runs: int) -> Cost:

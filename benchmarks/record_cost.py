@@ -1,6 +1,6 @@
 """What the way of an outcome costs beside the least that it could cost, as ratios of processor time.
 
-- **merge**: ``allranks merge`` beside a bare expat pass that counts testcases, over the same rank XML: as plain pytest
+- **merge**: ``allranks report`` beside a bare expat pass that counts testcases, over the same rank XML: as plain pytest
   writes it, and as allranks does.
 
     python benchmarks/record_cost.py [--part merge] [--ranks 64] [--tests 20000] [--runs 3]
@@ -57,7 +57,7 @@ def merge_cost(size: Size) -> Iterator[str]:
         with tempfile.TemporaryDirectory(prefix="record-cost-") as scratch:
             paths = write(size, Path(scratch))
             bare = [sys.executable, "-c", EXPAT, *map(str, paths)]
-            merge = [sys.executable, "-m", "allranks", "merge", scratch]
+            merge = [sys.executable, "-m", "allranks", "report", scratch]
             costs = _medians([bare, merge], size.runs)
         ratio = costs[1].seconds / costs[0].seconds
         took = f"{costs[1].seconds:.2f} s, {ratio:.2f} times a bare pass ({costs[0].seconds:.2f} s)"

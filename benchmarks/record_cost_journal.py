@@ -2,7 +2,7 @@
 
 - **write**: rank XML out of a journal, as the end of a job writes it, beside a loop that formats the same testcases
   once; and how the time grows from 8 ranks on: per rank it may not.
-- **merge**: ``allranks merge`` of a journal beside a bare expat pass over the rank XML that is made of it.
+- **merge**: ``allranks report`` of a journal beside a bare expat pass over the rank XML that is made of it.
 
     python benchmarks/record_cost_journal.py [--part write|merge] [--ranks 64] [--tests N] [--runs 3]
 
@@ -145,7 +145,7 @@ def merge_cost(size: Size) -> Iterator[str]:
         attempt = write_journal(Path(scratch), size.ranks, size.tests)
         write_rank_files(attempt, attempt / JOURNAL)
         bare = [sys.executable, "-c", EXPAT, *map(str, sorted(attempt.glob("rank-*.xml")))]
-        merge = [sys.executable, "-m", "allranks", "merge", scratch]
+        merge = [sys.executable, "-m", "allranks", "report", scratch]
         costs = medians([bare, merge], size.runs)
     ratio = costs[1].seconds / costs[0].seconds
     print(

@@ -271,7 +271,8 @@ def other(plugins_anew: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[str,
 
     def add(name: str, load: Callable[[], object]) -> None:
         points.append(SimpleNamespace(name=name, value=f"{name}.allranks", load=load))
-        monkeypatch.setattr(plugin_manager, "entry_points", lambda group: points if group == "allranks.plugins" else [])
+        found = {"allranks.plugins": points}
+        monkeypatch.setattr("importlib.metadata.entry_points", lambda group: found.get(group, []))
 
     return add
 
@@ -306,8 +307,8 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "suite").mkdir(parents=True)
     (folder / "suite" / "test_tiny.py").write_text("")
     (folder / "matrix.toml").write_text(MATRIX)
-    for name in ("ALLRANKS_ENGINE", "ALLRANKS_RUN_ID", "ALLRANKS_RESULTS"):
-        monkeypatch.delenv(name, raising=False)
+    for name in ("ENGINE", "RUN_ID", "RESULTS", "GPU_MODE", "IMAGES", "PLAN_FILE", "PACK"):
+        monkeypatch.delenv(f"ALLRANKS_{name}", raising=False)
     monkeypatch.chdir(folder)
     return folder
 

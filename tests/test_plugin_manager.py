@@ -4,12 +4,15 @@ import importlib
 import importlib.metadata
 import json
 import sys
+from collections import defaultdict
+from dataclasses import dataclass, make_dataclass
 from types import SimpleNamespace
 
 import pytest
 
 from allranks import plugin_manager
 from allranks.cli import main as cli
+from allranks.cli.parser import CommandOptions, flag, option
 from allranks.engines.package import package_folder
 from allranks.errors import AllranksError, ExitCode, UsageError
 from allranks.plugin_manager import CAN_FAIL, OWN, Command, added_commands, implements, load_plugins
@@ -18,16 +21,27 @@ from allranks.report.section import Section, SectionMaker
 pytestmark = pytest.mark.usefixtures("plugins_anew")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Greeting(CommandOptions):
+    """The options of a command of another package."""
+
+    usage = "allranks greet [NAME]"
+
+    name: str = option("NAME", "whom", "a name", nargs="?", default="world")
+
+
 def plugin_with(name, said):
     """A plug-in with one command, which prints a line."""
 
-    def run(_options):
-        print(said)
+    def run(options):
+        print(said, options.name)
         return ExitCode.OK
+
+    sys.modules[f"greeting_{name}"] = SimpleNamespace(Options=Greeting, run=run)
 
     @implements
     def allranks_commands():
-        return (Command(name, lambda parser: parser.set_defaults(command=run), CAN_FAIL, "say something"),)
+        return (Command(name, f"greeting_{name}", CAN_FAIL, "say something"),)
 
     return SimpleNamespace(allranks_commands=allranks_commands)
 
@@ -53,18 +67,22 @@ def test_a_folder_that_a_deleted_plug_in_has_left_is_none(tmp_path, monkeypatch)
 
 def test_a_command_of_another_package_is_one_of_allranks(other, capsys):
     other("lsf", lambda: plugin_with("greet", "hello"))
-    assert cli.main(["greet"]) == 0
-    assert capsys.readouterr().out == "hello\n"
-    with pytest.raises(SystemExit):
-        cli.main(["--help"])
-    assert "greet" in capsys.readouterr().out
+    assert cli.main(["greet", "moon"]) == 0
+    assert capsys.readouterr().out == "hello moon\n"
+    assert cli.main(["--help"]) == 0
+    assert "greet  " in capsys.readouterr().out
+
+
+def test_a_command_of_the_core_needs_no_plug_in(other, allranks, repository):  # noqa: ARG001 - the folder
+    other("lsf", lambda: 1 / 0)
+    assert allranks("plan")[0] == 0
 
 
 @pytest.mark.parametrize(("name", "owner"), [("run", "allranks"), ("greet", "the plug-in sge")])
 def test_a_second_command_of_a_name_is_refused(other, name, owner, capsys):
     other("sge", lambda: plugin_with("greet", "hello"))
     other("lsf", lambda: plugin_with(name, "hello"))
-    assert cli.main(["plan"]) == ExitCode.INFRASTRUCTURE
+    assert cli.main(["--help"]) == ExitCode.INFRASTRUCTURE
     err = capsys.readouterr().err
     assert f"The plug-in lsf adds the command {name}, which is already there." in err
     assert f"It is of {owner}." in err
@@ -76,7 +94,7 @@ def test_what_is_no_command_is_one_error_that_names_its_plug_in(other, capsys, m
     monkeypatch.setenv("GITHUB_ACTIONS", str(is_on_github).lower())
     hook = implements(lambda: [found])
     other("lsf", lambda: SimpleNamespace(allranks_commands=hook))
-    assert cli.main(["plan"]) == ExitCode.INFRASTRUCTURE
+    assert cli.main(["--help"]) == ExitCode.INFRASTRUCTURE
     told = capsys.readouterr()
     assert "The plug-in lsf adds something that is not a command." in told.out + told.err
     assert "Traceback" not in told.err
@@ -85,42 +103,52 @@ def test_what_is_no_command_is_one_error_that_names_its_plug_in(other, capsys, m
 @pytest.mark.parametrize(
     "error", [ImportError("no module lsf"), SystemExit(3), SyntaxError("bad"), ZeroDivisionError()]
 )
-def test_a_plug_in_that_cannot_be_loaded_is_one_error_that_names_it(other, error, capsys):
+@pytest.mark.parametrize("command", ["--help", "unknown", "run"])
+def test_a_plug_in_that_cannot_be_loaded_is_one_error_that_names_it(other, error, capsys, command):
     def load():
         raise error
 
     other("lsf", load)
-    assert cli.main(["plan"]) == ExitCode.INFRASTRUCTURE
+    assert cli.main([command]) == ExitCode.INFRASTRUCTURE
     err = capsys.readouterr().err
     assert "The plug-in lsf cannot be loaded (lsf.allranks)." in err
     assert "Traceback" not in err
 
 
-def with_option(*names):
-    """A plug-in that adds an option of these names to ``allranks merge``."""
+def with_option(name):
+    """A plug-in that adds an option to ``allranks report``."""
+    moon = flag(name, "what is written", "look at the moon")
+    kind = make_dataclass("MoonOptions", [("moon", bool, moon)], frozen=True, kw_only=True)
 
     @implements
-    def allranks_options(command, groups):
-        if command == "merge":
-            groups["results"].add_argument(*names, action="store_true", help="look at the moon")
+    def allranks_options(command):
+        return kind if command == "report" else None
 
-    return SimpleNamespace(allranks_options=allranks_options)
+    return SimpleNamespace(allranks_options=allranks_options, kind=kind)
 
 
 def test_an_option_of_a_plug_in_is_one_of_the_command_that_it_names(other, capsys):
     other("lsf", lambda: with_option("--moon"))
-    for command, is_there in (("merge", True), ("report", False), ("run", False)):
+    for command, is_there in (("report", True), ("run", False), ("plan", False)):
         with pytest.raises(SystemExit):
             cli.main([command, "--help"])
         assert ("--moon" in capsys.readouterr().out) == is_there
 
 
-@pytest.mark.parametrize("name", ["--policy", "--json", "-q", "--cell-in-classname", "--debug", "--help"])
+@pytest.mark.parametrize("returned", [3, int, {"--moon": None}])
+def test_options_that_are_no_dataclass_are_one_error_that_names_the_plug_in(other, returned, capsys):
+    hook = implements(lambda: returned)
+    other("lsf", lambda: SimpleNamespace(allranks_options=hook))
+    assert cli.main(["report"]) == ExitCode.INFRASTRUCTURE
+    assert "The plug-in lsf adds something that is not a dataclass of options." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["--policy", "--json", "-q", "--cell-in-classname", "--help"])
 def test_an_option_that_is_already_there_is_one_error_that_names_it(other, name, capsys):
     other("lsf", lambda: with_option(name))
-    assert cli.main(["plan"]) == ExitCode.INFRASTRUCTURE
+    assert cli.main(["report"]) == ExitCode.INFRASTRUCTURE
     err = capsys.readouterr().err
-    assert "A plug-in adds an option to `allranks merge` that is already there." in err
+    assert "A plug-in adds an option to `allranks report` that is already there." in err
     assert name in err
     assert "Traceback" not in err
 
@@ -159,7 +187,7 @@ def moon(other):
 
         @implements
         def allranks_sections(options, matrix):
-            asked.append((options.command.__name__, matrix))
+            asked.append((type(options).__module__, matrix))
             return [Moon(problem)]
 
         other("moon", lambda: SimpleNamespace(allranks_sections=allranks_sections))
@@ -176,22 +204,31 @@ def ranks(tmp_path):
     return folder
 
 
+def test_a_plug_in_gets_the_values_of_its_options(other, ranks, allranks):
+    plugin, asked = with_option("--moon"), []
+    plugin.allranks_sections = implements(lambda options: asked.append(options.added[plugin.kind].moon) or ())
+    other("lsf", lambda: plugin)
+    allranks("report", str(ranks), "--moon")
+    allranks("report", str(ranks))
+    assert asked == [True, False]
+
+
 def test_a_section_of_a_plug_in_is_in_every_form_of_the_report(moon, ranks, allranks):
     asked = moon()
-    code, out, _ = allranks("merge", str(ranks))
-    assert (code, asked) == (0, [("_merge", None)])
+    code, out, _ = allranks("report", str(ranks))
+    assert (code, asked) == (0, [("allranks.cli.report", None)])
     assert "\n\nThe moon: 1 tests & their moon.\n1 <of> them\n" in out
     assert "\n\n### The moon: 1 tests & their moon\n\n- *all* of them\n" in (ranks / "summary.md").read_text()
     page = (ranks / "report.html").read_text()
     assert '<section id="moon" aria-labelledby="moon-title">' in page
     assert "The moon <small>1 tests &amp; their moon</small></h2><p>all of them</p></section>" in page
     assert json.loads((ranks / "report.json").read_text())["moon"] == {"tests": 1}
-    assert json.loads(allranks("merge", str(ranks), "--json")[1])["moon"] == {"tests": 1}
+    assert json.loads(allranks("report", str(ranks), "--json")[1])["moon"] == {"tests": 1}
 
 
 def test_a_section_with_a_problem_is_a_note_and_is_not_shown(moon, ranks, allranks):
     moon("The moon is new.")
-    code, out, _ = allranks("merge", str(ranks))
+    code, out, _ = allranks("report", str(ranks))
     assert code == 0
     assert "The moon is new.\n" in out
     assert "their moon" not in out + (ranks / "summary.md").read_text() + (ranks / "report.html").read_text()
@@ -204,7 +241,7 @@ def test_a_run_asks_for_sections_with_its_matrix(moon, allranks, runs, repositor
     assert allranks("run")[0] == 0
     [(_, options)] = runs
     assert isinstance(options.sections[-1], Moon)
-    assert [(name, matrix.path) for name, matrix in asked] == [("_run", repository / "matrix.toml")]
+    assert [(name, matrix.path) for name, matrix in asked] == [("allranks.cli.run", repository / "matrix.toml")]
 
 
 def named(name):
@@ -216,7 +253,7 @@ def test_a_second_section_of_a_name_is_refused_before_anything_is_merged(other, 
     for plugin in ("moon", "tides"):
         hook = implements(lambda: [Moon()])
         other(plugin, lambda hook=hook: SimpleNamespace(allranks_sections=hook))
-    code, _, err = allranks("merge", str(ranks))
+    code, _, err = allranks("report", str(ranks))
     assert code == ExitCode.INFRASTRUCTURE
     assert "The plug-in tides adds the section moon, which is already there." in err
     assert "It is of the plug-in moon." in err
@@ -227,7 +264,7 @@ def test_a_second_section_of_a_name_is_refused_before_anything_is_merged(other, 
 def test_a_section_with_a_name_of_the_report_is_refused_before_anything_runs(other, name, ranks, allranks, runs):
     hook = implements(lambda: [named(name)])
     other("moon", lambda: SimpleNamespace(allranks_sections=hook))
-    for command in (("merge", str(ranks)), ("run",)):
+    for command in (("report", str(ranks)), ("run",)):
         code, _, err = allranks(*command)
         assert code == ExitCode.INFRASTRUCTURE
         assert f"The plug-in moon adds the section {name}, which is already there." in err
@@ -241,7 +278,7 @@ def test_a_section_with_a_name_of_the_report_is_refused_before_anything_runs(oth
 def test_a_section_without_a_usable_name_is_refused(other, maker, ranks, allranks):
     hook = implements(lambda: [maker])
     other("moon", lambda: SimpleNamespace(allranks_sections=hook))
-    code, _, err = allranks("merge", str(ranks))
+    code, _, err = allranks("report", str(ranks))
     assert code == ExitCode.INFRASTRUCTURE
     assert "The plug-in moon adds a section without a usable name." in err
     assert "Traceback" not in err
@@ -257,12 +294,12 @@ def failing(hook, error):
 
 
 HOOKS = {
-    "allranks_commands": ("plan",),
-    "allranks_options": ("plan",),
-    "allranks_engines": ("plan",),
-    "allranks_sections": ("merge", "ranks"),
+    "allranks_commands": ("--help",),
+    "allranks_options": ("run",),
+    "allranks_engines": ("run",),
+    "allranks_sections": ("report", "ranks"),
     "allranks_run": ("run",),
-    "allranks_ci_service": ("merge", "ranks"),
+    "allranks_ci_service": ("report", "ranks"),
 }
 
 
@@ -317,7 +354,7 @@ def test_a_crash_of_the_run_that_a_plug_in_has_asked_for_is_a_bug_of_allranks(ot
     def crash(_options):
         raise ZeroDivisionError
 
-    options = SimpleNamespace(inside=False)
+    options = SimpleNamespace(added=defaultdict(lambda: SimpleNamespace(inside=False)))
     with pytest.raises(AllranksError, match=r"allranks crashed: ZeroDivisionError") as raised:
         plugin_manager.run_by_plugins(expansion=None, results=None, options=options, run_here=crash)
     assert "bug in allranks" in raised.value.why
@@ -326,7 +363,7 @@ def test_a_crash_of_the_run_that_a_plug_in_has_asked_for_is_a_bug_of_allranks(ot
 @pytest.mark.parametrize("name", ["allranks", *sorted(FOLDERS)])
 def test_a_plug_in_with_a_name_of_allranks_is_one_error(other, name, capsys):
     other(name, lambda: plugin_with("greet", "hello"))
-    assert cli.main(["plan"]) == ExitCode.INFRASTRUCTURE
+    assert cli.main(["--help"]) == ExitCode.INFRASTRUCTURE
     assert f"The plug-in {name} cannot be loaded ({name}.allranks)." in capsys.readouterr().err
 
 

@@ -7,19 +7,18 @@ The engines of the core (:mod:`allranks.engines.hooks`) are registered first. al
 :mod:`allranks.agent.job_plugins`.
 """
 
-import argparse
 import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from functools import cache
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import pluggy
 
-from allranks.errors import AllranksError, ExitCode, PluginError, as_bug, described, shown
+from allranks.errors import MEANING, AllranksError, ExitCode, PluginError, as_bug, described, shown
 
 if TYPE_CHECKING:
     from allranks.matrix.expand import Expansion
@@ -32,10 +31,13 @@ OWN: Final = ("slurm", "stress", "history", "conformance", "github")
 GROUP: Final = "allranks.plugins"
 """The package of allranks' own plug-ins, and the group of the entry points of others."""
 
-CAN_FAIL: Final = frozenset({ExitCode.OK, ExitCode.USAGE, ExitCode.INFRASTRUCTURE, ExitCode.INTERRUPTED})
+CAN_FAIL: Final[Mapping[ExitCode, str]] = {
+    ExitCode.OK: "done, and there is no problem",
+    **{code: MEANING[code] for code in (ExitCode.USAGE, ExitCode.INFRASTRUCTURE, ExitCode.INTERRUPTED)},
+}
 """The exit codes of a command that runs no tests."""
 
-JUDGES: Final = frozenset(ExitCode)
+JUDGES: Final = MEANING
 """The exit codes of a command that judges tests."""
 
 _REPAIR: Final = "Repair or remove the package that adds it."
@@ -52,8 +54,10 @@ class Command(NamedTuple):
     """A command of ``allranks``."""
 
     name: str
-    declare: Callable[[Any], None]  # declares the arguments of its CommandParser, and the function `command` for them
-    codes: Iterable[ExitCode]  # those that its help lists
+    # Imported on first use. It has `Options`, a subclass of CommandOptions of :mod:`allranks.cli.parser`, and a
+    # function `run` that takes one and returns an exit code.
+    module: str
+    codes: Mapping[ExitCode, str]  # those that its help lists, with their meaning
     meaning: str  # what it does, for the list of commands
 
 
@@ -66,23 +70,24 @@ class Hooks:
         raise NotImplementedError
 
     @_hook
-    def allranks_options(self, command: str, groups: Mapping[str, Any]) -> None:
-        """Add options to a command; an option that is already there is refused.
+    def allranks_options(self, command: str) -> type | None:
+        """A dataclass of options to add to a command; None for other commands.
+
+        Each field is made by :func:`allranks.cli.parser.option`; an option that is already there is refused. The
+        command's ``options.added`` has the values, by this dataclass.
 
         Args:
-            command: ``run``, ``merge`` or ``report``, or the command of a plug-in that runs tests.
-            groups: Groups of the command's options, as argparse has them: ``results``, and for commands that run tests
-                ``place``, which is about where.
+            command: ``run``, ``report``, or the command of a plug-in that runs tests.
         """
         raise NotImplementedError
 
     @_hook
-    def allranks_sections(self, options: argparse.Namespace, matrix: "Matrix | None") -> "Sequence[SectionMaker]":
+    def allranks_sections(self, options: Any, matrix: "Matrix | None") -> "Sequence[SectionMaker]":  # noqa: ANN401
         """Sections to add to the report that a command is about to make.
 
         Args:
-            options: The options of the command.
-            matrix: The matrix of the run; None if the command merges results that are there already.
+            options: The options of the command, of its own dataclass.
+            matrix: The matrix of the run; None if the command reports results that are there already.
         """
         raise NotImplementedError
 
@@ -99,17 +104,17 @@ class Hooks:
         self,
         expansion: "Expansion",
         results: Path,
-        options: argparse.Namespace,
-        run_here: Callable[[argparse.Namespace], ExitCode],
+        options: Any,  # noqa: ANN401
+        run_here: Callable[[Any], ExitCode],
     ) -> ExitCode | None:
         """Do a run that an option of the plug-in asks for; None for any other run.
 
         Args:
             expansion: The matrix and its cells.
             results: The folder of all runs.
-            options: The options of ``allranks run``.
-            run_here: Does the run in this process. If ``options.connected`` is an
-                :class:`~allranks.engines.base.Engine`, that one runs the jobs.
+            options: The options of ``allranks run``, of its dataclass.
+            run_here: Does the run in this process, on an :class:`~allranks.engines.base.Engine`, or on None: that which
+                the options ask for.
         """
         raise NotImplementedError
 
@@ -141,6 +146,8 @@ def load_plugins() -> pluggy.PluginManager:
     Raises:
         PluginError: One of another package cannot be imported.
     """
+    from importlib.metadata import entry_points  # noqa: PLC0415 - its import takes as long as argparse and pluggy
+
     manager = own_plugins()
     for point in entry_points(group=GROUP):
         try:
@@ -176,18 +183,23 @@ def added_commands(own: Iterable[Command]) -> list[Command]:
     return added
 
 
-def add_plugin_options(command: str, groups: Mapping[str, Any]) -> None:
-    """Declare the options that plug-ins add to a command: see :meth:`Hooks.allranks_options`.
+def added_options(command: str) -> list[type]:
+    """The dataclasses of options that plug-ins add to a command: see :meth:`Hooks.allranks_options`.
 
     Raises:
-        PluginError: A plug-in cannot be loaded, or fails.
+        PluginError: A plug-in cannot be loaded, fails, or adds something else.
     """
-    for _ in _results(_as_it_is, "allranks_options", command=command, groups=groups):
-        pass
+    added: list[type] = []
+    for name, kind in _results(_as_it_is, "allranks_options", command=command):
+        if kind is not None and not (isinstance(kind, type) and is_dataclass(kind)):
+            msg = f"The plug-in {name} adds something that is not a dataclass of options."
+            raise PluginError(msg, why=f"Its hook allranks_options returned {shown(kind)}.", remedy=_REPAIR)
+        added += [] if kind is None else [kind]
+    return added
 
 
 def run_by_plugins(
-    run_here: Callable[[argparse.Namespace], ExitCode],
+    run_here: Callable[[Any], ExitCode],
     **given: Any,  # noqa: ANN401 - see Hooks.allranks_run
 ) -> ExitCode | None:
     """Have a plug-in do a run: see :meth:`Hooks.allranks_run`.
@@ -196,9 +208,9 @@ def run_by_plugins(
         PluginError: A plug-in cannot be loaded, or fails.
     """
 
-    def run(options: argparse.Namespace) -> ExitCode:
+    def run(engine: Any) -> ExitCode:  # noqa: ANN401
         try:
-            return run_here(options)
+            return run_here(engine)
         except AllranksError:
             raise
         except Exception as error:
@@ -207,12 +219,12 @@ def run_by_plugins(
     return cast("ExitCode | None", first_result(load_plugins(), "allranks_run", run_here=run, **given))
 
 
-def section_makers(options: argparse.Namespace, matrix: "Matrix | None") -> "list[SectionMaker]":
+def section_makers(options: Any, matrix: "Matrix | None") -> "list[SectionMaker]":  # noqa: ANN401
     """The makers of the sections that plug-ins add to a report.
 
     Args:
         options: The options of the command.
-        matrix: The matrix of the run; None if the command merges results that are there already.
+        matrix: The matrix of the run; None if the command reports results that are there already.
 
     Raises:
         PluginError: A plug-in cannot be loaded, fails, or adds a section whose name is in use or cannot be used.
@@ -261,7 +273,7 @@ def _result(  # what the hook returns is of any type
     name = implementation.plugin_name
     try:
         return take(implementation.function(*(given[each] for each in implementation.argnames)))
-    except (AllranksError, argparse.ArgumentError):  # the latter is of an option that is already there
+    except AllranksError:
         raise
     except (Exception, SystemExit) as error:
         if name in {"allranks", *OWN}:

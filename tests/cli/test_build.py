@@ -38,16 +38,17 @@ def repository(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("plan_file", "options", "said"),
     [
-        (["--push"], "has no registry to push to"),
-        (["--results", "r"], "--results needs --plan-file"),
-        (["--registry", "ghcr.io/o/r"], "other machines read the address of an image"),
-        (["--plan-file", "plan.json", "--where", "backend=gloo"], "already names its cells and suites"),
-        (["--plan-file", "none.json"], "none.json cannot be read"),
+        ("", ["--push"], "has no registry to push to"),
+        ("", ["--results", "r"], "--results needs ALLRANKS_PLAN_FILE"),
+        ("", ["--registry", "ghcr.io/o/r"], "other machines read the address of an image"),
+        ("plan.json", ["--where", "backend=gloo"], "already names its cells and suites"),
+        ("none.json", [], "none.json cannot be read"),
     ],
 )
-def test_options_that_contradict_each_other_are_usage_errors(options, said, capsys):
+def test_options_that_contradict_each_other_are_usage_errors(plan_file, options, said, capsys, monkeypatch):
+    monkeypatch.setenv("ALLRANKS_PLAN_FILE", plan_file)
     assert main(["build", "--engine", "process", *options]) == 2
     assert said in capsys.readouterr().err
 
@@ -59,23 +60,25 @@ def test_the_process_engine_has_no_images_to_pass_on_and_says_so(repository, cap
 
 
 @pytest.mark.usefixtures("repository")
-def test_a_failed_build_is_the_result_of_each_job_of_the_plan(capsys):
+def test_a_failed_build_is_the_result_of_each_job_of_the_plan(capsys, monkeypatch):
     assert main(["plan", "--format", "github", "--plan-file", "plan.json"]) == 0
-    assert main(["build", "--plan-file", "plan.json", "--results", "r", "--engine", "process", "--push"]) == 2
+    monkeypatch.setenv("ALLRANKS_PLAN_FILE", "plan.json")
+    assert main(["build", "--results", "r", "--engine", "process", "--push"]) == 2
     capsys.readouterr()
-    assert main(["merge", "r/latest"]) == 2
+    assert main(["report", "r/latest"]) == 2
     out = capsys.readouterr().out
     assert "--push has no registry to push to." in out
     assert "(2 tests in 2 cells; packs cpu-g0-1of1, cuda-g2-1of1)" in out
 
 
 @pytest.mark.docker
-def test_a_plan_s_images_are_those_of_its_jobs_and_may_leave_out_what_needs_gpus(repository, capsys):
+def test_a_plan_s_images_are_those_of_its_jobs_and_may_leave_out_what_needs_gpus(repository, capsys, monkeypatch):
     assert main(["plan", "--format", "github", "--plan-file", "plan.json"]) == 0
+    monkeypatch.setenv("ALLRANKS_PLAN_FILE", "plan.json")
     capsys.readouterr()
-    assert main(["build", "--plan-file", "plan.json", "--dry-run"]) == 0
+    assert main(["build", "--dry-run"]) == 0
     assert capsys.readouterr().out == "cpu registry.example/cpu:1\ncuda registry.example/cuda:1\n"
-    assert main(["build", "--plan-file", "plan.json", "--without-gpus", "--export", "images"]) == 0
+    assert main(["build", "--without-gpus", "--export", "images"]) == 0
     assert [each["name"] for each in json.loads((repository / "images" / "images.json").read_text())["images"]] == [
         "cpu"
     ]

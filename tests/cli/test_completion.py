@@ -1,4 +1,4 @@
-"""``allranks completion``, in real shells."""
+"""``allranks --completion``, in real shells."""
 
 import os
 import pty
@@ -8,8 +8,6 @@ import sys
 import time
 
 import pytest
-
-from allranks.cli.completion import _SHELLS
 
 
 @pytest.fixture
@@ -29,7 +27,7 @@ def shell(tmp_path, monkeypatch):
     return run
 
 
-LOAD = 'eval "$(allranks completion bash)"'
+LOAD = 'eval "$(allranks --completion bash)"'
 ASK = """
 function=$(complete -p allranks | sed 's/.*-F \\([^ ]*\\).*/\\1/')
 COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); "$function"; echo "${COMPREPLY[@]}"
@@ -46,8 +44,8 @@ def test_bash_knows_what_completes_the_command(shell):
         ("allranks pl", {"plan"}),
         ("allranks run --eng", {"--engine"}),
         ("allranks run --engine d", {"docker"}),
-        ("allranks merge --policy s", {"skip"}),
-        ("allranks completion ''", {"bash", "zsh"}),
+        ("allranks report --policy s", {"skip"}),
+        ("allranks --completion ''", {"bash", "zsh"}),
         ("allranks run gloo-w2", {"gloo-w2-g0-env"}),
         ("allranks run suite", {"suite"}),
         ("allranks run --results s", {"suite"}),
@@ -57,7 +55,7 @@ def test_bash_completes_commands_options_values_cells_and_files(shell, words, ex
     assert set(shell("bash", LOAD, f"COMP_WORDS=({words})", ASK).split()) == expected
 
 
-LOAD_ZSH = 'autoload -U compinit; compinit -u -D; eval "$(allranks completion zsh)"'
+LOAD_ZSH = 'autoload -U compinit; compinit -u -D; eval "$(allranks --completion zsh)"'
 
 
 class Terminal:
@@ -89,7 +87,7 @@ class Terminal:
 
 @pytest.mark.zsh
 def test_zsh_completes_commands_options_and_cells(shell, tmp_path):
-    assert shell("sh", "allranks completion zsh")
+    assert shell("sh", "allranks --completion zsh")
     (tmp_path / "matrix.toml").write_text(
         '[matrix]\nbackend = ["gloo"]\nworld_size = [2]\n[suites.s]\npath = "bin"\n[images.cpu]\ntorch = "2.13.0"\n'
     )
@@ -104,13 +102,13 @@ def test_zsh_completes_commands_options_and_cells(shell, tmp_path):
 
 
 def test_each_shell_has_a_script_of_its_own(allranks):
-    scripts = [allranks("completion", name)[1] for name in _SHELLS]
+    scripts = [allranks("--completion", name)[1] for name in ("bash", "zsh")]
     assert "complete -" in scripts[0]
     assert scripts[1].startswith("#compdef allranks\n")
 
 
 def test_without_shtab_the_error_says_what_to_install(allranks, monkeypatch):
     monkeypatch.setitem(sys.modules, "shtab", None)
-    code, out, err = allranks("completion", "bash")
+    code, out, err = allranks("--completion", "bash")
     assert (code, out) == (2, "")
     assert "pip install shtab" in err

@@ -59,18 +59,22 @@ def test_what_cells_need_is_all_that_is_examined_for_them(allranks, demands):
 
 
 @pytest.mark.usefixtures("runners")
-def test_what_a_pack_needs_is_examined_with_the_engine_of_its_machine(allranks, demands):
+def test_what_a_pack_needs_is_examined_with_the_engine_of_its_machine(allranks, demands, monkeypatch):
     _, out, _ = allranks("plan", "--format", "github", "--plan-file", "plan.json")
     pack = next(each["pack"] for each in json.loads(out)["include"] if each["gpus"])
-    assert allranks("doctor", "--plan-file", "plan.json", "--pack", pack)[0] == 4
+    monkeypatch.setenv("ALLRANKS_PLAN_FILE", "plan.json")
+    monkeypatch.setenv("ALLRANKS_PACK", pack)
+    assert allranks("doctor")[0] == 4
     assert demands == [(["nccl-w2-g2-env"], "process")]
 
 
 @pytest.mark.usefixtures("runners", "demands")
-def test_what_a_machine_lacks_is_the_result_of_each_job_of_the_pack(allranks):
+def test_what_a_machine_lacks_is_the_result_of_each_job_of_the_pack(allranks, monkeypatch):
     _, out, _ = allranks("plan", "--format", "github", "--plan-file", "plan.json")
     pack = next(each["pack"] for each in json.loads(out)["include"] if each["gpus"])
-    code, _, err = allranks("doctor", "--plan-file", "plan.json", "--pack", pack, "--results", "left")
+    monkeypatch.setenv("ALLRANKS_PLAN_FILE", "plan.json")
+    monkeypatch.setenv("ALLRANKS_PACK", pack)
+    code, _, err = allranks("doctor", "--results", "left")
     assert code == 4
     assert f"lacks what the pack {pack} needs: driver." in err
     records = [json.loads(path.read_text()) for path in Path("left/latest").glob("cells/*/*/attempt-1/job.json")]
@@ -78,9 +82,11 @@ def test_what_a_machine_lacks_is_the_result_of_each_job_of_the_pack(allranks):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--pack", "x"], ["--plan-file", "x"], ["--plan-file", "x", "--pack", "x", "--cell", "nccl"]]
+    ("variables", "arguments"), [(["PACK"], []), (["PLAN_FILE"], []), (["PLAN_FILE", "PACK"], ["--cell", "nccl"])]
 )
-def test_a_pack_needs_its_plan_and_stands_alone(allranks, arguments):
+def test_a_pack_needs_its_plan_and_stands_alone(allranks, monkeypatch, variables, arguments):
+    for name in variables:
+        monkeypatch.setenv(f"ALLRANKS_{name}", "x")
     code, _, err = allranks("doctor", *arguments)
     assert code == 2
-    assert "--plan-file and --pack belong together" in err
+    assert "ALLRANKS_PLAN_FILE and ALLRANKS_PACK belong together" in err

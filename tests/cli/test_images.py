@@ -1,4 +1,4 @@
-"""``allranks images``, as far as no daemon is needed."""
+"""``allranks clean --images``, as far as no daemon is needed."""
 
 import json
 from contextlib import nullcontext
@@ -25,9 +25,11 @@ def stock(monkeypatch):
 
 
 @pytest.mark.usefixtures("stock")
-@pytest.mark.parametrize(("arguments", "removed"), [([], []), (["--prune", "--dry-run"], ["sha256:old"])])
+@pytest.mark.parametrize(
+    ("arguments", "removed"), [(["--dry-run"], ["sha256:old"]), (["--dry-run", "--older-than", "5000w"], [])]
+)
 def test_images_are_one_object_for_programs(allranks, arguments, removed):
-    code, out, err = allranks("images", "--json", *arguments)
+    code, out, err = allranks("clean", "--images", "--json", *arguments)
     told = json.loads(out)
     assert (code, told["schema"]) == (0, 1)
     assert [image["id"] for image in told["removed"]] == removed
@@ -45,23 +47,25 @@ def test_images_are_one_object_for_programs(allranks, arguments, removed):
     assert ("would remove allranks/old:1" in err) == bool(removed)
 
 
-@pytest.mark.parametrize("option", [["--dry-run"], ["--older-than", "14d"], ["--keep-size", "40GB"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "option", [["--dry-run"], ["--older-than", "14d"], ["--keep-size", "40GB"], ["--json"]], ids=" ".join
+)
 def test_what_limits_a_removal_is_refused_without_one(allranks, option):
-    code, out, err = allranks("images", *option)
+    code, out, err = allranks("clean", *option)
     assert (code, out) == (2, "")
-    assert "Add --prune" in err
+    assert "Add --images" in err
 
 
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ("--older-than=14y", "is not a valid age"),
-        ("--older-than=14", "is not a valid age"),
-        ("--keep-size=40d", "is not a valid size"),
+        ("--older-than=14y", "write an age such as"),
+        ("--older-than=14", "write an age such as"),
+        ("--keep-size=40d", "write a size such as"),
     ],
 )
 def test_an_age_or_a_size_that_is_none_is_told(allranks, option, said):
-    code, _, err = allranks("images", "--prune", option)
+    code, _, err = allranks("clean", "--images", option)
     assert code == 2
     assert said in err
 
@@ -79,7 +83,8 @@ def test_a_host_may_have_unused_images_removed_after_each_run(allranks, monkeypa
 
 @pytest.mark.usefixtures("runs")
 @pytest.mark.parametrize(
-    ("age", "said"), [("soon", "'soon' is not a valid age: write 14d"), ("1d", "unused images stay: No daemon. Why.")]
+    ("age", "said"),
+    [("soon", "'soon' cannot be used: write an age such as 14d"), ("1d", "unused images stay: No daemon. Why.")],
 )
 def test_a_run_is_no_worse_for_images_that_stay(allranks, monkeypatch, age, said):
     def fail(*_):

@@ -1,4 +1,4 @@
-"""``allranks leases``: who holds each GPU."""
+"""``allranks doctor --gpus``: who holds each GPU."""
 
 import json
 
@@ -9,14 +9,14 @@ def test_leases_are_shown_with_their_holders(allranks, tmp_path, monkeypatch):
     monkeypatch.setenv("ALLRANKS_GPUS", "GPU-a,GPU-b")
     monkeypatch.setattr("allranks.runner.gpu_leases.lock_folder", lambda: tmp_path)
     with try_lease(("GPU-b",), 1, Holder(run_id="r1", job_id="cell/suite", pid=7, since=0.0)):
-        _, out, _ = allranks("leases")
+        _, out, _ = allranks("doctor", "--gpus")
     assert out == ("GPU-a: free\nGPU-b: held by cell/suite of run r1 (process 7) since 1970-01-01 00:00:00+00:00\n")
 
 
 def test_a_host_without_gpus_has_no_leases(allranks, tmp_path, monkeypatch):
     monkeypatch.setenv("ALLRANKS_GPUS", "")
     monkeypatch.setattr("allranks.runner.gpu_leases.lock_folder", lambda: tmp_path)
-    code, out, _ = allranks("leases")
+    code, out, _ = allranks("doctor", "--gpus")
     assert (code, out) == (0, "this host has no GPUs that allranks could lease\n")
 
 
@@ -25,7 +25,7 @@ def test_leases_are_one_object_for_programs(allranks, tmp_path, monkeypatch):
     monkeypatch.setattr("allranks.runner.gpu_leases.lock_folder", lambda: tmp_path)
     holder = Holder(run_id="r1", job_id="cell/suite", pid=7, since=0.0)
     with try_lease(("GPU-b",), 1, holder), try_lease(("GPU-c",), 1, Holder()):
-        _, out, err = allranks("leases", "--json")
+        _, out, err = allranks("doctor", "--gpus", "--json")
     known = {"run_id": "r1", "job": "cell/suite", "pid": 7, "since": "1970-01-01T00:00:00+00:00"}
     assert err == ""
     assert json.loads(out) == {

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("repository")
         (["run", "--suite", "tinny"], "tiny"),
         (["run", "--suite", "other", "gloo-w1-g0-env"], "nothing to run"),
         (["run", "--suite", "other", "gloo-w1-g0-env"], "other runs where world_size == 2"),
-        (["merge", "nowhere"], "no results folder"),
+        (["report", "nowhere"], "no results folder"),
         (["plan", "--matrix", "nowhere.toml"], "nowhere.toml"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -81,7 +81,7 @@ def test_an_interrupt_is_exit_code_130_and_no_traceback(allranks, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["nope"], ["plan", "--nope"], ["merge"], ["merge", "x", "--policy", "y"]], ids=str
+    "arguments", [[], ["nope"], ["plan", "--nope"], ["report", "a", "b"], ["report", "x", "--policy", "y"]], ids=str
 )
 def test_a_wrong_command_line_is_exit_code_2(allranks, arguments):
     code, _, err = allranks(*arguments)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize("option", ["--retries", "--shuffle"])
+@pytest.mark.parametrize("option", ["--reruns", "--shuffle"])
 @pytest.mark.parametrize("value", ["-1", "x", "\u00b2", "9" * 40])
 def test_a_number_that_is_none_is_told(allranks, runs, option, value):
     code, _, err = allranks("run", f"{option}={value}")
@@ -50,17 +50,19 @@ def test_a_wrong_engine_in_the_environment_disturbs_no_other_command(allranks, m
 
 
 @pytest.mark.parametrize("engine", ["auto", "process", "docker"])
-@pytest.mark.parametrize(
-    ("option", "error"),
-    [
-        ("--images", "--images: there is no folder '/nope/here'"),
-        ("--durations", "--durations: there is no file '/nope/here'"),
-    ],
-)
-def test_a_path_that_leads_nowhere_is_an_error_on_every_engine(allranks, runs, option, error, engine):
-    code, _, err = allranks("run", "--engine", engine, option, "/nope/here")
+def test_a_folder_of_images_that_is_not_there_is_an_error_on_every_engine(allranks, runs, monkeypatch, engine):
+    monkeypatch.setenv("ALLRANKS_IMAGES", "/nope/here")
+    code, _, err = allranks("run", "--engine", engine)
     assert (code, runs) == (2, [])
-    assert error in err
+    assert "ALLRANKS_IMAGES is '/nope/here', and there is no such folder." in err
+
+
+@pytest.mark.parametrize("command", ["run", "doctor"])
+def test_a_gpu_mode_that_is_none_is_told(allranks, runs, monkeypatch, command):
+    monkeypatch.setenv("ALLRANKS_GPU_MODE", "rcom")
+    code, _, err = allranks(command)
+    assert (code, runs) == (2, [])
+    assert "ALLRANKS_GPU_MODE is 'rcom', which is no GPU mode.\n  Did you mean 'rocm'?" in err
 
 
 @pytest.mark.parametrize(
@@ -69,11 +71,9 @@ def test_a_path_that_leads_nowhere_is_an_error_on_every_engine(allranks, runs, o
         (["plan", "--format", "github", "--durations", "/nope"], "--durations: there is no file '/nope'"),
         (["plan", "--format", "github", "--plan-file", "/nope/plan.json"], "'/nope/plan.json' cannot be a file"),
         (["plan", "--format", "github", "--plan-file", "/"], "'/' cannot be a file"),
-        (["merge", ".", "--durations", "/nope/mine.json"], "'/nope/mine.json' cannot be a file"),
-        (["merge", ".", "--update-baseline", "/nope/mine.json"], "'/nope/mine.json' cannot be a file"),
-        (["merge", ".", "--durations", "x" * 300], "cannot be"),
-        (["run", "--images", ""], "there is no folder ''"),
-        (["run", "--durations", "x" * 300], "cannot be used"),
+        (["report", ".", "--durations", "/nope/mine.json"], "'/nope/mine.json' cannot be a file"),
+        (["report", ".", "--update-baseline", "/nope/mine.json"], "'/nope/mine.json' cannot be a file"),
+        (["report", ".", "--durations", "x" * 300], "cannot be"),
     ],
 )
 def test_other_paths_are_checked_too(allranks, command, error):

@@ -24,7 +24,7 @@ def test_plan_for_machines_is_json_alone(allranks):
     assert [cell["id"] for cell in json.loads(out)["cells"]] == ["gloo-w1-g0-env", "gloo-w2-g0-env", "nccl-w2-g2-env"]
 
 
-@pytest.mark.parametrize("command", [("plan", "--format", "json"), ("run", "--dry-run"), ("build", "--dry-run")])
+@pytest.mark.parametrize("command", [("plan", "--format", "json"), ("plan", "--requests"), ("build", "--dry-run")])
 def test_a_rule_for_a_value_that_left_its_axis_is_a_warning_beside_the_output(allranks, repository, command):
     path = repository / "matrix.toml"
     path.write_text(path.read_text().replace('["gloo", "nccl"]', '["gloo"]'))
@@ -38,6 +38,26 @@ def test_the_matrix_of_another_folder_is_named(allranks, repository, monkeypatch
     monkeypatch.chdir(tmp_path)
     assert allranks("plan", "--matrix", str(repository))[0] == 0
     assert allranks("plan", "--matrix", str(repository / "matrix.toml"))[0] == 0
+
+
+def test_requests_are_what_engines_would_be_asked_for(allranks, repository):
+    code, out, err = allranks("plan", "--requests", "--where", "backend=gloo", "--", "-k", "x")
+    assert (code, err) == (0, "")
+    requests = json.loads(out)
+    assert [request["job_id"] for request in requests] == [
+        "gloo-w1-g0-env/tiny", "gloo-w2-g0-env/tiny", "gloo-w2-g0-env/other",
+    ]  # fmt: skip
+    assert requests[0]["agent"]["pytest_args"] == ["-k", "x"]
+    assert not (repository / "results").exists()
+
+
+def test_each_shard_has_a_request(allranks, repository):
+    matrix = repository / "matrix.toml"
+    tiny = '[suites.tiny]\npath = "suite"'
+    matrix.write_text(matrix.read_text().replace(tiny, f"{tiny}\nshards = 2"))
+    requests = json.loads(allranks("plan", "--requests", "gloo-w2-g0-env", "--suite", "tiny")[1])
+    assert [request["job_id"] for request in requests] == [f"gloo-w2-g0-env/tiny@{number}of2" for number in (1, 2)]
+    assert [request["agent"]["share"]["number"] for request in requests] == [1, 2]
 
 
 @pytest.mark.usefixtures("runners")

@@ -16,28 +16,16 @@ from allranks.report.run_files import Manifest
 from allranks.runner.results_folder import open_run
 
 
-def test_a_dry_run_prints_the_requests_and_makes_nothing(allranks, runs, repository):
-    code, out, err = allranks("run", "--dry-run", "--where", "backend=gloo", "--seed", "3", "--", "-k", "x")
-    assert (code, err, runs) == (0, "", [])
-    requests = json.loads(out)
-    assert [request["job_id"] for request in requests] == [
-        "gloo-w1-g0-env/tiny", "gloo-w2-g0-env/tiny", "gloo-w2-g0-env/other",
-    ]  # fmt: skip
-    assert requests[0]["agent"]["pytest_args"] == ["-k", "x"]
-    assert requests[0]["agent"]["seed"] == 3
-    assert not (repository / "results").exists()
-
-
 def test_a_run_gets_what_the_command_line_says(allranks, runs, tmp_path):
     code, out, _ = allranks(
         "run", "gloo-w2-g0-env", "--suite", "tiny", "--engine", "process", "--results", str(tmp_path / "r"),
-        "--seed", "3", "--allow-nothing-ran", "--", "-x", "--", "-k", "a or b",
+        "--seed", "3", "--", "-x", "--", "-k", "a or b",
     )  # fmt: skip
     [(jobs, options)] = runs
     assert jobs == ["gloo-w2-g0-env/tiny"]
     assert (options.engine, options.results, options.seed) == ("process", tmp_path / "r", 3)
     assert options.pytest_args == ("-x", "--", "-k", "a or b")
-    assert options.nothing_ran_allowed
+    assert not options.policy.fail_fast, "what stands after -- is pytest's alone"
     assert (code, out) == (0, "exit code 0: all verdicts are good\n")
 
 
@@ -96,24 +84,13 @@ def shards(repository):
 
 
 @pytest.mark.usefixtures("shards")
-def test_a_dry_run_prints_a_request_for_each_shard(allranks):
-    _, out, _ = allranks("run", "--dry-run", "gloo-w2-g0-env", "--suite", "tiny")
-    requests = json.loads(out)
-    assert [request["job_id"] for request in requests] == [f"gloo-w2-g0-env/tiny@{number}of2" for number in (1, 2)]
-    assert [request["agent"]["share"]["number"] for request in requests] == [1, 2]
-
-
-@pytest.mark.usefixtures("shards")
-def test_a_run_gets_the_shards_and_the_durations_that_it_is_told(allranks, runs, repository):
-    (repository / "mine.json").touch()
-    allranks("run", "gloo-w2-g0-env", "--suite", "tiny@2of2", "--durations", "mine.json")
-    [(jobs, options)] = runs
-    assert jobs == ["gloo-w2-g0-env/tiny@2of2"]
-    assert options.durations == Path("mine.json")
+def test_a_run_gets_the_shards_that_it_is_told(allranks, runs):
+    allranks("run", "gloo-w2-g0-env", "--suite", "tiny@2of2")
+    assert runs[0][0] == ["gloo-w2-g0-env/tiny@2of2"]
 
 
 def test_a_run_gets_the_policy_of_its_jobs(allranks, runs):
-    allranks("run", "--jobs", "3", "--retries", "2", "--fail-fast", "--shuffle", "7")
+    allranks("run", "--jobs", "3", "--reruns", "2", "-x", "--shuffle", "7")
     [(_, options)] = runs
     policy = options.policy
     assert (policy.most, policy.retries, policy.fail_fast, policy.shuffle) == (3, 2, True, 7)
@@ -141,7 +118,7 @@ def test_a_gpu_that_is_not_there_is_refused_before_there_is_a_run(allranks, repo
 def test_a_number_of_jobs_that_is_none_is_refused(allranks, arguments):
     code, _, err = allranks("run", *arguments)
     assert code == 2
-    assert "is not a number of jobs" in err
+    assert "take 1 or more" in err or "expected one argument" in err
 
 
 @pytest.fixture
@@ -158,7 +135,7 @@ def earlier(repository):
     return [job.id for job in jobs]
 
 
-@pytest.mark.parametrize("option", ["--resume", "--rerun-failed"])
+@pytest.mark.parametrize("option", ["--resume", "--lf"])
 def test_a_run_is_gone_on_with_in_its_folder_and_with_its_arguments(allranks, runs, earlier, option):
     code, out, _ = allranks("run", option)
     [(jobs, options)] = runs
@@ -177,7 +154,7 @@ def test_a_part_of_a_run_is_gone_on_with(allranks, runs, earlier):
 
 
 def test_a_run_is_not_gone_on_with_under_another_selection(allranks, runs, earlier):
-    code, _, err = allranks("run", "--rerun-failed", "--", "-k", "y")
+    code, _, err = allranks("run", "--lf", "--", "-k", "y")
     assert (code, runs) == (2, [])
     assert "had other pytest arguments: -k x" in err
     assert earlier
@@ -193,26 +170,38 @@ def test_what_a_run_had_not_planned_cannot_be_gone_on_with(allranks, runs, repos
 
 
 def test_without_an_earlier_run_there_is_nothing_to_go_on_with(allranks, runs):
-    code, _, err = allranks("run", "--rerun-failed")
+    code, _, err = allranks("run", "--lf")
     assert (code, runs) == (2, [])
     assert "There is no run to resume" in err
 
 
 @pytest.fixture
-def plan_machines(allranks, runners):  # noqa: ARG001 - whose plan it is
-    """Plan for machines; the entries of the job matrix, the first for those without GPUs."""
+def plan_machines(allranks, runners, monkeypatch):  # noqa: ARG001 - whose plan it is
+    """Plan for machines, of which this is one; the entries of the job matrix, the first for those without GPUs."""
 
     def plan_all(*arguments):
         code, out, err = allranks("plan", "--format", "github", "--plan-file", "plan.json", *arguments)
         assert code == 0, err
+        monkeypatch.setenv("ALLRANKS_PLAN_FILE", "plan.json")
         return json.loads(out)["include"]
 
     return plan_all
 
 
-def test_a_pack_is_run_as_it_was_planned(plan_machines, allranks, runs):
+@pytest.fixture
+def machine(allranks, monkeypatch):
+    """``machine(entry, ...)``: a run on the machine of an entry of the job matrix."""
+
+    def run_on(entry, *arguments):
+        monkeypatch.setenv("ALLRANKS_PACK", entry["pack"])
+        return allranks("run", *arguments)
+
+    return run_on
+
+
+def test_a_pack_is_run_as_it_was_planned(plan_machines, machine, runs):
     _, gpu = plan_machines("--", "-k", "x")
-    assert allranks("run", "--plan-file", "plan.json", "--pack", gpu["pack"])[0] == 0
+    assert machine(gpu)[0] == 0
     [(jobs, options)] = runs
     document = json.loads(Path("plan.json").read_text())
     assert jobs == ["nccl-w2-g2-env/tiny", "nccl-w2-g2-env/other"]
@@ -222,86 +211,91 @@ def test_a_pack_is_run_as_it_was_planned(plan_machines, allranks, runs):
     assert (options.policy.seconds, options.known) == (gpu["limit_seconds"], {})
 
 
-def test_a_machine_of_a_plan_runs_in_containers_unless_its_rule_says_otherwise(plan_machines, allranks, runs):
+def test_a_machine_of_a_plan_runs_in_containers_unless_its_rule_says_otherwise(plan_machines, machine, runs):
     cpu, _ = plan_machines()
-    assert allranks("run", "--plan-file", "plan.json", "--pack", cpu["pack"])[0] == 0
+    assert machine(cpu)[0] == 0
     assert (runs[0][1].engine, runs[0][1].planned_gpus) == ("docker", 0)
 
 
-def test_a_machine_with_fewer_gpus_than_planned_runs_nothing(plan_machines, allranks, monkeypatch, tmp_path):
+def test_a_machine_with_fewer_gpus_than_planned_runs_nothing(plan_machines, machine, allranks, monkeypatch, tmp_path):
     _, gpu = plan_machines()
     monkeypatch.setenv("ALLRANKS_GPUS", "GPU-a")
-    code, _, err = allranks("run", "--plan-file", "plan.json", "--pack", gpu["pack"], "--results", str(tmp_path / "r"))
+    code, _, err = machine(gpu, "--results", str(tmp_path / "r"))
     assert code == 4
     assert "a job with 2 GPUs for this machine, but allranks finds 1" in err
     folder = tmp_path / "r" / "latest"
     assert {path.name for path in folder.rglob("attempt-*")} == {"attempt-1"}
-    assert allranks("merge", str(folder))[0] == 4, "and not the 3 of a job that was lost"
+    assert allranks("report", str(folder))[0] == 4, "and not the 3 of a job that was lost"
 
 
-def test_what_goes_wrong_before_a_pack_begins_is_the_result_of_its_jobs_and_no_others(plan_machines, allranks):
+def test_what_goes_wrong_before_a_pack_begins_is_the_result_of_its_jobs_and_no_others(plan_machines, machine, allranks):
     cpu, _ = plan_machines()
-    asked = ("run", "--plan-file", "plan.json", "--pack", cpu["pack"], "--engine", "process")
-    assert allranks(*asked, "--gpus", "7")[0] == 2
-    code, out, _ = allranks("merge", "results/latest")
+    asked = (cpu, "--engine", "process")
+    assert machine(*asked, "--gpus", "7")[0] == 2
+    code, out, _ = allranks("report", "results/latest")
     assert (code, out.count("There is no GPU 7 on this host.")) == (2, 1)
     assert "(3 tests in 2 cells; pack all-g0-1of1)" in out
     assert "nccl" not in out
 
 
-def test_a_misspelt_option_is_the_result_of_the_jobs_of_a_pack(plan_machines, allranks):
+def test_a_misspelt_option_is_the_result_of_the_jobs_of_a_pack(plan_machines, machine, allranks):
     cpu, _ = plan_machines()
-    assert allranks("--debug", "run", "--plan-file", "plan.json", f"--pack={cpu['pack']}", "--retrys", "1")[0] == 2
-    code, out, _ = allranks("merge", "results/latest")
+    assert machine(cpu, "--debug", "--retrys", "1")[0] == 2
+    code, out, _ = allranks("report", "results/latest")
     assert (code, out.count("allranks run has no option --retrys.")) == (2, 1)
 
 
-@pytest.mark.parametrize("also", [["--dry-run"], ["--inside"]])
-def test_a_pack_that_was_only_to_be_shown_leaves_nothing(plan_machines, allranks, also):
+def test_a_pack_inside_a_launcher_leaves_nothing_where_it_is_refused(plan_machines, machine):
     cpu, _ = plan_machines()
     Path("matrix.toml").write_text("")
-    assert allranks("run", "--plan-file", "plan.json", "--pack", cpu["pack"], *also)[0] == 2
+    assert machine(cpu, "--inside")[0] == 2
     assert not Path("results").exists()
 
 
-def test_the_command_line_may_choose_engine_and_seed_of_a_pack(plan_machines, allranks, runs):
+def test_the_command_line_may_choose_engine_and_seed_of_a_pack(plan_machines, machine, runs):
     _, gpu = plan_machines()
-    allranks("run", "--plan-file", "plan.json", "--pack", gpu["pack"], "--engine", "docker", "--seed", "5")
+    machine(gpu, "--engine", "docker", "--seed", "5")
     assert (runs[0][1].engine, runs[0][1].seed) == ("docker", 5)
 
 
-def test_a_pack_is_shown_without_running_it(plan_machines, allranks, runs):
-    cpu, _ = plan_machines()
-    code, out, _ = allranks("run", "--plan-file", "plan.json", "--pack", cpu["pack"], "--dry-run")
-    assert (code, len(json.loads(out)), runs) == (0, 3, [])
+def test_the_first_bad_job_ends_a_pack_if_that_is_asked_for_and_its_tests_run_as_planned(plan_machines, machine, runs):
+    _, gpu = plan_machines("--", "-k", "x")
+    assert machine(gpu, "-x")[0] == 0
+    assert (runs[0][1].policy.fail_fast, runs[0][1].pytest_args) == (True, ("-k", "x"))
+
+
+def test_a_pack_in_which_nothing_ran_is_good_since_other_machines_may_have_run_tests(plan_machines, machine, runs):
+    assert machine(plan_machines()[0])[0] == 0
+    assert runs[0][1].nothing_ran_allowed
 
 
 @pytest.mark.parametrize("also", [["gloo-w1-g0-env"], ["--where", "world_size=2"], ["--suite", "tiny"], ["--resume"]])
-def test_a_pack_is_not_selected_from(plan_machines, allranks, runs, also):
+def test_a_pack_is_not_selected_from(plan_machines, machine, runs, also):
     cpu, _ = plan_machines()
-    code, _, err = allranks("run", "--plan-file", "plan.json", "--pack", cpu["pack"], *also)
+    code, _, err = machine(cpu, *also)
     assert (code, runs) == (2, [])
     assert "can be neither narrowed nor resumed" in err
 
 
-@pytest.mark.parametrize("half", [["--plan-file", "plan.json"], ["--pack", "cpu-g0-1of1"]])
-def test_a_pack_needs_its_plan_and_a_plan_the_pack(allranks, runs, half):
-    code, _, err = allranks("run", *half)
+@pytest.mark.parametrize("half", ["PLAN_FILE", "PACK"])
+def test_a_pack_needs_its_plan_and_a_plan_the_pack(allranks, runs, monkeypatch, half):
+    monkeypatch.setenv(f"ALLRANKS_{half}", "x")
+    code, _, err = allranks("run")
     assert (code, runs) == (2, [])
-    assert "--plan-file plan.json --pack PACK" in err
+    assert f"The variable ALLRANKS_{half} needs ALLRANKS_P" in err
 
 
 def test_a_pack_of_another_matrix_or_another_run_is_refused_before_anything_runs(
-    plan_machines, allranks, runs, repository, monkeypatch
+    plan_machines, machine, runs, repository, monkeypatch
 ):
     cpu, _ = plan_machines()
-    asked = ("run", "--plan-file", "plan.json", "--pack", cpu["pack"])
+    asked = (cpu,)
     monkeypatch.setenv("ALLRANKS_RUN_ID", "another")
-    assert "ALLRANKS_RUN_ID is 'another'" in allranks(*asked)[2]
+    assert "ALLRANKS_RUN_ID is 'another'" in machine(*asked)[2]
     monkeypatch.delenv("ALLRANKS_RUN_ID")
     matrix = repository / "matrix.toml"
     matrix.write_text(matrix.read_text().replace("gpus = 2", "gpus = 4"))
-    code, _, err = allranks(*asked)
+    code, _, err = machine(*asked)
     assert (code, runs) == (2, [])
     assert "they differ in 'runners'" in err
 
@@ -321,7 +315,8 @@ def test_images_of_another_machine_are_those_that_jobs_run_in(allranks, reposito
         return ExitCode.OK
 
     monkeypatch.setattr("allranks.runner.run_jobs.run", run)
-    code, _, err = allranks("run", "--where", "backend=gloo", "--images", str(tmp_path / "images"))
+    monkeypatch.setenv("ALLRANKS_IMAGES", str(tmp_path / "images"))
+    code, _, err = allranks("run", "--where", "backend=gloo")
     assert (code, err) == (0, "")
     assert {(image.name, image.image) for image in images} == {(name, "registry/all@sha256:1")}
 
@@ -380,7 +375,9 @@ def test_processes_of_a_launcher_may_each_run_a_pack(allranks, runs, monkeypatch
     _, out, _ = allranks("plan", "--format", "github", "--plan-file", "plan.json")
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
     pack = json.loads(out)["include"][0]["pack"]
-    assert allranks("run", "--plan-file", "plan.json", "--pack", pack)[0] == 0
+    monkeypatch.setenv("ALLRANKS_PLAN_FILE", "plan.json")
+    monkeypatch.setenv("ALLRANKS_PACK", pack)
+    assert allranks("run")[0] == 0
     assert len(runs) == 1
 
 

@@ -62,7 +62,7 @@ def test_a_suite_that_is_not_default_runs_when_it_or_a_test_of_it_is_named(allra
         (["./slow/../slow/test_x.py"], ["other"], ("slow/test_x.py",)),
         (["slow"], ["other"], ("slow",)),
         (["slow/test_x.py::test_y[a/b-dist(1)]", "--", "-q"], ["other"], ("slow/test_x.py::test_y[a/b-dist(1)]", "-q")),
-        (["suite/test_tiny.py", "-s", "-m", "not slow"], ["tiny"], ("-s", "-m", "not slow", "suite/test_tiny.py")),
+        (["suite/test_tiny.py", "-s", "-m", "not slow"], ["tiny"], ("-m", "not slow", "-s", "suite/test_tiny.py")),
         (["--suite", "tiny", "slow/test_x.py"], ["tiny"], ("slow/test_x.py",)),
         (["-kfoo"], ["tiny"], ("-k", "foo")),
         (["slow/test_x.py", "TestX.test_y"], ["other"], ("slow/test_x.py::TestX::test_y",)),

@@ -216,7 +216,7 @@ def test_consoles_of_a_page_one_after_the_other(page, shell):
     for block in (each for each in BY_KIND["console"] if each.page == page):
         assert block.commands, block
         for command in block.commands:
-            if command.startswith("allranks merge gathered"):
+            if command.startswith("allranks report gathered"):
                 shell("ALLRANKS_RUN_ID=ci-123 allranks run --suite distributed@1of2")
                 shell("mkdir gathered && mv results/ci-123 gathered/machine-1")
             shell(command.replace("torch-rpc@2of4", "distributed@2of2").replace("::test_y ", "::test_y_reduce "))

@@ -7,7 +7,7 @@ import sys
 
 from blocks import ROOT, blocks
 
-from allranks.cli.main import _parser
+from allranks.cli.main import _command_line, commands
 
 PAGE = ROOT / "docs" / "conformance.md"
 OF_PAGE = {each.kind: each for each in blocks() if each.page == "docs/conformance.md"}
@@ -22,7 +22,9 @@ def test_the_backend_is_registered_when_its_module_is_imported(tmp_path):
 
 def test_the_command_is_one_of_allranks():
     [command] = [each for each in OF_PAGE["console"].commands if each.startswith("allranks ")]
-    options = _parser().parse_args(shlex.split(command)[1:])
+    _, name, *arguments = shlex.split(command)
+    [conformance] = [each for each in commands() if each.name == name]
+    options = _command_line(conformance).parse(arguments, ())
     assert (options.backend, options.module, options.world_size) == ("mine", "my_backend", (2, 4))
 
 

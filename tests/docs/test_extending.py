@@ -64,7 +64,7 @@ def entry_points(block: Block) -> str:
 
 
 def test_every_block_is_run():
-    assert [each.why_not for each in BLOCKS] == [""] * 7
+    assert [each.why_not for each in BLOCKS] == [""] * 8
 
 
 def test_the_contract_s_tests_run_on_an_engine_of_the_package(shell, package):
@@ -98,12 +98,12 @@ def test_its_section_is_in_the_report_of_a_merge_by_its_option(shell, package):
     job = ranks / "gloo-w1-g0-env" / "tests"
     job.mkdir(parents=True)
     (job / "rank-0.xml").write_text(f"<testsuite>{cases}</testsuite>")
-    told = shell(f"PYTHONPATH={package} allranks merge ranks --slowest 2")
+    told = shell(f"PYTHONPATH={package} allranks report ranks --slowest 2")
     assert "\nSlowest tests: 2 of 3.\n12.00 s t::slower\n9.00 s t::slow\n" in told
     assert "### Slowest tests: 2 of 3\n\n- 12.00 s t::slower\n" in (ranks / "summary.md").read_text()
     assert "<p>12.00 s t::slower</p>" in (ranks / "report.html").read_text()
     assert json.loads((ranks / "report.json").read_text())["slowest_tests"] == {"tests": ["t::slower", "t::slow"]}
-    assert "Slowest" not in shell(f"PYTHONPATH={package} allranks merge ranks")
+    assert "Slowest" not in shell(f"PYTHONPATH={package} allranks report ranks")
 
 
 def test_its_table_is_one_of_the_matrix_file(shell, package):
@@ -113,7 +113,7 @@ def test_its_table_is_one_of_the_matrix_file(shell, package):
     matrix.write_text(MATRIX.format(python=sys.executable) + "\n[slowest]\n")
     told = shell(f"PYTHONPATH={package} allranks run --engine process")
     assert "\nSlowest tests: 1 of 1.\n" in told
-    schema = json.loads(shell(f"PYTHONPATH={package} allranks schema"))
+    schema = json.loads(shell(f"PYTHONPATH={package} allranks init --schema"))
     assert schema["properties"]["slowest"]["properties"]["tests"]["minimum"] == 1
     matrix.write_text(matrix.read_text() + "tests = 0\n")
     assert "slowest.tests: 0 is out of range" in shell(f"PYTHONPATH={package} allranks plan", code=2)

@@ -50,7 +50,7 @@ def test_its_commands_run_one_after_the_other(shell):
     for name in ("gathered", "results/20261120T101500Z-3fa2c1", "results/latest", "main", "mine"):
         write_run(shell.folder / name)
     for name in ("main", "mine"):
-        shell(f"allranks merge {name}")
+        shell(f"allranks report {name}")
     (shell.folder / "matrix.toml").write_text(
         '[matrix]\nbackend = ["gloo"]\nworld_size = [2]\n[suites.tests]\npath = "."\n[images.cpu]\ntorch = "2.13.0"\n'
         '[history]\nfile = "history.sqlite"\n'

@@ -59,7 +59,7 @@ WITH_ADDRESS = [
     "uvx --with path/to/allranks nox",
     "pipx inject nox path/to/allranks && allranks run",
     "`pip install` of allranks",
-    "pip install shtab; allranks completion bash",
+    "pip install shtab; allranks --completion bash",
     '# dependencies = ["nox", "allranks @ file:///path/to/allranks"]',
     'dependencies = ["nox", "allranks @ git+https://h/allranks@0123"]',
     "allranks @ file:///path/to/allranks",

@@ -49,7 +49,7 @@ def messages(folder):
 
 
 def test_what_two_machines_ran_is_one_report_and_a_machine_that_never_came_is_missed(
-    allranks, launch, repository, tmp_path
+    allranks, launch, repository, tmp_path, monkeypatch
 ):
     plan_file, gathered = tmp_path / "plan.json", tmp_path / "gathered"
     code, out = allranks(
@@ -58,17 +58,19 @@ def test_what_two_machines_ran_is_one_report_and_a_machine_that_never_came_is_mi
     entries = json.loads(out)["include"]
     assert (code, [entry["jobs"] for entry in entries]) == (0, [1, 1])
     for entry in entries:
+        monkeypatch.setenv("ALLRANKS_PLAN_FILE", str(plan_file))
+        monkeypatch.setenv("ALLRANKS_PACK", entry["pack"])
         machine = replace(launch, results=gathered / entry["slug"])
-        done = machine(repository, "--engine", "process", "--plan-file", str(plan_file), "--pack", entry["pack"])
+        done = machine(repository, "--engine", "process")
         assert done.code == 0, done.output
         assert "exit code 0" in done.output
         assert len(done.cases) == 1
     shutil.copy(plan_file, gathered / "run.json")
-    assert allranks("merge", gathered)[0] == 0
+    assert allranks("report", gathered)[0] == 0
     assert messages(gathered) == {"gloo-w1-g0-env / tiny@1of2": [], "gloo-w1-g0-env / tiny@2of2": []}
     assert len({json.loads(path.read_text())["seed"] for path in gathered.glob("*/*/run.json")}) == 1
 
     shutil.rmtree(gathered / entries[1]["slug"])
-    assert allranks("merge", gathered)[0] == 3
+    assert allranks("report", gathered)[0] == 3
     [lost] = messages(gathered)["gloo-w1-g0-env / tiny@2of2"]
     assert "left no results" in lost

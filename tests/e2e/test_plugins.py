@@ -104,7 +104,7 @@ def test_a_figure_that_is_too_low_is_red(repository, launch):
 def test_an_attempt_has_the_figure_of_the_one_that_it_goes_on_with(repository, launch):
     folder = repository(SUITE + AGAIN)
     args = ("--cov=measured", "--cov-fail-under=88")
-    done = launch(folder, "--engine", "process", "--retries", "1", "--", *args)
+    done = launch(folder, "--engine", "process", "--reruns", "1", "--", *args)
     assert done.code == 0, done.output
     assert "1 flaky" in done.output
     assert {4, 5, 10, 11} <= measured_lines(folder / ".coverage")

@@ -179,9 +179,8 @@ def test_an_agent_that_is_killed_takes_what_its_ranks_had_started_with_it(launch
     assert "The agent ended before its work was done, with status -9" in done.output
 
 
-@pytest.mark.parametrize("arguments", [(), ("--allow-nothing-ran",)], ids=str)
-def test_a_suite_without_tests_is_an_error(launch, scratch, arguments):
-    done = launch(scratch("VALUE = 1\n"), "--engine", "process", *arguments)
+def test_a_suite_without_tests_is_an_error(launch, scratch):
+    done = launch(scratch("VALUE = 1\n"), "--engine", "process")
     assert done.code == 5
     assert "No test was collected" in done.output
 
@@ -344,7 +343,7 @@ def test_what_a_killed_run_left_is_cleaned_up(launch, scratch, engine, left_of):
         process.wait()
     subprocess.run([sys.executable, "-m", "allranks", "clean"], check=True)
     assert wait_until(lambda: left_of(launch.run_id) == [], timeout=30)  # a run that starts now may be at it already
-    merge = [sys.executable, "-m", "allranks", "merge", str(launch.results / launch.run_id)]
+    merge = [sys.executable, "-m", "allranks", "report", str(launch.results / launch.run_id)]
     merged = subprocess.run(merge, capture_output=True, text=True, env=os.environ, check=False)
     assert merged.returncode == 3, merged.stderr
     report = JUnitXml.fromfile(launch.results / launch.run_id / "junit.xml")
@@ -366,7 +365,7 @@ def test_a_run_that_was_killed_is_gone_on_with_and_what_failed_in_it_is_run_agai
     assert resumed.code == 1, resumed.output
     assert set(resumed.cases) == {"test_green", "test_red_on_one_rank", "test_failing"}
     suite.write_text(ends.replace("rank == 0", "rank >= 0"))
-    mended = launch(folder, "--engine", engine, "--rerun-failed")
+    mended = launch(folder, "--engine", engine, "--lf")
     assert mended.code == 0, mended.output
     assert set(mended.cases) == set(resumed.cases)
     assert "2 flaky test(s)" in mended.output
@@ -389,7 +388,7 @@ def test_passes_the_second_time():
 
 
 def test_what_passes_when_tried_again_is_good_and_flaky(launch, scratch, tmp_path):
-    done = launch(scratch(FLAKY.format(once=str(tmp_path / "once"))), "--engine", "process", "--retries", "1")
+    done = launch(scratch(FLAKY.format(once=str(tmp_path / "once"))), "--engine", "process", "--reruns", "1")
     assert done.code == 0, done.output
     assert set(done.cases) == {"test_good", "test_passes_the_second_time"}
     assert "retrying 1 test (1 of 1)" in done.output

@@ -243,7 +243,7 @@ def test_a_run_whose_orchestrator_is_killed_goes_on_with_the_same_jobs(repositor
 @acceptance
 @pytest.mark.parametrize(("retries", "expected"), [(0, 4), (1, 0)])
 def test_a_job_that_is_preempted_is_told_as_that_and_may_be_tried_again(repository, retries, expected):
-    with repository.running(ONE, f"--retries={retries}", TAKES="8", SBATCH_PARTITION="low") as process:
+    with repository.running(ONE, f"--reruns={retries}", TAKES="8", SBATCH_PARTITION="low") as process:
         repository.wait_for_mark()
         repository.slurm("sbatch", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 2")
         status, output = ended(process)

@@ -31,7 +31,7 @@ def rank_outcomes(done, suite, test):
 
 def merged_again(done, policy):
     """The test cases of a run when its results are merged under a policy."""
-    command = [sys.executable, "-m", "allranks", "merge", str(done.folder), "--policy", policy]
+    command = [sys.executable, "-m", "allranks", "report", str(done.folder), "--policy", policy]
     subprocess.run(command, check=True, capture_output=True)
     return done.cases
 

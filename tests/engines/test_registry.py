@@ -16,7 +16,7 @@ from allranks.engines.registry import choose_engine, engine_class, engine_names,
 from allranks.errors import AllranksError, EngineAbsentError, EngineError, MatrixError, PluginError
 from allranks.matrix.declaration import load
 from allranks.matrix.jobs import plan
-from allranks.runner.machines.packs import PackOptions
+from allranks.runner.machines.pack_options import PackOptions
 from allranks.runner.machines.planning import PlanOptions, plan_machines
 
 
@@ -51,7 +51,9 @@ def others(plugins_anew, monkeypatch):  # noqa: ARG001
                 setattr(module, name, found)
         module.allranks_engines = plugin_manager.implements(lambda: {name: f"far_away:{name}" for name in classes})
         monkeypatch.setitem(sys.modules, "far_away", module)
-        monkeypatch.setattr(plugin_manager, "entry_points", lambda group: [EntryPoint("far-away", "far_away", group)])
+        monkeypatch.setattr(
+            "importlib.metadata.entry_points", lambda group: [EntryPoint("far-away", "far_away", group)]
+        )
         plugin_manager.load_plugins.cache_clear()
 
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")

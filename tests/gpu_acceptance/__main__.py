@@ -150,7 +150,7 @@ def _lease(machine: Machine) -> AbstractContextManager[object]:
     lease = try_lease([gpu.uuid for gpu in machine.gpus], len(machine.gpus), holder)
     if lease is None:
         msg = "Another run uses a GPU of this machine."
-        raise UsageError(msg, remedy="Wait for its end: `allranks leases` names it.")
+        raise UsageError(msg, remedy="Wait for its end: `allranks doctor --gpus` names it.")
     return lease
 
 

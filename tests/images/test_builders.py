@@ -59,7 +59,7 @@ def test_a_full_disk_is_told_apart(daemon, progress):
     daemon.build_events = [{"error": "write /x: no space left on device"}]
     with pytest.raises(ImageError) as error:
         build_with_sdk(daemon, REQUEST, [], progress)
-    assert "allranks images --prune" in error.value.remedy
+    assert "allranks clean --images" in error.value.remedy
 
 
 def test_progress_hears_steps_but_not_the_builders_bookkeeping(daemon, progress):

@@ -51,7 +51,7 @@ def test_too_little_room_is_an_error_of_the_infrastructure_with_both_numbers(dis
     assert "37.5 GB" in error.value.why
     assert "12.5 GB stay" in error.value.why
     assert f"{daemon.root} has 0.0 GB" in error.value.why
-    assert "allranks images --prune" in error.value.remedy
+    assert "allranks clean --images" in error.value.remedy
 
 
 def test_enough_room_is_no_error(disk, daemon, wheel):

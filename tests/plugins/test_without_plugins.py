@@ -58,23 +58,22 @@ def shell(tmp_path, lacking, environment_without_ranks):  # noqa: ARG001 - the c
 
 def test_the_help_has_no_command_and_no_option_of_theirs(shell, lacking):
     code, out = shell("--help")
-    listed = {line.split()[0] for line in out.partition("commands:")[2].splitlines() if line.startswith("    ")}
+    listed = {line.split()[0] for line in out.partition("commands:")[2].splitlines() if line.startswith("  ")}
     assert code == 0
-    assert {"run", "merge", "plan"} <= listed
+    assert {"run", "report", "plan"} <= listed
     assert listed & set(NAMES) == set(NAMES) - set(lacking)
-    for command in ("run", "merge", "report"):
-        code, out = shell(command, "--help")
-        assert (code, "--history" in out) == (0, "history" not in lacking)
+    code, out = shell("report", "--help")
+    assert (code, "--history" in out) == (0, "history" not in lacking)
 
 
 def test_results_are_merged(shell, lacking, tmp_path):
     (tmp_path / "ranks").mkdir()
     (tmp_path / "ranks" / "rank-0.xml").write_text(RANK)
-    code, out = shell("merge", "ranks", "--world-size", "1")
+    code, out = shell("report", "ranks", "--world-size", "1")
     assert (code, "exit code 0" in out) == (0, True)
     report = json.loads((tmp_path / "ranks" / "report.json").read_text())
     assert report["counts"]["passed"] == 1
-    code, out = shell("merge", "ranks", "--world-size", "1", "--history", "h.sqlite")
+    code, out = shell("report", "ranks", "--world-size", "1", "--history", "h.sqlite")
     assert (code, "history" in json.loads((tmp_path / "ranks" / "report.json").read_text())) == (
         (2, False) if "history" in lacking else (0, True)
     )

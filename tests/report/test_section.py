@@ -107,7 +107,7 @@ def test_an_interrupt_in_a_section_is_one_of_the_merge(folder):
 
 
 def test_the_keys_and_anchors_of_the_report_are_reserved(folder, allranks):
-    keys = set(json.loads(allranks("merge", str(folder), "--json")[1]))
+    keys = set(json.loads(allranks("report", str(folder), "--json")[1]))
     keys |= set(json.loads((folder / "report.json").read_text()))
     anchors = set(re.findall(r'\bid(?:=|: )"(\w+)"', (folder / "report.html").read_text()))
     assert {"counts", "files", "suites"} <= keys

@@ -142,4 +142,4 @@ def test_the_properties_of_allranks_own_reports_are_known():
 def test_the_remedy_for_an_attribute_names_the_one_command_that_can_allow_it():
     with pytest.raises(UnknownError) as caught:
         checked("testcase", "testsuite", {"owner": "me"}, frozenset())
-    assert "only merge can read it: allranks merge --allow-attribute owner" in caught.value.remedy
+    assert "only merge can read it: allranks report --allow-attribute owner" in caught.value.remedy

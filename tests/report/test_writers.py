@@ -151,11 +151,11 @@ def test_a_suites_own_attribute_is_an_error_until_it_is_allowed(allranks, tmp_pa
             **said
         )
     )
-    merge = ("merge", str(tmp_path), "--world-size", "1")
+    merge = ("report", str(tmp_path), "--world-size", "1")
     code, out, _ = allranks(*merge)
     assert code == 3
     assert f'<{tag}> has assay="5", which no writer of JUnit XML that allranks knows has' in " ".join(out.split())
-    assert "allranks merge --allow-attribute assay" in " ".join(out.split())
+    assert "allranks report --allow-attribute assay" in " ".join(out.split())
     code, out, _ = allranks(*merge, "--allow-attribute", "other", "--allow-attribute", "assay", "--json")
     assert (code, json.loads(out)["counts"]["passed"]) == (0, 1)
 
@@ -163,7 +163,7 @@ def test_a_suites_own_attribute_is_an_error_until_it_is_allowed(allranks, tmp_pa
 @pytest.mark.parametrize("inside", ['<failure assay="5"/>', "<assay/>"])
 def test_no_option_allows_an_attribute_of_another_element_or_an_element(allranks, tmp_path, inside):
     (tmp_path / "rank-0.xml").write_text(f'<testsuite><testcase name="a">{inside}</testcase></testsuite>')
-    assert allranks("merge", str(tmp_path), "--world-size", "1", "--allow-attribute", "assay")[0] == 3
+    assert allranks("report", str(tmp_path), "--world-size", "1", "--allow-attribute", "assay")[0] == 3
 
 
 @pytest.mark.parametrize("read", [junit.load, lambda path: list(junit.stream(path)), junit.problem, read_jobs_of])

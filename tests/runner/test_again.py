@@ -214,7 +214,7 @@ FAILED, NEW = Again(tests=(BAD, FLAKY), base=1), Again(tests=("t::new",), base=1
         ({**ENDED, "collected": None, "error": {"kind": "collection", "what": "no"}}, WHOLE, None),
         ({**ENDED, "collected": ONE_MORE, "error": {"kind": "collection", "what": "no"}}, WHOLE, WHOLE),
         ({**ENDED, "collected": ONE_MORE, "error": {"kind": "interrupted", "what": "Ctrl-C"}}, None, NEW),
-        ({**ENDED, "error": {"kind": "stopped", "what": "--fail-fast"}}, FAILED, WHOLE),
+        ({**ENDED, "error": {"kind": "stopped", "what": "-x"}}, FAILED, WHOLE),
         ({**ENDED, "collected": ONE_MORE, "not_run": ["t::new"]}, None, NEW),
         ({**ENDED, "collected": None, "error": {"kind": "interrupted", "what": "Ctrl-C"}}, WHOLE, WHOLE),
         ({}, WHOLE, WHOLE),

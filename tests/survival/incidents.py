@@ -82,8 +82,8 @@ def _living(scene: Scene) -> set[str]:
 
 
 def _held(scene: Scene) -> dict[str, str]:
-    """What `allranks leases` says of the run's GPUs."""
-    lines = scene.allranks("leases").stdout.splitlines()
+    """What `allranks doctor --gpus` says of the run's GPUs."""
+    lines = scene.allranks("doctor", "--gpus").stdout.splitlines()
     return {line.split(":")[0]: line for line in lines if f"of run {scene.run_id} " in line}
 
 

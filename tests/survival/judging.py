@@ -255,7 +255,7 @@ def in_daemon(run_id: str, daemon: HostDaemon) -> Iterator[str]:
 
 
 def of_leases(said: str) -> Iterator[str]:
-    """What `allranks leases` should say, and does not."""
+    """What `allranks doctor --gpus` should say, and does not."""
     for gpu in GPUS:
         if f"{gpu}: free" not in said:
             yield f"not free: {[line for line in said.splitlines() if gpu in line] or said}"

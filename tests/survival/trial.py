@@ -253,7 +253,7 @@ class _Judge:
         yield from self._clean_up()
         yield from judging.of_words(self.said)
         yield from self._left()
-        yield from judging.of_leases(self._command("leases")) if self._place.gpus else ()
+        yield from judging.of_leases(self._command("doctor", "--gpus")) if self._place.gpus else ()
         yield from self._place.neighbours.harm()
 
     def _of_code(self) -> Iterator[str]:
@@ -273,7 +273,7 @@ class _Judge:
             yield "it was interrupted, and there is no report"
 
     def _of_results(self) -> Iterator[str]:
-        self._command("merge", str(self._run))
+        self._command("report", str(self._run))
         report = self._run / "report.json"
         if not report.exists():
             yield "there is no report of what is left"

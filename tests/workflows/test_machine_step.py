@@ -22,4 +22,5 @@ def test_the_machine_is_compared_before_anything_is_fetched(steps):
 def test_its_reason_lies_where_the_results_of_the_pack_are_taken_from(steps):
     step = next(each for each in steps if each["name"] == NAME)
     assert step["if"] == "matrix.gpus > 0"
-    assert '--pack "$PACK" --results "$RUNNER_TEMP/results"' in step["run"]
+    assert step["env"]["ALLRANKS_PACK"] == "${{ matrix.pack }}"
+    assert '--results "$RUNNER_TEMP/results"' in step["run"]

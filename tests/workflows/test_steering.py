@@ -22,7 +22,7 @@ def site(tmp_path):
     docker.chmod(0o755)
     return Site(
         workflow=read_workflow(DIST),
-        inputs={"select": "--where backend=gloo -- -x", "options": "--fail-fast --retries 1 --maxfail=3"},
+        inputs={"select": "--where backend=gloo -- -x", "options": "-x --reruns 1 --maxfail=3"},
         repository=tmp_path / "none",
         folder=tmp_path,
         environ={"PATH": f"{docker.parent}:{os.environ['PATH']}"},
@@ -43,7 +43,7 @@ def labelled(site):
 def test_without_labels_or_a_pull_request_the_inputs_hold(site, labelled):
     expected = {
         "select": "--where backend=gloo -- -x",
-        "options": "--fail-fast --retries 1 --maxfail=3",
+        "options": "-x --reruns 1 --maxfail=3",
         "selected": "",
     }
     assert labelled("bug").outputs == expected
@@ -53,7 +53,7 @@ def test_without_labels_or_a_pull_request_the_inputs_hold(site, labelled):
 def test_a_label_keeps_a_run_going(labelled):
     outputs = labelled("ci-keep-going").outputs
     assert outputs["select"] == "--where backend=gloo --"
-    assert outputs["options"] == "--retries 1"
+    assert outputs["options"] == "--reruns 1"
 
 
 def test_labels_select_cells_in_place_of_the_input(labelled):
@@ -64,7 +64,7 @@ def test_labels_select_cells_in_place_of_the_input(labelled):
 
 def test_their_names_are_inputs(labelled):
     outputs = labelled("go-on", "only/gloo-w2", keep_going_label="go-on", cells_label="only/").outputs
-    assert (outputs["select"], outputs["options"]) == ("gloo-w2", "--retries 1")
+    assert (outputs["select"], outputs["options"]) == ("gloo-w2", "--reruns 1")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_the_text_of_a_label_is_no_option_and_no_code(labelled, text):
     [
         (None, "--where backend=gloo", ""),
         ({}, "--where backend=gloo", ""),
-        ({"select": "--suite tiny", "options": "--retries 2"}, "--suite tiny", "--retries 2"),
+        ({"select": "--suite tiny", "options": "--reruns 2"}, "--suite tiny", "--reruns 2"),
     ],
 )
 def test_a_dispatch_has_its_own_inputs(site, dispatched, select, options):

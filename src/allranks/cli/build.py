@@ -1,14 +1,17 @@
 """``allranks build``: the images of jobs, apart from the jobs."""
 
-import argparse
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from allranks.cli.command_parser import CommandParser, OptionGroup
-from allranks.cli.options import add_engine, add_quiet, add_selection, chosen_jobs, read_request, say
+from allranks.cli.options import engine_option, quiet_option
+from allranks.cli.parser import flag, option
+from allranks.cli.printing import say
+from allranks.cli.selection import Selection, chosen_jobs, read_request
+from allranks.cli.variables import IMAGES_VARIABLE, PLAN_FILE_VARIABLE
 from allranks.errors import ExitCode, UsageError
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Image, Job
@@ -21,49 +24,57 @@ if TYPE_CHECKING:
 # The Docker SDK and the modules that need it are imported late: see engines/docker.py.
 
 
-def add(parser: CommandParser) -> None:
-    """Declare the arguments of ``allranks build``."""
-    parser.usage = "allranks build [CELL ...] [options]"
-    add_selection(parser)
-    group = parser.add_argument_group("which of their images")
-    meaning = "build the images of all jobs of this plan, instead of those of the selected cells"
-    group.add_argument("--plan-file", type=Path, metavar="FILE", help=meaning)
-    group.add_argument("--without-gpus", action="store_true", help="only the images of jobs without GPUs")
-    add_engine(group)
-    add_quiet(group, "print the finished images alone")
-    _add_destination(parser.add_argument_group("where to put them"))
-    parser.set_defaults(command=_build)
+_WHICH = "which of their images"
+_WHERE = "where to put them"
 
 
-def _add_destination(group: OptionGroup) -> None:
-    meaning = "also put them into this folder, for `allranks run --images DIR`"
-    group.add_argument("--export", type=Path, metavar="DIR", help=meaning)
-    meaning = "with --export: images that this registry (ghcr.io/owner/repository) has are taken from it, not built"
-    group.add_argument("--registry", metavar="NAME", help=meaning)
-    group.add_argument("--push", action="store_true", help="push missing images to it")
-    meaning = "with --plan-file: if the build fails, leave the reason here as the result of each job of the plan"
-    group.add_argument("--results", type=Path, metavar="DIR", help=meaning)
-    group.add_argument("--dry-run", action="store_true", help="print the names and the keys of the contents, and stop")
+@dataclass(frozen=True, kw_only=True)
+class Options(Selection):
+    """The options of ``allranks build``."""
+
+    usage: ClassVar = "allranks build [CELL ...] [options]"
+
+    without_gpus: bool = flag("--without-gpus", _WHICH, "only the images of jobs without GPUs")
+    engine: str = engine_option(_WHICH)
+    quiet: bool = quiet_option(_WHICH, "print the finished images alone")
+    export: Path | None = option(
+        "--export DIR", _WHERE, f"also put them into this folder, for the {IMAGES_VARIABLE} of runs", type=Path
+    )
+    registry: str | None = option(
+        "--registry NAME",
+        _WHERE,
+        "with --export: images that this registry (ghcr.io/owner/repository) has are taken from it, not built",
+    )
+    push: bool = flag("--push", _WHERE, "push missing images to it")
+    results: Path | None = option(
+        "--results DIR",
+        _WHERE,
+        "if the build fails, leave the reason here as the result of each job of the plan",
+        type=Path,
+    )
+    dry_run: bool = flag("--dry-run", _WHERE, "print the names and the keys of the contents, and stop")
 
 
-def _build(options: argparse.Namespace) -> ExitCode:
-    expansion = read_request(options)
+def run(options: Options) -> ExitCode:
+    """Build the images of the selected cells, or of all jobs of the plan that a variable names."""
+    expansion, options = read_request(options)
     _build_for(_jobs_to_build_for(expansion, options), expansion.matrix.root, options)
     return ExitCode.OK
 
 
-def _jobs_to_build_for(expansion: Expansion, options: argparse.Namespace) -> Sequence[Job]:
+def _jobs_to_build_for(expansion: Expansion, options: Options) -> Sequence[Job]:
     from allranks.runner.machines.plan_file import planned_jobs  # noqa: PLC0415 - no other build needs it
 
-    if options.plan_file is None:
+    plan_file = os.environ.get(PLAN_FILE_VARIABLE)
+    if not plan_file:
         return chosen_jobs(expansion, options)
     if options.cells or options.where or options.suite:
-        msg = "A plan file already names its cells and suites."
-        raise UsageError(msg, remedy="Drop cells, --where and --suite, or drop --plan-file.")
-    return planned_jobs(expansion, options.plan_file)
+        msg = f"A plan file ({PLAN_FILE_VARIABLE}) already names its cells and suites."
+        raise UsageError(msg, remedy=f"Drop cells, --where and --suite, or unset {PLAN_FILE_VARIABLE}.")
+    return planned_jobs(expansion, Path(plan_file))
 
 
-def _build_for(jobs: Iterable[Job], root: Path, options: argparse.Namespace) -> None:
+def _build_for(jobs: Iterable[Job], root: Path, options: Options) -> None:
     from allranks.engines.registry import choose_engine  # noqa: PLC0415
     from allranks.images.daemon import Site  # noqa: PLC0415
 
@@ -78,22 +89,22 @@ def _build_for(jobs: Iterable[Job], root: Path, options: argparse.Namespace) -> 
             _write_empty(options.export)
         return
     with closing(client):
-        _build_images(
-            images, Site(client=client, root=root, progress=_silent if options.detail == "quiet" else say), options
-        )
+        _build_images(images, Site(client=client, root=root, progress=_silent if options.quiet else say), options)
 
 
 def _silent(_line: str) -> None:
     """Take a line of progress."""
 
 
-def _check(options: argparse.Namespace) -> None:
-    if options.results and options.plan_file is None:
-        what = "--results needs --plan-file: the reason of a failed build is the result of each job of a plan."
-        raise UsageError(what, remedy="Add --plan-file FILE, or drop --results.")
+def _check(options: Options) -> None:
+    if options.results and not os.environ.get(PLAN_FILE_VARIABLE):
+        what = (
+            f"--results needs {PLAN_FILE_VARIABLE}: the reason of a failed build is the result of each job of a plan."
+        )
+        raise UsageError(what, remedy="Set the variable, or drop --results.")
     if options.registry and not options.export:
         what = "--registry needs --export: other machines read the address of an image from the exported folder."
-        raise UsageError(what, remedy="Add --export DIR, and give that folder to `allranks run --images DIR`.")
+        raise UsageError(what, remedy=f"Add --export DIR, and give that folder to runs: {IMAGES_VARIABLE}=DIR.")
     if options.push and not options.registry:
         msg = "--push has no registry to push to."
         raise UsageError(msg, remedy="Add --registry NAME.")
@@ -105,7 +116,7 @@ def _write_empty(folder: Path) -> None:
     write_list(folder, ())
 
 
-def _build_images(images: Sequence[Image], site: "Site", options: argparse.Namespace) -> None:
+def _build_images(images: Sequence[Image], site: "Site", options: Options) -> None:
     from allranks.images.built_image import ensure_image, image_reference  # noqa: PLC0415
     from allranks.images.sharing import export_images  # noqa: PLC0415
 
@@ -117,7 +128,7 @@ def _build_images(images: Sequence[Image], site: "Site", options: argparse.Names
         return
     with untrusted_output(say):  # a project's own build prints what it likes
         if options.export:
-            for exported in export_images(images, _shelf(options), site):
+            for exported in export_images(images, _shelf(options, options.export), site):
                 say(f"{exported.name}: {exported.reference}{f' in {exported.file}' if exported.file else ''}")
         else:
             for image in images:
@@ -125,11 +136,11 @@ def _build_images(images: Sequence[Image], site: "Site", options: argparse.Names
                 say(f"{image.name}: {built.reference}")
 
 
-def _shelf(options: argparse.Namespace) -> "Shelf":
+def _shelf(options: Options, folder: Path) -> "Shelf":
     from allranks.images.sharing import Shelf, as_archive, by_push, in_no_registry, look_up  # noqa: PLC0415
 
     return Shelf(
-        folder=options.export,
-        put=by_push(options.registry) if options.push else as_archive,
+        folder=folder,
+        put=by_push(options.registry) if options.push and options.registry else as_archive,
         known=look_up(options.registry) if options.registry else in_no_registry,
     )

@@ -1,14 +1,13 @@
-"""``allranks completion``: a script with which a shell completes the command line, made by shtab."""
+"""``allranks --completion``: a script with which a shell completes command lines, made by shtab."""
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
-from allranks.cli.command_parser import CommandParser, one_of
-from allranks.cli.options import say
-from allranks.errors import ExitCode, UsageError
-
-_SHELLS: Final = ("bash", "zsh")
+from allranks.cli.parser import CommandLine
+from allranks.errors import UsageError
+from allranks.plugin_manager import Command
 
 _CELLS: Final = "allranks plan 2>/dev/null | sed -n '2,/^$/s/ .*//p'"
 """The first column of the plan's table."""
@@ -17,45 +16,39 @@ _PREAMBLE: Final[Mapping[str, str]] = {
     "bash": f'_allranks_cells() {{ compgen -W "$({_CELLS})" -- "$1"; compgen -f -- "$1"; }}',
     "zsh": f"_allranks_cells() {{ compadd -- $({_CELLS}); _files }}",
 }
-_CELLS_OR_FILES: Final[Mapping[str, str]] = dict.fromkeys(_SHELLS, "_allranks_cells")
+_CELLS_OR_FILES: Final[Mapping[str, str]] = dict.fromkeys(_PREAMBLE, "_allranks_cells")
 
 
-def add(parser: CommandParser) -> None:
-    """Declare the arguments of ``allranks completion``."""
-    parser.usage = "allranks completion bash|zsh"
-    group = parser.add_argument_group("whose")
-    meaning = 'for bash, add to ~/.bashrc: eval "$(allranks completion bash)"'
-    group.add_argument("shell", type=one_of(_SHELLS), choices=_SHELLS, help=meaning)
-    parser.set_defaults(command=_complete)
+def script(
+    shell: str, parser: argparse.ArgumentParser, commands: Sequence[Command], line: Callable[..., CommandLine[Any]]
+) -> str:
+    """The script of a shell.
 
+    Args:
+        shell: ``bash`` or ``zsh``.
+        parser: The parser of what stands before a command's name.
+        commands: All commands.
+        line: The command line of a command, given what makes its parser.
 
-def _complete(options: argparse.Namespace) -> ExitCode:
+    Raises:
+        UsageError: shtab is not installed.
+    """
     try:
         import shtab  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415 - an extra
     except ImportError:
         msg = "Completion needs the package shtab, which is not installed."
         raise UsageError(msg, remedy="Install it beside allranks: pip install shtab.") from None
-    for action in _actions(options.root):
-        _describe(action, files=shtab.FILE, folders=shtab.DIRECTORY)
-    say(shtab.complete(options.root, options.shell, preamble=_PREAMBLE[options.shell]))
-    return ExitCode.OK
-
-
-def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Every argument of a parser and of its commands."""
-    for action in parser._actions:  # noqa: SLF001 - argparse has no other list of them
-        yield action
-        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
-            for command in action.choices.values():
-                yield from _actions(command)
+    subparsers = parser.add_subparsers()
+    for command in commands:
+        for action in line(command, partial(subparsers.add_parser, command.name, help=command.meaning)).actions:
+            _describe(action, files=shtab.FILE, folders=shtab.DIRECTORY)
+    found: str = shtab.complete(parser, shell, preamble=_PREAMBLE[shell])
+    return found
 
 
 def _describe(action: Any, *, files: object, folders: object) -> None:  # noqa: ANN401 - shtab adds an attribute to it
     """Tell shtab what an argument's values are, as far as its metavar says so."""
-    metavar = action.metavar if isinstance(action.metavar, str) else ""
-    if action.dest == "cells":
+    if action.metavar == "CELL | TEST":
         action.complete = _CELLS_OR_FILES
-    elif metavar in {"DIR", "FILE", "PATH"}:
-        action.complete = folders if metavar == "DIR" else files
-    elif "|" in metavar:
-        action.choices = metavar.split("|")
+    elif action.metavar in {"DIR", "FILE", "PATH"}:
+        action.complete = folders if action.metavar == "DIR" else files

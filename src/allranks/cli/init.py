@@ -1,6 +1,5 @@
 """``allranks init``: writes a matrix file, a noxfile and a first test for a repository."""
 
-import argparse
 import importlib.metadata
 import importlib.util
 import json
@@ -13,9 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import ClassVar
 from urllib.parse import unquote, urlsplit
 
-from allranks.cli.options import remark, say
+from allranks.cli.parser import CommandOptions, flag, option
+from allranks.cli.printing import remark, say
 from allranks.engines import AUTO
 from allranks.engines.package import package_folder
 from allranks.errors import DeviceError, EngineError, ExitCode, UsageError
@@ -86,29 +87,34 @@ class Repository:
     engine: tuple[str, str] = ("process", "")  # where runs take place: ``docker`` or ``process``, and why
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of ``allranks init``."""
-    group = parser.add_argument_group("what to write")
-    group.add_argument("folder", nargs="?", type=Path, default=Path(), help="the repository (default: this folder)")
-    group.add_argument("--dry-run", action="store_true", help="print the files, and write nothing")
-    group.add_argument(
-        "--source",
-        metavar="SOURCE",
-        help="where noxfile.py installs allranks from: the path of a checkout or wheel, or git+https://...@COMMIT "
+_WRITTEN = "what to write"
+_SCHEMA = "instead: a JSON schema of the matrix file, for editors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(CommandOptions):
+    """The options of ``allranks init``."""
+
+    usage: ClassVar = "allranks init [FOLDER] [options]"
+
+    folder: Path = option("FOLDER", _WRITTEN, "the repository (default: here)", nargs="?", type=Path, default=Path())
+    dry_run: bool = flag("--dry-run", _WRITTEN, "print the files, and write nothing")
+    source: str | None = option(
+        "--source SOURCE",
+        _WRITTEN,
+        "where noxfile.py installs allranks from: the path of a checkout or wheel, or git+https://...@COMMIT "
         "(default: where this allranks was installed from)",
     )
-    group.add_argument("--force", action="store_true", help=f"overwrite an existing {FILE_NAME} or first test")
-    parser.set_defaults(command=_init)
+    force: bool = flag("--force", _WRITTEN, f"overwrite an existing {FILE_NAME} or first test")
+    schema: bool = flag("--schema", _SCHEMA, f"print the schema of {FILE_NAME}")
+    pyproject: bool = flag(
+        "--pyproject",
+        _SCHEMA,
+        f"with --schema: that of {PYPROJECT}, in which the matrix is [{'.'.join(PYPROJECT_TABLE)}]",
+    )
 
 
-def add_schema(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of ``allranks schema``."""
-    meaning = f"the schema of {PYPROJECT}, in which the matrix is [{'.'.join(PYPROJECT_TABLE)}]"
-    parser.add_argument_group("which form").add_argument("--pyproject", action="store_true", help=meaning)
-    parser.set_defaults(command=_schema)
-
-
-def _schema(options: argparse.Namespace) -> ExitCode:
+def _show_schema(options: Options) -> ExitCode:
     schema = json_schema()
     say(json.dumps(_inside_pyproject(schema) if options.pyproject else schema, indent=2))
     return ExitCode.OK
@@ -123,8 +129,14 @@ def _inside_pyproject(schema: dict[str, object]) -> dict[str, object]:
     return outer | inner
 
 
-def _init(options: argparse.Namespace) -> ExitCode:
-    root: Path = options.folder.absolute()
+def run(options: Options) -> ExitCode:
+    """Write the files, or print the schema."""
+    if options.schema:
+        return _show_schema(options)
+    if options.pyproject:
+        msg = "--pyproject needs --schema."
+        raise UsageError(msg, remedy="Write: allranks init --schema --pyproject")
+    root = options.folder.absolute()
     if not root.is_dir():
         msg = f"There is no folder {options.folder}."
         raise UsageError(msg, remedy="Create it, or name the folder of your repository.")
@@ -351,7 +363,7 @@ def matrix_text(found: Repository) -> str:
 
 _HEAD = (
     "# The matrix of this repository. allranks runs every suite in every cell: a combination of values of [matrix].",
-    "# `allranks plan` lists the cells, `allranks run` runs them, and `allranks schema` helps editors with this file.",
+    "# `allranks plan` lists the cells, `allranks run` runs them, and `allranks init --schema` helps editors.",
 )
 
 

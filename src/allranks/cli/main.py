@@ -1,22 +1,47 @@
-"""The command line: its commands, their common options, and errors as exit codes."""
+"""The command line: its commands, and errors as exit codes.
+
+A command is a module with a frozen dataclass ``Options``, and a function ``run`` that takes one and returns the exit
+code. It is imported only where it is run or asked for help.
+"""
 
 import argparse
+import importlib
 import io
 import os
 import shlex
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import TextIO
+from typing import Any, Final, TextIO
 
-from allranks.cli import build, completion, host_state, images, init, merge, plan, run
-from allranks.cli.command_parser import CommandParser
-from allranks.cli.options import RESULTS_VARIABLE, painted, results_here
-from allranks.errors import AllranksError, ExitCode, PluginError, UsageError, as_bug, did_you_mean
-from allranks.plugin_manager import CAN_FAIL, JUDGES, Command, added_commands
-from allranks.runner.ci_service import service_for_errors
+import allranks
+from allranks.cli.parser import ArgumentParser, CommandLine, CommandOptions, one_of, page, see_help, told_codes
+from allranks.cli.printing import painted, say
+from allranks.cli.variables import PACK_VARIABLE, PLAN_FILE_VARIABLE, RESULTS_VARIABLE
+from allranks.errors import MEANING, AllranksError, ExitCode, PluginError, UsageError, as_bug, did_you_mean
+from allranks.plugin_manager import CAN_FAIL, JUDGES, Command, added_commands, added_options
+
+_CORE: Final = (
+    Command("init", "allranks.cli.init", CAN_FAIL, "write a matrix file, a noxfile and a first test here"),
+    Command("plan", "allranks.cli.plan", CAN_FAIL, "show the cells of the matrix, without running anything"),
+    Command("run", "allranks.cli.run", JUDGES, "run suites in cells, and report what every rank did"),
+    Command("build", "allranks.cli.build", CAN_FAIL, "build the images of cells, for this machine or for others"),
+    Command("report", "allranks.cli.report", JUDGES, "make one report of results, of one machine or of many"),
+    Command("doctor", "allranks.cli.doctor", CAN_FAIL, "check whether this host can run jobs, and suggest fixes"),
+    Command("clean", "allranks.cli.clean", CAN_FAIL, "remove what dead runs left on this host, or old images"),
+)
+
+_MOVED: Final = {
+    "merge": "report DIR",
+    "leases": "doctor --gpus",
+    "images": "clean --images --dry-run",
+    "schema": "init --schema",
+    "completion": "--completion SHELL",
+}
+"""Commands that there were once, with what took their place."""
+
+_SHELLS: Final = ("bash", "zsh")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     own, pytest_args = _split(list(sys.argv[1:] if arguments is None else arguments))
     try:
-        code = _recorded(own, partial(_run, own, pytest_args))
+        code = _recorded(own, partial(_run, [word for word in own if word != "--debug"], pytest_args))
     except AllranksError as error:
         _complain(error, own)
         code = error.exit_code
@@ -47,39 +72,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(code)
 
 
-def _run(own: list[str], pytest_args: tuple[str, ...]) -> ExitCode:
-    _refuse_unknown_command(own)
-    options = _parser().parse_args(own)
-    if pytest_args and not options.takes_pytest:
-        msg = f"This command passes no arguments to pytest: {shlex.join(pytest_args)}."
-        raise UsageError(msg, remedy="Drop -- and everything after it.")
-    options.pytest_args = pytest_args
-    code: ExitCode = options.command(options)
-    return code
-
-
-def _recorded(own: Sequence[str], command: Callable[[], ExitCode]) -> ExitCode:
-    """Run a command; what it refuses of a plan for several machines, such as a misspelt option, is recorded."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in ("--matrix", "--plan-file", "--results"):
-        parser.add_argument(name, type=Path)
-    parser.add_argument("--pack")
-    try:
-        given, rest = parser.parse_known_args(own)
-    except argparse.ArgumentError:  # one has no value
-        return command()
-    name = _name_in(rest)
-    is_run = name == "run" and given.pack and not {"--dry-run", "--inside"}.intersection(rest)
-    is_examined = name == "doctor" and given.pack and given.results
-    is_build = name == "build" and given.results
-    if not (given.plan_file and (is_run or is_examined or is_build)):
-        return command()
-    from allranks.runner.machines.refused_pack import recording_refusal  # noqa: PLC0415 - no other command needs it
-
-    results = given.results or Path(os.environ.get(RESULTS_VARIABLE) or results_here(given.matrix))
-    return recording_refusal(command, results, given.plan_file, None if is_build else given.pack)
-
-
 def _split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
     """Split the arguments into those of allranks and those after ``--``, which are pytest's."""
     if "--" not in arguments:
@@ -88,7 +80,136 @@ def _split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
     return arguments[:place], tuple(arguments[place + 1 :])
 
 
+@cache
+def commands() -> tuple[Command, ...]:
+    """All commands: those of the core, then those of plug-ins.
+
+    Raises:
+        PluginError: A plug-in cannot be loaded.
+    """
+    return (*_CORE, *added_commands(_CORE))
+
+
+def _command_line(command: Command, make: Callable[..., Any] = ArgumentParser) -> CommandLine[CommandOptions]:
+    """The command line of a command, whose module is imported; `make` makes its parser.
+
+    Raises:
+        PluginError: A plug-in cannot be loaded.
+    """
+    kind: type[CommandOptions] = importlib.import_module(command.module).Options
+    added = added_options(command.name) if kind.is_extended else ()
+    texts = page(kind.usage, f"{command.name}: {command.meaning}.", told_codes(command.codes))
+    return CommandLine(make(prog=f"allranks {command.name}", **texts), kind, added)
+
+
+def _run(own: list[str], pytest_args: tuple[str, ...]) -> ExitCode:
+    place = next((place for place, word in enumerate(own) if not word.startswith("-")), len(own))
+    top = _top_parser()
+    given, rest = top.parse_known_args(own[: place + 1])  # and one word more: --completion has a value
+    before = [word for word in rest if word.startswith("-")]
+    if given.help:
+        top.epilog = _overview()
+        top.print_help()
+    elif given.version:
+        say(f"allranks {allranks.__version__}")
+    elif given.completion:
+        from allranks.cli.completion import script  # noqa: PLC0415
+
+        say(script(given.completion, _top_parser(), commands(), _command_line))
+    elif rest == before:
+        raise UsageError(
+            f"allranks has no option {rest[0]}." if rest else "A command is required.", remedy=see_help(top)
+        )
+    else:
+        return _run_command(_named(own[place], before, top), own[place + 1 :], pytest_args)
+    return ExitCode.OK
+
+
+def _top_parser() -> argparse.ArgumentParser:
+    """The parser of what stands before the name of a command."""
+    usage = "allranks COMMAND [options]; allranks COMMAND --help"
+    about = "allranks: distributed PyTorch test suites over a matrix, every rank accounted for."
+    parser = ArgumentParser(prog="allranks", **page(usage, about, ""))
+    group = parser.add_argument_group("general")
+    group.add_argument("-h", "--help", action="store_true", help="show this help, or that of a command, and exit")
+    group.add_argument("-V", "--version", action="store_true", help="show the version, and exit")
+    group.add_argument("--debug", action="store_true", help="of any command: also show the traceback of an error")
+    meaning = "print a script with which a shell completes command lines, and exit"
+    shell = partial(one_of, _SHELLS, "shell")
+    group.add_argument("--completion", type=shell, choices=_SHELLS, metavar="|".join(_SHELLS), help=meaning)
+    return parser
+
+
+def _overview() -> str:
+    """The commands and the exit codes, for the end of the help page."""
+    width = max(len(command.name) for command in commands())
+
+    def rows(some: Sequence[Command]) -> list[str]:
+        return [f"  {command.name:<{width}}  {command.meaning}" for command in some]
+
+    added = rows(commands()[len(_CORE) :])
+    more = ["", "commands of plug-ins:", *added] if added else []
+    return "\n".join(["commands:", *rows(_CORE), *more, "", told_codes(MEANING)])
+
+
+def _named(name: str, before: Sequence[str], top: argparse.ArgumentParser) -> Command:
+    """The command of a name; those of plug-ins are looked for only if it is not of the core.
+
+    Raises:
+        UsageError: There is none, or options stand before its name.
+    """
+    known = _CORE if name in {command.name for command in _CORE} else commands()
+    found = next((command for command in known if command.name == name), None)
+    if found is None:
+        msg = f"There is no command {name!r}."
+        now = f"It is now `allranks {_MOVED[name]}`." if name in _MOVED else ""
+        remedy = "usage: allranks COMMAND [options]. `allranks --help` lists the commands."
+        raise UsageError(msg, why=now or did_you_mean(name, [command.name for command in known]), remedy=remedy)
+    if before:
+        why = f"Options of a command go after its name: allranks {name} {before[0]}"
+        msg = f"allranks has no option {before[0]}."
+        raise UsageError(msg, why=why, remedy=see_help(top))
+    return found
+
+
+def _run_command(command: Command, arguments: Sequence[str], pytest_args: tuple[str, ...]) -> ExitCode:
+    line = _command_line(command)
+    if pytest_args and not line.kind.takes_pytest:
+        msg = f"This command passes no arguments to pytest: {shlex.join(pytest_args)}."
+        raise UsageError(msg, remedy="Drop -- and everything after it.")
+    options = line.parse(arguments, pytest_args)
+    run: Callable[[CommandOptions], ExitCode] = importlib.import_module(command.module).run
+    return run(options)
+
+
+def _recorded(own: Sequence[str], command: Callable[[], ExitCode]) -> ExitCode:
+    """Run a command; what it refuses of a plan for several machines, such as a misspelt option, is recorded."""
+    plan_file, pack = (os.environ.get(name) for name in (PLAN_FILE_VARIABLE, PACK_VARIABLE))
+    if not plan_file:
+        return command()
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for option in ("--matrix", "--results"):
+        parser.add_argument(option, type=Path)
+    try:
+        given, rest = parser.parse_known_args(own)
+    except argparse.ArgumentError:  # one has no value
+        return command()
+    name = _name_in(rest)
+    is_run = name == "run" and pack and "--inside" not in rest
+    is_examined = name == "doctor" and pack and given.results
+    is_build = name == "build" and given.results
+    if not (is_run or is_examined or is_build):
+        return command()
+    from allranks.cli.options import results_here  # noqa: PLC0415
+    from allranks.runner.machines.refused_pack import recording_refusal  # noqa: PLC0415 - no other command needs it
+
+    results = given.results or Path(os.environ.get(RESULTS_VARIABLE) or results_here(given.matrix))
+    return recording_refusal(command, results, Path(plan_file), None if is_build else pack)
+
+
 def _complain(error: AllranksError, arguments: Sequence[str]) -> None:
+    from allranks.runner.ci_service import service_for_errors  # noqa: PLC0415 - only for errors
+
     service = service_for_errors()
     if service is None:
         _print(error, arguments, sys.stderr)
@@ -105,64 +226,13 @@ def _complain(error: AllranksError, arguments: Sequence[str]) -> None:
 
 def _print(error: AllranksError, arguments: Sequence[str], stream: TextIO) -> None:
     if "--debug" in arguments:
+        import traceback  # noqa: PLC0415 - its import takes as long as a small command
+
         traceback.print_exc(file=stream)
     head, colon, rest = error.told.partition("error:")
     print(painted(f"{head}{colon}", "red", stream) + rest, file=stream)
 
 
-_DESCRIPTION = "allranks: distributed PyTorch test suites over a matrix, every rank accounted for."
-
-_CORE = (
-    Command("init", init.add, CAN_FAIL, "write a matrix file, a noxfile and a first test for this repository"),
-    Command("schema", init.add_schema, CAN_FAIL, "print a JSON schema of the matrix file, for editors"),
-    Command("plan", plan.add, CAN_FAIL, "show the cells of the matrix, without running anything"),
-    Command("run", run.add, JUDGES, "run suites in cells, and merge what every rank reported"),
-    Command("build", build.add, CAN_FAIL, "build the images of cells, for this machine or for others"),
-    Command("merge", merge.add, JUDGES, "merge the results of one machine or of many into one report"),
-    Command("report", merge.add_report, JUDGES, "rebuild the report of the newest run, and show it"),
-    Command("leases", host_state.add_leases, CAN_FAIL, "show which run and which job holds each GPU of this host"),
-    Command("images", images.add, CAN_FAIL, "show the images that runs have built, and remove old ones"),
-    Command("doctor", host_state.add_doctor, CAN_FAIL, "check whether this host can run jobs, and suggest fixes"),
-    Command("completion", completion.add, CAN_FAIL, "print a script with which a shell completes command lines"),
-    Command("clean", host_state.add_clean, CAN_FAIL, "remove what dead runs left behind on this host"),
-)
-
-
-@cache
-def commands() -> tuple[Command, ...]:
-    """All commands: those of the core, then those of plug-ins.
-
-    Raises:
-        PluginError: A plug-in cannot be loaded.
-    """
-    return (*_CORE, *added_commands(_CORE))
-
-
-def _parser() -> CommandParser:
-    usage = "allranks COMMAND [options]; allranks COMMAND --help"
-    parser = CommandParser(prog="allranks", usage=usage, description=_DESCRIPTION, codes=JUDGES)
-    subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", prog="allranks")
-    for name, declare, codes, meaning in commands():
-        command = subparsers.add_parser(name, codes=codes, help=meaning, description=f"{name}: {meaning}.")
-        try:
-            declare(command)
-            command.add_general()
-        except argparse.ArgumentError as error:
-            msg = f"A plug-in adds an option to `allranks {name}` that is already there."
-            raise PluginError(msg, why=f"{error}.", remedy="Remove the package that adds it.") from error
-        command.set_defaults(takes_pytest=command.takes_pytest, root=parser)
-    parser.add_general(top=True)
-    return parser
-
-
 def _name_in(arguments: Sequence[str]) -> str:
     """The command's name, which need not exist; empty if none is given."""
     return next((word for word in arguments if not word.startswith("-")), "")
-
-
-def _refuse_unknown_command(arguments: list[str]) -> None:
-    names, given = [command.name for command in commands()], _name_in(arguments)
-    if given and given not in names:
-        remedy = "usage: allranks COMMAND [options]. `allranks --help` lists the commands."
-        msg = f"There is no command {given!r}."
-        raise UsageError(msg, why=did_you_mean(given, names), remedy=remedy)

@@ -1,26 +1,25 @@
 """``allranks plan``: lists the cells of the matrix, and divides their jobs among CI machines."""
 
-import argparse
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from math import prod
+from pathlib import Path
+from typing import ClassVar
 
-from allranks.cli.command_parser import CommandParser, one_of
-from allranks.cli.options import (
-    add_selection,
-    add_tests,
+from allranks.cli.options import run_id
+from allranks.cli.parser import existing_file, flag, option, whole, writable_file
+from allranks.cli.printing import remark, say
+from allranks.cli.selection import (
+    PickedTests,
+    Selection,
     chosen_jobs,
     chosen_names,
-    existing_file,
-    number,
     read_request,
-    remark,
-    run_id,
-    say,
     selected_cells,
-    writable_file,
 )
+from allranks.cli.variables import PLAN_FILE_VARIABLE
 from allranks.errors import ExitCode, counted
 from allranks.matrix.axes import AXES, NO_TORCH
 from allranks.matrix.cell_images import image_for
@@ -28,54 +27,69 @@ from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import chosen_suites, plan, unnamed_suites
 from allranks.matrix.model import Cell, Job, Matrix
 from allranks.protocol.xml_text import for_log
-from allranks.runner.machines.packs import MINUTES_PER_ENTRY, MOST_ENTRIES, PackOptions
+from allranks.runner.machines.pack_options import MINUTES_PER_ENTRY, MOST_ENTRIES, PackOptions
 
 MOST_DROPPED_SHOWN = 200
 """Dropped cells that are named one by one; beyond them a count per rule is more useful than the names."""
 
 
-_FORMATS = ("table", "json", "github")
+_SHOWN = "what to show"
+_MACHINES = "with --format github"
 
 
-def add(parser: CommandParser) -> None:
-    """Declare the arguments of ``allranks plan``."""
-    parser.usage = "allranks plan [CELL | TEST ...] [options] [-- PYTEST-ARGUMENT ...]"
-    parser.takes_pytest = True
-    add_selection(parser)
-    add_tests(parser.add_argument_group("which tests, and how (recorded by --plan-file; all jobs are planned)"))
-    group = parser.add_argument_group("what to show")
-    group.add_argument("--explain", action="store_true", help="also show each dropped cell and the rule that did it")
-    meaning = "json is for programs, github the job matrix of a workflow"
-    group.add_argument("--format", type=one_of(_FORMATS), choices=_FORMATS, default="table", help=meaning)
-    group.add_argument("--json", dest="format", action="store_const", const="json", help="the same as --format json")
-    parser.set_defaults(command=_plan)
-    group = parser.add_argument_group("with --format github")
-    meaning = "write the plan here, for each machine's `allranks run --plan-file FILE --pack PACK`"
-    group.add_argument("--plan-file", type=writable_file, metavar="FILE", help=meaning)
-    group.add_argument(
-        "--max-entries",
-        type=_entries,
+@dataclass(frozen=True, kw_only=True)
+class Options(PickedTests, Selection):
+    """The options of ``allranks plan``."""
+
+    usage: ClassVar = "allranks plan [CELL | TEST ...] [options] [-- PYTEST-ARGUMENT ...]"
+
+    explain: bool = flag("--explain", _SHOWN, "also show each dropped cell and the rule that did it")
+    requests: bool = flag("--requests", _SHOWN, "show what engines would be asked for, as JSON")
+    format: str = option(
+        "--format",
+        _SHOWN,
+        "json is for programs, github the job matrix of a workflow",
+        choices=("table", "json", "github"),
+        default="table",
+    )
+    json: bool = flag("--json", _SHOWN, "the same as --format json")
+    plan_file: Path | None = option(
+        "--plan-file FILE",
+        _MACHINES,
+        f"write the plan here, for the {PLAN_FILE_VARIABLE} of each machine",
+        type=writable_file,
+    )
+    max_entries: int = option(
+        "--max-entries N",
+        _MACHINES,
+        f"no more machines than this (default, and GitHub's limit: {MOST_ENTRIES})",
+        type=whole(1, MOST_ENTRIES),
         default=MOST_ENTRIES,
-        metavar="N",
-        help=f"no more machines than this (default, and GitHub's limit: {MOST_ENTRIES})",
     )
-    group.add_argument(
-        "--minutes-per-entry",
-        type=_minutes,
+    minutes_per_entry: int = option(
+        "--minutes-per-entry N",
+        _MACHINES,
+        f"what a machine should have to do: fewer minutes, more machines (default: {MINUTES_PER_ENTRY})",
+        type=whole(1),
         default=MINUTES_PER_ENTRY,
-        metavar="N",
-        help=f"what a machine should have to do: fewer minutes, more machines (default: {MINUTES_PER_ENTRY})",
     )
-    meaning = "what tests took, for even packs (default: the file that the matrix file names)"
-    group.add_argument("--durations", type=existing_file, metavar="FILE", help=meaning)
+    durations: Path | None = option(
+        "--durations FILE",
+        _MACHINES,
+        "what tests took, for even packs (default: the file that the matrix file names)",
+        type=existing_file,
+    )
 
 
-def _plan(options: argparse.Namespace) -> ExitCode:
-    expansion = read_request(options)
+def run(options: Options) -> ExitCode:
+    """Show what would run."""
+    expansion, options = read_request(options)
+    if options.requests:
+        return _show_requests(expansion, options)
     if options.format == "github":
         return _plan_machines(expansion, options)
     cells, suites = selected_cells(expansion, options), chosen_names(expansion, options)
-    if options.format == "json":
+    if options.json or options.format == "json":
         say(render_json(expansion, cells, suites))
     else:
         say(render_table(expansion.matrix, cells, suites))
@@ -84,7 +98,20 @@ def _plan(options: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _plan_machines(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
+def _show_requests(expansion: Expansion, options: Options) -> ExitCode:
+    from allranks.engines.base import JobEnvironment  # noqa: PLC0415
+    from allranks.runner.request import AttemptOptions, job_spec  # noqa: PLC0415
+
+    attempt = AttemptOptions(run_id="plan", number=1, seed=0, pytest_args=options.pytest_args)
+    requests = [
+        job_spec(expansion.matrix, job, JobEnvironment(image=job.image.name), attempt).to_json()
+        for job in chosen_jobs(expansion, options)
+    ]
+    say(json.dumps(requests, indent=1))
+    return ExitCode.OK
+
+
+def _plan_machines(expansion: Expansion, options: Options) -> ExitCode:
     from allranks.report.durations import read_durations  # noqa: PLC0415 - no other plan needs them
     from allranks.runner.machines.planning import PlanOptions, plan_machines  # noqa: PLC0415
 
@@ -99,20 +126,6 @@ def _plan_machines(expansion: Expansion, options: argparse.Namespace) -> ExitCod
     remark("\n".join(map(for_log, notes)))
     say(entries)
     return ExitCode.OK
-
-
-def _entries(text: str) -> int:
-    if not 1 <= (entries := number(text)) <= MOST_ENTRIES:
-        msg = f"{text!r} entries: GitHub takes from 1 to {MOST_ENTRIES} in a job matrix"
-        raise argparse.ArgumentTypeError(msg)
-    return entries
-
-
-def _minutes(text: str) -> int:
-    if (minutes := number(text)) < 1:
-        msg = f"{text!r} is no time: take 1 minute or more"
-        raise argparse.ArgumentTypeError(msg)
-    return minutes
 
 
 def render_table(matrix: Matrix, cells: Sequence[Cell], suite_names: Sequence[str] | None = None) -> str:

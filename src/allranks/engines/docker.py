@@ -204,7 +204,7 @@ def _toolkit(said: Mapping[str, Any], inventory: Inventory) -> Iterator[Finding]
         yield Finding("toolkit", f"NVIDIA's is {'there' if is_there else 'not there'}", remedy)
     elif inventory.driver == "cdi" and _major(version) < _CDI_SINCE:
         text = f"Docker {version} does not support CDI"
-        yield Finding("CDI", text, f"Install Docker {_CDI_SINCE}, or use --gpu-mode nvidia.")
+        yield Finding("CDI", text, f"Install Docker {_CDI_SINCE}, or set ALLRANKS_GPU_MODE=nvidia.")
     elif inventory.driver == "cdi" and not _specifications(said.get("CDISpecDirs") or ()):
         text = f"no specification is in {', '.join(said.get('CDISpecDirs') or ('any folder',))}"
         remedy = "Run: sudo nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml"

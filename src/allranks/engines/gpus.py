@@ -22,7 +22,7 @@ _LIMIT: Final = 60.0
 """Seconds: a first call loads the driver's firmware, a few seconds for each GPU; a sick one may never answer."""
 
 _REMEDY: Final = (
-    "Run nvidia-smi and follow its advice, usually a restart of the host; or exclude GPUs: --gpu-mode none."
+    "Run nvidia-smi and follow its advice, usually a restart of the host; or exclude GPUs: ALLRANKS_GPU_MODE=none."
 )
 
 # nvml.h, enum nvmlReturn_t.
@@ -99,7 +99,9 @@ def _library(*, has_cards: bool) -> Nvml | None:
         if not has_cards:
             return None
         msg = "This host has GPUs, and NVIDIA's bindings of NVML are not installed."
-        remedy = "Install them (pip install nvidia-ml-py), name the GPUs (ALLRANKS_GPUS), or use --gpu-mode none."
+        remedy = (
+            "Install them (pip install nvidia-ml-py), name the GPUs (ALLRANKS_GPUS), or set ALLRANKS_GPU_MODE=none."
+        )
         raise DeviceError(msg, why=str(error), remedy=remedy) from error
     library: Nvml = pynvml
     return library

@@ -46,7 +46,9 @@ from allranks.protocol.records import Record
 from allranks.user_cache import cache_folder
 
 _OF_A_RANK = re.compile(
-    "((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_(?!ETCD_).*)", re.DOTALL
+    "((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_(?!ETCD_).*"
+    "|ALLRANKS_(PLAN_FILE|PACK))",
+    re.DOTALL,
 )
 
 _PEER: Final = "::ffff:127.0.0.1"
@@ -334,6 +336,8 @@ def _visible_gpus(spec: JobSpec) -> dict[str, str]:
 
 def of_no_rank(host: Mapping[str, str]) -> dict[str, str]:
     """The host's variables without those that a launcher of ranks sets: allranks itself may run in such a rank.
+
+    Nor does a run that a test starts belong to this machine's part of a plan.
 
     With ``TORCHELASTIC_USE_AGENT_STORE``, for one, torch's rank 0 would wait for a store that another process hosts.
     ``TORCHELASTIC_ETCD_BINARY_PATH`` is set by a user.

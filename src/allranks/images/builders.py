@@ -88,7 +88,7 @@ def check_room(client: DockerClient, layer: str, wheels: Iterable[Path], builder
             what,
             why=f"It takes {gigabytes(room.meanwhile)} while it is built, of which {gigabytes(room.lasting)} stay, and "
             f"{folder} has {gigabytes(free)}.",
-            remedy="Free some: `allranks images --prune` removes images that were not used lately, and "
+            remedy="Free some: `allranks clean --images` removes images that were not used lately, and "
             "docker system df shows the rest.",
         )
 
@@ -119,7 +119,7 @@ _LONGEST_LINE = 200
 _NOISE = (" --->", "Removing intermediate container")
 _REMEDY = "Correct what the last line names in [images] of matrix.toml, then run again."
 _DISK_REMEDY = (
-    "Free space where the daemon keeps its images: `allranks images --prune` removes those of allranks that "
+    "Free space where the daemon keeps its images: `allranks clean --images` removes those of allranks that "
     "were not used lately, and docker system df shows the rest."
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # the legacy builder colours a step's standard error

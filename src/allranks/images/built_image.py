@@ -44,7 +44,7 @@ def ensure_image(
         root: The folder that the matrix file's relative paths start from.
         client: Connection to the daemon.
         progress: Receives lines, without end of line, while something is pulled, resolved or built.
-        uses: Until it is closed, no process on this host removes the image (``allranks images --prune``); None if it is
+        uses: Until it is closed, no process on this host removes the image (``allranks clean --images``); None if it is
             needed no longer than this call.
 
     Returns:

@@ -33,7 +33,7 @@ LIST_NAME: Final = "images.json"
 SCHEMA: Final = 1
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-_REMEDY: Final = "Export the folder again (allranks build --export), or drop --images to build here."
+_REMEDY: Final = "Export the folder again (allranks build --export), or unset ALLRANKS_IMAGES to build here."
 _NAMES_OF_CONTAINERD: Final = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
 
 

@@ -273,7 +273,7 @@ def prune(limits: StockLimits, say: Progress) -> Pruning:
         left = _stock(client)
     say(f"left: {total(left)}")
     if limits.size is not None and sum(image.own for image in left) > limits.size:
-        say("nothing more can be removed: `allranks images` shows what uses the rest")
+        say("nothing more can be removed: `allranks clean --images --dry-run` shows what uses the rest")
     return Pruning(tuple(removed), left)
 
 

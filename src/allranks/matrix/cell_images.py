@@ -5,8 +5,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from packaging.requirements import InvalidRequirement, Requirement
-
 from allranks.errors import MatrixError, listed, shown
 from allranks.matrix.axes import NO_TORCH, Known, comparable, is_version
 from allranks.matrix.model import PROJECT_MODES, Cell, Image, Matrix, ProjectMode
@@ -87,6 +85,8 @@ def _torch(table: Table) -> str | None:
 
 def _packages(table: Table) -> tuple[str, ...]:
     """Requirements as pip takes them: names with versions, and addresses, paths and options unchecked."""
+    from packaging.requirements import InvalidRequirement, Requirement  # noqa: PLC0415 - a tenth of a plan's time
+
     packages = table.texts("packages")
     for text in packages:
         if "/" in text or text.startswith(("-", ".")):

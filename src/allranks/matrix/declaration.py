@@ -338,7 +338,7 @@ def _baseline(table: Table) -> Path | None:
         return None
     path = table.relative_path("baseline", text)
     if not exists(table.path.parent / path):
-        remedy = f"Create it from a good run: allranks merge results/latest --update-baseline {text}"
+        remedy = f"Create it from a good run: allranks report results/latest --update-baseline {text}"
         raise table.error(name="baseline", what=f"there is no file {shown(text)}", remedy=remedy)
     return path
 

@@ -153,7 +153,7 @@ class RankReports:
         try:
             yield
         except (AllranksError, OSError, RuntimeError) as error:
-            remedy = f"Each rank's own is in {self._folder}: `allranks merge {self._folder}` makes one of them."
+            remedy = f"Each rank's own is in {self._folder}: `allranks report {self._folder}` makes one of them."
             self._problem = f"there is no report of all ranks in {self._target}: {error}\n{remedy}"
 
     def _others(self) -> range:

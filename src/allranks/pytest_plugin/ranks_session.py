@@ -167,7 +167,7 @@ class RanksSession:
             attempt = runner.prepare(Task(0, runner.room_of(job), 0.0), job, again, undo)
             if attempt is None:
                 msg = f"{self._ranks} GPUs are needed, and other runs hold them."
-                raise AllranksError(msg, remedy="Wait for them: `allranks leases` shows who has them.")
+                raise AllranksError(msg, remedy="Wait for them: `allranks doctor --gpus` shows who has them.")
             attempt.release()
             runner.run(attempt, lambda: None)
             self._error = attempt.error or _compare_collections(session.items, attempt.facts.full_collection)

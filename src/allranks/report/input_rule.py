@@ -1,4 +1,4 @@
-"""Which files of a folder ``allranks merge`` reads, by one rule that guesses nothing.
+"""Which files of a folder ``allranks report`` reads, by one rule that guesses nothing.
 
 1. A folder with a ``run.json`` of allranks, or with attempts at jobs in ``cells/``, at any depth, is a run or a part of
    one, and its journals are read. A ``run.json`` that is damaged may be one of allranks.

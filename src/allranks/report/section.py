@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _KEYS: Final = {
     *("generator", "schema", "suites", "run_id", "policy", "counts", "notes"),
-    *("exit_code", "meaning", "jobs", "failures", "files"),  # of `allranks merge --json`
+    *("exit_code", "meaning", "jobs", "failures", "files"),  # of `allranks report --json`
 }
 _ANCHORS: Final = {
     *("top", "trouble", "failures", "matrix", "tests", "slowest", "skips", "notes", "detail", "help"),

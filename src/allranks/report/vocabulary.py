@@ -190,7 +190,7 @@ def checked(tag: str, parent: str, attributes: Mapping[str, str], allowed: froze
     for name in attributes:
         if name not in known.attributes and not (is_open and name in allowed):
             msg = f"<{tag}> has {quoted(name, attributes[name])}, which no writer of JUnit XML that allranks knows has"
-            remedy = f"If it is no outcome, only merge can read it: allranks merge --allow-attribute {_shown(name)}."
+            remedy = f"If it is no outcome, only merge can read it: allranks report --allow-attribute {_shown(name)}."
             raise UnknownError(msg, remedy if is_open else "")
 
 

@@ -228,8 +228,8 @@ class Dispatcher:
             self._live.job_is(job_id, "waiting")
             self._live.say(f"{job_id}: {retry}")
         elif self._policy.fail_fast:
-            what = f"Not completed: --fail-fast ended the run when {job_id} was not good."
-            self._stop(what, f"{job_id} is not good, and --fail-fast ends the run")
+            what = f"Not completed: -x ended the run when {job_id} was not good."
+            self._stop(what, f"{job_id} is not good, and -x ends the run")
 
     def _stop(self, what: str, line: str) -> None:
         """Cancel the running jobs, and record for each waiting one why it did not run."""

@@ -53,7 +53,7 @@ _UNWRITABLE = re.compile(rf"\[Errno (?:{errno.ENOSPC}|{errno.EDQUOT}|{errno.EROF
 
 _SEE_THE_AGENT = "See agent.log in the job's results folder."
 _SEE_THE_OTHER_AGENTS = "See agent.log, and agent-1.log and so on, in the job's results folder."
-_GO_ON = "Go on with what is left: allranks run --resume; or have it tried again at once: --retries 1."
+_GO_ON = "Go on with what is left: allranks run --resume; or have it tried again at once: --reruns 1."
 _NO_LIST = "The agent finished, and has not told which tests it collected."
 _BETTER_PYTHON = "Add the package to the cell's image in the matrix file, or to the interpreter of process.python."
 _SEE_THE_GPU = "See agent.log there, and dmesg and nvidia-smi -q on its host; or leave it out: --gpus."

@@ -319,7 +319,7 @@ def _is_others(job_id: str, run_id: str, how: str) -> OthersJobError:
     return OthersJobError(
         f"{job_id} of the run {run_id} {how}.",
         why="A job belongs to the process that runs it first: attempts of two would look like retries of one.",
-        remedy=f"Resume that run when it has ended (--resume, --rerun-failed), or start another one: unset "
+        remedy=f"Resume that run when it has ended (--resume, --lf), or start another one: unset "
         f"{RUN_ID_VARIABLE}, or give it another value.",
     )
 

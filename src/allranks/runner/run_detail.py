@@ -14,7 +14,7 @@ _MIB: Final = 1 << 20
 
 
 def request_lines(spec: JobSpec) -> Iterator[str]:
-    """What an engine is asked for, with the path of the tests as pytest gets it; ``--dry-run`` prints all of it."""
+    """What an engine is asked for, with the path of the tests as pytest gets it: part of ``plan --requests``."""
     agent, room = spec.agent, spec.resources
     yield f"{spec.job_id}: attempt {spec.attempt} of run {spec.run_id}, seed {agent.seed}"
     yield f"    {'image' if spec.image else 'python'}: {spec.image or spec.python}"

@@ -23,10 +23,10 @@ def wait(bench: Bench) -> str:
         second.wait_until(lambda: bool(notes.read(bench.notes, "began")), "a rank that holds the GPU")
         began = notes.read(bench.notes, "began")[0]
         holder, waiter = (first, second) if began["run"] == "first" else (second, first)
-        with bench.command("leases", ["leases"], bench.folder) as leases:
+        with bench.command("leases", ["doctor", "--gpus"], bench.folder) as leases:
             said = leases.wait().said
         waiter.wait_until(lambda: "another run holds them" in waiter.said, "the line that says for what it waits")
-        bench.check(f"of run {began['run']} " in said, f"`allranks leases` does not name the holder: {said}")
+        bench.check(f"of run {began['run']} " in said, f"`allranks doctor --gpus` does not name the holder: {said}")
         bench.check(not notes.read(bench.notes, "ended"), "the holder has ended before it was to")
         go.touch()
         for run in (holder.wait(), waiter.wait()):

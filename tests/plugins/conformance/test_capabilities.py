@@ -273,7 +273,7 @@ def test_allranks_merge_writes_the_table_again(merged, allranks):
     before = [path.read_bytes() for path in paths]
     for path in paths:
         path.unlink()
-    code, out, _ = allranks("merge", str(merged))
+    code, out, _ = allranks("report", str(merged))
     assert code == 0
     assert "apabilities" not in out + (merged / "summary.md").read_text()
     assert [path.read_bytes() for path in paths] == before

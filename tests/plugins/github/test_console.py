@@ -203,7 +203,7 @@ RANK_XML = """\
 def test_merging_annotates_and_takes_no_command_from_what_it_shows(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     (tmp_path / "rank-0.xml").write_text(RANK_XML)
-    assert main(["merge", str(tmp_path), "--world-size", "1"]) == 1
+    assert main(["report", str(tmp_path), "--world-size", "1"]) == 1
     [command] = taken(capsys.readouterr().out.splitlines())
     assert command.startswith("::error title=")
     assert "test_x" in command

@@ -16,7 +16,7 @@ def test_annotations_of_a_merge_are_no_part_of_its_object(allranks, tmp_path, mo
     for rank, result in enumerate(("", "<failure/>")):
         (tmp_path / "ranks").mkdir(exist_ok=True)
         (tmp_path / "ranks" / f"rank-{rank}.xml").write_text(RANK.format(result))
-    _, out, err = allranks("merge", str(tmp_path / "ranks"), "--world-size=2", "--json")
+    _, out, err = allranks("report", str(tmp_path / "ranks"), "--world-size=2", "--json")
     assert json.loads(out)["exit_code"] == 1
     assert "::error " in err
 
@@ -28,7 +28,7 @@ def test_the_error_of_a_service_of_another_package_is_shown_by_this_one(allranks
 
     other("lsf", lambda: SimpleNamespace(allranks_ci_service=implements(allranks_ci_service)))
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    code, out, _ = allranks("merge", "absent")
+    code, out, _ = allranks("report", "absent")
     assert code == 2
     assert "::error" in out
 
@@ -61,15 +61,15 @@ def gathered(repository, monkeypatch):
 
 def test_on_github_the_reason_of_a_machine_is_an_output_that_names_its_pack(allranks, gathered):
     outputs = gathered(error=MACHINE)
-    assert allranks("merge", "r")[0] == 4
+    assert allranks("report", "r")[0] == 4
     assert outputs.read_text() == "reason=No GPUs | here. (pack cpu-g0-1of1; exit code 4)\n"
-    assert json.loads(allranks("merge", "r", "--json")[1])["failures"][0]["packs"] == ["cpu-g0-1of1"]
+    assert json.loads(allranks("report", "r", "--json")[1])["failures"][0]["packs"] == ["cpu-g0-1of1"]
     assert "**Cause:** No GPUs \\| here. \\(pack cpu-g0-1of1; exit code 4\\)\n" in Path("r/summary.md").read_text()
 
 
 def test_on_github_a_failing_test_is_annotated_with_its_path_in_the_repository(allranks, gathered):
     outputs = gathered("file='tests/t.py' line='7'><failure message='no'/>", collected=["t::a"])
-    code, out, _ = allranks("merge", "r")
+    code, out, _ = allranks("report", "r")
     assert (code, "file=pkg/tests/t.py,line=" in out) == (1, True)
     assert outputs.read_text() == "reason=gloo-w1 / s: t::a: rank 0 failed: no (exit code 1)\n"
     assert "**Cause:**" not in Path("r/summary.md").read_text()
@@ -77,7 +77,7 @@ def test_on_github_a_failing_test_is_annotated_with_its_path_in_the_repository(a
 
 def test_on_github_a_run_of_nothing_says_so_and_a_good_one_gives_no_reason(allranks, gathered):
     outputs = gathered("><skipped type='pytest.skip' message='no'/>", collected=["t::a"])
-    assert allranks("merge", "r", "--allow-nothing-ran")[0] == 0
+    assert allranks("report", "r", "--allow-nothing-ran")[0] == 0
     assert not outputs.exists()
-    assert allranks("merge", "r")[0] == 5
+    assert allranks("report", "r")[0] == 5
     assert outputs.read_text() == "reason=nothing ran: no test executed (exit code 5)\n"

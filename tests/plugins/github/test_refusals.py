@@ -52,7 +52,7 @@ def test_a_plug_in_that_cannot_be_loaded_is_an_annotation_too(allranks, step, ot
         raise ImportError(msg)
 
     other("lsf", load)
-    code, _, err = allranks("plan")
+    code, _, err = allranks("--help")
     assert code == 4
     [annotation] = obeyed(err)
     assert "The plug-in lsf cannot be loaded" in annotation
@@ -60,11 +60,11 @@ def test_a_plug_in_that_cannot_be_loaded_is_an_annotation_too(allranks, step, ot
 
 
 def test_what_a_merge_refuses_is_on_the_stream_that_has_its_commands(allranks, step):
-    code, out, err = allranks("merge", "nowhere")
+    code, out, err = allranks("report", "nowhere")
     assert (code, err) == (2, "")
-    assert obeyed(out)[0].startswith("::error title=allranks merge%3A exit code 2")
+    assert obeyed(out)[0].startswith("::error title=allranks report%3A exit code 2")
     assert "reason=There is no results folder nowhere." in step()[1]
-    assert allranks("merge", "nowhere", "--json")[1] == ""
+    assert allranks("report", "nowhere", "--json")[1] == ""
 
 
 def test_an_error_of_the_matrix_file_is_shown_beside_its_line(allranks, repository, step):

@@ -72,7 +72,7 @@ def test_two_runs_are_compared_test_by_test(allranks, runs):
 def test_a_report_is_as_good_as_the_folder_of_a_run(allranks, runs, tmp_path, form):
     files = []
     for folder in runs:
-        allranks("merge", str(folder))
+        allranks("report", str(folder))
         downloaded = tmp_path / f"{folder.name}-report"
         downloaded.mkdir()
         shutil.copy(folder / ("junit.xml" if form == "junit.xml" else "report.json"), downloaded)
@@ -110,7 +110,7 @@ def test_results_outside_any_job_are_worse(allranks, runs):
 def test_a_damaged_plan_beside_a_report_is_worse(allranks, runs, tmp_path):
     (tmp_path / "lost").mkdir()
     (tmp_path / "lost/run.json").write_text("{")
-    allranks("merge", str(runs[0]))
+    allranks("report", str(runs[0]))
     shutil.copy(runs[0] / "report.json", tmp_path / "lost")
     code, out, _ = allranks("compare", str(runs[0]), str(tmp_path / "lost"))
     assert (code, "run.json is damaged" in out) == (1, True)
@@ -227,7 +227,7 @@ def test_jobs_are_matched_by_the_axes_that_are_not_compared():
 
 @pytest.mark.parametrize("schema", [0, 2, 99, "1", None])
 def test_a_report_of_another_schema_is_refused(allranks, runs, schema):
-    allranks("merge", str(runs[0]))
+    allranks("report", str(runs[0]))
     report = runs[0] / "report.json"
     report.write_text(json.dumps(json.loads(report.read_text()) | {"schema": schema}))
     code, _, err = allranks("compare", str(report), str(runs[1]))
@@ -251,7 +251,7 @@ def test_a_test_that_was_not_run_is_missing_in_every_form_of_a_report(allranks, 
         folder.job(job, collected=[A, B], not_run=sorted({A, B} - tests.keys()), stop_reason="-x")
         for rank in range(2):
             folder.rank(job, rank, tests)
-        allranks("merge", str(folder.path))
+        allranks("report", str(folder.path))
     code, out, _ = allranks("compare", str(before.path / form), str(run_folder.path / form), "--json")
     assert (code, differences(out)) == (1, {(B, "missing")})
 
@@ -270,7 +270,7 @@ def test_pytests_subtests_are_noted(allranks, tmp_path):
     "damage", ['{"schema": 1, "suites": 3}', '{"schema": 1, "suites": [{"cell": 1}]}', '{"schema": 1', "[]"]
 )
 def test_a_damaged_report_is_refused(allranks, runs, damage):
-    allranks("merge", str(runs[0]))
+    allranks("report", str(runs[0]))
     report = runs[0] / "report.json"
     report.write_text('[{"generator": "allranks"}]' if damage == "[]" else f'{{"generator": "allranks", {damage[1:]}')
     code, out, err = allranks("compare", str(report), str(runs[1]))
@@ -283,7 +283,7 @@ def test_a_bug_of_ours_is_not_called_damage(allranks, runs, monkeypatch):
         raise KeyError
 
     monkeypatch.setattr(comparison, "status_of", broken)
-    allranks("merge", str(runs[0]))
+    allranks("report", str(runs[0]))
     for form in ("report.json", "junit.xml"):
         code, _, err = allranks("compare", str(runs[0] / form), str(runs[0] / form))
         assert (code, "This is a bug in allranks." in err) == (4, True)

@@ -43,15 +43,13 @@ def ranks(tmp_path):
     ("table", "arguments", "name"),
     [
         ("", "", None),
-        ("", "--history other.sqlite", "other.sqlite"),
         ("\n[history]\n", "", "{}/.allranks-history.sqlite"),
         (MINE, "", "{}/mine.sqlite"),
-        (MINE, "--history other.sqlite", "other.sqlite"),
         (MINE, "--seed 1", "{}/mine.sqlite"),
     ],
 )
 @pytest.mark.usefixtures("repository")
-def test_a_run_is_recorded_in_the_file_of_the_command_line_or_of_the_matrix(allranks, runs, table, arguments, name):
+def test_a_run_is_recorded_in_the_file_of_the_matrix(allranks, runs, table, arguments, name):
     add_to_matrix(Path(), table)
     allranks("run", *arguments.split())
     [(_, options)] = runs
@@ -65,40 +63,33 @@ def test_repetitions_of_a_test_are_not_recorded_in_the_history_of_the_matrix(all
     assert files(options) == []
 
 
-def test_a_part_of_a_plan_is_not_recorded_since_the_merge_of_all_parts_is(allranks, runs, repository):
+def test_a_part_of_a_plan_is_not_recorded_since_the_report_of_all_parts_is(allranks, runs, repository, monkeypatch):
     add_to_matrix(repository, '[[runners]]\nlabels = ["cpu"]\nwhen = "gpu_count == 0"\n' + MINE)
     arguments = ("--format", "github", "--where", "backend=gloo", "--plan-file", "plan.json")
     code, out, err = allranks("plan", *arguments)
     assert code == 0, err
     [pack, *_] = json.loads(out)["include"]
-    assert allranks("run", "--plan-file", "plan.json", "--pack", pack["pack"])[0] == 0
+    monkeypatch.setenv("ALLRANKS_PLAN_FILE", "plan.json")
+    monkeypatch.setenv("ALLRANKS_PACK", pack["pack"])
+    assert allranks("run")[0] == 0
     assert files(runs[0][1]) == []
 
 
 def test_merge_records_the_run_and_reports_its_past(allranks, ranks):
-    allranks("merge", ranks(), "--history", "h.sqlite")
+    allranks("report", ranks(), "--history", "h.sqlite")
     folder = ranks('<failure message="no"/>')
-    code, out, _ = allranks("merge", folder, "--history", "h.sqlite")
+    code, out, _ = allranks("report", folder, "--history", "h.sqlite")
     assert code == 1
     assert "History: 1 new, by 2 runs.\n  new, rank 1: t::test_x (gloo-w2-g0-env / tests)\n" in out
-    told = json.loads(allranks("merge", folder, "--history", "h.sqlite", "--json")[1])["history"]
+    told = json.loads(allranks("report", folder, "--history", "h.sqlite", "--json")[1])["history"]
     assert (told["runs"], told["problem"], told["tests"][0]["trend"]) == (2, None, "new")
 
 
-@pytest.mark.parametrize(
-    ("table", "arguments", "kept"),
-    [
-        ("", "--history h.sqlite", None),
-        (MINE, "", 500),
-        (f"{MINE}runs = 2", "", 2),
-        (f"{MINE}runs = 2", "--history ./mine.sqlite", 2),
-        (f"{MINE}runs = 2", "--history h.sqlite", None),
-    ],
-)
+@pytest.mark.parametrize(("table", "kept"), [(MINE, 500), (f"{MINE}runs = 2", 2)], ids=["by default", "as it says"])
 @pytest.mark.usefixtures("repository")
-def test_the_matrix_says_how_many_runs_are_kept_in_its_own_history(allranks, runs, table, arguments, kept):
+def test_the_matrix_says_how_many_runs_are_kept_in_its_own_history(allranks, runs, table, kept):
     add_to_matrix(Path(), table)
-    allranks("run", *arguments.split())
+    allranks("run")
     [recorder] = [each for each in runs[0][1].sections if isinstance(each, HistoryRecorder)]
     assert recorder.keep == kept
 
@@ -126,7 +117,7 @@ def test_a_merge_keeps_as_many_runs_as_the_matrix_says_of_this_file(allranks, ra
     else:
         add_to_matrix(repository, f"\n{table}\n")
     for result in RESULTS:
-        allranks("merge", ranks(result), "--history", "h.sqlite")
+        allranks("report", ranks(result), "--history", "h.sqlite")
     assert kept_runs(allranks, "h.sqlite") == kept
 
 
@@ -137,35 +128,42 @@ def test_a_merge_that_cannot_read_the_matrix_keeps_as_many_runs_as_before(
     matrix = repository / "matrix.toml"
     before = matrix.read_text()
     add_to_matrix(repository, '\n[history]\nfile = "h.sqlite"\nruns = 3\n')
-    allranks("merge", ranks(), "--history", "h.sqlite")
+    allranks("report", ranks(), "--history", "h.sqlite")
     monkeypatch.setattr("allranks.plugins.history.changes.KEPT", 2)  # if the file is made by this merge
     if spoilt is None:
         matrix.unlink()
     else:
         matrix.write_text(before + spoilt)
     for result in RESULTS:
-        allranks("merge", ranks(result), "--history", "h.sqlite")
+        allranks("report", ranks(result), "--history", "h.sqlite")
     assert kept_runs(allranks, "h.sqlite") == 3
 
 
 @pytest.mark.usefixtures("repository")
 def test_a_matrix_that_no_run_could_use_does_not_change_the_exit_code_of_a_merge(allranks, ranks, monkeypatch):
     monkeypatch.setenv("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "abc")
-    assert allranks("merge", ranks(), "--history", "h.sqlite")[0] == 0
+    assert allranks("report", ranks(), "--history", "h.sqlite")[0] == 0
     assert kept_runs(allranks, "h.sqlite") == 1
 
 
 def test_a_history_that_cannot_be_used_is_a_warning(allranks, ranks):
     Path("h.sqlite").write_text("mine")
-    code, out, _ = allranks("merge", ranks(), "-q", "--history", "h.sqlite")
+    code, out, _ = allranks("report", ranks(), "-q", "--history", "h.sqlite")
     assert (code, Path("h.sqlite").read_text()) == (0, "mine")
     assert out.startswith("h.sqlite does not have this run: it is not a history.")
 
 
-@pytest.mark.parametrize("command", ["run", "stress", "bisect", "conformance", "merge", "report"])
-def test_a_history_in_a_folder_that_is_not_there_is_refused(allranks, runs, command):
-    code, _, err = allranks(command, "--history", "/nope/h.sqlite")
+@pytest.mark.parametrize("command", ["run", "stress", "bisect", "conformance"])
+def test_a_run_has_its_history_in_the_matrix_file(allranks, runs, command):
+    code, _, err = allranks(command, "--history", "h.sqlite")
     assert (code, runs) == (2, [])
+    assert "--history: it is now `[history]` in the matrix file" in err
+
+
+@pytest.mark.parametrize("command", ["report", "history"])
+def test_a_history_in_a_folder_that_is_not_there_is_refused(allranks, command):
+    code, _, err = allranks(command, "--history", "/nope/h.sqlite")
+    assert code == 2
     assert "'/nope/h.sqlite' cannot be a file" in err
 
 

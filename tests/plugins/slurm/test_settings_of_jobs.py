@@ -36,7 +36,7 @@ def test_the_most_jobs_are_those_of_the_matrix_file_unless_the_user_says_other(t
 
 
 @pytest.mark.usefixtures("no_slurm")
-@pytest.mark.parametrize("also", [(), ("--jobs", "1"), ("--gpu-mode", "none"), ("-q",), ("--seed", "1")])
+@pytest.mark.parametrize("also", [(), ("--jobs", "1"), ("-q",), ("--seed", "1")])
 def test_a_run_without_slurm_is_refused_before_there_is_one(allranks, repository, also):
     code, _, err = allranks("run", "--engine", "slurm", *also)
     assert code == 4

@@ -98,12 +98,12 @@ def test_the_command_makes_the_baseline_and_holds_a_run_against_it(run_folder, t
     file = tmp_path / "baseline.json"
     run_folder.manifest(JOB)
     run_folder.both(JOB, {A: "passed", B: "passed"})
-    assert main(["merge", str(run_folder.path), "--update-baseline", str(file)]) == ExitCode.OK
+    assert main(["report", str(run_folder.path), "--update-baseline", str(file)]) == ExitCode.OK
     assert read_baseline(file) == {CELL: {"collectives": 2}}
     run_folder.both(JOB, {A: "passed", B: SKIP})
-    assert main(["merge", str(run_folder.path), "--baseline", str(file)]) == ExitCode.TESTS_FAILED
+    assert main(["report", str(run_folder.path), "--baseline", str(file)]) == ExitCode.TESTS_FAILED
     assert "1 tests executed, and the baseline has 2." in capsys.readouterr().out
-    assert main(["merge", str(run_folder.path), "--update-baseline", str(file)]) == ExitCode.OK
+    assert main(["report", str(run_folder.path), "--update-baseline", str(file)]) == ExitCode.OK
     assert read_baseline(file) == {CELL: {"collectives": 1}}
 
 

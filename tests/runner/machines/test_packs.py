@@ -15,7 +15,8 @@ from allranks.matrix.model import Image, Limits, Matrix, Rule, RunnerRule, Suite
 from allranks.matrix.runners import minutes_of, runner_for
 from allranks.matrix.when import parse_condition
 from allranks.report.run_files import Manifest
-from allranks.runner.machines.packs import PackOptions, divide_jobs, load, shared_out
+from allranks.runner.machines.pack_options import PackOptions
+from allranks.runner.machines.packs import divide_jobs, load, shared_out
 from allranks.runner.machines.plan_file import plan_document
 from allranks.runner.machines.planning import render_entries
 from allranks.runner.results_folder import announced

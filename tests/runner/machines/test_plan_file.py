@@ -7,7 +7,7 @@ import pytest
 from allranks.errors import ExitCode, UsageError
 from allranks.matrix.jobs import plan
 from allranks.report.folder import read_manifest
-from allranks.runner.machines.packs import PackOptions
+from allranks.runner.machines.pack_options import PackOptions
 from allranks.runner.machines.plan_file import own_part
 from allranks.runner.machines.planning import PlanOptions, plan_machines
 

@@ -9,7 +9,7 @@ from allranks.errors import DeviceError, ExitCode, UsageError
 from allranks.matrix.jobs import plan
 from allranks.report.judge.exit_code import exit_code
 from allranks.report.merging import merge
-from allranks.runner.machines.packs import PackOptions
+from allranks.runner.machines.pack_options import PackOptions
 from allranks.runner.machines.planning import PlanOptions, plan_machines
 from allranks.runner.machines.refused_pack import recording_refusal
 from allranks.runner.results_folder import OthersJobError, has_begun

@@ -43,7 +43,7 @@ def refused_reruns(config: pytest.Config) -> Iterator[str]:
         if _MODULE in sys.modules and (getattr(config.option, option, None) or _in_file(config, option)):
             yield (
                 f"{flag} cannot be used: all ranks run a test again together, whatever each of them raised. "
-                "Take --reruns alone, @pytest.mark.flaky(reruns=2) for some tests, or `allranks run --retries`."
+                "Take --reruns alone, @pytest.mark.flaky(reruns=2) for some tests, or `allranks run --reruns`."
             )
 
 

@@ -8,24 +8,14 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
-from allranks.cli.command_parser import CommandParser, one_of
 from allranks.cli.init import DEFAULT_TORCH, installed_torch
-from allranks.cli.options import (
-    add_engine,
-    add_gpu_mode,
-    add_quiet,
-    add_results,
-    add_tests,
-    existing_file,
-    number,
-    run_id,
-    say,
-    say_verdict,
-)
-from allranks.cli.run import PartOf, run_jobs
+from allranks.cli.parser import existing_file, option, whole
+from allranks.cli.printing import say, say_verdict
+from allranks.cli.run import JobOptions, run_jobs, run_options
 from allranks.engines import AUTO
 from allranks.engines.archive import copy_files
 from allranks.engines.base import FileCopy
@@ -36,7 +26,6 @@ from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import plan
 from allranks.matrix.model import Cell, Image, Limits, Matrix, Process, Suite
 from allranks.matrix.own_suites import own_folder, own_names
-from allranks.plugin_manager import add_plugin_options
 
 if TYPE_CHECKING:
     from allranks.plugins.conformance.capabilities import CapabilityTable
@@ -57,79 +46,6 @@ _SETTINGS: Final = {
 
 _ENDINGS: Final = (".py", ".so")
 
-_DEVICES: Final = ("cpu", "cuda")
-
-_NOT_HERE: Final[Mapping[str, object]] = {
-    **dict.fromkeys(("connected", "images", "pdb_rank", "shuffle", "durations", "jobs")),
-    "plugins": {},
-    "retries": 0,
-    "fail_fast": False,
-    "allow_nothing_ran": False,
-}
-"""Options of ``allranks run`` that this command does not have."""
-
-
-def add(parser: CommandParser) -> None:
-    """Declare the arguments of ``allranks conformance``."""
-    parser.usage = "allranks conformance --backend NAME [--import MODULE] [options] [-- PYTEST-ARGUMENT ...]"
-    parser.takes_pytest = True
-    group = parser.add_argument_group("what to test")
-    group.add_argument("--backend", required=True, metavar="NAME", help="the backend, as init_process_group takes it")
-    meaning = "import this first, in each rank: a module or package of this folder, or an installed one"
-    group.add_argument("--import", dest="module", metavar="MODULE", help=meaning)
-    meaning = "numbers of ranks, one run of the suite for each (default: 2,4)"
-    group.add_argument("--world-size", type=_sizes, default=(2, 4), metavar="N,...", help=meaning)
-    meaning = "the device of the tensors; cuda takes a GPU for each rank (default: cpu; for nccl: cuda)"
-    group.add_argument("--device", type=one_of(_DEVICES), metavar="|".join(_DEVICES), help=meaning)
-    meaning = f"the suite (default: collectives; there are: {', '.join(own_names())})"
-    group.add_argument("--suite", type=one_of(own_names()), default="collectives", metavar="NAME", help=meaning)
-    meaning = "seconds after which a test hangs (default: 10)"
-    group.add_argument("--time-limit", type=number, default=10, metavar="SECONDS", help=meaning)
-    add_tests(parser.add_argument_group("which tests, and how (other pytest options go after --)"))
-    group = parser.add_argument_group("where to run")
-    add_engine(group)
-    meaning = "interpreter with torch, for the process engine (default: that of allranks, if it has torch)"
-    group.add_argument("--python", metavar="PATH", help=meaning)
-    group.add_argument(
-        "--torch", metavar="VERSION", help="torch of an image or environment (default: the installed one)"
-    )
-    group.add_argument("--image", metavar="NAME", help="finished image to run in")
-    group.add_argument("--gpus", metavar="0,2-3", help="use only these GPUs, by number or id (default: all of them)")
-    add_gpu_mode(group)
-    place, group = group, parser.add_argument_group("results")
-    add_results(group)
-    add_plugin_options("conformance", {"place": place, "results": group})
-    meaning = "an earlier conformance.json to compare with (default: the newest of this backend in the results folder)"
-    group.add_argument("--compare", type=existing_file, metavar="FILE", help=meaning)
-    group.add_argument(
-        "--seed", type=number, metavar="N", help="seed of every rank of every test (default: a random one)"
-    )
-    add_quiet(parser.add_argument_group("output"), "print problems, the table and the verdict alone")
-    parser.set_defaults(command=_conformance, own_pytest_args=[], **_NOT_HERE)
-
-
-def _conformance(options: argparse.Namespace) -> ExitCode:
-    _check_names(options)
-    if options.compare:
-        known = _read(options.compare)  # a mistake shows before the run
-        if not known.get(options.backend):
-            msg = f"{options.compare} has no table of {options.backend}, and would show no change."
-            raise UsageError(msg, why=f"It has {', '.join(known) or 'none'}.", remedy="Name one of this backend.")
-    own = [argument for arguments in options.own_pytest_args for argument in arguments]
-    options.pytest_args = (*own, *options.pytest_args)
-    if options.engine == AUTO and (options.python or installed_torch()[0]) and not options.image:
-        options.engine = "process"  # the backend is most likely built for this interpreter
-    with tempfile.TemporaryDirectory(prefix="allranks-backend-") as folder:
-        local = _copy_module(options.module, Path.cwd(), Path(folder)) if options.module else False
-        _refuse_absent_module(options, is_local=local)
-        expansion = _expansion(options, (Path(folder),) if local else ())
-        options.results = options.results or expansion.matrix.root / "results"
-        run = run_id()
-        code = run_jobs(expansion, plan(expansion.matrix, expansion.cells), options, PartOf(run_id=run))
-    code = _show(options.results / run, options, code)
-    say_verdict(code)
-    return code
-
 
 def _sizes(text: str) -> tuple[int, ...]:
     """Parse numbers of ranks.
@@ -144,7 +60,79 @@ def _sizes(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(map(int, parts)))
 
 
-def _check_names(options: argparse.Namespace) -> None:
+_WHAT = "what to test"
+_PLACE = "where to run"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(JobOptions):
+    """The options of ``allranks conformance``."""
+
+    usage: ClassVar = "allranks conformance --backend NAME [--import MODULE] [options] [-- PYTEST-ARGUMENT ...]"
+
+    backend: str = option("--backend NAME", _WHAT, "the backend, as init_process_group takes it", required=True)
+    module: str | None = option(
+        "--import MODULE",
+        _WHAT,
+        "import this first, in each rank: a module or package of this folder, or an installed one",
+    )
+    world_size: tuple[int, ...] = option(
+        "--world-size N,...",
+        _WHAT,
+        "numbers of ranks, one run of the suite for each (default: 2,4)",
+        type=_sizes,
+        default=(2, 4),
+    )
+    device: str | None = option(
+        "--device",
+        _WHAT,
+        "the device of the tensors; cuda takes a GPU for each rank (default: cpu; for nccl: cuda)",
+        choices=("cpu", "cuda"),
+    )
+    suite: str = option("--suite", _WHAT, "the suite (default: collectives)", choices=own_names, default="collectives")
+    time_limit: int = option(
+        "--time-limit SECONDS", _WHAT, "seconds after which a test hangs (default: 10)", type=whole(), default=10
+    )
+    python: str | None = option(
+        "--python PATH",
+        _PLACE,
+        "interpreter with torch, for the process engine (default: that of allranks, if it has torch)",
+    )
+    torch: str | None = option(
+        "--torch VERSION", _PLACE, "torch of an image or environment (default: the installed one)"
+    )
+    image: str | None = option("--image NAME", _PLACE, "finished image to run in")
+    compare: Path | None = option(
+        "--compare FILE",
+        "results and output",
+        "an earlier conformance.json to compare with (default: the newest of this backend in the results folder)",
+        type=existing_file,
+    )
+
+
+def run(options: Options) -> ExitCode:
+    """Run a suite against a backend, and show its table."""
+    _check_names(options)
+    if options.compare:
+        known = _read(options.compare)  # a mistake shows before the run
+        if not known.get(options.backend):
+            msg = f"{options.compare} has no table of {options.backend}, and would show no change."
+            raise UsageError(msg, why=f"It has {', '.join(known) or 'none'}.", remedy="Name one of this backend.")
+    options = replace(options, pytest_args=(*options.own_pytest_args, *options.pytest_args))
+    if options.engine == AUTO and (options.python or installed_torch()[0]) and not options.image:
+        options = replace(options, engine="process")  # the backend is most likely built for this interpreter
+    with tempfile.TemporaryDirectory(prefix="allranks-backend-") as folder:
+        local = _copy_module(options.module, Path.cwd(), Path(folder)) if options.module else False
+        _refuse_absent_module(options, is_local=local)
+        expansion = _expansion(options, (Path(folder),) if local else ())
+        asked = run_options(expansion, options)
+        code = run_jobs(expansion, plan(expansion.matrix, expansion.cells), asked)
+    code = _show(asked.results / asked.run_id, options, code)
+    say_verdict(code)
+    return code
+
+
+def _check_names(options: Options) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,62}", options.backend):
         msg = f"{options.backend!r} cannot be the name of a backend."
         raise UsageError(
@@ -176,7 +164,7 @@ def _copy_module(module: str, here: Path, target: Path) -> bool:
     return bool(found)
 
 
-def _refuse_absent_module(options: argparse.Namespace, *, is_local: bool) -> None:
+def _refuse_absent_module(options: Options, *, is_local: bool) -> None:
     """Refuse a module that neither this folder nor this interpreter has, if it is the one that runs the tests."""
     if options.module is None or is_local or options.engine != "process" or options.python:
         return
@@ -186,7 +174,7 @@ def _refuse_absent_module(options: argparse.Namespace, *, is_local: bool) -> Non
         raise UsageError(msg, why=why, remedy="Go to its folder, or install it; --python names another interpreter.")
 
 
-def _expansion(options: argparse.Namespace, python_path: tuple[Path, ...]) -> Expansion:
+def _expansion(options: Options, python_path: tuple[Path, ...]) -> Expansion:
     """What a matrix file with one suite and one backend would say."""
     uses_gpus = (options.device or ("cuda" if options.backend == "nccl" else "cpu")) == "cuda"
     cells = tuple(
@@ -219,7 +207,7 @@ def _expansion(options: argparse.Namespace, python_path: tuple[Path, ...]) -> Ex
     return Expansion(matrix, cells, {})
 
 
-def _show(folder: Path, options: argparse.Namespace, code: ExitCode) -> ExitCode:
+def _show(folder: Path, options: Options, code: ExitCode) -> ExitCode:
     """Print the table of a run, and what differs from an earlier one; the exit code by both."""
     from allranks.plugins.conformance.capabilities import changes, is_bad  # noqa: PLC0415 - no other command needs it
     from allranks.plugins.conformance.capability_tables import TABLE_NAME, as_text, told_changes  # noqa: PLC0415
@@ -229,7 +217,7 @@ def _show(folder: Path, options: argparse.Namespace, code: ExitCode) -> ExitCode
     if not tables:
         return code
     say(f"\n{as_text(tables)}\n")
-    earlier = options.compare or _newest_of(options.backend, options.results.glob(f"*/{TABLE_NAME}"), path)
+    earlier = options.compare or _newest_of(options.backend, folder.parent.glob(f"*/{TABLE_NAME}"), path)
     if earlier:
         lines = told_changes(changes(_read(earlier), tables))
         say("\n".join([f"{'changes' if lines else 'no change'} since {earlier}", *(f"    {line}" for line in lines)]))

@@ -12,9 +12,8 @@ if TYPE_CHECKING:
 @implements
 def allranks_commands() -> Sequence[Command]:
     """Add the command."""
-    from allranks.plugins.conformance import command  # noqa: PLC0415 - only for a command line
-
-    return (Command("conformance", command.add, JUDGES, "show what a backend can do, and what it does wrong"),)
+    module = "allranks.plugins.conformance.command"
+    return (Command("conformance", module, JUDGES, "show what a backend can do, and what it does wrong"),)
 
 
 @implements

@@ -1,13 +1,14 @@
 """``allranks history``: what became of a test over runs and cells, and what the newest run changed."""
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from allranks.cli.command_parser import CommandParser
-from allranks.cli.options import add_json, add_matrix, moment, number, say, say_json, writable_file
+from allranks.cli.options import json_option, matrix_option
+from allranks.cli.parser import CommandOptions, option, whole, writable_file
+from allranks.cli.printing import moment, say, say_json
 from allranks.errors import ExitCode, UsageError, counted
 from allranks.plugins.history.hooks import file_of, matrix_here
 from allranks.protocol.xml_text import readable
@@ -21,22 +22,30 @@ _SHOWN_TESTS = 50
 _ELSEWHERE = "."
 
 
-def add(parser: CommandParser) -> None:
-    """Declare the arguments of ``allranks history``."""
-    parser.usage = "allranks history [TEST] [options]"
-    group = parser.add_argument_group("what to show")
-    meaning = "a node id, or a part of it (default: what the newest run changed)"
-    group.add_argument("test", nargs="?", metavar="TEST", help=meaning)
-    meaning = f"the newest N runs; 0 for all (default: {_SHOWN_RUNS})"
-    group.add_argument("--runs", type=number, default=_SHOWN_RUNS, metavar="N", help=meaning)
-    meaning = "the file to read (default: [history] file in the matrix file)"
-    group.add_argument("--history", type=writable_file, metavar="FILE", help=meaning)
-    add_matrix(group)
-    add_json(group)
-    parser.set_defaults(command=_history)
+_SHOW = "what to show"
 
 
-def _history(options: argparse.Namespace) -> ExitCode:
+@dataclass(frozen=True, kw_only=True)
+class Options(CommandOptions):
+    """The options of ``allranks history``."""
+
+    usage: ClassVar = "allranks history [TEST] [options]"
+
+    test: str | None = option(
+        "TEST", _SHOW, "a node id, or a part of it (default: what the newest run changed)", nargs="?"
+    )
+    runs: int = option(
+        "--runs N", _SHOW, f"the newest N runs; 0 for all (default: {_SHOWN_RUNS})", type=whole(), default=_SHOWN_RUNS
+    )
+    history: Path | None = option(
+        "--history FILE", _SHOW, "the file to read (default: [history] file in the matrix file)", type=writable_file
+    )
+    matrix: Path | None = matrix_option(_SHOW)
+    json: bool = json_option(_SHOW)
+
+
+def run(options: Options) -> ExitCode:
+    """Show a test, or what the newest run changed."""
     path = options.history or file_of(matrix_here(options.matrix))
     if path is None:
         msg = "No history is named."
@@ -63,11 +72,11 @@ def _opened(path: Path) -> "Iterator[History]":
             yield History(database)
     except HistoryError as error:
         msg = f"{path} cannot be read as a history: it {error}."
-        remedy = "A run with --history FILE, or `allranks merge DIR --history FILE`, makes one."
+        remedy = "A run with [history] in the matrix file, or `allranks report DIR --history FILE`, makes one."
         raise UsageError(msg, remedy=remedy) from error
 
 
-def _say_overview(path: Path, options: argparse.Namespace) -> None:
+def _say_overview(path: Path, options: Options) -> None:
     with _opened(path) as history:
         newest, counts, size = history.newest(path), history.counts(), path.stat().st_size
     if options.json:

@@ -1,46 +1,51 @@
 """``allranks compare``: what differs between two runs, two versions of torch, or two cells."""
 
-import argparse
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from allranks.cli.command_parser import CommandParser
-from allranks.cli.options import RESULTS_VARIABLE, add_json, results_here, say, say_json
-from allranks.errors import MEANING, ExitCode, UsageError, did_you_mean
+from allranks.cli.options import json_option, newest_run
+from allranks.cli.parser import CommandOptions, option
+from allranks.cli.printing import say, say_json
+from allranks.cli.variables import RESULTS_VARIABLE
+from allranks.errors import ExitCode, UsageError, did_you_mean
+from allranks.plugins.history.hooks import WORSE
 from allranks.protocol.xml_text import readable
 
 if TYPE_CHECKING:
     from allranks.plugins.history.comparison import ComparedJob, DifferentTest
 
 _SHOWN = 50
-_WORSE = "B fails, lacks or skips a test that A did not"
 
 
-def add(parser: CommandParser) -> None:
-    """Declare the arguments of ``allranks compare``."""
-    parser.usage = "allranks compare A B [options]"
-    group = parser.add_argument_group("what to compare")
-    meaning = (
-        "a run: its folder, report.json or junit.xml; or part of one: torch=2.13.0, or a cell's id or its beginning"
+_PAIR = "what to compare"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(CommandOptions):
+    """The options of ``allranks compare``."""
+
+    usage: ClassVar = "allranks compare A B [options]"
+
+    a: str = option(
+        "A",
+        _PAIR,
+        "a run: its folder, report.json or junit.xml; or part of one: torch=2.13.0, or a cell's id or beginning",
     )
-    group.add_argument("a", metavar="A", help=meaning)
-    group.add_argument("b", metavar="B", help="the same, compared with A")
-    meaning = f"the run that both are parts of (default: the newest in ${RESULTS_VARIABLE}, or in results)"
-    group.add_argument("--in", dest="run", type=Path, metavar="RUN", help=meaning)
-    add_json(group)
-    codes = {ExitCode.OK: "B is not worse than A", ExitCode.TESTS_FAILED: _WORSE}
-    told = {
-        **codes,
-        **{code: MEANING[code] for code in (ExitCode.USAGE, ExitCode.INFRASTRUCTURE, ExitCode.INTERRUPTED)},
-    }
-    parser.epilog = "\n".join(["exit codes:", *(f"  {code:<5d} {meaning}" for code, meaning in told.items())])
-    parser.set_defaults(command=_compare)
+    b: str = option("B", _PAIR, "the same, compared with A")
+    inside: Path | None = option(
+        "--in RUN",
+        _PAIR,
+        f"the run that both are parts of (default: the newest in ${RESULTS_VARIABLE}, or in results)",
+        type=Path,
+    )
+    json: bool = json_option(_PAIR)
 
 
-def _compare(options: argparse.Namespace) -> ExitCode:
+def run(options: Options) -> ExitCode:
+    """Compare the two."""
     from allranks.plugins.history.comparison import compare  # noqa: PLC0415 - no plan needs it
 
     before, after = _sides(options)
@@ -58,11 +63,11 @@ def _compare(options: argparse.Namespace) -> ExitCode:
     return code
 
 
-def _sides(options: argparse.Namespace) -> "tuple[Sequence[ComparedJob], Sequence[ComparedJob]]":
+def _sides(options: Options) -> "tuple[Sequence[ComparedJob], Sequence[ComparedJob]]":
     from allranks.plugins.history.comparison import read_jobs_of  # noqa: PLC0415
 
     a, b = Path(options.a), Path(options.b)
-    if options.run is None and (a.exists() or b.exists()):
+    if options.inside is None and (a.exists() or b.exists()):
         for path in (a, b):
             if not path.exists():
                 msg = f"There is no run {path}."
@@ -70,7 +75,7 @@ def _sides(options: argparse.Namespace) -> "tuple[Sequence[ComparedJob], Sequenc
                     msg, remedy="Give two runs; or two parts of one, as in `compare torch=2.13.0 torch=2.14.1`."
                 )
         return read_jobs_of(a), read_jobs_of(b)
-    run = options.run or Path(os.environ.get(RESULTS_VARIABLE) or results_here(), "latest")
+    run = options.inside or newest_run()
     if not run.exists():
         msg = f"There is no run {run}."
         raise UsageError(msg, remedy="Name one with --in, or give two runs to compare.")
@@ -125,7 +130,7 @@ def _say(found: "Sequence[DifferentTest]", code: ExitCode) -> None:
             say(f"  and {len(own) - _SHOWN} more: --json has all of them")
     if not found:
         say("no test differs")
-    say(f"exit code {code:d}: {_WORSE if code else 'B is not worse than A'}")
+    say(f"exit code {code:d}: {WORSE if code else 'B is not worse than A'}")
 
 
 def _object(test: "DifferentTest") -> Mapping[str, object]:

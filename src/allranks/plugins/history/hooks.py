@@ -1,23 +1,50 @@
 """``allranks history``, ``compare`` and ``show``, and the record of what became of each test in earlier runs."""
 
 import argparse
-import os.path
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.cli.command_parser import OptionGroup
-from allranks.cli.options import writable_file
-from allranks.errors import AllranksError
-from allranks.matrix.declaration import find_matrix, load
+from allranks.cli.parser import option, writable_file
+from allranks.cli.variables import PACK_VARIABLE
+from allranks.errors import AllranksError, ExitCode
 from allranks.plugin_manager import CAN_FAIL, Command, implements
 
 if TYPE_CHECKING:
+    from allranks.cli.parser import CommandOptions
     from allranks.matrix.model import Matrix
     from allranks.report.section import SectionMaker
 
-_DEFAULTS = {"run": " (default: [history] file)", "merge": " (default: none)", "report": " (default: none)"}
+WORSE = "B fails, lacks or skips a test that A did not"
+
+_COMPARE_CODES = {**CAN_FAIL, ExitCode.OK: "B is not worse than A", ExitCode.TESTS_FAILED: WORSE}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryOptions:
+    """What ``allranks report`` has of this plug-in."""
+
+    history: Path | None = option(
+        "--history FILE",
+        "what is written",
+        "record the run in this file, and report what is new, fixed or flaky (default: none)",
+        type=writable_file,
+    )
+
+
+def _moved(_text: str) -> Path:
+    msg = "it is now `[history]` in the matrix file; a report has the option"
+    raise argparse.ArgumentTypeError(msg)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MovedOptions:
+    """What commands that run tests had once."""
+
+    history: Path | None = option("--history FILE", "results and output", argparse.SUPPRESS, type=_moved)
 
 
 def file_of(matrix: "Matrix | None") -> Path | None:
@@ -28,6 +55,8 @@ def file_of(matrix: "Matrix | None") -> Path | None:
 
 def matrix_here(path: Path | None = None) -> "Matrix | None":
     """The matrix at a path, or that of this folder or of the nearest parent that has one; None if it cannot be read."""
+    from allranks.matrix.declaration import find_matrix, load  # noqa: PLC0415 - hooks are imported by many commands
+
     with suppress(AllranksError):
         return load(path or find_matrix(Path.cwd())).matrix
     return None
@@ -36,29 +65,27 @@ def matrix_here(path: Path | None = None) -> "Matrix | None":
 @implements
 def allranks_commands() -> Sequence[Command]:
     """Add the three commands."""
-    from allranks.plugins.history import command, compare, show  # noqa: PLC0415 - only for a command line
-
+    package = "allranks.plugins.history"
     return (
-        Command("history", command.add, CAN_FAIL, "show what became of a test over runs and cells"),
-        Command("compare", compare.add, CAN_FAIL, "show what differs between two runs, torch versions or cells"),
-        Command("show", show.add, CAN_FAIL, "show the tests of a JUnit report, of allranks or of another writer"),
+        Command("history", f"{package}.command", CAN_FAIL, "show the outcomes of a test over runs and cells"),
+        Command("compare", f"{package}.compare", _COMPARE_CODES, "show what differs between two runs or cells"),
+        Command("show", f"{package}.show", CAN_FAIL, "show the tests of a JUnit report, of any writer"),
     )
 
 
 @implements
-def allranks_options(command: str, groups: Mapping[str, OptionGroup]) -> None:
-    """Add ``--history``."""
-    meaning = f"record the run in this file, and report what is new, fixed or flaky{_DEFAULTS.get(command, '')}"
-    groups["results"].add_argument("--history", type=writable_file, metavar="FILE", help=meaning)
+def allranks_options(command: str) -> type | None:
+    """Add ``--history`` to ``report``; runs have it in the matrix file."""
+    return HistoryOptions if command == "report" else MovedOptions
 
 
 @implements
-def allranks_sections(options: argparse.Namespace, matrix: "Matrix | None") -> "Sequence[SectionMaker]":
-    """Record the run in the file that the command line names, or else in that of the matrix file."""
-    given = vars(options)
-    path = given.get("history")
+def allranks_sections(options: "CommandOptions", matrix: "Matrix | None") -> "Sequence[SectionMaker]":
+    """Record a report in the file that the command line names, and a run in that of the matrix file."""
+    given = options.added.get(HistoryOptions)
+    path = given.history if given else None
     # The parts of a run on several machines are recorded where they are merged; repetitions of a test are no run.
-    if path is None and not given.get("pack") and "stress" not in given.get("plugins", ()):
+    if matrix and not os.environ.get(PACK_VARIABLE) and "stress" not in getattr(options, "plugins", ()):
         path = file_of(matrix)
     if path is None:
         return ()

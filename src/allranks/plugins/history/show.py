@@ -1,15 +1,15 @@
 """``allranks show``: the testcases of a JUnit report, of allranks or of another writer."""
 
-import argparse
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
-from allranks.cli.command_parser import CommandParser
-from allranks.cli.options import add_json, number, say
+from allranks.cli.options import json_option
+from allranks.cli.parser import CommandOptions, flag, option, whole
+from allranks.cli.printing import say
 from allranks.errors import ExitCode, UsageError, counted
 from allranks.protocol.tracebacks import excerpt
 from allranks.protocol.xml_text import for_terminal, readable
@@ -21,20 +21,23 @@ if TYPE_CHECKING:
 _IN_MEMORY: Final = 1 << 24
 
 
-def add(parser: CommandParser) -> None:
-    """Declare the arguments of ``allranks show``."""
-    parser.usage = "allranks show FILE [options]"
-    meaning = "junit.xml, or the folder that has it"
-    parser.add_argument_group("what to read").add_argument("file", type=Path, metavar="FILE", help=meaning)
-    group = parser.add_argument_group("what to show")
-    group.add_argument("--failed", action="store_true", help="only what went wrong; with --rank, on that rank")
-    meaning = "what this rank did, of the tests that it took part in"
-    group.add_argument("--rank", type=number, metavar="N", help=meaning)
-    add_json(group)
-    parser.set_defaults(command=_show)
+_SHOW = "what to show"
 
 
-def _show(options: argparse.Namespace) -> ExitCode:
+@dataclass(frozen=True, kw_only=True)
+class Options(CommandOptions):
+    """The options of ``allranks show``."""
+
+    usage: ClassVar = "allranks show FILE [options]"
+
+    file: Path = option("FILE", "what to read", "junit.xml, or the folder that has it", type=Path)
+    failed: bool = flag("--failed", _SHOW, "only what went wrong; with --rank, on that rank")
+    rank: int | None = option("--rank N", _SHOW, "what this rank did, of the tests that it took part in", type=whole())
+    json: bool = json_option(_SHOW)
+
+
+def run(options: Options) -> ExitCode:
+    """Show the testcases."""
     from allranks.report.judged import Counts  # noqa: PLC0415 - only for a report
 
     counts = Counts()
@@ -57,7 +60,7 @@ def _counted(cases: Iterator["ReportedCase"], counts: "Counts") -> Iterator["Rep
         yield case
 
 
-def _cases(options: argparse.Namespace) -> Iterator["ReportedCase"]:
+def _cases(options: Options) -> Iterator["ReportedCase"]:
     try:
         from allranks import junit  # noqa: PLC0415 - no other command needs junitparser
     except ModuleNotFoundError as error:
@@ -102,7 +105,7 @@ def _details(case: "ReportedCase", own: "ReportedRank | None") -> Iterator[str]:
     yield from (f"      {line}" for line in excerpt(leads.text if leads and not own else text, case.file, case.message))
 
 
-def _print_json(options: argparse.Namespace, cases: Iterator["ReportedCase"], counts: "Counts") -> None:
+def _print_json(options: Options, cases: Iterator["ReportedCase"], counts: "Counts") -> None:
     """Print one object, once the whole report has been read: an error leaves standard output empty."""
     with SpooledTemporaryFile(max_size=_IN_MEMORY, mode="w+", encoding="utf-8") as spool:
         for place, case in enumerate(cases):

@@ -1,13 +1,29 @@
 """The engine ``slurm``, and runs inside an allocation."""
 
-import argparse
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from allranks.cli.command_parser import OptionGroup
+from allranks.cli.parser import flag
 from allranks.errors import ExitCode
-from allranks.matrix.expand import Expansion
 from allranks.plugin_manager import implements
+
+if TYPE_CHECKING:
+    from allranks.cli.run import Options
+    from allranks.engines.base import Engine
+    from allranks.matrix.expand import Expansion
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchedOptions:
+    """What ``allranks run`` has of this plug-in."""
+
+    inside: bool = flag(
+        "--inside",
+        "where to run",
+        "be one run of all processes that srun, torchrun or mpirun has started, on their nodes and GPUs alone",
+    )
 
 
 @implements
@@ -17,22 +33,20 @@ def allranks_engines() -> Mapping[str, str]:
 
 
 @implements
-def allranks_options(command: str, groups: Mapping[str, OptionGroup]) -> None:
+def allranks_options(command: str) -> type | None:
     """Add ``--inside``."""
-    if command == "run":
-        meaning = "be one run of all processes that srun, torchrun or mpirun has started, on their nodes and GPUs alone"
-        groups["place"].add_argument("--inside", action="store_true", help=meaning)
+    return LaunchedOptions if command == "run" else None
 
 
 @implements
 def allranks_run(
-    expansion: Expansion,
+    expansion: "Expansion",
     results: Path,
-    options: argparse.Namespace,
-    run_here: Callable[[argparse.Namespace], ExitCode],
+    options: "Options",
+    run_here: "Callable[[Engine | None], ExitCode]",
 ) -> ExitCode | None:
     """See :meth:`allranks.plugin_manager.Hooks.allranks_run`."""
-    if not options.inside:
+    if not options.added[LaunchedOptions].inside:
         return None
     from allranks.plugins.slurm.inside import run_inside  # noqa: PLC0415 - few runs are inside an allocation
 

@@ -1,15 +1,20 @@
 """``allranks run --inside``: the processes that a launcher has started become one run on its nodes."""
 
-import argparse
 import os
 import secrets
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from allranks.cli.options import gpu_mode
 from allranks.errors import ExitCode, UsageError
 from allranks.matrix.expand import Expansion
 from allranks.protocol.launcher_variables import LaunchedProcess, launched_process
+
+if TYPE_CHECKING:
+    from allranks.cli.run import Options
+    from allranks.engines.base import Engine
 
 # What reaches into engines is imported late: no other command needs it.
 
@@ -17,8 +22,8 @@ from allranks.protocol.launcher_variables import LaunchedProcess, launched_proce
 def run_inside(
     expansion: Expansion,
     results: Path,
-    options: argparse.Namespace,
-    run_here: Callable[[argparse.Namespace], ExitCode],
+    options: "Options",
+    run_here: "Callable[[Engine | None], ExitCode]",
 ) -> ExitCode:
     """Orchestrate the run as process 0 of a launcher, or serve it as another one, and end as the run does.
 
@@ -26,7 +31,7 @@ def run_inside(
         expansion: The matrix, whose limits the processes keep.
         results: The folder of all runs, which all nodes share.
         options: Those of the command.
-        run_here: Does what the command asks for, with ``options.connected`` as its engine.
+        run_here: Does what the command asks for, on an engine.
 
     Raises:
         UsageError: No launcher has started this process, or an option excludes its nodes.
@@ -37,12 +42,12 @@ def run_inside(
         return _with_others(expansion, results, options, process, run_here)
     from allranks.engines.process import ProcessEngine  # noqa: PLC0415
 
-    options.connected = ProcessEngine()
-    options.connected.answer = "inside a launcher's 1 node"
-    return run_here(options)
+    engine = ProcessEngine()
+    engine.answer = "inside a launcher's 1 node"
+    return run_here(engine)
 
 
-def _launched(options: argparse.Namespace) -> LaunchedProcess:
+def _launched(options: "Options") -> LaunchedProcess:
     process = launched_process(os.environ)
     if process is None:
         msg = "--inside is for processes that a launcher has started, and this one is not."
@@ -61,9 +66,9 @@ def _launched(options: argparse.Namespace) -> LaunchedProcess:
 def _with_others(
     expansion: Expansion,
     results: Path,
-    options: argparse.Namespace,
+    options: "Options",
     process: LaunchedProcess,
-    run_here: Callable[[argparse.Namespace], ExitCode],
+    run_here: "Callable[[Engine | None], ExitCode]",
 ) -> ExitCode:
     from allranks.engines.gpus import chosen_inventory  # noqa: PLC0415
     from allranks.ownership import host_id  # noqa: PLC0415
@@ -77,14 +82,13 @@ def _with_others(
         host=socket.gethostname(),
         place=host_id(),
     )
-    gpus = chosen_inventory(options.gpu_mode, options.gpus)
+    gpus = chosen_inventory(gpu_mode(), options.gpus)
     node = LaunchedNode(results.resolve() / f".inside-{process.launch}", own, gpus, os.environ)
     if process.rank > 0:
         return follow(node, expansion.matrix.limits)
     from allranks.plugins.slurm.launch_leader import LaunchEngine, LaunchLeader, lead  # noqa: PLC0415
 
     def run(leader: LaunchLeader) -> ExitCode:
-        options.connected = LaunchEngine(leader)
-        return run_here(options)
+        return run_here(LaunchEngine(leader))
 
     return lead(node, process.world_size, expansion.matrix.limits, run)

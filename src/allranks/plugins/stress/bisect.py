@@ -3,14 +3,18 @@
 import argparse
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
-from allranks.cli.command_parser import CommandParser, OptionGroup
-from allranks.cli.options import add_json, chosen_jobs, number, read_request, remark, say, say_json
-from allranks.cli.run import add_seed, add_shared, refuse_options
-from allranks.errors import MEANING, EngineError, ExitCode, UsageError
-from allranks.plugins.stress.command import OF_RUN, add_gangs, add_skew
+from allranks.cli.options import json_option
+from allranks.cli.parser import option, whole
+from allranks.cli.printing import remark, say, say_json
+from allranks.cli.run import refuse_options, results_of
+from allranks.cli.selection import chosen_jobs, read_request
+from allranks.errors import EngineError, ExitCode, UsageError
+from allranks.plugins.stress.command import RepeatOptions
+from allranks.plugins.stress.hooks import BISECT_CODES
 from allranks.plugins.stress.repeated_cells import Counted, Trial, jobs_of_one_suite, most_rounds, repeat_until
 from allranks.protocol.rates import needed, unseen_rate
 
@@ -19,36 +23,6 @@ if TYPE_CHECKING:
 
 _MOST: Final = 1000
 """Repetitions of the test in a cell, or at a commit, unless another number is asked for."""
-
-_CODES: Final[Mapping[ExitCode, str]] = {
-    ExitCode.OK: "the axis or the commit is found",
-    ExitCode.TESTS_FAILED: "no answer: it never failed, no axis decides, or only skipped commits are left",
-    ExitCode.USAGE: "the request is wrong: of --git also if GOOD fails, or BAD never does",
-    **{code: MEANING[code] for code in (ExitCode.INFRASTRUCTURE, ExitCode.NOTHING_RAN, ExitCode.INTERRUPTED)},
-}
-
-
-def add(parser: CommandParser) -> None:
-    """Declare the arguments of ``allranks bisect``."""
-    parser.usage = "allranks bisect TEST [CELL ...] [--git GOOD..BAD] [options]"
-    group = parser.add_argument_group("what to find, and how surely")
-    meaning = "find the commit of this repository after which the test fails (default: the axis that decides)"
-    group.add_argument("--git", metavar="GOOD..BAD", help=meaning)
-    _add_effort(group)
-    place = add_shared(parser, "bisect")
-    add_gangs(place)
-    add_json(group)
-    parser.epilog = "\n".join(["exit codes:", *(f"  {code:<5d} {meaning}" for code, meaning in _CODES.items())])
-    parser.set_defaults(command=_bisect, **OF_RUN)
-
-
-def _add_effort(group: OptionGroup) -> None:
-    meaning = "how sure the answer has to be, in percent (default: 99)"
-    group.add_argument("--confidence", type=_confidence, default=0.99, metavar="PERCENT", help=meaning)
-    meaning = f"repeat the test N times at most in a cell, or at a commit (default: {_MOST})"
-    group.add_argument("--most", type=_most, default=_MOST, metavar="N", help=meaning)
-    add_skew(group)
-    add_seed(group)
 
 
 def _confidence(text: str) -> float:
@@ -67,27 +41,47 @@ def _confidence(text: str) -> float:
     return found
 
 
-def _most(text: str) -> int:
-    """Parse a number of repetitions.
-
-    Raises:
-        argparse.ArgumentTypeError: The text is none.
-    """
-    if not 0 < (found := number(text)) <= 1_000_000:
-        msg = f"{text} is no number of repetitions: take 1 to 1000000"
-        raise argparse.ArgumentTypeError(msg)
-    return found
+_SURE = "what to find, and how surely"
 
 
-def _bisect(options: argparse.Namespace) -> ExitCode:
-    expansion = read_request(options)
+@dataclass(frozen=True, kw_only=True)
+class Options(RepeatOptions):
+    """The options of ``allranks bisect``."""
+
+    usage: ClassVar = "allranks bisect TEST [CELL ...] [--git GOOD..BAD] [options]"
+
+    git: str | None = option(
+        "--git GOOD..BAD",
+        _SURE,
+        "find the commit of this repository after which the test fails (default: the axis that decides)",
+    )
+    confidence: float = option(
+        "--confidence PERCENT",
+        _SURE,
+        "how sure the answer has to be, in percent (default: 99)",
+        type=_confidence,
+        default=0.99,
+    )
+    most: int = option(
+        "--most N",
+        _SURE,
+        f"repeat the test N times at most in a cell, or at a commit (default: {_MOST})",
+        type=whole(1, 1_000_000),
+        default=_MOST,
+    )
+    json: bool = json_option(_SURE)
+
+
+def run(options: Options) -> ExitCode:
+    """Find what decides."""
+    expansion, options = read_request(options)
     refuse_options(options.pytest_args)
     jobs = jobs_of_one_suite(expansion, chosen_jobs(expansion, options))
-    trial = Trial(expansion=expansion, options=options, results=options.results or expansion.matrix.root / "results")
+    trial = Trial(expansion=expansion, options=options, results=results_of(expansion, options))
     if options.git is not None:
         from allranks.plugins.stress.bisect_commits import find_commit  # noqa: PLC0415 - git is needed for commits alone
 
-        return find_commit(trial, jobs)
+        return find_commit(trial, jobs, options.git)
     if len(jobs) < 2:
         msg = f"{jobs[0].cell.id} is the only cell that is selected, and no axis can decide."
         raise UsageError(msg, remedy="Select more cells (`allranks plan` lists them), or name commits: --git GOOD..BAD")
@@ -142,7 +136,7 @@ def rates_of(counted: Sequence[Counted]) -> "list[CellRate]":
     ]
 
 
-def _answer(counted: Sequence[Counted], found: "Sequence[DecidingAxis]", options: argparse.Namespace) -> ExitCode:
+def _answer(counted: Sequence[Counted], found: "Sequence[DecidingAxis]", options: Options) -> ExitCode:
     from allranks.plugins.stress.deciding_axis import in_words  # noqa: PLC0415 - see _repeated
 
     ran = [each for each in counted if each.runs]
@@ -170,7 +164,7 @@ def _answer(counted: Sequence[Counted], found: "Sequence[DecidingAxis]", options
     for each in counted:
         say(f"  {each.job.cell.id:<32} {f'{each.bad:,} of {each.runs:,} failed' if each.runs else each.why}")
     say(f"{nodeid} {words}")
-    say(f"exit code {code:d}: {_CODES[code]}")
+    say(f"exit code {code:d}: {BISECT_CODES[code]}")
     return code
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from allranks.cli.options import remark, say, say_json
+from allranks.cli.printing import remark, say, say_json
 from allranks.errors import EngineError, ExitCode, UsageError
 from allranks.interruption import interruptible
 from allranks.matrix.model import Job, Matrix
@@ -103,8 +103,8 @@ class Commits:
         (remark if self.trial.options.json else say)(f"  {clipped(self.repository.subject(commit), 72):<72} {what}")
 
 
-def find_commit(trial: Trial, jobs: Sequence[Job]) -> ExitCode:
-    """Find the first bad commit of ``--git``, and say it.
+def find_commit(trial: Trial, jobs: Sequence[Job], text: str) -> ExitCode:
+    """Find the first bad one of some commits, ``GOOD..BAD``, and say it.
 
     Raises:
         UsageError: The range is none, its commits are not good and bad, or several cells are selected.
@@ -114,7 +114,7 @@ def find_commit(trial: Trial, jobs: Sequence[Job]) -> ExitCode:
         msg = f"{len(jobs)} cells are selected, and --git repeats the test in one."
         raise UsageError(msg, remedy=f"Name the one in which it fails: allranks bisect {jobs[0].cell.id} ...")
     repository = GitHistory.around(matrix.root)
-    good, bad = _ends(repository, options.git)
+    good, bad = _ends(repository, text)
     count = len(repository.between([good], bad))
     if options.engine != "docker":
         _refuse_own_code(matrix, jobs[0], repository)

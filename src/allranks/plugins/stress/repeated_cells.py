@@ -1,6 +1,5 @@
 """Repeats one test in cells, round after round, and counts how often it failed in each."""
 
-import argparse
 import io
 import json
 import math
@@ -9,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from allranks.cli.options import STOP
-from allranks.cli.run import PartOf, run_jobs
+from allranks.cli.run import run_jobs, run_options
+from allranks.cli.selection import STOP
 from allranks.errors import ExitCode, UsageError
 from allranks.interruption import RunInterrupted
 from allranks.matrix.expand import Expansion
@@ -21,6 +20,9 @@ from allranks.matrix.model import Job
 from allranks.plugins.stress.agent.settings import Stress
 from allranks.plugins.stress.command import with_gangs, with_time
 from allranks.runner.results_folder import new_run_id
+
+if TYPE_CHECKING:
+    from allranks.plugins.stress.bisect import Options
 
 _FIRST: Final = 10
 """Repetitions of a first round; each further one has as many as all before it."""
@@ -64,7 +66,7 @@ class Trial:
     """
 
     expansion: Expansion
-    options: argparse.Namespace
+    options: "Options"
     results: Path
 
     def repeat(self, counted: Iterable[Counted], count: int, *, until_failure: bool = False) -> ExitCode:
@@ -75,16 +77,19 @@ class Trial:
             UsageError: More than one test is selected.
         """
         by_id = {each.job.id: each for each in counted}
-        options = argparse.Namespace(**vars(self.options))
-        stress = Stress(count=count, skew=options.skew)
-        options.plugins = {"stress": asdict(stress)}
-        options.results, options.fail_fast = self.results, False
-        if until_failure:
-            options.pytest_args = (*STOP, *options.pytest_args)
+        options, stress = self.options, Stress(count=count, skew=self.options.skew)
         jobs = [with_gangs(each.job, options.gangs, options.engine) for each in by_id.values()]
-        run = new_run_id()
-        with redirect_stdout(_printed(self.options)):
-            code = run_jobs(with_time(self.expansion, stress, jobs), jobs, options, PartOf(run_id=run))
+        expansion = with_time(self.expansion, stress, jobs)
+        shared = run_options(expansion, replace(options, plugins={"stress": asdict(stress)}))
+        asked = replace(
+            shared,
+            run_id=(run := new_run_id()),
+            results=self.results,
+            pytest_args=(*STOP, *options.pytest_args) if until_failure else options.pytest_args,
+            policy=replace(shared.policy, fail_fast=False),
+        )
+        with redirect_stdout(_printed(options)):
+            code = run_jobs(expansion, jobs, asked)
         if code is ExitCode.INTERRUPTED:
             raise RunInterrupted
         report = json.loads((self.results / run / "report.json").read_text(encoding="utf-8"))
@@ -128,7 +133,7 @@ def _is_first(job: Job) -> bool:
     return job.shard is None or job.shard.number == 1
 
 
-def _printed(options: argparse.Namespace) -> TextIO:
+def _printed(options: "Options") -> TextIO:
     """Where a run prints: nowhere, unless more is asked for; never where programs read."""
     if options.detail != "verbose":
         return io.StringIO()

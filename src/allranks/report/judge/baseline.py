@@ -54,7 +54,7 @@ class BaselineWatch:
         text = (
             f"{sum(executed.values())} tests executed, and the baseline has {wanted}.\n"
             "They are skipped now, or no longer exist.\n"
-            "Find out why; if it is intended, update the baseline: allranks merge FOLDER --update-baseline FILE"
+            "Find out why; if it is intended, update the baseline: allranks report FOLDER --update-baseline FILE"
         )
         return replace(job, tests=(trouble("baseline", text, ExitCode.TESTS_FAILED), *job.tests))
 
@@ -77,7 +77,7 @@ def read_baseline(path: Path) -> Baseline:
     except (OSError, ValueError, RecursionError) as error:
         msg = f"{path} is not a baseline."
         why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-        remedy = "Create one from a good run: allranks merge results/latest --update-baseline FILE"
+        remedy = "Create one from a good run: allranks report results/latest --update-baseline FILE"
         raise UsageError(msg, why=f"{why}.", remedy=remedy) from error
 
 

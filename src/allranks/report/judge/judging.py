@@ -185,7 +185,7 @@ def expected_ranks(attempt: Attempt, files: Sequence[RankFile]) -> range:
     raise UsageError(
         msg,
         why="Its XML has no property allranks.world_size, and its cell is no id such as gloo-w4-g0-env.",
-        remedy="Add --world-size N to `allranks merge`.",
+        remedy="Add --world-size N to `allranks report`.",
     )
 
 

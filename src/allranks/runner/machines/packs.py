@@ -11,23 +11,9 @@ from allranks.errors import UsageError
 from allranks.matrix.model import Job, Matrix, RunnerRule
 from allranks.matrix.runners import cores_of, minutes_of, runner_for
 from allranks.report.durations import Durations
+from allranks.runner.machines.pack_options import PackOptions
 from allranks.runner.request import room_of, time_limit
 from allranks.runner.tasks import Capacity, Expected, Task, expected, host_seconds, longest_first
-
-MOST_ENTRIES: Final = 256
-"""Most jobs that GitHub makes of one matrix (https://docs.github.com/actions/reference/limits)."""
-
-MINUTES_PER_ENTRY: Final = 20
-"""Default work of a machine: its start alone costs a minute or two."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PackOptions:
-    """How to divide jobs."""
-
-    most: int = MOST_ENTRIES
-    minutes: int = MINUTES_PER_ENTRY
-
 
 START_MINUTES: Final = 20
 """From a run's start to its first job's: images are built on first use, which takes minutes where nothing is cached."""

@@ -13,7 +13,8 @@ from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job, Matrix, RunnerRule
 from allranks.protocol.xml_text import clipped
 from allranks.report.durations import Durations
-from allranks.runner.machines.packs import Division, Pack, PackOptions, divide_jobs
+from allranks.runner.machines.pack_options import PackOptions
+from allranks.runner.machines.packs import Division, Pack, divide_jobs
 from allranks.runner.machines.plan_file import plan_document, reference, write_plan
 from allranks.runner.results_folder import announced, facts_of, fresh_manifest
 

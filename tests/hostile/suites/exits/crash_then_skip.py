@@ -5,7 +5,7 @@ import os
 import pytest
 
 TRUTH = {
-    "arguments": ["--retries", "1"],
+    "arguments": ["--reruns", "1"],
     "attack_only": True,
     "tests": {"test_attack": {"ranks": ["any", "any"], "is_bad": True}},
 }

@@ -15,7 +15,7 @@ def codes_of(page):
     return dict(re.findall(r"^  (\d+) +(.+)$", page.partition("exit codes:\n")[2], re.MULTILINE))
 
 
-@pytest.mark.parametrize("command", [(), ("run",), ("merge",), ("report",)], ids=" ".join)
+@pytest.mark.parametrize("command", [(), ("run",), ("report",), ("stress",)], ids=" ".join)
 def test_help_tells_every_exit_code_of_what_judges(allranks, command):
     code, out, _ = allranks(*command, "--help")
     assert code == 0
@@ -27,15 +27,41 @@ def test_help_has_groups_and_ends_with_exit_codes(allranks, command):
     _, out, _ = allranks(command, "-h")
     assert out.startswith(f"usage: allranks {command} ")
     assert "\noptions:" not in out
-    assert "\ngeneral:\n  -h, --help" in out
     assert {"0", "2", "4", "130"} <= codes_of(out).keys()
 
 
-def test_options_of_a_run_are_in_groups_of_a_few(allranks):
+def test_help_of_a_run_fits(allranks):
     _, out, _ = allranks("run", "--help")
-    groups = re.split(r"^\w[\w ]*:$", out.partition("exit codes:")[0], flags=re.MULTILINE)
-    assert len(groups) > 6
-    assert all(len(re.findall(r"^  -", group, re.MULTILINE)) <= 7 for group in groups)
+    groups = re.split(r"^\w[^\n]*:$", out.partition("exit codes:")[0], flags=re.MULTILINE)
+    sizes = [len(re.findall(r"^  -", group, re.MULTILINE)) for group in groups]
+    assert (sum(sizes) <= 20, max(sizes) <= 7, len(groups) > 5) == (True, True, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "now"),
+    [
+        (["merge", "results"], "`allranks report DIR`"),
+        (["leases"], "`allranks doctor --gpus`"),
+        (["images", "--prune"], "`allranks clean --images --dry-run`"),
+        (["schema"], "`allranks init --schema`"),
+        (["completion", "bash"], "`allranks --completion SHELL`"),
+        (["run", "--retries", "2"], "--reruns"),
+        (["run", "--rerun-failed"], "--lf"),
+        (["run", "--fail-fast"], "-x"),
+        (["run", "--gpu-mode=none"], "the variable ALLRANKS_GPU_MODE"),
+        (["run", "--images", "d"], "the variable ALLRANKS_IMAGES"),
+        (["run", "--plan-file", "plan.json", "--pack", "p"], "the variable ALLRANKS_PLAN_FILE"),
+        (["doctor", "--pack", "p"], "the variable ALLRANKS_PACK"),
+        (["run", "--dry-run"], "`allranks plan --requests`"),
+        (["run", "--allow-nothing-ran"], "an option of `allranks report`"),
+        (["clean", "--images", "--prune"], "what --images does without --dry-run"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_old_name_is_one_error_that_gives_the_new_one(allranks, arguments, now):
+    code, out, err = allranks(*arguments)
+    assert (code, out) == (2, "")
+    assert f"  It is now {now}.\n" in err
 
 
 @pytest.mark.parametrize(
@@ -48,14 +74,15 @@ def test_options_of_a_run_are_in_groups_of_a_few(allranks):
         (["run", "--maxfail=1"], "pytest go after --: allranks run -- --maxfail=1"),
         (["run", "--pdb"], "Did you mean --pdb-rank?"),
         (["doctor", "--engin", "docker"], "Did you mean --engine?"),
-        (["merge", "x", "--policy", "ski"], "choose from skip, pass (did you mean skip?)"),
+        (["report", "x", "--policy", "ski"], "choose from skip, pass (did you mean skip?)"),
+        (["plan", "-x"], "pytest go after --: allranks plan -- -x"),
         (["plan", "--format", "jsn"], "(did you mean json?)"),
         (["run", "--engine", "dokcer"], "(did you mean docker?)"),
         (["report", "a", "b"], "allranks report takes no argument 'b'."),
         (["doctor", "--", "-x"], "This command passes no arguments to pytest: -x"),
         (["-v", "run"], "Options of a command go after its name: allranks run -v"),
-        (["run", "--retries"], "--retries: expected one argument.\n  usage: allranks run "),
-        ([], "required: COMMAND"),
+        (["run", "--reruns"], "--reruns: expected one argument.\n  usage: allranks run "),
+        ([], "A command is required."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -1,4 +1,4 @@
-"""``allranks merge`` and ``allranks report``: folders are judged, and the report is as it was asked for."""
+"""``allranks report``: folders are judged, and the report is as it was asked for."""
 
 import json
 from pathlib import Path
@@ -26,16 +26,15 @@ def ranks(tmp_path):
 
 def test_merge_judges_what_lies_in_any_folder(allranks, ranks):
     folder = ranks("", '<failure message="no">text</failure>')
-    code, out, _ = allranks("merge", str(folder))
+    code, out, _ = allranks("report", str(folder))
     assert code == 1
     assert f"report: {folder}/junit.xml\npage: {folder}/report.html\n" in out
     assert out.endswith("exit code 1: tests failed\n")
 
 
-@pytest.mark.parametrize("command", ["merge", "report"])
-def test_a_merge_is_one_object_for_programs(allranks, ranks, command):
+def test_a_merge_is_one_object_for_programs(allranks, ranks):
     folder = ranks("", '<failure message="no">text</failure>')
-    code, out, err = allranks(command, str(folder), "--json", "--durations", "durations.json")
+    code, out, err = allranks("report", str(folder), "--json", "--durations", "durations.json")
     told = json.loads(out)
     assert code == told["exit_code"] == 1
     assert told.keys() == {
@@ -54,11 +53,11 @@ def test_a_merge_is_one_object_for_programs(allranks, ranks, command):
 
 def test_a_quiet_merge_prints_problems_and_the_verdict(allranks, ranks):
     folder = ranks("", "")
-    assert allranks("merge", str(folder), "-q")[1] == "exit code 0: all verdicts are good\n"
+    assert allranks("report", str(folder), "-q")[1] == "exit code 0: all verdicts are good\n"
     (folder / "gloo-w2-g0-env/tests/rank-1.xml").write_text(
         RANK.format(name="test_x", result='<failure message="no"/>')
     )
-    _, out, _ = allranks("merge", str(folder), "--quiet")
+    _, out, _ = allranks("report", str(folder), "--quiet")
     assert out.startswith("First failures:\n  FAILURE gloo-w2-g0-env / tests: t::test_x\n")
     assert out.endswith("exit code 1: tests failed\n")
     assert "passed" not in out
@@ -66,9 +65,9 @@ def test_a_quiet_merge_prints_problems_and_the_verdict(allranks, ranks):
 
 def test_merge_puts_the_cell_into_class_names_where_that_is_asked_for(allranks, ranks):
     folder = ranks("", "")
-    allranks("merge", str(folder))
+    allranks("report", str(folder))
     assert ' classname="t" ' in (folder / "junit.xml").read_text()
-    allranks("merge", str(folder), "--cell-in-classname")
+    allranks("report", str(folder), "--cell-in-classname")
     assert ' classname="gloo-w2-g0-env.tests.t" ' in (folder / "junit.xml").read_text()
 
 
@@ -76,10 +75,10 @@ def test_merge_names_every_file_of_a_split_report(allranks, ranks, monkeypatch):
     folder = ranks("")
     many = "".join(f'<testcase classname="t" name="test_{number}"/>' for number in range(50))
     (folder / "gloo-w1-g0-env/tests/rank-0.xml").write_text(f"<testsuite>{many}</testsuite>")
-    allranks("merge", str(folder))  # whatever takes the form from its module has it now
+    allranks("report", str(folder))  # whatever takes the form from its module has it now
     usual = JUnitForm
     monkeypatch.setattr("allranks.report.junit_case.JUnitForm", lambda **said: usual(file_limit=10_000, **said))
-    _, out, _ = allranks("merge", str(folder))
+    _, out, _ = allranks("report", str(folder))
     assert f"report: {folder}/junit.xml\n        {folder}/junit-2.xml\n" in out
 
 
@@ -93,14 +92,14 @@ def test_merge_takes_durations_from_the_results(allranks, repository, monkeypatc
     (attempt / "job.json").write_text(json.dumps({"schema": 2, "world_size": 1, "collected": []}))
     (attempt / "rank-0.xml").write_text("<testsuite><testcase classname='t' name='a' time='1.25'/></testsuite>")
     for _ in range(2):
-        allranks("merge", "r", "--durations", "mine.json")
+        allranks("report", "r", "--durations", "mine.json")
     assert json.loads((repository / "mine.json").read_text())["seconds"] == {"s": {"gloo": {"t::a": 1.25}}}
 
 
 def test_merge_of_nothing_but_skips_is_exit_code_5_unless_that_is_allowed(allranks, ranks):
     folder = str(ranks('<skipped type="pytest.skip" message="no GPU"/>'))
-    assert allranks("merge", folder)[0] == 5
-    assert allranks("merge", folder, "--allow-nothing-ran")[0] == 0
+    assert allranks("report", folder)[0] == 5
+    assert allranks("report", folder, "--allow-nothing-ran")[0] == 0
 
 
 @pytest.fixture
@@ -134,32 +133,30 @@ def test_report_without_a_run_says_what_to_do(allranks, tmp_path, monkeypatch):
     assert "There is no results folder results/latest" in err
 
 
-@pytest.mark.parametrize("command", ["merge", "report"])
-def test_pytorchs_layout_is_written_beside_the_report_where_that_is_asked_for(allranks, ranks, command):
+def test_pytorchs_layout_is_written_beside_the_report_where_that_is_asked_for(allranks, ranks):
     folder = ranks("", "")
-    assert "PyTorch" not in allranks(command, str(folder))[1]
+    assert "PyTorch" not in allranks("report", str(folder))[1]
     assert not (folder / "test-reports").exists()
-    assert f"\nPyTorch's layout: {folder}/test-reports\n" in allranks(command, str(folder), "--layout", "pytorch")[1]
+    assert f"\nPyTorch's layout: {folder}/test-reports\n" in allranks("report", str(folder), "--layout", "pytorch")[1]
     assert list((folder / "test-reports").rglob("*.xml"))
 
 
 def test_a_layout_that_cannot_be_written_is_told_after_the_report(allranks, ranks):
     folder = ranks("", "")
     (folder / "test-reports").write_text("a file")
-    code, out, err = allranks("merge", str(folder), "--layout", "pytorch")
+    code, out, err = allranks("report", str(folder), "--layout", "pytorch")
     assert code == 4
     assert f"page: {folder}/report.html\n" in out
     assert "PyTorch's layout" not in out
     assert "layout in" in err
 
 
-@pytest.mark.parametrize("command", ["merge", "report"])
-def test_the_form_and_the_number_of_the_ranks_files_are_options(allranks, tmp_path, command):
+def test_the_form_and_the_number_of_the_ranks_files_are_options(allranks, tmp_path):
     for name in ("r0.xml", "r1.xml", "coverage.xml", "logs.zip"):
         (tmp_path / name).write_text(RANK.format(name="test_x", result=""))
-    told = allranks(command, str(tmp_path))
+    told = allranks("report", str(tmp_path))
     assert (told[0], "It has coverage.xml, logs.zip, r0.xml and 1 more." in told[2]) == (2, True)
-    read = (command, str(tmp_path), "--ranks-xml", "r{rank}.xml")
+    read = ("report", str(tmp_path), "--ranks-xml", "r{rank}.xml")
     assert allranks(*read)[0] == 2
     assert allranks(*read, "--world-size", "2")[0] == 3
     assert allranks(*read, "--world-size", "2", "--ignore", "coverage.xml")[0] == 3
@@ -170,12 +167,12 @@ def test_the_form_and_the_number_of_the_ranks_files_are_options(allranks, tmp_pa
 @pytest.mark.parametrize(
     ("option", "told"),
     [
-        ("--world-size=0", "'0' is no number of ranks: take 1 to 16384"),
-        ("--world-size=16385", "'16385' is no number of ranks"),
+        ("--world-size=0", "'0' is no number: take 1 to 16384"),
+        ("--world-size=16385", "'16385' is no number"),
         ("--world-size=four", "'four' is no number"),
         ("--ranks-xml=rank-0.xml", "--ranks-xml 'rank-0.xml' cannot be used."),
     ],
 )
 def test_an_option_that_no_ranks_can_have_is_refused(allranks, ranks, option, told):
-    code, _, err = allranks("merge", str(ranks("")), option)
+    code, _, err = allranks("report", str(ranks("")), option)
     assert (code, told in err) == (2, True)

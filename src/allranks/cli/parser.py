@@ -1,0 +1,280 @@
+"""Command lines as frozen dataclasses: each field that :func:`option` makes is an option or an argument.
+
+argparse parses them, and no other library does. ``scripts/gpu-acceptance`` runs allranks where only torch, pytest and
+numpy are installed, and ``allranks --help`` may take a quarter of a second of CPU time, most of which cyclopts or Typer
+would need for themselves. argparse is extended only where its documentation offers it: ``error`` raises.
+"""
+
+import argparse
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Final, Generic, NoReturn, TypeVar
+
+from allranks.errors import ExitCode, PluginError, UsageError, nearest
+
+_HELP_WIDTH: Final = 32
+"""Columns before the texts of a help page: most options with their values."""
+
+_MEASURE: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]*)", re.ASCII | re.IGNORECASE)
+
+_DIGITS: Final = 18
+"""Digits of the largest number accepted: more is a mistake."""
+
+MOVED: Final[Mapping[str, str]] = {
+    "--retries": "--reruns",
+    "--rerun-failed": "--lf",
+    "--fail-fast": "-x",
+    "--gpu-mode": "the variable ALLRANKS_GPU_MODE",
+    "--images": "the variable ALLRANKS_IMAGES",
+    "--plan-file": "the variable ALLRANKS_PLAN_FILE",
+    "--pack": "the variable ALLRANKS_PACK",
+    "--durations": "`durations` in the matrix file",
+    "--dry-run": "`allranks plan --requests`",
+    "--allow-nothing-ran": "an option of `allranks report`",
+    "--prune": "what --images does without --dry-run",
+}
+"""Options that a command had once, with what took their place."""
+
+
+def option(names: str, group: str, meaning: str, **given: Any) -> Any:  # noqa: ANN401 - a field of any type
+    """A field of a dataclass of options.
+
+    Args:
+        names: The names of the option and of its value, as in help: ``-j --jobs N``; for an argument, its name alone.
+        group: The title under which help lists it.
+        meaning: What help says of it.
+        given: What :meth:`argparse.ArgumentParser.add_argument` takes; ``choices`` may also be a function, which is
+            called when the command is used. Also ``exclusive``, a name: of the options that have the same one, a
+            command line takes one; and ``variable``, the environment variable that may give the value instead.
+    """
+    default = given.pop("default", () if given.get("action") == "append" or given.get("nargs") == "*" else None)
+    return field(default=default, metadata={"names": names, "group": group, "help": meaning, **given})
+
+
+def flag(names: str, group: str, meaning: str, **given: Any) -> Any:  # noqa: ANN401
+    """The field of an option that has no value, as of :func:`option`."""
+    return option(names, group, meaning, action="store_true", default=False, **given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandOptions:
+    """What a command line says. Fields that are no options keep their defaults.
+
+    Attributes:
+        usage: The first line of help, after ``usage:``.
+        is_extended: Whether plug-ins may add options.
+        takes_pytest: Whether what stands after ``--`` goes to pytest.
+        added: The options that plug-ins add, by their dataclasses.
+        pytest_args: What stands after ``--``.
+    """
+
+    usage: ClassVar[str]
+    is_extended: ClassVar[bool] = False
+    takes_pytest: ClassVar[bool] = False
+
+    added: Mapping[type, Any] = field(default_factory=dict)
+    pytest_args: tuple[str, ...] = ()
+
+
+Options = TypeVar("Options", bound=CommandOptions)
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """A parser whose errors are exceptions with a remedy."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse would print.
+
+        Raises:
+            UsageError: Always.
+        """
+        text = message.removeprefix("argument ")
+        what = f"{text[0].upper()}{text[1:]}."
+        raise UsageError(what, remedy=see_help(self))
+
+
+def see_help(parser: argparse.ArgumentParser) -> str:
+    """The end of an error about a command line."""
+    return f"{parser.format_usage().strip()}\n{parser.prog} --help has all of it."
+
+
+def told_codes(codes: Mapping[ExitCode, str]) -> str:
+    """The exit codes, for the end of a help page."""
+    return "\n".join(["exit codes:", *(f"  {code:<5d} {codes[code]}" for code in sorted(codes))])
+
+
+def page(usage: str, description: str, epilog: str) -> dict[str, Any]:
+    """How a parser prints its help, and that ``--pdb``, which is pytest's, is not short for ``--pdb-rank``."""
+    formatter = partial(argparse.RawDescriptionHelpFormatter, max_help_position=_HELP_WIDTH)
+    how = {"add_help": False, "allow_abbrev": False, "formatter_class": formatter}
+    return {"usage": usage, "description": description, "epilog": epilog, **how}
+
+
+class CommandLine(Generic[Options]):
+    """The command line of one command.
+
+    Args:
+        parser: A parser that has no options yet.
+        kind: The dataclass of the command's options.
+        added: Those that plug-ins add.
+
+    Attributes:
+        actions: All options and arguments.
+
+    Raises:
+        PluginError: One of a plug-in is already there.
+    """
+
+    def __init__(self, parser: argparse.ArgumentParser, kind: type[Options], added: Sequence[type] = ()) -> None:
+        self._parser, self.kind, self._added = parser, kind, added
+        self._groups: dict[str, Any] = {}
+        # The same for every command, so that only `allranks --help` lists it.
+        parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
+        self.actions = [action for each in (kind, *added) for action in self._declare(each)]
+
+    def _declare(self, kind: type) -> list[argparse.Action]:
+        try:
+            return [self._add(kind, each) for each in _options_of(kind)]
+        except argparse.ArgumentError as error:
+            msg = f"A plug-in adds an option to `{self._parser.prog}` that is already there."
+            raise PluginError(msg, why=f"{error}.", remedy="Remove the package that adds it.") from error
+
+    def _add(self, kind: type, each: Field[Any]) -> argparse.Action:
+        given = dict(each.metadata)
+        names, group = given.pop("names"), given.pop("group")
+        exclusive, variable = given.pop("exclusive", ""), given.pop("variable", "")
+        if group not in self._groups:
+            self._groups[group] = self._parser.add_argument_group(group)
+        if exclusive and exclusive not in self._groups:
+            self._groups[exclusive] = self._groups[group].add_mutually_exclusive_group()
+        flags = [word for word in names.split() if word.startswith("-")]
+        if metavar := names[len(" ".join(flags)) :].strip():
+            given["metavar"] = metavar
+        if "choices" in given:
+            choices = given["choices"]
+            given["choices"] = known = tuple(choices() if callable(choices) else choices)
+            given |= {"type": partial(one_of, known, each.name), "metavar": "|".join(known)}
+        if variable:
+            given["default"] = os.environ.get(variable) or None
+        if flags:
+            given["dest"] = _place(kind, each)
+        action: argparse.Action = self._groups[exclusive or group].add_argument(
+            *(flags or [_place(kind, each)]), **given
+        )
+        return action
+
+    def parse(self, arguments: Sequence[str], pytest_args: tuple[str, ...]) -> Options:
+        """The options that a command line gives.
+
+        Raises:
+            UsageError: It is wrong.
+        """
+        found, rest = self._parser.parse_known_intermixed_args(arguments)
+        if rest:
+            raise self._unknown(next((word for word in rest if word.startswith("-")), rest[0]))
+        added = {kind: kind(**_given(kind, found)) for kind in self._added}
+        return self.kind(**_given(self.kind, found), added=added, pytest_args=pytest_args)
+
+    def _unknown(self, word: str) -> UsageError:
+        prog, remedy = self._parser.prog, see_help(self._parser)
+        if not word.startswith("-"):
+            return UsageError(f"{prog} takes no argument {word!r}.", remedy=remedy)
+        flag = word.partition("=")[0]
+        if flag in MOVED:
+            return UsageError(f"{prog} has no option {flag} any more.", why=f"It is now {MOVED[flag]}.", remedy=remedy)
+        options = [each for action in self.actions for each in action.option_strings if each.startswith("--")]
+        begins = [each for each in options if flag.startswith("--") and each.startswith(flag)]
+        close = begins[0] if begins else nearest(flag, options, cutoff=0.75)
+        hints = [f"Did you mean {close}?"] if close else []
+        if self.kind.takes_pytest:
+            hints.append(f"Options of pytest go after --: {prog} -- {word}")
+        return UsageError(f"{prog} has no option {flag}.", why=" ".join(hints), remedy=remedy)
+
+
+def _options_of(kind: type) -> list[Field[Any]]:
+    return [each for each in fields(kind) if "names" in each.metadata]
+
+
+def _place(kind: type, each: Field[Any]) -> str:
+    """Where argparse keeps a value: two dataclasses may have fields of one name."""
+    return f"{kind.__module__}.{kind.__qualname__}.{each.name}"
+
+
+def _given(kind: type, found: argparse.Namespace) -> dict[str, Any]:
+    """The values of a dataclass that a command line or a variable gives."""
+    values = {each.name: getattr(found, _place(kind, each)) for each in _options_of(kind)}
+    frozen = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return {name: value for name, value in frozen.items() if value is not None}
+
+
+def one_of(names: Sequence[str], what: str, text: str) -> str:
+    """Parse one of a few names.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none of them; the nearest is suggested.
+    """
+    if text in names:
+        return text
+    close = nearest(text, names)
+    hint = f" (did you mean {close}?)" if close else ""
+    msg = f"{text!r} is no {what}: choose from {', '.join(names)}{hint}"
+    raise argparse.ArgumentTypeError(msg)
+
+
+def whole(least: int = 0, most: int | None = None) -> Callable[[str], int]:
+    """The type of an option whose value is a whole number."""
+
+    def number(text: str) -> int:
+        if text.isascii() and text.isdecimal() and len(text) <= _DIGITS:
+            found = int(text)
+            if least <= found and (most is None or found <= most):
+                return found
+        msg = f"{text!r} is no number: take {least} {'or more' if most is None else f'to {most}'}"
+        raise argparse.ArgumentTypeError(msg)
+
+    return number
+
+
+def measured(units: Mapping[str, float], example: str) -> Callable[[str], float]:
+    """The type of an option whose value is a number with one of these units, each with its factor."""
+
+    def measure(text: str) -> float:
+        found = _MEASURE.fullmatch(text.strip())
+        if found and (unit := found[2].lower()) in units:
+            return float(found[1]) * units[unit]
+        msg = f"{text!r} cannot be used: write {example}"
+        raise argparse.ArgumentTypeError(msg)
+
+    return measure
+
+
+def existing_file(text: str) -> Path:
+    """Parse the path of a file that a command reads.
+
+    Raises:
+        argparse.ArgumentTypeError: There is none.
+    """
+    return _checked(text, Path.is_file, "there is no file {}")
+
+
+def writable_file(text: str) -> Path:
+    """Parse the path of a file that a command writes, and perhaps creates.
+
+    Raises:
+        argparse.ArgumentTypeError: It is a folder, or its folder does not exist.
+    """
+    return _checked(text, lambda path: path.parent.is_dir() and not path.is_dir(), "{} cannot be a file")
+
+
+def _checked(text: str, is_right: Callable[[Path], bool], otherwise: str) -> Path:
+    try:
+        if text and is_right(Path(text)):
+            return Path(text)
+    except (OSError, ValueError) as error:
+        msg = f"{text!r} cannot be used: {error}"
+        raise argparse.ArgumentTypeError(msg) from error
+    raise argparse.ArgumentTypeError(otherwise.format(repr(text)))
