@@ -39,7 +39,7 @@ def test_wrong_requests_are_sentences_that_lead_on(allranks, arguments, said):
     [
         (None, "There is no matrix file."),
         ("[matrix", "matrix.toml"),
-        ("[matrix]\nbackend = ['glo']\nworld_size = [1]\n", "gloo"),
+        ("[matrix]\nbackend = ['glo']\nworld_size = [1]\n[suites]\nt.path = 'suite'\n[images.i]\n", "gloo"),
         ("[matrix]\nbackend = ['gloo']\nworld_size = [1]\n[suite.tiny]\npath = 'suite'\n", "suites"),
     ],
     ids=["missing", "no TOML", "unknown backend", "unknown key"],

@@ -53,14 +53,14 @@ def test_its_commands_run_one_after_the_other(shell):
         shell(f"allranks report {name}")
     (shell.folder / "matrix.toml").write_text(
         '[matrix]\nbackend = ["gloo"]\nworld_size = [2]\n[suites.tests]\npath = "."\n[images.cpu]\ntorch = "2.13.0"\n'
-        '[history]\nfile = "history.sqlite"\n'
+        "[history]\n"
     )
     commands = [command for block in page_blocks("console") for command in block.commands]
     assert len(commands) > 6
     for command in commands:
         shell(command)
     [query] = page_blocks("sql")
-    with closing(sqlite3.connect(shell.folder / "history.sqlite")) as database:
+    with closing(sqlite3.connect(shell.folder / ".allranks-history.sqlite")) as database:
         assert database.execute(query.text).fetchall() == []
         database.execute("UPDATE change SET status = 'F'")
         assert database.execute(query.text).fetchall() == [("tests/test_x.py::test_b", 2)]

@@ -209,9 +209,6 @@ world_size = [2]
 labels = ["cluster"]
 engine = "{engine}"
 
-[engines.far]
-partition = "gpu"
-
 [suites.unit]
 path = "tests"
 
@@ -220,28 +217,11 @@ torch = "2.13.0"
 """
 
 
-def test_a_runner_may_name_it_and_its_table_is_kept_as_it_is(others, tmp_path):
+def test_a_runner_may_name_it(others, tmp_path):
     others(far=Far)
     (tmp_path / "tests").mkdir()
     (tmp_path / "matrix.toml").write_text(MATRIX.format(engine="far"))
-    matrix = load(tmp_path).matrix
-    assert matrix.runners[0].engine == "far"
-    assert matrix.engines == {"far": {"partition": "gpu"}}
-
-
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        (MATRIX.format(engine="far").replace("engines.far", "engines.docker"), r"this engine is allranks' own"),
-        (MATRIX.format(engine="far").replace("[engines.far]", "[engines]"), "engines"),
-    ],
-)
-def test_a_wrong_table_is_an_error_at_its_line(others, tmp_path, text, error):
-    others(far=Far)
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "matrix.toml").write_text(text)
-    with pytest.raises(MatrixError, match=error):
-        load(tmp_path)
+    assert load(tmp_path).matrix.runners[0].engine == "far"
 
 
 def test_a_runner_of_an_unknown_engine_is_an_error_at_its_line_when_machines_are_planned(others, tmp_path):

@@ -25,8 +25,7 @@ def plain(matrix: Matrix) -> tuple[list[Cell], dict[Cell, Rule]]:
             cells.append(cell)
         else:
             dropped[cell] = rule
-    included = [include.cell for include in matrix.includes]
-    return cells + included, {cell: rule for cell, rule in dropped.items() if cell not in included}
+    return cells, dropped
 
 
 def reasons(expansion: Expansion) -> dict[Cell, Rule]:
@@ -110,24 +109,6 @@ def test_ten_thousand_points_expand_in_the_order_of_the_axes():
     assert (cells[0].id, cells[99].id, cells[-1].id) == ("gloo-w1-g0-env", "gloo-w1-g99-env", "gloo-w100-g99-env")
 
 
-def test_include_brings_back_an_excluded_cell_at_the_end(load_text, document):
-    text = "[[matrix.include]]\nbackend = 'gloo'\nworld_size = 1\ngpu_count = 2"
-    expansion = expand(load_text(document + text))
-    assert expansion.cells[-1].id == "gloo-w1-g2-env"
-    assert expansion.cells[-1] not in reasons(expansion)
-
-
-def test_same_include_twice_is_an_error(load_text, document):
-    text = "[[matrix.include]]\nbackend = 'gloo'\nworld_size = 7\n"
-    with pytest.raises(MatrixError, match="gloo-w7-g0-env is in the matrix already"):
-        load_text(document + text + text)
-
-
-def test_cell_of_an_impossible_include_is_refused_even_outside_the_axes(load_text, document):
-    with pytest.raises(MatrixError, match="mine-w1-g0-env-n2 can never run: each node needs a rank"):
-        load_text(document + "[[matrix.include]]\nbackend = 'mine'\nworld_size = 1\nnodes = 2")
-
-
 SHARED = """
 [matrix]
 backend = ["nccl"]
@@ -157,8 +138,6 @@ def test_ranks_may_share_a_gpu_where_the_file_says_so(load_text):
         load_text(SHARED + rule + off)
     with pytest.raises(MatrixError, match="nccl-w2-g0-env can never run"):
         load_text(SHARED.replace("[1, 2]", "[0, 1]") + rule)
-    included = "[[matrix.include]]\nbackend = 'nccl'\nworld_size = 16\ngpu_count = 1\n"
-    assert len(expand(load_text(SHARED + rule + included)).cells) == 5
 
 
 def test_id_names_the_nodes_only_where_there_are_several():

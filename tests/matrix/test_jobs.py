@@ -12,7 +12,7 @@ from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
 from allranks.matrix.jobs import plan, suites_holding, unnamed_suites
 from allranks.matrix.model import Image, Matrix, Suite
-from allranks.matrix.select import select, select_id
+from allranks.matrix.select import select
 from allranks.matrix.when import parse_condition
 
 ROOT = Path(__file__).parents[2]
@@ -122,9 +122,9 @@ def test_of_two_environment_rules_the_later_wins(load_text, document):
     text = document + "[[env]]\nset = { A = '1' }\n[[env]]\nwhen = 'world_size == 2'\nset = { NCCL_DEBUG = 'INFO' }\n"
     matrix = load_text(text)
     expansion = expand(matrix)
-    assert matrix.environment_of(select_id(expansion, "nccl-w1-g1-env")) == {"NCCL_DEBUG": "WARN", "A": "1"}
-    assert matrix.environment_of(select_id(expansion, "nccl-w2-g2-env")) == {"NCCL_DEBUG": "INFO", "A": "1"}
-    assert matrix.environment_of(select_id(expansion, "gloo-w1-g0-env")) == {"A": "1"}
+    assert matrix.environment_of(expansion.by_id["nccl-w1-g1-env"]) == {"NCCL_DEBUG": "WARN", "A": "1"}
+    assert matrix.environment_of(expansion.by_id["nccl-w2-g2-env"]) == {"NCCL_DEBUG": "INFO", "A": "1"}
+    assert matrix.environment_of(expansion.by_id["gloo-w1-g0-env"]) == {"A": "1"}
     assert plan(matrix, expansion.cells)[0].environment == {"A": "1"}
 
 

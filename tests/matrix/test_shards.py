@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -99,20 +98,6 @@ def test_the_plan_for_machines_has_each_suite_once_and_a_job_for_each_shard(load
     assert cell["jobs"] == [f"{CELL}/collectives@1of2", f"{CELL}/collectives@2of2", f"{CELL}/whole"]
 
 
-def test_durations_are_kept_beside_the_matrix_file_unless_it_says_otherwise(load_text, document, repository):
-    assert load_text(document).durations == Path(".allranks-durations.json")
-    (repository / "ci").mkdir()
-    assert load_text(document + "[durations]\nfile = 'ci/durations.json'\n").durations == Path("ci/durations.json")
-
-
-@pytest.mark.parametrize(
-    ("file", "words"),
-    [
-        ("/tmp/durations.json", "is an absolute path"),
-        ("no/such/durations.json", "there is no folder for"),
-        ("suites", "is a folder"),
-    ],
-)
-def test_a_place_where_no_durations_can_be_kept_is_an_error(load_text, document, file, words):
-    with pytest.raises(MatrixError, match=rf"^matrix.toml:\d+: durations.file: .*{words}"):
-        load_text(f"{document}[durations]\nfile = '{file}'\n")
+def test_a_table_of_durations_is_refused_with_what_to_do_instead(load_text, document):
+    with pytest.raises(MatrixError, match=r"durations: there is no such key\.\n.*--durations"):
+        load_text(document + "[durations]\nfile = 'durations.json'\n")

@@ -2,7 +2,7 @@ import tomllib
 
 import pytest
 
-from allranks.matrix.toml_file import key_lines, line_of
+from allranks.matrix.toml_file import key_lines, line_of, read
 
 TEXT = '''\
 # a comment with [brackets] and = signs
@@ -18,11 +18,11 @@ nested.key.path = """
 not_a_key = "x"
 """
 after = \'\'\'
-a ' quote and a # hash\'\'\'\'
+a ' quote and a # hash\'\'\'
 last = { inline = "a = b", other = [1, 2] }
 several = [
   { inside = 1 },
-  [""" quoted"""", "["],
+  [""" quoted """, "["],
 ]
 
 [[matrix.exclude]]
@@ -35,6 +35,9 @@ when = "backend == 'nccl' # and = so on"
 torch = "2.13.0"
 [[matrix.exclude.deeper]]
 x = 1'''
+
+
+LINES = key_lines(TEXT, tomllib.loads(TEXT))
 
 
 @pytest.mark.parametrize(
@@ -58,12 +61,12 @@ x = 1'''
     ],
 )
 def test_each_key_is_found_on_its_line(path, line):
-    assert key_lines(TEXT)[path] == line
+    assert LINES[path] == line
 
 
 def test_nothing_inside_a_value_is_taken_for_a_key():
     assert "after" in tomllib.loads(TEXT)["matrix"]
-    named = {part for path in key_lines(TEXT) for part in path}
+    named = {part for path in LINES for part in path}
     assert named.isdisjoint({"not", "a", "table", "not_a_key", "inline", "other", "inside"})
 
 
@@ -72,8 +75,25 @@ def test_nothing_inside_a_value_is_taken_for_a_key():
     [(("matrix", "last", "inline"), 15), (("matrix", "backend", 1), 5), (("matrix", "absent"), 4), (("absent",), 1)],
 )
 def test_a_key_without_a_line_of_its_own_has_its_table_s(path, line):
-    assert line_of(key_lines(TEXT), path) == line
+    assert line_of(LINES, path) == line
 
 
 def test_windows_line_ends_count_once():
-    assert key_lines("a = 1\r\nb = 2\r\n")[("b",)] == 2
+    assert key_lines("a = 1\r\nb = 2\r\n", {"a": 1, "b": 2})[("b",)] == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "list = [\n  [1],\n  ['x']\n]\nafter = 1",
+        'text = \'a """ b\'\nafter = 1\nother = \' """ \'',
+        '"a\\u0062" = 1\n["x\\ty"]\nafter = 1',
+    ],
+)
+def test_a_text_that_is_misread_has_no_wrong_lines(tmp_path, text):
+    (tmp_path / "matrix.toml").write_text(text)
+    table = read(tmp_path / "matrix.toml")
+    lines = text.split("\n")
+    assert all(str(path[-1]) in lines[line - 1] for path, line in table.lines.items())
+    line = line_of(table.lines, ("after",))
+    assert table.place("after").endswith(f"matrix.toml:{line}: after" if line else "matrix.toml: after")

@@ -9,7 +9,7 @@ from allranks.errors import MatrixError, UsageError
 from allranks.matrix.axes import AXES
 from allranks.matrix.expand import expand
 from allranks.matrix.jobs import plan
-from allranks.matrix.select import prefixes, select, select_id, select_where, signature, signature_axes
+from allranks.matrix.select import prefixes, select, signature, signature_axes
 
 MATRIX = """\
 [matrix]
@@ -40,7 +40,7 @@ def ids(cells):
 
 def test_a_version_ends_the_id_of_its_cell(expansion):
     assert ids(expansion.cells) == ["gloo-w2-g0-env-t2.13.0", "gloo-w2-g0-env-t2.14.1"]
-    assert select_id(expansion, "gloo-w2-g0-env-t2.14.1") == expansion.cells[1]
+    assert select(expansion, "gloo-w2-g0-env-t2.14.1") == expansion.cells[1:]
 
 
 @pytest.mark.parametrize(
@@ -65,30 +65,24 @@ def test_a_version_comes_after_the_nodes(load_text):
 def test_every_version_is_found_by_the_id_and_the_signature_of_its_cell(load_text, version):
     expansion = expand(load_text(MATRIX.replace("2.14.1", version)))
     cell = expansion.cells[-1]
-    assert select_id(expansion, cell.id) == cell
+    assert list(select(expansion, cell.id)) == [cell]
     assert list(select(expansion, signature(cell, signature_axes([cell])))) == [cell]
-    assert list(select_where(expansion, f"torch={version}")) == [cell]
+    assert list(select(expansion, f"torch={version}")) == [cell]
 
 
 def test_cells_of_a_version_are_selected(expansion):
-    assert ids(select_where(expansion, "torch=2.13.0")) == ["gloo-w2-g0-env-t2.13.0"]
-    assert len(select_where(expansion, "torch=2.13.0|2.14.1")) == 2
+    assert ids(select(expansion, "torch=2.13.0")) == ["gloo-w2-g0-env-t2.13.0"]
+    assert len(select(expansion, "torch=2.13.0,torch=2.14.1")) == 2
     with pytest.raises(UsageError, match=r"excludes .*torch=2\.9\.1.*\n.*too old"):
-        select_where(expansion, "torch=2.9.1")
+        select(expansion, "torch=2.9.1")
     with pytest.raises(UsageError, match=r"no cell with torch '2\.14\.0'(?s:.*)'2\.14\.1'"):
-        select_where(expansion, "torch=2.14.0")
+        select(expansion, "torch=2.14.0")
 
 
-@pytest.mark.parametrize("text", ["torch=2.13.0", "dist(torch='2.13.0')"])
+@pytest.mark.parametrize("text", ["torch=2.13.0", "dist(torch='2.13.0')", "gloo-w2-g0-env-t2.13.0"])
 def test_a_matrix_without_the_axis_says_so(load_text, document, text):
     with pytest.raises(UsageError, match=r"has no axis torch\.\n.*\[matrix\]"):
         select(expand(load_text(document)), text)
-
-
-@pytest.mark.parametrize(("axis", "cell_id"), [(True, "gloo-w2-g0-env"), (False, "gloo-w2-g0-env-t2.13.0")])
-def test_an_id_with_a_version_too_many_or_too_few_names_no_cell(load_text, document, axis, cell_id):
-    with pytest.raises(UsageError, match=f"There is no cell '{cell_id}'.\nDid you mean gloo-w2-g0-env"):
-        select_id(expand(load_text(MATRIX if axis else document)), cell_id)
 
 
 def test_an_id_without_its_version_is_the_beginning_of_those_of_all_versions(expansion):
@@ -144,13 +138,20 @@ def test_a_finished_image_keeps_its_own_torch(load_text):
     assert {job.image.torch for job in plan(matrix, expand(matrix).cells)} == {None}
 
 
-def test_an_included_cell_has_a_version_where_the_matrix_has_the_axis(load_text, document):
-    include = "[[matrix.include]]\nbackend = 'gloo'\nworld_size = 5\n"
-    assert ids(expand(load_text(MATRIX + include + "torch = '2.8.0'")).cells)[-1] == "gloo-w5-g0-env-t2.8.0"
-    with pytest.raises(MatrixError, match="torch"):
-        load_text(MATRIX + include)
-    with pytest.raises(MatrixError, match="torch"):
-        load_text(document + include + "torch = '2.8.0'")
+def test_a_condition_on_torch_needs_the_axis(load_text, document):
+    text = document + "[[env]]\nset = {}\nwhen = \"torch >= '2.14'\"\n"
+    with pytest.raises(
+        MatrixError, match=r"env\.when: the condition names torch, which is no axis of this matrix"
+    ) as error:
+        load_text(text)
+    assert "Add torch = " in error.value.remedy
+
+
+def test_a_version_in_a_condition_is_on_the_axis_however_it_is_written(load_text):
+    rule = "[[env]]\nset = {}\nwhen = \"torch == '2.13'\"\n"
+    assert load_text(MATRIX + rule).warnings == ()
+    [warning] = load_text(MATRIX + rule.replace("2.13", "2.1.3")).warnings
+    assert "asks for '2.1.3', which is not on the axis torch" in warning
 
 
 @pytest.mark.parametrize(

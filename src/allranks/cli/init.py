@@ -122,7 +122,7 @@ def _show_schema(options: Options) -> ExitCode:
 
 def _inside_pyproject(schema: dict[str, object]) -> dict[str, object]:
     """A schema of pyproject.toml that allows everything beside the matrix."""
-    outer = {"$schema": schema.pop("$schema"), "definitions": schema.pop("definitions")}
+    outer = {"$schema": schema.pop("$schema")}
     inner: dict[str, object] = schema
     for name in reversed(PYPROJECT_TABLE):
         inner = {"properties": {name: inner}}

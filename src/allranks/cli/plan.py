@@ -25,7 +25,7 @@ from allranks.matrix.axes import AXES, NO_TORCH
 from allranks.matrix.cell_images import image_for
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import chosen_suites, plan, unnamed_suites
-from allranks.matrix.model import Cell, Job, Matrix
+from allranks.matrix.model import DURATIONS_FILE, Cell, Job, Matrix
 from allranks.protocol.xml_text import for_log
 from allranks.runner.machines.pack_options import MINUTES_PER_ENTRY, MOST_ENTRIES, PackOptions
 
@@ -118,7 +118,7 @@ def _plan_machines(expansion: Expansion, options: Options) -> ExitCode:
     plan_options = PlanOptions(
         run_id=run_id(),
         pytest_args=options.pytest_args,
-        durations=read_durations(options.durations or expansion.matrix.root / expansion.matrix.durations, remark),
+        durations=read_durations(options.durations or expansion.matrix.root / DURATIONS_FILE, remark),
         wishes=PackOptions(most=options.max_entries, minutes=options.minutes_per_entry),
         plan_file=options.plan_file,
     )

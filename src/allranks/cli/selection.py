@@ -15,7 +15,7 @@ from allranks.matrix.declaration import find_matrix, load
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import chosen_suites, plan, suites_holding, unnamed_suites
 from allranks.matrix.model import Cell, Job, Matrix
-from allranks.matrix.select import select, select_where
+from allranks.matrix.select import select
 from allranks.protocol.xml_text import for_log
 
 STOP = ("-x",)
@@ -204,7 +204,7 @@ def selected_cells(expansion: Expansion, options: Selection) -> Sequence[Cell]:
     if not options.cells and not options.where:
         return expansion.cells
     named = [cell for text in options.cells for cell in select(expansion, text)]
-    found = select_where(expansion, *options.where) if options.where else ()
+    found = select(expansion, *options.where) if options.where else ()
     return tuple(dict.fromkeys((*named, *found)))
 
 

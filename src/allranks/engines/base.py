@@ -389,7 +389,7 @@ class Engine(ABC):
         """Get ready for the jobs of a run; return the function that makes their environments.
 
         Args:
-            matrix: The matrix of the run. An engine of another package finds its own table in ``matrix.engines``.
+            matrix: The matrix of the run. An engine of another package finds its own table in ``matrix.tables``.
             progress: Receives lines while environments are made.
             uses: Until it is closed, nothing that was made for the run is removed; None if nothing protects it.
 

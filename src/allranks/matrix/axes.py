@@ -1,7 +1,6 @@
 """The axes of a matrix: their names, their order and the type of their values."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 
 from packaging.version import Version
@@ -28,32 +27,15 @@ type_of_axis: Mapping[str, type] = {
     "torch": Version,
 }
 
-
 BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl")
 """The process-group backends that torch registers by itself (``torch.distributed.Backend``)."""
+
+INIT_METHODS = ("env", "tcp", "file")
 
 SMALLEST: Mapping[str, int] = {"world_size": 1, "gpu_count": 0, "nodes": 1}
 
 LARGEST = 10_000
 """More ranks, GPUs or nodes than any test has: a larger number is a typing error."""
-
-
-Values = Mapping[str, Collection[AxisValue]]
-"""Every value that a cell of a matrix has, by axis."""
-
-
-@dataclass(frozen=True)
-class Known:
-    """What the conditions of a matrix can name."""
-
-    values: Values  # every value that one of its cells has
-    names: Mapping[str, Collection[str]]  # every name that an axis of names could have
-
-    def could_have(self, axis: str, value: AxisValue) -> bool:
-        """True if the axis could have this value, although no cell does; any version could be on the axis torch."""
-        if isinstance(value, int):
-            return value >= SMALLEST[axis]
-        return axis == "torch" or value in self.names[axis]
 
 
 def refused_backend(
@@ -77,11 +59,9 @@ def written_type(axis: str) -> type:
     return int if type_of_axis[axis] is int else str
 
 
-def comparable(axis: str, value: AxisValue | tuple[AxisValue, ...]) -> object:
-    """The sort key of one or several values on an axis: ``2.9.1`` is before ``2.14``, ``2.14`` equals ``2.14.0``."""
-    if type_of_axis[axis] is not Version:
-        return value
-    return tuple(_version(str(each)) for each in value) if isinstance(value, tuple) else _version(str(value))
+def comparable(axis: str, value: AxisValue) -> AxisValue | Version:
+    """The value as conditions compare it: ``2.9.1`` is before ``2.14``, and ``2.14`` equals ``2.14.0``."""
+    return _version(str(value)) if type_of_axis[axis] is Version else value
 
 
 @lru_cache  # the same few versions are compared at every cell

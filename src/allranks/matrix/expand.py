@@ -3,16 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from math import prod
 
 from allranks.errors import MatrixError
-from allranks.matrix.axes import AXES, NO_TORCH
-from allranks.matrix.model import Cell, Include, Matrix, Rule
+from allranks.matrix.axes import NO_TORCH
+from allranks.matrix.model import Cell, Matrix, Rule
 from allranks.matrix.toml_file import place
-from allranks.matrix.when import Condition, parse_condition
+from allranks.matrix.when import Condition, Points, Space, parse_condition
 
-MOST_POINTS = 200_000
+MOST_POINTS = 1_000_000
 """More combinations than a real matrix has: they take seconds to expand, and a larger number is a typing error."""
 
 
@@ -46,39 +45,45 @@ class Expansion:
     """A matrix, expanded."""
 
     matrix: Matrix
-    cells: tuple[Cell, ...]  # every cell, in the order of the axes and of their values; the included ones last
-    # The other combinations of the axes, each under the first rule that applies to it, in the file's order.
-    dropped: Mapping[Rule, Sequence[Cell]]
+    cells: tuple[Cell, ...]  # every cell, in the order of the axes and of their values
 
     @cached_property
     def by_id(self) -> Mapping[str, Cell]:
         """The cells by id."""
         return {cell.id: cell for cell in self.cells}
 
+    @cached_property
+    def dropped(self) -> Mapping[Rule, Sequence[Cell]]:
+        """The other combinations of the axes, each under the first rule that applies to it, in the file's order."""
+        space, found = Space(self.matrix.axes), {}
+        left = space.everywhere
+        for rule in self.matrix.excludes:
+            hit = left & rule.when.points(space)
+            found[rule] = _cells(space, hit)
+            left &= ~hit
+        return found
+
 
 def expand(matrix: Matrix) -> Expansion:
-    """Expands a matrix: every combination of its axes, minus the excluded cells, plus the included ones.
+    """Expands a matrix: every combination of its axes, minus the excluded ones.
 
     Raises:
-        MatrixError: There are too many combinations, none is left, a cell can never run, or an included cell
-            already exists.
+        MatrixError: There are too many combinations, none is left, or a cell can never run.
     """
     size = _checked_size(matrix)
-    kept, dropped = list[Cell](), {rule: list[Cell]() for rule in matrix.excludes}
-    included = {include.cell for include in matrix.includes}
-    for cell in map(Cell.at, product(*(matrix.axes[axis] for axis in AXES))):
-        rule = next((rule for rule in matrix.excludes if cell.matches(rule.when)), None)
-        if rule is None:
-            kept.append(cell)
-        elif cell not in included:
-            dropped[rule].append(cell)
-    _check_includes(matrix, kept)
-    _check_possible(matrix, kept)
-    cells = (*kept, *(include.cell for include in matrix.includes))
-    if not cells:
+    space = Space(matrix.axes)
+    left = space.everywhere
+    for rule in matrix.excludes:
+        left &= ~rule.when.points(space)
+    _check_possible(matrix, space, left)
+    if not left:
         why = f"The excludes drop all {size} combinations of the axes."
         raise _matrix_error(matrix, "no cell is left", "Remove an exclude, or add a value to an axis.", why)
-    return Expansion(matrix, cells, dropped)
+    return Expansion(matrix, _cells(space, left))
+
+
+def _cells(space: Space, points: Points) -> tuple[Cell, ...]:
+    return tuple(map(Cell.at, space.values_at(points)))
 
 
 def _checked_size(matrix: Matrix) -> int:
@@ -91,44 +96,25 @@ def _checked_size(matrix: Matrix) -> int:
     return size
 
 
-def _check_includes(matrix: Matrix, kept: Sequence[Cell]) -> None:
-    seen = set(kept)
-    for include in matrix.includes:
-        if include.cell in seen:
-            raise _include_error(matrix, include, "is in the matrix already", "Remove the include.")
-        seen.add(include.cell)
-
-
-def _check_possible(matrix: Matrix, kept: Sequence[Cell]) -> None:
+def _check_possible(matrix: Matrix, space: Space, left: Points) -> None:
     """Refuses cells that no host can run: the file must exclude them, with a reason."""
     for impossible in IMPOSSIBLE:
-        if bad := [cell for cell in kept if _never_runs(matrix, cell, impossible)]:
-            raise _impossible(matrix, impossible, bad)
-        for include in matrix.includes:
-            if _never_runs(matrix, include.cell, impossible):
-                what = f"can never run: {impossible.reason}"
-                raise _include_error(matrix, include, what, "Remove the include, or change its numbers.")
-
-
-def _never_runs(matrix: Matrix, cell: Cell, impossible: Impossible) -> bool:
-    return cell.matches(impossible.when) and matrix.environment_of(cell).get(impossible.unless) != "1"
-
-
-def _impossible(matrix: Matrix, impossible: Impossible, bad: Sequence[Cell]) -> MatrixError:
-    others = f", and {len(bad) - 1:,} others like it" if len(bad) > 1 else ""
-    remedy = f'Add an exclude:  [[matrix.exclude]]  when = "{impossible.when.source}"  reason = "{impossible.reason}"'
-    return _matrix_error(
-        matrix,
-        f"the cell {bad[0].id} can never run{others}",
-        f"{remedy}\n{impossible.remark}".rstrip(),
-        why=f"{impossible.reason[0].upper()}{impossible.reason[1:]}.",
-    )
+        allowed = 0
+        for rule in matrix.env:
+            there = rule.when.points(space) if rule.when else space.everywhere
+            if impossible.unless in rule.set:
+                allowed = allowed | there if rule.set[impossible.unless] == "1" else allowed & ~there
+        if bad := left & impossible.when.points(space) & ~allowed:
+            first, others = Cell.at(next(space.values_at(bad))), bad.bit_count() - 1
+            like_it = f", and {others:,} others like it" if others else ""
+            exclude = f'[[matrix.exclude]]  when = "{impossible.when.source}"  reason = "{impossible.reason}"'
+            raise _matrix_error(
+                matrix,
+                f"the cell {first.id} can never run{like_it}",
+                f"Add an exclude:  {exclude}\n{impossible.remark}".rstrip(),
+                why=f"{impossible.reason[0].upper()}{impossible.reason[1:]}.",
+            )
 
 
 def _matrix_error(matrix: Matrix, what: str, remedy: str, why: str) -> MatrixError:
     return MatrixError(f"{place(matrix.path, matrix.line, 'matrix')}: {what}.", why=why, remedy=remedy)
-
-
-def _include_error(matrix: Matrix, include: Include, what: str, remedy: str) -> MatrixError:
-    where = place(matrix.path, include.line, "matrix.include")
-    return MatrixError(f"{where}: the cell {include.cell.id} {what}.", remedy=remedy)

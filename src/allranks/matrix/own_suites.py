@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from allranks.errors import did_you_mean, shown
+from allranks.matrix.model import Suite
 from allranks.matrix.toml_file import Table
 
 PREFIX: Final = "allranks:"
@@ -24,28 +25,22 @@ def own_names() -> tuple[str, ...]:
     return tuple(sorted({path.parent.name for path in own_folder().glob("*/test_*.py")}))
 
 
-def own_path(table: Table) -> Path | None:
+def own_path(table: Table, suite: Suite) -> Path | None:
     """The path of the own suite that ``[suites.NAME]`` names, relative to :func:`own_folder`; None for the user's.
 
     Raises:
         MatrixError: There is no suite of that name, or it is one of several paths.
     """
-    given = table.values["path"]
-    texts = given if isinstance(given, list) else [given]
-    named = [text for text in texts if isinstance(text, str) and text.startswith(PREFIX)]
+    named = [text for text in map(str, suite.paths) if text.startswith(PREFIX)]
     if not named:
         return None
-    if len(texts) > 1:
+    if len(suite.paths) > 1:
         what = f"{shown(named[0])} cannot be one of several paths"
-        raise table.error(name="path", what=what, remedy="Give it a suite of its own: its tests lie in another folder.")
-    for name in ("exclude", "files"):
-        if name in table:
-            what = f"a suite of allranks has no {name}"
-            raise table.error(
-                name=name, what=what, remedy="Remove it; pytest_args can leave tests out: -k, --deselect."
-            )
+        table.refuse("path", what, "Give it a suite of its own: its tests lie in another folder.")
+    for name in {"exclude", "files"} & table.values.keys():
+        remedy = "Remove it; pytest_args can leave tests out: -k, --deselect."
+        table.refuse(name, f"a suite of allranks has no {name}", remedy)
     name, names = named[0].removeprefix(PREFIX), own_names()
     if name not in names:
-        what = f"allranks has no suite {shown(name)}"
-        raise table.error(name="path", what=what, remedy=did_you_mean(name, names))
+        table.refuse("path", f"allranks has no suite {shown(name)}", did_you_mean(name, names))
     return Path(name)

@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from allranks.errors import MatrixError, UsageError, shown
-from allranks.matrix.axes import Known
 from allranks.matrix.model import Cell, Matrix, RunnerRule
 from allranks.matrix.toml_file import Table, place
 
@@ -27,85 +27,26 @@ _STANDARD_LABEL: Final = re.compile(r"(ubuntu|windows|macos)-(latest|\d+(\.\d+)?
 """Any other label of GitHub's is the name of a larger runner, which an organisation chooses and which may have GPUs."""
 
 _SELF_HOSTED: Final = "self-hosted"
-_LONGEST_NAME: Final = 256
 
 
-def read_runner(table: Table, known: Known) -> RunnerRule:
-    """Reads one ``[[runners]]``.
+def checked_runner(table: Table, rule: RunnerRule) -> RunnerRule:
+    """A rule as read from ``[[runners]]``, with what its labels say of the machine's owner.
 
     Raises:
-        MatrixError: A key is wrong, or two of them contradict each other.
+        MatrixError: Two of its keys contradict each other.
     """
-    table.only("when", "labels", "group", "gpus", "cores", "hosted", "engine", "minutes")
-    labels = _labels(table)
-    hosted = _hosted(table, labels)
-    return RunnerRule(
-        when=table.optional_condition(known),
-        labels=labels,
-        group=_name(table, "group", table.text("group", RunnerRule.group, "gpu-machines")),
-        gpus=_gpus(table, labels, hosted=hosted),
-        cores=table.whole("cores", RunnerRule.cores, at_least=1),
-        hosted=hosted,
-        engine=table.text("engine", None, "docker"),
-        minutes=_minutes(table, hosted=hosted),
-        line=table.line,
-    )
-
-
-def _labels(table: Table) -> tuple[str, ...]:
-    if "labels" not in table and "group" not in table:
-        table.needs("labels", 'labels = ["self-hosted", "linux", "gpu-4"]')
-    if table.values.get("labels") == []:
-        remedy = 'Write for example labels = ["self-hosted", "linux"], or leave the key out where group says enough.'
-        raise table.error(name="labels", what="the list is empty", remedy=remedy)
-    labels = table.texts("labels")
-    lowered = [label.lower() for label in labels]
-    for label in labels:
-        if lowered.count(label.lower()) > 1:
-            raise table.error(
-                name="labels", what=f"{shown(label)} is there twice", remedy="Write each label once, in whatever case."
-            )
-    return tuple(_name(table, "labels", label) for label in labels)
-
-
-def _name(table: Table, key: str, name: str) -> str:
-    """A name that GitHub accepts: on one line, and not too long."""
-    if len(name) > _LONGEST_NAME or not name.isprintable() or name != name.strip() or "," in name:
-        remedy = f"Write it as in the settings of your runners: one line of up to {_LONGEST_NAME} characters, no comma."
-        raise table.error(key, f"{shown(name)} cannot be the name of a label or a group", remedy)
-    return name
-
-
-def _hosted(table: Table, labels: tuple[str, ...]) -> bool:
-    """True if the file says so, or else if the labels do: GitHub's own machines have labels like ubuntu-24.04."""
-    is_own = any(label.lower() == _SELF_HOSTED for label in labels)
-    like_github = any(_HOSTED_LABEL.fullmatch(label.lower()) for label in labels)
-    hosted = table.flag("hosted", like_github and not is_own)
-    if hosted and is_own:
+    labels = [label.lower() for label in rule.labels]
+    is_own = _SELF_HOSTED in labels
+    if "hosted" not in table.values:
+        rule = replace(rule, hosted=not is_own and any(map(_HOSTED_LABEL.fullmatch, labels)))
+    if rule.hosted and is_own:
         what = f"a machine with the label {shown(_SELF_HOSTED)} is not one of GitHub's"
-        raise table.error(name="hosted", what=what, remedy="Remove hosted, or that label.")
-    return hosted
-
-
-def _gpus(table: Table, labels: tuple[str, ...], *, hosted: bool) -> int:
-    gpus = table.whole("gpus", RunnerRule.gpus, at_least=0)
-    if gpus and hosted and any(_STANDARD_LABEL.fullmatch(label.lower()) for label in labels):
-        remedy = (
-            "Remove gpus, name a larger runner with GPUs, or write hosted = false if this is a machine of your own."
-        )
-        what = f"GitHub's standard machines have no GPUs, and this one should have {gpus}"
-        raise table.error(name="gpus", what=what, remedy=remedy)
-    return gpus
-
-
-def _minutes(table: Table, *, hosted: bool) -> int | None:
-    minutes = table.whole("minutes", RunnerRule.minutes, at_least=1)
-    most = HOSTED_MINUTES if hosted else OWN_MINUTES
-    if minutes is not None and minutes > most:
-        whose = "on GitHub's machines" if hosted else "on machines of your own"
-        remedy = f"Write a whole number from 1 to {most}."
-        raise table.error(name="minutes", what=f"{minutes} minutes are more than a job may take {whose}", remedy=remedy)
-    return minutes
+        table.refuse("hosted", what, "Remove hosted, or that label.")
+    if rule.gpus and rule.hosted and any(map(_STANDARD_LABEL.fullmatch, labels)):
+        what = f"GitHub's standard machines have no GPUs, and this one should have {rule.gpus}"
+        remedy = "Remove gpus, name a larger runner with GPUs, or write hosted = false for a machine of your own."
+        table.refuse("gpus", what, remedy)
+    return rule
 
 
 def check_runners(matrix: Matrix, cells: Iterable[Cell]) -> None:
@@ -162,4 +103,4 @@ def cores_of(rule: RunnerRule) -> int:
 
 def minutes_of(rule: RunnerRule) -> int:
     """The time limit, in minutes, of a CI job on a rule's machines."""
-    return rule.minutes or (HOSTED_MINUTES if rule.hosted else OWN_MINUTES)
+    return HOSTED_MINUTES if rule.hosted else OWN_MINUTES

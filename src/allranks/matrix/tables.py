@@ -1,53 +1,49 @@
-"""Tables of the matrix file that belong to plug-ins.
+"""The tables of the matrix file: the core's, and those of plug-ins, of which each is a dataclass of keys.
 
-A plug-in declares its tables as data, in the words of JSON Schema; the parser and the schema for editors use the same
-data. Reading a matrix imports no plug-in of allranks: their tables are in files, ``plugins/NAME/tables.json``. Another
-package registers each table by the entry point ``allranks.tables``.
+Reading a matrix imports no plug-in of allranks but its ``plugins/NAME/keys.py``, whose ``TABLES`` has its tables by
+name. Another package registers each table by the entry point ``allranks.tables``.
 """
 
-import json
-import re
-from collections.abc import Collection, Mapping
+import importlib
+from collections.abc import Collection
+from dataclasses import is_dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final
 
-from allranks.errors import PluginError, shown
-from allranks.matrix.toml_file import LARGEST_NUMBER, Table
+from allranks.errors import PluginError
+from allranks.matrix.keys import keys_of, read_table, table_schema
+from allranks.matrix.model import Matrix
+from allranks.matrix.toml_file import Table
 
 GROUP: Final = "allranks.tables"
-"""The group of the entry points; each has the name of a table, and names its declaration."""
+"""The group of the entry points; each has the name of a table, and names its dataclass."""
 
-Declaration = Mapping[str, Any]
-"""A table: ``description``, ``properties`` (its keys), and in ``examples`` one that has all keys.
-
-A key has a ``description``, and a ``default`` unless that is None. It is one of these:
-
-- a text: ``type`` *string*, with ``pattern`` or ``enum``. ``x-error`` ends the message for a text without the pattern
-  (*"podman:x" names no known image*), and ``x-remedy`` says what to write.
-- a file that a run makes: the same with ``format`` *new-file* and a default. It is relative to the matrix file, and
-  read as a path.
-- a whole number: ``type`` *integer*, with ``minimum``, and ``maximum`` if there is one.
-- *true* or *false*: ``type`` *boolean*.
-- a list of texts: ``type`` *array*; read as a tuple.
-"""
+CORE: Final = frozenset(each.name for each in keys_of(Matrix).values())
 
 
-def declared_tables() -> dict[str, Declaration]:
+def own_tables() -> dict[str, type]:
     """The tables of allranks' own plug-ins, by name; none of a plug-in that is not there."""
-    paths = sorted((Path(__file__).parents[1] / "plugins").glob("*/tables.json"))
-    return {name: table for path in paths for name, table in json.loads(path.read_text(encoding="utf-8")).items()}
+    folders = sorted(path.parent.name for path in (Path(__file__).parents[1] / "plugins").glob("*/keys.py"))
+    modules = (importlib.import_module(f"allranks.plugins.{name}.keys") for name in folders)
+    return {name: table for module in modules for name, table in module.TABLES.items()}
 
 
-def _tables_of_packages(taken: Collection[str]) -> dict[str, Declaration]:
-    """The tables that other packages declare, by name.
+def plugin_tables(wanted: Collection[str] | None = None) -> dict[str, type]:
+    """The tables of all plug-ins, by name.
+
+    Args:
+        wanted: The tables of a file: other packages are not searched, which takes milliseconds, if it needs none of
+            theirs. None for all.
 
     Raises:
-        PluginError: One cannot be loaded, or has the name of another table.
+        PluginError: A package's table cannot be loaded, or has the name of another one.
     """
-    found: dict[str, Declaration] = {}
+    found = own_tables()
+    if wanted is not None and {*CORE, *found} >= set(wanted):
+        return found
     for point in entry_points(group=GROUP):
-        if point.name in taken or point.name in found:
+        if point.name in CORE or point.name in found:
             msg = f"The table [{point.name}] of the matrix file is declared twice ({point.value})."
             raise PluginError(msg, remedy="Remove one of the packages that declare it.")
         try:
@@ -56,91 +52,33 @@ def _tables_of_packages(taken: Collection[str]) -> dict[str, Declaration]:
             msg = f"The declaration of the table [{point.name}] cannot be loaded ({point.value})."
             why = f"{type(error).__name__}: {error}"
             raise PluginError(msg, why=why, remedy="Repair or remove the package that adds it.") from error
-        if not _is_declaration(found[point.name]):
-            msg = f"The declaration of the table [{point.name}] is none ({point.value})."
-            why = "It is a mapping that has the table's keys in properties, each as a mapping."
-            raise PluginError(msg, why=why, remedy="Repair or remove the package that adds it.")
+        if not (isinstance(found[point.name], type) and is_dataclass(found[point.name])):
+            msg = f"The declaration of the table [{point.name}] is no dataclass ({point.value})."
+            raise PluginError(msg, remedy="See docs/extending.md: its fields are made by allranks.matrix.keys.key.")
     return found
 
 
-def _is_declaration(found: object) -> bool:
-    keys = found.get("properties") if isinstance(found, Mapping) else None
-    return isinstance(keys, Mapping) and all(isinstance(key, Mapping) for key in keys.values())
-
-
-def read_tables(file: Table, own: Collection[str]) -> dict[str, dict[str, Any]]:
-    """The tables of plug-ins that a matrix file has, with all keys.
-
-    Args:
-        file: The matrix file.
-        own: The names of the core's tables.
+def read_tables(file: Table, declared: dict[str, type]) -> dict[str, Any]:
+    """The tables of plug-ins that a matrix file has, as their dataclasses.
 
     Raises:
-        MatrixError: A table is not known, or wrong.
-        PluginError: The declaration of a table cannot be used.
+        MatrixError: A table is wrong.
     """
-    known = declared_tables()
-    if not {*own, *known} >= set(file.values):  # to search the installed packages takes some milliseconds
-        known |= _tables_of_packages({*own, *known})
-    file.only(*own, *known)
-    return {name: read_table(file.table(name), declaration) for name, declaration in known.items() if name in file}
-
-
-def read_table(table: Table, declaration: Declaration) -> dict[str, Any]:
-    """The values of a table, by key.
-
-    Raises:
-        MatrixError: A key is not known, or its value is wrong.
-        PluginError: The declaration has an unknown type.
-    """
-    keys: Mapping[str, Any] = declaration["properties"]
-    table.only(*keys)
-    return {name: _value(table, name, key) for name, key in keys.items()}
-
-
-def _value(table: Table, name: str, key: Declaration) -> object:
-    default = key.get("default")
-    match key:
-        case {"enum": allowed}:
-            return table.choice(name, tuple(allowed), default)
-        case {"type": "string", "format": "new-file"}:
-            return table.new_file(name, str(default))
-        case {"type": "string"}:
-            return _text(table, name, key)
-        case {"type": "integer"}:
-            bounds = key.get("minimum", 0), key.get("maximum", LARGEST_NUMBER)
-            return table.checked_whole(name, table.values[name], *bounds) if name in table else default
-        case {"type": "boolean"}:
-            return table.flag(name, default=bool(default))
-        case {"type": "array"}:
-            return table.texts(name) if name in table else tuple(default or ())
-        case _:
-            msg = f"The key {name} of the table [{table.key[-1]}] is declared without a type that allranks knows."
-            raise PluginError(msg, remedy="See docs/extending.md for the types of keys.")
-
-
-def _text(table: Table, name: str, key: Declaration) -> object:
-    text = table.text(name, None, str(key.get("examples", ["…"])[0]))
-    if text is None:
-        return key.get("default")
-    pattern = str(key.get("pattern", ""))
-    if not re.search(pattern, text):
-        what = key.get("x-error", f"does not match {pattern}")
-        remedy = key.get("x-remedy", "Write it in that form, or leave the key out.")
-        raise table.error(name, f"{shown(text)} {what}", remedy)
-    return text
+    return {name: read_table(file.below(name), table) for name, table in declared.items() if name in file.values}
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON schema of the matrix file, with the tables of all plug-ins.
+    """The JSON schema (draft 7) of the matrix file, with the tables of all plug-ins.
 
     Raises:
         PluginError: The declaration of a table cannot be loaded.
     """
-    schema: dict[str, Any] = json.loads(Path(__file__).with_name("matrix.schema.json").read_text(encoding="utf-8"))
-    tables = schema["properties"]
-    added = declared_tables()
-    tables["engines"]["propertyNames"]["not"]["enum"] += added
-    added |= _tables_of_packages({*tables, *added})
-    tables |= {name: {"type": "object", "additionalProperties": False, **each} for name, each in added.items()}
-    return schema
+    schema = table_schema(Matrix)
+    for name, table in plugin_tables().items():
+        schema["properties"][name] = {"description": table.__doc__ or "", **table_schema(table)}
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "The matrix file of allranks",
+        "description": "matrix.toml, or the table [tool.allranks] of pyproject.toml.",
+        **schema,
+    }

@@ -1,25 +1,30 @@
-"""The small language of ``when``: a boolean expression over the axes.
+"""The small language of ``when``: comparisons of axes, joined by ``and``, ``or`` and ``not``.
 
-It has comparisons (chained too), ``and``, ``or``, ``not``, ``in`` and ``not in`` with a list of literals, and
-nothing else. Python's own grammar parses the text, and then every node is either one of the few known here or
-refused: Python itself never evaluates anything.
+Python's grammar parses the text, each node is one of the few known here or refused, and Python itself never evaluates
+anything. A condition is evaluated for all points of a matrix at once: a set of points is the bits of a whole number.
 """
 
 import ast
 import operator
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import partial, reduce
+from itertools import compress, pairwise, product
+from math import prod
+from typing import Any, NoReturn, cast
 
 from packaging.version import Version
 
-from allranks.errors import did_you_mean, listed, shown
-from allranks.matrix.axes import AXES, NO_TORCH, AxisValue, Values, comparable, is_version, type_of_axis, written_type
+from allranks.errors import did_you_mean, shown
+from allranks.matrix.axes import AXES, AxisValue, comparable, is_version, type_of_axis, written_type
 
 LONGEST_CONDITION = 10_000
 DEEPEST_NESTING = 50
 """A bound that no condition written by a person reaches; it keeps recursion below Python's limit."""
+
+Points = int
+"""A set of points: the first combination of the axes is the highest bit."""
 
 
 class ConditionError(ValueError):
@@ -36,56 +41,82 @@ class ConditionError(ValueError):
         super().__init__(f"{what}. {remedy}")
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """An axis on the right-hand side of a comparison."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Comparison:
-    """``axis operator right``."""
+    """An axis beside a literal, or beside another axis."""
 
     axis: str
-    operator: str
-    right: Axis | AxisValue | tuple[AxisValue, ...]
+    symbol: str
+    literal: Any = None  # comparable, or a tuple of such
+    other: str = ""
 
-    @property
-    def names(self) -> frozenset[str]:
-        """The one or two axes that are compared."""
-        return frozenset((self.axis, self.right.name) if isinstance(self.right, Axis) else (self.axis,))
-
-    def holds(self, values: Mapping[str, AxisValue]) -> bool:
-        """True if the comparison holds at one point."""
-        right = values[self.right.name] if isinstance(self.right, Axis) else self.right
-        return _TEST_OF[self.operator](comparable(self.axis, values[self.axis]), comparable(self.axis, right))
+    def holds(self, values: Mapping[str, Any]) -> bool:
+        """True if it holds at a point, given by its comparable value on each axis."""
+        return _OPERATORS[self.symbol](values[self.axis], values[self.other] if self.other else self.literal)
 
 
-@dataclass(frozen=True, slots=True)
-class Not:
-    """Holds if its part does not."""
+@dataclass(frozen=True)
+class Point:
+    """A single combination of values."""
 
-    part: "Node"
+    values: Mapping[str, Any]  # comparable, by axis
+    everywhere: Points = 1
 
-    def holds(self, values: Mapping[str, AxisValue]) -> bool:
-        """True if the part does not hold at one point."""
-        return not self.part.holds(values)
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Holds if all, or any, of its parts do."""
-
-    join: Callable[[Iterable[bool]], bool]
-    parts: tuple["Node", ...]
-
-    def holds(self, values: Mapping[str, AxisValue]) -> bool:
-        """True if the group holds at one point."""
-        return self.join(part.holds(values) for part in self.parts)
+    def where(self, comparison: Comparison) -> Points:
+        """1 if a comparison holds here, else 0."""
+        return int(comparison.holds(self.values))
 
 
-Node = Comparison | Not | Group
+class Space:
+    """Every combination of the values of some axes, in the order of :func:`itertools.product`.
+
+    Args:
+        axes: The values, by axis.
+    """
+
+    def __init__(self, axes: Mapping[str, tuple[AxisValue, ...]]) -> None:
+        self._written = axes
+        self._values = {axis: [comparable(axis, value) for value in values] for axis, values in axes.items()}
+        self._size = step = prod(map(len, axes.values()))
+        self._steps: dict[str, int] = {}  # the distance of points that differ by one value of the axis
+        for axis, values in axes.items():
+            self._steps[axis] = step = step // len(values)
+        self._known: dict[Comparison, Points] = {}  # many rules have some of the same
+        self.everywhere: Points = (1 << self._size) - 1
+
+    def where(self, comparison: Comparison) -> Points:
+        """The points at which a comparison holds."""
+        if comparison not in self._known:
+            axes = [axis for axis in self._values if axis in (comparison.axis, comparison.other)]
+            row = self._row(comparison, axes, {})
+            self._known[comparison] = _repeated(int(row, 2), len(row), self._size // len(row))
+        return self._known[comparison]
+
+    def _row(self, comparison: Comparison, axes: list[str], point: Mapping[str, Any]) -> str:
+        """A digit for each point, for as many of them as it takes until all digits repeat."""
+        if not axes:
+            return "1" if comparison.holds(point) else "0"
+        axis, *inner = axes
+        rows = (self._row(comparison, inner, {**point, axis: value}) for value in self._values[axis])
+        return "".join(row * (self._steps[axis] // len(row)) for row in rows)
+
+    def values_at(self, points: Points) -> Iterator[tuple[AxisValue, ...]]:
+        """The values of each point of a set, in their order."""
+        digits = f"{points:0{self._size}b}".encode().translate(bytes.maketrans(b"01", b"\0\1"))
+        return compress(product(*self._written.values()), digits)
+
+
+def _repeated(points: Points, width: int, times: int) -> Points:
+    """So many copies of a set, side by side; by doubling, since Python reads digits much slower than that."""
+    result, count = 0, 0
+    for digit in f"{times:b}":
+        result, count = result << width * count | result, 2 * count
+        if digit == "1":
+            result, count = result << width | points, count + 1
+    return result
+
+
+Test = Callable[[Space | Point], Points]
 
 
 @dataclass(frozen=True)
@@ -93,29 +124,14 @@ class Condition:
     """One ``when``."""
 
     source: str
-    tree: Node = field(repr=False, compare=False)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The axes that the condition names, in axis order."""
-        named = {name for comparison in comparisons(self.tree) for name in comparison.names}
-        return tuple(axis for axis in AXES if axis in named)
+    names: tuple[str, ...] = field(compare=False)  # the axes that it names, in axis order
+    # Each axis with a value that it is compared with for equality.
+    literals: tuple[tuple[str, AxisValue], ...] = field(repr=False, compare=False)
+    points: Test = field(repr=False, compare=False)  # the points of a space at which it holds
 
     def holds(self, values: Mapping[str, AxisValue]) -> bool:
-        """True if the condition holds at one point (see :meth:`allranks.matrix.model.Cell.axes`)."""
-        return self.tree.holds(values)
-
-
-def comparisons(node: Node) -> Iterator[Comparison]:
-    """Every comparison of a condition, from left to right."""
-    match node:
-        case Comparison():
-            yield node
-        case Not(part):
-            yield from comparisons(part)
-        case Group(_, parts):
-            for part in parts:
-                yield from comparisons(part)
+        """True if the condition holds at one point, given by its value on each axis."""
+        return bool(self.points(Point({axis: comparable(axis, value) for axis, value in values.items()})))
 
 
 def parse_condition(text: str) -> Condition:
@@ -124,244 +140,153 @@ def parse_condition(text: str) -> Condition:
     Raises:
         ConditionError: The text is not a condition, names an unknown axis, or compares incomparable values.
     """
-    return Condition(source=text, tree=_node(_syntax(text), DEEPEST_NESTING))
+    tree = _syntax(text)
+    literals: list[tuple[str, AxisValue]] = []
+    try:
+        test = _test(tree, literals, DEEPEST_NESTING)
+    except RecursionError:  # of the text of a deep expression, for a message
+        _refuse(f"is nested more than {DEEPEST_NESTING} deep", "Split it into several rules.")
+    named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return Condition(text, tuple(axis for axis in AXES if axis in named), tuple(literals), test)
 
 
-def check_literals(condition: Condition, values: Values) -> None:
-    """Refuses a condition that compares an axis with a value that the axis does not have.
+_LANGUAGE = "A condition compares axes: backend == 'nccl' and gpu_count < world_size, or world_size in [2, 4]."
 
-    Args:
-        condition: A condition of a matrix.
-        values: Every value that a cell of that matrix has, by axis.
-
-    Raises:
-        ConditionError: Suggests the value that may have been meant.
-    """
-    for axis, literal in absent_literals(condition, values):
-        raise off_axis(axis, literal, values)
-
-
-def off_axis(axis: str, literal: AxisValue, values: Values) -> ConditionError:
-    """The error for a value that an axis does not have."""
-    known = values[axis]
-    what = f"asks for {shown(literal)}, which is not on the axis {axis} ({listed(known)})"
-    return ConditionError(what, did_you_mean(literal, known))
-
-
-def absent_literals(condition: Condition, values: Values) -> Iterator[tuple[str, AxisValue]]:
-    """Each axis and value that a condition compares where no cell has that value.
-
-    Only equality and ``in`` are checked: ``world_size > 3`` is valid whatever values the axis has.
-
-    Raises:
-        ConditionError: The condition names ``torch``, which is no axis of this matrix.
-    """
-    for comparison in comparisons(condition.tree):
-        if isinstance(comparison.right, Axis):
-            continue
-        known = values[comparison.axis]
-        if set(known) == {NO_TORCH}:
-            what = f"names {comparison.axis}, which is no axis of this matrix"
-            raise ConditionError(what, f'Add {comparison.axis} = ["2.13.0", "2.14.1"] to [matrix].')
-        if comparison.operator in _ORDER:
-            continue
-        right = comparison.right if isinstance(comparison.right, tuple) else (comparison.right,)
-        keys = {comparable(comparison.axis, value) for value in known}
-        for literal in right:
-            if comparable(comparison.axis, literal) not in keys:
-                yield comparison.axis, literal
-
-
-_TEST_OF: Mapping[str, Callable[..., bool]] = {
+_OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq,
     "!=": operator.ne,
     "<": operator.lt,
     "<=": operator.le,
     ">": operator.gt,
     ">=": operator.ge,
-    "in": lambda left, right: left in right,
-    "not in": lambda left, right: left not in right,
+    "in": lambda value, literals: value in literals,
+    "not in": lambda value, literals: value not in literals,
 }
+_SYMBOLS: Mapping[type[ast.cmpop], str] = dict(
+    zip((ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn), _OPERATORS, strict=True)
+)
+_MIRRORED: Mapping[str, str] = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_MEMBERSHIP = ("in", "not in")
 
-_ORDER: Mapping[str, str] = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
-"""The ordering operators, each with its mirror image for swapped operands."""
 
-_OPERATOR_OF: Mapping[type[ast.cmpop], str] = {
-    ast.Eq: "==",
-    ast.NotEq: "!=",
-    ast.Lt: "<",
-    ast.LtE: "<=",
-    ast.Gt: ">",
-    ast.GtE: ">=",
-    ast.In: "in",
-    ast.NotIn: "not in",
-}
-
-_REFUSED: Mapping[type[ast.AST], str] = {
-    ast.Call: "calls a function",
-    ast.Attribute: "reads an attribute",
-    ast.Subscript: "takes an item",
-    ast.BinOp: "does arithmetic",
-    ast.UnaryOp: "does arithmetic or compares a truth value",
-    ast.Lambda: "defines a function",
-    ast.IfExp: "uses if",
-    ast.JoinedStr: "formats a string",
-    ast.NamedExpr: "assigns with :=",
-}
-
-_LANGUAGE = "A condition compares axes: backend == 'nccl' and gpu_count < world_size, or world_size in [2, 4]."
+def _refuse(what: str, remedy: str = _LANGUAGE) -> NoReturn:
+    raise ConditionError(what, remedy)
 
 
 def _syntax(text: str) -> ast.expr:
     if len(text) > LONGEST_CONDITION:
-        raise ConditionError(
-            what=f"is longer than {LONGEST_CONDITION} characters", remedy="Split it into several rules."
-        )
+        what = f"is longer than {LONGEST_CONDITION} characters"
+        _refuse(what, "Split it into several rules.")
     try:
         with warnings.catch_warnings():  # Python warns of escapes like '\d', but this is the user's text and not code
             warnings.simplefilter("ignore")
             return ast.parse(" ".join(text.splitlines()).strip(), mode="eval").body
-    except SyntaxError as error:
-        raise ConditionError(what=f"cannot be read as a condition: {error.msg}", remedy=_LANGUAGE) from None
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise ConditionError(what=f"cannot be read as a condition: {error}", remedy=_LANGUAGE) from None
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        why = error.msg if isinstance(error, SyntaxError) else error
+        _refuse(f"cannot be read as a condition: {why}")
 
 
-def _node(node: ast.expr, room: int) -> Node:
+def _test(node: ast.expr, literals: list[tuple[str, AxisValue]], room: int) -> Test:
+    """What a node means, as a function of the space; its literals are appended to the list."""
     if room == 0:
-        raise ConditionError(what=f"is nested more than {DEEPEST_NESTING} deep", remedy="Split it into several rules.")
+        _refuse(f"is nested more than {DEEPEST_NESTING} deep", "Split it into several rules.")
     match node:
         case ast.BoolOp(op=op, values=values):
-            return Group(all if isinstance(op, ast.And) else any, tuple(_node(value, room - 1) for value in values))
+            tests = [_test(value, literals, room - 1) for value in values]
+            return _joined(operator.and_ if isinstance(op, ast.And) else operator.or_, tests)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return Not(_node(operand, room - 1))
-        case ast.Compare():
-            return _chain(node)
-        case ast.Name(id=name):
-            axis = _axis(name).name
-            raise ConditionError(
-                what=f"names the axis {axis} without comparing it", remedy=f"Write {axis} == {_example(axis)}."
-            )
-        case ast.Constant(value=value):
-            raise ConditionError(what=f"holds a bare {shown(value)}", remedy=_LANGUAGE)
-        case _:
-            raise _refusal(node)
+            test = _test(operand, literals, room - 1)
+            return lambda space: space.everywhere & ~test(space)
+        case ast.Compare(left=left, ops=ops, comparators=comparators):
+            terms = pairwise(map(_term, (left, *comparators)))
+            links = [_comparison(*pair, op, literals) for pair, op in zip(terms, ops, strict=True)]
+            return _joined(operator.and_, [partial(_where, link) for link in links])
+        case ast.Name() | ast.Constant() if isinstance(term := _term(node), Axis):
+            what = f"names the axis {term.name} without comparing it"
+            _refuse(what, f"Write {term.name} == {term.example}.")
+    _refuse(f"has {shown(ast.unparse(node))}, which is no comparison of an axis")
 
 
-def _chain(node: ast.Compare) -> Node:
-    terms = [node.left, *node.comparators]
-    links = zip(pairwise(terms), node.ops, strict=True)
-    parts = tuple(_comparison(left, _operator(op), right) for (left, right), op in links)
-    return parts[0] if len(parts) == 1 else Group(all, parts)
+def _where(comparison: Comparison, space: Space | Point) -> Points:
+    return space.where(comparison)
 
 
-def _operator(op: ast.cmpop) -> str:
-    if type(op) not in _OPERATOR_OF:
-        raise ConditionError(what="compares with 'is'", remedy="Write == or != instead.")
-    return _OPERATOR_OF[type(op)]
+def _joined(join: Callable[[Points, Points], Points], tests: list[Test]) -> Test:
+    return tests[0] if len(tests) == 1 else lambda space: reduce(join, (test(space) for test in tests))
 
 
-def _comparison(left: ast.expr, symbol: str, right: ast.expr) -> Comparison:
-    if symbol in {"in", "not in"}:
-        return _membership(left, symbol, right)
-    match _operand(left), _operand(right):
-        case Axis() as first, Axis() as second:
-            return _between_axes(first, symbol, second)
-        case Axis(axis), literal:
-            return _with_literal(axis, symbol, literal)
-        case literal, Axis(axis):
-            return _with_literal(axis, _ORDER.get(symbol, symbol), literal)
-        case _:
-            raise ConditionError(what="compares two literals", remedy=f"One side has to be an axis: {', '.join(AXES)}.")
+@dataclass(frozen=True)
+class Axis:
+    """An axis as a term of a comparison."""
+
+    name: str
+
+    @property
+    def kind(self) -> str:
+        """What its values are, in words."""
+        return {str: "a name", int: "a whole number", Version: "a version"}[type_of_axis[self.name]]
+
+    @property
+    def example(self) -> str:
+        """One value, as a condition has it."""
+        return {"backend": "'nccl'", "init_method": "'env'", "torch": "'2.14.1'"}.get(self.name, "2")
+
+    def check(self, literal: object) -> AxisValue:
+        """The literal, if the axis can be compared with it."""
+        if isinstance(literal, Axis):
+            _refuse(f"has the axis {literal.name} inside a list", "A list holds literals only.")
+        if isinstance(literal, tuple):
+            _refuse("compares with a list", "Write world_size in [2, 4].")
+        if not isinstance(literal, str | int) or type(literal) is not written_type(self.name):
+            is_quoted_number = self.kind == "a whole number" and str(literal).isdecimal() and len(str(literal)) < 10
+            right = literal if is_quoted_number else self.example
+            _refuse(f"compares {self.name}, {self.kind}, with {shown(literal)}", f"Write {self.name} == {right}.")
+        if type_of_axis[self.name] is Version and not is_version(str(literal)):
+            what = f"compares {self.name} with {shown(literal)}, which is no version"
+            _refuse(what, f"Write {self.name} >= {self.example}.")
+        return literal
 
 
-def _membership(left: ast.expr, symbol: str, right: ast.expr) -> Comparison:
-    axis = _operand(left)
-    if not isinstance(axis, Axis) or not isinstance(right, ast.List | ast.Tuple):
-        what = f"uses {symbol!r} otherwise than between an axis and a list"
-        raise ConditionError(what, "Write world_size in [2, 4].")
-    literals = tuple(_operand(element) for element in right.elts)
-    if not literals:
-        raise ConditionError(what=f"uses {symbol!r} with an empty list", remedy=f"Give {axis.name} at least one value.")
-    return Comparison(axis.name, symbol, tuple(_literal_for(axis.name, literal) for literal in literals))
-
-
-def _between_axes(first: Axis, symbol: str, second: Axis) -> Comparison:
-    if first == second:
-        raise ConditionError(
-            what=f"compares {first.name} with itself", remedy="Compare it with a value or with another axis."
-        )
-    if type_of_axis[first.name] is not type_of_axis[second.name]:
-        what = f"compares {first.name} ({_kind(first.name)}) with {second.name} ({_kind(second.name)})"
-        raise ConditionError(what, "Compare axes of one kind.")
-    _check_order(first.name, symbol)
-    return Comparison(first.name, symbol, second)
-
-
-def _with_literal(axis: str, symbol: str, literal: Axis | AxisValue) -> Comparison:
-    _check_order(axis, symbol)
-    return Comparison(axis, symbol, _literal_for(axis, literal))
-
-
-def _check_order(axis: str, symbol: str) -> None:
-    if symbol in _ORDER and type_of_axis[axis] is str:
-        raise ConditionError(
-            what=f"asks for an order with {symbol} on {axis}", remedy=f"Names have none: use ==, != or in on {axis}."
-        )
-
-
-def _literal_for(axis: str, literal: Axis | AxisValue) -> AxisValue:
-    if isinstance(literal, Axis):
-        raise ConditionError(what=f"has the axis {literal.name} inside a list", remedy="A list holds literals only.")
-    if type(literal) is not written_type(axis):
-        what = f"compares {axis}, {_kind(axis)}, with {shown(literal)}"
-        raise ConditionError(what, f"Write {axis} == {_right_literal(axis, literal)}.")
-    if type_of_axis[axis] is Version and not is_version(str(literal)):
-        what = f"compares {axis} with {shown(literal)}, which is no version"
-        raise ConditionError(what, f"Write {axis} >= {_example(axis)}.")
-    return literal
-
-
-def _right_literal(axis: str, literal: AxisValue) -> str:
-    is_number_in_quotes = type_of_axis[axis] is int and str(literal).isdecimal() and len(str(literal)) < 10
-    return str(literal) if is_number_in_quotes else _example(axis)
-
-
-def _operand(node: ast.expr) -> Axis | AxisValue:
+def _term(node: ast.expr) -> object:
+    """An axis, a literal, or a tuple of them."""
     match node:
         case ast.Name(id=name):
-            return _axis(name)
-        case ast.Constant(value=str() | int() as value) if not isinstance(value, bool):
-            return value
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() as value)) if not isinstance(value, bool):
-            return -value
+            if name not in AXES:
+                remedy = f"{did_you_mean(name, AXES)} A value is written in quotes."
+                _refuse(f"names {shown(name)}, which is no axis", remedy)
+            return Axis(name)
         case ast.Constant(value=value):
-            raise ConditionError(
-                what=f"compares with {shown(value)}", remedy="A value is a whole number or a quoted name."
-            )
-        case ast.List() | ast.Tuple():
-            raise ConditionError(what="compares with a list", remedy="Write world_size in [2, 4].")
-        case _:
-            raise _refusal(node)
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() as value)) if type(value) is int:
+            return -value
+        case ast.List(elts=elements) | ast.Tuple(elts=elements):
+            return tuple(map(_term, elements))
+    _refuse(f"has {shown(ast.unparse(node))}, which is no comparison of an axis")
 
 
-def _axis(name: str) -> Axis:
-    if name not in AXES:
-        remedy = f"{did_you_mean(name, AXES)} A value is written in quotes."
-        raise ConditionError(what=f"names {shown(name)}, which is no axis", remedy=remedy)
-    return Axis(name)
-
-
-def _refusal(node: ast.expr) -> ConditionError:
-    deed = _REFUSED.get(type(node), "holds more than comparisons of axes with values")
-    return ConditionError(f"{deed}, which a condition cannot", _LANGUAGE)
-
-
-def _kind(axis: str) -> str:
-    if type_of_axis[axis] is Version:
-        return "a version"
-    return "a name" if type_of_axis[axis] is str else "a whole number"
-
-
-def _example(axis: str) -> str:
-    return {"backend": "'nccl'", "init_method": "'env'", "torch": "'2.14.1'"}.get(axis, "2")
+def _comparison(left: object, right: object, op: ast.cmpop, literals: list[tuple[str, AxisValue]]) -> Comparison:
+    if type(op) not in _SYMBOLS:
+        _refuse("compares with 'is'", "Write == or != instead.")
+    symbol = _SYMBOLS[type(op)]
+    if symbol in _MEMBERSHIP and not (isinstance(left, Axis) and isinstance(right, tuple) and right):
+        what = f"uses {symbol!r} otherwise than between an axis and a list of values"
+        _refuse(what, "Write world_size in [2, 4].")
+    if not isinstance(left, Axis):
+        if not isinstance(right, Axis):
+            _refuse("compares two literals", f"One side has to be an axis: {', '.join(AXES)}.")
+        left, symbol, right = right, _MIRRORED.get(symbol, symbol), left
+    if symbol in _MIRRORED and type_of_axis[left.name] is str:
+        what = f"asks for an order with {symbol} on {left.name}"
+        _refuse(what, f"Names have none: use ==, != or in on {left.name}.")
+    if isinstance(right, Axis):
+        if left == right:
+            _refuse(f"compares {left.name} with itself", "Compare it with a value or with another axis.")
+        if left.kind != right.kind:
+            what = f"compares {left.name} ({left.kind}) with {right.name} ({right.kind})"
+            _refuse(what, "Compare axes of one kind.")
+        return Comparison(left.name, symbol, other=right.name)
+    is_list = symbol in _MEMBERSHIP
+    values = [left.check(literal) for literal in (cast("tuple[object, ...]", right) if is_list else (right,))]
+    literals.extend((left.name, value) for value in values if symbol not in _MIRRORED)
+    keys = tuple(comparable(left.name, value) for value in values)
+    return Comparison(left.name, symbol, keys if is_list else keys[0])

@@ -15,7 +15,7 @@ from allranks.engines.registry import choose_engine, engine_class, engines_here
 from allranks.errors import AllranksError, DeviceError, EngineError, ExitCode, UsageError
 from allranks.interruption import interruptible
 from allranks.matrix.expand import Expansion
-from allranks.matrix.model import Job
+from allranks.matrix.model import DURATIONS_FILE, Job
 from allranks.ownership import own_run
 from allranks.report.durations import Durations, Meter, keep_durations
 from allranks.report.judge.exit_code import exit_code
@@ -109,7 +109,7 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
         take_jobs(options.results, owned, to_do, say, party=own_party(), goes_on=goes_on)
         facts = facts_of(expansion)
         folder = open_run(options.results, options.run_id, jobs, facts, options.seed, options.pytest_args)
-        durations = options.durations or expansion.matrix.root / expansion.matrix.durations
+        durations = options.durations or expansion.matrix.root / DURATIONS_FILE
         try:
             folder = take_snapshot(folder, jobs, durations, say, known=options.known)
             if options.detail == "verbose":

@@ -75,8 +75,8 @@ def test_the_file_is_that_of_the_matrix(allranks, history, repository):
     code, _, err = allranks("history")
     assert (code, "No history is named" in err) == (2, True)
     matrix = repository / "matrix.toml"
-    history.rename(repository / "mine.sqlite")
-    matrix.write_text(matrix.read_text() + '\n[history]\nfile = "mine.sqlite"\n')
+    history.rename(repository / ".allranks-history.sqlite")
+    matrix.write_text(matrix.read_text() + "\n[history]\n")
     assert allranks("history", TEST)[0] == 0
 
 

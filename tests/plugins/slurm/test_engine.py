@@ -25,7 +25,7 @@ from allranks.plugins.slurm import engine as slurm
 from allranks.plugins.slurm import queue as slurm_queue
 from allranks.plugins.slurm.agent import node_files as files
 from allranks.plugins.slurm.engine import SlurmEngine
-from allranks.plugins.slurm.settings import Slurm
+from allranks.plugins.slurm.keys import Slurm
 from allranks.plugins.slurm.submission import job_name, request
 from allranks.protocol.records import Finished, Interrupted
 
@@ -328,15 +328,13 @@ def test_the_job_of_a_dead_run_of_this_host_is_cancelled_and_others_are_not(engi
 
 
 def test_a_request_names_what_slurm_needs(spec):
-    settings = Slurm(partition="gpu", account="me", qos="high", extra=("--exclusive",))
+    settings = Slurm(extra=("--partition=gpu", "--exclusive"))
     agent = replace(spec.agent, nodes=2, gpu_count=4)
     folder = Path("/shared/job")
     asked = request(replace(spec, agent=agent), folder, settings)
     assert asked[-1] == "/shared/job/job.sh"
-    assert {"--no-requeue", "--nodes=2", "--gpus-per-node=2", "--partition=gpu", "--account=me", "--qos=high"} < {
-        *asked
-    }
-    assert asked[-2] == "--exclusive"
+    assert {"--no-requeue", "--nodes=2", "--gpus-per-node=2"} < {*asked}
+    assert asked[-3:-1] == ["--partition=gpu", "--exclusive"]
     assert [each for each in request(spec, folder, Slurm()) if each.startswith(("--gpus", "--partition"))] == []
 
 

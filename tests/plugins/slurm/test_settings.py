@@ -7,16 +7,15 @@ from jsonschema import Draft7Validator
 
 from allranks.errors import MatrixError
 from allranks.matrix.model import Matrix
-from allranks.matrix.tables import declared_tables, json_schema
-from allranks.plugins.slurm.settings import Slurm, settings_of
-
-DECLARATION = declared_tables()["slurm"]
+from allranks.matrix.tables import json_schema
+from allranks.plugins.slurm.keys import Slurm
+from allranks.plugins.slurm.settings import settings_of
 
 
 @pytest.fixture
 def matrix(tmp_path):
     """``matrix(key=value, ...)``: a matrix whose file has these keys in [slurm]."""
-    return lambda **keys: Matrix(path=tmp_path / "matrix.toml", axes={}, tables={"slurm": keys})
+    return lambda **keys: Matrix(path=tmp_path / "matrix.toml", axes={}, tables={"slurm": Slurm(**keys)})
 
 
 @pytest.fixture(autouse=True)
@@ -31,13 +30,6 @@ def own(tmp_path, monkeypatch):
     return write
 
 
-def test_the_declared_defaults_are_those_of_the_settings():
-    properties = DECLARATION["properties"]
-    assert list(properties) == list(Slurm.__dataclass_fields__)
-    declared = {name: key.get("default", () if key["type"] == "array" else None) for name, key in properties.items()}
-    assert Slurm(**declared) == settings_of() == Slurm()
-
-
 @pytest.mark.parametrize(
     "keys",
     [
@@ -46,8 +38,8 @@ def test_the_declared_defaults_are_those_of_the_settings():
         "container = 'podman:torch'",
         "container = 'pyxis: '",
         "extra = '--exclusive'",
-        "partition = 3",
-        "partitoin = 'gpu'",
+        "spool = 3",
+        "sppol = 'x'",
     ],
 )
 def test_the_parser_and_the_schema_refuse_the_same(load_text, document, keys):
@@ -57,26 +49,36 @@ def test_the_parser_and_the_schema_refuse_the_same(load_text, document, keys):
     assert not Draft7Validator(json_schema()).is_valid(tomllib.loads(text))
 
 
-def test_the_engine_has_its_table_and_none_in_engines(load_text, document):
+@pytest.mark.parametrize("name", ["partition", "account", "qos"])
+def test_what_sbatch_takes_by_itself_goes_into_extra(load_text, document, name):
     with pytest.raises(MatrixError) as raised:
-        load_text(f"{document}[engines.slurm]\npartition = 'gpu'\n")
-    assert raised.value.remedy == "Write [slurm]."
+        load_text(f"{document}[slurm]\n{name} = 'gpu'\n")
+    assert f'Write extra = ["--{name}=…"]' in raised.value.remedy
 
 
 def test_the_users_file_takes_precedence_key_by_key(own, matrix):
-    own('partition = "mine"\njobs = 3\n')
-    settings = settings_of(matrix(partition="theirs", account="a", extra=("-x",)))
-    assert settings == Slurm(partition="mine", account="a", jobs=3, extra=("-x",))
+    own('spool = "/mine"\njobs = 3\n')
+    settings = settings_of(matrix(spool="/theirs", container="docker:a", extra=("-x",)))
+    assert settings == Slurm(spool="/mine", container="docker:a", jobs=3, extra=("-x",))
+
+
+def test_the_users_arguments_come_after_those_of_the_matrix_so_that_they_win(own, matrix):
+    own('extra = ["--partition=mine"]\n')
+    assert settings_of(matrix(extra=("--partition=theirs", "-x"))).extra == (
+        "--partition=theirs",
+        "-x",
+        "--partition=mine",
+    )
 
 
 def test_without_it_the_settings_stand(matrix):
-    assert settings_of(matrix(qos="high")) == Slurm(qos="high")
+    assert settings_of(matrix(jobs=7)) == Slurm(jobs=7)
 
 
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ('partitoin = "x"', "slurm.toml:1: partitoin: there is no such key"),
+        ('sppol = "x"', "slurm.toml:1: sppol: there is no such key"),
         ("jobs = 0", "slurm.toml:1: jobs"),
         ("spool = 3", "slurm.toml:1: spool"),
         ("= 1", "slurm.toml:1"),

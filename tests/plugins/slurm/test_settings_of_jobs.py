@@ -5,13 +5,13 @@ import pytest
 from allranks.engines.base import JobEnvironment
 from allranks.matrix.model import Image, Matrix
 from allranks.plugins.slurm.engine import SlurmEngine
-from allranks.plugins.slurm.settings import Slurm
+from allranks.plugins.slurm.keys import Slurm
 
 
 @pytest.fixture
 def environment(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    settings = {"container": "apptainer:/torch.sif", "spool": str(tmp_path / "spool")}
+    settings = Slurm(container="apptainer:/torch.sif", spool=str(tmp_path / "spool"))
     matrix = Matrix(path=tmp_path / "matrix.toml", axes={}, tables={"slurm": settings})
     return SlurmEngine(Slurm()).prepare(matrix, pytest.fail, None)
 
@@ -25,7 +25,7 @@ def test_an_image_makes_no_environment_where_a_container_has_one(environment, im
 
 def test_the_most_jobs_are_those_of_the_matrix_file_unless_the_user_says_other(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    settings = {"jobs": 3, "spool": str(tmp_path / "spool")}
+    settings = Slurm(jobs=3, spool=str(tmp_path / "spool"))
     matrix, cluster = Matrix(path=tmp_path / "matrix.toml", axes={}, tables={"slurm": settings}), SlurmEngine(Slurm())
     cluster.prepare(matrix, pytest.fail, None)
     assert cluster.most_jobs == 3

@@ -63,9 +63,7 @@ def matrices(draw):
         runners=(
             RunnerRule(when=CPU, labels=("ubuntu-latest",), hosted=True, line=1),
             RunnerRule(when=parse_condition(f"gpu_count <= {small}"), labels=("gpu",), gpus=small, line=2),
-            RunnerRule(
-                labels=("self-hosted", "big"), gpus=8, cores=16, minutes=draw(st.sampled_from([None, 400])), line=3
-            ),
+            RunnerRule(labels=("self-hosted", "big"), gpus=8, cores=16, hosted=draw(st.booleans()), line=3),
         ),
     )
 
@@ -95,7 +93,6 @@ def test_each_job_is_on_one_machine_that_can_run_it(matrix, known, wished):
             assert runner_for(matrix, job.cell) == pack.rule
             assert job.image.name == pack.image
             assert job.cell.gpu_count <= pack.gpus <= pack.rule.gpus
-            assert not (pack.rule.hosted and job.cell.gpu_count)
 
 
 @settings(max_examples=40)
@@ -206,24 +203,24 @@ def test_no_machine_is_there_to_wait_for_the_longest_job():
 
 
 def test_a_pack_that_would_not_end_in_time_is_split():
-    matrix = small_matrix(runners=(rule(minutes=120),), limits=Limits(job=600))
-    division = divided(matrix, known(matrix, 300), PackOptions(minutes=1000))[1]
+    matrix = small_matrix(runners=(rule(hosted=True),), limits=Limits(job=1800))
+    division = divided(matrix, known(matrix, 900), PackOptions(minutes=1000))[1]
     assert len(division.packs) > 3
-    assert all(pack.job_minutes <= 120 for pack in division.packs)
+    assert all(pack.job_minutes <= 360 for pack in division.packs)
 
 
 def test_a_job_whose_own_limit_does_not_fit_is_an_error_that_names_it():
-    matrix = small_matrix(runners=(rule(minutes=30),))
-    with pytest.raises(UsageError, match=r"^The job gloo-w1-g0-env/s0 does not fit into the 30 minutes") as caught:
+    matrix = small_matrix(runners=(rule(hosted=True),), limits=Limits(job=30_000))
+    with pytest.raises(UsageError, match=r"^The job gloo-w1-g0-env/s0 does not fit into the 360 minutes") as caught:
         divided(matrix, {}, PackOptions())
-    assert "1800 s" in caught.value.why
+    assert "30000 s" in caught.value.why
     assert caught.value.exit_code is ExitCode.USAGE
 
 
 def test_jobs_that_need_more_machines_than_there_may_be_are_an_error():
-    matrix = small_matrix(runners=(rule(minutes=60),), limits=Limits(job=1200))
+    matrix = small_matrix(runners=(rule(hosted=True),), limits=Limits(job=12_000))
     with pytest.raises(UsageError, match=r"entries of the job matrix are needed, over the limit of 3") as caught:
-        divided(matrix, known(matrix, 1200), PackOptions(most=3))
+        divided(matrix, known(matrix, 12_000), PackOptions(most=3))
     assert "--where" in caught.value.remedy
 
 

@@ -204,7 +204,7 @@ def _expansion(options: Options, python_path: tuple[Path, ...]) -> Expansion:
         limits=Limits(process_group=_GROUP_LIMIT * seconds, test=seconds, settings=_SETTINGS),
         process=Process(python=python),
     )
-    return Expansion(matrix, cells, {})
+    return Expansion(matrix, cells)
 
 
 def _show(folder: Path, options: Options, code: ExitCode) -> ExitCode:

@@ -38,7 +38,10 @@ class Options(CommandOptions):
         "--runs N", _SHOW, f"the newest N runs; 0 for all (default: {_SHOWN_RUNS})", type=whole(), default=_SHOWN_RUNS
     )
     history: Path | None = option(
-        "--history FILE", _SHOW, "the file to read (default: [history] file in the matrix file)", type=writable_file
+        "--history FILE",
+        _SHOW,
+        "the file to read (default: that of [history])",
+        type=writable_file,
     )
     matrix: Path | None = matrix_option(_SHOW)
     json: bool = json_option(_SHOW)

@@ -12,6 +12,7 @@ from allranks.cli.parser import option, writable_file
 from allranks.cli.variables import PACK_VARIABLE
 from allranks.errors import AllranksError, ExitCode
 from allranks.plugin_manager import CAN_FAIL, Command, implements
+from allranks.plugins.history.keys import HISTORY_FILE, History
 
 if TYPE_CHECKING:
     from allranks.cli.parser import CommandOptions
@@ -48,9 +49,8 @@ class MovedOptions:
 
 
 def file_of(matrix: "Matrix | None") -> Path | None:
-    """The file of ``[history]`` in the matrix file; None without that table."""
-    table = matrix.tables.get("history") if matrix else None
-    return matrix.root / table["file"] if matrix and table else None
+    """The file of a matrix file's history; None without ``[history]``."""
+    return matrix.root / HISTORY_FILE if matrix and "history" in matrix.tables else None
 
 
 def matrix_here(path: Path | None = None) -> "Matrix | None":
@@ -100,5 +100,5 @@ def _kept_in(path: Path, matrix: "Matrix | None") -> int | None:
     own = file_of(matrix)
     if matrix is None or own is None or os.path.realpath(path) != os.path.realpath(own):
         return None
-    runs: int = matrix.tables["history"]["runs"]
-    return runs
+    table: History = matrix.tables["history"]
+    return table.runs

@@ -25,8 +25,9 @@ from allranks.plugins.slurm.agent.node_files import NodeOrder, write_whole
 from allranks.plugins.slurm.allocation import OWNER_BEAT, Allocation
 from allranks.plugins.slurm.container import PYTHON, SECCOMP, agent_container, docker_options
 from allranks.plugins.slurm.file_calls import answered
+from allranks.plugins.slurm.keys import Slurm
 from allranks.plugins.slurm.queue import SlurmQueue, outside_of_jobs
-from allranks.plugins.slurm.settings import Slurm, settings_of
+from allranks.plugins.slurm.settings import settings_of
 from allranks.plugins.slurm.shared_folder_job import SharedFolderJob, make_folder, running, variables_of_job
 from allranks.plugins.slurm.submission import job_name, request, script
 from allranks.user_cache import cache_folder

@@ -1,33 +1,17 @@
 """The settings of the slurm engine: ``[slurm]`` of the matrix file, and the user's own file."""
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from allranks.matrix.keys import read_keys
 from allranks.matrix.model import Matrix
-from allranks.matrix.tables import declared_tables, read_table
 from allranks.matrix.toml_file import exists, read
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slurm:
-    """``[slurm]``, whose keys are declared in ``tables.json``."""
-
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    spool: str | None = None  # the folder of its jobs, which all nodes share; None for one in the user's cache
-    jobs: int = 100  # how many jobs are in SLURM's queue or on its nodes at most
-    # What agents run in, as ``RUNTIME:IMAGE``, with its python3 and what is installed there; None for an environment
-    # that allranks makes from ``[images]``.
-    container: str | None = None
-    extra: tuple[str, ...] = ()  # further arguments for sbatch
+from allranks.plugins.slurm.keys import Slurm
 
 
 def settings_of(matrix: Matrix | None = None) -> Slurm:
-    """The settings of a matrix file, with the keys of the user's own file in their place.
+    """The settings of a matrix file, with the keys of the user's own file in their place; arguments for sbatch add up.
 
     Args:
         matrix: The matrix; None for the user's settings alone.
@@ -35,22 +19,20 @@ def settings_of(matrix: Matrix | None = None) -> Slurm:
     Raises:
         MatrixError: The user's file is wrong.
     """
-    settings = Slurm(**_expanded(matrix.tables.get("slurm", {}))) if matrix else Slurm()
+    settings: Slurm = (matrix.tables.get("slurm") if matrix else None) or Slurm()
     path = user_file()
-    if path is None or not exists(path):
-        return settings
-    table = read(path)
-    own = _expanded(read_table(table, declared_tables()["slurm"]))
-    return replace(settings, **{name: own[name] for name in table.values})
+    if path is not None and exists(path):
+        own = read_keys(read(path), Slurm)
+        settings = replace(settings, **{**own, "extra": (*settings.extra, *own.get("extra", ()))})
+    return replace(settings, container=_expanded(settings.container))
 
 
-def _expanded(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values, with this user's variables and home folder in the name of the container's image."""
-    if (container := values.get("container")) is None:
-        return dict(values)
+def _expanded(container: str | None) -> str | None:
+    """The container, with this user's variables and home folder in the name of its image."""
+    if container is None:
+        return None
     runtime, _, image = container.partition(":")
-    image = os.path.expandvars(f"$HOME{image[1:]}" if image.startswith("~/") else image)
-    return {**values, "container": f"{runtime}:{image}"}
+    return f"{runtime}:{os.path.expandvars(f'$HOME{image[1:]}' if image.startswith('~/') else image)}"
 
 
 def user_file() -> Path | None:

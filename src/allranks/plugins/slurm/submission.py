@@ -8,7 +8,7 @@ from typing import Final
 from allranks.engines.base import JobSpec, unique_name
 from allranks.plugins.slurm.agent.node_container import AgentFolders
 from allranks.plugins.slurm.container import step_options, supervisor_python
-from allranks.plugins.slurm.settings import Slurm
+from allranks.plugins.slurm.keys import Slurm
 
 SUPERVISOR: Final = Path("allranks", "plugins", "slurm", "agent", "node_supervisor.py")
 """The program of a node's supervisor, below a folder with the package."""
@@ -46,7 +46,6 @@ def request(spec: JobSpec, folder: Path, settings: Slurm) -> list[str]:
     memory = max(spec.resources_on(node).memory_bytes for node in range(agent.nodes)) >> 20
     # Our own limit begins when the job is placed; SLURM's is the last resort.
     minutes = math.ceil((spec.resources.seconds + agent.limits.assembly) / 60) + 2
-    chosen = {"partition": settings.partition, "account": settings.account, "qos": settings.qos}
     return [
         *("--parsable", "--no-requeue", "--no-kill", "--export=ALL"),
         f"--job-name={folder.name}",
@@ -55,7 +54,6 @@ def request(spec: JobSpec, folder: Path, settings: Slurm) -> list[str]:
         *(f"--nodes={agent.nodes}", "--ntasks-per-node=1", f"--cpus-per-task={_cores(spec)}"),
         *(f"--mem={memory}M", f"--time={minutes}"),
         *([f"--gpus-per-node={agent.gpu_count // agent.nodes}"] if agent.gpu_count else []),
-        *(f"--{name}={value}" for name, value in chosen.items() if value),
         *settings.extra,
         str(folder / "job.sh"),
     ]

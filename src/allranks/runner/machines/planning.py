@@ -10,7 +10,7 @@ from allranks.engines import AUTO
 from allranks.engines.registry import engine_names
 from allranks.errors import MatrixError, UsageError, counted, did_you_mean, listed, shown
 from allranks.matrix.expand import Expansion
-from allranks.matrix.model import Job, Matrix, RunnerRule
+from allranks.matrix.model import Job, Matrix
 from allranks.protocol.xml_text import clipped
 from allranks.report.durations import Durations
 from allranks.runner.machines.pack_options import PackOptions
@@ -44,7 +44,7 @@ def _entry(document: Mapping[str, Any], pack: Pack, jobs: Sequence[Job]) -> dict
     return {
         "slug": pack.slug,
         "pack": reference(document, pack),
-        "runs_on": _runs_on(pack.rule),
+        "runs_on": list(pack.rule.labels),
         "hosted": pack.rule.hosted,
         "image": pack.image,
         "engine": pack.rule.engine or "auto",
@@ -56,13 +56,6 @@ def _entry(document: Mapping[str, Any], pack: Pack, jobs: Sequence[Job]) -> dict
         "seconds": round(pack.seconds, 1),
         "jobs": len(jobs),
     }
-
-
-def _runs_on(rule: RunnerRule) -> list[str] | dict[str, str | list[str]]:
-    labels = list(rule.labels)
-    if not rule.group:
-        return labels
-    return {"group": rule.group, **({"labels": labels} if labels else {})}
 
 
 def in_words(jobs: Sequence[Job]) -> str:

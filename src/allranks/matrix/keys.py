@@ -1,0 +1,368 @@
+"""How keys of the matrix file are declared: each once, as a field of a dataclass that is its table.
+
+The reader, with its errors, the JSON schema and the reference (docs/matrix-keys.md) are made of these declarations.
+"""
+
+import json
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, NoReturn, TypeVar, cast
+
+from packaging.version import Version
+
+from allranks.errors import did_you_mean, listed, shown
+from allranks.matrix.axes import is_version
+from allranks.matrix.toml_file import LARGEST_NUMBER, Table, dotted, exists
+from allranks.matrix.when import LONGEST_CONDITION, Condition, ConditionError, parse_condition
+
+T = TypeVar("T")
+
+NOT_BLANK: Final = r"\S"
+
+
+def toml(value: object) -> str:
+    """A value as TOML on one line."""
+    match value:
+        case Mapping():
+            return "{ " + ", ".join(f"{name} = {toml(each)}" for name, each in value.items()) + " }"
+        case list() | tuple():
+            return f"[{', '.join(map(toml, value))}]"
+    return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
+
+
+def _assignment(name: str, example: object) -> str:
+    return f"{name} = {toml(example)}"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The type of a key's values."""
+
+    words: str  # for the reference
+    schema: Mapping[str, Any]  # its JSON schema
+    read: Callable[["At", Any], Any]  # makes the field's value of the file's, or refuses that
+    identity: Callable[[Any], object] = lambda value: value  # what two values of a list must not share
+    sample: Callable[[str, object], str] = _assignment  # a key with its example, as in the file
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a table."""
+
+    name: str
+    kind: Kind
+    meaning: str  # one sentence
+    example: Any = None
+    default: Any = None
+    unset: str = ""  # what applies without the key, in words, where the default does not say so
+    is_required: bool = False
+
+    @property
+    def sample(self) -> str:
+        """The key with its example, as in the file."""
+        return self.kind.sample(self.name, self.example)
+
+
+def key(kind: Kind, meaning: str, *, name: str = "", default: object = MISSING, **more: object) -> Any:  # noqa: ANN401
+    """A field of a dataclass that is a key of the matrix file.
+
+    Args:
+        kind: The type of its values.
+        meaning: One sentence for the reference and for editors.
+        name: The name in the file, if it is not that of the field.
+        default: The value of the field without the key, which is required if there is none.
+        more: Other fields of :class:`Key`: ``example``, as TOML has it, ``unset``, and ``is_required``.
+    """
+    metadata = {"is_required": default is MISSING, **more, "name": name, "kind": kind, "meaning": meaning}
+    return (
+        field(metadata=metadata, default_factory=dict) if default == {} else field(metadata=metadata, default=default)
+    )
+
+
+def keys_of(table: type) -> dict[str, Key]:
+    """The keys of a table by the names of their fields, in their order."""
+    return {
+        each.name: Key(**{**each.metadata, "name": each.metadata["name"] or each.name, "default": each.default})
+        for each in fields(table)
+        if "kind" in each.metadata
+    }
+
+
+def read_table(table: Table, declaration: type[T]) -> T:
+    """A table of the file as its dataclass; fields ``name`` and ``line`` that are no keys say where it is.
+
+    Raises:
+        MatrixError: A key is unknown, missing or wrong.
+    """
+    place = {"name": table.key[-1] if table.key else "", "line": table.line}
+    plain = {each.name for each in fields(cast("Any", declaration)) if not each.metadata}
+    return declaration(
+        **read_keys(table, declaration), **{name: value for name, value in place.items() if name in plain}
+    )
+
+
+def read_keys(table: Table, declaration: type, others: Collection[str] = ()) -> dict[str, Any]:
+    """The values of the keys that a table has, by the names of their fields.
+
+    Args:
+        table: The table.
+        declaration: The dataclass that declares its keys. ``RETIRED`` of it has what to do instead of former ones.
+        others: Names that are keys as well, and are not read here.
+
+    Raises:
+        MatrixError: A key is unknown, missing or wrong.
+    """
+    keys = keys_of(declaration)
+    names = [*(each.name for each in keys.values()), *others]
+    for name in table.values:
+        if name not in names:
+            retired: Mapping[str, str] = getattr(declaration, "RETIRED", {})
+            table.refuse(name, "there is no such key", retired.get(name) or did_you_mean(name, names))
+    values = {}
+    for name, each in keys.items():
+        if each.name in table.values:
+            values[name] = each.kind.read(At(table, each), table.values[each.name])
+        elif each.is_required:
+            table.refuse("", f"the key {each.name} is missing", f"Add, for example:  {each.sample}")
+    return values
+
+
+def table_schema(declaration: type) -> dict[str, Any]:
+    """The JSON schema of a table."""
+    properties, required = {}, []
+    for each in keys_of(declaration).values():
+        has_default = each.default not in (MISSING, None, "", ()) and not each.unset
+        default = {"default": json.loads(toml(each.default))} if has_default and each.example is not None else {}
+        properties[each.name] = {"description": each.meaning, **default, **each.kind.schema}
+        required += [each.name] if each.is_required else []
+    schema = {"type": "object", "additionalProperties": False, "properties": properties}
+    return {**schema, "required": required} if required else schema
+
+
+@dataclass(frozen=True)
+class At:
+    """The place of a value."""
+
+    table: Table
+    key: Key
+
+    def refuse(self, what: str, remedy: str = "") -> NoReturn:
+        """Raise an error about the value; its remedy is the example if there is no better one."""
+        self.table.refuse(self.key.name, what, remedy or f"Write it as:  {self.key.sample}")
+
+    def check(self, value: object, types: type | tuple[type, ...], wanted: str) -> None:
+        """Refuse a value of another type."""
+        if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
+            self.refuse(f"{shown(value)} is not {wanted}")
+
+
+def _fits(pattern: str, text: str) -> bool:
+    """True if a text has a pattern of JSON Schema, whose ``$`` is the end alone and not before a line break there."""
+    return re.search(pattern, text) is not None and not (pattern.endswith("$") and text.endswith("\n"))
+
+
+def text(pattern: str = NOT_BLANK, problem: str = "", remedy: str = "", suggested: Collection[str] = ()) -> Kind:
+    """A string.
+
+    Args:
+        pattern: A regular expression that it has, of Python and of JSON Schema.
+        problem: The end of the message for a string without it.
+        remedy: What to do then.
+        suggested: Values that editors offer, and that a misspelt one may have meant.
+    """
+
+    def read(at: At, value: str) -> str:
+        if not pattern and isinstance(value, int | float):
+            at.refuse(f"{shown(value)} is not a string", f'Write it in quotes:  "{shown(value)}"')
+        at.check(value, str, "a string")
+        if "\0" in value or (pattern and not value.strip()):
+            at.refuse("is blank or holds a NUL", f"Write {at.key.sample}, or leave it out.")
+        if not _fits(pattern, value):
+            at.refuse(f"{shown(value)} {problem}", did_you_mean(value, suggested) if suggested else remedy)
+        return value
+
+    schema = {"type": "string", "pattern": pattern}
+    return Kind("text", {"anyOf": [{"enum": [*suggested]}, schema]} if suggested else schema, read)
+
+
+def version() -> Kind:
+    """One exact version of torch."""
+
+    def read(at: At, value: str) -> str:
+        if not isinstance(value, str) or not is_version(value):
+            at.refuse(f"{shown(value)} is not one exact version in quotes")
+        return value
+
+    number = r"[0-9]+(\.[0-9]+)+((a|b|rc)[0-9]+)?(\.post[0-9]+)?(\.dev[0-9]+)?(\+[a-z0-9]+(\.[a-z0-9]+)*)?"
+    return Kind("version", {"type": "string", "pattern": f"^{number}$"}, read, identity=Version)
+
+
+def whole(least: int, most: int = LARGEST_NUMBER) -> Kind:
+    """A whole number."""
+
+    def read(at: At, value: int) -> int:
+        if not isinstance(value, int) or isinstance(value, bool):
+            remedy = f"Write a whole number of at least {least}, without quotes."
+            at.refuse(f"{shown(value)} is not a whole number", remedy)
+        if not least <= value <= most:
+            at.refuse(f"{shown(value)} is out of range", f"Write a whole number from {least} to {most}.")
+        return value
+
+    words = f"whole number from {least}" + (f" to {most}" if most != LARGEST_NUMBER else "")
+    return Kind(words, {"type": "integer", "minimum": least, "maximum": most}, read)
+
+
+def seconds() -> Kind:
+    """A time in seconds, greater than zero."""
+
+    def read(at: At, value: float) -> float:
+        at.check(value, (int, float), "a number of seconds")
+        if not 0 < value <= LARGEST_NUMBER:
+            at.refuse(f"{shown(value)} is not a valid time", "Write a number of seconds above 0.")
+        return float(value)
+
+    return Kind("seconds", {"type": "number", "exclusiveMinimum": 0, "maximum": LARGEST_NUMBER}, read)
+
+
+def flag() -> Kind:
+    """True or false."""
+
+    def read(at: At, value: bool) -> bool:
+        at.check(value, bool, "true or false")
+        return value
+
+    return Kind("true or false", {"type": "boolean"}, read)
+
+
+def choice(*values: str) -> Kind:
+    """One of a few strings."""
+
+    def read(at: At, value: str) -> str:
+        at.check(value, str, "a string")
+        if value not in values:
+            at.refuse(f"{shown(value)} is none of {listed(values)}", did_you_mean(value, values))
+        return value
+
+    return Kind(" or ".join(f"`{toml(value)}`" for value in values), {"enum": [*values]}, read)
+
+
+def relative_path(*, must_exist: bool = True, is_inside: bool = False) -> Kind:
+    """A path relative to the matrix file, so that it is the same on every machine.
+
+    Args:
+        must_exist: Whether it must exist.
+        is_inside: Whether it must not lead out of the repository.
+    """
+
+    def read(at: At, value: str) -> Path:
+        path, root = Path(text().read(at, value)), at.table.path.parent
+        if PurePosixPath(value).is_absolute():
+            at.refuse(f"{shown(value)} is an absolute path", f"Write it relative to the matrix file, in {root}.")
+        if is_inside and ".." in path.parts:
+            remedy = "Only what is below the matrix file's folder is copied into a job: move it there."
+            at.refuse(f"{shown(value)} leads out of the repository", remedy)
+        if must_exist and not exists(root / path):
+            at.refuse(f"there is no {shown(value)}", f"Create it, or write a path relative to {root}.")
+        return path
+
+    return Kind("path", text().schema, read)
+
+
+def condition() -> Kind:
+    """A condition on the axes of a cell."""
+
+    def read(at: At, value: str) -> Condition:
+        try:
+            found = parse_condition(text().read(at, value))
+        except ConditionError as error:
+            at.refuse(f"the condition {error.what}", error.remedy)
+        at.table.conditions.append((at.table, found))
+        return found
+
+    return Kind("condition", {"type": "string", "pattern": NOT_BLANK, "maxLength": LONGEST_CONDITION}, read)
+
+
+def many(each: Kind, least: int = 0, *, is_unique: bool = False, or_one: bool = False) -> Kind:
+    """A list, read as a tuple.
+
+    Args:
+        each: The kind of its values.
+        least: The smallest number of values.
+        is_unique: Whether each value may be there only once.
+        or_one: Whether one value stands for a list of one.
+    """
+
+    def read(at: At, value: object) -> tuple[Any, ...]:
+        values = [value] if or_one and not isinstance(value, list) else value
+        at.check(values, list, f"a list of {each.words}s")
+        values = cast("list[Any]", values)
+        if len(values) < least:
+            at.refuse("the list is empty")
+        found = tuple(each.read(at, one) for one in values)
+        same = [each.identity(one) for one in found]
+        if is_unique and (twice := [one for one, own in zip(found, same, strict=True) if same.count(own) > 1]):
+            at.refuse(f"{shown(twice[-1])} is there twice", "Write each value once.")
+        return found
+
+    several = {"type": "array", "items": each.schema, "minItems": least, "uniqueItems": is_unique}
+    words = f"{each.words}, or a list" if or_one else f"list of {each.words}s"
+    return Kind(words, {"anyOf": [each.schema, several]} if or_one else several, read)
+
+
+def by_name(each: Kind, names: str = NOT_BLANK, remedy: str = "", least: int = 0) -> Kind:
+    """A table in which each key is a name of the user's own.
+
+    Args:
+        each: The kind of its values.
+        names: A regular expression for the names.
+        remedy: How to write them.
+        least: The smallest number of names.
+    """
+
+    def read(at: At, _value: object) -> dict[str, Any]:
+        group = at.table.below(at.key.name)
+        for name in group.values:
+            if not _fits(names, name):
+                group.refuse(name, "cannot be a name here", remedy)
+        if len(group.values) < least:
+            at.refuse("the table is empty", f"Add, for example:  {at.key.sample}")
+        example = next(iter(at.key.example.values())) if at.key.example else ""
+        return {name: each.read(At(group, Key(name, each, "", example)), value) for name, value in group.values.items()}
+
+    schema = {"type": "object", "propertyNames": {"pattern": names}, "additionalProperties": each.schema}
+    is_table = each.sample is not _assignment
+    sample = (lambda name, example: each.sample(f"{name}.NAME", example)) if is_table else _assignment
+    return Kind(f"{each.words} by name", {**schema, "minProperties": least}, read, sample=sample)
+
+
+def one(declaration: type) -> Kind:
+    """A table with keys of its own."""
+
+    def sample(name: str, _example: object) -> str:
+        keys = list(keys_of(declaration).values())
+        needed = [each for each in keys if each.is_required] or keys[:1]
+        return "  ".join([f"[{name}]", *(each.sample for each in needed)])
+
+    def read(at: At, _value: object) -> object:
+        return read_table(at.table.below(at.key.name), declaration)
+
+    return Kind("table", table_schema(declaration), read, sample=sample)
+
+
+def several(declaration: type) -> Kind:
+    """An array of tables."""
+    single = one(declaration)
+
+    def read(at: At, value: object) -> tuple[object, ...]:
+        if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+            remedy = f"Write it as:  [[{dotted((*at.table.key, at.key.name))}]]"
+            at.refuse(f"{shown(value)} is not an array of tables", remedy)
+        return tuple(read_table(at.table.below(at.key.name, place), declaration) for place in range(len(value)))
+
+    def sample(name: str, example: object) -> str:
+        head, _, rest = single.sample(name, example).partition("]")
+        return f"[{head}]]{rest}"
+
+    return Kind("array of tables", {"type": "array", "items": single.schema}, read, sample=sample)

@@ -1,0 +1,49 @@
+"""``[slurm]`` of the matrix file, and the user's own file."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from allranks.matrix.keys import key, many, text, whole
+
+_EXTRA = 'Write extra = ["--{}=…"], or set SBATCH_{} where allranks runs.'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slurm:
+    """The engine that submits jobs to a SLURM cluster; the user's own file, `allranks/slurm.toml`, takes precedence."""
+
+    extra: tuple[str, ...] = key(
+        many(text()),
+        "Arguments for sbatch, such as the partition and the account; those of the user's own file come last.",
+        default=(),
+        example=["--partition=gpu", "--account=my-project"],
+    )
+    # The folder of its jobs, which all nodes share.
+    spool: str | None = key(
+        text(),
+        "The folder of the jobs, which this host and all nodes share.",
+        default=None,
+        example="/shared/me/allranks",
+        unset="one in the user's cache",
+    )
+    jobs: int = key(whole(1), "How many jobs are queued or running at most.", default=100, example=20)
+    # What agents run in, with its python3 and what is installed there.
+    container: str | None = key(
+        text(
+            r"^(apptainer|charliecloud|docker|pyxis):.*\S",
+            "names no image of a known runtime",
+            'Write one of "apptainer:IMAGE", "charliecloud:IMAGE", "docker:IMAGE", "pyxis:IMAGE".',
+        ),
+        "What jobs run in, as RUNTIME:IMAGE; all nodes must see the image, whose file is an absolute path.",
+        default=None,
+        example="apptainer:/shared/me/torch.sif",
+        unset="an environment that allranks makes",
+    )
+
+    RETIRED: ClassVar[Mapping[str, str]] = {
+        name: _EXTRA.format(name, name.upper()) for name in ("partition", "account", "qos")
+    }
+
+
+TABLES = {"slurm": Slurm}
