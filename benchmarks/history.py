@@ -19,7 +19,6 @@ import statistics
 import sys
 import tempfile
 import time
-from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -28,6 +27,7 @@ from allranks.plugins.history.recorder import HistoryRecorder
 from allranks.protocol.outcomes import Outcome
 from allranks.report.judged import CellSuite
 from allranks.report.results import (
+    Durations,
     Key,
     PassedRanks,
     RankFile,
@@ -81,15 +81,13 @@ class Cells:
 
     def __init__(self, cells: int) -> None:
         keys = tuple(Key("TestAll", nodeid, nodeid) for nodeid in NODEIDS)
-        files = [RankFile(path=Path(), rank=rank, keys=keys, seconds=array("d", [1.0]) * TESTS) for rank in range(2)]
+        files = [RankFile(path=Path(), rank=rank, keys=keys, seconds=Durations.of([1.0] * TESTS)) for rank in range(2)]
         team = RankGroup(tuple(files))
         passed = Verdict(kind=VerdictKind.PASSED, rule=VerdictRule.PASSED)
         failed = Verdict(kind=VerdictKind.FAILURE, rule=VerdictRule.LEADING_OUTCOME, leading=0)
         ranks = tuple(RankResult(nodeid="", classname="", name="", rank=r, outcome=Outcome.FAILED) for r in range(2))
         good = [
-            TestVerdict(
-                nodeid=nodeid, classname="", name="", verdict=passed, ranks=PassedRanks(team, place), slowest=1.0
-            )
+            TestVerdict(nodeid=nodeid, classname="", name="", verdict=passed, ranks=PassedRanks(team, place))
             for place, nodeid in enumerate(NODEIDS)
         ]
         bad = [TestVerdict(nodeid=each, classname="", name="", verdict=failed, ranks=ranks) for each in NODEIDS]

@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -82,10 +82,8 @@ def tests_of(run: Run) -> Iterator[TestVerdict]:
                 [rank(n, "failed", at=1.0 + n, message="1.0 != 2.0", text=run.text(number, n)) for n in range(RANKS)],
             )
         else:
-            time = dice.expovariate(3)
-            yield TestVerdict(
-                nodeid=name, classname="", name=name, verdict=good.verdict, ranks=good.ranks, slowest=time
-            )
+            ranks = [replace(good.ranks[0], duration=dice.expovariate(3)), *good.ranks[1:]]
+            yield TestVerdict(nodeid=name, classname="", name=name, verdict=good.verdict, ranks=ranks)
 
 
 def _course(test: int) -> RankCourse:

@@ -175,6 +175,16 @@ def test_cases_are_forgotten_before_they_take_much_memory(monkeypatch):
     assert len(known._known) <= 30
 
 
+def test_cases_of_a_large_job_are_forgotten_at_its_end(monkeypatch):
+    monkeypatch.setattr("allranks.report.plain_cases._MOST_KEPT", 60)
+    known = KnownCases(lambda _: None)
+    for number, left in ((1, 1), (2, 0)):
+        for name in range(number):
+            known.read(b'<testcase classname="t" name="%d" time="' % name, None, b'" />')
+        known.end_job()
+        assert len(known._known) == left
+
+
 def test_a_list_of_googletest_is_refused_whatever_expat_reads(tmp_path):
     case = '<testcase classname="m" name="{}" time="0.1"{} />'
     cases = [case.format(number, "") for number in range(40)]

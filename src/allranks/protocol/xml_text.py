@@ -3,9 +3,8 @@
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable
-from functools import lru_cache
-from typing import Final, TypeVar
+from collections.abc import Iterable
+from typing import Final
 
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _LIKE_ESCAPED = re.compile("#(?=x(?:[01][0-9A-F]|23|D[89A-F][0-9A-F]{2}|FFF[EF]))")
@@ -86,18 +85,6 @@ _RESETS: Final = ("\x1b[0m", "\x1b[m")
 
 _IN_TEXT = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "\r": "&#13;"})
 _IN_ATTRIBUTE = {**_IN_TEXT, **str.maketrans({'"': "&quot;", "\n": "&#10;", "\t": "&#9;"})}
-
-
-_REMEMBERED: Final = 1 << 14
-_SHORT: Final = 200
-
-_T = TypeVar("_T")
-
-
-def remembered(function: Callable[[str], _T]) -> Callable[[str], _T]:
-    """A function that caches its results for short texts: the same names recur in every cell."""
-    known = lru_cache(maxsize=_REMEMBERED)(function)
-    return lambda text: known(text) if len(text) <= _SHORT else function(text)
 
 
 def readable(text: str) -> str:

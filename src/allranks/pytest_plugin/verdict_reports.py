@@ -85,7 +85,7 @@ class VerdictReporter(LiveView):
 
     def _report_ended(self, running: str) -> None:
         for nodeid in [nodeid for nodeid in self._records if nodeid != running]:
-            journal = JournalReader(Path(JOURNAL), {})
+            journal = JournalReader(Path(JOURNAL))
             for record in (self._start, *self._records[nodeid], Finished(status=0)):
                 journal.take(record)
             attempt = Attempt(cell="", suite="", files=(), world_sizes={"--ranks": self._start.world_size})

@@ -6,13 +6,13 @@ Of several records of one test and rank the first bad one counts, and a later go
 about a rank whose node is lost gives way to any record from that node itself.
 """
 
-import math
 import os
 from array import array
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from pathlib import Path
+from sys import intern
 from typing import BinaryIO, Final, TypeVar
 
 from allranks.protocol.outcomes import Outcome
@@ -33,15 +33,15 @@ from allranks.protocol.records import (
 from allranks.protocol.typed_json import RecordError
 from allranks.protocol.xml_text import cut, legal, readable, split_nodeid, xml_id
 from allranks.report.rank_course import CourseReader
-from allranks.report.results import ABSENT, Key, RankFile, RankResult
+from allranks.report.results import ABSENT, Arrivals, Durations, Key, RankFile, RankResult
 from allranks.report.untrusted import duration, open_regular, other_schema
 
 _T = TypeVar("_T")
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
-_NONE: Final = math.nan
-"""The placeholder for an unknown value in a column of numbers."""
+_ROOM: Final = 1024
+"""Tests for which a column grows at once."""
 
 NOTHING_CAME: Final = "nothing came back: job and rank ended in this test"
 
@@ -78,35 +78,46 @@ class JournalWriter:
 class _RankColumn:
     """The results of one rank, by the index of the test."""
 
-    seconds: "array[float]" = field(default_factory=lambda: array("d"))  # NaN if the rank has no result
-    at: "array[float]" = field(default_factory=lambda: array("d"))
+    at: Arrivals
+    seconds: Durations = field(default_factory=Durations)
+    has_result: bytearray = field(default_factory=bytearray)  # 1 for tests that the rank has a result of, else 0
     ends: dict[int, RankEnded] = field(default_factory=dict)  # the records with more than *passed*
     reruns: dict[int, list[RankResult]] = field(default_factory=dict)  # the earlier tries of tests that ran again
 
     def reach(self, count: int) -> None:
-        """Extend the columns to this many tests."""
-        if (lacking := count - len(self.seconds)) > 0:
-            self.seconds.extend(array("d", [_NONE]) * lacking)
-            self.at.extend(array("d", [ABSENT]) * lacking)
+        """Extend the columns to this many tests, or more."""
+        if count > len(self.has_result):
+            self.resize(max(count, len(self.has_result) + _ROOM))
+
+    def resize(self, count: int) -> None:
+        """Make the columns as long as there are tests."""
+        self.seconds.resize(count)
+        self.at.resize(count)
+        self.has_result = self.has_result[:count].ljust(count, b"\0")
 
     def put(self, place: int, seconds: float, at: float) -> None:
         """Record that a test has passed; repetitions are ignored."""
         self.reach(place + 1)
-        if math.isnan(self.seconds[place]):
-            self.seconds[place], self.at[place] = duration(seconds), at
+        if not self.has_result[place]:
+            self.set(place, seconds, at)
+
+    def set(self, place: int, seconds: float, at: float) -> None:
+        """Record a result."""
+        self.seconds[place], self.at[place], self.has_result[place] = duration(seconds), at, True
 
     def begin_again(self, place: int, key: Key, rank: int) -> None:
         """Move the result of a test that runs again to its earlier tries."""
         self.reach(place + 1)
-        ended, seconds, at = self.ends.pop(place, None), self.seconds[place], self.at[place]
+        ended, at = self.ends.pop(place, None), self.at[place]
         if ended is not None:
             result = replace(_result(key, ended, {}), stdout="", stderr="")
-        elif math.isnan(seconds):
+        elif not self.has_result[place]:
             result = _missing(key, rank)
         else:
             result = replace(_missing(key, rank), outcome=Outcome.PASSED, at=at, message="", text="")
         self.reruns.setdefault(place, []).append(result)
-        self.seconds[place], self.at[place] = _NONE, ABSENT
+        self.set(place, 0.0, ABSENT)
+        self.has_result[place] = False
 
     def end(self, place: int, ended: RankEnded) -> None:
         """Record an end that is not a plain pass."""
@@ -151,12 +162,13 @@ class _Tests:
 class JournalReader:
     """Collects records, and turns them into files of ranks."""
 
-    def __init__(self, path: Path, texts: dict[str, str]) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._texts = texts
+        self._texts: dict[str, str] = {}  # ranks mostly report the same failures: equal texts become one object
         self._job: JobStarted | None = None
         self._tests = _Tests()
-        self._columns: defaultdict[int, _RankColumn] = defaultdict(_RankColumn)
+        self._arrivals = array("d")
+        self._columns: dict[int, _RankColumn] = {}
         self._is_finished = False
         self._torch = ""
         self._courses = CourseReader()
@@ -205,15 +217,20 @@ class JournalReader:
             _check_rank(rank, passed.world_size)
         place = self._place(passed)
         for rank, at, seconds in zip(passed.ranks, passed.arrived, passed.seconds, strict=True):
-            self._columns[rank].put(place, seconds, at)
+            self._column(rank).put(place, seconds, at)
 
     def _end(self, ended: RankEnded) -> None:
         _check_rank(ended.rank, ended.world_size)
-        place, column = self._place(ended), self._columns[ended.rank]
+        place, column = self._place(ended), self._column(ended.rank)
         if ended.outcome is Outcome.PASSED:
             column.put(place, ended.seconds, ended.arrived)
         else:
             column.end(place, ended)
+
+    def _column(self, rank: int) -> _RankColumn:
+        if rank not in self._columns:
+            self._columns[rank] = _RankColumn(Arrivals(self._arrivals))
+        return self._columns[rank]
 
     def _place(self, end: Passed | RankEnded) -> int:
         place = self._tests.place_of(end.nodeid)
@@ -231,15 +248,15 @@ class JournalReader:
         return [*(self._file(rank, self._job, share) for rank in ranks), *troubled]
 
     def _file(self, rank: int, job: JobStarted, share: "_Shares") -> RankFile:
-        column = self._columns[rank]
-        column.reach(len(share.keys))
+        column = self._column(rank)
+        column.resize(len(share.keys))
         details: dict[int, RankResult] = {}
         missing = dict.fromkeys(self._unanswered(rank, column, job), NOTHING_CAME)
         for place in missing:
-            column.seconds[place] = 0.0
+            column.has_result[place] = True
         for place, ended in column.ends.items():
-            if _weight(ended) or math.isnan(column.seconds[place]):
-                column.seconds[place], column.at[place] = duration(ended.seconds), ended.arrived
+            if _weight(ended) or not column.has_result[place]:
+                column.set(place, ended.seconds, ended.arrived)
                 details[place] = _result(share.keys[place], ended, self._texts)
         part = share.of(column)
         reruns = part.renumbered(column.reruns)
@@ -254,8 +271,8 @@ class JournalReader:
                 "allranks.suite": xml_id(job.suite),
             },
             keys=part.keys,
-            seconds=part.take(column.seconds),
-            at=part.take(column.at),
+            seconds=part.seconds(column),
+            at=part.arrivals(column),
             world_sizes=part.world_sizes,
             details=details,
             is_unfinished=not self._is_finished,
@@ -274,15 +291,13 @@ class JournalReader:
 
     def _unanswered(self, rank: int, column: _RankColumn, job: JobStarted) -> list[int]:
         """The tests that were started on this rank too, but have no result from it."""
-        if not math.isnan(sum(column.seconds)):
+        if 0 not in column.has_result:
             return []
         sizes = self._tests.world_sizes
         return [
             place
             for place in sorted(self._tests.started)
-            if math.isnan(column.seconds[place])
-            and place not in column.ends
-            and rank < sizes.get(place, job.world_size)
+            if not column.has_result[place] and place not in column.ends and rank < sizes.get(place, job.world_size)
         ]
 
 
@@ -293,10 +308,20 @@ class _JournalPart:
     keys: tuple[Key, ...]
     world_sizes: "array[int]"
     places: tuple[int, ...] | None = None
+    first_arrivals: "array[float]" = field(default_factory=lambda: array("d"))
 
-    def take(self, column: "array[float]") -> "array[float]":
-        """The values of a column for these tests."""
-        return column if self.places is None else array("d", (column[place] for place in self.places))
+    def seconds(self, column: _RankColumn) -> Durations:
+        """The seconds of these tests."""
+        seconds = column.seconds
+        return seconds if self.places is None else Durations.of([seconds[place] for place in self.places])
+
+    def arrivals(self, column: _RankColumn) -> Arrivals:
+        """The times of arrival of these tests."""
+        if self.places is None:
+            return column.at
+        arrivals = Arrivals(self.first_arrivals)
+        arrivals.extend([column.at[place] for place in self.places])
+        return arrivals
 
     def renumbered(self, values: dict[int, _T]) -> dict[int, _T]:
         """Values by their indices among these tests."""
@@ -315,9 +340,9 @@ class _Shares:
 
     def of(self, column: _RankColumn) -> _JournalPart:
         """The tests that a rank has results of."""
-        if not math.isnan(sum(column.seconds)):
+        if 0 not in column.has_result:
             return self._all
-        places = tuple(place for place, seconds in enumerate(column.seconds) if not math.isnan(seconds))
+        places = tuple(compress(range(len(self.keys)), column.has_result))
         if places not in self._others:
             sizes = self._all.world_sizes
             told = array("H", (sizes[place] for place in places))
@@ -326,8 +351,9 @@ class _Shares:
 
 
 def _key(nodeid: str) -> Key:
-    name = xml_id(nodeid)
-    return Key(*split_nodeid(name), name)
+    said = xml_id(nodeid)
+    classname, name = split_nodeid(said)
+    return Key(intern(classname), name, said)
 
 
 def _check_rank(rank: int, world_size: int) -> None:
@@ -365,14 +391,13 @@ def _result(key: Key, ended: RankEnded, texts: dict[str, str]) -> RankResult:
     )
 
 
-def read_journal(path: Path, texts: dict[str, str] | None = None) -> list[RankFile]:
+def read_journal(path: Path) -> list[RankFile]:
     """The results of each rank, by rank.
 
     Never raises for the content of the file: if it cannot be read any further, a last file without a rank states why,
-    and the records before count. An incomplete last line was being written when the run was killed. Equal texts become
-    one object, kept in ``texts``: ranks mostly report the same failures.
+    and the records before count. An incomplete last line was being written when the run was killed.
     """
-    reader = JournalReader(path, {} if texts is None else texts)
+    reader = JournalReader(path)
     try:
         with open_regular(path) as file:
             problem = _read(reader, file)

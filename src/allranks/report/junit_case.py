@@ -27,7 +27,6 @@ from allranks.protocol.xml_text import (
     cut,
     element_text,
     readable,
-    remembered,
 )
 from allranks.report.judged import JobSummary
 from allranks.report.junit_ranks import places_of_texts, seconds_of
@@ -77,14 +76,18 @@ def unique_names(suite: JobSummary, tests: Sequence[TestVerdict], form: JUnitFor
     prefix = shown(f"{suite.cell}.{suite.suite}") if form.classname == "cell" else ""
     classes = _Classes(prefix)
     names = [(classes.shown(test.classname), shown(test.name)) for test in tests]
-    natural = [classes.identities(name) for name in names]
-    reserved: set[str | int] = set(chain.from_iterable(natural))
-    if len(reserved) == 2 * len(names):
-        yield from names  # nearly every suite
-        return
+    # Of equal full names Python's hashes are equal, too, and take less memory.
+    full = len({hash(classes.full(name)) for name in names})
+    are_unique = full == len(names) == len({classes.hash(name) for name in names})
+    return iter(names) if are_unique else _numbered_names(names, classes)
+
+
+def _numbered_names(names: Sequence[Name], classes: "_Classes") -> Iterator[Name]:
+    reserved: set[str | int] = set(chain.from_iterable(map(classes.identities, names)))
     taken: set[str | int] = set()
     numbers: dict[str, Iterator[int]] = {}  # by a name as clients identify it: the next that may be free
-    for name, identities in zip(names, natural, strict=True):
+    for name in names:
+        identities = classes.identities(name)
         if taken.isdisjoint(identities):
             taken.update(identities)
             yield name
@@ -131,21 +134,26 @@ class _Classes:
 
     def identities(self, name: Name) -> Identities:
         """The keys by which clients identify a testcase."""
+        return self.full(name), self.hash(name)
+
+    def full(self, name: Name) -> str:
+        """The full name, as Allure compares it."""
+        full = ".".join(name)
+        return full if _PLAIN(full) else ".".join(map(_folded, name))
+
+    def hash(self, name: Name) -> int:
+        """The hash of xunit-viewer."""
         classname, own = name
-        full = f"{classname}.{own}"
-        if not _PLAIN(full):
-            full = f"{_folded(classname)}.{_folded(own)}"
         if classname not in self._hashes:
             self._hashes[classname] = pow(_BASE, len(_units(classname)), _BITS + 1), _hash(classname)
         shift, rest = self._hashes[classname]
-        return full, (_hash(own) * shift + rest) & _BITS
+        return (_hash(own) * shift + rest) & _BITS
 
 
 def _folded(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
-@remembered
 def _hash(text: str) -> int:
     """Java's string hash before its truncation, as in xunit-viewer (src/cli/parse.js)."""
     units = _units(text)

@@ -45,6 +45,7 @@ _CASE: Final = re.compile(f'{_begin(_TEXT)}\0(?:{_PASS}|\0" ?/>|\0"(><(?s:.)*>))
 _HIDING: Final = re.compile(rb"<[!?]")  # comments and the like: a testcase inside them does not count
 _ENCODINGS: Final = frozenset({"ascii", "us-ascii", "utf-8"})
 _MOST_BYTES: Final = 16 << 20
+_MOST_KEPT: Final = 1 << 20  # from one job to the next
 _MOST_SEEN: Final = 1 << 16
 
 
@@ -76,6 +77,15 @@ class KnownCases:
         self._bytes = 0
         self._seen: set[int] = set()
 
+    def end_job(self) -> None:
+        """Forget all if that is much: it is needed only while the files of a job are read."""
+        if self._bytes > _MOST_KEPT:
+            self._forget()
+
+    def _forget(self) -> None:
+        self._known.clear()
+        self._bytes = 0
+
     def read(self, begin: bytes, middle: bytes | None, rest: bytes) -> Case | None:
         """The testcase that the texts around its times make up; None if expat has to read it."""
         text = b"\0".join((begin, middle or b"", rest))
@@ -92,10 +102,9 @@ class KnownCases:
             if inside is None:
                 return None
             said, more = inside
+        if self._bytes + len(text) > _MOST_BYTES:
+            self._forget()
         self._bytes += len(text)
-        if self._bytes > _MOST_BYTES:
-            self._known.clear()
-            self._bytes = len(text)
         self._known[text] = found = Case(Key(intern(classname), name, said), int(size or 0), more)
         return found
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 from xml.parsers import expat
 
 from allranks.protocol.records import MOST_RANKS
@@ -16,11 +16,9 @@ from allranks.report.case_details import CaseDetails
 from allranks.report.folder import ResultFile, stray_text
 from allranks.report.junit_reader import JUnitReader, UnreadableError
 from allranks.report.plain_cases import KnownCases, PlainCases, Run
-from allranks.report.results import ABSENT, Key, RankFile, RankResult, fold
+from allranks.report.results import ABSENT, Arrivals, Durations, Key, RankFile, RankResult, fold
 from allranks.report.untrusted import number, whole_number
 from allranks.report.vocabulary import UnknownError
-
-_Number = TypeVar("_Number", int, float)
 
 _END_OF_CASE: Final = b"</testcase>"
 _OF_ONE_RANK: Final = b"allranks.at"  # not worth caching
@@ -37,10 +35,10 @@ class _Columns(JUnitReader):
         known: The tests of a file that was read before. If this one has the same tests, it shares their names.
     """
 
-    def __init__(self, known: tuple[Key, ...], cases: KnownCases, allowed: Collection[str]) -> None:
+    def __init__(self, known: tuple[Key, ...], cases: KnownCases, at: Arrivals, allowed: Collection[str]) -> None:
         super().__init__(allowed)
-        self.seconds = array("d")
-        self.at = array("d")
+        self.seconds = Durations()
+        self.at = at
         self.world_sizes = array("H")
         self.more: dict[int, CaseDetails] = {}
         self.properties: dict[str, str] = {}
@@ -89,8 +87,9 @@ class _Columns(JUnitReader):
             for number, key in enumerate(keys, place):
                 self._name(number, key)
         if run.at.count(ABSENT) < len(run.at):
-            _fill(self.at, place, ABSENT).extend(run.at)
-            _fill(self.world_sizes, place, 0).extend([case.world_size for case in run.cases])
+            self.at.resize(place)
+            self.at.extend(run.at)
+            _fill(self.world_sizes, place).extend([case.world_size for case in run.cases])
         for number, more in [(number, case.more) for number, case in enumerate(run.cases, place) if case.more]:
             self.suites[-1].add(more, is_disabled=False)
             self._keep(number, more)
@@ -98,7 +97,7 @@ class _Columns(JUnitReader):
     def add_case(self, case: Mapping[str, str], seconds: float, details: CaseDetails | None) -> None:
         """Add a testcase to the columns."""
         place = len(self.seconds)
-        self.seconds.append(seconds)
+        self.seconds.extend([seconds])
         nodeid = details.properties.get("allranks.nodeid", "") if details else ""
         line = whole_number(case.get("line")) or 0
         line += self.suites[-1].name == _OF_PYTEST and "line" in case  # pytest counts lines from 0
@@ -119,10 +118,11 @@ class _Columns(JUnitReader):
     def _keep(self, place: int, more: CaseDetails) -> None:
         said = more.properties.get
         if (at := number(said("allranks.at"))) is not None:
-            _fill(self.at, place, ABSENT).append(at)
+            self.at.resize(place)
+            self.at.extend([at])
         if (size := whole_number(said("allranks.world_size"))) is not None:
             if size <= MOST_RANKS:
-                _fill(self.world_sizes, place, 0).append(size)
+                _fill(self.world_sizes, place).append(size)
             else:
                 self.claimed_world = size
         if not more.outcomes:
@@ -142,22 +142,30 @@ class RankReader:
     def __init__(self, allowed: Collection[str] = ()) -> None:
         self._allowed = allowed
         self._known: tuple[Key, ...] = ()
+        self._world_sizes = array("H")
         self._cases = KnownCases(_inside)
+        self._texts: dict[str, str] = {}
+        self._first_arrivals = array("d")
 
-    def read(self, path: Path, texts: dict[str, str] | None = None, *, rank: int | None = None) -> RankFile:
+    def end_job(self) -> None:
+        """Forget what only the files of one job share; what the next job may have too, if it takes little memory."""
+        self._texts = {}
+        self._first_arrivals = array("d")
+        self._cases.end_job()
+
+    def read(self, path: Path, *, rank: int | None = None) -> RankFile:
         """The results in one XML file.
 
         Never raises for the content of the file: a broken, truncated, empty, binary or foreign file becomes a
         :attr:`RankFile.problem <allranks.report.results.RankFile.problem>`, and the testcases before the break stay.
         Several testcases of one test (pytest writes a failed call and a failed tear-down as two) are folded into one,
-        the worst. Equal texts become one object, kept in ``texts``.
+        the worst. Equal texts become one object.
 
         Args:
             path: The file.
-            texts: The texts of files that were read before.
             rank: The rank by the file's path; None if only the file itself may state it.
         """
-        reader = _Columns(self._known, self._cases, self._allowed)
+        reader = _Columns(self._known, self._cases, Arrivals(self._first_arrivals), self._allowed)
         problem, remedy = _read(reader, path)
         said = whole_number(reader.properties.get("allranks.rank"))
         problem = problem or _implausible(reader, said, rank)
@@ -165,19 +173,23 @@ class RankReader:
         if not problem and reader.problem:
             problem = f"contradicts itself: {reader.problem}"
         rank = None if rank is not None and rank >= MOST_RANKS else rank
-        texts = {} if texts is None else texts
         keys, seconds = reader.keys, reader.seconds
         details = {
-            place: more.result(keys[place], rank or 0, seconds[place], texts) for place, more in reader.more.items()
+            place: more.result(keys[place], rank or 0, seconds[place], self._texts)
+            for place, more in reader.more.items()
         }
+        if reader.at:
+            reader.at.resize(len(keys))
+        if (sizes := _fill(reader.world_sizes, len(keys) if reader.world_sizes else 0)) != self._world_sizes:
+            self._world_sizes = sizes
         file = RankFile(
             path=path,
             rank=rank,
             properties=reader.properties,
             keys=keys,
             seconds=seconds,
-            at=_fill(reader.at, len(keys) if reader.at else 0, ABSENT),
-            world_sizes=_fill(reader.world_sizes, len(keys) if reader.world_sizes else 0, 0),
+            at=reader.at,
+            world_sizes=self._world_sizes,
             details=details,
             problem="\n".join(filter(None, (f"{path.name} {problem}.", remedy))) if problem else "",
             note=reader.note,
@@ -198,7 +210,7 @@ def _inside(inside: bytes) -> tuple[str, CaseDetails] | None:
     is_one = inside.endswith(_END_OF_CASE) and inside.count(b"testcase") == 1 and b"testsuite" not in inside
     if not is_one or not inside.isascii() or _OF_ONE_RANK in inside:
         return None
-    reader = _Columns((), KnownCases(lambda _: None), ())
+    reader = _Columns((), KnownCases(lambda _: None), Arrivals(array("d")), ())
     try:
         reader.parser.Parse(b"<testsuite><testcase%b" % inside, False)
         reader.parser.Parse(b"</testsuite>", True)
@@ -247,14 +259,14 @@ def _folded(file: RankFile) -> RankFile:
     return replace(
         file,
         keys=tuple(places[result.nodeid]._replace(said=result.nodeid) for result in results),
-        seconds=array("d", (result.duration for result in results)),
-        at=array("d"),
+        seconds=Durations.of([result.duration for result in results]),
+        at=Arrivals(array("d")),
         world_sizes=array("H"),
         details=dict(enumerate(results)),
     )
 
 
-def _fill(column: "array[_Number]", length: int, nothing: _Number) -> "array[_Number]":
-    """The same column, filled up with ``nothing`` for tests without a value."""
-    column.extend(repeat(nothing, length - len(column)))
-    return column
+def _fill(sizes: "array[int]", length: int) -> "array[int]":
+    """The same column, filled up for tests that state no world size."""
+    sizes.extend(repeat(0, length - len(sizes)))
+    return sizes

@@ -1,7 +1,7 @@
 """The values of the report: results of ranks, in columns, and the tests they add up to.
 
-A job of 64 ranks and 20,000 tests has over a million results, nearly all of them only *passed* and a duration. An
-object for each would take a gigabyte; a column of seconds, and names that the ranks share, take ten megabytes.
+A job of 64 ranks and 20,000 tests has over a million results, nearly all of them only *passed*, a duration and a time
+of arrival. An object for each would take a gigabyte; columns, and names that the ranks share, take 16 megabytes.
 """
 
 import math
@@ -10,8 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from functools import cached_property
+from itertools import repeat
+from operator import add, ne, sub, truediv
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, overload
 
 from allranks.errors import ExitCode
 from allranks.protocol.outcomes import Outcome, SkipKind, numbers
@@ -154,7 +156,6 @@ class TestVerdict:
     ranks: Sequence[RankResult] = ()  # the rank results behind the verdict, by rank, including missing ones
     earlier: tuple["TestVerdict", ...] = ()  # the same test in the attempts before in which it went wrong, oldest first
     number: int = 0  # of one of these: that of its attempt, or of its try within one, from 1
-    slowest: float | None = None  # seconds of the slowest rank, if known without checking each
     file: str = ""  # the source file that its ranks' XML states; empty if they state none
     line: int = 0  # the line in that; 0 if they state none
 
@@ -183,7 +184,9 @@ class TestVerdict:
     @property
     def time(self) -> float:
         """Seconds of the slowest rank."""
-        return max((rank.duration for rank in self.ranks), default=0.0) if self.slowest is None else self.slowest
+        if isinstance(self.ranks, PassedRanks):
+            return self.ranks.time
+        return max((rank.duration for rank in self.ranks), default=0.0)
 
 
 _OF_OTHERS: Final = frozenset({Outcome.ABORTED, Outcome.MISSING})
@@ -198,6 +201,107 @@ def own_failures(ranks: Iterable[RankResult]) -> frozenset[int]:
 
 ABSENT: Final = -math.inf
 """The placeholder for an unknown time of arrival."""
+
+_MICROS: Final = 1e6
+_MOST_MICROS: Final = (1 << 32) - 1
+_NOBODY: Final = 0.0  # in the place of the first rank's time, until one is known
+
+
+@dataclass(slots=True)
+class Durations:
+    """A column of seconds: four bytes each as long as all are whole microseconds, as nearly all are."""
+
+    _column: "array[Any]" = field(default_factory=lambda: array("I"))
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Self:
+        """A column with these values."""
+        column = cls()
+        column.extend(seconds)
+        return column
+
+    def extend(self, seconds: Sequence[float]) -> None:
+        """Add values at the end; none of them changes."""
+        micros = [round(each * _MICROS) for each in seconds]
+        if self._column.typecode == "I" and (
+            max(micros, default=0) > _MOST_MICROS or any(map(ne, map(truediv, micros, repeat(_MICROS)), seconds))
+        ):
+            self._column = array("d", self)
+        self._column.extend(array("I", micros) if self._column.typecode == "I" else array("d", seconds))
+
+    def resize(self, count: int) -> None:
+        """Cut or extend the column to this many tests."""
+        self._column.extend(repeat(0, count - len(self._column)))
+        del self._column[count:]
+
+    def __len__(self) -> int:
+        """The number of values."""
+        return len(self._column)
+
+    def __getitem__(self, place: int) -> float:
+        """One value."""
+        value: float = self._column[place]
+        return value / _MICROS if self._column.typecode == "I" else value
+
+    def __setitem__(self, place: int, seconds: float) -> None:
+        """Change a value."""
+        if self._column.typecode == "I":
+            micros = round(seconds * _MICROS)
+            if micros <= _MOST_MICROS and micros / _MICROS == seconds:
+                self._column[place] = micros
+                return
+            self._column = array("d", self)
+        self._column[place] = seconds
+
+    def __iter__(self) -> Iterator[float]:
+        """Each value."""
+        return map(truediv, self._column, repeat(_MICROS)) if self._column.typecode == "I" else iter(self._column)
+
+
+@dataclass(slots=True)
+class Arrivals:
+    """When the outcomes of tests arrived on one rank; :data:`ABSENT` if unknown.
+
+    Four bytes each, for the difference from the first rank of the job: exact up to four seconds, beyond that to seven
+    digits. Where outcomes are compared to the microsecond, because they are bad, :attr:`RankFile.details` has them.
+    """
+
+    first: "array[float]"  # of any rank, by the index of the test; all ranks of a job share it
+    _later: "array[float]" = field(default_factory=lambda: array("f"))
+
+    def resize(self, count: int) -> None:
+        """Cut or extend the column to this many tests; nothing is known of further ones."""
+        self.first.extend(repeat(_NOBODY, count - len(self.first)))
+        self._later.extend(repeat(ABSENT, count - len(self._later)))
+        del self._later[count:]
+
+    def extend(self, arrivals: Sequence[float]) -> None:
+        """Add values at the end."""
+        start = len(self._later)
+        end = start + len(arrivals)
+        self.first.extend(repeat(_NOBODY, end - len(self.first)))
+        if _NOBODY in (first := self.first[start:end]):
+            first = array("d", (one or at if at != ABSENT else one for one, at in zip(first, arrivals, strict=True)))
+            self.first[start:end] = first
+        self._later.extend(map(sub, arrivals, first))
+
+    def __len__(self) -> int:
+        """The number of values."""
+        return len(self._later)
+
+    def __getitem__(self, place: int) -> float:
+        """One value."""
+        return self.first[place] + self._later[place]
+
+    def __setitem__(self, place: int, at: float) -> None:
+        """Change a value."""
+        if self.first[place] == _NOBODY and at != ABSENT:
+            self.first[place] = at
+        self._later[place] = at - self.first[place]
+
+    def __iter__(self) -> Iterator[float]:
+        """Each value."""
+        return map(add, self.first, self._later)
 
 
 class Key(NamedTuple):
@@ -223,9 +327,9 @@ class RankFile:
     rank: int | None  # None if neither the file nor its name states it
     properties: Mapping[str, str] = field(default_factory=dict)
     keys: tuple[Key, ...] = ()  # its tests, each once, in order. Ranks that ran the same tests share one tuple.
-    seconds: "array[float]" = field(default_factory=lambda: array("d"))
-    # When the outcome of each test arrived; :data:`ABSENT` if unknown. Empty if all are.
-    at: "array[float]" = field(default_factory=lambda: array("d"))
+    seconds: Durations = field(default_factory=Durations)
+    # When the outcome of each test arrived. Empty if all that is unknown.
+    at: Arrivals = field(default_factory=lambda: Arrivals(array("d")))
     # The number of ranks that took part in each; 0 if unknown. Empty if all are.
     world_sizes: "array[int]" = field(default_factory=lambda: array("H"))
     # The results with more than *passed* and these three.

@@ -192,7 +192,7 @@ def test_a_failure_on_another_machine_stands_though_a_later_attempt_continues_on
 
 def test_a_journal_is_read_once_in_a_merge_however_many_attempts_continue_it(run_folder, monkeypatch):
     read = []
-    monkeypatch.setattr(judging, "read_journal", lambda path, texts: read.append(path) or read_journal(path, texts))
+    monkeypatch.setattr(judging, "read_journal", lambda path: read.append(path) or read_journal(path))
     run_folder.manifest(JOB)
     for number in (1, 2, 3):
         run_folder.job(JOB, number=number, collected=[A], continues=number - 1)

@@ -4,7 +4,6 @@ What a rank does is one of few kinds. Rules that treat all ranks alike allow to 
 of ranks: that the order makes no difference is tried with all orders of three ranks.
 """
 
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations_with_replacement, permutations, product
@@ -17,7 +16,7 @@ from allranks.protocol.outcomes import Outcome, SkipKind
 from allranks.report.folder import Attempt
 from allranks.report.judge.attempts import Attempts
 from allranks.report.judge.rules import VerdictPolicy, verdict
-from allranks.report.results import Key, RankFile, RankResult, VerdictKind
+from allranks.report.results import Durations, Key, RankFile, RankResult, VerdictKind
 from allranks.report.run_files import JobError, JobRecord
 
 GPUS = 2
@@ -137,7 +136,7 @@ def has_failed(kinds: Sequence[str], error: str) -> bool:
 
 
 STRICT = SETTINGS[0]
-SECONDS = array("d", [0.5])
+SECONDS = Durations.of([0.5])
 
 
 def is_good(first: tuple[Attempt, list[RankFile]], second: tuple[Attempt, list[RankFile]]) -> bool:

@@ -23,7 +23,7 @@ def test_the_ranks_of_a_plain_pass_are_built_on_access_beside_other_tests_too(ru
     tests = judged(run_folder.path)
     assert isinstance(tests[A].ranks, PassedRanks)
     assert not isinstance(tests[B].ranks, PassedRanks)
-    assert tests[A].slowest == 0.25
+    assert tests[A].time == 0.25
 
 
 @pytest.mark.parametrize("outcome", ["skipped", "xpassed", "failed"])

@@ -22,7 +22,7 @@ from allranks.protocol.outcomes import GOOD, Outcome
 from allranks.report.folder import Attempt
 from allranks.report.judge.judging import files_of, judge
 from allranks.report.judge.rules import NEVER_RAN, VerdictPolicy, verdict
-from allranks.report.results import RankFile, TestVerdict, Verdict, VerdictKind, VerdictRule, strip
+from allranks.report.results import PassedRanks, RankFile, TestVerdict, Verdict, VerdictKind, VerdictRule, strip
 from allranks.report.run_files import NO_RECORD
 
 
@@ -249,7 +249,7 @@ def _reruns(test: TestVerdict, setting: VerdictPolicy) -> Iterator[TestVerdict]:
     torch's own test/conftest.py writes ``<rerun>`` for one, Maven's Surefire ``<flakyFailure>`` and ``<rerunFailure>``.
     """
     # Ranks of a plain pass have no such tries, and are built on access.
-    reruns = () if test.slowest is not None else [rank.reruns for rank in test.ranks]
+    reruns = () if isinstance(test.ranks, PassedRanks) else [rank.reruns for rank in test.ranks]
     for number, tries in enumerate(zip_longest(*reruns), start=1):
         ranks = tuple(filter(None, tries))
         yield replace(test, verdict=verdict(ranks, setting), ranks=ranks, number=number)

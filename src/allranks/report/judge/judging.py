@@ -30,10 +30,10 @@ from allranks.report.untrusted import whole_number
 def read_ranks(files: Sequence[ResultFile], reader: RankReader | None = None) -> list[RankFile]:
     """The results in the files of one attempt, in the order of the files: a journal holds all ranks, others one."""
     reader = reader or RankReader()
-    texts: dict[str, str] = {}
     found: list[RankFile] = []
     for path, rank in files:
-        found += read_journal(path, texts) if rank is None else [reader.read(path, texts, rank=rank)]
+        found += read_journal(path) if rank is None else [reader.read(path, rank=rank)]
+    reader.end_job()
     return found
 
 
@@ -95,7 +95,6 @@ class _Good(NamedTuple):
             name=key.name,
             verdict=self.verdict,
             ranks=ranks,
-            slowest=ranks.time,
             file=key.file,
             line=key.line,
         )
