@@ -116,6 +116,14 @@ def test_a_bug_of_ours_does_not_lose_a_report_and_is_not_called_damage(run_folde
     assert exit_code(found, nothing_ran_allowed=False) is ExitCode.OK
 
 
+@pytest.mark.parametrize("wrong", ["SELECT absent FROM run", "SELEC 1", "SELECT :unknown", "BEGIN"])
+@pytest.mark.parametrize("opened", [read, written])
+def test_sql_of_ours_that_is_wrong_is_not_called_damage(merged, tmp_path, opened, wrong):
+    merged(1, {A: "passed"})
+    with pytest.raises(sqlite3.Error), opened(tmp_path / "history.sqlite") as database:
+        database.execute(wrong, {})
+
+
 def test_a_python_without_sqlite_merges_all_the_same(merged, monkeypatch):
     monkeypatch.setitem(sys.modules, "sqlite3", None)
     found = merged(1, {A: "failed"})

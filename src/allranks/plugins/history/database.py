@@ -123,7 +123,11 @@ def _connected(path: Path, mode: str, patience: float) -> Iterator["sqlite3.Conn
         address = f"{path.absolute().as_uri()}?mode={mode}"
         with closing(sqlite3.connect(address, uri=True, timeout=patience, isolation_level=None)) as database:
             yield database
+    except (sqlite3.ProgrammingError, sqlite3.InterfaceError):  # a bug of ours, and no fault of the file
+        raise
     except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorname", "") == "SQLITE_ERROR":  # so is SQL that is wrong
+            raise
         raise HistoryError(_said(error, patience)) from error
     except UnicodeDecodeError as error:  # in a message of SQLite
         msg = "is damaged (it has bytes that are no text)"
