@@ -238,9 +238,9 @@ def _job_of_xml(root: Path, place: tuple[str, str], files: Sequence[ResultFile],
 
 def _run(root: Path, parts: Sequence[_Part]) -> Gathered:
     """The run whose parts these are."""
-    plans = [_Plan(part.file.as_posix(), part.plan.manifest) for part in parts if part.plan.manifest]
+    plans = {part.file.as_posix(): part.plan.manifest for part in parts if part.plan.manifest}
     problems = [_located(part.file, part.plan.problem) for part in parts if part.plan.problem]
-    sizes = _world_sizes(plan.manifest for plan in plans)
+    sizes = _world_sizes(plans.values())
     attempts = [
         _Found(number, attempt)
         for number, part in enumerate(parts)
@@ -249,8 +249,8 @@ def _run(root: Path, parts: Sequence[_Part]) -> Gathered:
     run_id = _run_of(root, plans, [found.attempt for found in attempts])
     gathered = Gathered(
         run_id=run_id,
-        manifest=_together([plan.manifest for plan in plans], run_id) if plans else None,
-        own_plan=frozenset(job.place for plan in plans if plan.file == _PLAN for job in plan.manifest.jobs),
+        manifest=_together([*plans.values()], run_id) if plans else None,
+        own_plan=frozenset(job.place for job in plans[_PLAN].jobs) if _PLAN in plans else frozenset(),
         problems=(*problems, *_disagreements(plans)),
         attempts=tuple(_newest_of_each(root, attempts, run_id)),
     )
@@ -269,13 +269,6 @@ def _located(place: Path, problem: str) -> str:
     return f"{where}{problem}\nGather it again, or accept it if it is of another program: --ignore {place.as_posix()}"
 
 
-class _Plan(NamedTuple):
-    """The plan of a part."""
-
-    file: str  # its ``run.json``, relative to the merged folder
-    manifest: Manifest
-
-
 class _Found(NamedTuple):
     """An attempt, and the number of the part that it is in."""
 
@@ -283,12 +276,12 @@ class _Found(NamedTuple):
     attempt: Attempt
 
 
-def _run_of(root: Path, plans: Sequence[_Plan], attempts: Iterable[Attempt]) -> str:
+def _run_of(root: Path, plans: Mapping[str, Manifest], attempts: Iterable[Attempt]) -> str:
     """The run that the results should belong to: the folder's own, else that of most results."""
-    if plans and plans[0].file == _PLAN:
-        return plans[0].manifest.run_id
+    if _PLAN in plans:
+        return plans[_PLAN].run_id
     ids = [attempt.record.run_id for attempt in attempts if attempt.record and attempt.record.run_id]
-    ids = ids or [plan.manifest.run_id for plan in plans]
+    ids = ids or [manifest.run_id for manifest in plans.values()]
     counts = Counter(ids)
     return max(counts, key=lambda run_id: (counts[run_id], run_id), default=root.name)
 
@@ -323,13 +316,14 @@ def _most(baselines: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dic
     return most
 
 
-def _disagreements(plans: Sequence[_Plan]) -> Iterator[str]:
-    """Contradictions between parts of one run: they ran with different matrix files."""
-    for plan in plans[1:]:
-        if _rules(plan.manifest) != _rules(plans[0].manifest):
+def _disagreements(plans: Mapping[str, Manifest]) -> Iterator[str]:
+    """Contradictions between parts of one run, by their ``run.json``: they ran with different matrix files."""
+    first = next(iter(plans), "")
+    for file, manifest in plans.items():
+        if _rules(manifest) != _rules(plans[first]):
             yield (
-                f"{plan.file} and {plans[0].file} have different policies: they come from different matrix files.\n"
-                f"The policy of {plans[0].file} was applied. Run all parts from one commit."
+                f"{file} and {first} have different policies: they come from different matrix files.\n"
+                f"The policy of {first} was applied. Run all parts from one commit."
             )
 
 
