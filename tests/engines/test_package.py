@@ -67,7 +67,7 @@ def test_a_copy_of_the_package_can_be_imported_on_its_own_with_the_parts_of_plug
     modules = [".".join(part.relative_to(made).with_suffix("").parts) for part in parts]
     command = [sys.executable, "-I", "-S", "-c", COPY_ALONE, str(made), *modules]
     found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()
-    assert found == [str(made / "allranks" / "agent" / "agent.py"), *map(str, parts)]
+    assert found == [str(made / "allranks" / "agent" / "supervisor" / "job.py"), *map(str, parts)]
 
 
 def test_of_a_plug_in_without_a_part_for_jobs_nothing_is_copied(installed):

@@ -43,7 +43,8 @@ Of a run:
 
 12. Baseline. A suite in which fewer tests executed than in the baseline is an error (exit code 1), unless tests were
     deselected, its job has errors, or a shard is not there.
-13. Nothing ran. A run in which no rank executed a test has exit code 5, unless `report --allow-nothing-ran` accepts it.
+13. Nothing ran. A run in which no rank executed a test has exit code 5, unless
+    `allranks report --allow-nothing-ran` accepts it.
 14. Exit code. The exit code of the run is the strongest of all: the first of 130, 2, 4, 3, 1, 5 and 0.
 
 These functions are pure: the same rank results and the same setting give the same verdict, in any order. The other
