@@ -154,6 +154,17 @@ def test_what_only_a_new_process_is_sure_to_have_is_named_and_left(surroundings,
     assert surroundings.put_back() == ([], [name])
 
 
+@pytest.mark.usefixtures("undone")
+def test_modules_and_names_are_there_again_for_the_tear_down(surroundings):
+    barrier, distributed.barrier = distributed.barrier, print_nothing
+    sys.modules.clear()
+    sys.meta_path.clear()
+    _, left = surroundings.put_back()
+    assert left == ["imported modules", "names of torch.distributed"]
+    assert (sys.modules["socket"], distributed.barrier) == (socket, barrier)
+    assert importlib.import_module("wave")
+
+
 def test_a_configuration_of_logging_names_every_logger(surroundings):
     logging.config.dictConfig({"version": 1, "loggers": {"of_a_test": {"level": "INFO"}}})
     restored, left = surroundings.put_back()

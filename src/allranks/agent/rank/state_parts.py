@@ -1,6 +1,7 @@
 """The state of a rank that a test may change: what reads each part of it, and the one assignment that restores it.
 
-A part that no single assignment restores with certainty is only read: the rank is replaced if a test has changed it.
+Where no single assignment restores a part with certainty, the rank is replaced if a test has changed it. Some of these
+parts are restored as far as possible all the same: the rank still has to tear down, and to leave.
 """
 
 import builtins
@@ -192,15 +193,33 @@ def _imports() -> tuple[int, bool, bool]:
     return id(sys.modules), are_own, is_whole
 
 
-def _names_of(place: Any, but: str = "") -> Callable[[], list[Any]]:  # noqa: ANN401 - any object
-    """The reader of its names but one; an import may add some."""
+def _set_imports(_: object) -> None:
+    sys.modules = _MODULES
+    _MODULES.update(_KNOWN)
+    for finders, known in _FINDERS:
+        finders[:0] = [each for each in known if each not in finders]
+    sys.path_importer_cache.clear()
+
+
+def _names_of(place: Any, but: str = "") -> tuple[Callable[[], Any], Callable[[Any], object]]:  # noqa: ANN401 - any object
+    """The reader and the writer of its names but one; an import may add some."""
     names = tuple(name for name in vars(place) if name != but)
-    return lambda: [*map(vars(place).get, names)]
+
+    def write(values: list[Any]) -> None:
+        for name, value in zip(names, values, strict=True):
+            if vars(place).get(name) is not value:
+                setattr(place, name, value)
+
+    return lambda: [*map(vars(place).get, names)], write
 
 
 def _streams() -> tuple[tuple[Any, ...], tuple[bool, ...]]:
     streams = (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__)
     return streams, tuple(isinstance(each, io.TextIOWrapper) and each.closed for each in streams)
+
+
+def _set_streams(state: tuple[tuple[Any, ...], tuple[bool, ...]]) -> None:
+    (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__), _ = state  # type: ignore[misc]
 
 
 def _descriptors() -> list[tuple[int, int] | None]:
@@ -317,14 +336,14 @@ PARTS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object] | Non
     "the garbage collector": (lambda: (gc.isenabled(), gc.get_threshold()), _set_collector),
     "the time-out of sockets": (socket.getdefaulttimeout, socket.setdefaulttimeout),
     "logging.disable": (lambda: logging.root.manager.disable, logging.disable),
-    "imported modules": (_imports, None),
-    "builtins": (_names_of(builtins), None),
+    "imported modules": (_imports, _set_imports),
+    "builtins": _names_of(builtins),
     # Without these, a test would check nothing.
-    "names of pytest": (_names_of(pytest), None),
+    "names of pytest": _names_of(pytest),
     # The gang's end calls the other one, and shows what a test has done to it.
-    "names of torch.distributed": (_names_of(distributed, but="destroy_process_group"), None),
-    "names of torch.testing": (_names_of(torch.testing), None),
-    "names of unittest.TestCase": (_names_of(unittest.TestCase), None),
+    "names of torch.distributed": _names_of(distributed, but="destroy_process_group"),
+    "names of torch.testing": _names_of(torch.testing),
+    "names of unittest.TestCase": _names_of(unittest.TestCase),
     "sys.argv": (lambda: sys.argv and list(sys.argv), lambda arguments: setattr(sys, "argv", [*arguments])),
     "threads of its own": (_threads, None),
     "the processors": (lambda: os.sched_getaffinity(0), lambda processors: os.sched_setaffinity(0, processors)),
@@ -340,10 +359,15 @@ PARTS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object] | Non
     "torch's autocast": (_autocast, _set_autocast),
     "torch's backends": (_flags, _set_flags),
     "torch's modes": (_modes, None),
-    "the standard streams": (_streams, None),
+    "the standard streams": (_streams, _set_streams),
     "the standard descriptors": (_descriptors, None),
     "os.environ": (lambda: os.environ, _set_environ),
     "torch's RPC agent": (_has_agent, None),
     GROUP: (lambda: distributed.group.WORLD, None),
 }
-"""What reads each part, and what restores it; None if only a new process is sure to have it as it was."""
+"""What reads each part, and what restores it; None if nothing can."""
+
+UNCERTAIN: Final = frozenset(
+    {"imported modules", "builtins", "the standard streams", *(name for name in PARTS if name.startswith("names of "))}
+)
+"""The parts that several assignments restore as far as possible: only a new process is sure to have them."""

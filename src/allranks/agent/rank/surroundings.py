@@ -18,6 +18,7 @@ from typing import Any, Final
 from allranks.agent.rank.state_parts import (
     ENVIRON,
     PARTS,
+    UNCERTAIN,
     loggers,
     note_imports,
     watch_the_watchdog,
@@ -116,7 +117,8 @@ class InitialState(MetaPathFinder):
         for name in changed:
             with suppress(OSError, ValueError, TypeError, RuntimeError, locale.Error):
                 _restore(name, self._base.get(name))
-        left = list(_differences(self._base, _read()))
+        differing = set(_differences(self._base, _read()))
+        left = [name for name in changed if name in differing or name in UNCERTAIN]
         self._glance = _glance()
         return [name for name in changed if name not in left], left
 
@@ -142,7 +144,7 @@ def _differences(one: _State, other: _State) -> Iterator[str]:
 
 
 def _restore(name: str, value: Any) -> None:  # noqa: ANN401 - of any part
-    """Restore a part, if one assignment can do that."""
+    """Restore a part, as far as possible."""
     if name.startswith(_VARIABLE):
         variable = name.removeprefix(_VARIABLE)
         if value is None:
