@@ -32,7 +32,7 @@ MOVED: Final[Mapping[str, str]] = {
     "--images": "the variable ALLRANKS_IMAGES",
     "--plan-file": "the variable ALLRANKS_PLAN_FILE",
     "--pack": "the variable ALLRANKS_PACK",
-    "--durations": "`durations` in the matrix file",
+    "--durations": "always .allranks-durations.json beside the matrix file",
     "--dry-run": "`allranks plan --requests`",
     "--allow-nothing-ran": "an option of `allranks report`",
     "--prune": "what --images does without --dry-run",

@@ -76,7 +76,7 @@ class Options(PickedTests, Selection):
     durations: Path | None = option(
         "--durations FILE",
         _MACHINES,
-        "what tests took, for even packs (default: the file that the matrix file names)",
+        f"what tests took, for even packs (default: {DURATIONS_FILE} beside the matrix file)",
         type=existing_file,
     )
 

@@ -520,7 +520,8 @@ class Matrix:
     warnings: tuple[str, ...] = ()  # what is likely a mistake, and no error
 
     RETIRED: ClassVar[Mapping[str, str]] = {
-        "durations": f"Durations are kept in {DURATIONS_FILE} beside this file; --durations names another one.",
+        "durations": f"Durations are kept in {DURATIONS_FILE} beside this file. "
+        "`plan` and `report` take another one with --durations.",
         "engines": "An engine of another package declares a table of its own: [NAME].",
     }
 

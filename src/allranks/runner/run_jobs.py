@@ -56,7 +56,7 @@ class RunOptions:
     seed: int | None  # the requested seed; None for a random one
     pytest_args: tuple[str, ...]
     nothing_ran_allowed: bool  # whether a run in which no test executed is good
-    durations: Path | None = None  # the file of durations; None for the one that the matrix names
+    durations: Path | None = None  # the file of durations; None for the one beside the matrix file
     sections: Sequence[SectionMaker] = ()  # what plug-ins add to the report of the whole run when it has ended
     known: Durations | None = None  # durations for its shards; None for those in the file of durations
     policy: RunPolicy = field(default_factory=RunPolicy)

@@ -11,11 +11,7 @@ from hypothesis import strategies as st
 
 from allranks.agent.call_log import LastCall
 from allranks.agent.channel import End, StepEnded
-from allranks.agent.gangs.local_ranks import (
-    Disturb,
-    Examination,
-    Stop,
-)
+from allranks.agent.gangs.local_ranks import Disturb, Examination, Stop
 from allranks.agent.nodes.connection import (
     FRAME_LIMIT,
     GREETING_LIMIT,
@@ -27,11 +23,7 @@ from allranks.agent.nodes.connection import (
 from allranks.agent.nodes.messages import Claim, Examined, Outputs, Proof, SendRanks, StopRanks
 from allranks.agent.output import Output
 from allranks.agent.program import StartRanks
-from allranks.agent.rank_events import (
-    RankExit,
-    RankHang,
-    RankReport,
-)
+from allranks.agent.rank_events import RankExit, RankHang, RankReport
 from allranks.agent.stacks import Stacks
 from allranks.protocol.typed_json import encode_line
 

@@ -25,10 +25,7 @@ from allranks.agent.channel import (
     StepEnded,
 )
 from allranks.agent.diagnose.unmatched_calls import Mismatch, find_mismatch, name_unmatched
-from allranks.agent.rank_events import (
-    RankExit,
-    RankReport,
-)
+from allranks.agent.rank_events import RankExit, RankReport
 from allranks.agent.stacks import Stacks, is_machinery
 from allranks.protocol import skip_codes
 from allranks.protocol.config import TimeLimit

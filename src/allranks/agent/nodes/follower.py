@@ -12,11 +12,7 @@ from typing import Any, TypeVar
 
 from allranks.agent import clock
 from allranks.agent.gangs.forks import ForkServerError
-from allranks.agent.gangs.local_ranks import (
-    Look,
-    Ranks,
-    Stop,
-)
+from allranks.agent.gangs.local_ranks import Look, Ranks, Stop
 from allranks.agent.job_end import HangupError, JobEnd
 from allranks.agent.nodes import messages
 from allranks.agent.nodes.connection import ConnectionLostError, NodeConnection
@@ -25,11 +21,7 @@ from allranks.agent.nodes.node import CollectionDigest, Node
 from allranks.agent.orphans import KilledOrphan
 from allranks.agent.output import Output
 from allranks.agent.program import StartRanks
-from allranks.agent.rank_events import (
-    RankEvent,
-    RankExit,
-    RankHang,
-)
+from allranks.agent.rank_events import RankEvent, RankExit, RankHang
 from allranks.agent.stacks import Stacks
 from allranks.protocol.outcomes import shorten
 
