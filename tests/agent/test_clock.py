@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.agent import clock
-from allranks.agent.channel import PhasesEnded
+from allranks.agent.channel import PhasesEnded, RankExit, RankReport
 from allranks.agent.diagnose.step_outcome import Step, ended, reported
-from allranks.agent.rank_events import RankExit, RankReport
 from allranks.protocol.outcomes import Outcome, Phase
 from allranks.protocol.records import RankEnded
 

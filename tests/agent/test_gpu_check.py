@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from allranks.agent import linux
-from allranks.agent.gpu_check import check_gpus, compute, troubles_of
+from allranks.agent.gpus import check_gpus, compute, troubles_of
 from allranks.protocol.config import GpuToCheck
 from allranks.protocol.records import AgentFailed, Collected, FailureKind, GpuFailed, GpusChecked, TestStarted
 

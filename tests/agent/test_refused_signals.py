@@ -9,12 +9,10 @@ import time
 
 import pytest
 
-from allranks.agent import container_init, gpu_check, linux, orphans
-from allranks.agent.diagnose.child_stacks import Surroundings, find_children
-from allranks.agent.diagnose.stacks import StackFile
-from allranks.agent.gangs import rank_process
-from allranks.agent.gangs.local_ranks import LocalRanks, Stop
-from allranks.agent.gangs.rank_process import fork_ranks
+from allranks.agent import container_init, gpus, linux, orphans
+from allranks.agent.diagnose.stacks import StackFile, Surroundings, find_children
+from allranks.agent.gangs import local_ranks
+from allranks.agent.gangs.local_ranks import LocalRanks, Stop, fork_ranks
 from allranks.agent.orphans import end_children, kill_group, kill_orphans
 
 ANSWERS = [errno.ESRCH, errno.EPERM, errno.ECHILD]
@@ -44,7 +42,7 @@ def refuse(request, monkeypatch, child):
     """Has the kernel refuse, from now on, each request about a process."""
     monkeypatch.setattr(orphans, "REAP_TIMEOUT", 0.01)
     monkeypatch.setattr(orphans, "_ORPHANS_TIMEOUT", 0.1)
-    monkeypatch.setattr(rank_process, "REAP_TIMEOUT", 0.01)
+    monkeypatch.setattr(local_ranks, "REAP_TIMEOUT", 0.01)
     monkeypatch.setattr(linux, "children", lambda: frozenset({child.pid}))
 
     def answer(*_):
@@ -69,7 +67,7 @@ def in_a_gang(act):
 
 def check_a_gpu(_folder, _ranks, child):
     answer, end = os.pipe()
-    gpu_check._Check("GPU-a", child.pid, answer).end(0.0, 0.0)
+    gpus._Check("GPU-a", child.pid, answer).end(0.0, 0.0)
     os.close(end)
 
 
@@ -90,7 +88,7 @@ def look_at_children(folder, ranks, _child):
         lambda _folder, ranks, _child: ranks[0].signal(signal.SIGTERM),
         lambda _folder, ranks, _child: (ranks[0].freeze(), ranks[0].signal(signal.SIGTERM)),
         lambda _folder, ranks, _child: ranks[0].kill_group(),
-        lambda _folder, ranks, _child: rank_process._end(ranks[0].pid),
+        lambda _folder, ranks, _child: local_ranks._end(ranks[0].pid),
         *(in_a_gang(lambda gang, how=how: gang.stop([0], how)) for how in Stop),
         in_a_gang(lambda gang: kill_orphans(gang._orphans, {1: 0}, ())),
         check_a_gpu,

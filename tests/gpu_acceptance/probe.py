@@ -2,7 +2,7 @@
 
 import json
 
-from allranks.agent.gpu_check import compute
+from allranks.agent.gpus import compute
 from gpu_acceptance.device import device
 
 

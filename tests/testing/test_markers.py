@@ -7,7 +7,7 @@ import pytest
 
 import allranks.testing
 from allranks.testing.markers import REQUIREMENT_MARKERS, marker_lines
-from allranks.testing.skips.requirement import Requirement
+from allranks.testing.skips import Requirement
 
 pytest_plugins = ["pytester"]
 

@@ -14,8 +14,8 @@ from allranks.testing import (
     with_rpc,
     worker_name,
 )
-from allranks.testing.rpc.rpc_world import is_up
-from allranks.testing.rpc.waits import (
+from allranks.testing.rpc import (
+    is_up,
     wait_until_node_failure,
     wait_until_owners_and_forks_on_rank,
     wait_until_pending_futures_and_users_flushed,
@@ -550,7 +550,7 @@ def test_the_fixtures_of_a_test_case_tell_the_agents_apart():
 )
 def test_pending_references_that_stay_are_named(monkeypatch, pending, words):
     info = dict(zip(("num_pending_futures", "num_pending_users"), map(str, pending), strict=True))
-    monkeypatch.setattr("allranks.testing.rpc.waits._rref_context_get_debug_info", lambda: info)
+    monkeypatch.setattr("allranks.testing.rpc._rref_context_get_debug_info", lambda: info)
     if words is None:
         wait_until_pending_futures_and_users_flushed(timeout=0.1)
     else:

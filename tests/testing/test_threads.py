@@ -15,9 +15,7 @@ from allranks.protocol.config import TimeLimit
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.skip_codes import SkipCode
 from allranks.testing import MultiThreadedTestCase, RankThreadError, ThreadedWorldError, spawn_threads_and_init_comms
-from allranks.testing.threads.report import raise_for
-from allranks.testing.threads.thread_ranks import JoinLimits, run_ranks
-from allranks.testing.threads.thread_world import threaded_world
+from allranks.testing.threads import JoinLimits, raise_for, run_ranks, threaded_world
 
 pytest_plugins = ["pytester"]
 

@@ -1,4 +1,4 @@
-"""The messages between a supervisor and a rank, over one pair of sockets.
+"""The messages between a supervisor and a rank, over one pair of sockets, and what the supervisor learns of the rank.
 
 Each message is one line of JSON. A rank answers each command with any number of messages, of which the last is a
 :class:`StepEnded`. The kernel attaches the sender's process id to every piece (``SO_PASSCRED``, unix(7)): data that a
@@ -14,7 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, get_args
 
-from allranks.agent.call_log import Wait
+from allranks.agent.call_log import Calls, Wait
+from allranks.agent.output import Output
+from allranks.agent.stacks import Stacks
 from allranks.protocol.outcomes import Phase
 from allranks.protocol.records import Passed, RankEnded
 from allranks.protocol.typed_json import RecordError, by_name, decode_line, encode_line
@@ -414,3 +416,74 @@ def link_pair() -> tuple[Link, int]:
     own.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     own.setblocking(False)
     return Link(own), theirs.detach()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankReport:
+    """A rank has sent a message.
+
+    Attributes:
+        at: Seconds since the epoch, on the clock of the leading agent.
+        has_strangers: Other processes have sent data in the rank's place, which was discarded.
+        calls: What it has called in the running test, if its step is over.
+    """
+
+    rank: int
+    message: Progress | Debugging
+    at: float
+    has_strangers: bool = False
+    calls: Calls | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankExit:
+    """A rank's process has ended.
+
+    Attributes:
+        status: Exit code, negative for a signal; None if unknown.
+        at: Seconds since the epoch, on the clock of the leading agent.
+        cut_off: Why the supervisor killed it, in words: what it had done to its connection; empty if it did not.
+        for_want_of_memory: The kernel killed it when memory ran out.
+        stacks: Stacks that a fatal signal left in its stack file.
+        output: Its last output.
+        lost: Why its status is unknown; empty if it is known.
+        waits_for: What it waited for, or had last waited for without success.
+        calls: What it had called in the running test.
+        was_told_to_stop: It is lost with its node, whose agent was told to stop.
+    """
+
+    rank: int
+    status: int | None
+    at: float
+    cut_off: str = ""
+    for_want_of_memory: bool = False
+    stacks: Stacks = field(default_factory=Stacks)
+    output: Output = field(default_factory=Output)
+    lost: str = ""
+    waits_for: Wait | None = None
+    calls: Calls | None = None
+    was_told_to_stop: bool = False
+
+
+RankEvent = RankReport | RankExit
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankHang:
+    """Where a rank hangs that has not ended its step.
+
+    Attributes:
+        stacks: Its stacks.
+        held: What keeps it from running, in words; empty for nothing.
+        phase: Of its test, in words; empty if unknown.
+        waits_for: As of :class:`RankExit`.
+        children: Where the processes are that it has started, in words; empty if unknown.
+        child_stacks: Their stacks.
+    """
+
+    stacks: Stacks = field(default_factory=Stacks)
+    held: str = ""
+    phase: str = ""
+    waits_for: Wait | None = None
+    children: str = ""
+    child_stacks: str = ""

@@ -7,13 +7,13 @@ each of which gets the plug-in's settings first:
 
 ``run_tests(settings, loop, of_lane)``
     Runs the tests of a :class:`~allranks.agent.supervisor.test_loop.TestLoop` in place of the loop's own order: once,
-    and again as a :class:`~allranks.agent.supervisor.repetition_journal.Plan` decides. One plug-in of a job can have
+    and again as a :class:`~allranks.agent.supervisor.test_loop.Plan` decides. One plug-in of a job can have
     it.
 ``configure(settings, session)``
     Registers pytest plugins with the :class:`pytest.Config` of the session that ranks are forked from.
 ``disturbing(settings, pids, how)``
     Returns a context manager that disturbs ranks of this host while their test runs. It gets the process of each rank,
-    and what the plan said (:meth:`~allranks.agent.supervisor.repetition_journal.Plan.disturbance`).
+    and what the plan said (:meth:`~allranks.agent.supervisor.test_loop.Plan.disturbance`).
 """
 
 import importlib

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from allranks.agent.seeding import seed_generators
+from allranks.agent.rank.rank_setup import seed_generators
 from allranks.engines.base import JobEnvironment
 from allranks.engines.gpus import take_inventory
 from allranks.engines.process import ProcessEngine

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
-from allranks.protocol import skip_codes
+from allranks.agent.environment_skips import EnvironmentSkip
 from allranks.protocol.launcher_variables import OWN, variables_for
-from allranks.testing.skips.requirement import skip, skip_for_gpus
+from allranks.protocol.skip_codes import SkipCode, multi_gpu
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,18 +137,13 @@ def rank_to_gpus(world_size: int, backend: str | None = None, *, gpus_per_rank: 
     if world_size * each <= present:
         return {rank: list(range(rank * each, (rank + 1) * each)) for rank in range(world_size)}
     if backend is not None and backend.lower() in ONE_RANK_EACH:
-        _skip_for_want_of(world_size * each, present)
+        code = multi_gpu(world_size * each) if present else SkipCode.NO_CUDA
+        raise EnvironmentSkip(code, f"{present} of {world_size * each}" if present else "", world_size * each)
     return {rank: _shared(rank * each, min(each, present), present) for rank in range(world_size)}
 
 
 def _shared(first: int, count: int, present: int) -> list[int]:
     return [(first + place) % present for place in range(count)]
-
-
-def _skip_for_want_of(needed: int, present: int) -> None:
-    if present == 0:
-        skip(skip_codes.SkipCode.NO_CUDA, gpus=needed)
-    skip_for_gpus(needed, present)
 
 
 def accelerator_count() -> int:

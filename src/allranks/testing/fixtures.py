@@ -23,7 +23,7 @@ from allranks.testing.environment import RankEnvironment
 from allranks.testing.markers import WrongMarkerError, is_foreign, marker_lines, requirements_of_item
 from allranks.testing.plain_world import PlainWorld
 from allranks.testing.shared_files import FileBarrier, FolderOfGang, FolderOfTest, put_up, read_when_up, remove
-from allranks.testing.skips.requirement import skip
+from allranks.testing.skips import skip
 from allranks.testing.stores import open_store
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from types import FunctionType, MappingProxyType, ModuleType
 
 import pytest
 
-from allranks.testing.skips import hardware, software
-from allranks.testing.skips.requirement import Requirement, requirements_of
+from allranks.testing import skips
+from allranks.testing.skips import Requirement, requirements_of
 
 
 def plain_mark(name: str, *args: str) -> pytest.MarkDecorator:
@@ -58,62 +58,62 @@ def _constant(requirement: Requirement, words: str) -> RequirementMarker:
 
 REQUIREMENT_MARKERS = MappingProxyType(
     {
-        "require_accelerator": _constant(hardware.require_accelerator, "the test needs an accelerator"),
+        "require_accelerator": _constant(skips.require_accelerator, "the test needs an accelerator"),
         "require_accelerators": RequirementMarker(
-            hardware.require_accelerators, "the test needs n accelerators of whatever kind this torch drives"
+            skips.require_accelerators, "the test needs n accelerators of whatever kind this torch drives"
         ),
         "require_backend_available": RequirementMarker(
-            software.require_backend_available,
+            skips.require_backend_available,
             "the test needs a torch that has one of these backends, whatever the cell's own backend is",
         ),
         "require_backend_in": RequirementMarker(
-            software.require_backend_in, "the test is about these backends, and the cell's own must be one of them"
+            skips.require_backend_in, "the test is about these backends, and the cell's own must be one of them"
         ),
         "require_compute_capability": RequirementMarker(
-            hardware.require_compute_capability, "the test needs CUDA GPUs of at least this compute capability"
+            skips.require_compute_capability, "the test needs CUDA GPUs of at least this compute capability"
         ),
         "require_exact_world_size": RequirementMarker(
-            hardware.require_exact_world_size, "the test needs n ranks, no fewer and no more"
+            skips.require_exact_world_size, "the test needs n ranks, no fewer and no more"
         ),
-        "require_gloo": _constant(software.require_gloo, "the test needs a torch with gloo"),
-        "require_gpu": _constant(hardware.require_gpu, "the test needs a GPU"),
-        "require_gpu_per_rank": _constant(hardware.require_gpu_per_rank, "each rank needs a GPU of its own"),
-        "require_gpus": RequirementMarker(hardware.require_gpus, "the test needs n GPUs that this rank can see"),
+        "require_gloo": _constant(skips.require_gloo, "the test needs a torch with gloo"),
+        "require_gpu": _constant(skips.require_gpu, "the test needs a GPU"),
+        "require_gpu_per_rank": _constant(skips.require_gpu_per_rank, "each rank needs a GPU of its own"),
+        "require_gpus": RequirementMarker(skips.require_gpus, "the test needs n GPUs that this rank can see"),
         "require_gpus_or_none": RequirementMarker(
-            hardware.require_gpus_or_none, "the test needs n GPUs, or runs on the CPU where there is none at all"
+            skips.require_gpus_or_none, "the test needs n GPUs, or runs on the CPU where there is none at all"
         ),
         "require_imports": RequirementMarker(
-            software.require_imports, "the test imports these modules, and each must be installed"
+            skips.require_imports, "the test imports these modules, and each must be installed"
         ),
-        "require_mpi": _constant(software.require_mpi, "the test needs a torch with MPI"),
-        "require_nccl": _constant(software.require_nccl, "the test needs a torch with NCCL"),
+        "require_mpi": _constant(skips.require_mpi, "the test needs a torch with MPI"),
+        "require_nccl": _constant(skips.require_nccl, "the test needs a torch with NCCL"),
         "require_nccl_version": RequirementMarker(
-            software.require_nccl_version, "the test needs an NCCL of at least this version"
+            skips.require_nccl_version, "the test needs an NCCL of at least this version"
         ),
-        "require_peer_access": _constant(hardware.require_peer_access, "the GPUs must reach each other's memory"),
-        "require_ucc": _constant(software.require_ucc, "the test needs a torch with UCC"),
-        "require_world_size": RequirementMarker(hardware.require_world_size, "the test needs at least minimum ranks"),
-        "skip_because": RequirementMarker(software.skip_because, "the surroundings of this test lack what reason says"),
-        "skip_if_odd_world_size": _constant(hardware.skip_if_odd_world_size, "the test needs an even world"),
-        "skip_if_rocm": _constant(hardware.skip_if_rocm, "the test does not apply to ROCm"),
+        "require_peer_access": _constant(skips.require_peer_access, "the GPUs must reach each other's memory"),
+        "require_ucc": _constant(skips.require_ucc, "the test needs a torch with UCC"),
+        "require_world_size": RequirementMarker(skips.require_world_size, "the test needs at least minimum ranks"),
+        "skip_because": RequirementMarker(skips.skip_because, "the surroundings of this test lack what reason says"),
+        "skip_if_odd_world_size": _constant(skips.skip_if_odd_world_size, "the test needs an even world"),
+        "skip_if_rocm": _constant(skips.skip_if_rocm, "the test does not apply to ROCm"),
         "skip_if_rocm_arch": RequirementMarker(
-            hardware.skip_if_rocm_arch, "the test does not apply to AMD GPUs of these architectures, such as gfx906"
+            skips.skip_if_rocm_arch, "the test does not apply to AMD GPUs of these architectures, such as gfx906"
         ),
         "skip_if_rocm_older": RequirementMarker(
-            hardware.skip_if_rocm_older, "on ROCm the test needs at least this version of it; elsewhere it runs"
+            skips.skip_if_rocm_older, "on ROCm the test needs at least this version of it; elsewhere it runs"
         ),
         "skip_if_small_world_size": RequirementMarker(
-            hardware.skip_if_small_world_size, "the test needs at least minimum ranks"
+            skips.skip_if_small_world_size, "the test needs at least minimum ranks"
         ),
-        "skip_if_windows": _constant(software.skip_if_windows, "the test does not apply to Windows"),
+        "skip_if_windows": _constant(skips.skip_if_windows, "the test does not apply to Windows"),
         "skip_nccl_versions": RequirementMarker(
-            software.skip_nccl_versions, "the test fails on the NCCL versions from first to before fixed"
+            skips.skip_nccl_versions, "the test fails on the NCCL versions from first to before fixed"
         ),
         "skip_unsupported": RequirementMarker(
-            software.skip_unsupported, "the test uses operation, which the cell's backend lacks"
+            skips.skip_unsupported, "the test uses operation, which the cell's backend lacks"
         ),
         "skip_when": RequirementMarker(
-            software.skip_when, "the test is skipped where condition(), called in each rank when the test runs, is true"
+            skips.skip_when, "the test is skipped where condition(), called in each rank when the test runs, is true"
         ),
     }
 )

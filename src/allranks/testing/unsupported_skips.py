@@ -13,7 +13,7 @@ from allranks.protocol.skip_codes import SkipCode
 from allranks.protocol.unsupported import lack, says_unsupported
 from allranks.protocol.xml_text import clipped
 from allranks.testing.environment import RankEnvironment
-from allranks.testing.skips.requirement import skip
+from allranks.testing.skips import skip
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.agent.call_log import LastCall, Wait
+from allranks.agent.channel import RankHang
 from allranks.agent.diagnose.blame import Blame, name_parting, odd_ones_out, strays
 from allranks.agent.diagnose.step_outcome import Step, StepOutcome
-from allranks.agent.rank_events import RankHang
 from allranks.agent.stacks import Stacks
 from allranks.protocol.outcomes import Outcome
 

@@ -11,9 +11,16 @@ from contextlib import contextmanager
 import pytest
 
 from allranks.agent import linux
-from allranks.agent.diagnose import child_stacks
-from allranks.agent.diagnose.child_stacks import ChildHang, Surroundings, find_children, text_of, words_for
-from allranks.agent.diagnose.stacks import STACKS_SIGNAL, StackFile
+from allranks.agent.diagnose import stacks
+from allranks.agent.diagnose.stacks import (
+    STACKS_SIGNAL,
+    ChildHang,
+    StackFile,
+    Surroundings,
+    find_children,
+    text_of,
+    words_for,
+)
 from allranks.agent.output import OutputStream
 from allranks.agent.stacks import Stacks
 
@@ -28,7 +35,7 @@ hangs_here()
 
 @pytest.fixture
 def without_py_spy(monkeypatch):
-    monkeypatch.setattr(child_stacks, "find_py_spy", lambda: None)
+    monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
 
 
 @pytest.fixture
@@ -55,7 +62,7 @@ def child(command, **options):
 
 
 def of(pid, around):
-    deadline = time.monotonic() + child_stacks.PATIENCE
+    deadline = time.monotonic() + stacks.PATIENCE
     return next(each for each in find_children(os.getpid(), around, deadline) if each.pid == pid)
 
 

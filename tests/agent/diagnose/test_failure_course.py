@@ -1,8 +1,7 @@
 import pytest
 
 from allranks.agent.call_log import LastCall
-from allranks.agent.diagnose.failure_course import MOST_COLLECTIVES, MOST_RANKS, course_of, entered
-from allranks.agent.diagnose.step_outcome import Step, StepOutcome
+from allranks.agent.diagnose.step_outcome import MOST_COLLECTIVES, MOST_RANKS, Step, StepOutcome, course_of, entered
 from allranks.agent.output import Output
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import EnteredCollective, FailureCourse, decode, encode

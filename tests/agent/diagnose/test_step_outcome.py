@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.agent.call_log import LastCall, Wait
-from allranks.agent.channel import Leaving, PhasesEnded, StepEnded
+from allranks.agent.channel import Leaving, PhasesEnded, RankExit, RankHang, RankReport, StepEnded
 from allranks.agent.diagnose.blame import Blame, given_up, name_crossing
 from allranks.agent.diagnose.step_outcome import MOST_PHASES, Step, StepOutcome, ended, reported
-from allranks.agent.rank_events import RankExit, RankHang, RankReport
 from allranks.agent.stacks import Stacks
 from allranks.protocol.outcomes import Outcome, Phase, SkipKind
 

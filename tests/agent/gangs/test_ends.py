@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.agent.diagnose.step_outcome import Step, StepOutcome
-from allranks.agent.gangs.ends import WithCommands, ends_of, failed_start
+from allranks.agent.diagnose.step_outcome import Step, StepOutcome, WithCommands, ends_of, failed_start
 from allranks.agent.output import Output
 from allranks.agent.program import ItemOptions, Program
 from allranks.protocol.config import TimeLimit

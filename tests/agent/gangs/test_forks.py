@@ -16,7 +16,7 @@ from agent_run import CONFIG
 from allranks.agent import linux
 from allranks.agent.gangs import forks
 from allranks.agent.gangs.forks import Family, ForkServer, ForkServerError
-from allranks.agent.gangs.rank_process import open_ends
+from allranks.agent.gangs.local_ranks import open_ends
 from allranks.agent.job_end import HangupError, JobEnd
 from allranks.agent.orphans import Mark
 from allranks.agent.program import Finish, Program, SessionEnded, Settled, StartRanks, parse_reply, parse_start

@@ -11,15 +11,12 @@ from pathlib import Path
 import pytest
 
 from allranks.agent import linux
-from allranks.agent.channel import Debugging, End, Leaving, PhasesEnded, RankEnd, Released, RunTest, StepEnded
+from allranks.agent.channel import Debugging, End, Leaving, PhasesEnded, RankEnd, RankExit, Released, RunTest, StepEnded
 from allranks.agent.diagnose.stacks import STACKS_SIGNAL
-from allranks.agent.diagnose.step_outcome import Step, StepOutcome, describe_end
-from allranks.agent.gangs.ends import ends_of
+from allranks.agent.diagnose.step_outcome import Step, StepOutcome, describe_end, ends_of
 from allranks.agent.gangs.gang import SKIP_GRACES, Deadlines, Gang
-from allranks.agent.gangs.local_ranks import CLOSED_TIMEOUT, LocalRanks, Stop
-from allranks.agent.gangs.rank_process import fork_ranks
+from allranks.agent.gangs.local_ranks import CLOSED_TIMEOUT, LocalRanks, Stop, fork_ranks
 from allranks.agent.job_end import HangupError, JobEnd, JobLimitError
-from allranks.agent.rank_events import RankExit
 from allranks.protocol import skip_codes
 from allranks.protocol.config import TimeLimit, TimeLimits
 from allranks.protocol.outcomes import Outcome, Phase, SkipKind

@@ -10,8 +10,8 @@ import pytest
 
 from allranks.agent import linux
 from allranks.agent.channel import GpuLost, RankEnd
-from allranks.agent.gangs import rank_process
-from allranks.agent.gangs.rank_process import fork_ranks
+from allranks.agent.gangs import local_ranks
+from allranks.agent.gangs.local_ranks import fork_ranks
 
 
 def descriptors():
@@ -76,7 +76,7 @@ def test_to_end_a_rank_leaves_neither_process_nor_descriptor():
 
 
 def test_a_rank_that_somebody_else_has_reaped_has_no_status(monkeypatch):
-    monkeypatch.setattr(rank_process, "REAP_TIMEOUT", 0.1)
+    monkeypatch.setattr(local_ranks, "REAP_TIMEOUT", 0.1)
     [rank] = fork_ranks([0], lambda *_: os._exit(3))
     os.waitpid(rank.pid, 0)
     assert rank.reap() is None

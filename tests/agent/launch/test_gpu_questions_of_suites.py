@@ -68,10 +68,10 @@ def test_a_library_that_initializes_cuda_at_import_is_named(run_agent):
             import sys
             from types import ModuleType
 
-            from allranks.agent import gpu_questions
+            from allranks.agent import gpus
 
             # The stand-ins of a driver that answers, and of the library that has initialized it.
-            gpu_questions._is_driver_initialized = lambda: True
+            gpus._is_driver_initialized = lambda: True
             sys.modules["numba.cuda"] = ModuleType("numba.cuda")
 
             def test_nothing():

@@ -3,13 +3,13 @@
 import pytest
 from agent_run import CONFIG
 
+from allranks.agent.channel import RankHang
 from allranks.agent.gangs.gang import Gang
 from allranks.agent.gangs.local_ranks import Examination
 from allranks.agent.job_end import JobEnd
 from allranks.agent.nodes.node import NodeLostError, start_gang
 from allranks.agent.output import Output
 from allranks.agent.program import StartRanks
-from allranks.agent.rank_events import RankHang
 
 
 class Ranks:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.agent.call_log import LastCall
-from allranks.agent.channel import End, StepEnded
+from allranks.agent.channel import End, RankExit, RankHang, RankReport, StepEnded
 from allranks.agent.gangs.local_ranks import Disturb, Examination, Stop
 from allranks.agent.nodes.connection import (
     FRAME_LIMIT,
@@ -23,7 +23,6 @@ from allranks.agent.nodes.connection import (
 from allranks.agent.nodes.messages import Claim, Examined, Outputs, Proof, SendRanks, StopRanks
 from allranks.agent.output import Output
 from allranks.agent.program import StartRanks
-from allranks.agent.rank_events import RankExit, RankHang, RankReport
 from allranks.agent.stacks import Stacks
 from allranks.protocol.typed_json import encode_line
 

@@ -7,12 +7,11 @@ import pytest
 from agent_run import CONFIG
 
 from allranks.agent import clock
-from allranks.agent.channel import StepEnded
+from allranks.agent.channel import RankReport, StepEnded
 from allranks.agent.nodes import leader
 from allranks.agent.nodes.leader import FollowerLink, Leader, RemoteRanks
 from allranks.agent.nodes.messages import TellTime, Time
 from allranks.agent.nodes.node import CollectionDigest, CollectionFailure
-from allranks.agent.rank_events import RankReport
 from allranks.protocol.config import TimeLimit
 
 DIGEST = CollectionDigest(tests=("a",), torch="2", python="3")

@@ -14,8 +14,7 @@ from torch import distributed as dist
 from allranks.agent.call_log import DEFAULT_GROUP, NEW_GROUP, Calls
 from allranks.agent.diagnose.unmatched_calls import find_mismatch
 from allranks.agent.rank.call_counter import COLLECTIVES as COUNTED
-from allranks.agent.rank.call_counter import MESSAGES
-from allranks.agent.rank.counted_group import describe
+from allranks.agent.rank.call_counter import MESSAGES, describe
 from allranks.protocol.typed_json import from_object
 
 CONTROL = {"_end_coalescing"}

@@ -31,7 +31,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import rpc
 from torch.distributed.checkpoint import FileSystemWriter, async_save
 
-from allranks.agent.rank.surroundings import InitialState
+from allranks.agent.rank.state import InitialState
 
 
 @pytest.fixture

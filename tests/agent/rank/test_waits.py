@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from allranks.agent.call_log import CallLog, map_log, open_log, read_wait
 from allranks.agent.clock import monotonic_ns
-from allranks.agent.rank.waits import Waits
+from allranks.agent.rank.call_counter import Waits
 
 BEGIN, END, FAIL = "begin", "succeed", "fail"
 STEPS = {

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from allranks.agent import linux
 from allranks.agent.gangs.forks import ForkServerError
 from allranks.agent.job_end import HangupError, JobEnd, JobLimitError
-from allranks.agent.supervisor.lanes import DriverWorkers, WorkerLostError, lane_folder
+from allranks.agent.supervisor.test_loop import DriverWorkers, WorkerLostError, lane_folder
 
 PATIENCE = 20
 

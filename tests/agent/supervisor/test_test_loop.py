@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.agent.rank.marker_options import MarkerError, read_terms
-from allranks.agent.supervisor.assemblies import assemblies as all_assemblies
-from allranks.agent.supervisor.assemblies import first_assembly, joined_by_group
+from allranks.agent.supervisor.test_loop import assemblies as all_assemblies
+from allranks.agent.supervisor.test_loop import first_assembly, joined_by_group
 from allranks.protocol.config import TimeLimit
 
 

@@ -8,7 +8,7 @@ import time
 
 import torch
 
-from allranks.agent.gpu_check import compute, troubles_of
+from allranks.agent.gpus import compute, troubles_of
 from allranks.errors import counted
 from allranks.protocol.config import GpuToCheck
 from gpu_acceptance.bench import Bench

@@ -4,16 +4,15 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from allranks.testing import register_unsupported, skip_unsupported, unsupported_operations
-from allranks.testing.skips import backend_gaps
-from allranks.testing.skips.backend_gaps import why_unsupported
+from allranks.testing import register_unsupported, skip_unsupported, skips, unsupported_operations
+from allranks.testing.skips import why_unsupported
 
 SUITES = Path(__file__).parents[3] / "suites"
 
 
 @pytest.fixture(autouse=True)
 def nothing_registered(monkeypatch):
-    monkeypatch.setattr(backend_gaps, "_registered", {})
+    monkeypatch.setattr(skips, "_registered", {})
 
 
 def test_the_table_has_what_a_backend_lacks_on_all_devices_and_on_one():

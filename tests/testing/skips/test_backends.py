@@ -3,7 +3,7 @@ import torch
 import torch.distributed as dist
 
 from allranks.protocol.outcomes import SkipKind
-from allranks.testing.skips import software as backend_skips
+from allranks.testing import skips as backend_skips
 
 
 def test_a_backend_that_torch_lacks_is_skipped(monkeypatch, skip_of):

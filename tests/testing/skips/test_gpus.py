@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from allranks.protocol.outcomes import SkipKind
-from allranks.testing.skips import hardware as gpu_skips
+from allranks.testing import skips as gpu_skips
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from allranks.testing.skips import software as platform_skips
+from allranks.testing import skips as platform_skips
 
 
 @pytest.mark.parametrize(("platform", "skipped"), [("win32", True), ("linux", False), ("darwin", False)])

@@ -3,9 +3,8 @@ import pytest
 from allranks.agent.environment_skips import EnvironmentSkip
 from allranks.protocol.outcomes import SkipKind
 from allranks.protocol.skip_codes import SkipCode
-from allranks.testing.skips import requirement as skips
-from allranks.testing.skips.hardware import require_gpus, skip_if_small_world_size
-from allranks.testing.skips.requirement import requirements_of
+from allranks.testing import skips
+from allranks.testing.skips import require_gpus, requirements_of, skip_if_small_world_size
 
 pytest_plugins = ["pytester"]
 

@@ -1,6 +1,6 @@
 import pytest
 
-from allranks.testing.skips import hardware as world_skips
+from allranks.testing import skips as world_skips
 
 
 def test_a_world_below_the_minimum_is_skipped(cell, skip_of):

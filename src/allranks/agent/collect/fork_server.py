@@ -19,10 +19,10 @@ from typing import BinaryIO, NoReturn
 from allranks.agent import clock, evidence, linux
 from allranks.agent.diagnose.stacks import STACKS_SIGNAL
 from allranks.agent.gangs.forks import STACKS
-from allranks.agent.gangs.rank_process import BeRank, fork_rank
+from allranks.agent.gangs.local_ranks import BeRank, fork_rank
 from allranks.agent.program import Forked, Reply, Request, line_of, parse_request, parse_start
 from allranks.agent.rank import rank_setup
-from allranks.agent.seeding import seed_generators
+from allranks.agent.rank.rank_setup import seed_generators
 from allranks.protocol.config import AgentConfig, Folders
 from allranks.protocol.records import AgentFailed, FailureKind, Imported
 from allranks.protocol.refusals import too_old
@@ -137,11 +137,11 @@ def serve(config: AgentConfig, folders: Folders, supervisor: Supervisor) -> int:
         supervisor.write(AgentFailed(message=message, kind=FailureKind.OTHER_TORCH))
         return 1
     if config.check_gpus:
-        from allranks.agent.gpu_check import check_gpus  # noqa: PLC0415 - needs torch
+        from allranks.agent.gpus import check_gpus  # noqa: PLC0415 - needs torch
 
         if not check_gpus(config.check_gpus, config.gpu_device, config.limits.gpu_check, supervisor):
             return 1
-    from allranks.agent.gpu_questions import answer_without_cuda  # noqa: PLC0415 - needs torch
+    from allranks.agent.gpus import answer_without_cuda  # noqa: PLC0415 - needs torch
 
     answer_without_cuda()
     import pytest  # noqa: PLC0415 - after torch, whose import is measured
@@ -149,7 +149,7 @@ def serve(config: AgentConfig, folders: Folders, supervisor: Supervisor) -> int:
     if refusal := too_old(pytest.__version__):
         supervisor.write(AgentFailed(message=refusal, kind=FailureKind.USAGE))
         return 1
-    from allranks.agent.collect.session_end import run_session  # noqa: PLC0415 - needs torch and pytest
+    from allranks.agent.collect.pytest_session import run_session  # noqa: PLC0415 - needs torch and pytest
 
     seed_generators(config.seed & 0xFFFFFFFF)
     ended = run_session(config, folders, supervisor)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from allranks.agent.collect.fresh_rank import Failures, FreshRank
-from allranks.agent.collect.process_paths import process_of_rank
+from allranks.agent.collect.pytest_options import process_of_rank
 from allranks.agent.collect.pytest_session import ServerPlugin, exit_status
 from allranks.agent.environment_skips import watch_for_sandcastle_skips
 from allranks.protocol.outcomes import named

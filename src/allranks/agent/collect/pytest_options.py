@@ -3,20 +3,45 @@
 A job starts with the cache that the last job of the same cell and suite left, in its results folder, and leaves its own
 there. Ranks never write it: each has only its own outcomes. The fork server writes it once, from the outcomes of all
 ranks. It does so through pytest's own cache plugins, because their files differ from version to version.
+
+Paths that pytest clears or writes to: each process of a job gets its own, below or beside the path that was given.
+
+``--basetemp DIR`` becomes ``DIR/CELL/SUITE/gang-1/rank-0``, ``--log-file run.log`` becomes
+``run.ranks/CELL/SUITE/gang-1/rank-0.log``, and so does ``--debug``. The process that collects has ``agent`` in place of
+the gang and the rank. As pytest clears DIR when it starts, a job clears its own part of it.
+
+Plugins that repeat a test do so in lockstep on all ranks: rerunfailures, Hypothesis.
+
+pytest-rerunfailures would rerun a test only on the rank where it failed, while its peers wait. So allranks reads the
+number of reruns from it, and then unregisters it.
+
+Hypothesis settings would break lockstep, too. The database replays earlier failures of one rank. Shrinking and
+explaining rerun a failed test on the rank where it failed, while its peers wait in a collective. A deadline, and the
+health check for slow data, fail the one slow rank.
 """
 
+import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from allranks.agent.collect.lockstep import refused_reruns
-from allranks.protocol.config import PYTEST_CACHE
+from allranks.agent.program import ItemOptions
+from allranks.agent.rank.marker_options import MarkerError
+from allranks.protocol.config import PYTEST_CACHE, AgentConfig
 from allranks.protocol.outcomes import MESSAGE_LIMIT, shorten
 from allranks.protocol.refusals import REFUSED
+
+if TYPE_CHECKING:
+    from hypothesis import settings as Settings  # noqa: N812 - it is a class
+
 
 _SWITCHED_OFF = ("no:cacheprovider", "-pno:cacheprovider")
 _READERS = ("lfplugin", "stepwiseplugin")
@@ -162,3 +187,192 @@ def _asked_for(option: Any, reports: Sequence[tuple[str, str, str]]) -> list[tup
 def _take_over(option: Any, name: str, flag: str, why: str) -> str:  # noqa: ANN401 - see above
     setattr(option, name, None)
     return f"{flag} was ignored: {why}"
+
+
+AGENT: Final = Path("agent")
+"""The process that collects."""
+
+_NAMES: Final = ("basetemp", "log_file", "debug")
+
+
+def process_of_rank(gang: int, rank: int) -> Path:
+    """The place of a rank among the processes of its job."""
+    return Path(f"gang-{gang}", f"rank-{rank}")
+
+
+@dataclass
+class ProcessPaths:
+    """The paths of one job's processes."""
+
+    config: AgentConfig
+    _roots: dict[str, Path] = field(default_factory=dict, init=False)  # the job's folder for each option
+    _suffixes: dict[str, str] = field(default_factory=dict, init=False)
+
+    def replace(self, config: pytest.Config, process: Path) -> None:
+        """Replace what was given by the paths of this process, after the command line is parsed and before it is used.
+
+        Args:
+            config: pytest's configuration.
+            process: The place of this process; :data:`AGENT` also clears what an earlier job left.
+        """
+        of_node = [f"node-{self.config.node}"] if self.config.nodes > 1 else []
+        job = Path(self.config.cell, self.config.suite, *of_node)
+        for name in _NAMES:
+            given = _given(config, name)
+            if given is None:
+                continue
+            self._roots[name] = (given if name == "basetemp" else given.with_name(f"{given.stem}.ranks")) / job
+            self._suffixes[name] = "" if name == "basetemp" else given.suffix
+            if process == AGENT:
+                shutil.rmtree(self._roots[name], ignore_errors=True)
+            setattr(config.option, name, str(self._path(name, process)))
+
+    def take(self, config: pytest.Config, process: Path) -> None:
+        """Take the paths of a rank, in a fork of the process that had collected with its own."""
+        paths = {name: self._path(name, process) for name in self._roots}
+        for name, path in paths.items():
+            setattr(config.option, name, str(path))
+        factory: Any = getattr(config, "_tmp_path_factory", None)  # not public; None with -p no:tmpdir
+        if "basetemp" in paths and factory is not None:
+            factory._given_basetemp, factory._basetemp = paths["basetemp"], None  # noqa: SLF001 - not public
+        self.make(config)
+        logging = config.pluginmanager.get_plugin("logging-plugin")
+        if "log_file" in paths and logging is not None:
+            logging.set_log_path(str(paths["log_file"]))
+        if "debug" in paths:
+            config.trace.root.setwriter(paths["debug"].open("w", buffering=1, encoding="utf-8").write)
+
+    def make(self, config: pytest.Config) -> None:
+        """Make this process's folder of temporary files: each process that a test forks would clear it otherwise."""
+        factory: Any = getattr(config, "_tmp_path_factory", None)
+        if "basetemp" in self._roots and factory is not None:
+            with suppress(OSError):  # a test that asks for the folder gets the error
+                factory.getbasetemp()
+
+    def _path(self, name: str, process: Path) -> Path:
+        """The path of a process; its folder is made, because pytest does not make that of each option."""
+        path = self._roots[name] / process
+        with suppress(OSError):  # pytest explains it
+            path.parent.mkdir(parents=True, exist_ok=True)
+        return path.with_name(f"{path.name}{self._suffixes[name]}")
+
+
+def _given(config: pytest.Config, name: str) -> Path | None:
+    """The path that the user has given; None for none, and for a device such as ``/dev/null``."""
+    given = getattr(config.option, name, None)
+    if not given and name == "log_file":
+        with suppress(ValueError, KeyError):  # there is no such key with -p no:logging
+            given = config.getini(name)
+    if not given:
+        return None
+    path = Path(given).absolute()
+    return path if path.is_file() or path.is_dir() or not path.exists() else None
+
+
+_MODULE: Final = "pytest_rerunfailures"
+_ALONE_OPTIONS: Final = {
+    "only_rerun": "--only-rerun",
+    "rerun_except": "--rerun-except",
+    "rerun_exclude_path": "--rerun-exclude-path",
+    "reruns_delay_backoff_factor": "--reruns-delay-backoff-factor",
+    "max_suite_reruns": "--max-suite-reruns",
+    "fail_on_flaky": "--fail-on-flaky",
+}
+"""Unsupported options, by their names in ``config.option`` and in pytest's configuration file."""
+
+_OF_MARKER: Final = frozenset({"reruns", "reruns_delay", "condition"})
+
+
+def refused_reruns(config: pytest.Config) -> Iterator[str]:
+    """Explain which options of the plugin are unsupported, one sentence for each."""
+    for option, flag in _ALONE_OPTIONS.items():
+        if _MODULE in sys.modules and (getattr(config.option, option, None) or _in_file(config, option)):
+            yield (
+                f"{flag} cannot be used: all ranks run a test again together, whatever each of them raised. "
+                "Take --reruns alone, @pytest.mark.flaky(reruns=2) for some tests, or `allranks run --reruns`."
+            )
+
+
+def _in_file(config: pytest.Config, name: str) -> bool:
+    try:
+        return bool(config.getini(name))
+    except (KeyError, ValueError):  # the configuration file has no such option
+        return False
+
+
+def with_reruns(item: pytest.Item, terms: ItemOptions) -> ItemOptions:
+    """The options of a test, with the number of its reruns added.
+
+    Raises:
+        MarkerError: Its marker has unsupported or wrong arguments.
+    """
+    plugin: Any = sys.modules.get(_MODULE)
+    if plugin is None or not item.config.pluginmanager.is_registered(plugin):
+        return terms
+    marker = item.get_closest_marker("flaky")
+    condition = marker.kwargs.get("condition", True) if marker else True
+    if marker and (marker.kwargs.keys() - _OF_MARKER or len(marker.args) > 2 or not isinstance(condition, bool)):
+        msg = (
+            "@pytest.mark.flaky takes reruns, reruns_delay, and a condition that is True or False: all ranks run the "
+            "test again together, whatever each of them raised"
+        )
+        raise MarkerError(item.nodeid, msg)
+    try:
+        count, delay = plugin.get_reruns_count(item) or 0, plugin.get_reruns_delay(item)
+    except TypeError:  # the plugin calculates with the marker's arguments unchecked
+        count = delay = None
+    if not isinstance(count, int) or not isinstance(delay, int | float) or not math.isfinite(delay):
+        source = f"{marker.args} {marker.kwargs}" if marker else "the options"
+        msg = f"@pytest.mark.flaky: reruns and seconds between them make no sense: {source}"
+        raise MarkerError(item.nodeid, msg)
+    return replace(terms, reruns=count if condition else 0, delay=float(delay))
+
+
+def forget_plugin(config: pytest.Config) -> None:
+    """Unregister the plugin, so that no rank reruns a test alone."""
+    plugin = sys.modules.get(_MODULE)
+    if plugin is not None and config.pluginmanager.is_registered(plugin):
+        config.pluginmanager.unregister(plugin)
+
+
+_ALONE_PHASES = frozenset({"reuse", "shrink", "explain"})
+
+
+def settle_hypothesis(items: Iterable[pytest.Item], seed: Callable[[str], int]) -> None:
+    """Give each Hypothesis test lockstep settings and the seed of its node id without parameters, for later forks."""
+    if "hypothesis" not in sys.modules:
+        return
+    for item in items:
+        test = getattr(item, "obj", None)
+        function = getattr(test, "__func__", test)
+        if getattr(function, "is_hypothesis_test", False):
+            _settle(item, function, seed(item.nodeid.partition("[")[0]))
+
+
+def _settle(item: pytest.Item, function: Any, seed: int) -> None:  # noqa: ANN401 - Hypothesis adds what is read here
+    machine = getattr(function, "_hypothesis_state_machine_class", None)
+    if machine is None:
+        function._hypothesis_internal_use_settings = in_lockstep(function._hypothesis_internal_use_settings)  # noqa: SLF001 - as `settings` does
+    else:
+        case: Any = getattr(item, "cls", None)
+        case.settings = in_lockstep(case.settings)
+    seeded = function if machine is None else machine
+    if (
+        getattr(seeded, "_hypothesis_internal_use_seed", None) is None
+        and item.config.getoption("--hypothesis-seed", None) is None
+    ):
+        seeded._hypothesis_internal_use_seed = seed  # noqa: SLF001 - as `hypothesis.seed` does
+
+
+def in_lockstep(settings: "Settings") -> "Settings":
+    """Copy settings, without anything that one rank would do alone."""
+    from hypothesis import HealthCheck  # noqa: PLC0415 - loaded already, if the suite uses it
+
+    return type(settings)(
+        settings,
+        database=None,
+        deadline=None,
+        report_multiple_bugs=False,
+        phases=[phase for phase in settings.phases if phase.name not in _ALONE_PHASES],
+        suppress_health_check=[*settings.suppress_health_check, HealthCheck.too_slow],
+    )

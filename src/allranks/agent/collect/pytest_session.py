@@ -1,4 +1,4 @@
-"""The plugin of the fork server's pytest session: it collects, and forks ranks that run tests."""
+"""The fork server's pytest session: its plugin collects, and forks ranks that run tests."""
 
 import gc
 import glob
@@ -8,38 +8,47 @@ import random
 import re
 import shlex
 import sys
+import traceback
 import unittest
 import warnings
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn, cast
 
 import pytest
 from _pytest.capture import CaptureManager
 
+import allranks
 from allranks.agent import linux
 from allranks.agent.collect.capability_tags import tagged
 from allranks.agent.collect.disabled_tests import DisabledTestsError, disable
 from allranks.agent.collect.expected_failures import ExpectedFailuresError, expect_failures
 from allranks.agent.collect.fork_server import Supervisor
 from allranks.agent.collect.fresh_rank import FreshRank, become_fresh
-from allranks.agent.collect.lockstep import forget_plugin, settle_hypothesis, with_reruns
-from allranks.agent.collect.process_paths import AGENT, ProcessPaths, process_of_rank
 from allranks.agent.collect.pytest_options import (
+    AGENT,
+    REFUSED_BY_PYTEST,
+    ProcessPaths,
     cache_arguments,
+    forget_plugin,
     note_outcomes,
+    process_of_rank,
+    refusal_in,
     refuse_options,
     refuse_stepwise_of_a_share,
+    settle_hypothesis,
     share_seed,
     stop_at_first_failure,
     suite_configuration,
     take_over_reports,
+    with_reruns,
 )
 from allranks.agent.collect.selection import shuffled, take_share
-from allranks.agent.environment_skips import FilesForDevices
-from allranks.agent.gpu_check import missing_hardware
-from allranks.agent.gpu_questions import cuda_in_this_process
+from allranks.agent.environment_skips import FilesForDevices, watch_for_sandcastle_skips
+from allranks.agent.gpus import cuda_in_this_process, missing_hardware
 from allranks.agent.job_plugins import functions
 from allranks.agent.launch.adapt import adapt_collected, adapt_torch_cases
 from allranks.agent.launch.driver import run_driver
@@ -58,9 +67,9 @@ from allranks.agent.rank.coverage import Measurement
 from allranks.agent.rank.imports import ThreadWatch, end_pools, preload, redirect_handlers
 from allranks.agent.rank.marker_options import MarkerError, read_terms
 from allranks.agent.rank.rank import Assignment, run_rank
+from allranks.agent.rank.rank_setup import seed_generators
 from allranks.agent.rank.reports import skip_reason
 from allranks.agent.rank.script_folders import FOLDERS, ScriptFolders, exit_report, has_main
-from allranks.agent.seeding import seed_generators
 from allranks.protocol.config import AgentConfig, Folders, seed_of_test
 from allranks.protocol.outcomes import MESSAGE_LIMIT, shorten
 from allranks.protocol.parameter_values import digests
@@ -506,3 +515,69 @@ def _stop_capture(session: pytest.Session) -> None:
     captured = (sys.stdout, sys.stderr)
     manager.stop_global_capturing()
     redirect_handlers(captured, (sys.stdout, sys.stderr))
+
+
+def run_session(config: AgentConfig, folders: Folders, supervisor: Supervisor) -> SessionEnded | None:
+    """Collect the suite and serve the supervisor; returns how the session ended, None if it never got to run.
+
+    Args:
+        config: The job.
+        folders: Its folders.
+        supervisor: The supervisor of this process.
+    """
+    if (why_not := _obstacle(config, folders)) is not None:
+        supervisor.write(why_not)
+        return None
+    plugin = ServerPlugin(config, folders, supervisor)
+    # Paths on the command line are relative to the code folder; tests run in the shared folder.
+    os.chdir(folders.code)
+    try:
+        with watch_for_sandcastle_skips():
+            code: int = pytest.main(plugin.arguments, plugins=[plugin])
+    except BrokenPipeError:
+        raise
+    except (SystemExit, pytest.exit.Exception) as left:
+        if plugin.own_status is None:
+            raise
+        code = exit_status(left, plugin.own_status)
+    except Exception as error:  # noqa: BLE001 - pytest passes on errors of hooks at the end of its session
+        message = f"pytest, or a hook of the suite's, broke down: {type(error).__name__}: {error}"
+        text = shorten(traceback.format_exc())
+        supervisor.write(AgentFailed(message=shorten(message, MESSAGE_LIMIT), text=text, kind=FailureKind.SUITE))
+        return None
+    if plugin.was_refused:
+        return None
+    if not plugin.has_collected:
+        supervisor.write(_why_not_collected(code, _log(folders)))
+        return None
+    if code is pytest.ExitCode.INTERNAL_ERROR:
+        message = "pytest, or a hook of the suite's, broke down beside the tests"
+        supervisor.write(AgentFailed(message=message, text=shorten(_log(folders)), kind=FailureKind.SUITE))
+        return None
+    return plugin.ended_with(int(code))
+
+
+def _obstacle(config: AgentConfig, folders: Folders) -> AgentFailed | CollectionFailed | None:
+    """Why pytest is not to start: there is no suite, or another version of our plugin would be loaded."""
+    if absent := [path for path in config.paths if not (folders.code / path).exists()]:
+        # pytest would collect everything below the code folder.
+        return CollectionFailed(text=f"There is no {', '.join(absent)} in the code of this job.")
+    with suppress(PackageNotFoundError):
+        if (installed := version("allranks")) != allranks.__version__:
+            both = f"allranks {installed} is installed in the job's Python, and allranks {allranks.__version__}"
+            remedy = "Install the same version in both places, or leave it out of the job's packages."
+            return AgentFailed(message=f"{both} runs the job. {remedy}", kind=FailureKind.USAGE)
+    return None
+
+
+def _why_not_collected(code: int, output: str) -> AgentFailed | CollectionFailed:
+    """Why pytest has collected nothing: a fault of its arguments, or of the suite."""
+    if code == pytest.ExitCode.USAGE_ERROR and (refusal := refusal_in(output)):
+        return AgentFailed(message=refusal, text=REFUSED_BY_PYTEST, kind=FailureKind.USAGE)
+    return CollectionFailed(text=shorten(output))
+
+
+def _log(folders: Folders) -> str:
+    """The output of pytest: only there does it explain a usage error, or an exit during an import."""
+    sys.stdout.flush()
+    return (folders.results / "agent.log").read_text(encoding="utf-8", errors="replace")[-8000:]

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from allranks.agent import clock
 from allranks.agent.call_log import DEFAULT_GROUP, MESSAGES, NEW_GROUP, LastCall, Wait
+from allranks.agent.channel import RankHang
 from allranks.agent.diagnose.step_outcome import Step, StepOutcome
 from allranks.agent.diagnose.unmatched_calls import words_for_ranks
-from allranks.agent.rank_events import RankHang
 from allranks.agent.stacks import Stacks
 from allranks.protocol.outcomes import Outcome
 

@@ -1,4 +1,4 @@
-"""What a supervisor learns of a step on one rank: by its reports, or by its end.
+"""What a supervisor learns of a step on one rank, by its reports or by its end, and the records that it makes of that.
 
 A rank that pytest-timeout ends looks like any exit in mid-test; only its output shows that a time limit was reached.
 """
@@ -7,11 +7,11 @@ import re
 import signal
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from allranks.agent import clock, linux
-from allranks.agent.call_log import Calls, Wait
+from allranks.agent.call_log import MESSAGES, Calls, LastCall, Wait
 from allranks.agent.channel import (
     GpuLost,
     HiddenError,
@@ -19,18 +19,21 @@ from allranks.agent.channel import (
     Leaving,
     PhasesEnded,
     Progress,
+    RankExit,
+    RankReport,
     Released,
     RepeatsRanks,
     SharesOutcome,
     StepEnded,
 )
 from allranks.agent.diagnose.unmatched_calls import Mismatch, find_mismatch, name_unmatched
-from allranks.agent.rank_events import RankExit, RankReport
-from allranks.agent.stacks import Stacks, is_machinery
+from allranks.agent.output import Output
+from allranks.agent.stacks import Stacks, is_machinery, with_source
 from allranks.protocol import skip_codes
 from allranks.protocol.config import TimeLimit
-from allranks.protocol.outcomes import Outcome, Phase, SkipKind, following, overall
-from allranks.protocol.records import EnteredCollective
+from allranks.protocol.outcomes import Outcome, Phase, SkipKind, following, overall, shorten
+from allranks.protocol.records import EnteredCollective, FailureCourse, Passed, PhaseEnd, RankEnded
+from allranks.protocol.skip_codes import sandcastle_reason
 
 _TITLE = re.compile(r"\+{10,} Timeout \+{10,}$", re.MULTILINE)
 _STACK = re.compile(r"^~+ Stack of (?P<thread>\S+) \(\d+\) ~+$", re.MULTILINE)
@@ -509,3 +512,161 @@ def describe_end(rank_exit: RankExit) -> str:
     if rank_exit.status < 0:
         return f"was {linux.killed(-rank_exit.status, for_memory=rank_exit.for_want_of_memory)}"
     return f"left with exit code {rank_exit.status} in mid-test"
+
+
+MOST_COLLECTIVES = 16
+"""Of one test; the last ones count."""
+
+MOST_RANKS = 1_024
+"""Ranks whose collectives are kept."""
+
+MOST_CALLS = 10**12
+"""A greater number of a collective is none that a rank has counted, and no record may have any integer."""
+
+_NAME = 60
+"""Characters of a group or a kind, which a rank may have overwritten with anything."""
+
+
+def entered(calls: Mapping[int, Sequence[LastCall]], began: int, ended: int) -> tuple[EnteredCollective, ...]:
+    """The last collectives that began between two times.
+
+    Args:
+        calls: Those on the board of each rank.
+        began: Nanoseconds, on the clock of the calls.
+        ended: On the same clock.
+    """
+    found: dict[tuple[str, int, str], dict[int, float]] = {}
+    for rank in sorted(calls)[:MOST_RANKS]:
+        for call in calls[rank]:
+            if call.kind not in MESSAGES and began <= call.at <= ended and 0 <= call.number <= MOST_CALLS:
+                key = (call.group[:_NAME], call.number, call.kind[:_NAME])
+                found.setdefault(key, {})[rank] = round((call.at - began) / 1e9, 6)
+    last = sorted(found.items(), key=lambda each: max(each[1].values()))[-MOST_COLLECTIVES:]
+    return tuple(
+        EnteredCollective(group=group, number=number, kind=kind, ranks=tuple(seconds), seconds=tuple(seconds.values()))
+        for (group, number, kind), seconds in last
+    )
+
+
+def course_of(step: Step, nodeid: str, outputs: Mapping[int, Output]) -> FailureCourse | None:
+    """The record of a test that went wrong; None if it did not, or if nothing is known."""
+    if not (step.nodeid and step.has_gone_wrong):
+        return None
+    bad = {each.rank for each in step.outcomes if each.outcome is not Outcome.PASSED}
+    passed = next((rank for rank, each in sorted(outputs.items()) if rank not in bad and each != Output()), None)
+    if passed is None and not step.collectives:
+        return None
+    printed = Output() if passed is None else outputs[passed]
+    return FailureCourse(
+        nodeid=nodeid,
+        collectives=step.collectives,
+        passed=passed,
+        stdout=shorten(printed.stdout),
+        stderr=shorten(printed.stderr),
+    )
+
+
+def ends_of(step: Step, nodeid: str, world_size: int, outputs: Mapping[int, Output]) -> list[Passed | RankEnded]:
+    """Turn a step of a test into records, with the output of each rank.
+
+    The ranks that simply passed have one record. Failures come last, in the order of their arrival, so that the reader
+    of the first one has everything before it.
+    """
+    outcomes = [_skipped_in_words(each, outputs.get(each.rank, Output()).stderr) for each in step.outcomes]
+    final = {each.rank: each for each in outcomes}.values()
+    passed = [each for each in final if each.outcome is Outcome.PASSED]
+    others = [
+        _ended(each, step, nodeid, world_size, outputs.get(each.rank, Output()))
+        for each in final
+        if each.outcome is not Outcome.PASSED
+    ]
+    return [_passed(passed, step, nodeid, world_size), *others] if passed else [*others]
+
+
+def _passed(outcomes: Sequence[StepOutcome], step: Step, nodeid: str, world_size: int) -> Passed:
+    return Passed(
+        nodeid=nodeid,
+        ranks=tuple(each.rank for each in outcomes),
+        arrived=tuple(round(each.at, 6) for each in outcomes),
+        seconds=tuple(round(_seconds(step.phases.get(each.rank, ())), 6) for each in outcomes),
+        world_size=world_size,
+    )
+
+
+def _seconds(phases: Iterable[Phase]) -> float:
+    return sum(phase.duration for phase in phases)
+
+
+def _ended(outcome: StepOutcome, step: Step, nodeid: str, world_size: int, output: Output) -> RankEnded:
+    """One rank's record: its phases decide, unless the supervisor observed the outcome and no phase was bad."""
+    phases = step.phases.get(outcome.rank, ())
+    deciding = overall(phases) if phases else None
+    if deciding is None or (outcome.observed and not deciding.outcome.is_bad) or outcome.outcome != deciding.outcome:
+        deciding = Phase(
+            when="",
+            outcome=outcome.outcome,
+            duration=0.0,
+            message=outcome.message,
+            text=outcome.text,
+            skip_kind=outcome.skip_kind,
+            skip_code=outcome.skip_code,
+            gpus_needed=outcome.gpus_needed,
+        )
+    parts = outcome.addition, deciding.message
+    return RankEnded(
+        nodeid=nodeid,
+        rank=outcome.rank,
+        outcome=deciding.outcome,
+        world_size=world_size,
+        arrived=round(outcome.at, 6),
+        phases=tuple(
+            PhaseEnd(when=phase.when, outcome=phase.outcome, seconds=round(phase.duration, 6)) for phase in phases
+        ),
+        observed=round(max(0.0, outcome.at - step.since), 6) if outcome.observed else 0.0,
+        phase=deciding.when,
+        message="; ".join(filter(None, parts if outcome.adds_first else reversed(parts))),
+        text=shorten(with_source(deciding.text) if outcome.observed else deciding.text),
+        stdout=_printed(output.stdout, phases, "stdout"),
+        stderr=_printed(output.stderr, phases, "stderr"),
+        caused_by=outcome.caused_by,
+        consequence=outcome.consequence,
+        is_lost=outcome.is_lost,
+        skip_kind=deciding.skip_kind,
+        skip_code=deciding.skip_code,
+        gpus_needed=deciding.gpus_needed,
+    )
+
+
+def _printed(printed: str, phases: Sequence[Phase], name: str) -> str:
+    """What a rank printed; a phase has text of its own only if a plugin put it there."""
+    sources = (printed, *(getattr(phase, name) for phase in reversed(phases)))
+    return shorten(next(filter(None, sources), ""))
+
+
+def failed_start(start: Step, first: StepOutcome) -> Step:
+    """A failed start as the next test's outcome: ranks that had joined are aborted by the one that did not."""
+    return replace(start, outcomes=[_aborted_at_start(each, first) for each in start.outcomes])
+
+
+def _aborted_at_start(outcome: StepOutcome, first: StepOutcome) -> StepOutcome:
+    if outcome.outcome is not Outcome.PASSED:
+        return outcome
+    why = "skipped" if first.outcome is Outcome.SKIPPED else "did not join the process group"
+    return replace(
+        outcome,
+        outcome=Outcome.ABORTED,
+        message=f"aborted by rank {first.rank}, which {why}",
+        observed=True,
+        consequence=True,
+        caused_by=first.rank,
+    )
+
+
+def _skipped_in_words(outcome: StepOutcome, stderr: str) -> StepOutcome:
+    """The outcome; a skip if the rank passed but printed torch's sandcastle skip on standard error."""
+    reason = sandcastle_reason(stderr) if stderr and outcome.outcome is Outcome.PASSED else None
+    if reason is None:
+        return outcome
+    return replace(
+        outcome, outcome=Outcome.SKIPPED, message=reason, text=reason, skip_kind=SkipKind.ENVIRONMENT, observed=True
+    )

@@ -20,8 +20,15 @@ from allranks.agent.channel import Outgoing, receive
 from allranks.agent.diagnose.flight_recorder import FlightRecorder
 from allranks.agent.diagnose.stacks import STACKS_SIGNAL, StackFile, wait_for_stacks
 from allranks.agent.evidence import remove_tree
-from allranks.agent.gangs.local_ranks import Answer, LocalRanks, stack_files
-from allranks.agent.gangs.rank_process import ConnectionEnds, Echo, RankProcess, open_ends
+from allranks.agent.gangs.local_ranks import (
+    Answer,
+    ConnectionEnds,
+    Echo,
+    LocalRanks,
+    RankProcess,
+    open_ends,
+    stack_files,
+)
 from allranks.agent.job_end import JobEnd
 from allranks.agent.job_plugins import functions
 from allranks.agent.orphans import GANG_VARIABLE, Mark, owner_of

@@ -8,7 +8,18 @@ from typing import TypeVar
 
 from allranks.agent import clock, linux
 from allranks.agent.call_log import LastCall, blamed
-from allranks.agent.channel import Debugging, End, PhasesEnded, Progress, Released, RunTest, StepEnded
+from allranks.agent.channel import (
+    Debugging,
+    End,
+    PhasesEnded,
+    Progress,
+    RankEvent,
+    RankExit,
+    RankReport,
+    Released,
+    RunTest,
+    StepEnded,
+)
 from allranks.agent.diagnose.blame import (
     Blame,
     given_up,
@@ -18,14 +29,12 @@ from allranks.agent.diagnose.blame import (
     strays,
     waits_for_peers,
 )
-from allranks.agent.diagnose.failure_course import entered
-from allranks.agent.diagnose.step_outcome import Step, StepOutcome, ended, reported
+from allranks.agent.diagnose.step_outcome import Step, StepOutcome, ended, entered, reported
 from allranks.agent.gangs.local_ranks import Answer, Disturb, Examination, Look, Order, Ranks, Stop
 from allranks.agent.job_end import JobEnd
 from allranks.agent.orphans import KilledOrphan
 from allranks.agent.output import Output
 from allranks.agent.program import changed_status
-from allranks.agent.rank_events import RankEvent, RankExit, RankReport
 from allranks.protocol.config import TimeLimit, TimeLimits
 from allranks.protocol.outcomes import Outcome, shorten
 from allranks.protocol.records import AgentFailed, FailureKind

@@ -27,7 +27,7 @@ from allranks.agent.channel import (
     RepeatsRanks,
     SharesOutcome,
 )
-from allranks.agent.gpu_questions import answer_without_cuda
+from allranks.agent.gpus import answer_without_cuda
 from allranks.agent.launch.launch import LaunchTerms, Workplace
 from allranks.agent.launch.launched_rank import RankTerms, forget_rank
 from allranks.agent.launch.own_ranks import OF_RANKS_ATTRIBUTE, RankFailureError

@@ -10,20 +10,25 @@ from pathlib import Path
 from typing import NoReturn, Protocol
 
 from allranks.agent import linux
-from allranks.agent.channel import RunTest, StepEnded
+from allranks.agent.channel import RankEvent, RankExit, RankReport, RunTest, StepEnded
 from allranks.agent.diagnose.stacks import StackFile
-from allranks.agent.diagnose.step_outcome import Step
-from allranks.agent.gangs.ends import ends_of, failed_start
+from allranks.agent.diagnose.step_outcome import Step, ends_of, failed_start
 from allranks.agent.gangs.gang import SKIP_GRACES, Deadlines, Gang
-from allranks.agent.gangs.local_ranks import LocalRanks, Stop, stack_files
-from allranks.agent.gangs.rank_process import UNKNOWN_STATUS, Echo, RankProcess, fork_ranks
+from allranks.agent.gangs.local_ranks import (
+    UNKNOWN_STATUS,
+    Echo,
+    LocalRanks,
+    RankProcess,
+    Stop,
+    fork_ranks,
+    stack_files,
+)
 from allranks.agent.job_end import JobEnd
 from allranks.agent.launch.launched_rank import LaunchedRank, Place, RankTerms, be_launched_rank
 from allranks.agent.orphans import KilledOrphan, Mark
 from allranks.agent.output import Output
 from allranks.agent.rank.imports import preload
 from allranks.agent.rank.rank_setup import flush_output
-from allranks.agent.rank_events import RankEvent, RankExit, RankReport
 from allranks.agent.record_stream import Journal
 from allranks.protocol.config import TimeLimit, TimeLimits
 from allranks.protocol.outcomes import Outcome

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from allranks.agent.launch.kept_ranks import RANKS_ATTRIBUTE, KeptRanks, RankLife, end_ranks_of, kept_by, run_in
 from allranks.agent.launch.launched_rank import LaunchedRank
+from allranks.agent.launch.own_ranks import RANKS_ATTRIBUTE, KeptRanks, RankLife, end_ranks_of, kept_by, run_in
 from allranks.agent.launch.torch_processes import check_world, surroundings_of, warn_of_cuda
 
 HOOKS = ("_spawn_processes", "_worker_run_main_wait", "_run_test_given_id", "_init_pg", "_worker_loop")

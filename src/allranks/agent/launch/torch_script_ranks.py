@@ -12,8 +12,8 @@ from typing import Any, Final
 import torch
 
 from allranks.agent.environment_skips import EnvironmentSkip
-from allranks.agent.launch.kept_ranks import RANKS_ATTRIBUTE, KeptRanks, RankLife, end_ranks_of, kept_by, run_in
 from allranks.agent.launch.launched_rank import LaunchedRank
+from allranks.agent.launch.own_ranks import RANKS_ATTRIBUTE, KeptRanks, RankLife, end_ranks_of, kept_by, run_in
 from allranks.agent.launch.torch_processes import check_world, surroundings_of
 from allranks.protocol.skip_codes import multi_gpu
 

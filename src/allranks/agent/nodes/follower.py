@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from allranks.agent import clock
+from allranks.agent.channel import RankEvent, RankExit, RankHang
 from allranks.agent.gangs.forks import ForkServerError
 from allranks.agent.gangs.local_ranks import Look, Ranks, Stop
 from allranks.agent.job_end import HangupError, JobEnd
@@ -21,7 +22,6 @@ from allranks.agent.nodes.node import CollectionDigest, Node
 from allranks.agent.orphans import KilledOrphan
 from allranks.agent.output import Output
 from allranks.agent.program import StartRanks
-from allranks.agent.rank_events import RankEvent, RankExit, RankHang
 from allranks.agent.stacks import Stacks
 from allranks.protocol.outcomes import shorten
 

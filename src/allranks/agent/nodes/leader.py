@@ -15,17 +15,16 @@ from dataclasses import replace
 from typing import TypeVar
 
 from allranks.agent import clock
+from allranks.agent.channel import RankEvent, RankExit, RankHang
 from allranks.agent.gangs.local_ranks import Answer, Examination, Look, Order, Stop
 from allranks.agent.linux import Timer
 from allranks.agent.nodes import messages
-from allranks.agent.nodes.connection import ConnectionLostError, NodeConnection
+from allranks.agent.nodes.connection import ConnectionLostError, NodeConnection, NodesError
 from allranks.agent.nodes.messages import Message
 from allranks.agent.nodes.node import CollectionDigest, CollectionFailure, NodeLostError, difference, notice
-from allranks.agent.nodes.node_rendezvous import NodesError
 from allranks.agent.orphans import KilledOrphan
 from allranks.agent.output import Output
 from allranks.agent.program import StartRanks
-from allranks.agent.rank_events import RankEvent, RankExit, RankHang
 from allranks.protocol.config import AgentConfig, TimeLimit, TimeLimits, share_of
 
 _Kind = TypeVar("_Kind", bound=Message)

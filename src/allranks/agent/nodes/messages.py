@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, get_args
 
+from allranks.agent.channel import RankExit, RankReport
 from allranks.agent.gangs.local_ranks import Examination, Order, Stop
 from allranks.agent.nodes.node import CollectionDigest
 from allranks.agent.orphans import KilledOrphan
 from allranks.agent.output import Output
 from allranks.agent.program import StartRanks
-from allranks.agent.rank_events import RankExit, RankReport
 from allranks.protocol.typed_json import by_name
 
 

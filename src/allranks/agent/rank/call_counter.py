@@ -1,4 +1,4 @@
-"""Counts this rank's calls in its process groups: collectives and messages.
+"""Counts this rank's calls in its process groups, and knows which of them it waits for.
 
 It wraps the Python methods of torch's C++ class ``ProcessGroup``. Functions of ``torch.distributed`` under any name,
 object collectives, coalesced and batched calls, FSDP and a group's own methods all end there.
@@ -31,11 +31,218 @@ import torch
 from torch import distributed
 from torch.distributed import distributed_c10d
 
-from allranks.agent.call_log import DEFAULT_GROUP, NEW_GROUP, CallLog, LastCall, Wait
+from allranks.agent.call_log import DEFAULT_GROUP, NEW_GROUP, OF, CallLog, LastCall, Wait
 from allranks.agent.clock import monotonic_ns
 from allranks.agent.diagnose.unmatched_calls import words_for_ranks
-from allranks.agent.rank.counted_group import ANY, MESSAGES, UNEVEN, CountedGroup, describe, message_of, sequence_of
-from allranks.agent.rank.waits import Waits
+
+_POLLS = 3
+"""Consecutive negative answers of a store from which on a rank counts as polling."""
+
+
+class Waits:
+    """Keeps what a rank waits for, and shows it to the supervisor.
+
+    Calls are named by their order among all calls of the rank; 0 stands for anything else that other ranks do.
+
+    Args:
+        log: Where it is shown, also if the process ends without a word.
+    """
+
+    def __init__(self, log: CallLog) -> None:
+        self._log = log
+        self._began: dict[int, int] = {}
+        self._elsewhere: list[int] = []  # one entry for each: two threads could lose one of a number
+        self._failed: Wait | None = None
+        self._newest = self._newest_at_failure = 0
+        self._refusals = 0
+        self._asks_since = 0
+
+    @property
+    def current(self) -> Wait | None:
+        """What the rank waits for now, or has last waited for in vain; None for nothing.
+
+        A rank that goes wrong now may do so for that, whatever its message, and whatever became of an exception.
+        """
+        if self._failed is not None:
+            return self._failed
+        if self._began:
+            last = next(reversed(self._began))
+            return Wait(last, _seconds_since(self._began[last]))
+        return Wait(0, _seconds_since(self._asks_since)) if self._refusals >= _POLLS else None
+
+    def begin(self, order: int, at: int) -> None:
+        """The rank begins a call, or to wait for it, which ends when other ranks have made theirs."""
+        self._newest = max(self._newest, order)
+        self._began.pop(order, None)
+        self._began[order] = at  # the last one: what the rank waits for now may be an earlier call
+        self._log.note_wait(Wait(order))
+
+    def begin_elsewhere(self) -> None:
+        """The rank begins to wait for something else that other ranks do, until :meth:`end_elsewhere`."""
+        self._elsewhere.append(0)
+        self._log.note_wait(Wait())
+
+    def end_elsewhere(self) -> None:
+        """That wait has ended in some way."""
+        self._elsewhere.pop()
+        self._show_current()
+
+    def succeed(self, order: int) -> None:
+        """A call has ended, or a peer has answered: what has failed before it is over, too."""
+        self._began.pop(order, None)
+        if order == 0 or order > self._newest_at_failure:
+            self.forgive()
+        else:
+            self._show_current()
+
+    def fail(self, order: int, began: int) -> Wait:
+        """A call, or a wait for it, has failed."""
+        self._began.pop(order, None)
+        self._failed = Wait(order, _seconds_since(began))
+        self._newest_at_failure = self._newest
+        self._show_current()
+        return self._failed
+
+    def forgive(self) -> None:
+        """What has failed before counts no more: the test expects it, or a later wait has succeeded."""
+        self._refusals = 0
+        self._failed = None
+        self._show_current()
+
+    def refuse(self) -> None:
+        """A store has given a negative answer."""
+        self._asks_since = self._asks_since if self._refusals else monotonic_ns()
+        self._refusals += 1
+        self._show_current()
+
+    def clear(self) -> None:
+        """Forget everything: the test has ended."""
+        self._began.clear()
+        self._newest_at_failure = 0
+        self.forgive()
+
+    def _show_current(self) -> None:
+        if self._elsewhere:
+            self._log.note_wait(Wait())
+        elif self._failed is None and self._began:
+            self._log.note_wait(Wait(next(reversed(self._began))))
+        else:
+            self._log.note_wait(self.current)
+
+
+def _seconds_since(at: int) -> float:
+    return (monotonic_ns() - at) / 1e9
+
+
+UNEVEN = "monitored_barrier"
+"""A collective that takes more of torch's sequence numbers on a group's first rank than on the others (torch 2.13)."""
+
+_REDUCTIONS = frozenset({"all_reduce", "reduce", "reduce_scatter"})
+"""Collectives that compute: if a rank has another dtype or operation, gloo passes, and the result is garbage."""
+
+ANY = -1
+"""The peer of a receive from any source."""
+
+_ANY_SOURCE = ("arg0", "arg1")
+
+MESSAGES: Mapping[str, tuple[str, Sequence[str]]] = {
+    "send": ("send", ("tensors", "dstRank", "tag")),
+    "recv": ("recv", ("tensors", "srcRank", "tag")),
+    "recv_anysource": ("recv", _ANY_SOURCE),
+}
+"""Methods, the kind that each counts as, and the names of its parameters."""
+
+
+class CountedGroup:
+    """One process group of the gang's world.
+
+    Attributes:
+        name: As in :class:`~allranks.agent.call_log.GroupCalls`.
+        members: Also as there, in the order of their ranks in the group.
+        reference: A weak reference to torch's object.
+        entry: Its entry in the call log.
+        begun: The number of collectives since the group was created.
+    """
+
+    def __init__(self, name: str, members: tuple[int, ...], group: distributed.ProcessGroup, log: CallLog) -> None:
+        self.name = name
+        self.members = members
+        self.reference = weakref.ref(group)
+        self.entry = log.open(name, members)
+        self.begun = 0
+        self._log = log
+        # NCCL ignores tags.
+        self._is_gloo = distributed.get_backend(group) == distributed.Backend.GLOO
+        self._sequence = 0
+        self._numbers: dict[tuple[str, int, int], int] = {}
+        self._numbered = 0
+
+    def number_message(self, kind: str, peer: int, tag: int) -> int:
+        """The number of the next message among those of its kind, peer and tag since the group was created."""
+        key = kind, peer, tag if self._is_gloo else 0
+        self._numbers[key] = self._numbers.get(key, 0) + 1
+        return self._numbers[key]
+
+    def count(self, kind: str, peer: int | None = None, tag: int = 0, dtype: str = "") -> None:
+        """Count a call; a reduction as one of its dtype."""
+        name = f"{kind}{OF}{dtype}" if kind in _REDUCTIONS else kind
+        self._log.count(self.entry, name, self.rank_of(peer), tag if self._is_gloo else 0)
+        # NCCL gives messages no sequence number.
+        self._numbered += kind not in (UNEVEN, NEW_GROUP) and (peer is None or self._is_gloo)
+
+    @property
+    def uncounted(self) -> int:
+        """The number of calls since the last :meth:`settle` that torch has counted and this object has not."""
+        return sequence_of(self.reference()) - self._sequence - self._numbered
+
+    def rank_of(self, peer: int | None) -> int | None:
+        """The gang's rank for a rank of this group; None if there is none."""
+        return self.members[peer] if peer is not None and 0 <= peer < len(self.members) else None
+
+    def settle(self) -> None:
+        """Complete the log at the end of a test."""
+        self._log.note_unseen(self.entry, self.uncounted)
+        self._sequence, self._numbered = sequence_of(self.reference()), 0
+
+    def skip(self, numbers: int) -> None:
+        """Exclude some of torch's sequence numbers from the count."""
+        self._sequence += numbers
+
+
+def sequence_of(group: distributed.ProcessGroup | None) -> int:
+    """The number of calls in a group that torch has counted; 0 if the backend does not count."""
+    try:
+        return 0 if group is None else int(cast("Any", group)._get_sequence_number_for_group())  # noqa: SLF001
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def describe(kind: str, arguments: Sequence[Any], place: int) -> tuple[str, str]:
+    """The dtype and the shape of a call's first tensor: ``float32 sparse_coo max``, without what is usual, and ``4x2``.
+
+    Args:
+        kind: Of the call.
+        arguments: Its arguments.
+        place: Index of the one that has the tensor.
+    """
+    first: Any = arguments[place : place + 1]
+    while isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    if not isinstance(first, torch.Tensor):
+        return "", ""
+    operation = getattr(arguments[-1], "reduceOp", None) if kind in _REDUCTIONS else None
+    words = "" if operation is None or operation == distributed.ReduceOp.SUM else f" {operation.op.name.lower()}"
+    if first.layout is not torch.strided:
+        words = f" {str(first.layout).removeprefix('torch.')}{words}"
+    return f"{str(first.dtype).removeprefix('torch.')}{words}", "x".join(map(str, first.shape))
+
+
+def message_of(names: Sequence[str], arguments: Sequence[Any], options: Mapping[str, Any]) -> tuple[int, int]:
+    """The peer and the tag of a message, by the names of its method's parameters."""
+    values = {**dict(zip(names, arguments, strict=False)), **options}
+    peer = ANY if names is _ANY_SOURCE else values.get(names[1], ANY)
+    return peer, values.get(names[-1], 0)
+
 
 COLLECTIVES: Mapping[str, tuple[str, int]] = {
     method: (kind, place)

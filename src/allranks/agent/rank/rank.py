@@ -20,7 +20,7 @@ from allranks.agent.channel import End, GpuLost, PhasesEnded, RankEnd, RunTest, 
 from allranks.agent.clock import monotonic
 from allranks.agent.environment_skips import EnvironmentSkip
 from allranks.agent.evidence import DiskUse
-from allranks.agent.gpu_check import compute, trouble_of
+from allranks.agent.gpus import compute, trouble_of
 from allranks.agent.orphans import Mark
 from allranks.agent.program import StartRanks
 from allranks.agent.rank import debugging, rank_setup
@@ -29,8 +29,7 @@ from allranks.agent.rank.child_processes import ChildWatch
 from allranks.agent.rank.coverage import save_coverage
 from allranks.agent.rank.imports import ImportWatch
 from allranks.agent.rank.marker_options import has_thread_ranks, never_runs
-from allranks.agent.rank.own_groups import give_ports
-from allranks.agent.rank.rank_setup import flush_output, live, next_item, silence_terminal
+from allranks.agent.rank.rank_setup import flush_output, live, next_item, seed_everything, silence_terminal
 from allranks.agent.rank.reports import (
     Subtests,
     broken_by_a_hook,
@@ -44,9 +43,8 @@ from allranks.agent.rank.reports import (
     with_remedy,
 )
 from allranks.agent.rank.script_folders import FOLDERS
-from allranks.agent.rank.surroundings import InitialState
-from allranks.agent.rendezvous import wait_for_store
-from allranks.agent.seeding import seed_everything
+from allranks.agent.rank.state import InitialState
+from allranks.agent.rendezvous import give_ports, wait_for_store
 from allranks.protocol.config import AgentConfig, TimeLimit
 from allranks.protocol.outcomes import MESSAGE_LIMIT, Outcome, Phase, following, overall, shorten
 from allranks.protocol.skip_codes import SkipCode

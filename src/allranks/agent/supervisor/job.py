@@ -28,16 +28,14 @@ from allranks.agent.gangs.forks import (
 from allranks.agent.gangs.gang import END_GRACE
 from allranks.agent.job_end import HANGUP_STATUS, HangupError, JobEnd, JobLimitError, LostGpuError
 from allranks.agent.job_plugins import JobPluginError, check_plugins
-from allranks.agent.nodes.connection import NodeConnection
+from allranks.agent.nodes.connection import NodeConnection, NodesError, meet
 from allranks.agent.nodes.follower import Follower
 from allranks.agent.nodes.leader import Leader
 from allranks.agent.nodes.node import CollectionDigest, CollectionFailure, NodeLostError
-from allranks.agent.nodes.node_rendezvous import NodesError, meet
 from allranks.agent.orphans import GANG_VARIABLE, LAUNCH_VARIABLE, NOBODY, end_children
 from allranks.agent.program import Finish, Program, SessionEnded, Settled, changed_status, parts_of
 from allranks.agent.record_stream import RecordWriter
-from allranks.agent.supervisor.lanes import WorkerLostError
-from allranks.agent.supervisor.test_loop import SupervisedJob, TestLoop
+from allranks.agent.supervisor.test_loop import SupervisedJob, TestLoop, WorkerLostError
 from allranks.protocol.config import AgentConfig, Folders
 from allranks.protocol.outcomes import Outcome, SkipKind, shorten
 from allranks.protocol.records import (

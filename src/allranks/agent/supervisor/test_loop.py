@@ -1,19 +1,24 @@
-"""Leads gangs through the collected tests, each with a rendezvous of its own."""
+"""Leads gangs through the collected tests, each with a rendezvous of its own.
+
+Launcher tests may overlap: lanes are threads of the supervisor that each run some of them, with a folder of its own for
+the files of its ranks, so that only one test at a time writes to a file.
+"""
 
 import itertools
+import threading
+import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
+from typing import Protocol
 
 from allranks.agent import linux
 from allranks.agent.channel import RunTest
-from allranks.agent.diagnose.failure_course import course_of
-from allranks.agent.diagnose.step_outcome import Step
-from allranks.agent.gangs.ends import WithCommands, ends_of, failed_start
-from allranks.agent.gangs.forks import SESSION_END_TIMEOUT, LocalNode
+from allranks.agent.diagnose.step_outcome import Step, course_of, ends_of, failed_start
+from allranks.agent.gangs.forks import SESSION_END_TIMEOUT, ForkServerError, LocalNode
 from allranks.agent.gangs.gang import ROUNDED_UP, SKIP_GRACES, Deadlines, Gang
 from allranks.agent.job_end import HangupError, JobEnd, JobLimitError, LostGpuError
 from allranks.agent.job_plugins import functions
@@ -22,15 +27,221 @@ from allranks.agent.output import Output
 from allranks.agent.program import ItemOptions, Program, StartRanks, parts_of
 from allranks.agent.record_stream import Journal
 from allranks.agent.rendezvous import OWN_GROUPS, Rendezvous, make_rendezvous
-from allranks.agent.supervisor.assemblies import assemblies, first_assembly, joined_by_group
 from allranks.agent.supervisor.driver_account import DriverAccount
-from allranks.agent.supervisor.lanes import DriverWorkers
-from allranks.agent.supervisor.loop_counts import NAMES, LoopCounts
-from allranks.agent.supervisor.repetition_journal import Plan, RepetitionJournal
 from allranks.protocol.config import AgentConfig, Folders, seed_of_test
 from allranks.protocol.outcomes import Outcome, disagree, may_disagree, numbers
-from allranks.protocol.records import AgentFailed, GangReady, GangStarted, LeftBehind, Notice, NotRun, TestStarted
+from allranks.protocol.records import (
+    AgentFailed,
+    FailureCourse,
+    GangReady,
+    GangStarted,
+    LeftBehind,
+    Notice,
+    NotRun,
+    Passed,
+    RankEnded,
+    Record,
+    TestStarted,
+)
 from allranks.protocol.xml_text import clipped
+
+
+def assemblies(terms: Sequence[ItemOptions], indices: Iterable[int]) -> Iterator[list[int]]:
+    """Split tests into runs of neighbours that one gang may run.
+
+    Args:
+        terms: How each collected test is run.
+        indices: Tests, in their order.
+    """
+    for _, neighbours in itertools.groupby(indices, lambda index: terms[index].gang):
+        yield list(neighbours)
+
+
+def joined_by_group(terms: Sequence[ItemOptions], parts: Iterable[Sequence[int]]) -> list[list[int]]:
+    """Assemblies of launcher tests, those of one test group as one: a worker runs it, and nothing of it overlaps."""
+    joined: dict[tuple[str, int], list[int]] = {}
+    for number, indices in enumerate(parts):
+        group = terms[indices[0]].test_group
+        joined.setdefault((group, -1 if group else number), []).extend(indices)
+    return list(joined.values())
+
+
+def first_assembly(terms: Sequence[ItemOptions], indices: Sequence[int]) -> list[int]:
+    """The first of the :func:`assemblies` of some tests; there must be a test."""
+    return next(assemblies(terms, indices))
+
+
+NAMES = 20
+"""Most names that one notice lists."""
+
+
+@dataclass(kw_only=True)
+class LoopCounts:
+    """These counts need no lock, for each step is atomic in Python."""
+
+    gangs: Iterator[int] = field(default_factory=lambda: itertools.count(1))  # numbers of gangs
+    settled: dict[str, bool] = field(default_factory=dict)  # for each test that has run, whether it went wrong
+    # The tests that changed some state, by the name of that state, and by what came of it, in words.
+    changed: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
+    has_quit: bool = False  # whether the user has quit the debugger: no further test begins
+    # What went wrong when ranks ended pytest sessions of their own.
+    session_problems: list[AgentFailed] = field(default_factory=list)
+    running: dict[int, str] = field(default_factory=dict)  # the test of each worker
+
+    @property
+    def bad_tests(self) -> int:
+        """How many tests went wrong."""
+        return sum(self.settled.copy().values())
+
+    def changes(self) -> Iterator[Notice]:
+        """State that tests changed, once for each name: every test of a suite may change the same."""
+        by_tests: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+        for (name, remedy), nodeids in self.changed.items():
+            by_tests.setdefault((remedy, tuple(nodeids)), []).append(name)
+        for (remedy, (first, *others)), names in by_tests.items():
+            too = f", and so did {len(others)} other tests" if others else ""
+            listed = ", ".join(names[:NAMES])
+            yield Notice(nodeid=first, text=f"it changed {listed}{too}; {remedy}")
+
+
+class WorkerLostError(Exception):
+    """A worker broke: the outcomes of its tests are unknown."""
+
+
+class Worker(Protocol):
+    """Runs tests one after the other."""
+
+    def run_some(self, indices: Sequence[int]) -> None:
+        """Run some tests.
+
+        Raises:
+            HangupError: The job was ended from outside.
+            JobLimitError: The job's time is up.
+            LostGpuError: A GPU no longer computes.
+            ForkServerError: The fork server is gone or does not answer.
+        """
+
+
+def lane_folder(results: Path, lane: int) -> Path:
+    """The folder for the files of a worker's ranks."""
+    return results / f"lane-{lane}"
+
+
+@dataclass(kw_only=True)
+class DriverWorkers:
+    """Workers that run side by side, from their start to their end."""
+
+    count: int  # how many tests may run at a time
+    results: Path
+    make_worker: Callable[[Path], Worker]  # makes a worker from the folder for its ranks' files
+    # The next tests for a free worker, from one assembly; None if there are no more.
+    next_work: Callable[[], Sequence[int] | None]
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _errors: list[Exception] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Run all tests on the workers.
+
+        Raises:
+            HangupError: The job was ended from outside.
+            JobLimitError: The job's time is up.
+            LostGpuError: A GPU no longer computes.
+            ForkServerError: The fork server is gone or does not answer.
+            WorkerLostError: A worker broke.
+        """
+        threads = [threading.Thread(target=self._be_lane, args=(number,)) for number in range(1, self.count + 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self._errors:
+            raise self._errors[0]
+
+    def _be_lane(self, number: int) -> None:
+        try:
+            work = self._next()
+            if work is None:
+                return
+            folder = lane_folder(self.results, number)
+            folder.mkdir(exist_ok=True)
+            worker = self.make_worker(folder)
+            while work is not None:
+                worker.run_some(work)
+                work = self._next()
+        except (HangupError, JobLimitError, LostGpuError, ForkServerError) as error:
+            self._errors.append(error)
+        except Exception:  # noqa: BLE001 - any failure of a worker is the job's result
+            self._errors.append(WorkerLostError(traceback.format_exc()))
+
+    def _next(self) -> Sequence[int] | None:
+        """The next tests; None after an error."""
+        with self._lock:
+            return None if self._errors else self.next_work()
+
+
+End = Passed | RankEnded | FailureCourse
+
+
+class Plan(Protocol):
+    """Decides which repetitions a test loop runs, and takes what they come to."""
+
+    def steps(self, indices: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """The repetitions in one gang: each test, and the one after it."""
+
+    def begin(self, index: int) -> int:
+        """The number of the repetition of a test that begins now."""
+
+    def drawn(self, command: RunTest, number: int) -> RunTest:
+        """The command of a test for its repetition of this number."""
+
+    def disturbance(self, command: RunTest, ranks: int, *, is_joining: bool) -> str:
+        """What plug-ins do to ranks from outside while they join their gang, or run a test; empty for nothing."""
+
+    def take(self, started: TestStarted, ends: Sequence[End]) -> None:
+        """Take the records of a repetition that has ended."""
+
+    def note(self, record: GangStarted | GangReady | LeftBehind | Notice) -> None:
+        """Take a record that every repetition may bring."""
+
+
+class RepetitionJournal:
+    """The journal of a test loop that repeats tests: it holds the records of a repetition until the next one begins.
+
+    Args:
+        journal: Takes records that are about none.
+        repetitions: Takes the others.
+    """
+
+    def __init__(self, journal: Journal, repetitions: Plan) -> None:
+        self._journal = journal
+        self._repetitions = repetitions
+        self._started: TestStarted | None = None
+        self._ends: list[End] = []
+
+    def write(self, record: Record) -> None:
+        """See :class:`allranks.agent.record_stream.Journal`."""
+        match record:
+            case TestStarted():
+                self.conclude()
+                self._started = record
+            case Passed() | RankEnded() | FailureCourse():
+                self._ends.append(record)
+            case GangStarted() | GangReady() | LeftBehind() | Notice():
+                self._repetitions.note(record)
+            case _:
+                self._journal.write(record)
+
+    def drop(self) -> None:
+        """Forget the repetition under way: the job is ended from outside before its outcome."""
+        if not self._ends:
+            self._started = None
+
+    def conclude(self) -> None:
+        """Have the repetition counted whose gang has ended, or goes on with another."""
+        if self._started is not None:
+            self._repetitions.take(self._started, self._ends)
+        self._started, self._ends = None, []
+
 
 DRIVER_MARGIN = 5.0
 """Seconds that a driver gets beyond its ranks' limit, to read their stacks, to stop them and to tear down."""
@@ -50,6 +261,31 @@ QUIT = "q in the debugger"
 
 MANY_FORKS = 60
 """From this many forks on, making them cheaper pays; it takes the better part of a second."""
+
+
+class WithCommands:
+    """A journal in which each failure of a script's test ends with the command that runs it without allranks.
+
+    Args:
+        journal: Takes the records.
+        program: The tests.
+    """
+
+    def __init__(self, journal: Journal, program: Program) -> None:
+        self._journal = journal
+        self._scripts = {test for test, options in zip(program.tests, program.terms, strict=False) if options.is_script}
+
+    def write(self, record: Record) -> None:
+        """See :class:`allranks.agent.record_stream.Journal`."""
+        if isinstance(record, RankEnded) and record.outcome.is_bad and not record.consequence:
+            record = replace(record, text=self._with_command(record))
+        self._journal.write(record)
+
+    def _with_command(self, ended: RankEnded) -> str:
+        if ended.nodeid not in self._scripts:
+            return ended.text
+        file, *names = ended.nodeid.split("::")
+        return f"{ended.text}\n\nWithout allranks: python {file} {'.'.join(names)}".lstrip("\n")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +419,7 @@ class TestLoop:
         return sum(ranks + terms[indices[0]].launches for indices in assemblies(terms, range(len(terms))))
 
     def run_some(self, indices: Sequence[int]) -> None:
-        """See :class:`allranks.agent.supervisor.lanes.Worker`."""
+        """See :class:`allranks.agent.supervisor.test_loop.Worker`."""
         if self._counting is not None:
             try:
                 self._run_gang(indices)

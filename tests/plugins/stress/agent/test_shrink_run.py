@@ -7,7 +7,7 @@ import pytest
 
 from allranks.agent.channel import RunTest
 from allranks.agent.program import ItemOptions, Program
-from allranks.agent.supervisor.repetition_journal import RepetitionJournal
+from allranks.agent.supervisor.test_loop import RepetitionJournal
 from allranks.plugins.stress.agent import shrink_run
 from allranks.plugins.stress.agent.settings import Stress
 from allranks.plugins.stress.agent.shrink_run import shrink_failures

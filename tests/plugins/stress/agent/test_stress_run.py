@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from allranks.agent.program import ItemOptions, Program
-from allranks.agent.supervisor.repetition_journal import RepetitionJournal
+from allranks.agent.supervisor.test_loop import RepetitionJournal
 from allranks.plugins.stress.agent.settings import Stress
 from allranks.plugins.stress.agent.stress_run import (
     MOST_ALIKE,

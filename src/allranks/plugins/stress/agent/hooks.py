@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from allranks.agent.supervisor.lanes import DriverWorkers
-from allranks.agent.supervisor.test_loop import OfLane, TestLoop
+from allranks.agent.supervisor.test_loop import DriverWorkers, OfLane, TestLoop
 from allranks.plugins.stress.agent import outside_skew
 from allranks.plugins.stress.agent.beside_run import repeat_beside
 from allranks.plugins.stress.agent.settings import Stress

@@ -10,7 +10,7 @@ from typing import Final
 from allranks.agent import evidence
 from allranks.agent.channel import RunTest
 from allranks.agent.program import Program
-from allranks.agent.supervisor.repetition_journal import End, seconds_of, was_bad
+from allranks.agent.supervisor.test_loop import End
 from allranks.plugins.stress.agent.settings import Stress
 from allranks.plugins.stress.agent.shrinking import sentence, shrink
 from allranks.plugins.stress.agent.skew import (
@@ -23,7 +23,7 @@ from allranks.plugins.stress.agent.skew import (
     skew_of,
     stretch,
 )
-from allranks.plugins.stress.agent.stress_run import Repetitions
+from allranks.plugins.stress.agent.stress_run import Repetitions, seconds_of, was_bad
 from allranks.protocol.config import AgentConfig, TimeLimit
 from allranks.protocol.records import GangReady, GangStarted, LeftBehind, Notice, TestStarted
 from allranks.protocol.repetitions import OFF
@@ -124,26 +124,26 @@ class Trials:
         return self._begun < self._tries and self._bad < self._enough and time.monotonic() < self._until
 
     def steps(self, _: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """See :class:`allranks.agent.supervisor.repetition_journal.Plan`."""
+        """See :class:`allranks.agent.supervisor.test_loop.Plan`."""
         yield self._index, self._index
         while self._shares_ranks and self._goes_on:
             yield self._index, self._index
 
     def begin(self, _: int) -> int:
-        """See :class:`allranks.agent.supervisor.repetition_journal.Plan`."""
+        """See :class:`allranks.agent.supervisor.test_loop.Plan`."""
         self._begun += 1
         return self._failed.number
 
     def drawn(self, command: RunTest, _: int) -> RunTest:
-        """See :class:`allranks.agent.supervisor.repetition_journal.Plan`."""
+        """See :class:`allranks.agent.supervisor.test_loop.Plan`."""
         return replace(command, seed=self._failed.seed, instructions=self._skew)
 
     def disturbance(self, command: RunTest, ranks: int, *, is_joining: bool) -> str:
-        """See :class:`allranks.agent.supervisor.repetition_journal.Plan`."""
+        """See :class:`allranks.agent.supervisor.test_loop.Plan`."""
         return outside_in(command.instructions, command.seed, ranks, is_joining=is_joining)
 
     def take(self, started: TestStarted, ends: Sequence[End]) -> None:
-        """See :class:`allranks.agent.supervisor.repetition_journal.Plan`."""
+        """See :class:`allranks.agent.supervisor.test_loop.Plan`."""
         if (bad := was_bad(started, ends)) is not None:
             self._runs, self._bad = self._runs + 1, self._bad + bad
         if bad:

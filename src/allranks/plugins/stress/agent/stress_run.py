@@ -16,11 +16,10 @@ from dataclasses import dataclass, field, replace
 from allranks.agent.channel import RunTest
 from allranks.agent.program import Program
 from allranks.agent.record_stream import Journal
-from allranks.agent.supervisor.assemblies import assemblies
-from allranks.agent.supervisor.repetition_journal import End, outcomes_of, seconds_of, was_bad
+from allranks.agent.supervisor.test_loop import End, assemblies
 from allranks.plugins.stress.agent.settings import Stress, seed_of_repetition
 from allranks.plugins.stress.agent.skew import outside_in
-from allranks.protocol.outcomes import Outcome
+from allranks.protocol.outcomes import Outcome, disagree
 from allranks.protocol.records import (
     FailureCourse,
     GangReady,
@@ -58,6 +57,27 @@ _STEP = math.log(1.05)
 """Durations are counted in steps of 5 %: a few hundred counters, however many repetitions there are."""
 
 _TIME_OUT = re.compile(r"timed?[ -]?out|failed to pass monitoredbarrier", re.IGNORECASE)
+
+
+def was_bad(started: TestStarted, ends: Sequence[End]) -> bool | None:
+    """Whether a repetition went wrong; None if it has no outcome, or was ended from outside."""
+    bad = [each for each in ends if isinstance(each, RankEnded) and each.outcome.is_bad]
+    if not (outcomes := outcomes_of(ends)):
+        return None
+    if bad and all(each.outcome is Outcome.ABORTED and each.caused_by is None for each in bad):
+        return None
+    return bool(bad) or (disagree(outcomes) and not started.may_disagree)
+
+
+def outcomes_of(ends: Sequence[End]) -> set[Outcome]:
+    """The outcomes of a repetition's ranks."""
+    return {each.outcome for each in ends if not isinstance(each, FailureCourse)}
+
+
+def seconds_of(ends: Sequence[End]) -> float:
+    """The duration of a repetition in the rank that took longest; 0 if no rank has told."""
+    told = [each for each in ends if not isinstance(each, FailureCourse)]
+    return max((each.seconds if isinstance(each, RankEnded) else max(each.seconds) for each in told), default=0.0)
 
 
 @dataclass(kw_only=True)

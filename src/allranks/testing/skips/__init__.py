@@ -1,1 +1,0 @@
-"""Skips that report missing requirements, by the exit codes of torch's own harness."""

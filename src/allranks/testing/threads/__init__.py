@@ -1,1 +1,0 @@
-"""Ranks that are threads of one process: for tests that need neither processes nor network."""
