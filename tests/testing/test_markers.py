@@ -25,13 +25,6 @@ def test_every_requirement_is_a_marker_of_its_own_name():
     assert set(REQUIREMENT_MARKERS) == public
 
 
-@pytest.mark.parametrize("name", REQUIREMENT_MARKERS)
-def test_a_marker_makes_the_requirement_of_its_name(name):
-    public = getattr(allranks.testing, name)
-    make = REQUIREMENT_MARKERS[name].make
-    assert make() is public if isinstance(public, Requirement) else make is public
-
-
 def test_pytest_lists_every_marker_with_its_arguments(pytester):
     result = pytester.runpytest_inprocess(*PLUGIN, "--markers")
     result.stdout.fnmatch_lines(

@@ -5,7 +5,6 @@ import inspect
 import sys
 import unittest
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import FunctionType, MappingProxyType, ModuleType
 
 import pytest
@@ -36,88 +35,39 @@ class WrongMarkerError(Exception):
     """One of our markers is misused: the message names the place, the error and the correct form."""
 
 
-@dataclass(frozen=True)
-class RequirementMarker:
-    """How to create a requirement from a marker.
-
-    Args:
-        make: Creates the requirement from the marker's arguments.
-        words: A one-line description of the marker.
-    """
-
-    make: Callable[..., Requirement]
-    words: str
-
-
-def _constant(requirement: Requirement, words: str) -> RequirementMarker:
-    def make() -> Requirement:
-        return requirement
-
-    return RequirementMarker(make, words)
-
-
 REQUIREMENT_MARKERS = MappingProxyType(
     {
-        "require_accelerator": _constant(skips.require_accelerator, "the test needs an accelerator"),
-        "require_accelerators": RequirementMarker(
-            skips.require_accelerators, "the test needs n accelerators of whatever kind this torch drives"
-        ),
-        "require_backend_available": RequirementMarker(
-            skips.require_backend_available,
-            "the test needs a torch that has one of these backends, whatever the cell's own backend is",
-        ),
-        "require_backend_in": RequirementMarker(
-            skips.require_backend_in, "the test is about these backends, and the cell's own must be one of them"
-        ),
-        "require_compute_capability": RequirementMarker(
-            skips.require_compute_capability, "the test needs CUDA GPUs of at least this compute capability"
-        ),
-        "require_exact_world_size": RequirementMarker(
-            skips.require_exact_world_size, "the test needs n ranks, no fewer and no more"
-        ),
-        "require_gloo": _constant(skips.require_gloo, "the test needs a torch with gloo"),
-        "require_gpu": _constant(skips.require_gpu, "the test needs a GPU"),
-        "require_gpu_per_rank": _constant(skips.require_gpu_per_rank, "each rank needs a GPU of its own"),
-        "require_gpus": RequirementMarker(skips.require_gpus, "the test needs n GPUs that this rank can see"),
-        "require_gpus_or_none": RequirementMarker(
-            skips.require_gpus_or_none, "the test needs n GPUs, or runs on the CPU where there is none at all"
-        ),
-        "require_imports": RequirementMarker(
-            skips.require_imports, "the test imports these modules, and each must be installed"
-        ),
-        "require_mpi": _constant(skips.require_mpi, "the test needs a torch with MPI"),
-        "require_nccl": _constant(skips.require_nccl, "the test needs a torch with NCCL"),
-        "require_nccl_version": RequirementMarker(
-            skips.require_nccl_version, "the test needs an NCCL of at least this version"
-        ),
-        "require_peer_access": _constant(skips.require_peer_access, "the GPUs must reach each other's memory"),
-        "require_ucc": _constant(skips.require_ucc, "the test needs a torch with UCC"),
-        "require_world_size": RequirementMarker(skips.require_world_size, "the test needs at least minimum ranks"),
-        "skip_because": RequirementMarker(skips.skip_because, "the surroundings of this test lack what reason says"),
-        "skip_if_odd_world_size": _constant(skips.skip_if_odd_world_size, "the test needs an even world"),
-        "skip_if_rocm": _constant(skips.skip_if_rocm, "the test does not apply to ROCm"),
-        "skip_if_rocm_arch": RequirementMarker(
-            skips.skip_if_rocm_arch, "the test does not apply to AMD GPUs of these architectures, such as gfx906"
-        ),
-        "skip_if_rocm_older": RequirementMarker(
-            skips.skip_if_rocm_older, "on ROCm the test needs at least this version of it; elsewhere it runs"
-        ),
-        "skip_if_small_world_size": RequirementMarker(
-            skips.skip_if_small_world_size, "the test needs at least minimum ranks"
-        ),
-        "skip_if_windows": _constant(skips.skip_if_windows, "the test does not apply to Windows"),
-        "skip_nccl_versions": RequirementMarker(
-            skips.skip_nccl_versions, "the test fails on the NCCL versions from first to before fixed"
-        ),
-        "skip_unsupported": RequirementMarker(
-            skips.skip_unsupported, "the test uses operation, which the cell's backend lacks"
-        ),
-        "skip_when": RequirementMarker(
-            skips.skip_when, "the test is skipped where condition(), called in each rank when the test runs, is true"
-        ),
+        "require_accelerator": "the test needs an accelerator",
+        "require_accelerators": "the test needs n accelerators of whatever kind this torch drives",
+        "require_backend_available": "the test needs a torch that has one of these backends, whatever the cell's",
+        "require_backend_in": "the test is about these backends, and the cell's own must be one of them",
+        "require_compute_capability": "the test needs CUDA GPUs of at least this compute capability",
+        "require_exact_world_size": "the test needs n ranks, no fewer and no more",
+        "require_gloo": "the test needs a torch with gloo",
+        "require_gpu": "the test needs a GPU",
+        "require_gpu_per_rank": "each rank needs a GPU of its own",
+        "require_gpus": "the test needs n GPUs that this rank can see",
+        "require_gpus_or_none": "the test needs n GPUs, or runs on the CPU where there is none at all",
+        "require_imports": "the test imports these modules, and each must be installed",
+        "require_mpi": "the test needs a torch with MPI",
+        "require_nccl": "the test needs a torch with NCCL",
+        "require_nccl_version": "the test needs an NCCL of at least this version",
+        "require_peer_access": "the GPUs must reach each other's memory",
+        "require_ucc": "the test needs a torch with UCC",
+        "require_world_size": "the test needs at least minimum ranks",
+        "skip_because": "the surroundings of this test lack what reason says",
+        "skip_if_odd_world_size": "the test needs an even world",
+        "skip_if_rocm": "the test does not apply to ROCm",
+        "skip_if_rocm_arch": "the test does not apply to AMD GPUs of these architectures, such as gfx906",
+        "skip_if_rocm_older": "on ROCm the test needs at least this version of it; elsewhere it runs",
+        "skip_if_small_world_size": "the test needs at least minimum ranks",
+        "skip_if_windows": "the test does not apply to Windows",
+        "skip_nccl_versions": "the test fails on the NCCL versions from first to before fixed",
+        "skip_unsupported": "the test uses operation, which the cell's backend lacks",
+        "skip_when": "the test is skipped where condition(), called in each rank when the test runs, is true",
     }
 )
-
+"""Each requirement of :mod:`allranks.testing.skips`, as a marker of its name: its description, in a line."""
 
 _TESTING = "allranks.testing"
 _HYPOTHESIS = "hypothesis."
@@ -129,8 +79,8 @@ _NAMES = frozenset({"isolation", "time_limit", *REQUIREMENT_MARKERS})
 def marker_lines() -> Iterator[str]:
     """All markers, as ``pytest --markers`` shows them."""
     yield from HARNESS_MARKERS
-    for name, marker in REQUIREMENT_MARKERS.items():
-        yield f"{_usage(name)}: {marker.words}"
+    for name, words in REQUIREMENT_MARKERS.items():
+        yield f"{_usage(name)}: {words}"
 
 
 def requirements_of_item(item: pytest.Item) -> Iterator[Requirement]:
@@ -148,8 +98,14 @@ def requirements_of_item(item: pytest.Item) -> Iterator[Requirement]:
         yield from requirements_of(item.function)
 
 
+def _maker(name: str) -> Callable[..., Requirement]:
+    """What makes the requirement of this name from the marker's arguments."""
+    named: Requirement | Callable[..., Requirement] = getattr(skips, name)
+    return (lambda: named) if isinstance(named, Requirement) else named
+
+
 def _of_marker(mark: pytest.Mark, item: pytest.Item) -> Requirement:
-    make = REQUIREMENT_MARKERS[mark.name].make
+    make = _maker(mark.name)
     try:
         inspect.signature(make).bind(*mark.args, **mark.kwargs)
         return make(*mark.args, **mark.kwargs)
@@ -159,7 +115,7 @@ def _of_marker(mark: pytest.Mark, item: pytest.Item) -> Requirement:
 
 
 def _usage(name: str) -> str:
-    parameters = inspect.signature(REQUIREMENT_MARKERS[name].make).parameters.values()
+    parameters = inspect.signature(_maker(name)).parameters.values()
     bare = [parameter.replace(annotation=parameter.empty) for parameter in parameters]
     return f"{name}{inspect.Signature(bare)}" if bare else name
 
