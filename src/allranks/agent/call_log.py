@@ -72,32 +72,20 @@ def size_of(shape: str) -> int:
 
 
 class LastCall(NamedTuple):
-    """A call, which may have ended since.
+    """A call, which may have ended since."""
 
-    Attributes:
-        group: Name of the group, as in :class:`GroupCalls`.
-        number: A collective's number in its group, from 1; a message's number among those of its kind, peer and tag.
-        kind: ``all_reduce``, ``send``, ``recv``, …
-        peer: The other rank of a message, or the root of a collective that has one; None for other collectives, and for
-            a receive from any source.
-        dtype: Of the first tensor, ``float32``; empty without a tensor.
-        shape: Of the first tensor, ``4x2``.
-        order: Its place among all calls of the rank.
-        at: Nanoseconds on the monotonic clock, when it began; 0 if unknown.
-        tag: Of a message.
-        mask: The ranks of its group, a bit for each; 0 for a call that makes a group.
-    """
-
-    group: str
-    number: int
-    kind: str
+    group: str  # name of the group, as in :class:`GroupCalls`
+    number: int  # a collective's number in its group, from 1; a message's number among those of its kind, peer and tag
+    kind: str  # ``all_reduce``, ``send``, ``recv``, …
+    # The other rank of a message, or the root of a collective that has one; None for other collectives, and for a
+    # receive from any source.
     peer: int | None = None
-    dtype: str = ""
-    shape: str = ""
-    order: int = 0
-    at: int = 0
-    tag: int = 0
-    mask: Bits = Bits(0)
+    dtype: str = ""  # of the first tensor, ``float32``; empty without a tensor
+    shape: str = ""  # of the first tensor, ``4x2``
+    order: int = 0  # its place among all calls of the rank
+    at: int = 0  # nanoseconds on the monotonic clock, when it began; 0 if unknown
+    tag: int = 0  # of a message
+    mask: Bits = Bits(0)  # the ranks of its group, a bit for each; 0 for a call that makes a group
 
     @property
     def essence(self) -> tuple[object, ...]:
@@ -111,16 +99,12 @@ _SHORTEST = 0.1
 
 @dataclass(frozen=True)
 class Wait:
-    """What a rank waits for, or has waited for without success.
+    """What a rank waits for, or has waited for without success."""
 
-    Attributes:
-        order: The place of the collective or message among all calls of the rank; 0 for anything else that other ranks
-            do, as set the key of a store or answer a remote call.
-        seconds: From the beginning of the call to its failure; None if its end is not known.
-    """
-
+    # The place of the collective or message among all calls of the rank; 0 for anything else that other ranks do, as
+    # set the key of a store or answer a remote call.
     order: int = 0
-    seconds: float | None = None
+    seconds: float | None = None  # from the beginning of the call to its failure; None if its end is not known
 
     @property
     def was_long(self) -> bool:
@@ -130,55 +114,35 @@ class Wait:
 
 @dataclass(frozen=True)
 class Count:
-    """How often a rank made calls of one kind in one group during one test.
+    """How often a rank made calls of one kind in one group during one test."""
 
-    Attributes:
-        kind: As of :class:`LastCall`; of a reduction with its dtype, ``all_reduce of float32``.
-        number: A receive counts from its start.
-        peer: The other rank of messages, or None for collectives, and for receives from any source.
-        tags: The sum of the digests of all tags modulo 2^32: equal if the same tags were used equally often, in any
-            order.
-    """
-
-    kind: str
-    number: int
-    peer: int | None = None
+    kind: str  # as of :class:`LastCall`; of a reduction with its dtype, ``all_reduce of float32``
+    number: int  # a receive counts from its start
+    peer: int | None = None  # the other rank of messages, or None for collectives, and for receives from any source
+    # The sum of the digests of all tags modulo 2^32: equal if the same tags were used equally often, in any order.
     tags: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupCalls:
-    """What one rank called in one process group during one test.
+    """What one rank called in one process group during one test."""
 
-    Attributes:
-        name: torch's name of the group, or :data:`DEFAULT_GROUP`.
-        members: Ranks in the gang.
-        counts: Each kind and peer may occur several times.
-        order: A digest of the collectives in order: kinds, types, roots, and sizes where they must be equal.
-        unseen: Calls that torch counted and this rank's Python code did not make (DDP's reducer, functional
-            collectives), and an offset that is the same on all ranks if all else is: only a difference means something.
-        is_closed: It was destroyed: unmatched calls in it reach no other test.
-    """
-
-    name: str
-    members: tuple[int, ...]
-    counts: tuple[Count, ...] = ()
-    order: int = 0
+    name: str  # torch's name of the group, or :data:`DEFAULT_GROUP`
+    members: tuple[int, ...]  # ranks in the gang
+    counts: tuple[Count, ...] = ()  # each kind and peer may occur several times
+    order: int = 0  # a digest of the collectives in order: kinds, types, roots, and sizes where they must be equal
+    # Calls that torch counted and this rank's Python code did not make (DDP's reducer, functional collectives), and an
+    # offset that is the same on all ranks if all else is: only a difference means something.
     unseen: int = 0
-    is_closed: bool = False
+    is_closed: bool = False  # it was destroyed: unmatched calls in it reach no other test
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calls:
-    """What one rank called during one test.
+    """What one rank called during one test."""
 
-    Attributes:
-        groups: Its groups.
-        failures: The number of calls, and of waits for their results, that raised.
-    """
-
-    groups: tuple[GroupCalls, ...] = ()
-    failures: int = 0
+    groups: tuple[GroupCalls, ...] = ()  # its groups
+    failures: int = 0  # the number of calls, and of waits for their results, that raised
 
 
 class _Call(Structure):
@@ -231,11 +195,7 @@ class _Log(_Head):
 
 
 class CallLog:
-    """The rank's side of a log.
-
-    Args:
-        memory: The result of :func:`map_log`.
-    """
+    """The rank's side of a log."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._use(memory)

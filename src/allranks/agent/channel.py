@@ -56,31 +56,20 @@ class End:
 
 @dataclass(frozen=True, kw_only=True)
 class _AboutTest:
-    """A message of a rank; one about another test than the running one changes nothing.
+    """A message of a rank; one about another test than the running one changes nothing."""
 
-    Attributes:
-        nodeid: The test that it is about; empty for a start and an end.
-    """
-
-    nodeid: str = ""
+    nodeid: str = ""  # the test that it is about; empty for a start and an end
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhasesEnded(_AboutTest):
-    """Phases of the step have ended, and the step goes on; plain passes travel with a later message.
+    """Phases of the step have ended, and the step goes on; plain passes travel with a later message."""
 
-    Attributes:
-        phases: At least one.
-        is_symptom: What went wrong follows from a failure of a peer, if any rank has one of its own.
-        waits_for: What the rank had waited for when it failed: if a peer did not come there, the failure follows from
-            that.
-        had_failed: The test had failed of something else before it waited.
-    """
-
-    phases: tuple[Phase, ...]
-    is_symptom: bool = False
+    phases: tuple[Phase, ...]  # at least one
+    is_symptom: bool = False  # what went wrong follows from a failure of a peer, if any rank has one of its own
+    # What the rank had waited for when it failed: if a peer did not come there, the failure follows from that.
     waits_for: Wait | None = None
-    had_failed: bool = False
+    had_failed: bool = False  # the test had failed of something else before it waited
 
     @property
     def tells_of_trouble(self) -> bool:
@@ -90,29 +79,21 @@ class PhasesEnded(_AboutTest):
 
 @dataclass(frozen=True, kw_only=True)
 class StepEnded(_AboutTest):
-    """The rank is ready for tests, has run one, or has torn down; its outcome is that of all its phases.
+    """The rank is ready for tests, has run one, or has torn down; its outcome is that of all its phases."""
 
-    Attributes:
-        phases: Those that no earlier message had.
-        early_skip: The test was skipped where no peer can wait in it: before its call, or by the only rank. The only
-            rank also sets it after an expected failure, which no peer was in.
-        restored: Names of the state that the test had changed, and that is as before again.
-        left: Names of the state that it left changed: no single assignment restores that with certainty.
-        has_exited: It raised SystemExit, which pytest does not clean up after.
-        skipped_subtests: Of a test that passed, which of its subtests were skipped, in words that are equal on all
-            ranks up to the first colon, and the reason of the first; empty for none.
-        killed_children: The signals that killed children of the rank, one for each.
-        imported: After the last step: modules to import once for all later ranks.
-    """
-
-    phases: tuple[Phase, ...] = ()
+    phases: tuple[Phase, ...] = ()  # those that no earlier message had
+    # The test was skipped where no peer can wait in it: before its call, or by the only rank. The only rank also sets
+    # it after an expected failure, which no peer was in.
     early_skip: bool = False
-    restored: tuple[str, ...] = ()
+    restored: tuple[str, ...] = ()  # names of the state that the test had changed, and that is as before again
+    # Names of the state that it left changed: no single assignment restores that with certainty.
     left: tuple[str, ...] = ()
-    has_exited: bool = False
+    has_exited: bool = False  # it raised SystemExit, which pytest does not clean up after
+    # Of a test that passed, which of its subtests were skipped, in words that are equal on all ranks up to the first
+    # colon, and the reason of the first; empty for none.
     skipped_subtests: str = ""
-    killed_children: tuple[int, ...] = ()
-    imported: tuple[str, ...] = ()
+    killed_children: tuple[int, ...] = ()  # the signals that killed children of the rank, one for each
+    imported: tuple[str, ...] = ()  # after the last step: modules to import once for all later ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,11 +204,7 @@ class RankEnd:
         return decode_line(line, _COMMANDS) if line else None
 
     def send(self, message: Message) -> None:
-        """Send a message.
-
-        Raises:
-            BrokenPipeError: The supervisor is gone.
-        """
+        """Send a message; a BrokenPipeError means that the supervisor is gone."""
         self._socket.sendall(encode_message(message))
 
 
@@ -378,11 +355,7 @@ class Link:
 
 
 def receive(connection: socket.socket, size: int) -> tuple[bytes, int]:
-    """Receive data from a socket with ``SO_PASSCRED``, and its sender's process id; the kernel never mixes two senders.
-
-    Raises:
-        OSError: Receiving failed, or no data is there.
-    """
+    """Receive data from a socket with ``SO_PASSCRED``, and its sender's process id; the kernel mixes no two senders."""
     data, ancillary, _, _ = connection.recvmsg(size, socket.CMSG_SPACE(_CREDENTIALS.size))
     return data, _sender(ancillary)
 
@@ -407,11 +380,7 @@ def _close_all(data: bytes) -> None:
 
 
 def link_pair() -> tuple[Link, int]:
-    """Both ends of a new connection: the supervisor's, and the descriptor of the rank's.
-
-    Raises:
-        OSError: The system has no descriptor left.
-    """
+    """Both ends of a new connection: the supervisor's, and the descriptor of the rank's."""
     own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     own.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     own.setblocking(False)
@@ -420,49 +389,30 @@ def link_pair() -> tuple[Link, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class RankReport:
-    """A rank has sent a message.
-
-    Attributes:
-        at: Seconds since the epoch, on the clock of the leading agent.
-        has_strangers: Other processes have sent data in the rank's place, which was discarded.
-        calls: What it has called in the running test, if its step is over.
-    """
+    """A rank has sent a message."""
 
     rank: int
     message: Progress | Debugging
-    at: float
-    has_strangers: bool = False
-    calls: Calls | None = None
+    at: float  # seconds since the epoch, on the clock of the leading agent
+    has_strangers: bool = False  # other processes have sent data in the rank's place, which was discarded
+    calls: Calls | None = None  # what it has called in the running test, if its step is over
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankExit:
-    """A rank's process has ended.
-
-    Attributes:
-        status: Exit code, negative for a signal; None if unknown.
-        at: Seconds since the epoch, on the clock of the leading agent.
-        cut_off: Why the supervisor killed it, in words: what it had done to its connection; empty if it did not.
-        for_want_of_memory: The kernel killed it when memory ran out.
-        stacks: Stacks that a fatal signal left in its stack file.
-        output: Its last output.
-        lost: Why its status is unknown; empty if it is known.
-        waits_for: What it waited for, or had last waited for without success.
-        calls: What it had called in the running test.
-        was_told_to_stop: It is lost with its node, whose agent was told to stop.
-    """
+    """A rank's process has ended."""
 
     rank: int
-    status: int | None
-    at: float
-    cut_off: str = ""
-    for_want_of_memory: bool = False
-    stacks: Stacks = field(default_factory=Stacks)
-    output: Output = field(default_factory=Output)
-    lost: str = ""
-    waits_for: Wait | None = None
-    calls: Calls | None = None
-    was_told_to_stop: bool = False
+    status: int | None  # exit code, negative for a signal; None if unknown
+    at: float  # seconds since the epoch, on the clock of the leading agent
+    cut_off: str = ""  # why the supervisor killed it, in words: what it had done to its connection; empty if it did not
+    for_want_of_memory: bool = False  # the kernel killed it when memory ran out
+    stacks: Stacks = field(default_factory=Stacks)  # stacks that a fatal signal left in its stack file
+    output: Output = field(default_factory=Output)  # its last output
+    lost: str = ""  # why its status is unknown; empty if it is known
+    waits_for: Wait | None = None  # what it waited for, or had last waited for without success
+    calls: Calls | None = None  # what it had called in the running test
+    was_told_to_stop: bool = False  # it is lost with its node, whose agent was told to stop
 
 
 RankEvent = RankReport | RankExit
@@ -470,20 +420,11 @@ RankEvent = RankReport | RankExit
 
 @dataclass(frozen=True, kw_only=True)
 class RankHang:
-    """Where a rank hangs that has not ended its step.
+    """Where a rank hangs that has not ended its step."""
 
-    Attributes:
-        stacks: Its stacks.
-        held: What keeps it from running, in words; empty for nothing.
-        phase: Of its test, in words; empty if unknown.
-        waits_for: As of :class:`RankExit`.
-        children: Where the processes are that it has started, in words; empty if unknown.
-        child_stacks: Their stacks.
-    """
-
-    stacks: Stacks = field(default_factory=Stacks)
-    held: str = ""
-    phase: str = ""
-    waits_for: Wait | None = None
-    children: str = ""
-    child_stacks: str = ""
+    stacks: Stacks = field(default_factory=Stacks)  # its stacks
+    held: str = ""  # what keeps it from running, in words; empty for nothing
+    phase: str = ""  # of its test, in words; empty if unknown
+    waits_for: Wait | None = None  # as of :class:`RankExit`
+    children: str = ""  # where the processes are that it has started, in words; empty if unknown
+    child_stacks: str = ""  # their stacks

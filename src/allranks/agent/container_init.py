@@ -62,13 +62,7 @@ def _bell_of_ended_children() -> int:
 
 
 def wait(agent: subprocess.Popen[bytes], bell: int, grace: float) -> int:
-    """Wait for the agent's end; kill the agent if it outlives the grace.
-
-    Args:
-        agent: Its process.
-        bell: Delivers the numbers of signals, SIGCHLD for a child's end included.
-        grace: Seconds that the agent has after the end of standard input, or a SIGTERM.
-    """
+    """Wait for the agent's end; kill it if it outlives the grace after the end of standard input, or a SIGTERM."""
     poll = select.poll()
     poll.register(bell, select.POLLIN)
     # Only its end is watched, nothing is read: the data is for the agent.
@@ -92,9 +86,6 @@ def end_orphans(timeout: float = 2.0) -> None:
     """Kill processes that outlived the agent, so that no file changes while it is fetched.
 
     Those that cannot be ended are named on standard error: another user's, and those that a driver holds in the kernel.
-
-    Args:
-        timeout: Seconds to wait for their ends.
     """
     deadline = time.monotonic() + timeout
     is_done = False

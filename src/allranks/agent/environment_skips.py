@@ -130,9 +130,6 @@ class FilesForDevices:
     """A plugin that skips a file of which torch has made no test, as they are for other devices than this host's.
 
     torch's ``instantiate_device_type_tests`` deletes a class, and makes one of it for each device that is here.
-
-    Args:
-        skipped: Where it notes such files, by node id, and why they are skipped.
     """
 
     def __init__(self, skipped: dict[str, str]) -> None:

@@ -93,12 +93,7 @@ class Overrun:
 
 
 class DiskUse:
-    """Compares the free space after each test with that before it.
-
-    Args:
-        results: The job's results folder, which has a limit of its own.
-        others: Folders for other files of tests.
-    """
+    """Compares the free space after each test with that before it."""
 
     def __init__(self, results: Path, *others: Path) -> None:
         self._results = results

@@ -167,11 +167,7 @@ def _is_driver_initialized() -> bool:
 
 
 def _ask(question: Callable[[], Any]) -> Any:  # noqa: ANN401 - as the question answers
-    """What a fork of this process finds: the answer must be of JSON's types.
-
-    Raises:
-        RuntimeError: The fork has failed, for the reason that the message has.
-    """
+    """What a fork of this process finds: the answer must be of JSON's types."""
     pid, answer = linux.fork_to_answer(lambda: _answer(question))
     try:
         text = b"".join(iter(lambda: os.read(answer, _PART), b""))
@@ -203,11 +199,7 @@ def _values(properties: object) -> dict[str, Any]:
 
 
 def missing_hardware(config: AgentConfig) -> tuple[SkipCode, str, int | None] | None:
-    """What the host lacks: the first of torch's skip codes, details, and the number of GPUs that were asked for.
-
-    Returns:
-        None if it lacks nothing; the number is None if GPUs are not what it lacks.
-    """
+    """What the host lacks: torch's skip code, details, and how many GPUs it should have, if it lacks GPUs."""
     present, asked = _visible_gpus(), len(share_of(config.node, total=config.gpu_count, nodes=config.nodes))
     whose = "cell" if config.nodes == 1 else "cell's node"
     lacking = f"the {whose} asks for {asked} GPUs, this job sees {present}"
@@ -236,15 +228,8 @@ _AFTER_KILL: Final = 2.0
 def compute(device: str, multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = torch.matmul) -> None:
     """Multiply two small matrices on a device, and compare the product with the CPU's.
 
-    The numbers are small integers, so the product is exact in any order of additions, and in TF32.
-
-    Args:
-        device: torch's name of the device, or of its type, which stands for the first of that type.
-        multiply: The operation to try.
-
-    Raises:
-        ArithmeticError: The products differ.
-        Exception: Whatever torch raises if the device cannot compute.
+    The numbers are small integers, so the product is exact in any order of additions, and in TF32. An ArithmeticError
+    says that the products differ; torch raises anything if the device cannot compute.
     """
     numbers = torch.arange(_SIZE * _SIZE, dtype=torch.float32).reshape(_SIZE, _SIZE) % 7
     expected = numbers @ numbers.T

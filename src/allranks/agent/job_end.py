@@ -52,10 +52,8 @@ class JobEnd:
     def of_this_process(cls, limit: TimeLimit) -> Self:
         """The supervisor's: data on standard input is the *go*; its end, or SIGTERM, ends the job.
 
-        Until :meth:`may_leave_no_more` a hang-up ends the process at once: there is nothing to clean up yet.
-
-        Args:
-            limit: The time that the job may take from the *go* on.
+        Until :meth:`may_leave_no_more` a hang-up ends the process at once: there is nothing to clean up yet. The time
+        limit counts from the *go* on.
         """
         end = cls()
         end._limit, end._leaves_at_once = limit, True
@@ -105,11 +103,7 @@ class JobEnd:
         return self._has_hung_up or self.remaining() == 0
 
     def wait_for_turn(self) -> None:
-        """Wait for the *go*.
-
-        Raises:
-            HangupError: The job is to end instead.
-        """
+        """Wait for the *go*; a HangupError says that the job is to end instead."""
         if not self._has_hung_up:
             self._turn.get()
         if self._has_hung_up:
@@ -124,12 +118,7 @@ class JobEnd:
         return max(0.0, self._deadline - clock.monotonic())
 
     def check(self) -> None:
-        """Return if the job may go on.
-
-        Raises:
-            HangupError: The job was ended from outside.
-            JobLimitError: Its time is up.
-        """
+        """Raise a :class:`HangupError` or a :class:`JobLimitError` if the job may not go on."""
         if self.has_hung_up:
             raise HangupError
         if clock.monotonic() >= self._deadline:

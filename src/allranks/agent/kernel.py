@@ -27,34 +27,22 @@ _LOCK: Final = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
 
 @dataclass(frozen=True)
 class Feature:
-    """A feature of the kernel.
+    """A feature of the kernel."""
 
-    Attributes:
-        name: Its usual name.
-        use: What allranks needs it for.
-        probe: Uses it once, without a lasting effect; raises an OSError or a ValueError if it is missing.
-        otherwise: What allranks does without it; empty if allranks does not run without it.
-    """
-
-    name: str
-    use: str
+    name: str  # its usual name
+    use: str  # what allranks needs it for
+    # Uses it once, without a lasting effect; raises an OSError or a ValueError if it is missing.
     probe: Callable[[], object]
-    otherwise: str = ""
+    otherwise: str = ""  # what allranks does without it; empty if allranks does not run without it
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """What this kernel has.
+    """What this kernel has."""
 
-    Attributes:
-        name: The kernel and its release, as in "Linux 6.1.0".
-        found: The features that it has.
-        missing: The features that it lacks.
-    """
-
-    name: str
-    found: tuple[Feature, ...]
-    missing: tuple[Feature, ...]
+    name: str  # the kernel and its release, as in "Linux 6.1.0"
+    found: tuple[Feature, ...]  # the features that it has
+    missing: tuple[Feature, ...]  # the features that it lacks
 
     @property
     def refusal(self) -> str:
@@ -73,11 +61,7 @@ class Kernel:
 
 
 def examine(proc: Path = _PROC) -> Kernel:
-    """Check this kernel, which takes about a millisecond.
-
-    Args:
-        proc: Where the process file system is mounted.
-    """
+    """Check this kernel, which takes about a millisecond."""
     features = {feature: _works(feature) for feature in _features(proc)}
     system = os.uname()
     return Kernel(

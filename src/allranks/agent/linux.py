@@ -163,11 +163,7 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 def fork_to_answer(work: Callable[[], bytes]) -> tuple[int, int]:
-    """Fork a process that does one piece of work, writes its result to a pipe, and ends.
-
-    Returns:
-        Its process id, and the reading end of the pipe, which has nothing in it if the work has failed.
-    """
+    """Fork a process for one piece of work; returns its id, and a pipe with the result: none if the work fails."""
     answer, own = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -186,9 +182,7 @@ def fork_to_answer(work: Callable[[], bytes]) -> tuple[int, int]:
 def reap(pid: int, timeout: float) -> int | None:
     """The exit status of a child that has ended, negative for a signal; None if another process took it.
 
-    Args:
-        pid: The child's.
-        timeout: Seconds to wait; a tracer of the child gets the status first and may never pass it on.
+    A tracer of the child gets the status first, and may never pass it on: it is waited for so many seconds.
     """
     deadline = clock.monotonic() + timeout
     while True:
@@ -459,14 +453,7 @@ class _Itimerspec(ctypes.Structure):
 
 
 class Timer:
-    """Becomes readable at a fixed interval (timerfd_create(2), which Python wraps from 3.13 on).
-
-    Args:
-        seconds: The interval.
-
-    Raises:
-        OSError: The system has no descriptor left.
-    """
+    """Becomes readable at a fixed interval (timerfd_create(2), which Python wraps from 3.13 on)."""
 
     def __init__(self, seconds: float) -> None:
         libc = ctypes.CDLL(None, use_errno=True)

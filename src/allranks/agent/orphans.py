@@ -27,18 +27,12 @@ JANITOR_TIMEOUT = 3.0
 
 @dataclass(frozen=True, kw_only=True)
 class KilledOrphan:
-    """A process that outlived the rank that had started it, and was killed.
+    """A process that outlived the rank that had started it, and was killed."""
 
-    Attributes:
-        rank: The rank that started it; None if unknown.
-        command: Its command line.
-        has_survived: It could not be killed: it belongs to another user, or the kernel holds it.
-    """
-
-    rank: int | None
+    rank: int | None  # the rank that started it; None if unknown
     pid: int
-    command: str
-    has_survived: bool = False
+    command: str  # its command line
+    has_survived: bool = False  # it could not be killed: it belongs to another user, or the kernel holds it
 
 
 GANG_VARIABLE = "ALLRANKS_GANG_MARK"

@@ -46,9 +46,7 @@ class Excerpt:
 class OutputStream:
     """One stream of one rank: the reading end of the pipe that is its descriptor 1 or 2.
 
-    Args:
-        descriptor: The reading end.
-        echo: Gets each line as soon as it is complete, without its line feed; None for no echo.
+    `echo` gets each line as soon as it is complete, without its line feed.
     """
 
     def __init__(self, descriptor: int, echo: Callable[[str], None] | None = None) -> None:

@@ -19,11 +19,7 @@ MANY_TESTS = 30
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse a pytest that is too old, and register the marker that limits the time of a test's ranks.
-
-    Raises:
-        pytest.UsageError: Names the version and the remedy.
-    """
+    """Refuse a pytest that is too old, and register the marker that limits the time of a test's ranks."""
     if refusal := too_old(pytest.__version__):
         raise pytest.UsageError(refusal)
     config.addinivalue_line("markers", "time_limit(seconds): seconds that the ranks of a launcher test get")

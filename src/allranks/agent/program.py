@@ -147,11 +147,7 @@ def line_of(message: Reply | Request | ServerStart) -> bytes:
 
 
 def parse_reply(line: bytes) -> Reply:
-    """Parse a line from a fork server.
-
-    Raises:
-        RecordError: It is no message of this version.
-    """
+    """Parse a line from a fork server."""
     reply = decode_line(line, _REPLIES)
     if isinstance(reply, Record):
         check_length(line, RECORD_LIMIT)
@@ -159,20 +155,12 @@ def parse_reply(line: bytes) -> Reply:
 
 
 def parse_request(line: bytes) -> Request:
-    """Parse a line from a supervisor.
-
-    Raises:
-        RecordError: It is no request of this version.
-    """
+    """Parse a line from a supervisor."""
     return decode_line(line, _REQUESTS)
 
 
 def parse_start(line: bytes) -> ServerStart:
-    """Parse the first line from a supervisor.
-
-    Raises:
-        RecordError: It is none of this version.
-    """
+    """Parse the first line from a supervisor."""
     return decode_line(line, by_name((ServerStart,)))
 
 

@@ -30,11 +30,7 @@ WAITING_LIMIT = 64 << 20
 
 
 class RecordWriter:
-    """The writing end.
-
-    Args:
-        descriptor: Where to write; a blocking one.
-    """
+    """The writing end, of a descriptor that blocks."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -44,16 +44,7 @@ OWN_GROUPS = 8
 
 
 def make_rendezvous(config: AgentConfig, shared: Path, *, groups: int = 1) -> Rendezvous:
-    """A fresh rendezvous of the cell's init method.
-
-    Args:
-        config: The job.
-        shared: The folder that the ranks share.
-        groups: The number of ports for process groups that the ranks make one after the other.
-
-    Raises:
-        ValueError: The init method is none of ``env``, ``tcp``, ``file``.
-    """
+    """A fresh rendezvous of the cell's init method, with ports for so many process groups, made one after the other."""
     if config.init_method == "file":
         return Rendezvous(url=f"file://{shared}/rendezvous-{uuid.uuid4().hex}")
     held = [_hold_port() for _ in range(groups)]

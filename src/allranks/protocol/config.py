@@ -30,18 +30,13 @@ EARLIER_COVERAGE = "coverage-before"
 
 @dataclass(frozen=True, kw_only=True)
 class TimeLimit:
-    """A time limit, and what sets it.
+    """A time limit, and what sets it."""
 
-    Attributes:
-        value: The seconds that are set.
-        setting: What sets them, in the form in which a user can change it: a key of the matrix file, a marker, an
-            option, or a variable.
-        margin: Seconds that are added, for work that the setting is not about.
-    """
-
-    value: float
+    value: float  # the seconds that are set
+    # What sets them, in the form in which a user can change it: a key of the matrix file, a marker, an option, or a
+    # variable.
     setting: str
-    margin: float = 0.0
+    margin: float = 0.0  # seconds that are added, for work that the setting is not about
 
     @property
     def seconds(self) -> float:
@@ -55,8 +50,7 @@ class TimeLimit:
     def words(self, since: str = "") -> str:
         """The limit as messages name it, as in ``60 s (limits.test)`` or ``65 s (limits.test = 60, plus 5 s)``.
 
-        Args:
-            since: What these seconds are counted from, or during which activity, in words.
+        `since` says what the seconds are counted from, or during which activity.
         """
         more = f" = {self.value:g}, plus {self.margin:g} s" if self.margin else ""
         return f"{self.seconds:g} s {since}".rstrip() + f" ({self.setting}{more})"
@@ -197,13 +191,7 @@ class AgentConfig:
 
 
 def share_of(node: int, *, total: int, nodes: int) -> range:
-    """One node's block of things spread over all nodes; the first nodes get one more each if they do not divide evenly.
-
-    Args:
-        node: The node.
-        total: The number of ranks, or of GPUs.
-        nodes: The number of nodes.
-    """
+    """One node's block of things spread over all nodes; the first nodes get one more each if they do not divide."""
     each, more = divmod(total, nodes)
     start = node * each + min(node, more)
     return range(start, start + each + (node < more))

@@ -31,13 +31,9 @@ MOST_RANKS: Final = 16_384
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """The base of all records.
+    """The base of all records."""
 
-    Attributes:
-        at: Seconds since the epoch; the clock of the agent that wrote it is never set during a job.
-    """
-
-    at: float = 0.0
+    at: float = 0.0  # seconds since the epoch; the clock of the agent that wrote it is never set during a job
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,18 +120,12 @@ class Notice(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SuiteWarning(Record):
-    """A Python warning of the process that collects the suite.
+    """A Python warning of the process that collects the suite."""
 
-    Attributes:
-        file: Relative to the code of the job, if it is in there.
-        category: The name of the warning's class.
-        text: One line.
-    """
-
-    file: str
+    file: str  # relative to the code of the job, if it is in there
     line: int
-    category: str
-    text: str
+    category: str  # the name of the warning's class
+    text: str  # one line
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,37 +192,25 @@ class GangReady(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TestStarted(Record):
-    """A test is about to start on its ranks, all with the same seed.
-
-    Attributes:
-        may_disagree: True if some of its ranks may skip it while others run it.
-        number: From 1; each further attempt replaces the ones before it, which went wrong.
-    """
+    """A test is about to start on its ranks, all with the same seed."""
 
     __test__ = False  # not a test class, despite its name
 
     nodeid: str
     seed: int = 0
-    may_disagree: bool = False
-    number: int = 1
+    may_disagree: bool = False  # true if some of its ranks may skip it while others run it
+    number: int = 1  # from 1; each further attempt replaces the ones before it, which went wrong
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Passed(Record):
-    """A test has passed on some ranks, with nothing more to report.
-
-    Attributes:
-        ranks: Those ranks.
-        arrived: For each, when it ended, as :attr:`RankEnded.arrived`.
-        seconds: For each, the duration of all its phases.
-        world_size: The number of ranks of the test.
-    """
+    """A test has passed on some ranks, with nothing more to report."""
 
     nodeid: str
-    ranks: tuple[int, ...]
-    arrived: tuple[float, ...]
-    seconds: tuple[float, ...]
-    world_size: int
+    ranks: tuple[int, ...]  # those ranks
+    arrived: tuple[float, ...]  # for each, when it ended, as :attr:`RankEnded.arrived`
+    seconds: tuple[float, ...]  # for each, the duration of all its phases
+    world_size: int  # the number of ranks of the test
 
     @property
     def outcome(self) -> Outcome:
@@ -251,40 +229,28 @@ class PhaseEnd:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankEnded(Record):
-    """The end of a test on one rank, unless it just passed; of several for one test and rank, the first bad one counts.
-
-    Attributes:
-        arrived: When the rank ended, in seconds since the epoch on the clock of the leading agent.
-        phases: The phases that the rank reported.
-        observed: Seconds from the start of the test to an end that the agent observed itself; 0 for any other.
-        phase: The deciding phase; empty if the agent observed the end itself.
-        message: One line.
-        text: A traceback, stacks, or the reason of a skip.
-        caused_by: The rank that failed first, if this one was stopped because of it.
-        consequence: True if another rank's bad end caused it, or preceded it within the grace: it decides nothing.
-        is_lost: True if the end of the rank is unknown because its node is gone.
-        skip_code: torch's exit code, for a skip that has one.
-        gpus_needed: The number of GPUs (or other accelerators) that a hardware skip asked for.
-    """
+    """The end of a test on one rank, unless it just passed; of several on one rank, the first bad one counts."""
 
     nodeid: str
     rank: int
     outcome: Outcome
     world_size: int
-    arrived: float
-    phases: tuple[PhaseEnd, ...] = ()
+    arrived: float  # when the rank ended, in seconds since the epoch on the clock of the leading agent
+    phases: tuple[PhaseEnd, ...] = ()  # the phases that the rank reported
+    # Seconds from the start of the test to an end that the agent observed itself; 0 for any other.
     observed: float = 0.0
-    phase: str = ""
-    message: str = ""
-    text: str = ""
+    phase: str = ""  # the deciding phase; empty if the agent observed the end itself
+    message: str = ""  # one line
+    text: str = ""  # a traceback, stacks, or the reason of a skip
     stdout: str = ""
     stderr: str = ""
-    caused_by: int | None = None
+    caused_by: int | None = None  # the rank that failed first, if this one was stopped because of it
+    # True if another rank's bad end caused it, or preceded it within the grace: it decides nothing.
     consequence: bool = False
-    is_lost: bool = False
+    is_lost: bool = False  # true if the end of the rank is unknown because its node is gone
     skip_kind: SkipKind | None = None
-    skip_code: int | None = None
-    gpus_needed: int | None = None
+    skip_code: int | None = None  # torch's exit code, for a skip that has one
+    gpus_needed: int | None = None  # the number of GPUs (or other accelerators) that a hardware skip asked for
 
     @property
     def seconds(self) -> float:
@@ -305,20 +271,13 @@ class EnteredCollective:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailureCourse(Record):
-    """How a test that went wrong took its course, for readers of the report: no verdict depends on it.
-
-    Attributes:
-        collectives: The last ones of the test, bounded in number.
-        passed: A rank that passed and printed something; None if there is none.
-        stdout: Of that rank.
-        stderr: Of that rank.
-    """
+    """How a test that went wrong took its course, for readers of the report: no verdict depends on it."""
 
     nodeid: str
-    collectives: tuple[EnteredCollective, ...] = ()
-    passed: int | None = None
-    stdout: str = ""
-    stderr: str = ""
+    collectives: tuple[EnteredCollective, ...] = ()  # the last ones of the test, bounded in number
+    passed: int | None = None  # a rank that passed and printed something; None if there is none
+    stdout: str = ""  # of that rank
+    stderr: str = ""  # of that rank
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -401,15 +360,10 @@ class Finished(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContainerEnded(Record):
-    """The agent in a container has ended, as the container init reports.
+    """The agent in a container has ended, as the container init reports."""
 
-    Attributes:
-        status: The exit status, in the form of `subprocess`.
-        memory_kills: The number of processes that the kernel killed for lack of memory.
-    """
-
-    status: int
-    memory_kills: int
+    status: int  # the exit status, in the form of `subprocess`
+    memory_kills: int  # the number of processes that the kernel killed for lack of memory
 
 
 KINDS: Final[Mapping[str, type[Record]]] = by_name(Record.__subclasses__())
@@ -422,10 +376,6 @@ def encode(record: Record) -> bytes:
 
 
 def decode(line: bytes) -> Record:
-    """The record of a line.
-
-    Raises:
-        RecordError: The line is not a record of this version.
-    """
+    """The record of a line."""
     check_length(line, LINE_LIMIT)
     return decode_line(line, KINDS)

@@ -28,41 +28,23 @@ _CHANCE: Final = 0.01
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RepetitionTally:
-    """How the repetitions of a test have fared.
+    """How the repetitions of a test have fared."""
 
-    Attributes:
-        runs: Those that have an outcome.
-        bad: Those of them that went wrong.
-        kept: Those of them that are reported one by one.
-        first_bad: The number of the first of them; 0 for none.
-        first_bad_after: Seconds to its end, from the first repetition of any test on.
-        median: Seconds of a repetition, to 5 %.
-        slowest: Seconds of the slowest.
-        slowest_at: Its number.
-        left: Processes that outlived the ranks that had started them, and were killed.
-        shrunk: Which delays the most frequent of them need, in words; empty if that was not searched.
-        command: The command of allranks that repeats it.
-        how: The option of this command that drew their delays: ``--skew heavy``.
-        beside_runs: Repetitions under torch's own runner.
-        beside_bad: Those of them that went wrong.
-        beside: The command of one of them, or why there is none; empty if it was not asked for.
-    """
-
-    runs: int = 0
-    bad: int = 0
-    kept: int = 0
-    first_bad: int = 0
-    first_bad_after: float = 0.0
-    median: float = 0.0
-    slowest: float = 0.0
-    slowest_at: int = 0
-    left: int = 0
-    shrunk: str = ""
-    command: str = ""
-    how: str = ""
-    beside_runs: int = 0
-    beside_bad: int = 0
-    beside: str = ""
+    runs: int = 0  # those that have an outcome
+    bad: int = 0  # those of them that went wrong
+    kept: int = 0  # those of them that are reported one by one
+    first_bad: int = 0  # the number of the first of them; 0 for none
+    first_bad_after: float = 0.0  # seconds to its end, from the first repetition of any test on
+    median: float = 0.0  # seconds of a repetition, to 5 %
+    slowest: float = 0.0  # seconds of the slowest
+    slowest_at: int = 0  # its number
+    left: int = 0  # processes that outlived the ranks that had started them, and were killed
+    shrunk: str = ""  # which delays the most frequent of them need, in words; empty if that was not searched
+    command: str = ""  # the command of allranks that repeats it
+    how: str = ""  # the option of this command that drew their delays: ``--skew heavy``
+    beside_runs: int = 0  # repetitions under torch's own runner
+    beside_bad: int = 0  # those of them that went wrong
+    beside: str = ""  # the command of one of them, or why there is none; empty if it was not asked for
 
 
 def name_of_repetition(nodeid: str, number: int, seed: int, skew: str = OFF) -> str:
@@ -84,12 +66,8 @@ def options_of(skew: str) -> list[str]:
 def command_to_repeat(name: str, selection: Sequence[str], told: RepetitionTally | None = None) -> list[str]:
     """The command that repeats a result, word by word.
 
-    A repetition that went wrong is repeated alone: what it drew from its seed, each of these draws again.
-
-    Args:
-        name: The test, or a repetition; empty for all tests.
-        selection: The options for cell, suite and seed.
-        told: How the repetitions of the test have fared, or of one of all tests; None if none was repeated.
+    A repetition that went wrong is repeated alone: what it drew from its seed, each of these draws again. It depends on
+    how the repetitions have fared; None if none was repeated.
     """
     found = _NAME.fullmatch(name)
     nodeid = found["test"] if found else name

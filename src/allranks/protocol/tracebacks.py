@@ -88,10 +88,7 @@ def headline(text: str) -> str:
 
     That is its first line, unless it has only the type or ends with a colon: then the next lines with content follow.
     If the message itself has a traceback, as that of a process which ``torch.multiprocessing`` started, the exception
-    at its end completes the line.
-
-    Args:
-        text: As ``traceback.format_exception_only`` has it, ``Type: message``.
+    at its end completes the line. The text is as ``traceback.format_exception_only`` has it, ``Type: message``.
     """
     lines = [line for line in text.splitlines() if _CONTENT.search(line)]
     if lines and lines[0].lstrip().startswith('File "'):  # the place of a SyntaxError, above its type
@@ -207,10 +204,7 @@ class _Traceback:
 def excerpt(text: str, file: str = "", message: str = "") -> tuple[str, ...]:
     """The last frames of the user's own code and the error with its values, in a few printable lines.
 
-    Args:
-        text: The traceback or stack.
-        file: The test's file, relative to the code: paths are shown as relative to the same folder.
-        message: What is shown beside the excerpt, and is not repeated.
+    Paths are shown as relative to the folder that `file` is relative to; what the message shows is not repeated.
     """
     found = _leading(text.partition(OUTSIDE)[0]) or _leading(text)
     root = next((root for each in found for frame in each.frames if (root := _root(frame.file, file)) is not None), "")
@@ -241,12 +235,7 @@ def _errors(lines: Sequence[str], message: str, most: int) -> list[str]:
 
 
 def line_in(text: str, file: str) -> int | None:
-    """The line of a test's own file that a traceback or stack leads through last; None if it does not.
-
-    Args:
-        text: The traceback or stack.
-        file: The file, relative to the code.
-    """
+    """The line of a test's own file that a traceback or stack leads through last; None if it does not."""
     if not file or len(file) > _LONGEST or file not in text:
         return None
     name = rf"(?:[^\"\n]*/)?{re.escape(file)}"

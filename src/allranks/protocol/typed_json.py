@@ -36,11 +36,7 @@ def encode_line(message: object) -> bytes:
 
 
 def decode_line(line: bytes, kinds: Mapping[str, type[T]]) -> T:
-    """The dataclass on a line, of one of these classes.
-
-    Raises:
-        RecordError: The line is none of these.
-    """
+    """The dataclass on a line, of one of these classes; anything else is a :class:`RecordError`."""
     try:
         value = loads(line)
     except (ValueError, RecursionError) as error:
@@ -50,11 +46,7 @@ def decode_line(line: bytes, kinds: Mapping[str, type[T]]) -> T:
 
 
 def check_length(line: bytes, limit: int) -> None:
-    """Check that a line is not too long.
-
-    Raises:
-        RecordError: It is.
-    """
+    """Raise a :class:`RecordError` if a line is too long."""
     if len(line) > limit:
         msg = f"has {len(line)} bytes, over the limit of {limit}"
         raise RecordError(msg)
@@ -72,11 +64,7 @@ def to_object(value: object) -> dict[str, Any]:
 
 
 def from_object(kind: type[T], value: object) -> T:
-    """Build a dataclass from its JSON object, and check every field.
-
-    Raises:
-        RecordError: A field is missing, unknown, or of another type.
-    """
+    """Build a dataclass from its JSON object; any missing, unknown or mistyped field is a :class:`RecordError`."""
     if not isinstance(value, dict):
         msg = f"has no object as its {kind.__name__}"
         raise RecordError(msg)

@@ -26,11 +26,7 @@ def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Take over the tests of the session if they are to run on several ranks, or its report if it is one of them.
-
-    Raises:
-        pytest.UsageError: An option cannot be combined with ``--ranks``.
-    """
+    """Take over the tests of the session if they are to run on several ranks, or its report if it is one of them."""
     if IN_A_JOB in os.environ:
         return
     if config.option.ranks is None:

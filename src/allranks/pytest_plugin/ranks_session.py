@@ -66,11 +66,7 @@ _REPORTERS: Final = ("vscode_pytest", "teamcity.pytest_plugin")
 
 
 class RanksSession:
-    """Runs the selected tests of a pytest session on ranks.
-
-    Args:
-        terminal: The path of the terminal, for a debugger; empty for none.
-    """
+    """Runs the selected tests of a pytest session on ranks."""
 
     def __init__(self, config: pytest.Config, terminal: str) -> None:
         option = config.option

@@ -95,11 +95,7 @@ class VerdictReporter(LiveView):
                     self._report(test)
 
     def settle(self, tests: Iterable[TestVerdict]) -> None:
-        """Report the tests that have not been reported, or not rightly.
-
-        Args:
-            tests: All tests of the job, judged by its journal.
-        """
+        """Report the tests that have not been reported, or not rightly."""
         for test in tests:
             was_good = self._good.get(test.nodeid)
             is_not_run = test.verdict.rule is VerdictRule.JOB
@@ -109,9 +105,8 @@ class VerdictReporter(LiveView):
     def report_the_rest(self, error: JobError | None, stopped: Container[str]) -> None:
         """Report the tests without any result as errors: no test may be missing unnoticed.
 
-        Args:
-            error: What went wrong with the job; None if it did all its work.
-            stopped: Node ids of the tests that did not run because the session was to end.
+        `stopped` has the tests that did not run because the session was to end; `error` is what went wrong with the
+        job.
         """
         why = error.what if error else _NOT_THERE
         for nodeid, item in self._items.items():

@@ -54,16 +54,7 @@ class DisabledTest:
 
 
 def disable(items: Iterable[pytest.Item], paths: Iterable[Path], variables: Mapping[str, str]) -> None:
-    """Mark the tests that the lists name as skipped.
-
-    Args:
-        items: The collected tests.
-        paths: Folders and files of the suite.
-        variables: The environment.
-
-    Raises:
-        DisabledTestsError: A list cannot be read, or an entry's last day is over.
-    """
+    """Mark the tests that the lists name as skipped."""
     folders = dict.fromkeys(path if path.is_dir() else path.parent for path in paths)
     today = datetime.now(UTC).date()
     disabled = [*_of_pytorch(variables), *(each for folder in folders for each in read(folder / FILE, today))]
@@ -74,11 +65,7 @@ def disable(items: Iterable[pytest.Item], paths: Iterable[Path], variables: Mapp
 
 
 def read(path: Path, today: date) -> list[DisabledTest]:
-    """Read a suite's list; an empty one if there is no file.
-
-    Raises:
-        DisabledTestsError: The file cannot be read, has wrong content, or an entry's last day is before `today`.
-    """
+    """Read a suite's list; an empty one if there is no file. An entry whose last day is before `today` is an error."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

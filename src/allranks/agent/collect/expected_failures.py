@@ -40,16 +40,7 @@ class ExpectedFailure:
 
 
 def expect_failures(items: Iterable[pytest.Item], config: AgentConfig, code: Path) -> None:
-    """Mark the tests that the suite's files name for this cell as expected to fail.
-
-    Args:
-        items: The collected tests.
-        config: The job.
-        code: The folder that the suite's paths are relative to.
-
-    Raises:
-        ExpectedFailuresError: A file cannot be read, has wrong content, or an entry matches tests of two files.
-    """
+    """Mark the tests that the suite's files name for this cell as expected to fail."""
     version = str(torch.__version__).partition("+")[0]
     for path in dict.fromkeys(_file_of(code / path) for path in config.paths):
         expected = {each.test: each for each in read(path) if each.applies_to(config, version)}
@@ -75,11 +66,7 @@ def _file_of(suite: Path) -> Path:
 
 
 def read(path: Path) -> list[ExpectedFailure]:
-    """Read the entries of a file; an empty list if there is no file.
-
-    Raises:
-        ExpectedFailuresError: The file cannot be read, or has wrong content.
-    """
+    """Read the entries of a file; an empty list if there is no file."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -167,12 +167,7 @@ def _import_torch(supervisor: Supervisor) -> str:
 
 
 def is_torch_of(wanted: str, found: str) -> bool:
-    """Whether an installed torch is the stated one, by PEP 440; a local version (``+cpu``) counts only if stated.
-
-    Args:
-        wanted: The stated version; empty if any will do.
-        found: The installed torch's own version.
-    """
+    """Whether an installed torch is the stated one, by PEP 440; a local version (``+cpu``) counts only if stated."""
     from torch.torch_version import TorchVersion  # noqa: PLC0415 - needs torch
 
     public = found if "+" in wanted else found.partition("+")[0]

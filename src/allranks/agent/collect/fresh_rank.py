@@ -75,11 +75,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 
 class Failures(Supervisor):
-    """Stands for the connection to the supervisor, which the fork server holds: keeps what goes wrong.
-
-    Args:
-        pid: The supervisor's process id.
-    """
+    """Stands for the connection to the supervisor, which the fork server holds: keeps what goes wrong."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

@@ -90,12 +90,7 @@ class FreshSession(ServerPlugin):
 def _finish(session: pytest.Session, own: int) -> int:
     """Call ``pytest_sessionfinish`` of conftest files: what they have started for this process, they end.
 
-    Args:
-        session: That of this rank.
-        own: Its exit status.
-
-    Returns:
-        The exit status that they have set, or left with.
+    Returns the exit status that they have set, or left with; `own` is that of this rank.
     """
     manager = session.config.pluginmanager
     others = [plugin for plugin in manager.get_plugins() if not _is_conftest(plugin)]

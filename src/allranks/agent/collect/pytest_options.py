@@ -63,10 +63,7 @@ def stop_at_first_failure(config: pytest.Config) -> None:
 def note_outcomes(config: pytest.Config, items: Iterable[pytest.Item], outcomes: Mapping[str, bool]) -> None:
     """Report the tests' outcomes to pytest's cache plugins, which save them when the session finishes.
 
-    Args:
-        config: pytest's configuration in the fork server.
-        items: The collected tests.
-        outcomes: For the node id of each test that ran, whether it was bad on any rank, or the ranks disagreed.
+    An outcome is true if the test was bad on any rank, or the ranks disagreed.
     """
     readers = [config.pluginmanager.get_plugin(name) for name in _READERS]
     for item in items:
@@ -86,10 +83,7 @@ def suite_configuration(code: Path, paths: Sequence[str]) -> tuple[str, ...]:
     """Arguments that name the suite's own configuration file, if it has one.
 
     pytest searches upwards from the paths it gets. Here it gets none, so it would only find a file in the code's root.
-
-    Args:
-        code: The root folder.
-        paths: The suite's paths, relative to the root; as in pytest, what they have in common counts.
+    As in pytest, what the suite's paths have in common counts.
     """
     suite = code / os.path.commonpath(paths)
     folders = [suite, *suite.parents] if suite.is_dir() else [*suite.parents]
@@ -100,11 +94,7 @@ def suite_configuration(code: Path, paths: Sequence[str]) -> tuple[str, ...]:
 
 
 def refuse_options(config: pytest.Config) -> None:
-    """Refuse unsupported options.
-
-    Raises:
-        pytest.UsageError: Names the option, the reason, and the remedy.
-    """
+    """Refuse unsupported options."""
     reason = next(chain(_refusals(config.option), refused_reruns(config)), None)
     if reason is not None:
         raise pytest.UsageError(reason)
@@ -144,11 +134,7 @@ def refusal_in(output: str) -> str:
 
 
 def refuse_stepwise_of_a_share(config: pytest.Config) -> None:
-    """Refuse ``--stepwise`` in a job of a split suite: it stores one position, and each job would have its own.
-
-    Raises:
-        pytest.UsageError: Names the reason and the remedy.
-    """
+    """Refuse ``--stepwise`` in a job of a split suite: it stores one position, and each job would have its own."""
     if getattr(config.option, "stepwise", False):
         msg = (
             "--stepwise cannot be used in a suite that is split into shards: each would stop at a place of its own, "
@@ -164,11 +150,7 @@ def share_seed(config: pytest.Config, seed: int) -> None:
 
 
 def take_over_reports(config: pytest.Config) -> list[str]:
-    """Disable reports that pytest would write about the agent's session, which runs no tests.
-
-    Returns:
-        One sentence per report, for the journal.
-    """
+    """Disable reports that pytest would write about the agent's session, which runs no tests; one notice for each."""
     return [_take_over(config.option, *each) for each in _asked_for(config.option, _REPORTS)]
 
 
@@ -209,12 +191,7 @@ class ProcessPaths:
     _suffixes: dict[str, str] = field(default_factory=dict, init=False)
 
     def replace(self, config: pytest.Config, process: Path) -> None:
-        """Replace what was given by the paths of this process, after the command line is parsed and before it is used.
-
-        Args:
-            config: pytest's configuration.
-            process: The place of this process; :data:`AGENT` also clears what an earlier job left.
-        """
+        """Replace what was given by the paths of this process; :data:`AGENT` also clears what an earlier job left."""
         of_node = [f"node-{self.config.node}"] if self.config.nodes > 1 else []
         job = Path(self.config.cell, self.config.suite, *of_node)
         for name in _NAMES:
@@ -301,11 +278,7 @@ def _in_file(config: pytest.Config, name: str) -> bool:
 
 
 def with_reruns(item: pytest.Item, terms: ItemOptions) -> ItemOptions:
-    """The options of a test, with the number of its reruns added.
-
-    Raises:
-        MarkerError: Its marker has unsupported or wrong arguments.
-    """
+    """The options of a test, with the number of its reruns added."""
     plugin: Any = sys.modules.get(_MODULE)
     if plugin is None or not item.config.pluginmanager.is_registered(plugin):
         return terms

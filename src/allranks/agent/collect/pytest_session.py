@@ -461,12 +461,7 @@ class ServerPlugin:
 
 
 def exit_status(left: BaseException, own: int) -> int:
-    """The exit status of a session that a hook ends, as Python and pytest determine it.
-
-    Args:
-        left: The ``SystemExit`` or ``pytest.exit.Exception`` that the hook has raised.
-        own: pytest's own exit status.
-    """
+    """The exit status of a session that a hook ends by an exit, as Python and pytest find it; `own` is pytest's own."""
     code = left.code if isinstance(left, SystemExit) else getattr(left, "returncode", None)
     if isinstance(left, pytest.exit.Exception) and code is None:
         return own
@@ -518,13 +513,7 @@ def _stop_capture(session: pytest.Session) -> None:
 
 
 def run_session(config: AgentConfig, folders: Folders, supervisor: Supervisor) -> SessionEnded | None:
-    """Collect the suite and serve the supervisor; returns how the session ended, None if it never got to run.
-
-    Args:
-        config: The job.
-        folders: Its folders.
-        supervisor: The supervisor of this process.
-    """
+    """Collect the suite and serve the supervisor; returns how the session ended, None if it never got to run."""
     if (why_not := _obstacle(config, folders)) is not None:
         supervisor.write(why_not)
         return None

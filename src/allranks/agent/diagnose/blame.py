@@ -94,11 +94,7 @@ class Blame:
         return bad is not None and bad.at < at
 
     def late(self, *, is_over: bool) -> Sequence[int]:
-        """The ranks that did not end the step and that others wait for.
-
-        Args:
-            is_over: A rank has gone wrong, so none of these must be to blame.
-        """
+        """The ranks that did not end the step and that others wait for; if it is over, there may be none."""
         missing = {rank: self._missing(rank, wait) for rank, wait in self._waits.items()}
         wanted = set().union(*missing.values(), *map(self._missing_at, self._bad.values()))
         if self._elsewhere:

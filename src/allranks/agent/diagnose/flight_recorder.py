@@ -39,12 +39,7 @@ class FlightRecorder:
     gang: int  # number of the gang in its job; no gang overwrites another one's recordings
 
     def environment(self, torch_version: str, present: Mapping[str, str]) -> dict[str, str]:
-        """The variables that a rank on NCCL needs, without those that the user has set.
-
-        Args:
-            torch_version: ``torch.__version__``; torch warns of variables with outdated names.
-            present: The variables that are set.
-        """
+        """The variables that a rank on NCCL needs, without those that the user has set."""
         version = tuple(int(part) for part in torch_version.split(".")[:2])
         wanted = {_PIPE_NAME: str(self._pipe_prefix)}
         if not any(name in present for name in _FILE_NAMES):
@@ -56,11 +51,7 @@ class FlightRecorder:
         return {name: value for name, value in wanted.items() if name not in present}
 
     def request(self, ranks: Iterable[int]) -> list[Path]:
-        """Ask ranks to write their recordings.
-
-        Returns:
-            The files that will be written: none for a rank that has no pipe or has stopped reading it.
-        """
+        """Ask ranks to write their recordings; returns the files, none for a rank that reads no pipe."""
         return [self._file(rank) for rank in ranks if _poke(Path(f"{self._pipe_prefix}{rank}.pipe"))]
 
     def wait(self, files: Iterable[Path], timeout: float = RECORDING_TIMEOUT) -> list[Path]:

@@ -152,8 +152,7 @@ _END_OF_STACKS = re.compile(r"(?: in (?:<module>|_run_module_as_main)|^  \.\.\.)
 class StackFile:
     """The file that a rank writes its stacks to, from a signal handler.
 
-    Args:
-        path: The file, which may hold stacks of earlier gangs, or not exist yet.
+    It may hold stacks of earlier gangs, or not exist yet.
     """
 
     def __init__(self, path: Path) -> None:
@@ -223,10 +222,6 @@ def wait_for_stacks(files: Mapping[int, StackFile], pids: Mapping[int, int]) -> 
     The rank writes from a signal handler, piece by piece, and does not signal the end. On a busy host it may get no
     processor for a while: before its handler runs, while the signal is still pending, and between two pieces. A rank
     that writes nothing is given up after half a second.
-
-    Args:
-        files: The stack file of each rank that was asked.
-        pids: Its process id.
     """
     began = changed = clock.monotonic()
     before: dict[int, str] = {}
@@ -307,11 +302,6 @@ def find_children(rank: int, around: Surroundings, deadline: float) -> list[Chil
     """Look at the descendants of a rank that is about to be killed.
 
     Those that cannot be seen from outside are asked for their stacks, and end by it.
-
-    Args:
-        rank: The rank's process id.
-        around: What is known of it.
-        deadline: When no further stacks are waited for, by the monotonic clock.
     """
     all_pids = linux.descendants(rank)
     pids = all_pids[:_MOST_CHILDREN] if len(all_pids) < _TOO_MANY else []

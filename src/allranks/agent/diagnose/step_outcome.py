@@ -41,12 +41,7 @@ _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name
 
 
 def is_pytest_timeout(output: str, limit: TimeLimit | None = None) -> str | None:
-    """The message for a rank that pytest-timeout ended; None if it ended otherwise.
-
-    Args:
-        output: The rank's last output; pytest's terminal is its standard output, and a suite may redirect that.
-        limit: What pytest-timeout was told, if that is known.
-    """
+    """The message for a rank that pytest-timeout ended; None if it ended otherwise."""
     title = _TITLE.search(output)
     if title is None:
         return None
@@ -66,59 +61,37 @@ def _innermost(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class StepOutcome:
-    """The outcome of one step on one rank, as the supervisor learned it.
-
-    Attributes:
-        at: Seconds since the epoch.
-        addition: The supervisor's addition to the message, in words.
-        adds_first: The addition explains the message, and comes first.
-        restored: As in the rank's report.
-        left: As in the rank's report.
-        has_exited: As in the rank's report.
-        consequence: The outcome followed from another rank's bad one, or came within the grace after it.
-        caused_by: For an aborted rank: the rank that caused it.
-        is_final: The rank's step is over.
-        is_symptom: It follows from another rank's outcome, or may do so until :meth:`Step.weigh_symptoms` has decided.
-        waits_for: What the rank had waited for, in vain; None for nothing.
-        had_failed: Its test had failed of something else before it waited.
-        observed: The supervisor determined the outcome, because the rank itself could not report it.
-        has_left: The rank's process has ended instead of reporting.
-        is_lost: The rank's exit status is unknown.
-        was_terminated: SIGTERM ended the rank, or its node: perhaps everything is ended from outside.
-        calls: The rank's calls in its process groups; None if its step is not over.
-        skipped_subtests: As in the rank's report.
-        raised: As in the phase that decides.
-        stacks: Where the rank was when it was stopped or died.
-    """
+    """The outcome of one step on one rank, as the supervisor learned it."""
 
     rank: int
     outcome: Outcome
-    at: float
+    at: float  # seconds since the epoch
     message: str = ""
-    raised: tuple[str, ...] = ()
-    stacks: Stacks = field(default_factory=Stacks)
-    addition: str = ""
-    adds_first: bool = False
+    raised: tuple[str, ...] = ()  # as in the phase that decides
+    stacks: Stacks = field(default_factory=Stacks)  # where the rank was when it was stopped or died
+    addition: str = ""  # the supervisor's addition to the message, in words
+    adds_first: bool = False  # the addition explains the message, and comes first
     text: str = ""
     early_skip: bool = False
-    restored: tuple[str, ...] = ()
-    left: tuple[str, ...] = ()
-    has_exited: bool = False
-    is_final: bool = True
+    restored: tuple[str, ...] = ()  # as in the rank's report
+    left: tuple[str, ...] = ()  # as in the rank's report
+    has_exited: bool = False  # as in the rank's report
+    is_final: bool = True  # the rank's step is over
+    # It follows from another rank's outcome, or may do so until :meth:`Step.weigh_symptoms` has decided.
     is_symptom: bool = False
-    waits_for: Wait | None = None
-    had_failed: bool = False
-    consequence: bool = False
-    caused_by: int | None = None
-    observed: bool = False
-    has_left: bool = False
+    waits_for: Wait | None = None  # what the rank had waited for, in vain; None for nothing
+    had_failed: bool = False  # its test had failed of something else before it waited
+    consequence: bool = False  # the outcome followed from another rank's bad one, or came within the grace after it
+    caused_by: int | None = None  # for an aborted rank: the rank that caused it
+    observed: bool = False  # the supervisor determined the outcome, because the rank itself could not report it
+    has_left: bool = False  # the rank's process has ended instead of reporting
     skip_kind: SkipKind | None = None
     skip_code: int | None = None
     gpus_needed: int | None = None
-    is_lost: bool = False
-    was_terminated: bool = False
-    calls: Calls | None = None
-    skipped_subtests: str = ""
+    is_lost: bool = False  # the rank's exit status is unknown
+    was_terminated: bool = False  # SIGTERM ended the rank, or its node: perhaps everything is ended from outside
+    calls: Calls | None = None  # the rank's calls in its process groups; None if its step is not over
+    skipped_subtests: str = ""  # as in the rank's report
     killed_children: tuple[int, ...] = ()
 
     @property
@@ -136,34 +109,23 @@ MOST_PHASES = 200
 
 @dataclass(kw_only=True)
 class Step:
-    """One action of all ranks of a gang in lockstep: a start, a test or an end.
+    """One action of all ranks of a gang in lockstep: a start, a test or an end."""
 
-    Attributes:
-        nodeid: The test; empty for a start and an end.
-        phases: The phases that each rank has reported so far.
-        leaving: The exit status that a rank's main thread has announced.
-        driver: What a driver has told about its test, besides its own phases, in order.
-        lost_gpus: Of a start that fails, why the GPUs of ranks do not compute.
-        strangers: Ranks in whose place other processes have sent data.
-        began: When it began, on the clock of the call logs.
-        since: The same in seconds since the epoch.
-        collectives: Of a step that went wrong, those that its ranks entered last.
-        plugin_limit: The limit that pytest-timeout enforces in the ranks; None for none.
-        mismatch: What :meth:`compare_calls` has found.
-    """
-
-    nodeid: str = ""
+    nodeid: str = ""  # the test; empty for a start and an end
     outcomes: list[StepOutcome] = field(default_factory=list)
-    phases: dict[int, list[Phase]] = field(default_factory=dict)
-    leaving: dict[int, Leaving] = field(default_factory=dict)
+    phases: dict[int, list[Phase]] = field(default_factory=dict)  # the phases that each rank has reported so far
+    leaving: dict[int, Leaving] = field(default_factory=dict)  # the exit status that a rank's main thread has announced
+    # What a driver has told about its test, besides its own phases, in order.
     driver: list[DriverMessage] = field(default_factory=list)
+    # Of a start that fails, why the GPUs of ranks do not compute.
     lost_gpus: dict[int, str] = field(default_factory=dict)
-    strangers: set[int] = field(default_factory=set)
+    strangers: set[int] = field(default_factory=set)  # ranks in whose place other processes have sent data
+    # When it began, on the clock of the call logs.
     began: int = field(default_factory=clock.monotonic_ns, compare=False)
-    since: float = field(default_factory=clock.now, compare=False)
-    collectives: tuple[EnteredCollective, ...] = ()
-    plugin_limit: TimeLimit | None = None
-    mismatch: Mismatch | None = None
+    since: float = field(default_factory=clock.now, compare=False)  # the same in seconds since the epoch
+    collectives: tuple[EnteredCollective, ...] = ()  # of a step that went wrong, those that its ranks entered last
+    plugin_limit: TimeLimit | None = None  # the limit that pytest-timeout enforces in the ranks; None for none
+    mismatch: Mismatch | None = None  # what :meth:`compare_calls` has found
 
     def take(self, rank: int, message: Progress) -> None:
         """Keep what a rank tells."""
@@ -317,8 +279,7 @@ class Step:
     def weigh_symptoms(self, follows: Callable[[StepOutcome], bool]) -> None:
         """Decide which bad outcomes follow from those of other ranks, and which are their rank's own.
 
-        Args:
-            follows: Whether an outcome of a rank that had waited for something follows from what its peers did.
+        `follows` says so of an outcome of a rank that had waited for something.
         """
         weighed: list[StepOutcome] = []
         has_cause = False
@@ -332,9 +293,7 @@ class Step:
     def explain_symptoms(self, skipper: StepOutcome | None, odd: Collection[int] = ()) -> None:
         """At the step's end, mark symptoms as consequences of the rank that caused them.
 
-        Args:
-            skipper: See :attr:`skipper`; None if its peers need not do the same.
-            odd: The ranks whose calls differ from most: if only symptoms arrived, the first of theirs is the cause.
+        If only symptoms arrived, the first of the ranks whose calls differ from most (`odd`) is the cause.
         """
         odd_one = next((each for each in self._bad if each.rank in odd), None)
         cause = self.cause or skipper or self._failed_before or odd_one
@@ -352,9 +311,6 @@ class Step:
         """Mark ranks as aborted that the signal ended which has also ended the job, and those that failed for that.
 
         A rank that failed or crashed by itself leads, as before or even if it seemed to follow from the others' ends.
-
-        Args:
-            reason: Why the job ends, in words.
         """
         ended = {each.rank for each in self.outcomes if each.was_terminated}
         lost = self.cause is None or self.cause.rank in ended
@@ -372,11 +328,7 @@ class Step:
                 self.outcomes.append(each)
 
     def blame_strays(self, strays: Collection[int]) -> None:
-        """Let a rank lead that called something else than most, before those whose call failed for that.
-
-        Args:
-            strays: As of :func:`allranks.agent.diagnose.blame.strays`, for the cause so far.
-        """
+        """Let a rank lead that called something else than most, before those whose call failed for that."""
         first = next((each for each in self._bad if each.rank in strays), None)
         if first is not None:
             self.outcomes = [
@@ -528,13 +480,7 @@ _NAME = 60
 
 
 def entered(calls: Mapping[int, Sequence[LastCall]], began: int, ended: int) -> tuple[EnteredCollective, ...]:
-    """The last collectives that began between two times.
-
-    Args:
-        calls: Those on the board of each rank.
-        began: Nanoseconds, on the clock of the calls.
-        ended: On the same clock.
-    """
+    """The last collectives that began between two times, in nanoseconds on the clock of the calls."""
     found: dict[tuple[str, int, str], dict[int, float]] = {}
     for rank in sorted(calls)[:MOST_RANKS]:
         for call in calls[rank]:

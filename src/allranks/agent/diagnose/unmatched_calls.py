@@ -13,17 +13,13 @@ _TIMES = {0: "not at all", 1: "once", 2: "twice"}
 
 @dataclass(frozen=True, kw_only=True)
 class Mismatch:
-    """Calls of a test that do not match: its gang must not run another test.
+    """Calls of a test that do not match: its gang must not run another test."""
 
-    Attributes:
-        message: One sentence, without a full stop.
-        ranks: The ranks to blame: those with a message or receive too many, or whose number of calls is unusual.
-        is_error: The test is wrong. False if the mismatch has an innocent explanation: a call raised, as the test may
-            have intended, or calls were made that cannot be counted by kind. Such a mismatch is a notice.
-    """
-
-    message: str
+    message: str  # one sentence, without a full stop
+    # The ranks to blame: those with a message or receive too many, or whose number of calls is unusual.
     ranks: tuple[int, ...]
+    # The test is wrong. False if the mismatch has an innocent explanation: a call raised, as the test may have
+    # intended, or calls were made that cannot be counted by kind. Such a mismatch is a notice.
     is_error: bool
 
 
@@ -40,13 +36,7 @@ def find_mismatch(calls: Mapping[int, Calls]) -> Mismatch | None:
 
     All members of a group must make each kind of collective call equally often, and each send must have a receive of
     the same pair, direction and tag. It is suspicious if they make them in another order, or with another type, root or
-    size.
-
-    Args:
-        calls: By rank. A missing rank has called nothing.
-
-    Returns:
-        The first mismatch, errors first; None if all calls match.
+    size. Returns the first mismatch, errors first. A missing rank has called nothing.
     """
     groups = _groups(calls, {group.name for rank in calls.values() for group in rank.groups if group.is_closed})
     doubts = [mismatch for group in groups for mismatch in _differences_of_unseen(group)]

@@ -69,11 +69,7 @@ class ForkServerError(Exception):
 
 
 class ForkServer:
-    """A fork server, from its start to its end; any thread may send it requests.
-
-    Args:
-        log: Descriptor for its output.
-    """
+    """A fork server, from its start to its end; any thread may send it requests."""
 
     def __init__(self, config: AgentConfig, folders: Folders, environment: Mapping[str, str], log: int) -> None:
         self.torch = ""  # torch's version, once reported; empty before
@@ -98,17 +94,7 @@ class ForkServer:
         self._requests.add(line_of(start))
 
     def replies(self, end: JobEnd, timeout: float | None = None) -> Iterator[Reply]:
-        """Yield its replies as they arrive, until it ends.
-
-        Args:
-            end: When the job is over.
-            timeout: Seconds for all replies; None for as long as the job has.
-
-        Raises:
-            ForkServerError: It sends garbage, or the time is up.
-            HangupError: The job is to end.
-            JobLimitError: The job's time is up.
-        """
+        """Yield its replies as they arrive, until it ends; an error if that takes more than `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             while self._lines:
@@ -173,11 +159,7 @@ class ForkServer:
     def start_ranks(self, request: StartRanks, ends: Sequence[ConnectionEnds], end: JobEnd) -> list[RankProcess]:
         """Fork ranks, and pass them their connection ends.
 
-        Raises:
-            OSError: The system cannot create more processes; none of the ranks is left either.
-            ForkServerError: The fork server is gone, or does not answer.
-            HangupError: The job is to end.
-            JobLimitError: The job's time is up.
+        An OSError means that the system cannot create more processes; none of the ranks is left then.
         """
         with self._lock:
             self._requests.add(line_of(request))
@@ -213,13 +195,7 @@ class ForkServer:
     def finish(
         self, finish: Finish, end: JobEnd, timeout: float = SESSION_END_TIMEOUT
     ) -> tuple[list[Record], SessionEnded | None]:
-        """Have pytest end its session; return its hooks' records, and the session's end or None if there was none.
-
-        Raises:
-            ForkServerError: It does not answer, or sends garbage.
-            HangupError: The job is to end.
-            JobLimitError: The job's time is up.
-        """
+        """Have pytest end its session; return its hooks' records, and the session's end or None if there was none."""
         self._requests.add(line_of(finish))
         records: list[Record] = []
         for reply in self.replies(end, timeout):
@@ -352,17 +328,10 @@ class LocalNode:
         return replace(self, folders=replace(self.folders, results=results))
 
     def start_ranks(self, request: StartRanks) -> Answer[LocalRanks]:
-        """See :meth:`allranks.agent.nodes.node.Node.start_ranks`."""
         return lambda: self._start_ranks(request)
 
     def _start_ranks(self, request: StartRanks) -> LocalRanks:
-        """Fork the ranks.
-
-        Raises:
-            ForkServerError: The fork server is gone, or does not answer.
-            HangupError: The job is to end.
-            JobLimitError: The job's time is up.
-        """
+        """Fork the ranks."""
         shared = self.folders.of_gang(request.gang)
         shared.mkdir(exist_ok=True)
         results, numbers, recorder = self.folders.results, [*self.config.local_ranks], None

@@ -60,21 +60,13 @@ ROUNDED_UP = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Deadlines:
-    """The time limits of a step.
+    """The time limits of a step."""
 
-    Attributes:
-        limit: The time from its start.
-        during: The activity of the ranks, in words, if it is not a test.
-        anew: The time from a rank's report that restarts the clock; None for `limit`.
-        skip: Seconds for the peers of a rank that skipped; None for all of `limit`.
-        of_plugin: The limit that pytest-timeout enforces in the ranks; None for none.
-    """
-
-    limit: TimeLimit
-    during: str = ""
-    anew: TimeLimit | None = None
-    skip: float | None = None
-    of_plugin: TimeLimit | None = None
+    limit: TimeLimit  # the time from its start
+    during: str = ""  # the activity of the ranks, in words, if it is not a test
+    anew: TimeLimit | None = None  # the time from a rank's report that restarts the clock; None for `limit`
+    skip: float | None = None  # seconds for the peers of a rank that skipped; None for all of `limit`
+    of_plugin: TimeLimit | None = None  # the limit that pytest-timeout enforces in the ranks; None for none
 
 
 class Gang:
@@ -149,11 +141,7 @@ class Gang:
             self._send(Disturb(how=""))
 
     def end(self, session_end: float = 0.0) -> Step:
-        """Let the ranks tear down and exit; late ones are made to.
-
-        Args:
-            session_end: Seconds for the ranks to end pytest sessions of their own; 0 if they have none.
-        """
+        """Let the ranks tear down, end pytest sessions of their own in so many seconds, and exit; stop late ones."""
         self._send(End(is_condemned=False))
         during = "while fixtures and process group were torn down"
         step = self._supervise(Deadlines(limit=self._limits.limit("process_group"), during=during), Step())
@@ -176,11 +164,7 @@ class Gang:
         self._stop(self._alive)
 
     def abort(self, reason: str) -> Step:
-        """Stop every rank at once, for a reason outside of the gang, in words; return the aborted step.
-
-        Returns:
-            The aborted step.
-        """
+        """Stop every rank at once, for a reason outside of the gang, in words; return the aborted step."""
         self._look(0.0)  # a report that was under way still counts
         pending, self._pending = self._pending, set()
         self._stop(self._alive)
@@ -192,11 +176,7 @@ class Gang:
     def give_up(self, reason: str) -> Step:
         """Stop every rank because there is no time left for the gang.
 
-        Args:
-            reason: Why the ranks that have not ended their step are stopped, in words.
-
-        Returns:
-            The step that was given up, with the place of each of those ranks and the rank that others waited for.
+        Returns that step, with the place of each rank that had not ended it, and the rank that others waited for.
         """
         self._look(0.0)
         if self._pending:
@@ -206,16 +186,11 @@ class Gang:
         return self._step
 
     def take_output(self, title: str) -> Mapping[int, Output]:
-        """See :meth:`allranks.agent.gangs.local_ranks.Ranks.take_output`."""
         outputs = self._ask(lambda node_ranks: node_ranks.take_output(title))
         return {rank: output for of_node in outputs for rank, output in of_node.items()}
 
     def close(self) -> Sequence[KilledOrphan]:
-        """End all live ranks and descendants that outlived their rank, and close all descriptors.
-
-        Returns:
-            Those descendants; none of ranks that were stopped in a step that went wrong.
-        """
+        """End all live ranks, close all descriptors, and end and return descendants that outlived their rank."""
         if self._step.has_gone_wrong:
             self._stop(self._alive)
         self._end_alone()
@@ -257,12 +232,7 @@ class Gang:
         return step
 
     def _wait_for_the_jobs_end(self, step: Step) -> None:
-        """If SIGTERM has ended a rank, wait a moment for the end of the job.
-
-        Raises:
-            HangupError: The job is to end.
-            JobLimitError: The job's time is up.
-        """
+        """If SIGTERM has ended a rank, wait a moment for the end of the job."""
         last = step.last_termination
         while last is not None:
             left = last + END_GRACE - clock.now()
@@ -284,12 +254,7 @@ class Gang:
         step.add(name_crossing(calls) or (name_parting(calls) if may_part else "") or step.name_unmatched())
 
     def _wait(self, timeout: float) -> None:
-        """Process the next events, in their order in time; return when the time is up.
-
-        Raises:
-            HangupError: The job is to end.
-            JobLimitError: The job's time is up.
-        """
+        """Process the next events, in their order in time; return when the time is up."""
         self._look(min(timeout, self._job_end.remaining()))
         self._job_end.check()
 
@@ -361,8 +326,7 @@ class Gang:
     def _settle(self, reason: str, skipper: StepOutcome | None) -> Mapping[int, Sequence[LastCall]]:
         """Find out where the pending ranks are, stop them, and settle whose fault each bad outcome is.
 
-        Returns:
-            The calls by which that was settled; none if nothing has gone wrong.
+        Returns the calls by which that was settled; none if nothing has gone wrong.
         """
         step = self._step
         if not (self._pending or step.has_gone_wrong):
@@ -419,9 +383,7 @@ class Gang:
 def _problem_at_session_end(rank_exit: RankExit, overdue: float | None) -> AgentFailed | None:
     """What went wrong when a rank ended its own pytest session, all of whose tests had passed.
 
-    Args:
-        rank_exit: How it ended.
-        overdue: The seconds in which it did not end by itself; None if it did.
+    `overdue` has the seconds in which it did not end by itself; None if it did.
     """
     rank, status = rank_exit.rank, rank_exit.status
     if overdue is not None:

@@ -57,27 +57,20 @@ Echo = Callable[[int, str], None]
 
 @dataclass(kw_only=True, eq=False)
 class RankProcess:
-    """The supervisor's side of one rank.
-
-    Attributes:
-        session: Process id of the former leader of its session and process group, which has ended: the rank leads
-            neither, so that it may leave both.
-        pidfd: Readable when the process has ended (pidfd_open(2)).
-        board: Descriptor of its call log.
-        exit_status: ``os.waitstatus_to_exitcode`` of its end; None while it lives.
-        state_before: The state of the process before it was frozen; empty while it is not.
-    """
+    """The supervisor's side of one rank."""
 
     number: int
     pid: int
+    # Process id of the former leader of its session and process group, which has ended: the rank leads neither, so that
+    # it may leave both.
     session: int
-    pidfd: int
+    pidfd: int  # readable when the process has ended (pidfd_open(2))
     link: Link
     stdout: OutputStream
     stderr: OutputStream
-    board: int
-    exit_status: int | None = None
-    state_before: str = ""
+    board: int  # descriptor of its call log
+    exit_status: int | None = None  # ``os.waitstatus_to_exitcode`` of its end; None while it lives
+    state_before: str = ""  # the state of the process before it was frozen; empty while it is not
 
     def signal(self, number: int) -> None:
         """Send a signal to the rank alone; a frozen one goes on, and first takes it.
@@ -156,17 +149,14 @@ class RankProcess:
 
 @dataclass(frozen=True, eq=False)
 class ConnectionEnds:
-    """Both ends of all connections of a rank that is about to be forked.
-
-    Attributes:
-        theirs: The rank's descriptors: of its connection, its standard output, its standard error and its board.
-    """
+    """Both ends of all connections of a rank that is about to be forked."""
 
     number: int
     link: Link
     stdout: OutputStream
     stderr: OutputStream
     board: int
+    # The rank's descriptors: of its connection, its standard output, its standard error and its board.
     theirs: tuple[int, ...]
 
     @property
@@ -197,11 +187,7 @@ class ConnectionEnds:
 
 
 def open_ends(number: int, echo: Echo | None, undo: ExitStack) -> ConnectionEnds:
-    """Open the connections of one rank; `undo` closes them.
-
-    Raises:
-        OSError: The system has no descriptor left.
-    """
+    """Open the connections of one rank; `undo` closes them."""
     link, theirs = link_pair()
     undo.callback(link.close)
     undo.callback(os.close, theirs)
@@ -222,14 +208,7 @@ def open_ends(number: int, echo: Echo | None, undo: ExitStack) -> ConnectionEnds
 
 
 def fork_ranks(numbers: Iterable[int], be_rank: BeRank, echo: Echo | None = None) -> list[RankProcess]:
-    """Fork ranks off this process.
-
-    Returns:
-        This process's side of each rank, in the order of `numbers`.
-
-    Raises:
-        OSError: The system has no process or descriptor left; none of the ranks is left either.
-    """
+    """Fork ranks off this process; an OSError leaves none of them."""
     ranks: list[RankProcess] = []
     try:
         for number in numbers:
@@ -253,9 +232,6 @@ def fork_rank(number: int, ends: tuple[int, ...], be_rank: BeRank, others: Itera
     An intermediate process creates a session, forks the rank and ends: the rank leads neither its session nor its
     process group, as a program that a script starts, and a test may create new ones. The process that adopts orphans
     becomes its parent.
-
-    Raises:
-        OSError: The system has no process left.
     """
     reading, writing = os.pipe()
     try:
@@ -363,13 +339,9 @@ class Stop(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Disturb:
-    """End what disturbs the ranks from outside, and begin with this.
+    """End what disturbs the ranks from outside, and begin with this."""
 
-    Attributes:
-        how: As the plug-ins' functions take it; empty for nothing.
-    """
-
-    how: str
+    how: str  # as the plug-ins' functions take it; empty for nothing
 
 
 Order = Command | Disturb
@@ -378,14 +350,11 @@ Order = Command | Disturb
 
 @dataclass(frozen=True, kw_only=True)
 class Examination:
-    """What the ranks of one node are doing.
+    """What the ranks of one node are doing."""
 
-    Attributes:
-        hangs: Where the ranks are that were asked about, even if they do not respond.
-        calls: The last calls of each rank in its process groups, the newest first.
-    """
-
+    # Where the ranks are that were asked about, even if they do not respond.
     hangs: Mapping[int, RankHang] = field(default_factory=dict)
+    # The last calls of each rank in its process groups, the newest first.
     calls: Mapping[int, tuple[LastCall, ...]] = field(default_factory=dict)
 
 
@@ -479,16 +448,13 @@ class LocalRanks:
 
     @property
     def ranks(self) -> Sequence[int]:
-        """See :attr:`Ranks.ranks`."""
         return list(self._processes)
 
     @property
     def pids(self) -> Sequence[int]:
-        """See :attr:`Ranks.pids`."""
         return [process.pid for process in self._processes.values()]
 
     def watch(self, selector: selectors.BaseSelector) -> None:
-        """See :meth:`Ranks.watch`."""
         self._selector = selector
         for rank in self._processes.values():
             for descriptor, look in self._looks(rank).items():
@@ -572,7 +538,6 @@ class LocalRanks:
                 self._selector.unregister(descriptor)
 
     def send(self, order: Order) -> None:
-        """See :meth:`Ranks.send`."""
         if isinstance(order, Disturb):
             self._disturb(order.how)
             return
@@ -595,7 +560,6 @@ class LocalRanks:
             self._disturbance.enter_context(disturbing(pids, how))
 
     def stop(self, ranks: Collection[int], how: Stop) -> None:
-        """See :meth:`Ranks.stop`."""
         for rank in map(self._processes.__getitem__, ranks):
             if how in (Stop.FREEZE, Stop.KILL):
                 self._stopped.add(rank.pid)
@@ -610,7 +574,6 @@ class LocalRanks:
                     rank.kill_group()
 
     def examine(self, ranks: Collection[int]) -> Answer[Examination]:
-        """See :meth:`Ranks.examine`."""
         return lambda: self._examine(ranks)
 
     def _examine(self, ranks: Collection[int]) -> Examination:
@@ -666,7 +629,6 @@ class LocalRanks:
         return children
 
     def take_output(self, title: str) -> Answer[Mapping[int, Output]]:
-        """See :meth:`Ranks.take_output`."""
         return lambda: self._take_output(title)
 
     def _take_output(self, title: str) -> Mapping[int, Output]:
@@ -676,7 +638,6 @@ class LocalRanks:
         return outputs
 
     def close(self) -> Answer[Sequence[KilledOrphan]]:
-        """See :meth:`Ranks.close`."""
         return self._close
 
     def _close(self) -> Sequence[KilledOrphan]:

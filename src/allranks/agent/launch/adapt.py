@@ -69,10 +69,8 @@ _WITH_INIT_METHOD = "torch.testing._internal.distributed.distributed_test"
 def adapt_torch_cases() -> Iterator[str]:
     """Adapt torch's base classes, once, after the suite has been imported.
 
-    This imports nothing of torch: a suite that has not imported torch's module has no tests of its classes.
-
-    Yields:
-        A notice for each class that has an unknown form in this version of torch, and stays as it is.
+    This imports nothing of torch: a suite that has not imported torch's module has no tests of its classes. Yields a
+    notice for each class that has an unknown form in this version of torch, and stays as it is.
     """
     tests = sys.modules.get(_WITH_INIT_METHOD)
     if getattr(tests, "INIT_METHOD", "") == "env":

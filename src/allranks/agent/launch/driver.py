@@ -44,13 +44,7 @@ _LINE = 1 << 16
 
 
 def run_driver(session: pytest.Session, assignment: Assignment, *, prints_at_once: bool) -> NoReturn:
-    """Run as a driver until the supervisor ends it. Never returns.
-
-    Args:
-        session: The session whose tests it runs.
-        assignment: As that of a rank; the results folder is the one of its ranks.
-        prints_at_once: Whether its ranks' output is shown as they print it.
-    """
+    """Run as a driver until the supervisor ends it. Never returns."""
     linux.adopt_orphans()
     answer_without_cuda()
     telling = _Telling(assignment.connection)
@@ -63,18 +57,13 @@ def run_driver(session: pytest.Session, assignment: Assignment, *, prints_at_onc
 
 
 class _Telling:
-    """Sends the driver's own reports on its test; the rank's loop, which runs the test, sends the others.
-
-    Args:
-        connection: Descriptor of the driver's end of its connection, which the loop uses, too.
-    """
+    """Sends the driver's own reports on its test; the rank's loop, which runs the test, sends the others."""
 
     def __init__(self, connection: int) -> None:
         self._connection = RankEnd(os.dup(connection))
         self.nodeid = ""
 
     def write(self, record: Record) -> None:
-        """See :class:`allranks.agent.record_stream.Journal`."""
         if isinstance(record, Passed | RankEnded):
             self.tell(LaunchedEnd(nodeid=self.nodeid, end=record))
 
@@ -106,7 +95,6 @@ class DriverSurroundings:
 
     @contextmanager
     def workplace(self, _case: type[unittest.TestCase]) -> Iterator[Workplace]:
-        """See :class:`allranks.agent.launch.launch.LaunchContext`."""
         forget_rank()
         yield Workplace(
             results=self._results,
@@ -122,7 +110,6 @@ class DriverSurroundings:
         self._telling.tell(Released(nodeid=self._telling.nodeid, world_size=world_size))
 
     def launch_terms(self, case: unittest.TestCase) -> LaunchTerms:
-        """See :class:`allranks.agent.launch.launch.LaunchContext`."""
         item = self._item(case)
         return LaunchTerms(
             nodeid=item.nodeid,
@@ -131,7 +118,6 @@ class DriverSurroundings:
         )
 
     def rank_terms(self, case: unittest.TestCase) -> RankTerms:
-        """See :class:`allranks.agent.launch.launch.LaunchContext`."""
         item = self._item(case)
         seed = seed_of_test(self._config.seed, item.nodeid)
         return RankTerms(nodeid=item.nodeid, seed=seed)

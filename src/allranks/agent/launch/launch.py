@@ -74,12 +74,7 @@ class Workplace:
 
 
 class Launch:
-    """The ranks of a launcher test, or of a class of such tests, from their fork to their end.
-
-    Args:
-        work: Runs in each rank, from its start; returns the exit status.
-        first: The test that they are started for.
-    """
+    """The ranks of a launcher test, or of a class of such tests, from their fork to their end."""
 
     def __init__(
         self, workplace: Workplace, world_size: int, work: Callable[[LaunchedRank], int], first: LaunchTerms
@@ -124,11 +119,7 @@ class Launch:
         self._ranks.signal(rank, number)
 
     def start(self) -> Step:
-        """Wait until each rank is ready for the first test.
-
-        Returns:
-            What arrived; if a rank could not start, or skipped, that is the outcome of the test.
-        """
+        """Wait until each rank is ready; if one could not start, or skipped, that is the outcome of the first test."""
         step = self._supervise(self._gang.start)
         first = step.leader or step.skipper
         if first is None:
@@ -165,10 +156,8 @@ class Launch:
     def close(self) -> Sequence[KilledOrphan]:
         """Stop all live ranks and release all resources; a second call does nothing.
 
-        Modules that ranks imported late are preloaded for the ranks of the next launch.
-
-        Returns:
-            Processes that outlived the rank that started them, and were killed.
+        Modules that ranks imported late are preloaded for the ranks of the next launch. Returns processes that outlived
+        the rank that started them, and were killed.
         """
         if self._is_closed:
             return []
@@ -237,13 +226,7 @@ def _start_ranks(workplace: Workplace, world_size: int, work: Callable[[Launched
 
 
 class _LaunchedRanks(LocalRanks):
-    """Ranks of a launcher test: their parent may have other children, and the test may expect certain exits.
-
-    Args:
-        results: Folder of their files.
-        mark: Which these ranks bear.
-        stacks: Their stack files, created before the fork.
-    """
+    """Ranks of a launcher test: their parent may have other children, and the test may expect certain exits."""
 
     def __init__(
         self, processes: Sequence[RankProcess], results: Path, mark: Mark, stacks: Mapping[int, StackFile]
@@ -268,11 +251,9 @@ class _LaunchedRanks(LocalRanks):
         return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
 
     def signal(self, rank: int, number: int) -> None:
-        """See :meth:`Launch.signal`."""
         self._processes[rank].signal(number)
 
     def wait_for_end(self, rank: int, timeout: float | None) -> None:
-        """See :meth:`Launch.wait_for_end`."""
         process = self._processes[rank]
         if process.exit_status is None:
             linux.is_readable(process.pidfd, timeout)

@@ -160,12 +160,7 @@ class OwnRanks:
         self.launch.release(self._terms)
 
     def join(self, ends: ExpectedEnds) -> None:
-        """Wait for the ranks, and raise their outcome.
-
-        Raises:
-            RankFailureError: A rank was bad, or only some ranks skipped.
-            RankSkip: All ranks skipped.
-        """
+        """Wait for the ranks, and raise their outcome."""
         __tracebackhide__ = True
         terms = self._terms
         step = self.launch.wait(ends.excuse)
@@ -225,11 +220,7 @@ class KeptRanks:
             self._resources = resources.pop_all()
 
     def run(self, case: unittest.TestCase) -> bool:
-        """Have the ranks run a test, and raise their outcome; see :meth:`OwnRanks.join`.
-
-        Returns:
-            Whether they may run another test: no call of theirs raised, and all match.
-        """
+        """Have the ranks run a test, and raise their outcome; returns whether they may run another: all calls match."""
         __tracebackhide__ = True
         terms = self._surroundings.launch_terms(case)
         step = self._launch.run(terms, self._names.index(_name(case)))

@@ -64,9 +64,6 @@ class PlainSurroundings:
 
     Ranks' files are in a temporary folder while the ranks live. Their output is printed when they have ended their
     test, each line prefixed with ``[rank N]``.
-
-    Args:
-        peer_grace: Seconds that the peers of the first bad rank get to end by themselves.
     """
 
     def __init__(self, peer_grace: float = PEER_GRACE) -> None:
@@ -74,7 +71,6 @@ class PlainSurroundings:
 
     @contextmanager
     def workplace(self, _case: type[unittest.TestCase]) -> Iterator[Workplace]:
-        """See :class:`allranks.agent.launch.launch.LaunchContext`."""
         limit = default_timeout()
         limits = TimeLimits(
             process_group=PROCESS_GROUP_LIMIT, test=limit, job=limit, peer_grace=self._peer_grace, settings=_SETTINGS
@@ -83,11 +79,9 @@ class PlainSurroundings:
             yield Workplace(results=Path(folder), journal=_Unread(), limits=limits, show=_print)
 
     def launch_terms(self, case: unittest.TestCase) -> LaunchTerms:
-        """See :class:`allranks.agent.launch.launch.LaunchContext`."""
         return LaunchTerms(nodeid=case.id(), limit=_time_limit(case) or default_limit())
 
     def rank_terms(self, case: unittest.TestCase) -> RankTerms:
-        """See :class:`allranks.agent.launch.launch.LaunchContext`."""
         return RankTerms(nodeid=case.id(), seed=zlib.crc32(case.id().encode("utf-8", "surrogatepass")))
 
 

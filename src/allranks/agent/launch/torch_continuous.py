@@ -34,11 +34,7 @@ class _Ending:
 
 
 def adapt_continuous(base: Any) -> None:  # noqa: ANN401 - torch's class has no types
-    """Have the tests of torch's class, and of every class that derives from it, share ranks as ours do.
-
-    Args:
-        base: The class, with all of :data:`HOOKS`.
-    """
+    """Have the tests of torch's class, and of every class that derives from it, share ranks as ours do."""
     spawn, wait = vars(base)["_spawn_processes"].__func__, base._worker_run_main_wait  # noqa: SLF001
     loop = vars(base)["_worker_loop"]
 

@@ -31,11 +31,7 @@ MakeProcess = Callable[..., BaseProcess]
 
 
 class RankHandle:
-    """One rank of a test, for the launching process.
-
-    Args:
-        process: The process whose work the rank does; never started.
-    """
+    """One rank of a test, for the launching process. The process, whose work the rank does, is never started."""
 
     def __init__(self, process: BaseProcess, number: int) -> None:
         self._process = process
@@ -73,11 +69,7 @@ class RankHandle:
         return self._launch is not None and self.exitcode is None
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for the rank's end.
-
-        Args:
-            timeout: Seconds; None to wait for ever.
-        """
+        """Wait for the rank's end."""
         if self._launch is not None:
             self._launch.wait_for_end(self._number, timeout)
 
@@ -121,11 +113,7 @@ def surroundings_of(case: unittest.TestCase) -> LaunchContext:
 
 
 def adapt_processes(base: Any) -> None:  # noqa: ANN401 - torch's class has no types
-    """Have the tests of torch's class, and of every class that derives from it, start their ranks as ours do.
-
-    Args:
-        base: The class, with all of :data:`HOOKS`.
-    """
+    """Have the tests of torch's class, and of every class that derives from it, start their ranks as ours do."""
     log = logging.getLogger(base.__module__)
     start, join, check = base._start_processes, base._join_processes, base._check_return_codes  # noqa: SLF001
 
@@ -158,12 +146,7 @@ def adapt_processes(base: Any) -> None:  # noqa: ANN401 - torch's class has no t
 
 
 def check_world(size: int) -> None:
-    """Skip a test with no rank; torch's own class lets it pass, with a note that it "was likely skipped".
-
-    Raises:
-        EnvironmentSkip: The size is that of a test with a rank for each device.
-        ValueError: No world has that size.
-    """
+    """Skip a test with no rank; torch's own class lets it pass, with a note that it "was likely skipped"."""
     if size < 0:
         msg = f"its world size is {size}"
         raise ValueError(msg)

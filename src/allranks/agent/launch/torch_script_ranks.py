@@ -25,11 +25,7 @@ _OWN: Final = "allranks_class_set_up"
 
 
 def adapt_script_ranks(base: Any) -> None:  # noqa: ANN401 - torch's class has no types
-    """Have the tests of torch's class, and of every class that derives from it, run in ranks that are forks.
-
-    Args:
-        base: The class, with all of :data:`HOOKS`.
-    """
+    """Have the tests of torch's class, and of every class that derives from it, run in ranks that are forks."""
     create = base.__init__
 
     @functools.wraps(create)

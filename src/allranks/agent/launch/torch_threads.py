@@ -26,11 +26,7 @@ _Info = tuple[type[BaseException], BaseException, TracebackType | None]
 
 
 def adapt_threads(base: Any) -> None:  # noqa: ANN401 - torch's class has no types
-    """Have every end of a thread counted, in torch's class and in every class that derives from it.
-
-    Args:
-        base: The class, with all of :data:`HOOKS`.
-    """
+    """Have every end of a thread counted, in torch's class and in every class that derives from it."""
     run, join, check = (vars(base)[name].__func__ for name in ("_run", "_join_threads", "_check_return_codes"))
     spawn = base._spawn_threads  # noqa: SLF001
     groups = sys.modules[base.__module__].ProcessLocalGroup

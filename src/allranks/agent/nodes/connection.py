@@ -62,11 +62,7 @@ class NodeConnection:
         return self._socket.fileno()
 
     def send(self, message: Message, timeout: float) -> None:
-        """Send a whole message, and read incoming data meanwhile: two sides that only sent would deadlock.
-
-        Raises:
-            ConnectionLostError: The other side is gone, or reads no more data.
-        """
+        """Send a whole message, and read incoming data meanwhile: two sides that only sent would deadlock."""
         data = encode_line(message)
         view = memoryview(_HEADER.pack(len(data)) + data)
         deadline = time.monotonic() + timeout
@@ -176,11 +172,7 @@ def make_nonce() -> str:
 def make_proof(token: str, role: str, node: int, *nonces: str) -> str:
     """The code that proves that one side has the token.
 
-    Args:
-        token: The job's token.
-        role: ``leader`` or ``follower``, so that neither can return the other's proof as its own.
-        node: The follower's node.
-        nonces: The leader's nonce and the follower's.
+    The role is ``leader`` or ``follower``, so that neither can return the other's proof as its own.
     """
     signed = json.dumps([role, node, *nonces]).encode()
     return hmac.new(token.encode(), signed, "sha256").hexdigest()
@@ -218,11 +210,7 @@ class _Stranger:
 
 
 class NodeRendezvous:
-    """The leading agent's port.
-
-    Raises:
-        NodesError: The agent cannot listen on the port.
-    """
+    """The leading agent's port."""
 
     def __init__(self, post: NodeConfig, followers: Collection[int]) -> None:
         self._post = post
@@ -238,11 +226,7 @@ class NodeRendezvous:
         self._selector.register(self._listener, selectors.EVENT_READ)
 
     def admit(self, limit: TimeLimit) -> dict[int, NodeConnection]:
-        """Wait for the agents of the other nodes until the limit, then close the port.
-
-        Raises:
-            NodesError: An agent has not joined in time.
-        """
+        """Wait for the agents of the other nodes until the limit, then close the port."""
         deadline = time.monotonic() + limit.seconds
         try:
             while self._absent and (remaining := deadline - time.monotonic()) > 0:
@@ -364,11 +348,7 @@ def _listed(nodes: Collection[int]) -> str:
 
 
 def reach(post: NodeConfig, limit: TimeLimit) -> NodeConnection:
-    """Connect a following agent to the leader, which may not be up yet.
-
-    Raises:
-        NodesError: The leader did not open its port in time, or one of the two does not have the token.
-    """
+    """Connect a following agent to the leader, which may not be up yet."""
     deadline = time.monotonic() + limit.seconds
     connection = NodeConnection(_connect(post, deadline, limit))
     try:
@@ -430,11 +410,7 @@ def _turned_away() -> NodesError:
 def meet(config: AgentConfig) -> dict[int, NodeConnection]:
     """Connect to the other agents of a job: a follower to its leader, the leader to its followers.
 
-    Returns:
-        The connection to each, by node; empty if the job has one node.
-
-    Raises:
-        NodesError: An agent did not come in time, or could not be authenticated.
+    Returns the connection to each, by node; empty if the job has one node.
     """
     post, limit = config.post, config.limits.limit("assembly")
     if post is None:

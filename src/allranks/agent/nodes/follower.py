@@ -32,11 +32,7 @@ _SENT = 16_000
 
 
 class Follower:
-    """This agent in its relation to the leader.
-
-    Args:
-        silence: Seconds that the leader may take to read a message.
-    """
+    """This agent in its relation to the leader. The leader may take `silence` seconds to read a message."""
 
     def __init__(self, connection: NodeConnection, silence: float) -> None:
         self._connection = connection
@@ -48,11 +44,7 @@ class Follower:
             self._send(digest.shortened)
 
     def serve(self, node: Node, end: JobEnd) -> None:
-        """Carry out the leader's commands until it dismisses this agent.
-
-        Raises:
-            HangupError: The job was ended from outside, or its leader is gone.
-        """
+        """Carry out the leader's commands until it dismisses this agent."""
         service = _Service(self._connection, node, self._silence, end)
         try:
             service.run()
@@ -78,11 +70,7 @@ class Follower:
 
 
 class _Service:
-    """Serves the leader from the collection to the end of the job.
-
-    Args:
-        silence: Seconds that the leader may take to read a message.
-    """
+    """Serves the leader from the collection to the end of the job."""
 
     def __init__(self, connection: NodeConnection, node: Node, silence: float, end: JobEnd) -> None:
         self._connection = connection
@@ -94,12 +82,7 @@ class _Service:
         self._selector = self._fresh_selector()
 
     def run(self) -> None:
-        """Carry out commands until the leader dismisses this agent.
-
-        Raises:
-            HangupError: The job was ended from outside.
-            ConnectionLostError: The leader is gone.
-        """
+        """Carry out commands until the leader dismisses this agent."""
         try:
             while not self._is_over:
                 self._turn()

@@ -38,11 +38,7 @@ _COMPARED_FOR = 60.0
 
 
 class FollowerLink:
-    """The leader's connection to the agent of one other node.
-
-    Args:
-        silence: The time that the agent may take to answer.
-    """
+    """The leader's connection to the agent of one other node."""
 
     def __init__(self, node: int, connection: NodeConnection, silence: TimeLimit) -> None:
         self.node = node
@@ -166,7 +162,6 @@ class RemoteNode:
         self._ranks = ranks
 
     def start_ranks(self, request: StartRanks) -> Answer["RemoteRanks"]:
-        """See :meth:`allranks.agent.nodes.node.Node.start_ranks`."""
         self._link.compare_clocks()
         answer = self._link.ask(request, messages.Started)
         return lambda: self._started(answer())
@@ -191,16 +186,13 @@ class RemoteRanks:
 
     @property
     def ranks(self) -> Sequence[int]:
-        """See :attr:`allranks.agent.gangs.local_ranks.Ranks.ranks`."""
         return list(self._pids)
 
     @property
     def pids(self) -> Sequence[int]:
-        """See :attr:`allranks.agent.gangs.local_ranks.Ranks.pids`."""
         return list(self._pids.values())
 
     def watch(self, selector: selectors.BaseSelector) -> None:
-        """See :meth:`allranks.agent.gangs.local_ranks.Ranks.watch`."""
         self._selector = selector
         look: Look = self._look
         for descriptor in self._link.descriptors:
@@ -228,11 +220,9 @@ class RemoteRanks:
                 selector.unregister(descriptor)
 
     def send(self, order: Order) -> None:
-        """See :meth:`allranks.agent.gangs.local_ranks.Ranks.send`."""
         self._link.send(messages.SendRanks(order=order))
 
     def stop(self, ranks: Collection[int], how: Stop) -> None:
-        """See :meth:`allranks.agent.gangs.local_ranks.Ranks.stop`."""
         if ranks:
             self._link.send(messages.StopRanks(ranks=tuple(ranks), how=how))
 
@@ -257,7 +247,6 @@ class RemoteRanks:
         return lambda: outputs.ranks if (outputs := answer()) else {}
 
     def close(self) -> Answer[Sequence[KilledOrphan]]:
-        """See :meth:`allranks.agent.gangs.local_ranks.Ranks.close`."""
         self._forget()
         answer = self._link.ask(messages.CloseRanks(), messages.Left)
         return lambda: self._left(answer())
@@ -288,11 +277,8 @@ class Leader:
     def compare(self, own: CollectionDigest) -> tuple[list[CollectionFailure], list[str]]:
         """Wait until the others have collected, too, and check that they have collected the same tests.
 
-        Returns:
-            Collection failures of the others, but for those of modules that fail here, too; and notices, as sentences.
-
-        Raises:
-            NodesError: They have collected different tests, or did not finish in time.
+        Returns collection failures of the others, but for those of modules that fail here, too; and notices, as
+        sentences.
         """
         digests = _Digests(self._links, self._config.limits).call()
         same = {failure.nodeid for failure in own.failures if failure.nodeid}
@@ -315,11 +301,7 @@ class Leader:
         ]
 
     def dismiss(self) -> None:
-        """Tell the others that the job is done.
-
-        Raises:
-            NodeLostError: One of them is lost: its work since its last message is unknown.
-        """
+        """Tell the others that the job is done; if one of them is lost, its work since its last message is unknown."""
         answers = [(link, link.ask(messages.Dismiss(), messages.Dismissed)) for link in self._links]
         for link, answer in answers:
             if answer() is None:

@@ -83,11 +83,7 @@ def _difference_of_tests(ours: Sequence[str], theirs: Sequence[str], node: int) 
 
 
 class NodeLostError(Exception):
-    """The agent of a node no longer answers, and cannot come back.
-
-    Args:
-        how: Why the agent is lost, as in "is gone".
-    """
+    """The agent of a node no longer answers, and cannot come back."""
 
     def __init__(self, node: int, how: str) -> None:
         super().__init__(f"The agent of node {node} {how}.")
@@ -106,11 +102,7 @@ class Node(Protocol):
 
 
 def start_gang(nodes: Iterable[Node], request: StartRanks) -> list[Ranks]:
-    """Start the ranks of a gang on all nodes.
-
-    Raises:
-        Exception: What a node raises that cannot start its ranks, or is lost; no rank is left on the others.
-    """
+    """Start the ranks of a gang on all nodes; if one node cannot, no rank is left on the others."""
     started: list[Ranks] = []
     failures: list[Exception] = []
     for starting in [node.start_ranks(request) for node in nodes]:

@@ -43,9 +43,6 @@ class Waits:
     """Keeps what a rank waits for, and shows it to the supervisor.
 
     Calls are named by their order among all calls of the rank; 0 stands for anything else that other ranks do.
-
-    Args:
-        log: Where it is shown, also if the process ends without a word.
     """
 
     def __init__(self, log: CallLog) -> None:
@@ -218,13 +215,7 @@ def sequence_of(group: distributed.ProcessGroup | None) -> int:
 
 
 def describe(kind: str, arguments: Sequence[Any], place: int) -> tuple[str, str]:
-    """The dtype and the shape of a call's first tensor: ``float32 sparse_coo max``, without what is usual, and ``4x2``.
-
-    Args:
-        kind: Of the call.
-        arguments: Its arguments.
-        place: Index of the one that has the tensor.
-    """
+    """The dtype and the shape of a call's first tensor: ``float32 sparse_coo max``, without the usual, and ``4x2``."""
     first: Any = arguments[place : place + 1]
     while isinstance(first, (list, tuple)) and first:
         first = first[0]
@@ -371,10 +362,7 @@ class CallCounter:
         """Mark exceptions of calls that no method counts: the backward pass of DDP, functional collectives.
 
         torch's sequence numbers tell whether there were any such calls. Making a group or a store has no number, but
-        exceptions of a type of its own.
-
-        Args:
-            error: The last one; those that it followed from are marked, too.
+        exceptions of a type of its own. So are those that an exception followed from.
         """
         groups = [self._find(group) for group in list(distributed_c10d._world.pg_map)]  # noqa: SLF001 - see below
         has_uncounted = any(known.uncounted > 0 for known in groups if known is not None)
@@ -386,11 +374,7 @@ class CallCounter:
                 setattr(each, _WAIT, Wait())
 
     def watch(self, world: distributed.ProcessGroup | None) -> None:
-        """Start counting.
-
-        Args:
-            world: The gang's default group; only groups in its world count. None if the gang has none.
-        """
+        """Start counting in the world of this group, the gang's; None if the gang has none."""
         self._world = weakref.ref(world) if world else lambda: None
         self._groups.clear()
         self.settle()
@@ -620,9 +604,7 @@ class CallCounter:
     def _asked(self, original: _Method, *, has_news: _Method = lambda _, answer: bool(answer)) -> _Method:
         """Wrap a method of a store by whose false answers a rank waits for others, if it asks again and again.
 
-        Args:
-            original: The method.
-            has_news: Whether an answer to some arguments counts as true; None if it says nothing.
+        `has_news` is whether an answer to some arguments counts as true; None if it says nothing.
         """
 
         def call(asked: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
@@ -657,13 +639,7 @@ class CallCounter:
         return before[2] != answer
 
     def _note_failure(self, error: BaseException, order: int, began: int) -> None:
-        """Note that a call, or a wait for one, has failed.
-
-        Args:
-            error: What it has raised, which gets a mark.
-            order: Of the call: see :class:`Wait`.
-            began: When it began.
-        """
+        """Note that a call, or a wait for one, has failed; what it has raised gets a mark."""
         setattr(error, _WAIT, self.waits.fail(order, began))
 
     def _note_success(self, call: "_Begun | None") -> None:
@@ -688,17 +664,11 @@ class CallCounter:
 
 
 class _Begun(NamedTuple):
-    """A call that has begun.
+    """A call that has begun."""
 
-    Attributes:
-        order: Its place among all calls of the rank.
-        at: Nanoseconds on the monotonic clock.
-        has_peers: Other ranks are in its group.
-    """
-
-    order: int
-    at: int
-    has_peers: bool
+    order: int  # its place among all calls of the rank
+    at: int  # nanoseconds on the monotonic clock
+    has_peers: bool  # other ranks are in its group
 
 
 def _is_private(store: object) -> bool:

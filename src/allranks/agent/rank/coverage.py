@@ -71,11 +71,7 @@ class Measurement:
         os.environ["COVERAGE_FILE"] = str(self._folder / DATA)
 
     def redirect(self, config: pytest.Config) -> None:
-        """Redirect reports into the results folder.
-
-        Raises:
-            pytest.UsageError: --cov-fail-under is set, but this job alone cannot decide it.
-        """
+        """Redirect reports into the results folder."""
         if (plugin := _plugin(config)) is None:
             return
         if plugin.options.cov_fail_under and (why := self._why_undecided()):

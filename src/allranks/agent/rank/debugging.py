@@ -42,11 +42,7 @@ def be_rank(number: int) -> None:
 
 
 def stop_here(**_: object) -> None:
-    """Stop at the caller, if this rank has the debugger; its peers continue until they wait for it.
-
-    Raises:
-        NoTerminalError: No rank has the debugger.
-    """
+    """Stop at the caller, if this rank has the debugger; its peers continue until they wait for it."""
     if _debugging.rank is None:
         rank = _debugging.own
         msg = (

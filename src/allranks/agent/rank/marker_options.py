@@ -37,11 +37,7 @@ class MarkerError(Exception):
 
 
 def read_terms(items: Sequence[pytest.Item], config: AgentConfig) -> list[ItemOptions]:
-    """Read the options of each collected test.
-
-    Raises:
-        MarkerError: A marker has wrong arguments.
-    """
+    """Read the options of each collected test; a :class:`MarkerError` names one with wrong arguments."""
     return [_terms(item, index, config) for index, item in enumerate(items)]
 
 
@@ -68,11 +64,7 @@ def has_thread_ranks(item: pytest.Item) -> bool:
 
 
 def time_limit(item: pytest.Item, config: AgentConfig) -> TimeLimit:
-    """The time limit of a test for its ranks.
-
-    Raises:
-        MarkerError: A marker has wrong arguments.
-    """
+    """The time limit of a test for its ranks."""
     own, usual = _time_limit(item), config.limits.limit("test")
     if own is not None and config.pdb_rank is None:
         return own
@@ -81,11 +73,7 @@ def time_limit(item: pytest.Item, config: AgentConfig) -> TimeLimit:
 
 
 def plugin_limit(item: pytest.Item) -> TimeLimit | None:
-    """The limit that pytest-timeout enforces for a test; None if that is not known.
-
-    Args:
-        item: The test, in a session that has the plug-in or not.
-    """
+    """The limit that pytest-timeout enforces for a test; None if that is not known."""
     if not any(map(item.config.pluginmanager.has_plugin, _TIMEOUT_PLUGIN)):
         return None
     marker = item.get_closest_marker("timeout")
@@ -205,11 +193,7 @@ def _time_limit(item: pytest.Item) -> TimeLimit | None:
 
 
 def limit_of(marker: pytest.Mark) -> TimeLimit:
-    """The limit of a ``time_limit``.
-
-    Raises:
-        ValueError: It has another number of arguments, or one that is no number of seconds.
-    """
+    """The limit of a ``time_limit``."""
     if len(marker.args) == 1 and not marker.kwargs and _is_number(marker.args[0]) and 0 < marker.args[0] <= _LONGEST:
         return TimeLimit(value=float(marker.args[0]), setting="@pytest.mark.time_limit")
     msg = f"time_limit{marker.args} makes no sense: it takes one number of seconds, more than 0 and up to {_LONGEST:,}"

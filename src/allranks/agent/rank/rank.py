@@ -52,29 +52,21 @@ from allranks.protocol.skip_codes import SkipCode
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """All that one rank of one gang needs to know.
-
-    Attributes:
-        request: How its gang is started.
-        hardware_skip: Why no test of this cell can run on this host: the arguments of an ``EnvironmentSkip``.
-        shared: Folder that all ranks of the gang share with no other gang.
-        connection: Descriptor of the rank's end of its connection.
-        board: Descriptor of its call log.
-        supervisor: Process id of the supervisor.
-        items: The tests by their index in the job, if the rank has not collected all of them.
-        end_session: Ends a pytest session of the rank's own, after the last report. It gets the exit status, and
-            returns the one that hooks have made of it.
-    """
+    """All that one rank of one gang needs to know."""
 
     config: AgentConfig
     rank: int
-    request: StartRanks
+    request: StartRanks  # how its gang is started
+    # Why no test of this cell can run on this host: the arguments of an ``EnvironmentSkip``.
     hardware_skip: tuple[SkipCode, str, int | None] | None
-    shared: Path
-    connection: int
-    board: int
-    supervisor: int
+    shared: Path  # folder that all ranks of the gang share with no other gang
+    connection: int  # descriptor of the rank's end of its connection
+    board: int  # descriptor of its call log
+    supervisor: int  # process id of the supervisor
+    # The tests by their index in the job, if the rank has not collected all of them.
     items: Mapping[int, pytest.Item] | None = None
+    # Ends a pytest session of the rank's own, after the last report. It gets the exit status, and returns the one that
+    # hooks have made of it.
     end_session: Callable[[int], int] | None = None
 
 
@@ -381,11 +373,7 @@ class _Rank:
 
 
 def _gpu_of(assignment: Assignment) -> int:
-    """The index of a rank's GPU.
-
-    Raises:
-        RuntimeError: There are no GPUs; each job has made sure of them before its first test.
-    """
+    """The index of a rank's GPU."""
     count = torch.cuda.device_count()
     if not count:
         msg = "no GPU is visible any more"

@@ -36,11 +36,7 @@ from allranks.protocol.outcomes import Phase
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python, NumPy and torch, on all devices; of these, those that are loaded.
-
-    Args:
-        seed: At most 32 bits, NumPy's limit.
-    """
+    """Seed Python, NumPy and torch, on all devices; of these, those that are loaded. At most 32 bits, NumPy's limit."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         # Not always: it takes 0.7 ms, as each kind of accelerator defers its seeding, and formats a stack for that.
@@ -49,11 +45,7 @@ def seed_everything(seed: int) -> None:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed Python, NumPy and torch, on the CPU; of these, those that are loaded.
-
-    Args:
-        seed: At most 32 bits, NumPy's limit.
-    """
+    """Seed Python, NumPy and torch, on the CPU; of these, those that are loaded. At most 32 bits, NumPy's limit."""
     _seed_python(seed)
     torch = sys.modules.get("torch")
     if torch is not None:
@@ -71,8 +63,7 @@ _libc = ctypes.CDLL(None)
 def print_at_once() -> tuple[TextIO, ...]:
     """Unbuffer this process's standard streams; C's own stdout becomes line-buffered.
 
-    Returns:
-        The previous streams. The caller must keep them: their finalizers would close the descriptors.
+    Returns the previous streams. The caller must keep them: their finalizers would close the descriptors.
     """
     before = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
     sys.stdout = sys.__stdout__ = _unbuffered(1)  # type: ignore[misc]
@@ -99,8 +90,7 @@ _NAME = "terminalreporter"
 class SilentReporter:
     """Stands in for the terminal reporter, but has no hooks, so pytest never calls it.
 
-    Args:
-        reporter: The real one, which plugins such as pytest-timeout look up by name to write on.
+    Plugins such as pytest-timeout look the real one up by name, to write on.
     """
 
     def __init__(self, reporter: TerminalReporter) -> None:
@@ -145,12 +135,7 @@ def watch_exits() -> None:
 
 
 def announce_to(connection: RankEnd, take_phases: Callable[[], tuple[Phase, ...]] = tuple) -> None:
-    """Make this process a rank from now on.
-
-    Args:
-        connection: Its end of the connection.
-        take_phases: Returns the phases that have ended but are not reported yet.
-    """
+    """Make this process a rank from now on; `take_phases` returns the ended phases that are not reported yet."""
     _rank.connection, _rank.take_phases, _rank.pid = connection, take_phases, getpid()
 
 
@@ -201,9 +186,6 @@ def tears_down(stack: Iterable[tuple[FrameType, int]]) -> bool:
     """Whether a stack or a traceback leads through a tear-down or a clean-up of unittest.
 
     pytest counts these as the call, but the test itself has ended, and may have failed: an exit cannot skip it.
-
-    Args:
-        stack: What ``traceback.walk_stack`` or ``traceback.walk_tb`` yields.
     """
     return any(
         frame.f_code.co_name in _TEAR_DOWNS and frame.f_globals.get("__name__", "").startswith("unittest.")
@@ -220,12 +202,6 @@ def live(work: Callable[[], int], parent: int, *, stacks: Path, environment: Map
     """Run `work` in this fork, then exit. Never returns: the fork must not run its parent's code.
 
     The process dies with its parent, and prints without buffers.
-
-    Args:
-        work: What it does; returns the exit status.
-        parent: Process id of its parent, which may still have to adopt it.
-        stacks: The file that gets its stacks, on request and on a fatal signal.
-        environment: Variables to set.
     """
     status = 1
     try:

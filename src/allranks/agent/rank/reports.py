@@ -74,10 +74,7 @@ def _wait_of(error: BaseException) -> Wait | None:
 def phase_of(report: pytest.TestReport, error: BaseException | None, seconds: float) -> Phase:
     """Convert a report of pytest to a phase; an invalid report is an error of the test.
 
-    Args:
-        report: The report of pytest and its plugins.
-        error: The exception that ended the phase, if any.
-        seconds: The duration of the phase, by a clock that tests do not change.
+    The seconds are by a clock that tests do not change.
     """
     try:
         return _phase_of(report, error, seconds)
@@ -239,13 +236,7 @@ _GROUP_IS_NOT_THERE: Final = (
 
 
 def with_remedy(phase: Phase, error: BaseException | None, *, has_group: bool) -> Phase:
-    """A phase whose error is about the default process group, with the marker and the key that set whether it exists.
-
-    Args:
-        phase: The phase.
-        error: The exception that ended it.
-        has_group: Whether the agent made the group.
-    """
+    """A phase whose error is about the default process group, with the marker and the key that decide about it."""
     words, remedy = (_MADE_TWICE, _GROUP_IS_THERE) if has_group else (_NOT_MADE, _GROUP_IS_NOT_THERE)
     if not phase.outcome.is_bad or words not in phase.message or not isinstance(error, Exception):
         return phase
@@ -273,7 +264,6 @@ class Subtests:
 
     @property
     def skipped(self) -> str:
-        """See :attr:`allranks.agent.channel.Report.skipped_subtests`."""
         if not self._skipped:
             return ""
         listed = shorten(", ".join(self._skipped), MESSAGE_LIMIT)
@@ -297,9 +287,7 @@ def broken_off(error: BaseException) -> Phase:
 def unreported(phases: Sequence[Phase], session: pytest.Session) -> Phase | None:
     """The phase of a good test whose trouble pytest has put into no report; None if there is none.
 
-    Args:
-        phases: Of the test.
-        session: Where hooks and tests ask pytest to stop. pytest then ends with a bad exit status; a rank goes on.
+    A hook or a test may have asked pytest to stop: it then ends with a bad exit status, and a rank goes on.
     """
     if all(phase.when != "call" and phase.outcome is Outcome.PASSED for phase in phases):
         message = "pytest has reported no call of this test: a plugin or a hook has kept it from running"

@@ -166,8 +166,7 @@ def cell_environment(config: AgentConfig, present: Mapping[str, str]) -> dict[st
 class Supervision:
     """One job, from its start to its end.
 
-    Args:
-        is_contained: Whether the processor time that it gets is shared with its own ranks alone.
+    If it is contained, the processor time that it gets is shared with its own ranks alone.
     """
 
     def __init__(
@@ -272,11 +271,7 @@ class Supervision:
         return self._supervise(server, program, follower, leader)
 
     def _check_for_the_end(self, server: ForkServer) -> None:
-        """If SIGTERM has ended the fork server, wait a moment for the end of the job, as a scheduler signals all.
-
-        Raises:
-            HangupError: The job is to end.
-        """
+        """If SIGTERM has ended the fork server, wait a moment for the end of the job, as a scheduler signals all."""
         if server.close() == -signal.SIGTERM and linux.is_readable(self._end.fileno(), END_GRACE):
             raise HangupError
 
@@ -423,12 +418,7 @@ class Supervision:
 
 
 def _session_problem(ended: SessionEnded, *, is_bad: bool) -> str:
-    """A problem that only pytest's own exit status shows, in a sentence; empty for none.
-
-    Args:
-        ended: How the session ended.
-        is_bad: A test went wrong, or something could not be collected.
-    """
+    """A problem that only pytest's own exit status shows, in a sentence; empty for none."""
     if ended.status not in (0, ended.own):
         return changed_status(ended.own, ended.status)
     if ended.status not in _OK_STATUSES or (ended.status == 1 and not is_bad):

@@ -47,12 +47,7 @@ from allranks.protocol.xml_text import clipped
 
 
 def assemblies(terms: Sequence[ItemOptions], indices: Iterable[int]) -> Iterator[list[int]]:
-    """Split tests into runs of neighbours that one gang may run.
-
-    Args:
-        terms: How each collected test is run.
-        indices: Tests, in their order.
-    """
+    """Split tests into runs of neighbours that one gang may run."""
     for _, neighbours in itertools.groupby(indices, lambda index: terms[index].gang):
         yield list(neighbours)
 
@@ -112,14 +107,7 @@ class Worker(Protocol):
     """Runs tests one after the other."""
 
     def run_some(self, indices: Sequence[int]) -> None:
-        """Run some tests.
-
-        Raises:
-            HangupError: The job was ended from outside.
-            JobLimitError: The job's time is up.
-            LostGpuError: A GPU no longer computes.
-            ForkServerError: The fork server is gone or does not answer.
-        """
+        """Run some tests."""
 
 
 def lane_folder(results: Path, lane: int) -> Path:
@@ -140,15 +128,7 @@ class DriverWorkers:
     _errors: list[Exception] = field(default_factory=list)
 
     def run(self) -> None:
-        """Run all tests on the workers.
-
-        Raises:
-            HangupError: The job was ended from outside.
-            JobLimitError: The job's time is up.
-            LostGpuError: A GPU no longer computes.
-            ForkServerError: The fork server is gone or does not answer.
-            WorkerLostError: A worker broke.
-        """
+        """Run all tests on the workers; raises the first error of one."""
         threads = [threading.Thread(target=self._be_lane, args=(number,)) for number in range(1, self.count + 1)]
         for thread in threads:
             thread.start()
@@ -205,12 +185,7 @@ class Plan(Protocol):
 
 
 class RepetitionJournal:
-    """The journal of a test loop that repeats tests: it holds the records of a repetition until the next one begins.
-
-    Args:
-        journal: Takes records that are about none.
-        repetitions: Takes the others.
-    """
+    """The journal of a test loop that repeats tests: it holds the records of a repetition until the next one begins."""
 
     def __init__(self, journal: Journal, repetitions: Plan) -> None:
         self._journal = journal
@@ -219,7 +194,6 @@ class RepetitionJournal:
         self._ends: list[End] = []
 
     def write(self, record: Record) -> None:
-        """See :class:`allranks.agent.record_stream.Journal`."""
         match record:
             case TestStarted():
                 self.conclude()
@@ -264,19 +238,13 @@ MANY_FORKS = 60
 
 
 class WithCommands:
-    """A journal in which each failure of a script's test ends with the command that runs it without allranks.
-
-    Args:
-        journal: Takes the records.
-        program: The tests.
-    """
+    """A journal in which each failure of a script's test ends with the command that runs it without allranks."""
 
     def __init__(self, journal: Journal, program: Program) -> None:
         self._journal = journal
         self._scripts = {test for test, options in zip(program.tests, program.terms, strict=False) if options.is_script}
 
     def write(self, record: Record) -> None:
-        """See :class:`allranks.agent.record_stream.Journal`."""
         if isinstance(record, RankEnded) and record.outcome.is_bad and not record.consequence:
             record = replace(record, text=self._with_command(record))
         self._journal.write(record)
@@ -419,7 +387,6 @@ class TestLoop:
         return sum(ranks + terms[indices[0]].launches for indices in assemblies(terms, range(len(terms))))
 
     def run_some(self, indices: Sequence[int]) -> None:
-        """See :class:`allranks.agent.supervisor.test_loop.Worker`."""
         if self._counting is not None:
             try:
                 self._run_gang(indices)
