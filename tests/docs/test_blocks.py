@@ -9,7 +9,7 @@ import pytest
 import yaml
 from blocks import ROOT, Block, blocks
 
-from allranks.agent.collect import disabled_tests, expected_failures
+from allranks.agent.collect import suite_lists
 from allranks.matrix.declaration import load
 
 # What other tests run, whole.
@@ -104,11 +104,11 @@ def test_toml(block: Block, tmp_path):
     document = tomllib.loads(block.text)
     if "failure" in document:
         (tmp_path / "expected_failures.toml").write_text(block.text)
-        assert expected_failures.read(tmp_path / "expected_failures.toml")
+        assert suite_lists.read_expected(tmp_path / "expected_failures.toml")
         return
     if "test" in document:
         (tmp_path / "disabled_tests.toml").write_text(block.text)
-        assert disabled_tests.read(tmp_path / "disabled_tests.toml", date(2026, 1, 1))
+        assert suite_lists.read_disabled(tmp_path / "disabled_tests.toml", date(2026, 1, 1))
         return
     text = block.text
     for table, lines in (("[matrix]\n", HEAD), ("[suites.", SUITE), ("[images.", IMAGE)):

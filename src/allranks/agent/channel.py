@@ -250,23 +250,13 @@ class Outgoing:
 
 @dataclass(eq=False)
 class Link:
-    """The supervisor's end of the connection to one rank.
+    """The supervisor's end of the connection to one rank."""
 
-    Args:
-        socket: Its socket, from :func:`link_pair`.
-
-    Attributes:
-        pid: The rank's process; nothing is read before it is set.
-        at_end: The rank has closed its end.
-        is_garbled: It has sent something other than a message: later data is not trusted.
-        has_strangers: Processes other than the rank have sent something, which was discarded.
-    """
-
-    socket: socket.socket
-    pid: int = 0
-    at_end: bool = False
-    is_garbled: bool = False
-    has_strangers: bool = False
+    socket: socket.socket  # from :func:`link_pair`
+    pid: int = 0  # the rank's process; nothing is read before it is set
+    at_end: bool = False  # the rank has closed its end
+    is_garbled: bool = False  # it has sent something other than a message: later data is not trusted
+    has_strangers: bool = False  # processes other than the rank have sent something, which was discarded
     _rest: bytearray = field(default_factory=bytearray)
     _outgoing: Outgoing = field(init=False)
 

@@ -36,7 +36,6 @@ class RecordWriter:
         self._descriptor = descriptor
         self._waiting: deque[bytes] = deque()
         self._size = 0
-        self._left_out = 0
         self._is_closed = False
         self._is_broken = False
         self._changed = threading.Condition()
@@ -50,7 +49,6 @@ class RecordWriter:
         if self._size > WAITING_LIMIT // 2:
             record = _without_texts(record)
             if isinstance(record, Printed | Notice):
-                self._left_out += 1
                 return
         line = RECORD_SEPARATOR + encode(replace(record, at=round(clock.now(), 6))) + b"\n"
         with self._changed:
@@ -60,7 +58,6 @@ class RecordWriter:
                 return
             if self._is_broken or self._size + len(line) > WAITING_LIMIT:
                 # The reader is stuck or gone. The verdict counts missing outcomes as errors.
-                self._left_out += 1
                 return
             self._waiting.append(line)
             self._size += len(line)
@@ -93,11 +90,6 @@ class RecordWriter:
             with self._changed:
                 self._size -= len(data)
                 self._changed.notify_all()
-
-    @property
-    def left_out(self) -> int:
-        """The number of records that were dropped."""
-        return self._left_out
 
     def close(self) -> None:
         """Wait until everything queued has been written, or writing has failed."""

@@ -84,11 +84,7 @@ def marker_lines() -> Iterator[str]:
 
 
 def requirements_of_item(item: pytest.Item) -> Iterator[Requirement]:
-    """All requirements of a test: from markers, closest first, then from decorators, classes first.
-
-    Raises:
-        WrongMarkerError: A marker has the wrong arguments.
-    """
+    """All requirements of a test: from markers, closest first, then from decorators, classes first."""
     # All are created before the first is checked: a wrong marker is an error even if the test would be skipped.
     yield from [_of_marker(mark, item) for mark in item.iter_markers() if mark.name in REQUIREMENT_MARKERS]
     for node in item.listchain():

@@ -54,12 +54,7 @@ class PlainWorld:
         self._group: ProcessGroup | None = None
 
     def join(self) -> "ProcessGroup":
-        """The default process group; all ranks make it, once.
-
-        Raises:
-            NoRendezvousError: The ranks cannot find each other.
-            PeerTimeoutError: Some ranks did not come in time.
-        """
+        """The default process group; all ranks make it, once."""
         import torch
         from torch import distributed
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]
@@ -91,12 +86,7 @@ class PlainWorld:
         self._group = None
 
     def shared_folder(self, make: Callable[[], Path]) -> Path:
-        """A folder that all ranks share; rank 0 makes it.
-
-        Raises:
-            NoRendezvousError: The ranks are on several nodes.
-            PeerTimeoutError: Some ranks did not come in time.
-        """
+        """A folder that all ranks share; rank 0 makes it. Ranks on several nodes cannot have one."""
         if self._place.local_world_size < self._place.world_size:
             msg = (
                 f"the {self._place.world_size} ranks of this world are on several nodes, and have no folder that they "
@@ -143,12 +133,7 @@ class PlainWorld:
         return PeerTimeoutError(msg)
 
     def open(self) -> "Store":
-        """The store of all ranks; the first call opens it, with those of the other ranks.
-
-        Raises:
-            NoRendezvousError: The ranks cannot find each other.
-            PeerTimeoutError: The store of rank 0 cannot be reached.
-        """
+        """The store of all ranks; the first call opens it, with those of the other ranks."""
         if self._opened is None:
             try:
                 self._opened = self._open()

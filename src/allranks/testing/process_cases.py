@@ -83,12 +83,7 @@ class LauncherTestCase(TensorEquality, unittest.TestCase):
         return self._surroundings().launch_terms(self)
 
     def _run_and_clean_up(self, test_name: str, tell: Callable[[Exception], None]) -> None:
-        """Run a test and its clean-ups in this rank.
-
-        Args:
-            test_name: The name of its method.
-            tell: Reports at once that an exception ended the test.
-        """
+        """Run a test and its clean-ups in this rank; `tell` reports at once that an exception ended the test."""
         with ExitStack() as stack:
             stack.callback(self._clean_up)
             try:

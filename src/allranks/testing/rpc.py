@@ -265,18 +265,8 @@ def meeting_point(environment: RankEnvironment, name: str) -> Iterator[str]:
     """An init method for RPC that no other test can use.
 
     Rank 0 opens a store on a port that the kernel chooses, and publishes it in a file in the gang's folder. Without an
-    agent, as under torchrun, the workers meet at MASTER_ADDR and MASTER_PORT, and torch keeps tests separate.
-
-    Args:
-        environment: This rank's environment.
-        name: The name of the rendezvous: equal on all ranks, and different for each rendezvous of the gang.
-
-    Yields:
-        A URL for ``init_method``; valid within the ``with``.
-
-    Raises:
-        NoMeetingPointError: There is no agent, and one of the two variables is not set.
-        PeerTimeoutError: Rank 0 did not open the store in time.
+    agent, as under torchrun, the workers meet at MASTER_ADDR and MASTER_PORT, and torch keeps tests separate. The name
+    is equal on all ranks, and different for each rendezvous of the gang.
     """
     if environment.shared is None and environment.world_size > 1:
         yield _variables_of_torchrun()

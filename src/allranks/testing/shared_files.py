@@ -95,11 +95,7 @@ def put_up(notice: Path, text: str) -> None:
 
 
 def read_when_up(notice: Path, what: str, timeout: float = DEFAULT_TIMEOUT) -> str:
-    """Wait for a published text, and return it.
-
-    Raises:
-        PeerTimeoutError: It was not published in time.
-    """
+    """Wait for a published text, and return it; a :class:`PeerTimeoutError` says that it did not come in time."""
     if not wait_until(notice.exists, timeout):
         msg = f"rank 0 did not tell {what} within {timeout:g} s"
         raise PeerTimeoutError(msg)
@@ -138,11 +134,7 @@ class FolderOfTest:
 
 @dataclass(frozen=True)
 class FolderOfGang:
-    """The folder that the ranks share while their gang lives.
-
-    Args:
-        path: The same folder for all ranks, empty when the gang began.
-    """
+    """The folder that the ranks share while their gang lives."""
 
     path: Path
 
@@ -152,12 +144,7 @@ class FolderOfGang:
         return _made(self.path / "files")
 
     def of_test(self, nodeid: str, number: int) -> FolderOfTest:
-        """The folder of one run of one test.
-
-        Args:
-            nodeid: Its node id, which may contain any characters.
-            number: The number of tests that the gang has run, so that a repeated test gets a new folder.
-        """
+        """The folder of one run of one test: the number of tests that the gang has run tells repetitions apart."""
         digest = hashlib.blake2b(nodeid.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
         words = re.sub(r"\W+", "-", nodeid.rpartition("::")[2], flags=re.ASCII)[:_NAME_LIMIT].strip("-")
         return FolderOfTest(self.path / "tests" / "-".join(filter(None, (str(number), words, digest))))

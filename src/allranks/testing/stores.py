@@ -89,14 +89,8 @@ _TIMEOUT = timedelta(seconds=DEFAULT_TIMEOUT)
 def open_store(environment: RankEnvironment, notice: Path) -> "TCPStore":
     """Open a store that rank 0 serves and every rank uses.
 
-    The kernel chooses the port when rank 0 binds it, and rank 0 publishes it in a file.
-
-    Args:
-        environment: This rank's environment.
-        notice: The file, which does not exist yet, at the same path for all ranks.
-
-    Raises:
-        PeerTimeoutError: Rank 0 did not open the store in time.
+    The kernel chooses the port when rank 0 binds it, and rank 0 publishes it in a file. Other ranks get a
+    :class:`PeerTimeoutError` if it is not opened in time. The file does not exist yet.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not exported for mypy
 

@@ -58,11 +58,7 @@ def run_subtests(
 
 
 def combinations(configurations: Mapping[str, Sequence[Any]], fixed: Mapping[str, object]) -> list[dict[str, Any]]:
-    """Every combination of the settings, the last varying fastest.
-
-    Raises:
-        ValueError: As for :func:`run_subtests`.
-    """
+    """Every combination of the settings, the last varying fastest."""
     for name, values in configurations.items():
         if len(values) == 0:
             msg = f"the setting {name!r} has no values, so no subtest would run: give it at least one"

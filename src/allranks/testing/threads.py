@@ -39,25 +39,15 @@ from allranks.testing.tensors import TensorEquality
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How one rank ended.
+    """How one rank ended."""
 
-    Attributes:
-        rank: The rank.
-        outcome: ``passed``, ``failed``, ``skipped``, ``aborted`` or ``timed_out``.
-        error: The exception that it raised, if any.
-        place: Where it was when it was stopped; empty for a rank that ended by itself.
-        is_waiting: Whether it was stopped while it waited for its peers in a collective.
-        is_left: Whether its thread still runs, in a call that Python cannot interrupt.
-        limit: The time limit of the test.
-    """
-
-    rank: int
-    outcome: Outcome
-    error: BaseException | None = None
-    place: str = ""
-    is_waiting: bool = False
-    is_left: bool = False
-    limit: TimeLimit | None = None
+    rank: int  # the rank
+    outcome: Outcome  # ``passed``, ``failed``, ``skipped``, ``aborted`` or ``timed_out``
+    error: BaseException | None = None  # the exception that it raised, if any
+    place: str = ""  # where it was when it was stopped; empty for a rank that ended by itself
+    is_waiting: bool = False  # whether it was stopped while it waited for its peers in a collective
+    is_left: bool = False  # whether its thread still runs, in a call that Python cannot interrupt
+    limit: TimeLimit | None = None  # the time limit of the test
 
 
 def ending_of(rank: int, error: BaseException | None) -> Ending:
@@ -271,9 +261,6 @@ def threaded_world(size: int) -> Iterator[ThreadedWorld]:
     """Give each thread its own world, and restore the process's world at the end.
 
     A default process group of this process is hidden meanwhile, and stays intact.
-
-    Raises:
-        ThreadedWorldError: This torch has no threaded process group, or this process already has a threaded world.
     """
     backend = _backend()
     if isinstance(_current_world(), backend.ThreadLocalWorld):
@@ -321,32 +308,17 @@ def _isolate_threads(is_on: bool) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class JoinLimits:
-    """How long to wait for ranks, in seconds.
+    """How long to wait for ranks, in seconds."""
 
-    Attributes:
-        total: The time limit of a whole test.
-        settling: After a rank failed, for its peers to end by themselves, as they do if all fail alike.
-        grace: The same after a rank skipped; also for every rank to end after a request.
-    """
-
-    total: TimeLimit
-    settling: float = 0.2
-    grace: float = 3.0
+    total: TimeLimit  # the time limit of a whole test
+    settling: float = 0.2  # after a rank failed, for its peers to end by themselves, as they do if all fail alike
+    grace: float = 3.0  # the same after a rank skipped; also for every rank to end after a request
 
 
 def run_ranks(size: int, body: Callable[[int], None], patience: JoinLimits) -> list[Ending]:
     """Run ``body(rank)`` in a thread for each rank, each with a default process group.
 
-    Args:
-        size: The number of ranks.
-        body: Runs in each rank.
-        patience: The time limits.
-
-    Returns:
-        How each rank ended, in the order of their ends; those that were stopped come last.
-
-    Raises:
-        ThreadedWorldError: Ranks cannot be threads here.
+    Returns how each rank ended, in the order of their ends; those that were stopped come last.
     """
     with threaded_world(size) as world:
         crew = _Crew(world, body, patience)

@@ -5,8 +5,9 @@ from datetime import date
 
 import pytest
 
-from allranks.agent.collect import disabled_tests
-from allranks.agent.collect.disabled_tests import DISABLED, FILE, SLOW, WITH_SLOW, DisabledTestsError, read
+from allranks.agent.collect import suite_lists
+from allranks.agent.collect.suite_lists import DISABLED, SLOW, WITH_SLOW, SuiteListError, read_disabled
+from allranks.agent.collect.suite_lists import DISABLED_TESTS as FILE
 from allranks.protocol.records import CollectionFailed
 
 TODAY = date(2026, 1, 31)
@@ -22,7 +23,7 @@ until = 2026-01-31
 
 def test_an_entry_holds_to_its_last_day(tmp_path):
     (tmp_path / FILE).write_text(ENTRY)
-    [entry] = read(tmp_path / FILE, TODAY)
+    [entry] = read_disabled(tmp_path / FILE, TODAY)
     assert entry.reason == (
         "disabled until 2026-01-31: it hangs now and then (the store's team, https://example.org/1)"
     )
@@ -30,8 +31,8 @@ def test_an_entry_holds_to_its_last_day(tmp_path):
 
 def test_an_entry_whose_last_day_is_over_is_an_error_that_names_the_owner(tmp_path):
     (tmp_path / FILE).write_text(ENTRY)
-    with pytest.raises(DisabledTestsError, match=r"TestX::test_y was disabled until 2026-01-31.*\n.*the store's team"):
-        read(tmp_path / FILE, date(2026, 2, 1))
+    with pytest.raises(SuiteListError, match=r"TestX::test_y was disabled until 2026-01-31.*\n.*the store's team"):
+        read_disabled(tmp_path / FILE, date(2026, 2, 1))
 
 
 @pytest.mark.parametrize(
@@ -48,8 +49,8 @@ def test_an_entry_whose_last_day_is_over_is_an_error_that_names_the_owner(tmp_pa
 )
 def test_a_list_that_says_something_else_is_an_error_with_its_form(tmp_path, before, after):
     (tmp_path / FILE).write_text(ENTRY.replace(before, after))
-    with pytest.raises(DisabledTestsError, match=r"cannot be read(?s:.*)owner, issue, and until, a day"):
-        read(tmp_path / FILE, TODAY)
+    with pytest.raises(SuiteListError, match=r"cannot be read(?s:.*)owner, issue, and until, a day"):
+        read_disabled(tmp_path / FILE, TODAY)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,7 @@ def test_a_list_that_says_something_else_is_an_error_with_its_form(tmp_path, bef
     ],
 )
 def test_an_entry_names_a_test_as_an_expected_failure_does(name, nodeid, is_named):
-    assert disabled_tests.DisabledTest(test=name, reason="").names(nodeid) is is_named
+    assert suite_lists.DisabledTest(test=name, reason="").names(nodeid) is is_named
 
 
 SUITE = {
@@ -111,7 +112,7 @@ def test_an_expired_entry_stops_the_suite(run_agent):
 
 def test_slow_tests_run_if_asked_for(tmp_path):
     (tmp_path / "slow.json").write_text(json.dumps({"test_y (__main__.TestX)": 60.5}))
-    assert not list(disabled_tests._of_pytorch({SLOW: str(tmp_path / "slow.json"), WITH_SLOW: "1"}))
+    assert not list(suite_lists._of_pytorch({SLOW: str(tmp_path / "slow.json"), WITH_SLOW: "1"}))
 
 
 @pytest.mark.parametrize(
@@ -125,11 +126,11 @@ def test_slow_tests_run_if_asked_for(tmp_path):
 )
 def test_an_entry_of_pytorchs_that_says_too_little_disables_nothing_and_is_an_error(tmp_path, entry, said):
     (tmp_path / "list.json").write_text(json.dumps(entry))
-    with pytest.raises(DisabledTestsError, match=said):
-        list(disabled_tests._of_pytorch({DISABLED: str(tmp_path / "list.json")}))
+    with pytest.raises(SuiteListError, match=said):
+        list(suite_lists._of_pytorch({DISABLED: str(tmp_path / "list.json")}))
 
 
 def test_a_list_of_pytorchs_that_is_no_table_is_an_error(tmp_path):
     (tmp_path / "list.json").write_text("[1]")
-    with pytest.raises(DisabledTestsError, match="is no table of tests"):
-        list(disabled_tests._of_pytorch({DISABLED: str(tmp_path / "list.json")}))
+    with pytest.raises(SuiteListError, match="is no table of tests"):
+        list(suite_lists._of_pytorch({DISABLED: str(tmp_path / "list.json")}))

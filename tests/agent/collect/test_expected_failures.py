@@ -7,13 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.agent.collect.expected_failures import (
-    FILE,
-    ExpectedFailure,
-    ExpectedFailuresError,
-    expect_failures,
-    read,
-)
+from allranks.agent.collect.suite_lists import EXPECTED_FAILURES as FILE
+from allranks.agent.collect.suite_lists import ExpectedFailure, SuiteListError, expect_failures, read_expected
 from allranks.protocol.config import AgentConfig, TimeLimits
 
 ENTRY = """
@@ -74,7 +69,7 @@ def test_each_folder_of_a_suite_has_a_file_of_its_own_tests(code):
 
 def test_an_entry_is_of_one_file_which_it_can_name(code):
     named, other = Item("suite/test_a.py::TestX::test_y"), Item("suite/test_b.py::TestX::test_y")
-    with pytest.raises(ExpectedFailuresError, match=r"is a test of suite/test_a.py and of suite/test_b.py: name"):
+    with pytest.raises(SuiteListError, match=r"is a test of suite/test_a.py and of suite/test_b.py: name"):
         expect_failures([named, other], config(), code)
     (code / "suite" / FILE).write_text(ENTRY.replace("TestX", "test_b.py::TestX"))
     named.marks = []
@@ -130,18 +125,18 @@ def test_an_entry_is_of_some_versions_and_cells(versions, when, version, applies
 def test_a_file_that_says_something_else_is_refused_with_what_it_should_say(tmp_path, content):
     path = tmp_path / FILE
     path.write_bytes(content)
-    with pytest.raises(ExpectedFailuresError, match=r"expected_failures.toml cannot be read: .*\n.*reason, issue"):
-        read(path)
+    with pytest.raises(SuiteListError, match=r"expected_failures.toml cannot be read: .*\n.*reason, issue"):
+        read_expected(path)
 
 
 @given(st.binary(max_size=60))
 def test_whatever_is_in_the_file_it_is_read_or_refused(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / FILE
     path.write_bytes(content)
-    with contextlib.suppress(ExpectedFailuresError):
-        assert isinstance(read(path), list)
+    with contextlib.suppress(SuiteListError):
+        assert isinstance(read_expected(path), list)
 
 
 @pytest.mark.parametrize("path", sorted(SUITES.rglob(FILE)), ids=lambda path: path.parent.name)
 def test_the_files_of_this_repository_can_be_read(path):
-    assert read(path)
+    assert read_expected(path)

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.agent.diagnose.step_outcome import Step, StepOutcome, WithCommands, ends_of, failed_start
+from allranks.agent.diagnose.step_outcome import Step, StepOutcome, ends_of, failed_start
 from allranks.agent.output import Output
 from allranks.agent.program import ItemOptions, Program
+from allranks.agent.supervisor.test_loop import WithCommands
 from allranks.protocol.config import TimeLimit
 from allranks.protocol.outcomes import TEXT_LIMIT, Outcome, Phase, SkipKind
 from allranks.protocol.records import Passed, PhaseEnd, RankEnded, decode, encode

@@ -24,8 +24,6 @@ from _pytest.capture import CaptureManager
 import allranks
 from allranks.agent import linux
 from allranks.agent.collect.capability_tags import tagged
-from allranks.agent.collect.disabled_tests import DisabledTestsError, disable
-from allranks.agent.collect.expected_failures import ExpectedFailuresError, expect_failures
 from allranks.agent.collect.fork_server import Supervisor
 from allranks.agent.collect.fresh_rank import FreshRank, become_fresh
 from allranks.agent.collect.pytest_options import (
@@ -47,6 +45,7 @@ from allranks.agent.collect.pytest_options import (
     with_reruns,
 )
 from allranks.agent.collect.selection import shuffled, take_share
+from allranks.agent.collect.suite_lists import SuiteListError, disable, expect_failures
 from allranks.agent.environment_skips import FilesForDevices, watch_for_sandcastle_skips
 from allranks.agent.gpus import cuda_in_this_process, missing_hardware
 from allranks.agent.job_plugins import functions
@@ -204,7 +203,7 @@ class ServerPlugin:
         try:
             expect_failures(items, self._config, self._folders.code)
             disable(items, [self._folders.code / path for path in self._config.paths], os.environ)
-        except (ExpectedFailuresError, DisabledTestsError) as error:
+        except SuiteListError as error:
             self._fail("", str(error))
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:

@@ -103,13 +103,6 @@ class WorkerLostError(Exception):
     """A worker broke: the outcomes of its tests are unknown."""
 
 
-class Worker(Protocol):
-    """Runs tests one after the other."""
-
-    def run_some(self, indices: Sequence[int]) -> None:
-        """Run some tests."""
-
-
 def lane_folder(results: Path, lane: int) -> Path:
     """The folder for the files of a worker's ranks."""
     return results / f"lane-{lane}"
@@ -121,7 +114,7 @@ class DriverWorkers:
 
     count: int  # how many tests may run at a time
     results: Path
-    make_worker: Callable[[Path], Worker]  # makes a worker from the folder for its ranks' files
+    make_worker: Callable[[Path], "TestLoop"]  # makes a worker from the folder for its ranks' files
     # The next tests for a free worker, from one assembly; None if there are no more.
     next_work: Callable[[], Sequence[int] | None]
     _lock: threading.Lock = field(default_factory=threading.Lock)
