@@ -107,9 +107,8 @@ def test_a_reader_that_reads_nothing_keeps_nobody_waiting_and_memory_is_bounded(
     trial.block()
     for _ in range(10_000):
         trial.stream.write(ENDED)
-    assert trial.stream.left_out > 0
     found = trial.written()
-    assert len(found) + trial.stream.left_out == 10_000
+    assert 0 < len(found) < 10_000
     assert sum(len(records.encode(record)) for record in found) < 1 << 20
 
 
@@ -128,7 +127,6 @@ def test_texts_are_left_out_first_and_then_what_is_only_shown(trial, monkeypatch
     assert found.count(PASSED) == 150
     shown = [record for record in found if isinstance(record, Printed | Notice)]
     assert 0 < len(shown) < 300
-    assert trial.stream.left_out == 300 - len(shown)
     assert found.index(bare) > max(place for place, record in enumerate(found) if record in shown)
 
 
@@ -174,4 +172,3 @@ def test_a_reader_that_is_gone_ends_nothing(trial):
         trial.stream.write(Finished(status=0))
     trial.stream.close()
     trial.stream.write(Finished(status=0))
-    assert trial.stream.left_out > 0

@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 
-from allranks.agent.launch import torch_continuous, torch_processes, torch_script_ranks
+from allranks.agent.launch import torch_continuous, torch_processes
 from allranks.agent.launch.adapt import adapt_torch_cases
 from allranks.agent.rank.marker_options import TORCHS_TEST_CASES as MODULE
 from allranks.agent.rank.marker_options import torchs_limit
@@ -60,7 +60,7 @@ KINDS = [
     ("MultiProcessTestCase", torch_processes.HOOKS),
     ("MultiProcContinuousTest", torch_continuous.HOOKS),
     ("MultiProcContinousTest", torch_continuous.HOOKS),  # torch 2.7
-    ("MultiProcContinousTest", torch_script_ranks.HOOKS),  # torch 2.6
+    ("MultiProcContinousTest", torch_continuous.SCRIPT_HOOKS),  # torch 2.6
 ]
 
 

@@ -24,16 +24,11 @@ class _Kind:
 
 
 def _kinds() -> tuple[_Kind, ...]:
-    from allranks.agent.launch import (  # noqa: PLC0415 - 50 ms that most suites need not pay
-        torch_continuous,
-        torch_processes,
-        torch_script_ranks,
-        torch_threads,
-    )
+    from allranks.agent.launch import torch_continuous, torch_processes, torch_threads  # noqa: PLC0415 - 50 ms that most suites need not pay
 
     keeps = ("allranks_keeps_ranks",)
     continuous_form = (torch_continuous.HOOKS, torch_continuous.adapt_continuous)
-    script_form = (torch_script_ranks.HOOKS, torch_script_ranks.adapt_script_ranks)
+    script_form = (torch_continuous.SCRIPT_HOOKS, torch_continuous.adapt_script_ranks)
     return (
         _Kind(name="MultiProcessTestCase", forms=[(torch_processes.HOOKS, torch_processes.adapt_processes)], marks=()),
         _Kind(name="MultiProcContinuousTest", forms=[continuous_form], marks=keeps),
