@@ -17,7 +17,6 @@ from allranks.agent import linux
 from allranks.agent.call_log import Wait
 from allranks.agent.channel import (
     MESSAGE_LIMIT,
-    ChildStarted,
     Debugging,
     End,
     GpuLost,
@@ -98,7 +97,7 @@ MESSAGES = st.one_of(
         restored=TEXTS,
         left=TEXTS,
         has_exited=st.booleans(),
-        killed_children=st.lists(st.integers(1, 64), max_size=3).map(tuple),
+        unchecked_children=TEXTS,
         imported=TEXTS,
     ),
     st.builds(
@@ -111,7 +110,6 @@ MESSAGES = st.one_of(
     ),
     st.builds(GpuLost, nodeid=TEXT, message=TEXT),
     st.builds(Leaving, nodeid=TEXT, status=st.integers(-100, 255), reason=TEXT),
-    st.builds(ChildStarted, pid=st.integers(1, 2**22), name=TEXT),
     st.builds(Debugging, is_waiting=st.booleans(), has_quit=st.booleans()),
     st.builds(LaunchedEnd, nodeid=TEXT, end=ENDS),
     st.builds(Released, nodeid=TEXT, world_size=st.integers(1, 9)),

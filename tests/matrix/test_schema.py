@@ -49,6 +49,7 @@ EVERYTHING = {
             "test_groups": {"port-29500": ["tests/test_a.py::TestPort"]},
             "process_group": False,
             "launches_ranks": False,
+            "unchecked_children": "error",
             "when": "world_size > 1",
             "files": ["data.txt"],
             "pytest_args": ["-x"],

@@ -92,7 +92,8 @@ class StepEnded(_AboutTest):
     # Of a test that passed, which of its subtests were skipped, in words that are equal on all ranks up to the first
     # colon, and the reason of the first; empty for none.
     skipped_subtests: str = ""
-    killed_children: tuple[int, ...] = ()  # the signals that killed children of the rank, one for each
+    # How processes that the test had started failed, in words, although it passed.
+    unchecked_children: tuple[str, ...] = ()
     imported: tuple[str, ...] = ()  # after the last step: modules to import once for all later ranks
 
 
@@ -110,14 +111,6 @@ class Leaving(_AboutTest):
     status: int  # the exit status
     # The reason of the skip that it stands for, in the words of the installed torch; empty if it is none.
     reason: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChildStarted:
-    """A rank has started a process."""
-
-    pid: int  # its process id
-    name: str  # what the report calls it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +167,7 @@ Progress = (
 )
 """What a rank tells about its step."""
 
-Message = Progress | ChildStarted | Debugging | RankPrinted
+Message = Progress | Debugging | RankPrinted
 """What a rank tells."""
 
 Command = RunTest | End

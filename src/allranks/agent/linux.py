@@ -222,7 +222,7 @@ def children() -> frozenset[int]:
         if lists:
             return frozenset(int(pid) for pids in lists for pid in pids.split())
     own = os.getpid()
-    return frozenset(pid for pid in processes() if _parent(pid) == own)
+    return frozenset(pid for pid in processes() if parent_of(pid) == own)
 
 
 def _has_children() -> bool:
@@ -233,9 +233,10 @@ def _has_children() -> bool:
     return True
 
 
-def _parent(pid: int) -> int | None:
+def parent_of(pid: int) -> int:
+    """The process id of a process's parent; 0 if it is gone."""
     stat = _stat(pid)
-    return int(stat[1]) if stat else None
+    return int(stat[1]) if stat else 0
 
 
 STARTED = 19

@@ -3,5 +3,8 @@
 CONFORMANCE = "conformance"
 """The marker of a test that shows a capability of a backend."""
 
+CHILDREN_MAY_FAIL = "children_may_fail"
+"""The marker of a test that expects processes which it starts to fail."""
+
 FOREIGN_ATTRIBUTE = "allranks_is_foreign"
 """A test with a true attribute of this name was written for another runner; :mod:`allranks.testing` sets it."""

@@ -198,3 +198,13 @@ def _is_idle_server(pid: int, process: linux.LivingProcess) -> bool:
 def _is_janitor(pid: int) -> bool:
     process = linux.describe(pid)
     return process is not None and _JANITORS.search(process.command) is not None
+
+
+def is_helper(pid: int) -> bool:
+    """Whether Python or torch has started a process for itself: it runs nothing of the test's."""
+    return _is_janitor(pid) or (_is_server(pid) and not _is_server(linux.parent_of(pid)))  # its forks have its command
+
+
+def _is_server(pid: int) -> bool:
+    process = linux.describe(pid)
+    return process is not None and _SERVER.search(process.command) is not None

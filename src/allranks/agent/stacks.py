@@ -57,9 +57,14 @@ class Stacks:
         return tuple(Frame(*found.groups()) for found in _FRAME.finditer(of_current if current else text))
 
     @cached_property
+    def user_frame(self) -> Frame | None:
+        """The innermost frame of the user's own code."""
+        return next((frame for frame in self.frames if not is_machinery(frame.file)), None)
+
+    @property
     def innermost(self) -> str:
         """The innermost frame of the user's own code, ``file:line in name``; empty if there is none."""
-        frame = next((frame for frame in self.frames if not is_machinery(frame.file)), None)
+        frame = self.user_frame
         return f"{frame.file}:{frame.line} in {frame.name}" if frame else ""
 
     def waits_in_distributed(self, *, is_logged: bool = True) -> bool:

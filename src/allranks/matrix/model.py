@@ -29,6 +29,7 @@ from allranks.matrix.keys import (
 from allranks.matrix.when import Condition
 
 Isolation = Literal["test", "file", "job"]
+UncheckedChildren = Literal["notice", "error", "ignore"]
 SkipPolicy = Literal["skip", "pass"]
 ProjectMode = Literal["install", "copy"]
 SeccompName = Literal["allranks", "default"]
@@ -202,6 +203,12 @@ class Suite:
         "Whether the tests start ranks themselves: one process, which is no rank, runs each.",
         default=False,
         example=True,
+    )
+    unchecked_children: UncheckedChildren = key(
+        choice("notice", "error", "ignore"),
+        "What it is if a process that a test started fails, and the test passes; a crash is always an error.",
+        default="notice",
+        example="error",
     )
     when: Condition | None = _when("world_size > 1")
     files: tuple[Path, ...] = key(

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, Self
 from allranks.protocol.typed_json import RecordError, from_object, to_object
 
 Isolation = Literal["test", "file", "job"]
+UncheckedChildren = Literal["notice", "error", "ignore"]
 
 RESULTS_BYTES: Final = 512 << 20
 """Bytes that each node of a job may write to its results folder; each rank's log has a limit of its own."""
@@ -136,6 +137,8 @@ class AgentConfig:
     # Whether the cell's process group is made for every test; None to decide by the test.
     process_group: bool | None = None
     launches_ranks: bool = False  # tests start ranks themselves, as many as the cell has: one process runs each test
+    # What becomes of processes that a test has started and that fail while the test passes; a crash is always an error.
+    unchecked_children: UncheckedChildren = "notice"
     # This agent's place among those of the nodes, set by the engine; None for a single node.
     post: NodeConfig | None = None
     share: JobShard | None = None  # None where this job runs the whole suite

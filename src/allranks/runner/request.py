@@ -148,6 +148,7 @@ def _agent_config(matrix: Matrix, job: Job, attempt: AttemptOptions) -> AgentCon
         test_groups=job.suite.test_groups,
         process_group=job.suite.process_group,
         launches_ranks=job.suite.launches_ranks,
+        unchecked_children=job.suite.unchecked_children,
         limits=TimeLimits(
             process_group=limits.process_group,
             test=limits.test,

@@ -27,6 +27,7 @@ HARNESS_MARKERS = (
     "test_group(name): launcher tests of one group never overlap one another, such as tests that bind one port",
     "isolation(kind): how long the ranks of this test live: test, file or job",
     "time_limit(seconds): how long this test may take",
+    "children_may_fail: this test expects processes that it starts to fail",
     "conformance(operation, feature, mode, group, dtype, ranks): what this test shows of a backend",
 )
 

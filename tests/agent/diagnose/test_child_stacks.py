@@ -91,7 +91,7 @@ def test_a_fork_writes_its_stacks_to_the_stack_file_and_is_stopped(around, tmp_p
         assert os.read(reading, 1)
         os.kill(pid, signal.SIGSTOP)
         found = of(pid, around[0])
-        assert found.line.startswith(f"process {pid} was in {__file__}:")
+        assert found.line.startswith(f"child process {pid} was in {__file__}:")
         assert found.line.endswith(" in hang_in_a_fork")
         os.waitpid(pid, os.WUNTRACED)
         assert linux.state_of(pid) == "T"
@@ -111,7 +111,7 @@ def test_another_python_writes_its_stacks_as_it_is_aborted(around, tmp_path):
         process.stdout.readline()
         os.kill(process.pid, signal.SIGSTOP)
         found = of(process.pid, around[0])
-    assert found.line.startswith(f"RANK 3 was in {script}:")
+    assert found.line.startswith(f"child process (rank 3) was in {script}:")
     assert found.line.endswith(" in hangs_here")
     assert process.returncode == -signal.SIGABRT
 
@@ -161,12 +161,12 @@ def hang(name, frame):
 def test_a_message_names_those_first_that_do_not_wait_for_a_peer():
     waits = '/x-packages/torch/distributed/a.py", line 1 in wait\n  File "/user.py'
     children = [hang("a", waits), hang("b", "/user.py"), hang("c", "<string>"), hang("d", "")]
-    assert words_for(children) == "; of its processes, b was in /user.py:1 in call, a was in /user.py:1 in call"
+    assert words_for(children) == "; b was in /user.py:1 in call, a was in /user.py:1 in call"
 
 
 def test_a_message_names_no_more_than_three():
     assert words_for([hang(name, "/user.py") for name in "abcde"]).endswith(
-        "c was in /user.py:1 in call, 2 more in code of the user's"
+        "c was in /user.py:1 in call, 2 more child processes"
     )
 
 

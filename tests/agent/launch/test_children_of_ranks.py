@@ -22,6 +22,7 @@ SUITE = """
     import os
     import subprocess
     import sys
+    import textwrap
     import time
 
     import pytest
@@ -57,6 +58,31 @@ SUITE = """
     def test_dies(method):
         run(method, helpers.die)
 
+    def fails_while_a_peer_hangs(number):
+        if number == 0:
+            raise ValueError("boom")
+        time.sleep(600)
+
+    def test_one_fails_and_one_hangs():
+        process = multiprocessing.get_context("fork").Process
+        children = [process(target=fails_while_a_peer_hangs, args=(number,)) for number in range(2)]
+        for child in children:
+            child.start()
+        children[1].join()
+
+    WORKER = '''
+    import os
+    if os.environ["RANK"] == "1":
+        raise ValueError("boom")
+    '''
+
+    @pytest.mark.time_limit(60)
+    def test_torchrun(tmp_path):
+        worker = tmp_path / "worker.py"
+        worker.write_text(textwrap.dedent(WORKER))
+        options = ["--nproc-per-node=2", "--master-port=0", str(worker)]
+        subprocess.run([sys.executable, "-m", "torch.distributed.run", *options], check=True)
+
     def test_server_serves():
         with multiprocessing.get_context("forkserver").Pool(1) as pool:
             assert pool.map(abs, [-1]) == [1]
@@ -80,19 +106,17 @@ LINE = next(number for number, line in enumerate(HELPERS.splitlines(), start=1) 
 @pytest.mark.parametrize(
     ("test", "name"),
     [
-        ("test_forks_hang", "spawned process 1"),
-        ("test_hangs[spawn]", "SpawnProcess-2"),
-        ("test_hangs[forkserver]", "ForkServerProcess-2"),
-        ("test_program_hangs", "RANK 1"),
+        ("test_forks_hang", "child process (rank 1)"),
+        ("test_hangs[spawn]", "child process SpawnProcess-2"),
+        ("test_hangs[forkserver]", "child process ForkServerProcess-2"),
+        ("test_program_hangs", "child process (rank 1)"),
     ],
 )
 def test_the_line_of_a_child_that_hangs_is_in_the_message_and_its_stack_in_the_text(children, test, name):
     case = children.cases(0)[test]
     assert case.outcome == "timed_out"
     assert case.message.startswith("no end after 4 s (@pytest.mark.time_limit), in the call of this test; it was in ")
-    assert case.message.endswith(
-        f"; of its processes, {name} was in {children.folder}/code/suite/helpers.py:{LINE} in hang"
-    )
+    assert case.message.endswith(f"; {name} was in {children.folder}/code/suite/helpers.py:{LINE} in hang")
     assert f"--- {name}: pid " in case.text
     assert f"--- {name}: pid " in (children.results / "rank-0.stacks.txt").read_text()
 
@@ -102,7 +126,20 @@ def test_the_signal_that_killed_a_child_is_in_the_message(children, method):
     case = children.cases(0)[f"test_dies[{method}]"]
     assert case.outcome == "failed"
     kind = {"fork": "Fork", "spawn": "Spawn", "forkserver": "ForkServer"}[method]
-    assert case.message.endswith(f"({kind}Process-2 was killed by SIGKILL)")
+    assert case.message.startswith(f"child process {kind}Process-2 was killed by SIGKILL; assert ")
+
+
+def test_a_worker_of_torchrun_leads_with_its_own_exception(children):
+    case = children.cases(0)["test_torchrun"]
+    assert case.message.startswith("child process (rank 1) raised ValueError: boom at ")
+    assert "worker.py:4; subprocess.CalledProcessError: " in case.message
+    assert case.text.startswith("Traceback (most recent call last):")
+
+
+def test_a_hang_names_the_child_that_had_failed_before(children):
+    message = children.cases(0)["test_one_fails_and_one_hangs"].message
+    assert "; child process ForkProcess-1 raised ValueError: boom at " in message
+    assert " before; child process ForkProcess-2 was in " in message
 
 
 def test_only_what_outlives_a_test_that_was_not_stopped_is_left_behind(children):

@@ -1,8 +1,10 @@
-"""Children of a test that a signal kills are a notice, unless the rank has sent that signal."""
+"""Processes that a test starts and that fail while the test passes: an error, a notice, or nothing."""
+
+import re
 
 import pytest
 
-from allranks.protocol.records import Collected, Notice, Passed
+from allranks.protocol.records import Notice
 
 HELPERS = """
     import ctypes
@@ -19,6 +21,18 @@ HELPERS = """
 
     def wait():
         time.sleep(600)
+
+    def leave():
+        raise SystemExit(3)
+
+    def fail():
+        raise ValueError("boom")  # the line
+
+    def fail_while_cleaning_up():
+        try:
+            raise ValueError("boom")  # the line
+        except ValueError:
+            raise SystemExit(1)
 """
 
 SUITE = """
@@ -58,12 +72,6 @@ SUITE = """
     @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
     def test_joined(method):
         started(method, helpers.crash).join()
-
-    def test_two_of_one_rank(rank):
-        if rank == 1:
-            processes = [started("fork", helpers.die) for _ in range(2)]
-            for process in processes:
-                process.join()
 
     def test_never_joined():
         has_ended(started("fork", helpers.die).pid)
@@ -153,6 +161,33 @@ SUITE = """
     def test_exits(status):
         os.waitpid(forked(lambda: os._exit(status)), 0)
 
+    def test_another_program_fails():
+        subprocess.run(["false"])
+
+    ACTS = {"fail": helpers.fail, "clean": helpers.fail_while_cleaning_up, "leave": helpers.leave}
+
+    @pytest.mark.parametrize("act", ACTS)
+    @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+    def test_raises(method, act):
+        started(method, ACTS[act]).join()
+
+    def test_of_a_program():
+        code = "import sys; sys.path.insert(0, sys.argv[1]); import helpers; helpers.fail()"
+        program = [sys.executable, "-c", code, os.path.dirname(helpers.__file__)]
+        subprocess.run(program, env={**os.environ, "RANK": "7"})
+
+    def test_that_is_expected_to_fail():
+        assert not pytest.xfail("as expected") or started("fork", helpers.fail).join()
+
+    @pytest.mark.children_may_fail
+    def test_marked():
+        started("fork", helpers.crash).join()
+        started("fork", helpers.fail).join()
+
+    def test_several():
+        for process in [started("fork", helpers.leave) for _ in range(7)]:
+            process.join()
+
     def test_works_as_before():
         import pickle
         assert pickle.loads(pickle.dumps((os.kill, os.waitpid))) == (os.kill, os.waitpid)
@@ -165,10 +200,18 @@ SUITE = """
             os.kill("x", 9)
         with pytest.raises(ProcessLookupError):
             os.kill(process.pid, 0)
+
+    def test_two_of_one_rank(rank):
+        if rank == 1:
+            processes = [started("fork", helpers.die) for _ in range(2)]
+            for process in processes:
+                process.join()
 """
 
 METHODS = ("fork", "spawn", "forkserver")
-OF_BOTH = "1 child process of each of ranks 0, 1 was killed by "
+KIND = {"fork": "ForkProcess", "spawn": "SpawnProcess", "forkserver": "ForkServerProcess"}
+LINE = 1 + next(number for number, line in enumerate(HELPERS.splitlines()) if "# the line" in line)
+PASSED = "and the test passed (on ranks 0 and 1)"
 
 
 @pytest.fixture(scope="module")
@@ -176,29 +219,63 @@ def suite(run_once):
     return run_once("killed_children", {"helpers.py": HELPERS, "test_it.py": SUITE}, isolation="job")
 
 
-def told(agent, test):
+def notices(agent, test):
     return [each.text for each in agent.all(Notice) if each.nodeid == f"suite/test_it.py::{test}"]
+
+
+@pytest.mark.parametrize(
+    ("test", "number"),
+    [
+        *((f"test_joined[{method}]", "SIGSEGV") for method in METHODS),
+        ("test_subprocess_run", "SIGABRT"),
+        ("test_subprocess_in_a_thread", "SIGABRT"),
+        ("test_asyncio", "SIGABRT"),
+        ("test_dropped", "SIGABRT"),
+    ],
+)
+def test_a_crash_makes_a_test_that_passed_an_error(suite, test, number):
+    for rank in range(2):
+        case = suite.cases(rank)[test]
+        assert case.outcome == "errored"
+        assert case.message.startswith(("a child process ", "child process "))
+        assert case.message.endswith(f" was killed by {number}, and the test passed")
 
 
 @pytest.mark.parametrize(
     ("test", "text"),
     [
-        ("test_joined[fork]", f"{OF_BOTH}SIGSEGV"),
-        ("test_joined[spawn]", f"{OF_BOTH}SIGSEGV"),
-        ("test_joined[forkserver]", f"{OF_BOTH}SIGSEGV"),
-        ("test_two_of_one_rank", "2 child processes of rank 1 were killed by SIGKILL"),
-        ("test_never_joined", f"{OF_BOTH}SIGKILL"),
-        ("test_fork_never_waited_for", f"{OF_BOTH}SIGKILL"),
-        *((f"test_fork_waited_for[{wait}]", f"{OF_BOTH}SIGKILL") for wait in ("waitpid", "wait", "wait4", "waitid")),
-        ("test_subprocess_run", f"{OF_BOTH}SIGABRT"),
-        ("test_subprocess_in_a_thread", f"{OF_BOTH}SIGABRT"),
-        ("test_asyncio", f"{OF_BOTH}SIGABRT"),
-        ("test_dropped", f"{OF_BOTH}SIGABRT"),
-        ("test_killed_by_another_program", f"{OF_BOTH}SIGTERM"),
+        ("test_never_joined", "ForkProcess-N was killed by SIGKILL"),
+        ("test_fork_never_waited_for", "a child process was killed by SIGKILL"),
+        *(
+            (f"test_fork_waited_for[{wait}]", "a child process was killed by SIGKILL")
+            for wait in ("waitpid", "wait", "wait4", "waitid")
+        ),
+        ("test_killed_by_another_program", "ForkProcess-N was killed by SIGTERM"),
+        *((f"test_raises[{method}-leave]", f"{KIND[method]}-N ended with exit status 3") for method in METHODS),
+        *(
+            (f"test_raises[{method}-{how}]", f"{KIND[method]}-N raised ValueError: boom at suite/helpers.py:{line}")
+            for method in METHODS
+            for how, line in (("fail", LINE), ("clean", LINE + 4))
+        ),
+        ("test_of_a_program", f"child process (rank 7) raised ValueError: boom at suite/helpers.py:{LINE}"),
+        ("test_exits[1]", "a child process ended with exit status 1"),
     ],
 )
-def test_a_child_that_a_signal_killed_is_a_notice_on_its_test(suite, test, text):
-    assert told(suite, test) == [text]
+def test_any_other_failure_is_a_notice(suite, test, text):
+    assert suite.cases(0)[test].outcome == "passed"
+    name = text if "child process" in text else f"child process {text}"
+    assert [re.sub(r"Process-\d+", "Process-N", each) for each in notices(suite, test)] == [f"{name}, {PASSED}"]
+
+
+def test_the_notice_is_about_the_rank_that_started_them(suite):
+    [first, second] = notices(suite, "test_two_of_one_rank")
+    assert first != second
+    assert all(each.endswith(" was killed by SIGKILL, and the test passed (on rank 1)") for each in (first, second))
+
+
+def test_of_many_processes_five_are_named(suite):
+    assert len(notices(suite, "test_several")) == 6
+    assert notices(suite, "test_several")[-1] == f"2 more child processes failed, {PASSED}"
 
 
 @pytest.mark.parametrize(
@@ -212,14 +289,25 @@ def test_a_child_that_a_signal_killed_is_a_notice_on_its_test(suite, test, text)
         "test_own_pool",
         "test_own_asyncio",
         "test_own_never_waited_for",
-        *(f"test_exits[{status}]" for status in (0, 1, 77)),
+        "test_exits[0]",
+        "test_exits[77]",
+        "test_another_program_fails",
+        "test_marked",
         "test_works_as_before",
     ],
 )
-def test_a_child_that_the_test_ended_itself_is_none(suite, test):
-    assert told(suite, test) == []
+def test_what_the_test_stopped_or_expects_is_neither(suite, test):
+    assert suite.cases(0)[test].outcome == "passed"
+    assert notices(suite, test) == []
 
 
-def test_every_test_passes_all_the_same(suite):
-    [collected] = suite.all(Collected)
-    assert {each.nodeid for each in suite.all(Passed)} == set(collected.tests)
+@pytest.mark.parametrize(("policy", "outcome"), [("error", "errored"), ("ignore", "passed")])
+def test_the_suite_decides_what_an_unchecked_failure_is(run_once, policy, outcome):
+    files = {"helpers.py": HELPERS, "test_it.py": SUITE}
+    agent = run_once(
+        policy, files, isolation="job", unchecked_children=policy, pytest_args=("-k", "test_raises and fork-leave")
+    )
+    case = agent.cases(0)["test_raises[fork-leave]"]
+    assert case.outcome == outcome
+    assert notices(agent, "test_raises[fork-leave]") == []
+    assert case.message.endswith(" ended with exit status 3, and the test passed") == (policy == "error")

@@ -11,7 +11,7 @@ FAULT = {
     "verdict": ("failure", "failed"),
     "leading": 1,
     "ranks": ["passed", "failed"],
-    "words": ["rank 1 failed", "SpawnProcess-2 was killed by SIGSEGV"],
+    "words": ["rank 1 failed: child process SpawnProcess-2 was killed by SIGSEGV; assert"],
     "output": ["Fatal Python error: Segmentation fault", "in crash"],
     "seconds": 10,
 }

@@ -12,8 +12,8 @@ FAULT = {
     "verdict": ("error", "timed_out"),
     "leading": 1,
     "ranks": ["passed", "timed_out"],
-    "words": ["rank 1 timed out", "in test_fault; of its processes, SpawnProcess-2 was in", "in hang"],
-    "text": ["--- SpawnProcess-2: pid", "in hang"],
+    "words": ["rank 1 timed out", "in test_fault; child process SpawnProcess-2 was in", "in hang"],
+    "text": ["--- child process SpawnProcess-2: pid", "in hang"],
     "seconds": 16,
 }
 

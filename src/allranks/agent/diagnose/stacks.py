@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks.agent import clock, evidence, linux
+from allranks.agent.orphans import is_helper
 from allranks.agent.stacks import Stacks
 from allranks.protocol.tracebacks import OUTSIDE
 from allranks.protocol.xml_text import clipped
@@ -263,7 +264,7 @@ class Surroundings:
     """What is known of a rank whose children are looked at."""
 
     number: int
-    names: Mapping[int, str]  # names of its child processes that it has reported, by process id
+    names: Mapping[int, str]  # of its child processes, by process id
     stacks: StackFile  # its stack file, to which its forks write, too
     printed: Callable[[], str]  # returns what has been printed on its standard error so far
     pipes: frozenset[int]  # the inodes of its standard output and error
@@ -274,7 +275,7 @@ class ChildHang:
     """One process that a rank has started."""
 
     pid: int
-    name: str  # who it is, in words, as in "RANK 1"
+    name: str  # who it is, in words, as in "child process (rank 1)"
     about: str  # its process id, state and command, in one line
     stacks: Stacks
 
@@ -289,8 +290,8 @@ def words_for(children: Sequence[ChildHang]) -> str:
     """Where the processes of a rank are, for a message; those that do not wait for a peer come first."""
     lines = [(child.stacks.waits_in_distributed(), child.line) for child in children if child.line]
     ordered = [line for _, line in sorted(lines, key=lambda each: each[0])]
-    more = [f"{len(ordered) - _NAMED} more in code of the user's"] if len(ordered) > _NAMED else []
-    return "; of its processes, " + ", ".join([*ordered[:_NAMED], *more]) if ordered else ""
+    more = [f"{len(ordered) - _NAMED} more child processes"] if len(ordered) > _NAMED else []
+    return "; " + ", ".join([*ordered[:_NAMED], *more]) if ordered else ""
 
 
 def text_of(children: Sequence[ChildHang]) -> str:
@@ -303,7 +304,7 @@ def find_children(rank: int, around: Surroundings, deadline: float) -> list[Chil
 
     Those that cannot be seen from outside are asked for their stacks, and end by it.
     """
-    all_pids = linux.descendants(rank)
+    all_pids = [pid for pid in linux.descendants(rank) if not is_helper(pid)]
     pids = all_pids[:_MOST_CHILDREN] if len(all_pids) < _TOO_MANY else []
     views = _views(pids, deadline)
     variables = {pid: _place_of(pid) for pid in pids}
@@ -314,7 +315,8 @@ def find_children(rank: int, around: Surroundings, deadline: float) -> list[Chil
         stacks = views[pid].stacks if pid in views else ""
         stacks = stacks or (_ask(pid, around) if clock.monotonic() < deadline else "")
         place = variables[pid] if tell_apart else None
-        name = around.names.get(pid) or (f"RANK {place}" if place is not None else f"process {pid}")
+        rank_name = f"child process (rank {place})" if place is not None else ""
+        name = around.names.get(pid) or rank_name or f"child process {pid}"
         found.append(ChildHang(pid=pid, name=name, about=about, stacks=Stacks(stacks)))
     return found
 

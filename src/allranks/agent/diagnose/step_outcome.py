@@ -6,7 +6,6 @@ A rank that pytest-timeout ends looks like any exit in mid-test; only its output
 import re
 import signal
 from bisect import insort
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -92,7 +91,7 @@ class StepOutcome:
     was_terminated: bool = False  # SIGTERM ended the rank, or its node: perhaps everything is ended from outside
     calls: Calls | None = None  # the rank's calls in its process groups; None if its step is not over
     skipped_subtests: str = ""  # as in the rank's report
-    killed_children: tuple[int, ...] = ()
+    unchecked_children: tuple[str, ...] = ()
 
     @property
     def is_own(self) -> bool:
@@ -227,13 +226,13 @@ class Step:
         return frozenset(name for each in self.outcomes for name in each.restored) - self.left
 
     @property
-    def killed_children(self) -> Mapping[tuple[int, int], list[int]]:
-        """The ranks that had children which a signal killed, by the signal and the number of these children."""
-        found: dict[tuple[int, int], list[int]] = {}
-        for each in self.outcomes:
-            for number, count in Counter(each.killed_children).items():
-                found.setdefault((number, count), []).append(each.rank)
-        return found
+    def unchecked_children(self) -> Mapping[str, list[int]]:
+        """The ranks that had started processes which failed unnoticed, by how these failed."""
+        found: dict[str, list[int]] = {}
+        for outcome in self.outcomes:
+            for words in outcome.unchecked_children:
+                found.setdefault(words, []).append(outcome.rank)
+        return {words: sorted(set(ranks)) for words, ranks in found.items()}
 
     @property
     def is_clean(self) -> bool:
@@ -402,7 +401,7 @@ def reported(event: RankReport, message: PhasesEnded | StepEnded, step: Step) ->
         left=message.left,
         has_exited=message.has_exited,
         skipped_subtests=message.skipped_subtests,
-        killed_children=message.killed_children,
+        unchecked_children=message.unchecked_children,
     )
 
 

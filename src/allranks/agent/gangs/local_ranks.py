@@ -16,7 +16,6 @@ from typing import NoReturn, Protocol, TypeVar
 from allranks.agent import call_log, clock, evidence, linux
 from allranks.agent.call_log import LastCall, read_calls, read_last_calls, read_phase, read_wait
 from allranks.agent.channel import (
-    ChildStarted,
     Command,
     Debugging,
     Link,
@@ -29,6 +28,7 @@ from allranks.agent.channel import (
     StepEnded,
     link_pair,
 )
+from allranks.agent.child_processes import children_folder, names_of_children, primary, read_children
 from allranks.agent.diagnose.flight_recorder import FlightRecorder
 from allranks.agent.diagnose.stacks import (
     PATIENCE,
@@ -443,7 +443,6 @@ class LocalRanks:
         self._stacks = stack_files(results, self._processes) if stacks is None else stacks
         self._selector: selectors.BaseSelector | None = None
         self._stopped: set[int] = set()
-        self._names: dict[int, dict[int, str]] = {}
         self._disturbance = contextlib.ExitStack()
 
     @property
@@ -479,8 +478,6 @@ class LocalRanks:
         events: list[RankEvent] = []
         for message in rank.link.read():
             match message:
-                case ChildStarted(pid=pid, name=name):
-                    self._names.setdefault(rank.number, {})[pid] = name
                 case RankPrinted(rank=number, line=line):
                     if self._echo is not None:
                         self._echo(number, line)
@@ -607,17 +604,23 @@ class LocalRanks:
                 held=held.get(rank, ""),
                 phase=phases[rank],
                 waits_for=waits[rank],
-                children=words_for(children.get(rank, ())),
+                children=self._failed_child_of(rank) + words_for(children.get(rank, ())),
                 child_stacks=text_of(children.get(rank, ())),
             )
             for rank in ranks
         }
 
+    def _failed_child_of(self, number: int) -> str:
+        """In words, the process that failed first of those that a rank's test has started; empty for none."""
+        failed = None if self._shared is None else primary(read_children(children_folder(self._shared, number), number))
+        return f"; {failed.who} {failed.how(Path())} before" if failed else ""
+
     def _children_of(self, number: int, deadline: float) -> Sequence[ChildHang]:
         rank, file = self._processes[number], self._stacks[number]
+        events = children_folder(self._shared, number) if self._shared else None
         around = Surroundings(
             number=number,
-            names=self._names.get(number, {}),
+            names=names_of_children(events, number) if events else {},
             stacks=file,
             printed=rank.stderr.glance,
             pipes=frozenset(os.fstat(each.descriptor).st_ino for each in (rank.stdout, rank.stderr)),

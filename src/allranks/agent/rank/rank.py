@@ -4,7 +4,7 @@ import os
 import re
 import tempfile
 import traceback
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -15,17 +15,19 @@ import torch
 from _pytest.capture import CaptureManager
 from torch import distributed
 
+from allranks.agent import child_observer
 from allranks.agent.call_log import CallLog, Wait, map_log
 from allranks.agent.channel import End, GpuLost, PhasesEnded, RankEnd, RunTest, StepEnded
+from allranks.agent.child_processes import ChildProcess, children_folder, primary, read_children, table
 from allranks.agent.clock import monotonic
 from allranks.agent.environment_skips import EnvironmentSkip
 from allranks.agent.evidence import DiskUse
 from allranks.agent.gpus import compute, trouble_of
+from allranks.agent.marks import CHILDREN_MAY_FAIL
 from allranks.agent.orphans import Mark
 from allranks.agent.program import StartRanks
 from allranks.agent.rank import debugging, rank_setup
 from allranks.agent.rank.call_counter import CallCounter
-from allranks.agent.rank.child_processes import ChildWatch
 from allranks.agent.rank.coverage import save_coverage
 from allranks.agent.rank.imports import ImportWatch
 from allranks.agent.rank.marker_options import has_thread_ranks, never_runs
@@ -70,6 +72,9 @@ class Assignment:
     end_session: Callable[[int], int] | None = None
 
 
+_MOST_CHILDREN = 5
+"""Processes of one test that notices name."""
+
 _MOST_UNREPORTED = 10
 """Maximum number of unreported phases; a test has three, unless a plugin adds some."""
 
@@ -97,6 +102,8 @@ def _rank_environment(assignment: Assignment) -> dict[str, str]:
     return {
         **({} if config.launches_ranks else place),
         **Mark.of_gang(request.gang).environment(assignment.rank),
+        child_observer.FOLDER: str(children_folder(assignment.shared, assignment.rank)),
+        "PYTHONPATH": os.pathsep.join(filter(None, (child_observer.PYTHON_PATH, os.environ.get("PYTHONPATH", "")))),
         "ALLRANKS_GANG": str(request.gang),
         "ALLRANKS_SHARED": str(assignment.shared),
         **request.environment,
@@ -138,7 +145,7 @@ class _Rank:
         self._calls = CallCounter(self._board, own_world)
         session.config.pluginmanager.register(self, "allranks-rank")
         rank_setup.announce_to(self._connection, self._take_unreported)
-        self._children = ChildWatch()
+        child_observer.observe()
         debugging.be_rank(assignment.rank)
 
     def run(self) -> int:
@@ -216,7 +223,7 @@ class _Rank:
         if not self._assignment.config.launches_ranks:  # there is no peer to agree with: as under pytest
             seed_everything(command.seed)
         self._room.begin()
-        self._children.begin()
+        child_observer.forget()
         try:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         except (KeyboardInterrupt, pytest.exit.Exception) as error:
@@ -229,8 +236,57 @@ class _Rank:
         if (overrun := self._room.overrun()) is not None:
             phase = Phase(when="teardown", outcome=Outcome.ERRORED, duration=0.0, message=overrun.message)
             self._add_phase(phase, None, may_be_peers=not overrun.is_own)
+        unchecked = self._check_children(item)
         flush_output()
-        return self._conclude()
+        return replace(self._conclude(), unchecked_children=unchecked)
+
+    def _children(self) -> Sequence[ChildProcess]:
+        """The processes that the test has started and that did not end well."""
+        child_observer.settle()
+        config = self._assignment.config
+        own_rank = None if config.launches_ranks else self._assignment.rank
+        return read_children(children_folder(self._assignment.shared, self._assignment.rank), own_rank)
+
+    def _check_children(self, item: pytest.Item) -> tuple[str, ...]:
+        """Make a test that passed an error if a process that it started crashed; return what else became of them."""
+        policy = self._assignment.config.unchecked_children
+        if overall(self._phases).outcome is not Outcome.PASSED or item.get_closest_marker(CHILDREN_MAY_FAIL):
+            return ()
+        root = self._session.config.rootpath
+        failed = [child for child in self._children() if not child.was_stopped]
+        errors = [child for child in failed if child.has_crashed or policy == "error"]
+        if errors:
+            child = errors[0]
+            message = f"{child.who} {child.how(root)}, and the test passed"
+            text = table(failed, root) + (child.left.text if child.left else "")
+            self._add_phase(
+                Phase(
+                    when="teardown",
+                    outcome=Outcome.ERRORED,
+                    duration=0.0,
+                    message=shorten(message, MESSAGE_LIMIT),
+                    text=shorten(text),
+                ),
+                None,
+            )
+        if errors or policy == "ignore":
+            return ()
+        words = [shorten(f"{child.who} {child.how(root)}", MESSAGE_LIMIT) for child in failed]
+        more = [f"{len(words) - _MOST_CHILDREN} more child processes failed"] if len(words) > _MOST_CHILDREN else []
+        return (*words[:_MOST_CHILDREN], *more)
+
+    def _with_children(self, phase: Phase) -> Phase:
+        """A phase that failed, led by the process that failed first by itself, if the test had started any."""
+        children = self._children()
+        first = primary(children)
+        if first is None:
+            return phase
+        root = self._session.config.rootpath
+        message = f"{first.who} {first.how(root)}; {phase.message}"
+        parts = (first.left.text if first.left else "", phase.text, f"Child processes:\n{table(children, root)}")
+        return replace(
+            phase, message=shorten(message, MESSAGE_LIMIT), text=shorten("\n".join(part for part in parts if part))
+        )
 
     def _enter_folder(self, file: Path) -> None:
         """Exchange modules of one name if several test folders have them; the file's own are then imported."""
@@ -263,7 +319,6 @@ class _Rank:
             left=tuple(left),
             has_exited=self._has_exited,
             skipped_subtests=self._subtests.skipped,
-            killed_children=self._children.killed(),
         )
 
     def _end(self, command: End) -> StepEnded:
@@ -363,8 +418,8 @@ class _Rank:
             return
         error = self._errors.pop(report.when, None)
         phase = phase_of(report, error, monotonic() - self._phase_began)
-        if phase.outcome is Outcome.FAILED and (deaths := ", ".join(self._children.deaths())):
-            phase = replace(phase, message=shorten(f"{phase.message} ({deaths})", MESSAGE_LIMIT))
+        if phase.outcome in (Outcome.FAILED, Outcome.ERRORED):
+            phase = self._with_children(phase)
         phase = with_remedy(phase, error, has_group=self._assignment.request.url is not None)
         if self._assignment.request.url is not None and phase.outcome.is_bad:
             message = with_group_limit(phase.message, self._assignment.config.limits.limit("process_group"))

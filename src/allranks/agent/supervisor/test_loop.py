@@ -18,6 +18,7 @@ from typing import Protocol
 from allranks.agent import linux
 from allranks.agent.channel import RunTest
 from allranks.agent.diagnose.step_outcome import Step, course_of, ends_of, failed_start
+from allranks.agent.diagnose.unmatched_calls import words_for_ranks
 from allranks.agent.gangs.forks import SESSION_END_TIMEOUT, ForkServerError, LocalNode
 from allranks.agent.gangs.gang import ROUNDED_UP, SKIP_GRACES, Deadlines, Gang
 from allranks.agent.job_end import HangupError, JobEnd, JobLimitError, LostGpuError
@@ -29,7 +30,7 @@ from allranks.agent.record_stream import Journal
 from allranks.agent.rendezvous import OWN_GROUPS, Rendezvous, make_rendezvous
 from allranks.agent.supervisor.driver_account import DriverAccount
 from allranks.protocol.config import AgentConfig, Folders, seed_of_test
-from allranks.protocol.outcomes import Outcome, disagree, may_disagree, numbers
+from allranks.protocol.outcomes import Outcome, disagree, may_disagree
 from allranks.protocol.records import (
     AgentFailed,
     FailureCourse,
@@ -606,11 +607,9 @@ class TestLoop:
         for rank in sorted(step.strangers):
             text = f"a process that rank {rank} had forked went on in its place; what it reported was left out"
             self._journal.write(Notice(nodeid=self._current, text=text))
-        for (number, count), ranks in step.killed_children.items():
-            whose = f"rank {ranks[0]}" if len(ranks) == 1 else f"each of ranks {numbers(ranks)}"
-            were = f"child process{'es' if count > 1 else ''} of {whose} {'was' if count == 1 else 'were'}"
-            text = f"{count} {were} killed by {linux.signal_name(number)}"
-            self._journal.write(Notice(nodeid=self._current, text=text))
+        for words, ranks in step.unchecked_children.items():
+            where = f" (on {words_for_ranks(ranks)})" if self._config.ranks > 1 else ""
+            self._journal.write(Notice(nodeid=self._current, text=f"{words}, and the test passed{where}"))
 
     def _settle(self, outcomes: AbstractSet[Outcome], *, is_bad: bool) -> None:
         """Count the test, unless it will run again: another worker would stop the job for it."""

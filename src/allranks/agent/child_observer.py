@@ -1,0 +1,370 @@
+"""Records what becomes of the processes that a test starts; runs in the rank and in each process below it.
+
+A fork inherits it, and any other Python process loads it through the folder ``child_python``. Each process appends its
+events to a file of its own in the folder that :data:`FOLDER` names. :mod:`allranks.agent.child_processes` reads them:
+
+- ``Named``: this process has started a process by ``multiprocessing``, which gives it a name;
+- ``Began``: this process is a Python program, or a fork of one;
+- ``Left``: an exception, or an exit status other than 0, ends this process;
+- ``Signaled``: this process has sent a signal to a process;
+- ``Ended``: a process that this one had started ended with a status other than 0.
+
+The kernel tells the status of a child once, to whoever waits for it. Therefore Python's functions that wait for
+processes are wrapped, and so are those that send signals: a process that its starter stopped did not fail by itself.
+
+This runs in programs that know nothing of allranks, and each of them waits for it: it imports what Python has imported
+already, and anything else where it is needed.
+"""
+
+# ruff: noqa: PTH100, PTH103, PTH108, PTH112, PTH118, PTH120, PTH123, PTH208 - pathlib takes longer to import than the rest
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import os
+import sys
+import time
+from _weakref import ref
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import TracebackType
+    from typing import Any, Final
+
+FOLDER: Final = "ALLRANKS_CHILDREN"
+"""The variable with the folder of the events."""
+
+PYTHON_PATH: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "child_python")
+"""The folder that has Python load this module."""
+
+_LONGEST_MESSAGE: Final = 2_000
+_LONGEST_TEXT: Final = 50_000
+_MOST_FRAMES: Final = 50
+
+_KILLED: Final = frozenset({os.CLD_KILLED, os.CLD_DUMPED})
+_DEAD: Final = os.WEXITED | os.WNOHANG | os.WNOWAIT
+"""Look at the end of a process, and leave it to others to wait for it."""
+
+_HELPERS: Final = ("multiprocessing.resource_tracker", "multiprocessing.forkserver import main")
+"""In the command lines of processes that Python starts for itself."""
+
+_TORCH_SPAWN: Final = "torch.multiprocessing.spawn"
+_STARTERS: Final = frozenset({__name__, "multiprocessing.process", _TORCH_SPAWN})
+"""Modules whose frames come before those of a process's own function."""
+
+_waitid = os.waitid
+
+
+class _Process:
+    """What this process knows of those that it has started."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """This process is a new one: a fork begins with nothing."""
+        self.pid = os.getpid()
+        self.started: list[ref[Any]] = []
+        self.ended: set[int] = set()  # those whose end it has written
+        self.unwaited: set[int] = set()  # of those, the ones that nobody has waited for
+
+
+_process = _Process()
+
+
+def observe() -> None:
+    """Observe what this process starts, and its forks."""
+    _process.begin()
+    for name in ("waitpid", "wait", "wait3", "wait4"):
+        _wrap_result(name, lambda found: _note_status(found[0], found[1]))
+    _wrap_result("waitid", _note_waitid)
+    for name, targets in _TARGETS.items():
+        _note_signals(name, targets)
+    if "subprocess" in sys.modules:  # it has taken os.waitpid already
+        sys.modules["subprocess"].Popen.returncode = _ReturnCode()
+    os.register_at_fork(after_in_child=_begin_fork)
+    _observe_multiprocessing()
+
+
+def observe_this_program() -> None:
+    """Observe this Python program and what it starts, if a rank's test has started it."""
+    if not os.environ.get(FOLDER) or any(helper in each for each in sys.orig_argv for helper in _HELPERS[:1]):
+        return
+    if any("multiprocessing" in each for each in sys.orig_argv):
+        import multiprocessing.process  # noqa: F401, PLC0415 - it is about to be imported anyway
+    observe()
+    if any(_HELPERS[1] in each for each in sys.orig_argv):
+        return
+    _write("Began", pid=os.getpid(), rank=_rank())
+    sys.excepthook = _with_note(sys.excepthook)
+
+
+def settle() -> None:
+    """Write the ends of all processes that have ended, also of those that nobody has waited for."""
+    for reference in _process.started:
+        _note_process(reference())
+    try:
+        if _waitid(os.P_ALL, 0, _DEAD) is None:
+            return
+    except ChildProcessError:
+        return
+    for pid in _children() - _process.unwaited:
+        try:
+            found = _waitid(os.P_PID, pid, _DEAD)
+        except ChildProcessError:
+            continue
+        if found is not None:
+            _note_waitid(found)
+            _process.unwaited.add(pid)
+
+
+def forget() -> None:
+    """Forget the processes that have started so far, and all that they have written."""
+    _process.started.clear()
+    try:
+        for entry in os.scandir(os.environ.get(FOLDER, "")):
+            os.unlink(entry.path)
+    except OSError:
+        pass
+
+
+def _begin_fork() -> None:
+    _process.begin()
+    _write("Began", pid=os.getpid(), rank=_rank())
+    _observe_multiprocessing()
+
+
+def _write(kind: str, **fields: object) -> None:
+    """Append an event to the file of this process; what cannot be written is left out."""
+    folder = os.environ.get(FOLDER)
+    if not folder:
+        return
+    fields = {"at": time.monotonic(), **{name: value for name, value in fields.items() if value is not None}}
+    if any(isinstance(value, str) for value in fields.values()):
+        import json  # noqa: PLC0415 - most programs write numbers alone
+
+        text = json.dumps(fields)
+    else:
+        text = "{" + ", ".join(f'"{name}": {value}' for name, value in fields.items()) + "}"
+    try:
+        if not os.path.isdir(folder):
+            os.makedirs(folder, exist_ok=True)
+        descriptor = os.open(f"{folder}/{os.getpid()}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            os.write(descriptor, f'["{kind}", {text}]\n'.encode())
+        finally:
+            os.close(descriptor)
+    except OSError:
+        pass
+
+
+def _note_left(error: BaseException) -> None:
+    """Write what ends this process: an exception, or the one that was handled when it left."""
+    status, cause = 1, error if not isinstance(error, SystemExit) else error.__context__
+    if isinstance(error, SystemExit):
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    if status:
+        _write("Left", pid=os.getpid(), status=status, rank=_rank(), **({} if cause is None else _description(cause)))
+
+
+def _description(error: BaseException) -> dict[str, str]:
+    import traceback  # noqa: PLC0415 - see _write
+
+    trace = error.__traceback__
+    while trace and trace.tb_next and trace.tb_frame.f_globals.get("__name__") in _STARTERS:
+        trace = trace.tb_next
+    try:
+        frames = traceback.extract_tb(trace)[-_MOST_FRAMES:]
+        text = "".join(traceback.format_exception(type(error), error, trace))
+        message = "".join(traceback.format_exception_only(error)).strip()
+    except Exception:  # noqa: BLE001 - its own methods may raise anything
+        return {"message": type(error).__name__}
+    stack = "".join(f'  File "{frame.filename}", line {frame.lineno} in {frame.name}\n' for frame in reversed(frames))
+    return {"message": message[:_LONGEST_MESSAGE], "text": text[-_LONGEST_TEXT:], "stack": stack}
+
+
+def _rank() -> int | None:
+    """The rank of this process: torch's, or the one in its environment."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    try:
+        if distributed is not None and distributed.is_initialized():
+            return int(distributed.get_rank())
+    except Exception:  # noqa: BLE001, S110 - torch may be half imported, or the group be gone
+        pass
+    number = os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or ""
+    return int(number) if number.isdecimal() else None
+
+
+def _with_note(hook: Callable[..., None]) -> Callable[..., None]:
+    def noting(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        _note_left(error)
+        hook(kind, error, trace)
+
+    return noting
+
+
+def _observe_multiprocessing() -> None:
+    """Observe the processes of ``multiprocessing``, where that is imported."""
+    module: Any = sys.modules.get("multiprocessing.process")
+    process_class = getattr(module, "BaseProcess", None)
+    if process_class is None or hasattr(process_class.start, "__wrapped__"):
+        return
+    start, join, bootstrap = process_class.start, process_class.join, process_class._bootstrap  # noqa: SLF001
+
+    def start_and_note(process: Any) -> None:  # noqa: ANN401 - of multiprocessing
+        name, index = str(process.name), _index_of(process)  # its start deletes the arguments
+        start(process)
+        _process.started.append(ref(process))
+        _write("Named", pid=process.pid, name=name, rank=index)
+
+    def join_and_note(process: Any, timeout: float | None = None) -> None:  # noqa: ANN401
+        join(process, timeout)
+        _note_process(process)
+
+    def note_and_bootstrap(process: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        process.run = _noting(process.run)
+        return bootstrap(process, *args, **kwargs)
+
+    process_class.start = _like(start, start_and_note)
+    process_class.join = _like(join, join_and_note)
+    process_class._bootstrap = _like(bootstrap, note_and_bootstrap)  # noqa: SLF001
+
+
+def _noting(run: Callable[[], None]) -> Callable[[], None]:
+    def running() -> None:
+        try:
+            run()
+        except BaseException as error:
+            _note_left(error)
+            raise
+
+    return running
+
+
+def _index_of(process: Any) -> int | None:  # noqa: ANN401
+    """The number that ``torch.multiprocessing`` gives a process among those that it starts together."""
+    target: Any = getattr(process, "_target", None)
+    arguments: Any = getattr(process, "_args", ())
+    is_torchs = getattr(target, "__module__", "") == _TORCH_SPAWN and len(arguments) > 1
+    return arguments[1] if is_torchs and isinstance(arguments[1], int) else None
+
+
+def _note_process(process: Any) -> None:  # noqa: ANN401
+    """Write the end of a process of ``multiprocessing``: only its object tells it if a fork server is its parent."""
+    try:
+        if process is not None and process.pid is not None and process.exitcode:
+            _note_end(process.pid, process.exitcode)
+    except (ValueError, AssertionError):  # it is closed, or another process's
+        pass
+
+
+def _note_end(pid: int, status: int) -> None:
+    """Write the end of a process: its exit status, negative for a signal."""
+    if os.getpid() != _process.pid or pid in _process.ended:
+        return
+    _process.ended.add(pid)
+    _write("Ended", pid=pid, status=status)
+
+
+def _note_status(pid: int, status: int) -> None:
+    if pid > 0 and status and (os.WIFSIGNALED(status) or os.WIFEXITED(status)):
+        _note_end(pid, os.waitstatus_to_exitcode(status))
+
+
+def _note_waitid(found: os.waitid_result | None) -> None:
+    if found is not None and found.si_status:
+        _note_end(found.si_pid, -found.si_status if found.si_code in _KILLED else found.si_status)
+
+
+def _wrap_result(name: str, note: Callable[[Any], None]) -> None:
+    """Have a function of :mod:`os` that waits for a process pass on what it returns."""
+    original = getattr(os, name)
+
+    def waiting(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the original
+        found = original(*args, **kwargs)
+        note(found)
+        return found
+
+    _replace(os, name, waiting)
+
+
+def _note_signals(name: str, targets: Callable[[int], Iterable[int]]) -> None:
+    """Have a function that sends signals note which process it sends one to."""
+    module: Any = _signal if name == "pidfd_send_signal" else os
+    original = getattr(module, name)
+
+    def sending(target: int, number: int, *args: Any) -> Any:  # noqa: ANN401 - as the original
+        try:
+            for pid in targets(target) if number else ():
+                _write("Signaled", pid=pid, number=int(number))
+        except (OSError, ValueError, TypeError):  # the original raises it, too
+            pass
+        return original(target, number, *args)
+
+    _replace(module, name, sending)
+
+
+def _replace(module: Any, name: str, function: Callable[..., Any]) -> None:  # noqa: ANN401 - a module
+    """Replace a function of the standard library in all modules that have it under this name."""
+    original = getattr(module, name)
+    replacement = _like(original, function)
+    homes = {module, sys.modules.get(original.__module__, module), sys.modules.get(module.__name__.strip("_"), module)}
+    for home in homes:
+        setattr(home, name, replacement)
+
+
+def _like(original: Any, function: Callable[..., Any]) -> Callable[..., Any]:  # noqa: ANN401 - a function
+    """A function with the names of another one, as ``functools.wraps`` makes it."""
+    for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
+        setattr(function, attribute, getattr(original, attribute))
+    function.__wrapped__ = original  # type: ignore[attr-defined]
+    return function
+
+
+def _children() -> set[int]:
+    found: set[int] = set()
+    for task in os.listdir("/proc/self/task"):
+        found.update(map(int, _read(f"/proc/self/task/{task}/children").split()))
+    return found
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _of_kill(pid: int) -> Iterable[int]:
+    return [pid] if pid > 0 else _of_group(-pid if pid < -1 else os.getpgrp())
+
+
+def _of_group(group: int) -> Iterable[int]:
+    return [pid for pid in _children() if os.getpgid(pid) == (group or os.getpgrp())]
+
+
+def _of_pidfd(descriptor: int) -> Iterable[int]:
+    lines = _read(f"/proc/self/fdinfo/{descriptor}").splitlines()
+    return [int(line.split()[1]) for line in lines if line.startswith("Pid:")]
+
+
+_TARGETS: Final = {"kill": _of_kill, "killpg": _of_group, "pidfd_send_signal": _of_pidfd}
+"""For each function that sends signals, the processes that its first argument stands for."""
+
+
+class _ReturnCode:
+    """The attribute ``returncode`` of ``subprocess.Popen``, which notes each status."""
+
+    def __get__(self, process: Any, owner: object = None) -> object:  # noqa: ANN401
+        if process is None:
+            return self
+        try:
+            return vars(process)["returncode"]
+        except KeyError:
+            raise AttributeError("returncode") from None  # noqa: EM101 - as Python words it
+
+    def __set__(self, process: Any, status: int | None) -> None:  # noqa: ANN401
+        vars(process)["returncode"] = status
+        if status:
+            _note_end(process.pid, status)

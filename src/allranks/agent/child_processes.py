@@ -1,0 +1,260 @@
+"""The processes that a test has started, by what :mod:`allranks.agent.child_observer` has written of them."""
+
+import signal
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from allranks.agent import linux
+from allranks.agent.stacks import Stacks
+from allranks.protocol import skip_codes
+from allranks.protocol.tracebacks import headline
+from allranks.protocol.typed_json import RecordError, by_name, decode_line
+from allranks.protocol.xml_text import clipped
+
+_CRASHES: Final = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT})
+"""Signals that only a defect sends."""
+
+_MOST_FILES: Final = 1_000
+_MOST_BYTES: Final = 1 << 20
+_NAME: Final = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Event:
+    at: float  # seconds by the monotonic clock, which all processes of a host share
+    pid: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named(_Event):
+    """``multiprocessing`` has started a process."""
+
+    name: str
+    rank: int | None = None  # its number among those that ``torch.multiprocessing`` starts together
+
+
+@dataclass(frozen=True, kw_only=True)
+class Began(_Event):
+    """A Python program or a fork has begun."""
+
+    rank: int | None = None  # that of its environment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left(_Event):
+    """A process is about to end with a status other than 0."""
+
+    status: int
+    rank: int | None = None  # torch's, or that of its environment
+    message: str = ""  # type and message of the exception; empty for an exit without one
+    text: str = ""  # its traceback
+    stack: str = ""  # its frames, innermost first, as faulthandler writes them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended(_Event):
+    """A process has ended, by what its parent got."""
+
+    status: int  # negative for a signal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signaled(_Event):
+    """A process has been sent a signal."""
+
+    number: int
+
+
+_KINDS: Final = by_name((Named, Began, Left, Ended, Signaled))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChildProcess:
+    """A process below a rank that ended with an exception, a signal, or an exit status other than 0.
+
+    Attributes:
+        at: When it left or, if it wrote nothing then, when its parent noticed; seconds by the monotonic clock.
+        rank: None if it has none, or the one that it has is that of the process that runs the test.
+        left: What it wrote itself before it ended.
+        ended: What its parent got; None if it has not got it yet.
+        was_stopped: The process that had started it ended it by a signal.
+    """
+
+    pid: int
+    at: float
+    name: str = ""
+    rank: int | None = None
+    left: Left | None = None
+    ended: Ended | None = None
+    was_stopped: bool = False
+
+    @property
+    def who(self) -> str:
+        """It, in words."""
+        if self.rank is not None:
+            return f"child process (rank {self.rank})"
+        return f"child process {self.name}" if self.name else "a child process"
+
+    @property
+    def has_crashed(self) -> bool:
+        """Whether a signal killed it that only a defect sends."""
+        return not self.was_stopped and self.ended is not None and -self.ended.status in _CRASHES
+
+    @property
+    def waited_for_a_peer(self) -> bool:
+        """Whether a call of torch.distributed raised its exception, which may follow from another process's end."""
+        return self._stacks.waits_in_distributed()
+
+    @cached_property
+    def _stacks(self) -> Stacks:
+        return Stacks(self.left.stack if self.left else "")
+
+    def how(self, root: Path) -> str:
+        """How it ended, and where, in words.
+
+        Args:
+            root: The folder to which paths are relative.
+        """
+        if self.left is not None and self.left.message:
+            frame = self._stacks.user_frame or next(iter(self._stacks.frames), None)
+            where = f" at {_relative(frame.file, root)}:{frame.line}" if frame else ""
+            return f"raised {headline(self.left.message)}{where}"
+        status = self.ended.status if self.ended else self.left.status if self.left else 0
+        if self.was_stopped:
+            return f"was stopped by the test ({linux.signal_name(-status)})"
+        return f"was killed by {linux.signal_name(-status)}" if status < 0 else f"ended with exit status {status}"
+
+
+def _relative(file: str, root: Path) -> str:
+    path = Path(file)
+    return str(path.relative_to(root)) if path.is_relative_to(root) else file.rpartition("-packages/")[2]
+
+
+@dataclass(kw_only=True)
+class _Found:
+    """The events of a folder, by process."""
+
+    names: dict[int, Named] = field(default_factory=dict)
+    began: dict[int, Began] = field(default_factory=dict)
+    left: dict[int, Left] = field(default_factory=dict)
+    ended: dict[int, Ended] = field(default_factory=dict)
+    starters: dict[int, set[int]] = field(default_factory=dict)  # the processes that have started each
+    signals: set[tuple[int, int, int]] = field(default_factory=set)  # sender, receiver, number
+
+    def children(self, pids: Iterable[int], own_rank: int | None) -> list[ChildProcess]:
+        """These processes, in the order of their ends; with their ranks, unless all inherited the one rank."""
+        children = sorted(map(self._child, pids), key=lambda child: child.at)
+        has_ranks = {child.rank for child in map(self._child, self._pids)} - {None, own_rank}
+        return children if has_ranks else [replace(child, rank=None) for child in children]
+
+    @property
+    def _pids(self) -> set[int]:
+        return self.names.keys() | self.began.keys() | self.left.keys() | self.ended.keys()
+
+    def _child(self, pid: int) -> ChildProcess:
+        left, ended, named = self.left.get(pid), self.ended.get(pid), self.names.get(pid)
+        first, ranked = left or ended, (left, named, self.began.get(pid))
+        return ChildProcess(
+            pid=pid,
+            at=first.at if first else 0.0,
+            name=clipped(named.name, _NAME) if named else "",
+            rank=next((event.rank for event in ranked if event is not None and event.rank is not None), None),
+            left=left,
+            ended=ended,
+            was_stopped=ended is not None
+            and any((starter, pid, -ended.status) in self.signals for starter in self.starters.get(pid, ())),
+        )
+
+    def add(self, writer: int, event: _Event) -> None:
+        """Add an event that a process has written."""
+        match event:
+            case Named():
+                self.names[event.pid] = event
+            case Began():
+                self.began[event.pid] = event
+            case Left():
+                self.left[event.pid] = event
+            case Ended():
+                self.ended[event.pid] = event
+            case Signaled():
+                self.signals.add((writer, event.pid, event.number))
+        if isinstance(event, Named | Ended):
+            self.starters.setdefault(event.pid, set()).add(writer)
+
+
+def children_folder(shared: Path, rank: int) -> Path:
+    """The folder of the events of a rank's processes.
+
+    Args:
+        shared: What the ranks of its gang share.
+        rank: The rank.
+    """
+    return shared / f"children-{rank}"
+
+
+def names_of_children(folder: Path, own_rank: int | None) -> dict[int, str]:
+    """What to call the processes that ``multiprocessing`` has started, by their process ids.
+
+    Args:
+        folder: Of the events.
+        own_rank: As for :func:`read_children`.
+    """
+    found = _read(folder)
+    return {child.pid: child.who for child in found.children(found.names, own_rank)}
+
+
+def read_children(folder: Path, own_rank: int | None) -> Sequence[ChildProcess]:
+    """The processes that did not end well, in the order of their ends; none that a helper of Python's is.
+
+    Args:
+        folder: Of the events.
+        own_rank: The rank of the process that runs the test, which its children inherit.
+    """
+    found = _read(folder)
+    pids = (found.left.keys() | found.ended.keys()) & (found.names.keys() | found.began.keys())
+    killed = {pid for pid, ended in found.ended.items() if ended.status < 0}
+    return [child for child in found.children(pids | killed, own_rank) if not _is_skip(child)]
+
+
+def primary(children: Iterable[ChildProcess]) -> ChildProcess | None:
+    """The process that failed first by itself; None if none did.
+
+    One that waited for a peer comes after all others: the peer's end may have made it fail.
+    """
+    own = [child for child in children if not child.was_stopped]
+    return min(own, key=lambda child: (child.waited_for_a_peer, child.at), default=None)
+
+
+def table(children: Sequence[ChildProcess], root: Path) -> str:
+    """A line for each: who it is, and how it ended."""
+    return "".join(f"{child.who} (pid {child.pid}) {child.how(root)}\n" for child in children)
+
+
+def _read(folder: Path) -> _Found:
+    found = _Found()
+    files: list[Path] = []
+    with suppress(OSError):
+        files = sorted(path for path in folder.iterdir() if path.name.isdecimal())[:_MOST_FILES]
+    for path in files:
+        for event in _events(path):
+            found.add(int(path.name), event)
+    return found
+
+
+def _events(path: Path) -> Iterable[_Event]:
+    lines: list[bytes] = []
+    with suppress(OSError), path.open("rb") as file:
+        lines = file.read(_MOST_BYTES).splitlines()
+    for line in lines:
+        with suppress(RecordError):  # cut off, or written by someone else
+            yield decode_line(line, _KINDS)
+
+
+def _is_skip(child: ChildProcess) -> bool:
+    """Whether its exit status is one of those by which torch's tests skip."""
+    status = child.ended.status if child.ended else child.left.status if child.left else 0
+    return not (child.left and child.left.message) and skip_codes.reason_of_exit(status) is not None

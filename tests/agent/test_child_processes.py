@@ -1,0 +1,144 @@
+"""What is told of the processes that a test has started, by the events that these have written."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from allranks.agent import child_observer
+from allranks.agent.child_processes import (
+    Began,
+    Ended,
+    Left,
+    Named,
+    Signaled,
+    names_of_children,
+    primary,
+    read_children,
+    table,
+)
+from allranks.protocol.typed_json import encode_line
+
+STARTER, FIRST, SECOND = 10, 11, 12
+IN_TORCH = (
+    '  File "/x-packages/torch/distributed/distributed_c10d.py", line 9 in all_reduce\n  File "/s/a.py", line 2 in f\n'
+)
+IN_TEST = '  File "/s/a.py", line 3 in g\n'
+
+
+@pytest.fixture
+def events(tmp_path):
+    """Writes events into the files of the processes that they come from."""
+
+    def write(**by_writer):
+        for writer, written in by_writer.items():
+            lines = b"".join(encode_line(event) + b"\n" for event in written)
+            (tmp_path / writer.removeprefix("p")).write_bytes(lines)
+        return tmp_path
+
+    return write
+
+
+def left(pid, at, stack=IN_TEST, **fields):
+    return Left(pid=pid, at=at, status=1, message="ValueError: boom", text="Traceback", stack=stack, **fields)
+
+
+def words(folder, own_rank=None):
+    return [f"{child.who} {child.how(Path('/s'))}" for child in read_children(folder, own_rank)]
+
+
+def test_a_process_has_the_rank_of_its_group_and_the_line_of_its_exception(events):
+    folder = events(p10=[Named(pid=FIRST, at=1, name="Process-1")], p11=[left(FIRST, 2, rank=3)])
+    assert words(folder) == ["child process (rank 3) raised ValueError: boom at a.py:3"]
+
+
+def test_a_rank_that_all_have_inherited_tells_them_not_apart(events):
+    folder = events(
+        p10=[Named(pid=FIRST, at=1, name="Process-1"), Named(pid=SECOND, at=1, name="Process-2")],
+        p11=[left(FIRST, 2, rank=1)],
+        p12=[Began(pid=SECOND, at=1, rank=1)],
+    )
+    assert words(folder, own_rank=1) == ["child process Process-1 raised ValueError: boom at a.py:3"]
+    assert names_of_children(folder, 1) == {FIRST: "child process Process-1", SECOND: "child process Process-2"}
+    assert names_of_children(folder, 0) == {FIRST: "child process (rank 1)", SECOND: "child process (rank 1)"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "leads"),
+    [
+        (left(FIRST, 2), left(SECOND, 3), FIRST),
+        (left(FIRST, 3), left(SECOND, 2), SECOND),
+        (left(FIRST, 2, IN_TORCH), left(SECOND, 3), SECOND),
+        (left(FIRST, 2, IN_TORCH), left(SECOND, 3, IN_TORCH), FIRST),
+    ],
+)
+def test_the_first_that_did_not_wait_for_a_peer_leads(events, first, second, leads):
+    folder = events(
+        p10=[Named(pid=FIRST, at=1, name="Process-1"), Named(pid=SECOND, at=1, name="Process-2")],
+        p11=[first],
+        p12=[second],
+    )
+    children = read_children(folder, None)
+    assert primary(children).pid == leads
+    assert table(children, Path("/s")).count("\n") == 2
+
+
+@pytest.mark.parametrize(("sender", "stopped"), [(STARTER, True), (FIRST, False), (SECOND, False)])
+def test_only_its_starter_stops_a_process(events, sender, stopped):
+    signaled = Signaled(pid=FIRST, at=2, number=15)
+    ended = [Named(pid=FIRST, at=1, name="Process-1"), Ended(pid=FIRST, at=3, status=-15)]
+    own = {STARTER: ended, FIRST: [Began(pid=FIRST, at=1)], SECOND: [Began(pid=SECOND, at=1)]}
+    own[sender] = [*own[sender], signaled]
+    [child] = read_children(events(**{f"p{writer}": written for writer, written in own.items()}), None)
+    assert child.was_stopped == stopped
+    assert (primary([child]) is None) == stopped
+
+
+@pytest.mark.parametrize(
+    ("written", "count"),
+    [
+        ([Ended(pid=FIRST, at=1, status=1)], 0),  # of another program: it may well mean "no"
+        ([Ended(pid=FIRST, at=1, status=-9)], 1),
+        ([Began(pid=FIRST, at=1), Ended(pid=FIRST, at=2, status=1)], 1),
+        ([Began(pid=FIRST, at=1), Ended(pid=FIRST, at=2, status=77)], 0),  # one of torch's skips
+        ([Began(pid=FIRST, at=1)], 0),
+    ],
+)
+def test_which_ends_count(events, written, count):
+    assert len(read_children(events(p10=written), None)) == count
+
+
+def test_what_is_damaged_is_left_out(events):
+    folder = events(p10=[Began(pid=FIRST, at=1), Ended(pid=FIRST, at=2, status=1)])
+    with (folder / "10").open("ab") as file:
+        file.write(b'["Left", {"pid": 11\n\xff\n["Nothing", {}]\n')
+    (folder / "notes").write_text("of someone else")
+    assert words(folder) == ["a child process ended with exit status 1"]
+    assert read_children(folder / "absent", None) == []
+
+
+def run(tmp_path, code, *, observed):
+    own = tmp_path / "own"
+    own.mkdir(exist_ok=True)
+    (own / "sitecustomize.py").write_text("import builtins\nbuiltins.own_was_here = __file__\n")
+    paths = [child_observer.PYTHON_PATH, str(own)] if observed else [str(own)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), child_observer.FOLDER: str(tmp_path / "events")}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    "code", ["import sys; print(sys.path)", "print(own_was_here)", "import sitecustomize as s; print(s)"]
+)
+def test_an_observed_program_sees_what_it_would_see_otherwise(tmp_path, code):
+    observed, plain = run(tmp_path, code, observed=True), run(tmp_path, code, observed=False)
+    assert (observed.stdout, observed.stderr) == (plain.stdout, plain.stderr)
+
+
+def test_an_observed_program_fails_as_otherwise_and_is_noted(tmp_path):
+    observed, plain = (run(tmp_path, "1 / 0", observed=each) for each in (True, False))
+    assert (observed.returncode, observed.stderr) == (plain.returncode, plain.stderr)
+    [child] = read_children(tmp_path / "events", None)
+    assert child.how(Path()) == "raised ZeroDivisionError: division by zero at <string>:1"
