@@ -25,7 +25,7 @@ def imported(path: Path) -> Iterator[str]:
 
 
 LAYERS = (
-    ("protocol", "interruption"),
+    ("protocol", "interruption", "colors"),
     ("errors", "agent"),
     ("testing", "ownership", "user_cache"),
     ("matrix",),

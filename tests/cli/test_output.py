@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from allranks.cli.printing import painted
+from allranks.colors import painted
 
 
 def test_a_reader_that_leaves_early_breaks_nothing():

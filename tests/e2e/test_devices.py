@@ -27,7 +27,7 @@ from allranks.report.run_files import Manifest
 from allranks.runner.attempt_runner import AttemptRunner
 from allranks.runner.dispatcher import Dispatcher
 from allranks.runner.host import choose_host
-from allranks.runner.log_lines import LiveView
+from allranks.runner.listener import RunListener
 from allranks.runner.results_folder import open_run
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("leases")]
@@ -103,7 +103,7 @@ def run_jobs(tmp_path, docker_client, run_id):
         folder = open_run(tmp_path / "results", run_id, jobs, Manifest(run_id=""), 7)
         host = replace(choose_host("docker", expansion.matrix, print, inventory), cores=64, memory=1 << 20)
         with own_run(run_id), lives(docker_client, run_id, len(jobs) * nodes) as seen:
-            Dispatcher(AttemptRunner(expansion.matrix, host, folder, LiveView(print), ())).run(jobs)
+            Dispatcher(AttemptRunner(expansion.matrix, host, folder, RunListener(print), ())).run(jobs)
         return found_of(folder.path), seen
 
     return run

@@ -21,7 +21,7 @@ from allranks.report.run_files import Manifest
 from allranks.runner.attempt_runner import AttemptRunner
 from allranks.runner.dispatcher import Dispatcher
 from allranks.runner.host import Host
-from allranks.runner.log_lines import LiveView
+from allranks.runner.listener import RunListener
 from allranks.runner.results_folder import RunFolder, open_run
 from allranks.runner.retry_policy import RunPolicy
 
@@ -110,7 +110,7 @@ def dispatcher(matrix, make_folder, engine, lines):
         engine.has_queue, engine.most_jobs = most_jobs is not None, most_jobs
         host = Host(engine=engine, gpus=gpus, cores=cores, memory=4000, environment_of=environment_of)
         folder = replace(make_folder(wanted), durations=durations or {})
-        return Dispatcher(AttemptRunner(matrix, host, folder, LiveView(lines), ("-k", "x"), RunPolicy(**policy)))
+        return Dispatcher(AttemptRunner(matrix, host, folder, RunListener(lines), ("-k", "x"), RunPolicy(**policy)))
 
     return make
 

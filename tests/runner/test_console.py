@@ -11,7 +11,7 @@ from allranks.report.input_rule import InputRule
 from allranks.report.merging import merge
 from allranks.report.run_files import JobError
 from allranks.runner.console import PlainConsole, console_for, is_streamed
-from allranks.runner.log_lines import LiveView
+from allranks.runner.listener import RunListener
 from allranks.runner.progress import Tests
 from allranks.runner.terminal import TerminalConsole
 
@@ -72,7 +72,7 @@ def test_a_run_whose_lines_go_to_a_file_says_what_it_says(lines, tmp_path):
     (tmp_path / "rank-0.xml").write_text("<testsuites><testsuite/></testsuites>")
     with console_for(lines, environ={}) as console:
         with console.watch(["cell/s"]) as live:
-            assert type(live) is LiveView
+            assert type(live) is RunListener
             live.job_is("cell/s", "preparing", (0,))
         console.annotate(merge(tmp_path, InputRule(world_size=1)))
     assert lines == []

@@ -16,7 +16,7 @@ from allranks.report.merging import merge
 from allranks.runner.attempt_runner import AttemptRunner
 from allranks.runner.dispatcher import Dispatcher
 from allranks.runner.host import Host
-from allranks.runner.log_lines import LiveView
+from allranks.runner.listener import RunListener
 
 pytestmark = pytest.mark.usefixtures("locks")
 
@@ -101,7 +101,7 @@ def green(matrix, jobs, make_folder, lines):
         engine = StreamingEngine(dict(zip(names, streams, strict=True)))
         host = Host(engine=engine, gpus=(), cores=16, memory=99999, environment_of=lambda _: JobEnvironment(image="i"))
         folder = make_folder(several, run_id=f"r{runs}")
-        Dispatcher(AttemptRunner(matrix, host, folder, LiveView(lines), ())).run(several)
+        Dispatcher(AttemptRunner(matrix, host, folder, RunListener(lines), ())).run(several)
         merged = merge(folder.path, environ={})
         return [not suite.counts.bad for suite in merged.suites]
 

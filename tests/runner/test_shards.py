@@ -21,7 +21,7 @@ from allranks.runner.attempt_runner import AttemptRunner
 from allranks.runner.dispatcher import Dispatcher
 from allranks.runner.earlier_runs import cache_to_start_with, keep_cache_of_shard, take_snapshot
 from allranks.runner.host import Host
-from allranks.runner.log_lines import LiveView
+from allranks.runner.listener import RunListener
 from allranks.runner.request import AttemptOptions, job_spec
 from allranks.runner.run_jobs import RunOptions, run
 
@@ -354,7 +354,7 @@ def test_a_shard_may_run_alone(run_pair, pair, tmp_path):
 
 def test_a_planned_shard_that_was_never_run_is_missed(split, pair, host, make_folder, lines):
     folder = make_folder(pair)
-    Dispatcher(AttemptRunner(split, host, folder, LiveView(lines), ())).run(pair[:1])
+    Dispatcher(AttemptRunner(split, host, folder, RunListener(lines), ())).run(pair[:1])
     absent = merge(folder.path).suites[1]
     assert absent.name == f"{CELL} / tiny@2of2"
     assert "left no results" in absent.failures[0].message

@@ -1,7 +1,9 @@
 """The table as text, in terminals of any size and with any names."""
 
 import io
+import time
 from collections import Counter
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -9,110 +11,139 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from allranks.runner.progress import STATES, Picture, Row
-from allranks.runner.terminal import ranges, render, rows_that_fit
-
-RUNNING = Row(
-    job_id="gloo-w2-g0-env/collectives", state="running", collected=351, passed=30, skipped=5, bad=2,
-    first_bad="suites/test_a.py::TestB::test_c[x]", gpus=(0, 1, 2, 6), seconds=3671,
-)  # fmt: skip
+from allranks.runner.listener import RunListener
+from allranks.runner.progress import STATES, JobProgress, RunningTest, Tests
+from allranks.runner.terminal import ranges, render
 
 
-def picture(*rows, failure=""):
-    states = Counter(row.state for row in rows)
-    tests = Counter(bad=sum(row.bad for row in rows), passed=sum(row.passed for row in rows))
-    bad = sum(row.is_bad for row in rows)
-    return Picture(rows=rows, states=states, tests=tests, bad_jobs=bad, first_failure=failure, seconds=5)
+def counted(*running, passed=0, skipped=0, bad=0, **more):
+    """Tests of a job; running ones with the seconds since their start."""
+    began = {nodeid: RunningTest(nodeid, time.monotonic() - seconds) for nodeid, seconds in running}
+    return Tests(counts=Counter(bad=bad, passed=passed, skipped=skipped), running=began, **more)
 
 
-def drawn(picture, width, height):
-    """The lines that a terminal would show, without colours."""
+BAD = counted(passed=30, skipped=5, bad=2, collected=351, first_bad="suites/test_a.py::TestB::test_c[x]")
+job = partial(JobProgress, job_id="gloo-w2-g0-env/collectives", gpus=(0, 1, 2, 6), slow_after=60)
+DONE = job(state="done", tests=BAD, took=3671.5)
+
+
+def hanging(seconds=65.5, **more):
+    tests = counted(("suites/test_a.py::TestB::test_hang", seconds), passed=1, collected=9)
+    return job(state="running", tests=tests, **more)
+
+
+def run_of(*jobs, failure=""):
+    return RunListener(print, first_failure=failure, _jobs={job.job_id: job for job in jobs})
+
+
+def drawn(listener, width, height=24):
+    """The lines that a terminal would show, without colors."""
     file = io.StringIO()
     console = Console(file=file, width=width, height=height, markup=False, emoji=False, highlight=False)
-    console.print(render(picture, width, height))
+    console.print(render(listener, width, height))
     return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
 def test_a_wide_terminal_shows_everything_of_a_job():
-    title, line, summary = drawn(picture(RUNNING), 120, 24)
-    assert title.split() == ["job", "state", "tests", "passed", "skipped", "bad", "GPUs", "time", "first", "bad"]
+    title, line, summary = drawn(run_of(DONE), 120)
+    assert title.split() == ["job", "state", "tests", "bad", "GPUs", "time", "now"]
     assert line.split() == [
-        "gloo-w2-g0-env/collectives", "running", "37/351", "30", "5", "2", "0-2,6", "1:01:11", "test_c[x]",
+        "gloo-w2-g0-env/collectives", "done", "37/351", "2", "0-2,6", "1:01:11", "test_c[x]",
     ]  # fmt: skip
-    assert summary == "jobs: 1 running (1 bad); tests: 2 bad, 30 passed; 0:05"
+    assert summary == "jobs: 1 done (1 bad); tests: 2 bad, 30 passed, 5 skipped; 0:00"
 
 
 @pytest.mark.parametrize(
     ("width", "words"),
     [
-        (80, ["gloo-w2-g0-env/collectives", "running", "37/351", "30", "2", "0-2,6", "1:01:11"]),
-        (60, ["gloo-w2-g0-env/collectives", "running", "37/351", "2", "1:01:11"]),
-        (45, ["gloo-w2-g0-env/collect…", "running", "37/351", "2"]),
-        (30, ["gloo-w2-g0-env/colle…", "running"]),
+        (72, ["gloo-w2-g0-env/collectives", "done", "37/351", "2", "0-2,6", "1:01:11"]),
+        (60, ["gloo-w2-g0-env/collectives", "done", "37/351", "2", "1:01:11"]),
+        (43, ["gloo-w2-g0-env/collectives", "done", "37/351"]),
+        (33, ["gloo-w2-g0-env/collectives", "done"]),
         (12, ["gloo-w2-g0-…"]),
     ],
 )
 def test_a_narrow_terminal_does_without_what_matters_least(width, words):
-    assert drawn(picture(RUNNING), width, 24)[1].split() == words
+    assert drawn(run_of(DONE), width)[1].split() == words
 
 
 def test_what_no_job_has_has_no_column():
-    row = Row(job_id="a/b", state="waiting")
-    assert drawn(picture(row), 120, 24)[0].split() == ["job", "state"]
+    assert drawn(run_of(JobProgress(job_id="a/b")), 30)[0].split() == ["job", "state"]
 
 
-def test_trouble_of_a_job_is_said_in_the_place_of_its_first_bad_test():
-    row = Row(job_id="a/b", state="done", trouble="The image cannot be made.", bad=1, first_bad="t")
-    assert drawn(picture(row), 120, 24)[1].endswith("The image cannot be made.")
+def test_a_running_job_shows_its_test_and_for_how_long():
+    assert drawn(run_of(hanging(slow_after=300)), 120)[1].endswith("  1:05 test_hang")
+    two = job(state="running", tests=counted(("a::test_b", 3.5), ("a::test_a", 4.5)))
+    assert drawn(run_of(two), 120)[1].endswith("  0:04 test_a and 1 more")
 
 
-def test_the_first_failure_has_three_lines_at_most():
-    found = drawn(picture(RUNNING, failure="rank 1 failed in t: " + "x" * 500), 60, 24)
+def test_a_slow_test_is_marked():
+    assert drawn(run_of(hanging()), 120)[1].endswith("  slow: 1:05 test_hang")
+
+
+def test_a_job_shows_its_place_in_the_queue_or_the_rate_of_its_repetitions_as_its_state():
+    for told in ({"place": "queued (Resources)"}, {"rate": "1,500 runs, 3 bad (0.2 %)"}):
+        assert next(iter(told.values())) in drawn(run_of(job(state="running", **told)), 120)[1]
+
+
+def test_trouble_of_a_job_is_shown_in_place_of_its_first_bad_test():
+    row = job(state="done", tests=BAD, trouble="The image cannot be made.")
+    assert drawn(run_of(row), 120)[1].endswith("The image cannot be made.")
+
+
+def test_the_first_failure_has_one_line():
+    found = drawn(run_of(DONE, failure="rank 1 failed in t: " + "x" * 500), 60)
     assert found[3].startswith("rank 1 failed in t: xx")
-    assert len(found) == 6
-    assert found[5].endswith("x…")
+    assert found[3].endswith("x…")
+    assert len(found) == 4
+
+
+def test_where_room_is_short_slow_jobs_come_first_then_running_and_bad_ones_in_the_order_of_the_plan():
+    jobs = [
+        JobProgress(job_id="a", state="done"), JobProgress(job_id="b"), JobProgress(job_id="c", trouble="It died."),
+        JobProgress(job_id="d", state="preparing"), JobProgress(job_id="e", state="running"),
+        hanging(job_id="f"),
+    ]  # fmt: skip
+    shown = [[line[0] for line in drawn(run_of(*jobs), 30, room + 3)[1:-1]] for room in range(1, 7)]
+    assert shown == [list(each) for each in ("f", "ef", "cef", "cdef", "bcdef", "abcdef")]
 
 
 @pytest.mark.parametrize("name", ["[bold]a[/bold]/s", "gloo[/]/s", "a[red]", ":smile:/s", "\\[x]"])
 def test_names_with_markup_are_shown_as_they_are(name):
-    row = Row(job_id=name, state="running", bad=1, first_bad=f"f.py::test[{name}]")
-    found = drawn(picture(row, failure=f"{name}: bad"), 120, 24)
+    row = JobProgress(job_id=name, state="done", tests=counted(bad=1, first_bad=f"f.py::test[{name}]"))
+    found = drawn(run_of(row, failure=f"{name}: bad"), 120)
     assert found[1].startswith(name)
     assert f"test[{name}]" in found[1]
     assert found[3] == f"{name}: bad"
 
 
 def test_nothing_that_a_terminal_would_obey_comes_through():
-    row = Row(job_id="a\x1b[2Jb\nc/s", state="done", trouble="\x07no\r\x1b]0;x\x07")
-    assert "\x1b" not in "".join(drawn(picture(row, failure="\x1b[31mred\x1b[0m"), 100, 24))
+    row = JobProgress(job_id="a\x1b[2Jb\nc/s", state="done", trouble="\x07no\r\x1b]0;x\x07")
+    assert "\x1b" not in "".join(drawn(run_of(row, failure="\x1b[31mred\x1b[0m"), 100))
 
 
 NAMES = st.text(max_size=60)
-ROWS = st.builds(
-    Row,
+COUNTS = st.integers(0, 10**6)
+JOBS = st.builds(
+    JobProgress,
     job_id=NAMES,
     state=st.sampled_from(STATES),
-    collected=st.none() | st.integers(0, 10**6),
-    passed=st.integers(0, 10**6),
-    bad=st.integers(0, 9),
-    first_bad=NAMES,
+    rate=NAMES,
+    tests=st.builds(
+        counted, st.tuples(NAMES, COUNTS), passed=COUNTS, bad=COUNTS, collected=st.none() | COUNTS, first_bad=NAMES
+    ),
     trouble=NAMES,
     gpus=st.lists(st.integers(0, 15), unique=True).map(tuple),
-    seconds=st.none() | st.integers(0, 10**6),
+    took=st.none() | COUNTS,
+    slow_after=st.just(9),
 )
 
 
-@given(st.lists(ROWS, max_size=30), NAMES, st.integers(1, 160), st.integers(1, 40))
-def test_no_table_is_wider_or_higher_than_its_terminal(rows, failure, width, height):
-    shown = picture(*rows[: rows_that_fit(height, jobs=len(rows))], failure=failure)
-    found = drawn(shown, width, height)
+@given(st.lists(JOBS, max_size=30), NAMES, st.integers(1, 160), st.integers(1, 40))
+def test_no_table_is_wider_or_higher_than_its_terminal(jobs, failure, width, height):
+    found = drawn(run_of(*jobs, failure=failure), width, height)
     assert all(cell_len(line) <= width for line in found)
-    assert len(found) < height or height <= 5
-
-
-@pytest.mark.parametrize(("height", "rows"), [(24, 18), (7, 1), (3, 0), (300, 40)])
-def test_rows_leave_room_for_what_is_said_below_them(height, rows):
-    assert rows_that_fit(height, jobs=40) == rows
+    assert len(found) <= max(1, height - 1)
 
 
 @pytest.mark.parametrize(

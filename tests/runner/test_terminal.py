@@ -129,7 +129,7 @@ def test_the_table_shows_each_job_and_names_the_first_failure_while_the_run_goes
         # Two of three tests have come; one of them is bad.
         assert terminal.row(ONE)[1:3] == ["2/3", "1"]
         assert terminal.row(ONE)[-1] == "test_b[x]"
-        assert terminal.row(THREE)[-2] == "0-1"
+        assert "0-1" in terminal.row(THREE)
         last = next(number for number, line in reversed(list(enumerate(terminal.lines))) if line)
         assert terminal.lines[last - 1].startswith("jobs: 2 running, 1 done (1 bad); tests: 1 bad, 3 passed;")
         assert terminal.lines[last] == f"{ONE}: rank 1 failed in suite/test_a.py::test_b[x]: no [bold]good"
@@ -185,11 +185,10 @@ def test_ctrl_c_leaves_the_terminal_as_it_was_and_the_summary_on_it(start, repos
 
 
 def test_a_small_terminal_without_colours_shows_what_it_has_room_for(start):
-    with start(*CELLS, size=(8, 48), NO_COLOR="1") as terminal:
+    with start(*CELLS, size=(6, 48), NO_COLOR="1") as terminal:
         # Two of three jobs have room: those that run.
         terminal.wait_for(lambda it: it.row(ONE)[:1] == ["running"] and it.row(THREE)[:1] == ["running"])
-        terminal.wait_for(lambda it: "1 done" in it.text)
-        assert terminal.row(TWO) == []
+        terminal.wait_for(lambda it: "1 done" in it.text and not it.row(TWO))
         for _ in range(2):
             terminal.go_on()
         terminal.wait_for_end()

@@ -17,8 +17,9 @@ from typing import Any, Final, TextIO
 
 import allranks
 from allranks.cli.parser import ArgumentParser, CommandLine, CommandOptions, one_of, page, see_help, told_codes
-from allranks.cli.printing import painted, say
+from allranks.cli.printing import say
 from allranks.cli.variables import PACK_VARIABLE, PLAN_FILE_VARIABLE, RESULTS_VARIABLE
+from allranks.colors import painted
 from allranks.errors import MEANING, AllranksError, ExitCode, PluginError, UsageError, as_bug, did_you_mean
 from allranks.plugin_manager import CAN_FAIL, JUDGES, Command, added_commands, added_options
 

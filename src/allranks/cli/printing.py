@@ -4,21 +4,10 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Literal, TextIO
 
+from allranks.colors import painted
 from allranks.errors import MEANING, ExitCode
-
-_COLOURS: Mapping[str, str] = {"red": "\x1b[1;31m", "green": "\x1b[1;32m"}
-
-
-def painted(text: str, colour: Literal["red", "green"], stream: TextIO) -> str:
-    """The text in a colour where the stream shows colours: NO_COLOR forbids them, FORCE_COLOR demands them."""
-    is_terminal = stream.isatty() and os.environ.get("TERM", "") not in {"", "dumb", "unknown"}
-    if os.environ.get("NO_COLOR") or not (os.environ.get("FORCE_COLOR") or is_terminal):
-        return text
-    return f"{_COLOURS[colour]}{text}\x1b[0m"
 
 
 def say_verdict(code: ExitCode) -> None:

@@ -32,7 +32,7 @@ from allranks.runner.results_folder import PARTY_VARIABLE, RUN_ID_VARIABLE
 
 if TYPE_CHECKING:
     from allranks.engines.base import Engine
-    from allranks.runner.run_detail import Detail
+    from allranks.runner.listener import Detail
     from allranks.runner.run_jobs import RunOptions
 
 # The Docker SDK and the modules that need it are imported late: see engines/docker.py.

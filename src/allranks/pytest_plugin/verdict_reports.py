@@ -9,6 +9,7 @@ import pytest
 from _pytest._code.code import TerminalRepr
 from _pytest._io import TerminalWriter
 
+from allranks.engines.base import JobSpec
 from allranks.protocol.outcomes import shorten
 from allranks.protocol.records import (
     JOURNAL,
@@ -29,7 +30,7 @@ from allranks.report.judge.judging import judge
 from allranks.report.judge.rules import VerdictPolicy
 from allranks.report.results import XPASS, TestVerdict, VerdictKind, VerdictRule, compact
 from allranks.report.run_files import JobError
-from allranks.runner.log_lines import LiveView
+from allranks.runner.listener import RunListener
 from allranks.runner.progress import Tests
 
 _NOT_THERE: Final = (
@@ -41,7 +42,7 @@ _NO_RESULT: Final = "no rank reported this test"
 When = Literal["setup", "call", "teardown"]
 
 
-class VerdictReporter(LiveView):
+class VerdictReporter(RunListener):
     """Takes a job's records as they come, and reports each test when all its ranks have ended it; a plugin of pytest's.
 
     A test is judged by the rules of the report. When the job has ended, its journal is judged as a whole: what was
@@ -66,11 +67,11 @@ class VerdictReporter(LiveView):
             self._terminal.ensure_newline()
             self._terminal.write_line(line)
 
-    def job_started(self, job_id: str, where: str) -> None:
-        """See :meth:`LiveView.job_started <allranks.runner.log_lines.LiveView.job_started>`; the header says it."""
+    def job_started(self, spec: JobSpec, tests: Tests) -> None:
+        """Say nothing: the header of the session has it."""
 
     def job_ended(self, job_id: str, tests: Tests, seconds: float, error: JobError | None) -> None:
-        """See :meth:`LiveView.job_ended <allranks.runner.log_lines.LiveView.job_ended>`; the summary says it."""
+        """Say nothing: the summary has it."""
 
     def take(self, job_id: str, record: Record) -> None:
         """Take in a record; report the tests that have ended when the next one starts."""

@@ -29,7 +29,7 @@ from allranks.runner.gpu_pool import GpuPool
 from allranks.runner.host import Host
 from allranks.runner.job_attempt import JobAttempt
 from allranks.runner.ledger import MOST_BYTES, ContradictionError, Ledger
-from allranks.runner.log_lines import LiveView
+from allranks.runner.listener import RunListener
 from allranks.runner.request import AttemptOptions, job_spec, room_of
 from allranks.runner.results_folder import RunFolder, as_results_error, write_json
 from allranks.runner.retry_policy import WHOLE, Again, RunPolicy, newest_attempt, to_run_again
@@ -44,7 +44,7 @@ class AttemptRunner:
     matrix: Matrix
     host: Host
     folder: RunFolder
-    live: LiveView
+    live: RunListener
     pytest_args: tuple[str, ...]
     policy: RunPolicy = field(default_factory=RunPolicy)
     pool: GpuPool = field(init=False)
@@ -172,8 +172,7 @@ class AttemptRunner:
             if not attempt.wait_for_release():
                 return
             if attempt.running is not None and attempt.spec is not None:
-                self.live.job_requested(attempt.spec)
-                self.live.job_started(attempt.job.id, _place(attempt.spec))
+                self.live.job_started(attempt.spec, attempt.facts.tests)
                 attempt.started = clock.now()
                 attempt.go()
                 self._wait(attempt, attempt.running)
@@ -311,11 +310,6 @@ def _not_believed(why: str) -> JobError:
     what = "The job reported something impossible and was stopped; its earlier reports count."
     remedy = "See agent.log in the job's results folder: something in the job may write to its agent's output."
     return JobError(kind="agent", what=what, why=why, remedy=remedy)
-
-
-def _place(spec: JobSpec) -> str:
-    where = spec.image or f"processes of {spec.python}"
-    return where if spec.agent.nodes == 1 else f"{spec.agent.nodes} nodes of {where}"
 
 
 def _remove_if_empty(folder: Path) -> None:

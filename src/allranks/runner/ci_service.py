@@ -10,7 +10,7 @@ from allranks.plugin_manager import first_result, load_plugins, own_plugins
 
 if TYPE_CHECKING:
     from allranks.runner.console import Console
-    from allranks.runner.run_detail import Detail
+    from allranks.runner.listener import Detail
 
 
 class CiService(Protocol):

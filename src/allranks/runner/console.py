@@ -1,24 +1,24 @@
 """Where a run prints: lines into a log, or a live table on a terminal."""
 
-import argparse
 import os
+import re
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Final, NoReturn, Protocol, TextIO
+from functools import partial
+from typing import Final, Protocol, TextIO
 
+from allranks.colors import CANNOT_MOVE, painted
+from allranks.interruption import uninterrupted
 from allranks.protocol.xml_text import for_terminal
 from allranks.report.judged import MergedRun
 from allranks.runner.ci_service import ci_service
-from allranks.runner.log_lines import LiveView
-from allranks.runner.run_detail import Detail
+from allranks.runner.listener import Detail, Paint, RunListener, without_color
 
-_CANNOT: Final = frozenset({"", "dumb", "unknown"})
-"""Values of ``TERM`` for a terminal that cannot move its cursor."""
-
-_WITH_VALUE: Final = "cknmoprW"
-_WITHOUT: Final = "hlqsvVx"
+_BETWEEN: Final = 0.25
+"""Seconds between two looks at the progress of a run."""
 
 
 class Console(Protocol):
@@ -27,11 +27,32 @@ class Console(Protocol):
     def say(self, line: str, /) -> None:
         """Print one line."""
 
-    def watch(self, job_ids: Sequence[str], /) -> AbstractContextManager[LiveView]:
-        """The view that takes the events of these jobs, in the order of the plan, while they run."""
+    def watch(self, job_ids: Sequence[str], /) -> AbstractContextManager[RunListener]:
+        """What hears the events of these jobs, in the order of the plan, while they run."""
 
     def annotate(self, merged: MergedRun, /) -> None:
         """Show the first failures wherever the run is shown, such as by a CI service."""
+
+
+@contextmanager
+def watching(listener: RunListener, job_ids: Sequence[str], look: Callable[[], None]) -> Iterator[RunListener]:
+    """Call `look` every quarter of a second, in a thread of its own."""
+    listener.expect(job_ids)
+    is_over = threading.Event()
+
+    def work() -> None:
+        while not is_over.wait(_BETWEEN):
+            look()
+
+    thread = threading.Thread(target=work, name="allranks-progress", daemon=True)
+    with uninterrupted():  # threads inherit the mask: the main thread alone takes interrupts
+        thread.start()
+    try:
+        yield listener
+    finally:
+        with uninterrupted():
+            is_over.set()
+            thread.join()
 
 
 @dataclass(frozen=True)
@@ -40,10 +61,12 @@ class PlainConsole:
 
     say: Callable[[str], None]
     detail: Detail = "usual"
+    paint: Paint = without_color
 
-    def watch(self, _job_ids: Sequence[str]) -> AbstractContextManager[LiveView]:
-        """See :class:`Console`."""
-        return nullcontext(LiveView(self.say, self.detail))
+    def watch(self, job_ids: Sequence[str]) -> AbstractContextManager[RunListener]:
+        """Print lines about slow tests, too: a hang is seen while it lasts."""
+        listener = RunListener(self.say, self.detail, self.paint)
+        return watching(listener, job_ids, listener.report_progress)
 
     def annotate(self, merged: MergedRun) -> None:
         """Do nothing: the table of results is enough."""
@@ -80,18 +103,14 @@ def console_for(
         detail: How much is printed; a quiet run has no table.
     """
     stream, say = sys.stdout if stream is None else stream, _harmless(say)
+    is_terminal = stream.isatty() and environ.get("TERM", "") not in CANNOT_MOVE
     if service := ci_service(environ):
         with service.console(say, detail) as console:
             yield console
-    elif (
-        detail != "quiet"
-        and stream.isatty()
-        and environ.get("TERM", "") not in _CANNOT
-        and not any(map(is_streamed, pytest_args))
-    ):
+    elif detail != "quiet" and is_terminal and not any(map(is_streamed, pytest_args)):
         yield _table(say, stream, detail)
     else:
-        yield PlainConsole(say, detail)
+        yield PlainConsole(say, detail, partial(painted, stream=stream))
 
 
 def _harmless(say: Callable[[str], None]) -> Callable[[str], None]:
@@ -105,29 +124,13 @@ def _table(say: Callable[[str], None], stream: TextIO, detail: Detail) -> Consol
         # rich takes a twentieth of a second to import: a run whose lines go to a file does without.
         from allranks.runner.terminal import TerminalConsole  # noqa: PLC0415
     except ImportError:
-        return PlainConsole(say, detail)
-    return TerminalConsole(say, stream, detail)
+        return PlainConsole(say, detail, partial(painted, stream=stream))
+    return TerminalConsole(stream, detail)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
+_STREAMS: Final = re.compile(r"(^| )(-[hlqvVx]*s\w*|--capture[= ]no)( |$)")
 
 
 def is_streamed(pytest_args: Sequence[str]) -> bool:
-    """Whether these arguments have pytest show at once what ranks print: ``-s``, or ``--capture=no``.
-
-    pytest parses with argparse, too, so that ``-xs`` is found and ``-rs`` and ``-k s`` are not. Its other options
-    cannot change that.
-    """
-    parser = _Parser(add_help=False, allow_abbrev=False)
-    for sign in _WITHOUT:
-        parser.add_argument(f"-{sign}", action="store_true")
-    for sign in _WITH_VALUE:
-        parser.add_argument(f"-{sign}")
-    parser.add_argument("--capture")
-    try:
-        found, _ = parser.parse_known_args(list(pytest_args))
-    except ValueError:  # what pytest will refuse, too
-        return False
-    return bool(found.s) or found.capture == "no"
+    """Whether pytest shows at once what ranks print: under ``-s``, also as ``-xs``, or ``--capture=no``."""
+    return _STREAMS.search(" ".join(pytest_args)) is not None

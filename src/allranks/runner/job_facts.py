@@ -74,15 +74,13 @@ class JobFacts:
 
     def take(self, record: Record) -> None:
         """Take in the next record."""
+        self.tests.note(record)
         match record:
             case Passed() | RankEnded():
                 self._last_test = record.nodeid
-                self.tests.note(record)
-            case TestStarted():
-                self.tests.note(record)
             case Repeated():
                 self.repeated[record.nodeid] = record.tally
-            case GangStarted() | GangReady() | FailureCourse():
+            case TestStarted() | GangStarted() | GangReady() | FailureCourse():
                 pass
             case _:
                 self._records.append(record)

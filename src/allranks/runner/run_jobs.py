@@ -29,9 +29,9 @@ from allranks.runner.console import Annotate, Console, annotate_all, console_for
 from allranks.runner.dispatcher import Dispatcher
 from allranks.runner.earlier_runs import take_snapshot
 from allranks.runner.host import choose_host, require_kernel
+from allranks.runner.listener import Detail
 from allranks.runner.results_folder import RunFolder, facts_of, open_run, own_party, take_jobs
 from allranks.runner.retry_policy import Again, RunPolicy
-from allranks.runner.run_detail import Detail
 from allranks.runner.sick_gpus import SICK_REMEDY, sick_gpus
 
 ENOUGH = 65_536

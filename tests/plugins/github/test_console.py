@@ -7,7 +7,7 @@ import pytest
 
 from allranks.cli.main import main
 from allranks.plugins.github import console
-from allranks.plugins.github.console import ActionsConsole, ActionsView, annotation
+from allranks.plugins.github.console import ActionsConsole, ActionsListener, annotation
 from allranks.plugins.github.workflow_commands import Commands, is_on_actions
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import Printed, RankEnded
@@ -31,7 +31,7 @@ def commands(lines):
 
 @pytest.fixture
 def live(lines, commands):
-    return ActionsView(say=lines, commands=commands)
+    return ActionsListener(say=lines, commands=commands)
 
 
 def taken(lines):
@@ -178,7 +178,7 @@ def test_a_step_has_its_commands_again_when_the_run_is_over_whatever_happened(li
     def run():
         with console_for(lines, environ={"GITHUB_ACTIONS": "true"}) as shown_by:
             with shown_by.watch(["cell/s"]) as live:
-                assert isinstance(live, ActionsView)
+                assert isinstance(live, ActionsListener)
             shown_by.annotate(merged(1))
             raise KeyError
 

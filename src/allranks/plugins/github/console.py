@@ -6,24 +6,23 @@ our own are switched off: any line of a test could look like one.
 
 import posixpath
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Final, TextIO
 
 from allranks.errors import AllranksError
 from allranks.plugins.github.refusals import publish
 from allranks.plugins.github.workflow_commands import Commands, error_command, escaped, set_reason, switched_off
-from allranks.protocol.records import Printed, RankEnded, Record
+from allranks.protocol.records import Printed, RankEnded
 from allranks.protocol.tracebacks import excerpt
 from allranks.protocol.xml_text import file_of
 from allranks.report.failure_groups import Failure
 from allranks.report.judged import MergedRun
 from allranks.report.run_files import JobError
 from allranks.report.summary import left_out
-from allranks.runner.console import Console
-from allranks.runner.log_lines import LiveView, last_version
+from allranks.runner.console import Console, watching
+from allranks.runner.listener import Detail, RunListener, evidence_lines, last_version
 from allranks.runner.progress import Tests
-from allranks.runner.run_detail import Detail, evidence_lines
 
 
 class Actions:
@@ -67,9 +66,10 @@ class ActionsConsole:
     commands: Commands
     detail: Detail = "usual"
 
-    def watch(self, _job_ids: Sequence[str]) -> AbstractContextManager[LiveView]:
+    def watch(self, job_ids: Sequence[str]) -> AbstractContextManager[RunListener]:
         """See :class:`Console`."""
-        return nullcontext(ActionsView(say=self.say, commands=self.commands, detail=self.detail))
+        listener = ActionsListener(say=self.say, commands=self.commands, detail=self.detail)
+        return watching(listener, job_ids, listener.report_progress)
 
     def annotate(self, merged: MergedRun) -> None:
         """See :class:`Console`."""
@@ -85,38 +85,31 @@ _KEPT: Final = 2000
 """Most lines of a job's output in its group; the ranks' own logs have all."""
 
 
-@dataclass(kw_only=True)
-class ActionsView(LiveView):
+@dataclass(kw_only=True, eq=False)
+class ActionsListener(RunListener):
     """Prints events, and a job's output in one group when the job ends."""
 
     commands: Commands
     _output: dict[str, list[str]] = field(default_factory=dict)
 
-    def take(self, job_id: str, record: Record) -> None:
-        """See :meth:`LiveView.take <allranks.runner.log_lines.LiveView.take>`."""
-        if not isinstance(record, Printed):
-            super().take(job_id, record)
-            return
-        with self._lock:
-            lines = self._output.setdefault(job_id, [])
-            if len(lines) < _KEPT:
-                lines.append(f"[rank {record.rank}] {last_version(record.line)}")
+    def _show_output(self, job_id: str, printed: Printed) -> None:
+        lines = self._output.setdefault(job_id, [])
+        if len(lines) < _KEPT:
+            lines.append(f"[rank {printed.rank}] {last_version(printed.line)}")
 
     def job_ended(self, job_id: str, tests: Tests, seconds: float, error: JobError | None) -> None:
-        """See :meth:`LiveView.job_ended <allranks.runner.log_lines.LiveView.job_ended>`."""
-        with self._lock:
+        """Print the job's output in one group, and how it ended."""
+        with self.lock:
             if lines := self._output.pop(job_id, []):
                 self._group(f"{job_id}: what its ranks printed", lines)
             super().job_ended(job_id, tests, seconds, error)
 
-    def _show_evidence(self, record: RankEnded) -> None:
+    def _show_evidence(self, ended: RankEnded) -> None:
         """Show where the rank failed, as the terminal does, in a group."""
-        test = record.nodeid
-        lines = (
-            evidence_lines(record) if self.detail == "verbose" else excerpt(record.text, file_of(test), record.message)
-        )
+        test = ended.nodeid
+        lines = evidence_lines(ended) if self.detail == "verbose" else excerpt(ended.text, file_of(test), ended.message)
         if shown := list(lines):
-            self._group(f"where rank {record.rank} {record.outcome.replace('_', ' ')} in {test}", shown)
+            self._group(f"where rank {ended.rank} {ended.outcome.replace('_', ' ')} in {test}", shown)
 
     def _group(self, title: str, lines: Sequence[str]) -> None:
         self.commands.give(f"::group::{escaped(title)}")
