@@ -306,14 +306,6 @@ def test_a_run_of_shards_keeps_what_its_tests_took(run_pair, file):
     assert json.loads(file.read_text())["seconds"]["tiny"]["gloo"] == {"t::1": 0.75, "t::2": 0.75, "t::a": 1.5}
 
 
-def test_the_durations_may_be_in_another_file(run_pair, file, tmp_path):
-    run_pair(durations=tmp_path / "mine.json")
-    assert json.loads((tmp_path / "mine.json").read_text())["seconds"] == {
-        "tiny": {"gloo": {"t::1": 0.75, "t::2": 0.75}}
-    }
-    assert file.read_text() == render(KNOWN)
-
-
 def test_a_run_goes_by_what_an_earlier_run_has_measured(run_pair, engine):
     run_pair()
     run_pair(run_id="r2")

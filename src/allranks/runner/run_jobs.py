@@ -56,7 +56,6 @@ class RunOptions:
     seed: int | None  # the requested seed; None for a random one
     pytest_args: tuple[str, ...]
     nothing_ran_allowed: bool  # whether a run in which no test executed is good
-    durations: Path | None = None  # the file of durations; None for the one beside the matrix file
     sections: Sequence[SectionMaker] = ()  # what plug-ins add to the report of the whole run when it has ended
     known: Durations | None = None  # durations for its shards; None for those in the file of durations
     policy: RunPolicy = field(default_factory=RunPolicy)
@@ -109,7 +108,7 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
         take_jobs(options.results, owned, to_do, say, party=own_party(), goes_on=goes_on)
         facts = facts_of(expansion)
         folder = open_run(options.results, options.run_id, jobs, facts, options.seed, options.pytest_args)
-        durations = options.durations or expansion.matrix.root / DURATIONS_FILE
+        durations = expansion.matrix.root / DURATIONS_FILE
         try:
             folder = take_snapshot(folder, jobs, durations, say, known=options.known)
             if options.detail == "verbose":
