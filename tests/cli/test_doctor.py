@@ -89,4 +89,4 @@ def test_a_pack_needs_its_plan_and_stands_alone(allranks, monkeypatch, variables
         monkeypatch.setenv(f"ALLRANKS_{name}", "x")
     code, _, err = allranks("doctor", *arguments)
     assert code == 2
-    assert "ALLRANKS_PLAN_FILE and ALLRANKS_PACK belong together" in err
+    assert ("--cell stands alone" if arguments else f"The variable ALLRANKS_{variables[0]} needs ALLRANKS_P") in err

@@ -1,6 +1,5 @@
 """``allranks build``: the images of jobs, apart from the jobs."""
 
-import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from allranks.cli.options import engine_option, quiet_option
 from allranks.cli.parser import flag, option
 from allranks.cli.printing import say
 from allranks.cli.selection import Selection, chosen_jobs, read_request
-from allranks.cli.variables import IMAGES_VARIABLE, PLAN_FILE_VARIABLE
+from allranks.cli.variables import IMAGES_VARIABLE, PLAN_FILE_VARIABLE, PlanVariables
 from allranks.errors import ExitCode, UsageError
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Image, Job
@@ -65,13 +64,13 @@ def run(options: Options) -> ExitCode:
 def _jobs_to_build_for(expansion: Expansion, options: Options) -> Sequence[Job]:
     from allranks.runner.machines.plan_file import planned_jobs  # noqa: PLC0415 - no other build needs it
 
-    plan_file = os.environ.get(PLAN_FILE_VARIABLE)
-    if not plan_file:
+    plan_file = PlanVariables.read().file
+    if plan_file is None:
         return chosen_jobs(expansion, options)
     if options.cells or options.where or options.suite:
         msg = f"A plan file ({PLAN_FILE_VARIABLE}) already names its cells and suites."
         raise UsageError(msg, remedy=f"Drop cells, --where and --suite, or unset {PLAN_FILE_VARIABLE}.")
-    return planned_jobs(expansion, Path(plan_file))
+    return planned_jobs(expansion, plan_file)
 
 
 def _build_for(jobs: Iterable[Job], root: Path, options: Options) -> None:
@@ -97,7 +96,7 @@ def _silent(_line: str) -> None:
 
 
 def _check(options: Options) -> None:
-    if options.results and not os.environ.get(PLAN_FILE_VARIABLE):
+    if options.results and PlanVariables.read().file is None:
         what = (
             f"--results needs {PLAN_FILE_VARIABLE}: the reason of a failed build is the result of each job of a plan."
         )

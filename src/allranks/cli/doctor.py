@@ -1,6 +1,5 @@
 """``allranks doctor``: whether this host can run jobs, what cells need of it, and who holds its GPUs."""
 
-import os
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from allranks.cli.options import (
 )
 from allranks.cli.parser import CommandOptions, flag, option
 from allranks.cli.printing import moment, say, say_json
-from allranks.cli.variables import PACK_VARIABLE, PLAN_FILE_VARIABLE
+from allranks.cli.variables import PACK_VARIABLE, PlanVariables
 from allranks.engines import AUTO
 from allranks.errors import DeviceError, ExitCode, UsageError
 
@@ -54,7 +53,7 @@ def run(options: Options) -> ExitCode:
     if options.gpus:
         return _show_leases(options)
     problems = _tell(_examined(options), options)
-    pack = os.environ.get(PACK_VARIABLE)
+    pack = PlanVariables.read().pack
     if problems and pack and options.results:  # as a run of the pack ends, for its jobs' results
         lacks = ", ".join(dict.fromkeys(each.subject for each in problems))  # the gate shows this sentence alone
         what = f"{socket.gethostname()} lacks what the pack {pack} needs: {lacks}."
@@ -69,12 +68,11 @@ def _examined(options: Options) -> "Iterable[Finding]":
     Raises:
         UsageError: They ask for what does not exist.
     """
-    plan_file, pack = (os.environ.get(name) for name in (PLAN_FILE_VARIABLE, PACK_VARIABLE))
-    if bool(plan_file) != bool(pack) or (options.cell and pack):
-        msg = f"{PLAN_FILE_VARIABLE} and {PACK_VARIABLE} belong together, and --cell stands alone."
-        raise UsageError(msg, remedy="Set both variables, or unset them and write --cell CELL.")
-    mode = gpu_mode()
-    if not options.cell and not pack:
+    part, mode = PlanVariables.read().part(), gpu_mode()
+    if options.cell and part:
+        msg = f"--cell stands alone, and {PACK_VARIABLE} names the cells of this machine."
+        raise UsageError(msg, remedy="Unset the variables of the plan, or drop --cell.")
+    if not options.cell and not part:
         from allranks.cli.host_checks import examine  # noqa: PLC0415
 
         return examine(options.engine, mode, options.results or results_here())
@@ -85,10 +83,10 @@ def _examined(options: Options) -> "Iterable[Finding]":
 
     expansion = load(options.matrix or find_matrix(Path.cwd()))
     engine = options.engine
-    if plan_file and pack:
+    if part:
         from allranks.runner.machines.plan_file import own_part  # noqa: PLC0415
 
-        own = own_part(expansion, Path(plan_file), pack)
+        own = own_part(expansion, *part)
         cells = {job.cell: job.image for job in own.jobs}
         engine = own.pack.engine or "docker" if engine == AUTO else engine
     else:

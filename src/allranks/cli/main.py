@@ -18,7 +18,7 @@ from typing import Any, Final, TextIO
 import allranks
 from allranks.cli.parser import ArgumentParser, CommandLine, CommandOptions, one_of, page, see_help, told_codes
 from allranks.cli.printing import say
-from allranks.cli.variables import PACK_VARIABLE, PLAN_FILE_VARIABLE, RESULTS_VARIABLE
+from allranks.cli.variables import RESULTS_VARIABLE, PlanVariables
 from allranks.colors import painted
 from allranks.errors import MEANING, AllranksError, ExitCode, PluginError, UsageError, as_bug, did_you_mean
 from allranks.plugin_manager import CAN_FAIL, JUDGES, Command, added_commands, added_options
@@ -185,9 +185,10 @@ def _run_command(command: Command, arguments: Sequence[str], pytest_args: tuple[
 
 def _recorded(own: Sequence[str], command: Callable[[], ExitCode]) -> ExitCode:
     """Run a command; what it refuses of a plan for several machines, such as a misspelt option, is recorded."""
-    plan_file, pack = (os.environ.get(name) for name in (PLAN_FILE_VARIABLE, PACK_VARIABLE))
-    if not plan_file:
+    planned = PlanVariables.read()
+    if planned.file is None:
         return command()
+    # Not the parser of the command: it may refuse this command line.
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for option in ("--matrix", "--results"):
         parser.add_argument(option, type=Path)
@@ -196,8 +197,8 @@ def _recorded(own: Sequence[str], command: Callable[[], ExitCode]) -> ExitCode:
     except argparse.ArgumentError:  # one has no value
         return command()
     name = _name_in(rest)
-    is_run = name == "run" and pack and "--inside" not in rest
-    is_examined = name == "doctor" and pack and given.results
+    is_run = name == "run" and planned.pack and "--inside" not in rest
+    is_examined = name == "doctor" and planned.pack and given.results
     is_build = name == "build" and given.results
     if not (is_run or is_examined or is_build):
         return command()
@@ -205,7 +206,7 @@ def _recorded(own: Sequence[str], command: Callable[[], ExitCode]) -> ExitCode:
     from allranks.runner.machines.refused_pack import recording_refusal  # noqa: PLC0415 - no other command needs it
 
     results = given.results or Path(os.environ.get(RESULTS_VARIABLE) or results_here(given.matrix))
-    return recording_refusal(command, results, Path(plan_file), None if is_build else pack)
+    return recording_refusal(command, results, planned.file, None if is_build else planned.pack)
 
 
 def _complain(error: AllranksError, arguments: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from allranks.cli.options import (
 from allranks.cli.parser import flag, option, whole
 from allranks.cli.printing import remark, say, say_verdict
 from allranks.cli.selection import RunTests, Selection, chosen_jobs, read_request, selected_cells
-from allranks.cli.variables import IMAGES_VARIABLE, PACK_VARIABLE, PLAN_FILE_VARIABLE, PRUNE_VARIABLE
+from allranks.cli.variables import IMAGES_VARIABLE, PACK_VARIABLE, PLAN_FILE_VARIABLE, PRUNE_VARIABLE, PlanVariables
 from allranks.errors import ExitCode, UsageError, counted
 from allranks.matrix.cell_images import image_for
 from allranks.matrix.expand import Expansion
@@ -123,7 +123,7 @@ class Options(JobOptions, Selection):
 def run(options: Options) -> ExitCode:
     """Run jobs here, or as a plug-in does it."""
     # On a machine of a plan -x ends the run, and pytest gets what the plan says.
-    expansion, chosen = read_request(replace(options, stops=options.stops and not _is_planned()))
+    expansion, chosen = read_request(replace(options, stops=options.stops and not PlanVariables.read().part()))
     refuse_options(chosen.pytest_args)
     chosen = replace(chosen, stops=options.stops)
 
@@ -138,8 +138,8 @@ def run(options: Options) -> ExitCode:
 def _run_here(expansion: Expansion, options: Options, engine: "Engine | None") -> ExitCode:
     if options.pdb_rank is not None:
         expansion, options = _prepare_debugging(expansion, options)
-    if _is_planned():
-        return _run_pack(expansion, options, engine)
+    if part := PlanVariables.read().part():
+        return _run_pack(expansion, options, engine, *part)
     if options.goes_on:
         return _go_on(expansion, options, engine)
     jobs = chosen_jobs(expansion, options)
@@ -202,7 +202,7 @@ def _prepare_debugging(expansion: Expansion, options: Options) -> tuple[Expansio
     Raises:
         UsageError: It cannot attach.
     """
-    if options.engine == "docker" or options.goes_on or _is_planned():
+    if options.engine == "docker" or options.goes_on or PlanVariables.read().part():
         msg = "--pdb-rank cannot be used here: only a process of this host can open this terminal."
         raise UsageError(msg, remedy=f"Use --engine process, no --resume or --lf, and unset {PLAN_FILE_VARIABLE}.")
     if not _terminal():
@@ -228,26 +228,16 @@ def _terminal() -> str:
     return ""
 
 
-def _is_planned() -> bool:
-    """Whether this is a machine of a plan."""
-    return bool(os.environ.get(PLAN_FILE_VARIABLE) or os.environ.get(PACK_VARIABLE))
-
-
-def _run_pack(expansion: Expansion, options: Options, engine: "Engine | None") -> ExitCode:
+def _run_pack(expansion: Expansion, options: Options, engine: "Engine | None", plan_file: Path, pack: str) -> ExitCode:
     """Run the jobs that a plan assigns to this machine, as the plan specifies."""
     from allranks.runner.console import leave_to_the_merge  # noqa: PLC0415 - see run_options
     from allranks.runner.machines.plan_file import own_part  # noqa: PLC0415 - no other run needs it
 
-    plan_file, pack = (os.environ.get(name) for name in (PLAN_FILE_VARIABLE, PACK_VARIABLE))
-    if not (plan_file and pack):
-        given, absent = (PLAN_FILE_VARIABLE, PACK_VARIABLE) if plan_file else (PACK_VARIABLE, PLAN_FILE_VARIABLE)
-        msg = f"The variable {given} needs {absent}."
-        raise UsageError(msg, remedy="Set both, to a plan file and a pack of that plan, or unset both.")
     if options.cells or options.where or options.suite or options.goes_on:
         msg = "A pack of a plan runs as planned: it can be neither narrowed nor resumed."
         remedy = f"Drop cells, --where, --suite, --resume and --lf, or unset {PLAN_FILE_VARIABLE} and {PACK_VARIABLE}."
         raise UsageError(msg, remedy=remedy)
-    own = own_part(expansion, Path(plan_file), pack)
+    own = own_part(expansion, plan_file, pack)
     own.refuse_others(os.environ.get(RUN_ID_VARIABLE), options.pytest_args)
     usual = _own_run_options(expansion, options, engine)
     # On a machine of a plan, a daemon that does not answer is an error, not a reason to run without containers.
