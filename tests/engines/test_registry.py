@@ -16,7 +16,6 @@ from allranks.engines.registry import choose_engine, engine_class, engine_names,
 from allranks.errors import AllranksError, EngineAbsentError, EngineError, MatrixError, PluginError
 from allranks.matrix.declaration import load
 from allranks.matrix.jobs import plan
-from allranks.runner.machines.pack_options import PackOptions
 from allranks.runner.machines.planning import PlanOptions, plan_machines
 
 
@@ -231,7 +230,7 @@ def test_a_runner_of_an_unknown_engine_is_an_error_at_its_line_when_machines_are
     expansion = load(tmp_path)
     jobs = plan(expansion.matrix, expansion.cells)
     options = PlanOptions(
-        run_id="r", pytest_args=(), durations={}, wishes=PackOptions(), plan_file=tmp_path / "plan.json"
+        run_id="r", pytest_args=(), durations={}, most=256, minutes=20, plan_file=tmp_path / "plan.json"
     )
     with pytest.raises(MatrixError) as raised:
         plan_machines(expansion, jobs, options)

@@ -27,10 +27,15 @@ from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import chosen_suites, plan, unnamed_suites
 from allranks.matrix.model import DURATIONS_FILE, Cell, Job, Matrix
 from allranks.protocol.xml_text import for_log
-from allranks.runner.machines.pack_options import MINUTES_PER_ENTRY, MOST_ENTRIES, PackOptions
 
 MOST_DROPPED_SHOWN = 200
 """Dropped cells that are named one by one; beyond them a count per rule is more useful than the names."""
+
+MOST_ENTRIES = 256
+"""Most jobs that GitHub makes of one matrix (https://docs.github.com/actions/reference/limits)."""
+
+MINUTES_PER_ENTRY = 20
+"""Default work of a machine: its start alone costs a minute or two."""
 
 
 _SHOWN = "what to show"
@@ -119,7 +124,8 @@ def _plan_machines(expansion: Expansion, options: Options) -> ExitCode:
         run_id=run_id(),
         pytest_args=options.pytest_args,
         durations=read_durations(options.durations or expansion.matrix.root / DURATIONS_FILE, remark),
-        wishes=PackOptions(most=options.max_entries, minutes=options.minutes_per_entry),
+        most=options.max_entries,
+        minutes=options.minutes_per_entry,
         plan_file=options.plan_file,
     )
     entries, notes = plan_machines(expansion, chosen_jobs(expansion, options), plan_options)

@@ -1,7 +1,5 @@
-"""Jobs as the scheduler sees them: what they take of a host, how long, and when a host has run them all."""
+"""Jobs as the scheduler sees them: what they take of a host, and how long."""
 
-import heapq
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
@@ -44,32 +42,6 @@ class Task:
 def longest_first(tasks: Iterable[Task]) -> list[Task]:
     """The tasks in the order in which they start where there is room; of equally long ones those with most GPUs."""
     return sorted(tasks, key=lambda task: (-task.seconds, -task.room.gpus))
-
-
-def host_seconds(tasks: Iterable[Task], total: Capacity) -> float:
-    """Seconds in which a host runs the tasks: whenever one ends, the longest that fit start."""
-    lines = defaultdict[Capacity, list[float]](list)  # seconds of those that wait, by room, the longest last
-    for task in reversed(longest_first(tasks)):
-        lines[task.room.within(total)].append(task.seconds)
-    now, (gpus, cores, memory), ends = 0.0, total, list[tuple[float, Capacity]]()
-    while lines:
-        # Capacity.holds, inlined: the call would take most of the time here.
-        fitting = [
-            (line[-1], room)
-            for room, line in lines.items()
-            if room[0] <= gpus and room[1] <= cores and room[2] <= memory
-        ]
-        if fitting:
-            seconds, room = max(fitting)
-            heapq.heappush(ends, (now + seconds, room))
-            gpus, cores, memory = gpus - room[0], cores - room[1], memory - room[2]
-            lines[room].pop()
-            if not lines[room]:
-                del lines[room]
-        else:
-            now, room = heapq.heappop(ends)
-            gpus, cores, memory = gpus + room[0], cores + room[1], memory + room[2]
-    return max((end for end, _ in ends), default=0.0)
 
 
 OVERHEAD: Final = 3.0

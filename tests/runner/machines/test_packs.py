@@ -15,8 +15,7 @@ from allranks.matrix.model import Image, Limits, Matrix, Rule, RunnerRule, Suite
 from allranks.matrix.runners import minutes_of, runner_for
 from allranks.matrix.when import parse_condition
 from allranks.report.run_files import Manifest
-from allranks.runner.machines.pack_options import PackOptions
-from allranks.runner.machines.packs import divide_jobs, load, shared_out
+from allranks.runner.machines.packs import divide_jobs, shared_out, work
 from allranks.runner.machines.plan_file import plan_document
 from allranks.runner.machines.planning import render_entries
 from allranks.runner.results_folder import announced
@@ -30,7 +29,7 @@ durations = st.dictionaries(
     st.sampled_from(["a", "b", "c"]),
     st.dictionaries(st.sampled_from(["gloo", "nccl"]), st.dictionaries(st.just("t"), st.floats(0.1, 9000))),
 )
-wishes = st.builds(PackOptions, most=st.integers(12, 256), minutes=st.integers(1, 200))
+wishes = st.fixed_dictionaries({"most": st.integers(12, 256), "minutes": st.integers(1, 200)})
 
 
 @st.composite
@@ -70,7 +69,7 @@ def matrices(draw):
 
 def divided(matrix, known, wished):
     jobs = plan(matrix, expand(matrix).cells)
-    return jobs, divide_jobs(matrix, jobs, known, wished)
+    return jobs, divide_jobs(matrix, jobs, known, **{"most": 256, "minutes": 20, **wished})
 
 
 def divided_if_possible(matrix, known, wished):
@@ -87,7 +86,7 @@ def divided_if_possible(matrix, known, wished):
 def test_each_job_is_on_one_machine_that_can_run_it(matrix, known, wished):
     jobs, division = divided_if_possible(matrix, known, wished)
     assert sorted(number for pack in division.packs for number in pack.jobs) == list(range(len(jobs)))
-    assert 1 <= len(division.packs) <= wished.most
+    assert 1 <= len(division.packs) <= wished["most"]
     for pack in division.packs:
         for job in (jobs[number] for number in pack.jobs):
             assert runner_for(matrix, job.cell) == pack.rule
@@ -135,8 +134,8 @@ def test_machines_differ_by_the_work_of_one_job_at_most_and_none_is_idle(tasks, 
     packs = shared_out(tasks, HOST, min(count, len(tasks)))
     assert sorted(task.number for pack in packs for task in pack) == list(range(len(tasks)))
     assert all(packs)
-    work = [sum(load(task, HOST) for task in pack) for pack in packs]
-    assert max(work) - min(work) <= max(load(task, HOST) for task in tasks) + 1e-6  # sums are rounded
+    each = [sum(work(task, HOST) for task in pack) for pack in packs]
+    assert max(each) - min(each) <= max(work(task, HOST) for task in tasks) + 1e-6  # sums are rounded
 
 
 @pytest.mark.parametrize(
@@ -155,7 +154,7 @@ def test_the_longest_job_goes_first_to_the_machine_with_the_least_work(seconds, 
 
 
 @pytest.mark.parametrize(
-    ("room", "work"),
+    ("room", "seconds"),
     [
         (Capacity(gpus=8, cores=1), 12),
         (Capacity(gpus=2, cores=2), 3),
@@ -164,8 +163,8 @@ def test_the_longest_job_goes_first_to_the_machine_with_the_least_work(seconds, 
         (Capacity(cores=4), 3),
     ],
 )
-def test_a_job_that_takes_a_part_of_a_machine_is_as_much_less_work(room, work):
-    assert load(Task(0, room, 12), HOST) == work
+def test_a_job_that_takes_a_part_of_a_machine_is_as_much_less_work(room, seconds):
+    assert work(Task(0, room, 12), HOST) == seconds
 
 
 def small_matrix(**changes):
@@ -185,26 +184,24 @@ def known(matrix, seconds):
 
 def test_little_work_gets_one_machine():
     matrix = small_matrix(runners=(rule(),))
-    assert len(divided(matrix, known(matrix, 25), PackOptions(minutes=20))[1].packs) == 1
+    assert len(divided(matrix, known(matrix, 25), {"minutes": 20})[1].packs) == 1
 
 
 def test_fewer_minutes_for_each_make_more_machines():
     matrix = small_matrix(runners=(rule(),))
-    counts = [
-        len(divided(matrix, known(matrix, 60), PackOptions(minutes=minutes))[1].packs) for minutes in (40, 20, 5, 1)
-    ]
+    counts = [len(divided(matrix, known(matrix, 60), {"minutes": minutes})[1].packs) for minutes in (40, 20, 5, 1)]
     assert counts == [1, 2, 8, 40]
 
 
 def test_no_machine_is_there_to_wait_for_the_longest_job():
     matrix = small_matrix(runners=(rule(),))
     lengths = {**known(matrix, 60), "s0": {"gloo": {"t": 1200.0}}}
-    assert len(divided(matrix, lengths, PackOptions(minutes=1))[1].packs) == 3
+    assert len(divided(matrix, lengths, {"minutes": 1})[1].packs) == 3
 
 
 def test_a_pack_that_would_not_end_in_time_is_split():
     matrix = small_matrix(runners=(rule(hosted=True),), limits=Limits(job=1800))
-    division = divided(matrix, known(matrix, 900), PackOptions(minutes=1000))[1]
+    division = divided(matrix, known(matrix, 900), {"minutes": 1000})[1]
     assert len(division.packs) > 3
     assert all(pack.job_minutes <= 360 for pack in division.packs)
 
@@ -212,7 +209,7 @@ def test_a_pack_that_would_not_end_in_time_is_split():
 def test_a_job_whose_own_limit_does_not_fit_is_an_error_that_names_it():
     matrix = small_matrix(runners=(rule(hosted=True),), limits=Limits(job=30_000))
     with pytest.raises(UsageError, match=r"^The job gloo-w1-g0-env/s0 does not fit into the 360 minutes") as caught:
-        divided(matrix, {}, PackOptions())
+        divided(matrix, {}, {})
     assert "30000 s" in caught.value.why
     assert caught.value.exit_code is ExitCode.USAGE
 
@@ -220,7 +217,7 @@ def test_a_job_whose_own_limit_does_not_fit_is_an_error_that_names_it():
 def test_jobs_that_need_more_machines_than_there_may_be_are_an_error():
     matrix = small_matrix(runners=(rule(hosted=True),), limits=Limits(job=12_000))
     with pytest.raises(UsageError, match=r"entries of the job matrix are needed, over the limit of 3") as caught:
-        divided(matrix, known(matrix, 12_000), PackOptions(most=3))
+        divided(matrix, known(matrix, 12_000), {"most": 3})
     assert "--where" in caught.value.remedy
 
 
@@ -229,13 +226,13 @@ def test_more_kinds_of_machines_than_entries_are_an_error():
     matrix = small_matrix(runners=(other, rule()))
     matrix = Matrix(**{**matrix.__dict__, "axes": {**matrix.axes, "world_size": (1, 2)}})
     with pytest.raises(UsageError, match=r"2 entries .* limit of 1"):
-        divided(matrix, {}, PackOptions(most=1))
+        divided(matrix, {}, {"most": 1})
 
 
 def test_cells_of_several_nodes_run_beside_others():
     matrix = small_matrix(runners=(rule(),), suites=1)
     matrix = Matrix(**{**matrix.__dict__, "axes": {**matrix.axes, "world_size": (2,), "nodes": (1, 2)}})
-    [pack] = divided(matrix, {}, PackOptions())[1].packs
+    [pack] = divided(matrix, {}, {})[1].packs
     assert (pack.rule.engine, len(pack.jobs)) == (None, 2)
 
 
@@ -243,7 +240,7 @@ def test_even_the_longest_names_fit_into_what_github_takes_of_a_job():
     matrix = small_matrix(suites=256, runners=(RunnerRule(labels=tuple("l" * 60 + str(n) for n in range(5)), cores=1),))
     image = Image(name="i" * 63)
     matrix = Matrix(**{**matrix.__dict__, "images": {image.name: image}})
-    jobs, division = divided(matrix, known(matrix, 3000), PackOptions())
+    jobs, division = divided(matrix, known(matrix, 3000), {})
     document = plan_document(announced(Manifest(run_id="r" * 60), jobs, ()), matrix, division.packs, {})
     assert len(division.packs) == 256
     assert len(render_entries(document, division, jobs)) < 1 << 19

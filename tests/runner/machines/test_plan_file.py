@@ -7,7 +7,6 @@ import pytest
 from allranks.errors import ExitCode, UsageError
 from allranks.matrix.jobs import plan
 from allranks.report.folder import read_manifest
-from allranks.runner.machines.pack_options import PackOptions
 from allranks.runner.machines.plan_file import own_part
 from allranks.runner.machines.planning import PlanOptions, plan_machines
 
@@ -26,7 +25,8 @@ def make(path):
             "run_id": "r1",
             "pytest_args": (),
             "durations": KNOWN,
-            "wishes": PackOptions(minutes=1),
+            "most": 256,
+            "minutes": 1,
             "plan_file": path,
         }
         jobs = plan(expansion.matrix, expansion.cells)

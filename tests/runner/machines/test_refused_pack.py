@@ -9,7 +9,6 @@ from allranks.errors import DeviceError, ExitCode, UsageError
 from allranks.matrix.jobs import plan
 from allranks.report.judge.exit_code import exit_code
 from allranks.report.merging import merge
-from allranks.runner.machines.pack_options import PackOptions
 from allranks.runner.machines.planning import PlanOptions, plan_machines
 from allranks.runner.machines.refused_pack import recording_refusal
 from allranks.runner.results_folder import OthersJobError, has_begun
@@ -23,7 +22,7 @@ def plan_file(expansion, tmp_path):
     path = tmp_path / "plan.json"
     jobs = plan(expansion.matrix, expansion.cells)
     plan_machines(expansion, jobs, PlanOptions(
-        run_id="r1", pytest_args=(), durations={}, wishes=PackOptions(), plan_file=path,
+        run_id="r1", pytest_args=(), durations={}, most=256, minutes=20, plan_file=path,
     ))  # fmt: skip
     return path
 

@@ -1,7 +1,8 @@
 """Divides jobs into packs, one for each CI machine: by runner and image, evenly, with limits."""
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import ceil, inf
@@ -11,9 +12,8 @@ from allranks.errors import UsageError
 from allranks.matrix.model import Job, Matrix, RunnerRule
 from allranks.matrix.runners import cores_of, minutes_of, runner_for
 from allranks.report.durations import Durations
-from allranks.runner.machines.pack_options import PackOptions
 from allranks.runner.request import room_of, time_limit
-from allranks.runner.tasks import Capacity, Expected, Task, expected, host_seconds, longest_first
+from allranks.runner.tasks import Capacity, Expected, Task, expected, longest_first
 
 START_MINUTES: Final = 20
 """From a run's start to its first job's: images are built on first use, which takes minutes where nothing is cached."""
@@ -59,7 +59,7 @@ class PackGroup:
     rule: RunnerRule
     image: str
     tasks: tuple[Task, ...]  # the jobs, by their numbers among all that are planned, with their expected durations
-    set_aside: Mapping[int, float]  # seconds for each of them, by its number: more than it is expected to take
+    set_aside: Sequence[float]  # seconds for each job that is planned, by its number: more than it is expected to take
     own_limit: float  # the longest limit that one of them has, in seconds
 
     @property
@@ -70,7 +70,7 @@ class PackGroup:
     def packs(self, seconds: float) -> list[Pack]:
         """Packs that take about this long; more of them where one would not end within the minutes of the rule."""
         longest = max(task.seconds for task in self.tasks)
-        count = max(1, round(sum(load(task, self.total) for task in self.tasks) / max(seconds, longest)))
+        count = max(1, round(sum(work(task, self.total) for task in self.tasks) / max(seconds, longest)))
         most = minutes_of(self.rule)
         while True:
             count = min(count, len(self.tasks))
@@ -83,20 +83,23 @@ class PackGroup:
     def pack(self, tasks: Sequence[Task]) -> Pack:
         """A pack of these tasks, whose time leaves the last one to start all of its own limit."""
         set_aside = [replace(task, seconds=self.set_aside[task.number]) for task in tasks]
-        last_starts = host_seconds(set_aside, self.total) - min(task.seconds for task in set_aside)
+        longest, *others = longest_first(set_aside)
+        # The longest may have had the machine to itself, and the others have shared it, before the last one starts.
+        last_starts = (longest.seconds + sum(work(task, self.total) for task in others)) if others else 0.0
         return Pack(
             rule=self.rule,
             image=self.image,
             jobs=tuple(sorted(task.number for task in tasks)),
             gpus=max(task.room.gpus for task in tasks),
-            seconds=host_seconds(tasks, self.total),
+            seconds=max(*(task.seconds for task in tasks), sum(work(task, self.total) for task in tasks)),
             run_minutes=START_MINUTES + ceil((last_starts + self.own_limit) / 60),
         )
 
 
-def load(task: Task, total: Capacity) -> float:
-    """The work of a task, in seconds of a whole machine: half of its seconds if it takes half of the machine."""
-    return task.seconds * max(part / most for part, most in zip(task.room.within(total), total, strict=True) if most)
+def work(task: Task, total: Capacity) -> float:
+    """The work of a task, in seconds of a whole machine: half of its seconds if two like it run side by side."""
+    beside = min((most // part for part, most in zip(task.room, total, strict=True) if part and most), default=1)
+    return task.seconds / max(1, beside)
 
 
 def shared_out(tasks: Sequence[Task], total: Capacity, count: int) -> list[list[Task]]:
@@ -110,10 +113,10 @@ def shared_out(tasks: Sequence[Task], total: Capacity, count: int) -> list[list[
     packs: list[list[Task]] = [[] for _ in range(count)]
     heap = [(0.0, 0, number) for number in range(count)]
     for task in longest_first(tasks):
-        work, size, number = heap[0]
+        least, size, number = heap[0]
         packs[number].append(task)
         # Of machines with as much work, the one with fewer tasks: none stays empty.
-        heapq.heapreplace(heap, (work + load(task, total), size + 1, number))
+        heapq.heapreplace(heap, (least + work(task, total), size + 1, number))
     return packs
 
 
@@ -126,6 +129,7 @@ def groups_of(matrix: Matrix, jobs: Sequence[Job], foreseen: Sequence[Expected])
     numbers: dict[tuple[RunnerRule, str], list[int]] = {}
     for number, job in enumerate(jobs):
         numbers.setdefault((runner_for(matrix, job.cell), job.image.name), []).append(number)
+    set_aside = [_set_aside(each, time_limit(matrix, job)) for each, job in zip(foreseen, jobs, strict=True)]
     groups, rooms = [], dict[tuple[int, int, int], Capacity]()
     for (rule, image), own in numbers.items():
         longest = max((jobs[number] for number in own), key=lambda job: time_limit(matrix, job))
@@ -133,7 +137,7 @@ def groups_of(matrix: Matrix, jobs: Sequence[Job], foreseen: Sequence[Expected])
             rule=rule,
             image=image,
             tasks=tuple(Task(number, _room(matrix, jobs[number], rooms), foreseen[number].seconds) for number in own),
-            set_aside={number: _set_aside(foreseen[number], time_limit(matrix, jobs[number])) for number in own},
+            set_aside=set_aside,
             own_limit=time_limit(matrix, longest),
         )
         _refuse_what_never_fits(group, longest)
@@ -181,23 +185,23 @@ class Division:
         return tuple(chain(*self.groups))
 
 
-def divide_jobs(matrix: Matrix, jobs: Sequence[Job], durations: Durations, wishes: PackOptions) -> Division:
-    """Packs of jobs for the machines of a CI. The same jobs and durations give the same packs.
+def divide_jobs(matrix: Matrix, jobs: Sequence[Job], durations: Durations, *, most: int, minutes: int) -> Division:
+    """At most so many packs of jobs, each with so many minutes of work; the same ones for the same jobs and durations.
 
     Raises:
         UsageError: No machine takes a job, a job does not fit into the time that the CI gives it, or there are not
             enough packs for all.
     """
     foreseen = expected(durations, jobs)
-    groups, seconds = groups_of(matrix, jobs, foreseen), wishes.minutes * 60.0
-    if (fewest := sum(len(group.packs(inf)) for group in groups)) > wishes.most:
-        what = f"{fewest} entries of the job matrix are needed, over the limit of {wishes.most}."
+    groups, seconds = groups_of(matrix, jobs, foreseen), minutes * 60.0
+    if (fewest := sum(len(group.packs(inf)) for group in groups)) > most:
+        what = f"{fewest} entries of the job matrix are needed, over the limit of {most}."
         why = f"There are {len(groups)} combinations of rule and image, and each pack has to end within its minutes."
         remedy = "Allow more entries or minutes, or plan a part of the cells with --where."
         raise UsageError(what, why=why, remedy=remedy)
     packs = [group.packs(seconds) for group in groups]
-    while (count := sum(map(len, packs))) > wishes.most:
-        seconds *= max(1.05, count / wishes.most)
+    while (count := sum(map(len, packs))) > most:
+        seconds *= max(1.05, count / most)
         packs = [group.packs(seconds) for group in groups]
     return Division(groups=_named(packs), guessed=sum(not each.is_measured for each in foreseen))
 
@@ -208,22 +212,14 @@ LONGEST_IMAGE: Final = 40
 
 def _named(groups: Iterable[Sequence[Pack]]) -> tuple[tuple[Pack, ...], ...]:
     """The packs with their slugs, unique regardless of case: image, GPUs, and their number among how many."""
-    taken: set[str] = set()
+    taken = Counter[str]()
     named = []
     for packs in groups:
-        stem = _stem(f"{packs[0].image[:LONGEST_IMAGE].lower()}-g{max(pack.gpus for pack in packs)}", taken)
+        stem = f"{packs[0].image[:LONGEST_IMAGE].lower()}-g{max(pack.gpus for pack in packs)}"
+        taken[stem] += 1
+        stem += f"-r{taken[stem]}" if taken[stem] > 1 else ""  # another group has the name
         count, width = len(packs), len(str(len(packs)))
         named.append(
             tuple(replace(pack, slug=f"{stem}-{number:0{width}}of{count}") for number, pack in enumerate(packs, 1))
         )
     return tuple(named)
-
-
-def _stem(wanted: str, taken: set[str]) -> str:
-    """The name, with a numbered suffix if another group has it."""
-    stem, number = wanted, 1
-    while stem in taken:
-        number += 1
-        stem = f"{wanted}-r{number}"
-    taken.add(stem)
-    return stem

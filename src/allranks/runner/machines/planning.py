@@ -13,7 +13,6 @@ from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job, Matrix
 from allranks.protocol.xml_text import clipped
 from allranks.report.durations import Durations
-from allranks.runner.machines.pack_options import PackOptions
 from allranks.runner.machines.packs import Division, Pack, divide_jobs
 from allranks.runner.machines.plan_file import plan_document, reference, write_plan
 from allranks.runner.results_folder import announced, facts_of, fresh_manifest
@@ -95,7 +94,8 @@ class PlanOptions:
     run_id: str
     pytest_args: tuple[str, ...]
     durations: Durations
-    wishes: PackOptions
+    most: int  # entries, each of them a machine
+    minutes: int  # the intended work of a machine
     plan_file: Path | None  # where the plan is written; None for nowhere
 
 
@@ -107,7 +107,7 @@ def plan_machines(expansion: Expansion, jobs: Sequence[Job], options: PlanOption
         UsageError: The jobs cannot be divided so, or the file cannot be written.
     """
     _refuse_unknown_engines(expansion.matrix)
-    division = divide_jobs(expansion.matrix, jobs, options.durations, options.wishes)
+    division = divide_jobs(expansion.matrix, jobs, options.durations, most=options.most, minutes=options.minutes)
     manifest = announced(fresh_manifest(options.run_id, facts_of(expansion), None), jobs, options.pytest_args)
     document = plan_document(manifest, expansion.matrix, division.packs, options.durations)
     entries = render_entries(document, division, jobs)
