@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.protocol.records import SCHEMA, JobStarted, Passed, encode
-from allranks.runner.adopted_journal import AdoptedJournal
+from allranks.runner.attempt_runner import AdoptedJournal
 
 STARTED = encode(JobStarted(at=1.0, schema=SCHEMA, run_id="r", cell="c", suite="s", attempt=1, world_size=1)) + b"\n"
 RECORDS = [Passed(nodeid=f"t{n % 3}", ranks=(0,), arrived=(2.0,), seconds=(0.5,), world_size=1, at=n) for n in range(6)]

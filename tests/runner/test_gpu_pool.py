@@ -3,8 +3,7 @@
 import pytest
 
 from allranks.engines.base import JobEnvironment
-from allranks.runner.gpu_leases import claimed, holders
-from allranks.runner.gpu_pool import GpuPool
+from allranks.runner.gpu_leases import GpuPool, claimed, holders
 
 pytestmark = pytest.mark.usefixtures("locks")
 

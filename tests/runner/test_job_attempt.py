@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from allranks.report.run_files import JobError
+from allranks.runner.attempt_runner import JobAttempt
 from allranks.runner.gpu_leases import Lease
-from allranks.runner.job_attempt import JobAttempt
 from allranks.runner.tasks import Capacity, Task
 
 WHY = JobError(kind="stopped", what="Enough.")

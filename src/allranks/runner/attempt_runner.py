@@ -1,22 +1,27 @@
-"""Prepares attempts at jobs, and sees each through, from its start to its record."""
+"""Attempts at jobs: prepares each, and sees it through, from its start to its record."""
 
+import os
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, field
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
+from typing import Literal
 
 from allranks.agent import clock
 from allranks.engines.agent_output import Damage
-from allranks.engines.base import JobEnvironment, JobSpec, Placement, RunningJob
+from allranks.engines.base import JobEnvironment, JobExit, JobSpec, Placement, RunningJob
 from allranks.errors import AllranksError
 from allranks.matrix.model import Image, Job, Matrix
-from allranks.protocol.records import JOURNAL, SCHEMA, JobStarted, Printed, Record
+from allranks.protocol.records import JOURNAL, SCHEMA, JobStarted, Printed, Record, encode
 from allranks.report.journal import JournalWriter
+from allranks.report.judged import Share
 from allranks.report.rank_document import write_rank_files
-from allranks.report.run_files import JobError, as_json
-from allranks.runner.adopted_journal import AdoptedJournal
+from allranks.report.run_files import JobError, JobRecord, as_json
 from allranks.runner.earlier_runs import (
     cache_to_start_with,
     carried_files,
@@ -24,10 +29,9 @@ from allranks.runner.earlier_runs import (
     keep_cache,
     keep_cache_of_shard,
 )
-from allranks.runner.gpu_leases import Lease
-from allranks.runner.gpu_pool import GpuPool
+from allranks.runner.gpu_leases import GpuPool, Lease
 from allranks.runner.host import Host
-from allranks.runner.job_attempt import JobAttempt
+from allranks.runner.job_facts import JobFacts
 from allranks.runner.ledger import MOST_BYTES, ContradictionError, Ledger
 from allranks.runner.listener import RunListener
 from allranks.runner.request import AttemptOptions, job_spec, room_of
@@ -35,6 +39,140 @@ from allranks.runner.results_folder import RunFolder, as_results_error, write_js
 from allranks.runner.retry_policy import WHOLE, Again, RunPolicy, newest_attempt, to_run_again
 from allranks.runner.sick_gpus import report_failures, report_successes
 from allranks.runner.tasks import Capacity, Task
+
+_UNKNOWN_EXIT = JobExit(status=None)
+INTERRUPTED = JobError(kind="interrupted", what="The run was interrupted.")
+
+
+@dataclass(kw_only=True, eq=False)
+class JobAttempt:
+    """The state of one attempt.
+
+    standby ──────────> running ──────────> closing
+            cores free          agent ended
+
+    On standby its agent imports torch and collects; while it closes, its results are copied and recorded.
+    """
+
+    run_id: str
+    job: Job
+    task: Task
+    number: int
+    folder: Path
+    lease: Lease  # its GPUs, until it is closed
+    again: Again = WHOLE
+    spec: JobSpec | None = None  # the request to the engine; None if it could not be made, for the reason in `error`
+    error: JobError | None = None
+    adopted: AbstractContextManager[RunningJob] | None = None  # the job, if an earlier orchestrator has started it
+    running: RunningJob | None = None  # None if the job has not been started, or could not be
+    ending: JobExit = _UNKNOWN_EXIT
+    facts: JobFacts = field(default_factory=JobFacts)
+    fault: JobError | None = None  # why its further reports are ignored
+    cancelled: JobError | None = None  # the reason for its cancellation; None without one
+    state: Literal["standby", "running", "closing"] = "standby"
+    started: float = field(default_factory=time.time)  # when it left standby, in seconds since the epoch
+    left: Again | None = None  # what would have to run again, known when it is closed; None if all is well
+    rank_files: Mapping[str, str] = field(default_factory=dict)  # digests of its journal and its rank XML
+    thread: threading.Thread = field(init=False)
+    _may_run: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def held(self) -> Capacity:
+        """Its share of the host: cores only while it runs."""
+        return self.task.room if self.state == "running" else self.task.room._replace(cores=0)
+
+    def release(self) -> None:
+        """Let it run."""
+        self.state = "running"
+        self._may_run.set()
+
+    def free_cores(self) -> None:
+        """Note that its agent has ended."""
+        self.state = "closing"
+
+    def cancel(self, why: JobError = INTERRUPTED) -> None:
+        """End it now, in any state and from any thread."""
+        with self._lock:
+            self.cancelled = why
+            if self.running is not None:
+                self.running.hang_up()
+        self._may_run.set()
+
+    def break_off(self, why: JobError) -> None:
+        """End the job, and ignore its further reports; earlier ones stand."""
+        with self._lock:
+            self.fault = why
+            if self.running is not None:
+                self.running.hang_up()
+
+    def attach(self, running: RunningJob) -> None:
+        """Note that the engine has started the job."""
+        with self._lock:
+            self.running = running
+            if self.cancelled:
+                running.hang_up()
+
+    def detach(self) -> None:
+        """Note that the engine removes the job: from now on, :meth:`cancel` must not touch it."""
+        with self._lock:
+            self.running = None
+
+    def go(self) -> None:
+        """Let the started job begin, unless it is cancelled at this moment."""
+        with self._lock:
+            if self.running is not None and not self.cancelled:
+                self.running.go()
+
+    def wait_for_release(self) -> bool:
+        """Wait until it may run; False if it is cancelled instead."""
+        self._may_run.wait()
+        return not self.cancelled
+
+    def record(self, engine: str) -> JobRecord:
+        """The contents of job.json; if the job ran and has no error yet, its reports may hold one."""
+        facts, spec, job = self.facts, self.spec, self.job
+        if self.running is not None and spec is not None:
+            found = facts.error(self.ending, spec.agent.limits.limit("job"))
+            # A collection error stands however the job ended, and so does a sick GPU, which may have ended it.
+            comes_first = found and (found.kind == "collection" or facts.sick_gpus)
+            self.error = self.fault or (found if comes_first else self.error or found)
+        return JobRecord(
+            id=job.id,
+            run_id=self.run_id,
+            cell=job.cell.id,
+            suite=job.name,
+            attempt=self.number,
+            continues=self.again.base,
+            engine=engine,
+            image=(spec.image or "") if spec else "",
+            spec=spec.to_json() if spec else None,
+            gpus=self.lease.gpus,
+            world_size=job.cell.world_size,
+            nodes=job.cell.nodes,
+            exit_status=self.ending.status,
+            error=self.error,
+            started=self.started,
+            finished=clock.now(),
+            collected=facts.collected,
+            full_collection=facts.full_collection,
+            deselected=facts.deselected,
+            not_run=facts.not_run.tests if facts.not_run else (),
+            stop_reason=facts.not_run.reason if facts.not_run else "",
+            notes=facts.notes,
+            repeated=facts.repeated,
+            share=self._share,
+            rank_files=self.rank_files,
+        )
+
+    @property
+    def _share(self) -> Share | None:
+        """For a shard: which one it is, and how its agent split the suite."""
+        shard, shared = self.job.shard, self.facts.shared
+        if shard is None:
+            return None
+        split, elsewhere = (shared.split, shared.elsewhere) if shared else ("", 0)
+        return Share(suite=self.job.suite.name, **asdict(shard), split=split, elsewhere=elsewhere)
 
 
 @dataclass(eq=False)
@@ -275,6 +413,43 @@ class AttemptRunner:
     def _write_record(self, attempt: JobAttempt) -> None:
         with as_results_error(attempt.folder):
             write_json(attempt.folder / "job.json", as_json(attempt.record(self.host.engine.name)))
+
+
+class AdoptedJournal(JournalWriter):
+    """The journal of an adopted job, which goes on where its first orchestrator was killed.
+
+    It appends the records that it lacks: they come again from the first, those of several nodes mixed anew. A last line
+    that was cut short goes: its record comes again. The first record is the orchestrator's own.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._known: Counter[bytes] = Counter()
+        with suppress(FileNotFoundError), path.open("r+b") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    os.ftruncate(file.fileno(), self.size)
+                    break
+                if self.size:
+                    self._known[_digest(line)] += 1
+                self.size += len(line)
+
+    def write(self, record: Record) -> None:
+        """Append a record, unless the journal has it."""
+        digest = _digest(encode(record) + b"\n")
+        if self._known[digest] > 0:
+            self._known[digest] -= 1
+        else:
+            super().write(record)
+
+    @property
+    def is_lacking(self) -> bool:
+        """Whether records that were in the journal have not come again."""
+        return self._known.total() > 0
+
+
+def _digest(line: bytes) -> bytes:
+    return sha256(line).digest()
 
 
 _LACKING = "Records that its first orchestrator has received are no longer in the files of its nodes."

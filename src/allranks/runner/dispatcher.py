@@ -16,8 +16,7 @@ from allranks.agent.collect.selection import drawn
 from allranks.interruption import uninterrupted
 from allranks.matrix.model import Job
 from allranks.report.run_files import JobError
-from allranks.runner.attempt_runner import AttemptRunner
-from allranks.runner.job_attempt import JobAttempt
+from allranks.runner.attempt_runner import AttemptRunner, JobAttempt
 from allranks.runner.progress import Tests
 from allranks.runner.retry_policy import Again, RetryPolicy
 from allranks.runner.tasks import Capacity, Task, expected, longest_first

@@ -15,7 +15,7 @@ from typing import Final
 from allranks.errors import AllranksError, ExitCode, as_bug
 from allranks.report.merging import merge
 from allranks.report.run_files import JobError, JobRecord, Manifest, PlannedJob, as_json
-from allranks.runner.job_attempt import INTERRUPTED
+from allranks.runner.attempt_runner import INTERRUPTED
 from allranks.runner.machines.plan_file import pack_called, read_plan
 from allranks.runner.results_folder import (
     OthersJobError,
