@@ -14,6 +14,7 @@ from allranks.matrix.declaration import load
 from allranks.matrix.jobs import plan
 from allranks.report.run_files import Manifest
 from allranks.runner.results_folder import open_run
+from allranks.runner.run_jobs import PlanPart
 
 
 def test_a_run_gets_what_the_command_line_says(allranks, runs, tmp_path):
@@ -102,7 +103,7 @@ def test_a_run_without_options_has_the_defaults(allranks, runs, repository):
     [(jobs, options)] = runs
     assert len(jobs) == 5
     assert (options.engine, options.results, options.seed) == ("auto", repository / "results", None)
-    assert (options.pytest_args, options.nothing_ran_allowed) == ((), False)
+    assert (options.pytest_args, options.part) == ((), None)
 
 
 def test_a_gpu_that_is_not_there_is_refused_before_there_is_a_run(allranks, repository, monkeypatch):
@@ -207,14 +208,13 @@ def test_a_pack_is_run_as_it_was_planned(plan_machines, machine, runs):
     assert jobs == ["nccl-w2-g2-env/tiny", "nccl-w2-g2-env/other"]
     assert (options.run_id, options.seed) == (document["run_id"], document["seed"])
     assert (options.engine, options.pytest_args) == ("process", ("-k", "x"))
-    assert options.planned_gpus == 2
-    assert (options.policy.seconds, options.known) == (gpu["limit_seconds"], {})
+    assert (options.policy.seconds, options.part) == (gpu["limit_seconds"], PlanPart(durations={}, gpus=2))
 
 
 def test_a_machine_of_a_plan_runs_in_containers_unless_its_rule_says_otherwise(plan_machines, machine, runs):
     cpu, _ = plan_machines()
     assert machine(cpu)[0] == 0
-    assert (runs[0][1].engine, runs[0][1].planned_gpus) == ("docker", 0)
+    assert (runs[0][1].engine, runs[0][1].part.gpus) == ("docker", 0)
 
 
 def test_a_machine_with_fewer_gpus_than_planned_runs_nothing(plan_machines, machine, allranks, monkeypatch, tmp_path):
@@ -266,7 +266,7 @@ def test_the_first_bad_job_ends_a_pack_if_that_is_asked_for_and_its_tests_run_as
 
 def test_a_pack_in_which_nothing_ran_is_good_since_other_machines_may_have_run_tests(plan_machines, machine, runs):
     assert machine(plan_machines()[0])[0] == 0
-    assert runs[0][1].nothing_ran_allowed
+    assert runs[0][1].part
 
 
 @pytest.mark.parametrize("also", [["gloo-w1-g0-env"], ["--where", "world_size=2"], ["--suite", "tiny"], ["--resume"]])

@@ -52,7 +52,6 @@ def test_an_interrupt_while_the_report_is_made_leaves_a_report(matrix, engine, t
         engine="process",
         seed=1,
         pytest_args=(),
-        nothing_ran_allowed=True,
         sections=[OfWholeRun()],
     )
     assert run(expand(matrix), [], options, lines) is ExitCode.INTERRUPTED

@@ -281,9 +281,7 @@ def run_pair(split, pair, lines, tmp_path):
     """Runs both shards, or those given, to their report."""
 
     def go(jobs=None, **changes):
-        options = RunOptions(
-            run_id="r1", results=tmp_path / "results", engine="auto", seed=7, pytest_args=(), nothing_ran_allowed=False
-        )
+        options = RunOptions(run_id="r1", results=tmp_path / "results", engine="auto", seed=7, pytest_args=())
         return run(expand(split), jobs or pair, replace(options, **changes), lines)
 
     return go

@@ -159,7 +159,6 @@ def run_options(expansion: Expansion, options: JobOptions, engine: "Engine | Non
         engine=engine or options.engine,
         seed=options.seed,
         pytest_args=options.pytest_args,
-        nothing_ran_allowed=False,
         sections=section_makers(options, expansion.matrix),
         policy=RunPolicy(
             most=options.jobs,
@@ -230,8 +229,8 @@ def _terminal() -> str:
 
 def _run_pack(expansion: Expansion, options: Options, engine: "Engine | None", plan_file: Path, pack: str) -> ExitCode:
     """Run the jobs that a plan assigns to this machine, as the plan specifies."""
-    from allranks.runner.console import leave_to_the_merge  # noqa: PLC0415 - see run_options
     from allranks.runner.machines.plan_file import own_part  # noqa: PLC0415 - no other run needs it
+    from allranks.runner.run_jobs import PlanPart  # noqa: PLC0415 - see run_options
 
     if options.cells or options.where or options.suite or options.goes_on:
         msg = "A pack of a plan runs as planned: it can be neither narrowed nor resumed."
@@ -247,11 +246,8 @@ def _run_pack(expansion: Expansion, options: Options, engine: "Engine | None", p
         engine=own.pack.engine or "docker" if usual.engine == "auto" else usual.engine,
         seed=own.file.manifest.seed if options.seed is None else options.seed,
         pytest_args=own.file.pytest_args,
-        nothing_ran_allowed=True,  # whether anything ran is a question for the report of all machines
-        known=own.file.plan.durations,
+        part=PlanPart(durations=own.file.plan.durations, gpus=max(job.cell.gpu_count for job in own.jobs)),
         policy=replace(usual.policy, seconds=own.pack.limit),
-        planned_gpus=max(job.cell.gpu_count for job in own.jobs),
-        annotate=leave_to_the_merge,
     )
     return run_and_conclude(expansion, own.jobs, planned)
 
@@ -295,7 +291,7 @@ def run_jobs(expansion: Expansion, jobs: Sequence[Job], options: "RunOptions") -
 
     if not isinstance(options.engine, str):
         _refuse_too_wide(jobs, options.engine)
-    elif options.known is None and (RUN_ID_VARIABLE not in os.environ or PARTY_VARIABLE in os.environ):
+    elif options.part is None and (RUN_ID_VARIABLE not in os.environ or PARTY_VARIABLE in os.environ):
         # Else each process of a launcher may have a pack of its own, or other jobs of a run that all share by name.
         _refuse_launched(os.environ)
     if images := os.environ.get(IMAGES_VARIABLE):

@@ -72,19 +72,6 @@ class PlainConsole:
         """Do nothing: the table of results is enough."""
 
 
-Annotate = Callable[[Console, MergedRun], None]
-"""Decides whether a run that has ended is given to a console's :meth:`Console.annotate`."""
-
-
-def annotate_all(console: Console, merged: MergedRun) -> None:
-    """Annotate what went wrong: this is the whole run."""
-    console.annotate(merged)
-
-
-def leave_to_the_merge(_console: Console, _merged: MergedRun) -> None:
-    """Annotate nothing: this is a part of a run, and the merge of all parts annotates what went wrong."""
-
-
 @contextmanager
 def console_for(
     say: Callable[[str], None],

@@ -25,7 +25,7 @@ from allranks.report.section import GuardedMaker, SectionMaker
 from allranks.report.summary import render_problems, render_table
 from allranks.runner.attempt_runner import AttemptRunner
 from allranks.runner.combined_coverage import combine
-from allranks.runner.console import Annotate, Console, annotate_all, console_for
+from allranks.runner.console import Console, console_for
 from allranks.runner.dispatcher import Dispatcher
 from allranks.runner.earlier_runs import take_snapshot
 from allranks.runner.host import choose_host, require_kernel
@@ -47,6 +47,14 @@ def make_room_for_descriptors(enough: int = ENOUGH) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlanPart:
+    """A part of a run on one of several machines; the report of all annotates failures, and asks whether a test ran."""
+
+    durations: Durations  # for its shards: the same on all machines
+    gpus: int  # how many this machine must have, since the plan has chosen it for jobs that need them
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """The command line's options for a run."""
 
@@ -55,16 +63,13 @@ class RunOptions:
     engine: str | Engine  # the engine, or the name of the requested one, or ``auto``
     seed: int | None  # the requested seed; None for a random one
     pytest_args: tuple[str, ...]
-    nothing_ran_allowed: bool  # whether a run in which no test executed is good
     sections: Sequence[SectionMaker] = ()  # what plug-ins add to the report of the whole run when it has ended
-    known: Durations | None = None  # durations for its shards; None for those in the file of durations
     policy: RunPolicy = field(default_factory=RunPolicy)
     # The remaining parts of the jobs of a resumed run, by id; None for a new run.
     left: Mapping[str, Again] | None = None
     gpus: str | None = None  # the GPUs that jobs may use, by number or by id; None for all of the host's
     gpu_mode: GpuMode = "auto"  # whose GPUs, and how containers are given them
-    planned_gpus: int = 0  # how many GPUs this machine must have, since a plan has chosen it for jobs that need them
-    annotate: Annotate = annotate_all  # reports failures to a CI service
+    part: PlanPart | None = None  # what a plan says of this machine; None if the run is no part of a plan
     detail: Detail = "usual"
 
     @property
@@ -92,7 +97,7 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
     say = console.say if options.detail != "quiet" else _say_nothing
     require_kernel()
     inventory = chosen_inventory(options.gpu_mode, options.gpus)
-    _refuse_missing_gpus(inventory, options.planned_gpus)
+    _refuse_missing_gpus(inventory, options.part.gpus if options.part else 0)
     engine = options.engine
     if isinstance(engine, str) and engine != AUTO and engine_class(engine).has_queue:
         engine, _ = choose_engine(engine)
@@ -110,7 +115,7 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
         folder = open_run(options.results, options.run_id, jobs, facts, options.seed, options.pytest_args)
         durations = expansion.matrix.root / DURATIONS_FILE
         try:
-            folder = take_snapshot(folder, jobs, durations, say, known=options.known)
+            folder = take_snapshot(folder, jobs, durations, say, known=options.part.durations if options.part else None)
             if options.detail == "verbose":
                 say(f"run {folder.run_id} of {expansion.matrix.path}, into {folder.path}")
             host = choose_host(engine, expansion.matrix, say, inventory, uses)
@@ -122,7 +127,7 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
         except KeyboardInterrupt:
             console.say("interrupted: containers and processes of this run are gone")
             ids = {job.id for job in jobs}
-            options.annotate(console, _show(folder, ids, console, options.detail, *options.of_unfinished_run))
+            _show(folder, ids, console, options, *options.of_unfinished_run)
             return ExitCode.INTERRUPTED
         except Exception:
             # Even after an error a report has the plan and the results so far.
@@ -191,10 +196,9 @@ def _conclude(
     """The exit code of these jobs alone: other sessions that share the run report theirs, in any order."""
     ids = {job.id for job in jobs}
     meter = Meter(lambda facts: facts.id in ids and (facts.share is not None or durations.exists()))
-    own = _show(folder, ids, console, options.detail, meter.add, *options.sections)
-    options.annotate(console, own)
+    own = _show(folder, ids, console, options, meter.add, *options.sections)
     keep_durations(durations, meter.durations, console.say if options.detail != "quiet" else _say_nothing)
-    return exit_code(own, nothing_ran_allowed=options.nothing_ran_allowed)
+    return exit_code(own, nothing_ran_allowed=options.part is not None)
 
 
 def _say_nothing(_line: str) -> None:
@@ -202,18 +206,17 @@ def _say_nothing(_line: str) -> None:
 
 
 def _show(
-    folder: RunFolder, job_ids: AbstractSet[str], console: Console, detail: Detail, *observers: Observer
+    folder: RunFolder, job_ids: AbstractSet[str], console: Console, options: RunOptions, *observers: Observer
 ) -> MergedRun:
-    own, say = merge(folder.path, observers=observers).only(job_ids), console.say
-    if detail != "quiet":
-        say(f"\n{render_table(own)}\n")
-    elif problems := render_problems(own):
-        say(f"{problems}\n")
-    else:
-        return own
-    report = _lasting(folder.path)
-    say("report: " + "\n        ".join(str(_from_here(report / file.name)) for file in own.junit_files))
-    say(f"page: {_from_here(report / own.page.name)}")
+    """Merge the run, and show what these jobs came to."""
+    own = merge(folder.path, observers=observers).only(job_ids)
+    if shown := render_problems(own) if options.detail == "quiet" else f"\n{render_table(own)}":
+        console.say(f"{shown}\n")
+        report = _lasting(folder.path)
+        console.say("report: " + "\n        ".join(str(_from_here(report / file.name)) for file in own.junit_files))
+        console.say(f"page: {_from_here(report / own.page.name)}")
+    if options.part is None:
+        console.annotate(own)
     return own
 
 

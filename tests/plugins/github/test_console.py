@@ -16,7 +16,7 @@ from allranks.report.input_rule import InputRule
 from allranks.report.merging import merge
 from allranks.report.results import VerdictKind
 from allranks.report.run_files import JobError
-from allranks.runner.console import console_for, leave_to_the_merge
+from allranks.runner.console import console_for
 from allranks.runner.progress import Tests
 
 NOTHING = "cell/s: no test ran (1.0 s)"
@@ -207,9 +207,3 @@ def test_merging_annotates_and_takes_no_command_from_what_it_shows(tmp_path, mon
     [command] = taken(capsys.readouterr().out.splitlines())
     assert command.startswith("::error title=")
     assert "test_x" in command
-
-
-def test_a_part_of_a_run_leaves_annotations_to_whoever_merges(tmp_path, commands, lines):
-    (tmp_path / "rank-0.xml").write_text(RANK_XML)
-    leave_to_the_merge(ActionsConsole(lines, commands), merge(tmp_path, InputRule(world_size=1)))
-    assert taken(lines) == []
