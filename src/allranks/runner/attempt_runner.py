@@ -206,9 +206,6 @@ class AttemptRunner:
         """A new attempt, its lease and folder entered in `undo`; None if another run took its GPUs first.
 
         Any other reason why the job cannot start is the attempt's error.
-
-        Raises:
-            ResultsError: The folder cannot be made.
         """
         self.live.job_is(job.id, "preparing")
         made = self._environment(job, task.room.gpus)  # before the lease, since no job could use the GPUs meanwhile
@@ -247,11 +244,7 @@ class AttemptRunner:
         return None if attempt.adopted is None else attempt
 
     def record_unstarted(self, task: Task, job: Job, why: JobError) -> None:
-        """Record why a job did not run; one that was to run again keeps the results that it has.
-
-        Raises:
-            ResultsError: Results can no longer be written.
-        """
+        """Record why a job did not run; one that was to run again keeps the results that it has."""
         if newest_attempt(self.folder.path, job) is None:
             attempt = self._new(task, job, Lease(), WHOLE)
             attempt.error = why
@@ -298,9 +291,6 @@ class AttemptRunner:
         """Start a job, let it run when it is released, wait for it, record it, and end its lease.
 
         `agent_has_ended` is called when the job needs no more cores: its results take a while.
-
-        Raises:
-            ResultsError: Results can no longer be written.
         """
         with ExitStack() as stack:
             stack.enter_context(attempt.lease)

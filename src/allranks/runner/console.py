@@ -80,14 +80,9 @@ def console_for(
     stream: TextIO | None = None,
     detail: Detail = "usual",
 ) -> Iterator[Console]:
-    """The console that fits the environment.
+    """The console that fits the CI service and the terminal; a quiet run, and one whose output is shown, has no table.
 
-    Args:
-        say: Prints one line to standard output.
-        pytest_args: The arguments of each job for pytest.
-        environ: Names the CI service, and the abilities of the terminal.
-        stream: Standard output; None for this process's.
-        detail: How much is printed; a quiet run has no table.
+    `pytest_args` has those of each job, and `stream` is standard output; None for this process's.
     """
     stream, say = sys.stdout if stream is None else stream, _harmless(say)
     is_terminal = stream.isatty() and environ.get("TERM", "") not in CANNOT_MOVE

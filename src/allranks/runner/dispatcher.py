@@ -52,7 +52,6 @@ class Dispatcher:
 
         Raises:
             KeyboardInterrupt: The user interrupted the run; the jobs that were running have their records.
-            ResultsError: Results can no longer be written.
         """
         self._jobs = jobs
         self._retries = RetryPolicy(self._policy.retries, selections or {})

@@ -37,9 +37,7 @@ _LAST_FAILED = Path("cache") / "lastfailed"
 def carried_files(cache: Path, results: Path) -> Iterator[FileCopy]:
     """The cache of an earlier job, as files for the next one; nothing if there is none yet.
 
-    Args:
-        cache: The folder of the cache.
-        results: The folder of all runs. It may be part of the repository, so the cache may not lead out of it.
+    The folder of all runs may be part of the repository, so the cache may not lead out of it.
     """
     if cache.is_dir() and next(cache.iterdir(), None):
         yield FileCopy(source=cache, target=Path(PYTEST_CACHE) / _VALUES, root=results.resolve())
@@ -56,9 +54,6 @@ def keep_cache(results: Path, cache: Path) -> None:
     """Move a job's cache out of its results, for the next job of this cell and suite.
 
     Each file is replaced atomically, since another run may start at this moment.
-
-    Raises:
-        OSError: The cache cannot be written.
     """
     _put(results / PYTEST_CACHE / _VALUES, cache)
     shutil.rmtree(results / PYTEST_CACHE, ignore_errors=True)
@@ -68,9 +63,6 @@ def keep_cache_of_shard(results: Path, cache: Path, began_with: Path, own: Colle
     """Move a shard's cache out of its results, and merge what concerns its own tests into that of the whole suite.
 
     All shards of the run began with the cache `began_with`.
-
-    Raises:
-        OSError: The cache cannot be read or written.
     """
     cache.parent.mkdir(parents=True, exist_ok=True)
     with hold(cache.parent / f".{cache.name}.lock"):
@@ -129,18 +121,8 @@ def take_snapshot(
 ) -> RunFolder:
     """Keep a copy of the durations for the shards among some jobs; a run that is joined keeps the copy that it has.
 
-    Args:
-        folder: The run's folder.
-        jobs: The jobs to run; without shards nothing is kept, since durations then only help to pack suites.
-        durations: The file of durations.
-        say: Prints one line.
-        known: Durations for shards instead of that file: the same on every machine of a plan.
-
-    Returns:
-        The folder, with the durations of this run.
-
-    Raises:
-        ResultsError: The folder cannot be written.
+    Without shards nothing is kept, since durations then only help to pack suites. `known` replaces those of the file:
+    they are the same on every machine of a plan.
     """
     if not any(job.shard for job in jobs):
         return replace(folder, durations=read_durations(durations, _to_nobody))
@@ -170,7 +152,6 @@ def cache_to_start_with(folder: RunFolder, job: Job, attempt: int) -> Path:
 
     Raises:
         EngineError: The cache leads out of the folder of all runs.
-        ResultsError: The folder cannot be written.
     """
     cache, copy = folder.cache_of(job), folder.cache_for(job, attempt)
     with as_results_error(folder.path):
@@ -224,12 +205,9 @@ class EarlierRun:
     def arguments_of(self, jobs: Sequence[Job], given: tuple[str, ...]) -> tuple[str, ...]:
         """The pytest arguments that all of these jobs had.
 
-        Args:
-            jobs: Some of its jobs.
-            given: The arguments on the command line; with another selection, tests left out now would count as done.
-
         Raises:
-            UsageError: They were run with different arguments, or with others than are given now.
+            UsageError: They had different ones, or others than are given now, by which tests that are left out would
+                count as done.
         """
         found = {self.arguments[job.cell.id, job.name] for job in jobs}
         if len(found) > 1:

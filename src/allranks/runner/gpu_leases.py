@@ -50,11 +50,7 @@ class QueueEntry:
 
 
 def stand_in_line(gpus: Sequence[str]) -> QueueEntry:
-    """Take a place at the end of the queue, to wait for some of these GPUs.
-
-    Raises:
-        OSError: The folder of locks cannot be written.
-    """
+    """Take a place at the end of the queue, to wait for some of these GPUs."""
     while True:
         path = lock_folder() / f"{_QUEUE_PREFIX}{time.monotonic_ns():020}-{os.getpid()}"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)

@@ -18,11 +18,7 @@ _NO_GPUS = Inventory()
 
 
 def require_kernel() -> None:
-    """Check that this host's kernel has what runs rely on: see :mod:`allranks.agent.kernel`.
-
-    Raises:
-        EngineError: It lacks a feature.
-    """
+    """Check that this host's kernel has what runs rely on: see :mod:`allranks.agent.kernel`."""
     if refusal := kernel.examine().refusal:
         raise EngineError(refusal, remedy=kernel.REMEDY)
 
@@ -82,15 +78,8 @@ def choose_host(
 ) -> Host:
     """The host of a run, after removal of what dead runs left on it.
 
-    Args:
-        engine: The engine, or the name of the one to connect to.
-        matrix: The matrix of the run.
-        say: Receives lines while something is made.
-        inventory: The GPUs that jobs may lease; None to look for them.
-        uses: Until it is closed, nothing that was made for the run is removed.
-
-    Raises:
-        EngineError: The engine that was asked for is not there.
+    Jobs may lease the GPUs of the inventory; without one, all that are found. Nothing that was made for the run is
+    removed before `uses` is closed.
     """
     inventory = take_inventory() if inventory is None else inventory
     chosen, why = choose_engine(engine) if isinstance(engine, str) else (engine, engine.answer or "asked for")

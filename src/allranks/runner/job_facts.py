@@ -154,12 +154,7 @@ class JobFacts:
         return frozenset(gpu for each in self._all(GpusChecked) for gpu in each.gpus if not self.has_lost_a_gpu)
 
     def error(self, ending: JobExit, limit: TimeLimit) -> JobError | None:
-        """What went wrong with the job as a whole; None if its agent did all its work.
-
-        Args:
-            ending: How it ended.
-            limit: Its time limit.
-        """
+        """What went wrong with the job as a whole; None if its agent did all its work."""
         found = self._error(ending, limit)
         return _ended_from_outside(ending) if ending.is_disturbed and (found or self.tests.counts["bad"]) else found
 

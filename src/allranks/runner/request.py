@@ -174,10 +174,7 @@ def _agent_config(matrix: Matrix, job: Job, attempt: AttemptOptions) -> AgentCon
 def files_of(code: Path, wanted: tuple[Path, ...], root: Path | None) -> Iterator[FileCopy]:
     """The files that a job needs of a code base: the wanted ones, and what pytest reads in the folders above them.
 
-    Args:
-        code: The folder of the code base.
-        wanted: Paths relative to it.
-        root: The folder that no file may lead out of; None for the suites of allranks.
+    No file may lead out of `root`, which is None for the suites of allranks.
     """
     names = ("conftest.py", "__init__.py", *_CONFIGURATION)
     extra = [folder / name for folder in {parent for path in wanted for parent in path.parents} for name in names]
@@ -190,10 +187,6 @@ def lists_of(variables: Mapping[str, str], root: Path) -> Iterator[FileCopy]:
     """The lists of disabled and slow tests that PyTorch's variables name on this host, for engines that copy.
 
     The variables are the user's, so a list may be anywhere. One in the repository may not lead out of it.
-
-    Args:
-        variables: The environment variables.
-        root: The repository.
     """
     for variable in ("DISABLED_TESTS_FILE", "SLOW_TESTS_FILE"):
         if (path := Path(variables.get(variable, ""))).is_file():

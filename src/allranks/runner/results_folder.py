@@ -1,4 +1,7 @@
-"""The results folder: the manifest of a run, its metadata, and the record of each attempt."""
+"""The results folder: the manifest of a run, its metadata, and the record of each attempt.
+
+What writes there raises ResultsError where it cannot, in this module and in those that use it.
+"""
 
 import json
 import os
@@ -170,20 +173,12 @@ class RunFolder:
         return self.path / "cells" / job.cell.id / job.name
 
     def new_attempt(self, job: Job) -> tuple[int, Path]:
-        """The number and the folder of a new attempt at a job; earlier ones stay as they are.
-
-        Raises:
-            ResultsError: The folder cannot be made.
-        """
+        """The number and the folder of a new attempt at a job; earlier ones stay as they are."""
         return new_attempt_in(self._suite(job))
 
 
 def new_attempt_in(suite: Path) -> tuple[int, Path]:
-    """The number and the folder of a new attempt at a job, given the folder of all of them.
-
-    Raises:
-        ResultsError: The folder cannot be made.
-    """
+    """The number and the folder of a new attempt at a job, given the folder of all of them."""
     with as_results_error(suite):
         suite.mkdir(parents=True, exist_ok=True)
         number = _newest_number(suite) + 1
@@ -230,9 +225,6 @@ def open_run(  # noqa: PLR0913, PLR0917 - all of them go into one file
     """Make a run's folder, or join it, and announce jobs in its manifest before the first of them runs.
 
     Without a seed, the run keeps its own, or gets a random one.
-
-    Raises:
-        ResultsError: The folder cannot be written.
     """
 
     def with_jobs(there: Manifest | None) -> Manifest:
@@ -243,11 +235,7 @@ def open_run(  # noqa: PLR0913, PLR0917 - all of them go into one file
 
 
 def change_manifest(results: Path, run_id: str, change: Callable[[Manifest | None], Manifest]) -> Manifest:
-    """Write the manifest of a run, given the one that its folder has, if any; the run becomes the latest.
-
-    Raises:
-        ResultsError: The folder cannot be written.
-    """
+    """Write the manifest of a run, given the one that its folder has, if any; the run becomes the latest."""
     path = results / run_id
     with as_results_error(results):
         path.mkdir(parents=True, exist_ok=True)
@@ -269,7 +257,6 @@ def take_jobs(  # noqa: PLR0913 - each is something else
 
     Raises:
         UsageError: One of them is another party's.
-        ResultsError: The folder cannot be used.
     """
     path = results / owned.run_id
     with as_results_error(results):

@@ -79,11 +79,7 @@ class RunOptions:
 
 
 def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Callable[[str], None]) -> ExitCode:
-    """Run jobs, or the remaining ones of a resumed run, merge the results of all, and show them.
-
-    Raises:
-        AllranksError: The run could not begin, or nothing can be written.
-    """
+    """Run jobs, or the remaining ones of a resumed run, merge the results of all, and show them."""
     make_room_for_descriptors()
     pytest_args = [(*job.suite.pytest_args, *options.pytest_args) for job in jobs]
     if options.policy.pdb:
@@ -147,11 +143,7 @@ def _refuse_missing_gpus(inventory: Inventory, planned: int) -> None:
 
 
 def _refuse_sick_gpus(inventory: Inventory, jobs: Iterable[Job]) -> None:
-    """Refuse a host with a GPU that is known to be sick: whichever job it fails, the machine is at fault.
-
-    Raises:
-        DeviceError: There is one, and a job may get it.
-    """
+    """Refuse a host with a GPU that is known to be sick: whichever job it fails, the machine is at fault."""
     if not any(job.cell.gpu_count for job in jobs):
         return
     if sick := sick_gpus(inventory):
@@ -161,11 +153,7 @@ def _refuse_sick_gpus(inventory: Inventory, jobs: Iterable[Job]) -> None:
 
 
 def _refuse_uneven_gpus(engine: Engine, jobs: Iterable[Job]) -> None:
-    """Refuse jobs whose nodes would need different numbers of GPUs, on an engine that asks a cluster for its nodes.
-
-    Raises:
-        UsageError: There is one.
-    """
+    """Refuse jobs whose nodes would need different numbers of GPUs, on an engine that asks a cluster for its nodes."""
     for job in jobs:
         gpus, nodes = job.cell.gpu_count, job.cell.nodes
         if gpus % nodes:

@@ -26,16 +26,16 @@ from allranks.runner.progress import Tests
 
 
 class Actions:
-    """See :class:`allranks.runner.ci_service.CiService`."""
+    """GitHub Actions as a :class:`~allranks.runner.ci_service.CiService`."""
 
     @contextmanager
     def console(self, say: Callable[[str], None], detail: Detail) -> Iterator[Console]:
-        """See :meth:`allranks.runner.ci_service.CiService.console`."""
+        """The log of the step."""
         with switched_off(Commands(say)) as commands:
             yield ActionsConsole(say, commands, detail)
 
     def untrusted_output(self, say: Callable[[str], None]) -> AbstractContextManager[object]:
-        """See :meth:`allranks.runner.ci_service.CiService.untrusted_output`.
+        """Switch all workflow commands off.
 
         Two streams must not do so at a time: their order is lost, and with it the word that ends it.
         """
@@ -43,14 +43,14 @@ class Actions:
 
     @contextmanager
     def show_error(self, error: AllranksError, command: str, stream: TextIO) -> Iterator[None]:
-        """See :meth:`allranks.runner.ci_service.CiService.show_error`."""
+        """Show it as an annotation and in the summary; what is printed may hold workflow commands again afterwards."""
         commands = Commands(lambda line: print(line, file=stream, flush=True))
         commands.give(publish(error, command))
         yield
         commands.switch_on()
 
     def tell_cause(self, text: str) -> None:
-        """See :meth:`allranks.runner.ci_service.CiService.tell_cause`: the gate of the workflow shows it."""
+        """Keep it for the gate of the workflow, which shows it."""
         set_reason(text)
 
 
@@ -67,12 +67,12 @@ class ActionsConsole:
     detail: Detail = "usual"
 
     def watch(self, job_ids: Sequence[str]) -> AbstractContextManager[RunListener]:
-        """See :class:`Console`."""
+        """Print lines, also about slow tests, and the output of jobs in groups."""
         listener = ActionsListener(say=self.say, commands=self.commands, detail=self.detail)
         return watching(listener, job_ids, listener.report_progress)
 
     def annotate(self, merged: MergedRun) -> None:
-        """See :class:`Console`."""
+        """Give the first failures as annotations."""
         found = merged.failures
         shown = found if len(found) <= _ANNOTATIONS else found[: _ANNOTATIONS - 1]
         for failure in shown:
@@ -123,9 +123,7 @@ class ActionsListener(RunListener):
 def annotation(failure: Failure, folder: str = "") -> str:
     """The command that has GitHub show a failure with the workflow run, and beside the line that it is in.
 
-    Args:
-        failure: The failure.
-        folder: The folder of its matrix file, which its path is relative to, in the repository.
+    `folder` is that of its matrix file in the repository, which its path is relative to.
     """
     file = posixpath.normpath(posixpath.join(folder, failure.file)) if failure.file else ""
     line = str(failure.line) if file and failure.line else ""

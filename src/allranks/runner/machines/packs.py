@@ -1,4 +1,7 @@
-"""Divides jobs into packs, one for each CI machine: by runner and image, evenly, with limits."""
+"""Divides jobs into packs, one for each CI machine: by runner and image, evenly, with limits.
+
+Jobs that cannot be divided so are a UsageError.
+"""
 
 import heapq
 from collections import Counter
@@ -103,13 +106,7 @@ def work(task: Task, total: Capacity) -> float:
 
 
 def shared_out(tasks: Sequence[Task], total: Capacity, count: int) -> list[list[Task]]:
-    """Tasks for each machine, the longest first, each for the machine with the least work so far.
-
-    Args:
-        tasks: All of them.
-        total: The resources of each machine.
-        count: How many machines there are, and no more than tasks.
-    """
+    """Tasks for each machine: the longest first, each for the one with the least work; `count` is at most theirs."""
     packs: list[list[Task]] = [[] for _ in range(count)]
     heap = [(0.0, 0, number) for number in range(count)]
     for task in longest_first(tasks):
@@ -160,11 +157,7 @@ def _room(matrix: Matrix, job: Job, known: dict[tuple[int, int, int], Capacity])
 
 
 def _refuse_what_never_fits(group: PackGroup, longest: Job) -> None:
-    """Refuse jobs that the CI would end before their own limit does, even alone on a machine.
-
-    Raises:
-        UsageError: There is one.
-    """
+    """Refuse jobs that the CI would end before their own limit does, even alone on a machine."""
     needs, most = group.pack(group.tasks[:1]).job_minutes, minutes_of(group.rule)
     if needs > most:
         what = f"The job {longest.id} does not fit into the {most} minutes that it gets on {group.rule.runs_on}."

@@ -2,7 +2,8 @@
 
 One machine makes it, and all others get a copy. A ``PACK`` on a command line, ``cuda-g4-03of12@0123456789abcdef``,
 names a pack and the digest of its plan, so that no machine can run a pack of another plan. As the ``run.json`` of a
-gathered folder the file lists the expected jobs, so that a missing machine is noticed.
+gathered folder the file lists the expected jobs, so that a missing machine is noticed. A plan that cannot be used here
+is a UsageError.
 """
 
 import hashlib
@@ -117,14 +118,7 @@ class PlanFile:
 
 
 def plan_document(manifest: Manifest, matrix: Matrix, packs: Sequence[Pack], durations: Durations) -> dict[str, Any]:
-    """The contents of the file.
-
-    Args:
-        manifest: That of the run, with all jobs.
-        matrix: What the jobs are planned of.
-        packs: The jobs of each machine, by their places in the manifest.
-        durations: What tests took before.
-    """
+    """The contents of the file; packs name jobs by their places in the manifest."""
     slugs = {number: pack.slug for pack in packs for number in pack.jobs}
     jobs = tuple(replace(job, pack=slugs[number]) for number, job in enumerate(manifest.jobs))
     split = {name for name, suite in matrix.suites.items() if suite.shards > 1}
@@ -146,11 +140,7 @@ def reference(document: Mapping[str, Any], pack: Pack) -> str:
 
 
 def write_plan(path: Path, document: Mapping[str, Any]) -> None:
-    """Write the file atomically.
-
-    Raises:
-        UsageError: It cannot be written.
-    """
+    """Write the file atomically."""
     draft = path.with_name(f".{path.name}.draft")
     try:
         draft.write_text(json.dumps(document, separators=(",", ":")) + "\n", encoding="utf-8")
@@ -161,11 +151,7 @@ def write_plan(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def read_plan(path: Path) -> PlanFile:
-    """Read a plan file, and check that it is unchanged.
-
-    Raises:
-        UsageError: It is no plan file, or has been changed.
-    """
+    """Read a plan file, and check that it is unchanged."""
     try:
         document = json.loads(path.read_bytes())
         if document["schema"] != SCHEMA:
@@ -194,11 +180,7 @@ def _digest(document: Mapping[str, Any]) -> str:
 
 
 def pack_called(found: PlanFile, text: str) -> PlannedPack:
-    """The pack that a command line names, by its slug, with or without the digest of its plan.
-
-    Raises:
-        UsageError: There is none, or it is of another plan.
-    """
+    """The pack that a command line names, by its slug, with or without the digest of its plan."""
     slug, at, said = text.partition("@")
     packs = {pack.slug: pack for pack in found.plan.packs}
     contents = f"{len(found.manifest.jobs)} jobs in {len(packs)} packs"
@@ -214,11 +196,7 @@ def pack_called(found: PlanFile, text: str) -> PlannedPack:
 
 
 def _refuse_another_matrix(found: PlanFile, matrix: Matrix) -> None:
-    """Check that this machine has the matrix that was planned, and the same version of allranks.
-
-    Raises:
-        UsageError: It has another one; the message names the differences.
-    """
+    """Check that this machine has the matrix that was planned, and the same version of allranks."""
     here = allranks.__version__
     if found.manifest.allranks != here:
         msg = f"{found.path} was made by allranks {found.manifest.allranks}, and this is {here}."
@@ -239,11 +217,7 @@ class OwnPart:
     jobs: tuple[Job, ...]
 
     def refuse_others(self, run_id: str | None, pytest_args: Sequence[str]) -> None:
-        """Check that the run and arguments that this machine was given, if any, are those of the plan.
-
-        Raises:
-            UsageError: They differ: its results would not be the planned ones.
-        """
+        """Check that the run and arguments that this machine was given, if any, are those of the plan."""
         path, planned = self.file.path, self.file.manifest.run_id
         if run_id and run_id != planned:
             msg = f"{RUN_ID_VARIABLE} is {run_id!r}, and {path} plans the run {planned!r}."
@@ -254,11 +228,7 @@ class OwnPart:
 
 
 def own_part(expansion: Expansion, plan_file: Path, pack_text: str) -> OwnPart:
-    """The part of a plan that this machine runs.
-
-    Raises:
-        UsageError: There is no such pack, or this machine has another matrix.
-    """
+    """The part of a plan that this machine runs."""
     found = read_plan(plan_file)
     pack = pack_called(found, pack_text)
     return OwnPart(file=found, pack=pack, jobs=_jobs(expansion, found, pack.slug))
@@ -270,11 +240,7 @@ def planned_jobs(expansion: Expansion, plan_file: Path) -> tuple[Job, ...]:
 
 
 def _jobs(expansion: Expansion, found: PlanFile, slug: str | None) -> tuple[Job, ...]:
-    """The jobs of a pack, or of all packs, as this machine's matrix makes them.
-
-    Raises:
-        UsageError: This machine has another matrix.
-    """
+    """The jobs of a pack, or of all packs, as this machine's matrix makes them."""
     _refuse_another_matrix(found, expansion.matrix)
     planned = found.jobs_of(slug)
     cells = [expansion.by_id[name] for name in dict.fromkeys(job.cell for job in planned) if name in expansion.by_id]

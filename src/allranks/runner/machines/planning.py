@@ -26,11 +26,7 @@ LONGEST_WORDS: Final = 80
 
 
 def render_entries(document: Mapping[str, Any], division: Division, jobs: Sequence[Job]) -> str:
-    """One JSON object, on one line, for ``strategy.matrix``.
-
-    Raises:
-        UsageError: It is longer than GitHub takes.
-    """
+    """One JSON object, on one line, for ``strategy.matrix``."""
     entries = [_entry(document, pack, [jobs[number] for number in pack.jobs]) for pack in division.packs]
     text = json.dumps({"include": entries}, separators=(",", ":"))
     if len(text) > LARGEST_OUTPUT:

@@ -33,13 +33,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][\w.+@-]*", re.ASCII)
 def recording_refusal(command: Callable[[], ExitCode], results: Path, plan_file: Path, pack: str | None) -> ExitCode:
     """Run a command; record an error or an interrupt as the result of each job of a pack that has not begun.
 
-    What another process runs is left alone, and so is everything if the plan cannot be read.
-
-    Args:
-        command: The command, whose exit code is returned, and whose errors pass.
-        results: The folder of all runs.
-        plan_file: The plan.
-        pack: The pack, as for ``allranks run``; None for all of the plan's.
+    What another process runs is left alone, and so is everything if the plan cannot be read. Without a pack, all of the
+    plan's are meant. The command's errors pass.
     """
     try:
         code = command()
