@@ -16,7 +16,7 @@ from allranks import ownership
 from allranks.cli import main as cli
 from allranks.engines.base import JobEnvironment
 from allranks.engines.gpus import Inventory
-from allranks.protocol.records import Collected
+from allranks.protocol.records import Collected, TestStarted
 from allranks.runner import gpu_leases, run_jobs
 from allranks.runner.host import Host
 
@@ -32,7 +32,7 @@ class Engine(ScriptedEngine):
         super().__init__()
         # In one piece: two threads that read one file take each other's lines.
         self.acts["wait", ONE] = self.acts["wait", THREE] = lambda: os.read(words, len("go\n"))
-        self.records[ONE] = (Collected(tests=("t", BAD.nodeid, "u")), PASSED, BAD, FINISHED)
+        self.records[ONE] = (Collected(tests=("t", BAD.nodeid, "u")), PASSED, BAD, TestStarted(nodeid="u"), FINISHED)
 
 
 def main():

@@ -2,11 +2,14 @@
 
 import io
 import re
+import threading
+from dataclasses import replace
 
 import pytest
 from scripted_engine import failed
 
-from allranks.protocol.records import Printed
+from allranks.protocol.config import TimeLimits
+from allranks.protocol.records import Printed, TestStarted
 from allranks.report.input_rule import InputRule
 from allranks.report.merging import merge
 from allranks.report.run_files import JobError
@@ -76,6 +79,23 @@ def test_a_run_whose_lines_go_to_a_file_says_what_it_says(lines, tmp_path):
             live.job_is("cell/s", "preparing", (0,))
         console.annotate(merge(tmp_path, InputRule(world_size=1)))
     assert lines == []
+
+
+@pytest.mark.parametrize("environ", [{}, {"GITHUB_ACTIONS": "true"}], ids=["a log", "a workflow's log"])
+def test_a_hang_is_visible_in_a_log_while_it_lasts(lines, make_spec, environ):
+    spec, tests, told = make_spec(), Tests(), threading.Event()
+    limits = TimeLimits(process_group=0.1, test=300, job=900, peer_grace=3)
+
+    def say(line):
+        lines(line)
+        if "slow" in line:
+            told.set()
+
+    with console_for(say, environ=environ) as console, console.watch([spec.job_id]) as live:
+        live.job_started(replace(spec, agent=replace(spec.agent, limits=limits)), tests)
+        tests.note(TestStarted(nodeid="suite/test_a.py::test_hang"))
+        assert told.wait(20)
+    assert f"{spec.job_id}: slow: suite/test_a.py::test_hang has been running for 0 s" in lines
 
 
 def test_no_text_of_a_test_gives_orders_to_the_terminal(lines):

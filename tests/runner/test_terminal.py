@@ -121,14 +121,14 @@ def without_times(text):
     return re.sub(r"\d+\.\d+ (s|ms)", "T", re.sub(r" +", " ", text))
 
 
-def test_the_table_shows_each_job_and_names_the_first_failure_while_the_run_goes_on(start):
+def test_the_table_shows_each_job_with_its_test_and_names_the_first_failure_while_the_run_goes_on(start):
     with start(*CELLS) as terminal:
         terminal.wait_for(lambda it: it.row(ONE)[:1] == ["running"] and "first failure" in it.text)
         terminal.wait_for(lambda it: it.row(TWO)[:1] == ["done"] and it.row(THREE)[:1] == ["running"])
         assert terminal.process.poll() is None
-        # Two of three tests have come; one of them is bad.
+        # Two of three tests have come; one of them is bad, and the third one runs.
         assert terminal.row(ONE)[1:3] == ["2/3", "1"]
-        assert terminal.row(ONE)[-1] == "test_b[x]"
+        assert terminal.row(ONE)[-1] == "u"
         assert "0-1" in terminal.row(THREE)
         last = next(number for number, line in reversed(list(enumerate(terminal.lines))) if line)
         assert terminal.lines[last - 1].startswith("jobs: 2 running, 1 done (1 bad); tests: 1 bad, 3 passed;")
