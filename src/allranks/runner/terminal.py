@@ -21,7 +21,7 @@ from allranks.protocol.xml_text import for_terminal, printable
 from allranks.report.judged import MergedRun
 from allranks.runner.console import watching
 from allranks.runner.listener import Detail, RunListener
-from allranks.runner.progress import STATES, JobProgress, Word, words
+from allranks.runner.progress import STATES, WORDS, JobProgress, Word, words
 
 _GAP: Final = 2
 _LEAST_NOW: Final = 16
@@ -64,9 +64,8 @@ def _urgency(job: JobProgress) -> int:
 
 
 def _summary(jobs: Sequence[JobProgress], listener: RunListener) -> str:
-    states, tests = Counter(job.state for job in jobs), Counter[Word]()
-    for job in jobs:
-        tests.update(job.tests.counts)
+    states = Counter(job.state for job in jobs)
+    tests: Counter[Word] = Counter({word: sum(job.tests.counts[word] for job in jobs) for word in WORDS})
     told = [f"{states[state]} {state}" for state in STATES if states[state]]
     bad = sum(job.is_bad for job in jobs)
     told_jobs = f"{', '.join(told) or 'none'}{f' ({bad} bad)' if bad else ''}"
