@@ -48,6 +48,7 @@ class RunListener:
     lock: threading.RLock = field(default_factory=threading.RLock)  # held while the progress of jobs is read
     _jobs: dict[str, JobProgress] = field(default_factory=dict)
     _running: dict[str, JobProgress] = field(default_factory=dict)
+    _have_failed: set[str] = field(default_factory=set)
 
     def expect(self, job_ids: Iterable[str]) -> None:
         """Know of these jobs, in the order of the plan."""
@@ -100,20 +101,20 @@ class RunListener:
                 case Repeated():
                     self._job(job_id).rate = rate_so_far(record)
                 case RankEnded() if record.outcome.is_bad:
-                    self._show_failure(self._job(job_id), record)
+                    self._show_failure(job_id, record)
 
     def _show_output(self, job_id: str, printed: Printed) -> None:
         whose = f"{job_id}: " if len(self._running) > 1 else ""
         self.say(f"{whose}[rank {printed.rank}] {last_version(printed.line)}")
 
-    def _show_failure(self, job: JobProgress, ended: RankEnded) -> None:
+    def _show_failure(self, job_id: str, ended: RankEnded) -> None:
         what = failure_of(ended)
-        self.first_failure = self.first_failure or f"{job.job_id}: {what}"
-        if not job.has_told_failure:
-            job.has_told_failure = True
-            self.say(self.paint(f"{job.job_id}: first failure: {what}", "red"))
+        self.first_failure = self.first_failure or f"{job_id}: {what}"
+        if job_id not in self._have_failed:
+            self._have_failed.add(job_id)
+            self.say(self.paint(f"{job_id}: first failure: {what}", "red"))
         elif self.detail == "verbose":
-            self.say(self.paint(f"{job.job_id}: {what}", "red"))
+            self.say(self.paint(f"{job_id}: {what}", "red"))
         else:
             return
         self._show_evidence(ended)

@@ -117,7 +117,6 @@ class JobProgress:
     began: float | None = None  # when it began to run, on the monotonic clock
     took: float | None = None  # seconds, once it is done
     rate_told: float = 0.0  # seconds from its start to the last line about its repetitions
-    has_told_failure: bool = False  # whether a line has told its first failure
 
     @property
     def seconds(self) -> float | None:
