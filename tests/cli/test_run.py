@@ -14,7 +14,6 @@ from allranks.matrix.declaration import load
 from allranks.matrix.jobs import plan
 from allranks.report.run_files import Manifest
 from allranks.runner.results_folder import open_run
-from allranks.runner.run_jobs import PlanPart
 
 
 def test_a_run_gets_what_the_command_line_says(allranks, runs, tmp_path):
@@ -208,7 +207,7 @@ def test_a_pack_is_run_as_it_was_planned(plan_machines, machine, runs):
     assert jobs == ["nccl-w2-g2-env/tiny", "nccl-w2-g2-env/other"]
     assert (options.run_id, options.seed) == (document["run_id"], document["seed"])
     assert (options.engine, options.pytest_args) == ("process", ("-k", "x"))
-    assert (options.policy.seconds, options.part) == (gpu["limit_seconds"], PlanPart(durations={}, gpus=2))
+    assert (options.policy.seconds, options.part.gpus) == (gpu["limit_seconds"], 2)
 
 
 def test_a_machine_of_a_plan_runs_in_containers_unless_its_rule_says_otherwise(plan_machines, machine, runs):

@@ -230,7 +230,6 @@ def _terminal() -> str:
 def _run_pack(expansion: Expansion, options: Options, engine: "Engine | None", plan_file: Path, pack: str) -> ExitCode:
     """Run the jobs that a plan assigns to this machine, as the plan specifies."""
     from allranks.runner.machines.plan_file import own_part  # noqa: PLC0415 - no other run needs it
-    from allranks.runner.run_jobs import PlanPart  # noqa: PLC0415 - see run_options
 
     if options.cells or options.where or options.suite or options.goes_on:
         msg = "A pack of a plan runs as planned: it can be neither narrowed nor resumed."
@@ -246,7 +245,7 @@ def _run_pack(expansion: Expansion, options: Options, engine: "Engine | None", p
         engine=own.pack.engine or "docker" if usual.engine == "auto" else usual.engine,
         seed=own.file.manifest.seed if options.seed is None else options.seed,
         pytest_args=own.file.pytest_args,
-        part=PlanPart(durations=own.file.plan.durations, gpus=max(job.cell.gpu_count for job in own.jobs)),
+        part=own,
         policy=replace(usual.policy, seconds=own.pack.limit),
     )
     return run_and_conclude(expansion, own.jobs, planned)

@@ -17,7 +17,7 @@ from allranks.interruption import interruptible
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import DURATIONS_FILE, Job
 from allranks.ownership import own_run
-from allranks.report.durations import Durations, Meter, keep_durations
+from allranks.report.durations import Meter, keep_durations
 from allranks.report.judge.exit_code import exit_code
 from allranks.report.judged import MergedRun
 from allranks.report.merging import Observer, merge
@@ -30,6 +30,7 @@ from allranks.runner.dispatcher import Dispatcher
 from allranks.runner.earlier_runs import take_snapshot
 from allranks.runner.host import choose_host, require_kernel
 from allranks.runner.listener import Detail
+from allranks.runner.machines.plan_file import OwnPart
 from allranks.runner.results_folder import RunFolder, facts_of, open_run, own_party, take_jobs
 from allranks.runner.retry_policy import Again, RunPolicy
 from allranks.runner.sick_gpus import SICK_REMEDY, sick_gpus
@@ -47,14 +48,6 @@ def make_room_for_descriptors(enough: int = ENOUGH) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanPart:
-    """A part of a run on one of several machines; the report of all annotates failures, and asks whether a test ran."""
-
-    durations: Durations  # for its shards: the same on all machines
-    gpus: int  # how many this machine must have, since the plan has chosen it for jobs that need them
-
-
-@dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """The command line's options for a run."""
 
@@ -69,7 +62,8 @@ class RunOptions:
     left: Mapping[str, Again] | None = None
     gpus: str | None = None  # the GPUs that jobs may use, by number or by id; None for all of the host's
     gpu_mode: GpuMode = "auto"  # whose GPUs, and how containers are given them
-    part: PlanPart | None = None  # what a plan says of this machine; None if the run is no part of a plan
+    # The part of a plan that this machine runs; the report of all parts annotates failures, and asks if a test ran.
+    part: OwnPart | None = None
     detail: Detail = "usual"
 
     @property
@@ -111,7 +105,9 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
         folder = open_run(options.results, options.run_id, jobs, facts, options.seed, options.pytest_args)
         durations = expansion.matrix.root / DURATIONS_FILE
         try:
-            folder = take_snapshot(folder, jobs, durations, say, known=options.part.durations if options.part else None)
+            folder = take_snapshot(
+                folder, jobs, durations, say, known=options.part.file.plan.durations if options.part else None
+            )
             if options.detail == "verbose":
                 say(f"run {folder.run_id} of {expansion.matrix.path}, into {folder.path}")
             host = choose_host(engine, expansion.matrix, say, inventory, uses)

@@ -216,6 +216,11 @@ class OwnPart:
     pack: PlannedPack
     jobs: tuple[Job, ...]
 
+    @property
+    def gpus(self) -> int:
+        """How many GPUs this machine must have, since the plan has chosen it for jobs that need them."""
+        return max(job.cell.gpu_count for job in self.jobs)
+
     def refuse_others(self, run_id: str | None, pytest_args: Sequence[str]) -> None:
         """Check that the run and arguments that this machine was given, if any, are those of the plan."""
         path, planned = self.file.path, self.file.manifest.run_id
