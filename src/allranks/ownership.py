@@ -6,7 +6,6 @@ but no two of them one of its jobs: each job is a byte of the same file, locked 
 """
 
 import fcntl
-import hashlib
 import os
 import socket
 import stat
@@ -45,8 +44,7 @@ def host_id() -> str:
     spaces = f"{process_namespace(Path('/proc/self'))} {folder.st_dev}:{folder.st_ino}"
     machine = _text_of(Path("/etc/machine-id"), _BOOT_ID)
     # Digests reveal nothing about their texts.
-    digests = (hashlib.sha256(part.encode()).hexdigest() for part in (machine, _text_of(_BOOT_ID), spaces))
-    return ".".join(digest[:16] for digest in digests)
+    return ".".join(_digest(part).hex()[:16] for part in (machine, _text_of(_BOOT_ID), spaces))
 
 
 def locks_place() -> str:
@@ -57,7 +55,13 @@ def locks_place() -> str:
     """
     folder = lock_folder().stat()
     text = f"{_text_of(_BOOT_ID)} {folder.st_dev}:{folder.st_ino}"
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return _digest(text).hex()[:16]
+
+
+def _digest(text: str) -> bytes:
+    import hashlib  # noqa: PLC0415 - OpenSSL takes 4 MB, and few reports need it
+
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
 
 
 def is_of_earlier_boot(host: str, made: float) -> bool:
@@ -191,8 +195,7 @@ class OwnedRun:
         self.disown(job_id)
 
     def _lock(self, job_id: str, operation: int, kind: int) -> None:
-        digest = hashlib.sha256(job_id.encode("utf-8", "surrogateescape")).digest()
-        place = int.from_bytes(digest[:7], "big")  # the byte need not exist
+        place = int.from_bytes(_digest(job_id)[:7], "big")  # the byte need not exist
         fcntl.fcntl(self.descriptor, operation, _JOB_LOCK.pack(kind, os.SEEK_SET, place, 1, 0))
 
 

@@ -1,7 +1,6 @@
 """The contract between a run and an engine: a job as data, and the base class of what runs it."""
 
 import dataclasses
-import hashlib
 import json
 import os
 import re
@@ -172,6 +171,8 @@ def unique_name(*parts: str, longest: int) -> str:
         parts: What tells the object from all others, the most important first.
         longest: The most characters; at least 40.
     """
+    import hashlib  # noqa: PLC0415 - OpenSSL takes 4 MB, and few reports need it
+
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
     words = re.sub(r"[^A-Za-z0-9]+", "-", "-".join(("allranks", *parts)))
     return f"{words[: longest - len(digest) - 1].strip('-')}-{digest}"

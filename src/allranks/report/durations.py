@@ -7,7 +7,6 @@ split needs only proportions, so the slowest cell represents all of a backend an
 A run does not need the file: an unusable one is reported and ignored, and the shards are as even as without it.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -168,6 +167,8 @@ def _text(path: Path) -> str:
 
 def _lock_of(path: Path) -> Path:
     """A lock file in the user's cache: one beside the durations would stay forever, and be committed."""
+    import hashlib  # noqa: PLC0415 - OpenSSL takes 4 MB, and few reports need it
+
     folder = cache_folder() / "locks"
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"durations-{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"

@@ -124,6 +124,8 @@ class JUnitReader:
                     raise
                 msg = f"its encoding cannot be read ({error})"
                 raise UnreadableError(msg) from error
+            finally:
+                del self.parser  # it refers to this reader, and both would stay until the cycle is found
 
     def _parse(self, file: BinaryIO) -> Iterator[None]:
         # An older expat rescans an unfinished attribute with each chunk, so that one of 50 MB would take minutes: the

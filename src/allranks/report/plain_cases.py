@@ -6,8 +6,8 @@ still decides whether the document is well-formed and whether a testcase counts:
 Text that is not exactly in pytest's form is left to expat.
 """
 
+import os
 import re
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from sys import intern
@@ -141,7 +141,7 @@ class PlainCases:
     """
 
     def __init__(self, known: KnownCases) -> None:
-        self.marker = f"run-{secrets.token_hex(8)}"
+        self.marker = f"run-{os.urandom(8).hex()}"
         self._known = known
         self._number = 0
         self._runs: dict[str, Run] = {}

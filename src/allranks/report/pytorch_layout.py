@@ -7,7 +7,6 @@ same in each merge.
 """
 
 from collections.abc import Iterator, Sequence
-from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
@@ -69,6 +68,8 @@ class PyTorchLayout:
                 ) from error
 
     def _write(self, suite: CellSuite, file: str, tests: Sequence[TestVerdict]) -> None:
+        from hashlib import blake2b  # noqa: PLC0415 - OpenSSL takes 4 MB, and few reports need it
+
         stem = _dotted(file)
         digest = blake2b(f"{suite.id}\n{file}".encode(), digest_size=_DIGEST).hexdigest()
         path = self.folder / _SOURCE / stem / f"{stem}-{digest}.xml"

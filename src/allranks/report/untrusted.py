@@ -1,7 +1,6 @@
 """Reads files, folders and JSON of unknown origin: bounded, never blocking, typed."""
 
 import errno
-import hashlib
 import os
 import re
 import stat
@@ -73,6 +72,8 @@ def head(path: Path, size: int) -> bytes:
 
 def digest(path: Path) -> str:
     """A digest of a regular file; empty if it cannot be read or is not one."""
+    import hashlib  # noqa: PLC0415 - OpenSSL takes 4 MB, and few reports need it
+
     try:
         with open_regular(path) as file:
             hasher = hashlib.sha256()

@@ -6,7 +6,6 @@ form ``##[name]`` anywhere in a line (https://docs.github.com/actions/reference/
 """
 
 import os
-import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -38,7 +37,7 @@ class Commands:
 
     def switch_off(self) -> None:
         """Have the runner ignore commands until it reads a token that cannot be guessed."""
-        self._word = secrets.token_hex(16)
+        self._word = os.urandom(16).hex()
         self._say(f"::stop-commands::{self._word}")
 
     def switch_on(self) -> None:

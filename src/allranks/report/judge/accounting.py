@@ -7,7 +7,6 @@ from typing import Final, NamedTuple
 
 from allranks.errors import ExitCode
 from allranks.protocol.outcomes import named, numbers
-from allranks.protocol.parameter_values import REMEDY, VARIABLE, changes
 from allranks.protocol.records import JOURNAL
 from allranks.report.folder import Attempt
 from allranks.report.gathering import Gathered, problem_of_unread
@@ -146,6 +145,8 @@ def _compare_collections(attempts: Sequence[Attempt]) -> dict[tuple[str, str], _
 
 
 def _compared(first: Attempt, others: Sequence[Attempt]) -> _Recollected:
+    from allranks.protocol.parameter_values import REMEDY, VARIABLE, changes  # noqa: PLC0415 - few jobs have several
+
     errors, notes = [], []
     for other in others:
         found = changes(_collection_of(first), _collection_of(other))
