@@ -15,10 +15,10 @@ from allranks.matrix.expand import expand
 from allranks.matrix.jobs import plan
 from allranks.protocol.config import AgentConfig, JobShard
 from allranks.protocol.records import Collected, Shared
-from allranks.report.durations import render
 from allranks.report.merging import merge
 from allranks.runner.attempt_runner import AttemptRunner
 from allranks.runner.dispatcher import Dispatcher
+from allranks.runner.durations import render
 from allranks.runner.earlier_runs import cache_to_start_with, keep_cache_of_shard, take_snapshot
 from allranks.runner.host import Host
 from allranks.runner.listener import RunListener

@@ -117,7 +117,7 @@ def _show_requests(expansion: Expansion, options: Options) -> ExitCode:
 
 
 def _plan_machines(expansion: Expansion, options: Options) -> ExitCode:
-    from allranks.report.durations import read_durations  # noqa: PLC0415 - no other plan needs them
+    from allranks.runner.durations import read_durations  # noqa: PLC0415 - no other plan needs them
     from allranks.runner.machines.planning import PlanOptions, plan_machines  # noqa: PLC0415
 
     plan_options = PlanOptions(

@@ -146,7 +146,6 @@ def _object(merged: "MergedRun", code: ExitCode) -> Mapping[str, object]:
 
 def _report(folder: Path, options: Options) -> tuple[Path, ExitCode]:
     """Merge, write and print the report; return its page and the exit code."""
-    from allranks.report.durations import Meter, keep_durations  # noqa: PLC0415
     from allranks.report.judge.baseline import update_baseline  # noqa: PLC0415 - no plan needs it
     from allranks.report.judge.exit_code import exit_code  # noqa: PLC0415
     from allranks.report.junit_case import JUnitForm  # noqa: PLC0415
@@ -155,6 +154,7 @@ def _report(folder: Path, options: Options) -> tuple[Path, ExitCode]:
     from allranks.report.summary import first_cause, render_problems  # noqa: PLC0415
     from allranks.report.summary import render_table as render_results  # noqa: PLC0415
     from allranks.runner.console import console_for  # noqa: PLC0415
+    from allranks.runner.durations import Meter, keep_durations  # noqa: PLC0415
     from allranks.runner.ledger import complete_dead_runs  # noqa: PLC0415
 
     complete_dead_runs(folder)

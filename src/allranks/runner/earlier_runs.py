@@ -20,9 +20,9 @@ from allranks.errors import UsageError
 from allranks.matrix.model import Job, Matrix
 from allranks.ownership import is_dead
 from allranks.protocol.config import COVERAGE, EARLIER_COVERAGE, PYTEST_CACHE
-from allranks.report.durations import Durations, DurationsError, parse, read_durations, render
 from allranks.report.folder import read_manifest
 from allranks.report.judge.rules import VerdictPolicy
+from allranks.runner.durations import Durations, DurationsError, parse, read_durations, render
 from allranks.runner.results_folder import RunFolder, as_results_error
 from allranks.runner.retry_policy import Again, Wanted, newest_attempt, to_run_again
 from allranks.user_cache import hold

@@ -28,7 +28,7 @@ from allranks.report.untrusted import parsed
 from allranks.user_cache import hold
 
 if TYPE_CHECKING:
-    from allranks.report.durations import Durations
+    from allranks.runner.durations import Durations
 
 
 def facts_of(expansion: Expansion) -> Manifest:

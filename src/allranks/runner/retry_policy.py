@@ -47,7 +47,7 @@ def to_run_again(attempt: Attempt | None, setting: VerdictPolicy, wanted: Wanted
     or was ended, its tests so far stand. All of it also runs again if its files cannot be trusted, or if nothing was
     collected.
     """
-    if attempt is None or attempt.record is None or attempt.problem or attempt.number is None:
+    if attempt is None or attempt.record is None or attempt.problem:
         return WHOLE
     error = attempt.record.error
     if error and error.kind == "collection" and wanted == "missing":

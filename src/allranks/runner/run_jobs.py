@@ -17,7 +17,6 @@ from allranks.interruption import interruptible
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import DURATIONS_FILE, Job
 from allranks.ownership import own_run
-from allranks.report.durations import Meter, keep_durations
 from allranks.report.judge.exit_code import exit_code
 from allranks.report.judged import MergedRun
 from allranks.report.merging import Observer, merge
@@ -27,6 +26,7 @@ from allranks.runner.attempt_runner import AttemptRunner
 from allranks.runner.combined_coverage import combine
 from allranks.runner.console import Console, console_for
 from allranks.runner.dispatcher import Dispatcher
+from allranks.runner.durations import Meter, keep_durations
 from allranks.runner.earlier_runs import take_snapshot
 from allranks.runner.host import choose_host, require_kernel
 from allranks.runner.listener import Detail

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 from allranks.matrix.model import Job
 
 if TYPE_CHECKING:
-    from allranks.report.durations import Durations
+    from allranks.runner.durations import Durations
 
 
 class Capacity(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Final
 from allranks.errors import UsageError
 from allranks.matrix.model import Job, Matrix, RunnerRule
 from allranks.matrix.runners import cores_of, minutes_of, runner_for
-from allranks.report.durations import Durations
+from allranks.runner.durations import Durations
 from allranks.runner.request import room_of, time_limit
 from allranks.runner.tasks import Capacity, Expected, Task, expected, longest_first
 

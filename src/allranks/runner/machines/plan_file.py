@@ -20,9 +20,9 @@ from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import plan as plan_jobs
 from allranks.matrix.model import Job, Matrix, Suite
 from allranks.matrix.when import Condition
-from allranks.report.durations import Durations
 from allranks.report.run_files import SCHEMA, Manifest, PlannedJob, as_json
 from allranks.report.untrusted import other_schema, parsed
+from allranks.runner.durations import Durations
 from allranks.runner.machines.packs import Pack
 from allranks.runner.results_folder import RUN_ID_VARIABLE
 

@@ -12,7 +12,7 @@ from allranks.errors import MatrixError, UsageError, counted, did_you_mean, list
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job, Matrix
 from allranks.protocol.xml_text import clipped
-from allranks.report.durations import Durations
+from allranks.runner.durations import Durations
 from allranks.runner.machines.packs import Division, Pack, divide_jobs
 from allranks.runner.machines.plan_file import plan_document, reference, write_plan
 from allranks.runner.results_folder import announced, facts_of, fresh_manifest

@@ -117,11 +117,7 @@ def keep_durations(path: Path, new: Durations, say: Callable[[str], None]) -> No
 
 
 def parse(text: str) -> Durations:
-    """Parse the output of :func:`render`; empty for an empty text.
-
-    Raises:
-        DurationsError: The text is not such an output.
-    """
+    """Parse the output of :func:`render`, or an empty text; DurationsError for any other."""
     if not text.strip():
         return {}
     try:

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.protocol.outcomes import Outcome
-from allranks.report.durations import CHANGE, NOTICEABLE, Durations, Meter, renewed, rounded
 from allranks.report.judged import CellSuite, Share
 from allranks.report.results import RankResult, TestVerdict, Verdict, VerdictKind, VerdictRule
+from allranks.runner.durations import CHANGE, NOTICEABLE, Durations, Meter, renewed, rounded
 
 TEST = "s/test_a.py::test_one"
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.report.durations import DurationsError, keep_durations, parse, read_durations, render
+from allranks.runner.durations import DurationsError, keep_durations, parse, read_durations, render
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 DURATIONS = st.dictionaries(
