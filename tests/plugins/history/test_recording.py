@@ -160,13 +160,6 @@ def test_a_history_that_cannot_be_used_is_a_warning(allranks, ranks):
     assert out.startswith("h.sqlite does not have this run: it is not a history.")
 
 
-@pytest.mark.parametrize("command", ["run", "stress", "bisect", "conformance"])
-def test_a_run_has_its_history_in_the_matrix_file(allranks, runs, command):
-    code, _, err = allranks(command, "--history", "h.sqlite")
-    assert (code, runs) == (2, [])
-    assert "--history: it is now `[history]` in the matrix file" in err
-
-
 @pytest.mark.parametrize("command", ["report", "history"])
 def test_a_history_in_a_folder_that_is_not_there_is_refused(allranks, command):
     code, _, err = allranks(command, "--history", "/nope/h.sqlite")
@@ -194,9 +187,3 @@ def test_a_wrong_table_is_an_error_with_its_line(repository, table, message):
 
 def test_a_matrix_without_the_table_has_no_history(repository):
     assert file_of(load(repository).matrix) is None
-
-
-def test_the_former_key_for_another_file_is_an_error_that_names_the_option(repository):
-    add_to_matrix(repository, "[history]\nfile = 'x'")
-    with pytest.raises(MatrixError, match=r":24: history.file: there is no such key\.\n.*--history"):
-        load(repository)

@@ -1,6 +1,5 @@
 """``allranks history``, ``compare`` and ``show``, and the record of what became of each test in earlier runs."""
 
-import argparse
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -36,18 +35,6 @@ class HistoryOptions:
     )
 
 
-def _moved(_text: str) -> Path:
-    msg = "it is now `[history]` in the matrix file; a report has the option"
-    raise argparse.ArgumentTypeError(msg)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MovedOptions:
-    """What commands that run tests had once."""
-
-    history: Path | None = option("--history FILE", "results and output", argparse.SUPPRESS, type=_moved)
-
-
 def file_of(matrix: "Matrix | None") -> Path | None:
     """The file of a matrix file's history; None without ``[history]``."""
     return matrix.root / HISTORY_FILE if matrix and "history" in matrix.tables else None
@@ -76,7 +63,7 @@ def allranks_commands() -> Sequence[Command]:
 @implements
 def allranks_options(command: str) -> type | None:
     """Add ``--history`` to ``report``; runs have it in the matrix file."""
-    return HistoryOptions if command == "report" else MovedOptions
+    return HistoryOptions if command == "report" else None
 
 
 @implements
