@@ -40,7 +40,7 @@ class Attempt:
     suite: str
     files: tuple[ResultFile, ...]
     folder: str = ""  # the folder of the files, relative to the merged folder; empty for XML from elsewhere
-    number: int | None = None  # None for XML from elsewhere
+    number: int = 0  # 0 for XML from elsewhere
     record: JobRecord | None = None
     problem: str = ""  # why job.json cannot be read; empty if it can, or if there is none
     strays: tuple[ResultFile, ...] = ()  # those that are not read: not regular, or outside the results folder
@@ -55,11 +55,7 @@ class Attempt:
 
 
 def has_attempts(folder: Path) -> bool:
-    """True if ``cells/`` in a folder has an attempt at a job.
-
-    Raises:
-        OSError: A folder cannot be read.
-    """
+    """True if ``cells/`` in a folder has an attempt at a job."""
     jobs = (job for cell in _folders(folder / "cells") for job in _folders(cell))
     return any(_ATTEMPT.fullmatch(path.name) for job in jobs for path in listing(job))
 
@@ -73,10 +69,7 @@ class FoundManifest(NamedTuple):
 
 
 def read_manifest(root: Path, folder: Path) -> FoundManifest:
-    """The manifest of a run folder.
-
-    Files that lead out of ``root``, the merged folder, are not read.
-    """
+    """The manifest of a run folder; one that leads out of ``root``, the merged folder, is not read."""
     path = folder / "run.json"
     if leads_out(root, path):
         return FoundManifest(problem=_LEADS_OUT.format(path.name))
@@ -86,13 +79,7 @@ def read_manifest(root: Path, folder: Path) -> FoundManifest:
 
 
 def read_attempts(root: Path, folder: Path, world_sizes: Mapping[str, int]) -> Iterator[Attempt]:
-    """Every attempt at the jobs below ``cells/``, by cell, suite and number.
-
-    Files that lead out of ``root``, the merged folder, are not read.
-
-    Raises:
-        OSError: A folder cannot be read.
-    """
+    """Every attempt at the jobs below ``cells/``; files that lead out of ``root``, the merged folder, are not read."""
     for cell in _folders(folder / "cells"):
         for job in _folders(cell):
             yield from _attempts_at(root, job, world_sizes.get(cell.name))
@@ -121,7 +108,7 @@ def _attempts_at(root: Path, job: Path, planned: int | None) -> list[Attempt]:
     attempts: list[Attempt] = []
     for number, path in found:
         attempts.append(_on_its_base(_attempt(root, path, number, planned), attempts))
-    said = [max(each.number or 0, each.record.attempt if each.record else 0) for each in attempts]
+    said = [max(each.number, each.record.attempt if each.record else 0) for each in attempts]
     lost = next((place for place, number in enumerate(said, 1) if number > place), 0)
     if lost and not attempts[-1].problem:
         problem = f"attempt-{lost} is gone: the tests that failed in it are not known."

@@ -208,7 +208,7 @@ def _of_attempt(attempt: Attempt, reader: RankReader, known: _Known) -> CellSuit
         engine=record.engine,
         torch=next((file.torch for file in files if file.torch), ""),
         image=(job.image if job else "") or record.image,
-        attempt=attempt.number,
+        attempt=attempt.number or None,
         folder=attempt.folder,
         gpus=record.gpus,
         deselected=record.deselected,
@@ -282,7 +282,7 @@ def _troubles_of_rank_xml(attempt: Attempt, files: Sequence[RankFile]) -> Iterat
     there = {file.rank for file in (*attempt.files, *attempt.strays)}
     absent = [rank for rank in expected if rank not in there]
     if attempt.files and absent:
-        has = "rank {} has" if len(absent) == 1 else "ranks {} have"
+        has = "ranks {} have" if absent[1:] else "rank {} has"
         text = f"{has.format(numbers(absent))} no file.\nAdd what is missing, or run the job again."
         yield trouble("job", text, ExitCode.UNACCOUNTED)
 

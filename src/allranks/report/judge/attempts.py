@@ -102,24 +102,19 @@ _NOTHING: Final = _Standing()
 
 
 class Attempts:
-    """The tests of a job over its attempts, which are taken in from the oldest to the newest.
-
-    Args:
-        newest: The newest of them.
-        setting: How results are judged.
-    """
+    """The tests of a job over its attempts, which are taken in from the oldest to the newest."""
 
     def __init__(self, newest: Attempt, setting: VerdictPolicy) -> None:
         whole = newest
         while whole.base:
             whole = whole.base
-        self._whole = _number(whole)  # the last attempt that ran the whole job: those after it reran a part
+        self._whole = whole.number  # the last attempt that ran the whole job: those after it reran a part
         self._setting = setting
         self._known: dict[str, _Standing] = {}
 
     def counts(self, attempt: Attempt) -> bool:
         """True if results of an attempt are in the report, and not only its failures."""
-        return _number(attempt) >= self._whole
+        return attempt.number >= self._whole
 
     def take(self, attempt: Attempt, files: Sequence[RankFile]) -> None:
         """Add an attempt before the newest one, with the results in its files."""
@@ -134,7 +129,7 @@ class Attempts:
 
     def _after(self, attempt: Attempt, files: Sequence[RankFile]) -> Iterator[tuple[str, _Standing]]:
         tests = {test.nodeid: test for test in judge(attempt, files, self._setting)}
-        is_part = _number(attempt) > self._whole
+        is_part = attempt.number > self._whole
         order = chain(self._known, tests) if is_part else chain(tests, self._known)
         for nodeid in dict.fromkeys(order):
             before, test = self._known.get(nodeid, _NOTHING), tests.get(nodeid)
@@ -144,11 +139,6 @@ class Attempts:
             if before.test and before.state is State.NOT_RUN and not test:
                 after = after._replace(test=_left_out(before.test, attempt))
             yield nodeid, after
-
-
-def _number(attempt: Attempt) -> int:
-    """The number of an attempt; XML from elsewhere, which has none, is the only one at its job."""
-    return attempt.number or 0
 
 
 def settled(attempt: Attempt, files: Sequence[RankFile], setting: VerdictPolicy) -> Iterator[TestVerdict]:
@@ -166,7 +156,7 @@ def _in_attempt(attempt: Attempt, test: TestVerdict, setting: VerdictPolicy) -> 
     last = _Standing(state=State.NO_RESULT, test=test) if lacks_result else _after_one(test)
     after = reduce(_Standing.then, map(_after_one, tries), _NOTHING).then(last)
     wrong = after.failure or (test if test.verdict.is_bad and not _was_ended(attempt) else None)
-    bad = (replace(wrong, number=_number(attempt)),) if wrong else ()
+    bad = (replace(wrong, number=attempt.number),) if wrong else ()
     return after._replace(tries=tuple(each for each in tries if each.verdict.is_bad), bad=bad)
 
 
