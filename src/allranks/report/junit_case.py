@@ -12,13 +12,13 @@ its earlier failures, because xunit-viewer takes the first element that it does 
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, count
 from operator import mul, ne
 from typing import Final, Literal
 
+from allranks.protocol.outcomes import numbers
 from allranks.protocol.xml_text import (
     MESSAGE_LIMIT,
     TEXT_LIMIT,
@@ -28,9 +28,9 @@ from allranks.protocol.xml_text import (
     element_text,
     readable,
 )
+from allranks.report.judge.rules import own_text, sections
 from allranks.report.judged import JobSummary
-from allranks.report.junit_ranks import places_of_texts, seconds_of
-from allranks.report.results import RankResult, TestVerdict, Verdict, VerdictKind, VerdictRule, compact
+from allranks.report.results import PassedRanks, RankResult, TestVerdict, Verdict, VerdictKind, VerdictRule, compact
 
 ClassNames = Literal["pytest", "cell"]
 """``pytest``: testcases have pytest's class names. ``cell``: these are prefixed with cell and suite, for clients that
@@ -93,12 +93,15 @@ def _numbered_names(names: Sequence[Name], classes: "_Classes") -> Iterator[Name
     taken: set[str | int] = set()
     numbers: dict[str, Iterator[int]] = {}  # by a name as clients identify it: the next that may be free
     for name in names:
-        identities = classes.identities(name)
-        if taken.isdisjoint(identities):
-            taken.update(identities)
-            yield name
-        else:
-            yield _numbered(name, numbers.setdefault(identities[0], count(2)), classes, taken, reserved)
+        found, identities = name, classes.identities(name)
+        tries = numbers.setdefault(identities[0], count(2)) if not taken.isdisjoint(identities) else ()
+        for number in tries:
+            found = (name[0], f"{name[1]} #{number}")
+            identities = classes.identities(found)
+            if taken.isdisjoint(identities) and reserved.isdisjoint(identities):
+                break
+        taken.update(identities)
+        yield found
 
 
 def shown(name: str) -> str:
@@ -108,19 +111,6 @@ def shown(name: str) -> str:
         name = f"{name[:half]}[... {len(name) - 2 * half} characters cut here ...]{name[-half:]}"
     name = readable(name)
     return name if name.strip() else NAMELESS
-
-
-def _numbered(
-    name: Name, numbers: Iterator[int], classes: "_Classes", taken: set[str | int], reserved: AbstractSet[str | int]
-) -> Name:
-    classname, stem = name
-    for number in numbers:
-        found = (classname, f"{stem} #{number}")
-        identities = classes.identities(found)
-        if taken.isdisjoint(identities) and reserved.isdisjoint(identities):
-            break
-    taken.update(identities)
-    return found
 
 
 class _Classes:
@@ -262,6 +252,51 @@ def _facts_of_verdict(verdict: Verdict) -> Iterator[Fact]:
     yield "skip_code", verdict.skip_code
     if verdict.is_skip_but_pass:
         yield "skip_but_pass", clean_cut(verdict.message, MESSAGE_LIMIT) or "skipped"
+
+
+_LEADS_THE_TEXT: Final = frozenset({VerdictRule.LEADING_OUTCOME, VerdictRule.UNACCOUNTED})
+
+
+def seconds_of(ranks: Sequence[RankResult]) -> str:
+    """``0.25 0.31``: what the test took on each rank, by rank; empty if they differ by 0.01 s or 5 % at most.
+
+    Ranks run in lockstep, so that nearly all tests have none. Of 64 ranks they would be half of the report.
+    """
+    if isinstance(ranks, PassedRanks):
+        team, place = ranks.team, ranks.place
+        is_alike = _is_alike(team.fastest[place], team.slowest[place])
+        return "" if is_alike else _written([file.seconds[place] for file in team.files])
+    times = [rank.duration for rank in ranks]
+    return "" if not times or _is_alike(min(times), max(times)) else _written(times)
+
+
+def _is_alike(fastest: float, slowest: float) -> bool:
+    return slowest - fastest <= 0.01 or fastest >= 0.95 * slowest
+
+
+def _written(times: Sequence[float]) -> str:
+    return ("%.3g " * len(times) % tuple(times))[:-1]  # in one call: a report may have millions
+
+
+def places_of_texts(test: TestVerdict, text: str) -> str:
+    """``1@52+310 0,2@420+80``: the ranks whose own text, or else message, stands in a text from there, so long.
+
+    Any text may look like the beginning of another rank's, so its readers cannot find these places by themselves. A
+    text that was cut has none.
+    """
+    return " ".join(_places(test, text))
+
+
+def _places(test: TestVerdict, text: str) -> Iterator[str]:
+    at = 0
+    lead = test.lead if test.verdict.rule in _LEADS_THE_TEXT else None
+    for ranks, section in sections(test.ranks, lead):
+        start = text.find(section, at)
+        if start < 0:
+            continue
+        at = start + len(section)
+        own = own_text(ranks[0])
+        yield f"{numbers(rank.rank for rank in ranks).replace(' ', '')}@{at - len(own)}+{len(own)}"
 
 
 def _type(verdict: Verdict) -> str:

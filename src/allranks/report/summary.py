@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from allranks.errors import MEANING, ExitCode
+from allranks.protocol.repetitions import RepetitionTally, difference_in_words, rate_in_short
 from allranks.protocol.xml_text import printable, readable, two_ends
-from allranks.report.beside_table import markdown_rows, text_rows
 from allranks.report.failure_groups import Failure
 from allranks.report.judged import KEPT_TRACEBACKS, Counts, MergedRun, SuiteRow
 from allranks.report.section import Section
@@ -36,7 +36,7 @@ _SUITE: Final = WIDTH - _CELL - 2 - (len(_NUMBERS) - 1) * _COLUMN - _TIME_COLUMN
 def render_table(merged: MergedRun) -> str:
     """The run in plain text: one line for each cell and suite, then the first failures and the notes."""
     return "\n".join(
-        [*_rows(merged), *_first_failures(merged), *text_rows(merged.suites), *_sections(merged), *_table_notes(merged)]
+        [*_rows(merged), *_first_failures(merged), *_beside_lines(merged), *_sections(merged), *_table_notes(merged)]
     )
 
 
@@ -195,15 +195,7 @@ def is_summary(path: Path) -> bool:
 
 
 def write_summary(merged: MergedRun, environ: Mapping[str, str]) -> None:
-    """Writes the summary of a run, replacing an existing one atomically.
-
-    Args:
-        merged: The run.
-        environ: Names the run of a CI service, whose artifacts the summary links to.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Writes the summary of a run, which links to the artifacts of a CI service's run that ``environ`` names."""
     write_whole(merged.summary, render_summary(merged, environ))
 
 
@@ -287,11 +279,36 @@ def _flaky_list(merged: MergedRun) -> Iterator[str]:
     yield from ("", "</details>", "")
 
 
+_BESIDE_HEAD: Final = ("test", "allranks", "torch's runner", "difference")
+_BESIDE_SHOWN: Final = 50
+
+
+def _beside_rows(merged: MergedRun) -> Iterator[tuple[str, ...]]:
+    """The rates of each test that was repeated under allranks and under torch's own runner."""
+    told = [(suite.cell, *each) for suite in merged.suites for each in suite.repeated.items() if each[1].beside_runs]
+    yield from ((f"{cell}: {nodeid}", *_rates(tally)) for cell, nodeid, tally in told[:_BESIDE_SHOWN])
+    if len(told) > _BESIDE_SHOWN:
+        yield f"and {len(told) - _BESIDE_SHOWN} more, in report.json", "", "", ""
+
+
+def _rates(told: RepetitionTally) -> tuple[str, str, str]:
+    ours, theirs = rate_in_short(told.bad, told.runs), rate_in_short(told.beside_bad, told.beside_runs)
+    return ours, theirs, difference_in_words(told)
+
+
+def _beside_lines(merged: MergedRun) -> Iterator[str]:
+    for place, (test, ours, theirs, difference) in enumerate(_beside_rows(merged)):
+        if not place:
+            yield from ("", f"Failures under allranks and under {_BESIDE_HEAD[2]}, with 95 % intervals:")
+        yield f"  {readable(test)}"
+        if ours:
+            yield f"    {ours:<34} {theirs:<34} {difference}"
+
+
 def _beside(merged: MergedRun) -> Iterator[str]:
-    """The rates of tests under allranks and under torch's own runner."""
-    for row in (rows := markdown_rows(merged.suites)):
-        yield f"| {' | '.join(markdown(cell) for cell in row)} |" if row[0] != "--" else "|---|---|---|---|"
-    yield from [""] * bool(rows)
+    head, *rows = (f"| {' | '.join(map(markdown, row))} |" for row in (_BESIDE_HEAD, *_beside_rows(merged)))
+    if rows:
+        yield from (head, "|---|---|---|---|", *rows, "")
 
 
 def fenced(language: str, lines: Sequence[str]) -> Iterator[str]:

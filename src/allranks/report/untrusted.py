@@ -41,9 +41,7 @@ def special(path: Path) -> str:
 def open_regular(path: Path) -> BinaryIO:
     """Open a regular file for reading; links are followed.
 
-    Raises:
-        OSError: It cannot be opened, or is not a regular file. Opening a FIFO would wait for its writer, and opening
-            a device may change its state.
+    Anything else is an OSError: opening a FIFO would wait for its writer, and opening a device may change its state.
     """
     _refuse_special(path.stat())
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -90,22 +88,16 @@ def leads_out(root: Path, path: Path) -> bool:
 
 
 def listing(folder: Path) -> list[Path]:
-    """The content of a folder, by name.
-
-    Raises:
-        OSError: It cannot be read; ``Path.glob`` would silently find nothing in it.
-    """
+    """The content of a folder, by name; ``Path.glob`` would silently find nothing in one that cannot be read."""
     return sorted(folder.iterdir())
 
 
 def walk(root: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
     """Each folder below ``root`` with the names of its folders and of its other entries; links are not followed.
 
-    Like a top-down ``os.walk``, which up to Python 3.11 recurses and fails a thousand folders deep. The caller
-    may remove folders from the list to skip them.
-
-    Raises:
-        OSError: A folder cannot be read: its content could go missing unnoticed.
+    Like a top-down ``os.walk``, which up to Python 3.11 recurses and fails a thousand folders deep, and which passes
+    over folders that cannot be read: their content could go missing unnoticed. The caller may remove folders from the
+    list to skip them.
     """
     left = [root]
     while left:
@@ -118,21 +110,13 @@ def walk(root: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
 
 
 def fresh(path: Path) -> Path:
-    """Remove any file at a path and return the path: a FIFO would block its writer, and a link could lead elsewhere.
-
-    Raises:
-        OSError: The existing file cannot be removed.
-    """
+    """Remove any file at a path and return the path: a FIFO would block its writer, and a link could lead elsewhere."""
     path.unlink(missing_ok=True)
     return path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file of the report, replacing an existing one atomically.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Write a file of the report, replacing an existing one atomically."""
     draft = fresh(path.with_name(f".{path.name}.unfinished"))
     try:
         draft.write_text(text, encoding="utf-8", newline="\n")
@@ -155,14 +139,7 @@ def parsed(kind: type[T], value: object, path: str = "") -> T:
 
     Texts are made readable, whole numbers are counts, and other numbers are moments in seconds since the epoch, unless
     an annotation differs: ``Annotated[str, xml_id]`` names another conversion, ``Annotated[int, range(9)]`` the bounds.
-
-    Args:
-        kind: The dataclass; a field without a default is required.
-        value: The parsed JSON value.
-        path: Its path in the document: ``policy``, ``jobs.3``; empty for the document itself.
-
-    Raises:
-        ValueError: A field is missing or invalid; the message names it.
+    A field without a default is required; the message of the ValueError for a bad one has its ``path``: ``jobs.3``.
     """
     members = _members(value, path or "the document")
     key: Any = kind
@@ -259,7 +236,7 @@ def _wrong(path: str, value: object, wanted: str) -> ValueError:
 
 _DIGITS: Final = 18
 _MOST: Final = 1e15
-_MOST_SECONDS: Final = 1e9
+MOST_SECONDS: Final = 1e9
 """The longest duration of a test in seconds, 31 years: larger numbers, such as 1e308, would add up to infinity."""
 
 
@@ -280,4 +257,4 @@ def number(value: str | None) -> float | None:
 
 def duration(seconds: float) -> float:
     """The duration, or 0 for a value that no clock can have measured."""
-    return seconds if 0 < seconds <= _MOST_SECONDS else 0.0
+    return seconds if 0 < seconds <= MOST_SECONDS else 0.0

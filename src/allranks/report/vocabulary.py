@@ -12,15 +12,11 @@ from typing import Final, NamedTuple
 
 from allranks.protocol.outcomes import Outcome, SkipKind
 from allranks.protocol.xml_text import TEXT_LIMIT, clipped, printable
+from allranks.report.untrusted import MOST_SECONDS
 
 
 class UnknownError(Exception):
-    """The document has something that is not in the vocabulary.
-
-    Args:
-        what: What it has, quoted, without a full stop.
-        remedy: What to do, in one sentence.
-    """
+    """The document has something that is not in the vocabulary: what, quoted, without a full stop, and what to do."""
 
     def __init__(self, what: str, remedy: str = "") -> None:
         self.remedy = remedy or "Give XML of pytest, Surefire, GoogleTest, Jest or Node: see docs/other-junit.md."
@@ -161,21 +157,12 @@ _NUMBER: Final = re.compile(r"-?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?", re.AS
 _THOUSANDS: Final = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+\.\d+", re.ASCII).fullmatch
 _DECIMAL_COMMA: Final = re.compile(r"(?![1-9]\d{0,2},\d{3}$)\d+,\d+", re.ASCII).fullmatch
 _LONGEST_NUMBER: Final = 40
-_MOST_SECONDS: Final = 1e9
-"""The longest duration of a test in seconds, 31 years: larger numbers, such as 1e308, would add up to infinity."""
 
 
 def checked(tag: str, parent: str, attributes: Mapping[str, str], allowed: frozenset[str]) -> None:
-    """Check that an element is where it may be, and that its attributes are known.
+    """Check that an element is where it may be, and that its attributes are known; UnknownError if not.
 
-    Args:
-        tag: Its name.
-        parent: The element that it is in; ``document`` for the root.
-        attributes: Its attributes.
-        allowed: Further attributes that suites and testcases may have.
-
-    Raises:
-        UnknownError: It is unknown there, or has an unknown attribute.
+    The root is in ``document``. The attributes of suites and testcases may also be among those that are ``allowed``.
     """
     known = ELEMENTS.get(tag)
     if parent == "document" and tag not in ROOTS:
@@ -195,15 +182,9 @@ def checked(tag: str, parent: str, attributes: Mapping[str, str], allowed: froze
 
 
 def checked_property(name: str, value: str, *, is_of_case: bool) -> None:
-    """Check a property of allranks; those of others may be anything.
+    """Check a property of allranks, which may be of a testcase or of a suite; those of others may be anything.
 
-    Args:
-        name: Its name.
-        value: Its value.
-        is_of_case: True for a property of a testcase, False for one of a suite.
-
-    Raises:
-        UnknownError: The name begins as those of allranks, and allranks writes no such property or value there.
+    One that allranks writes with no such value there, or not at all, is an UnknownError.
     """
     if not name.startswith(OURS):
         return
@@ -220,8 +201,7 @@ def checked_property(name: str, value: str, *, is_of_case: bool) -> None:
 def outcome_said(case: Mapping[str, str]) -> tuple[Outcome, str]:
     """The outcome in a testcase's attributes, with the attribute; a pass if they state none.
 
-    Raises:
-        UnknownError: A value is unknown, or the test did not run and nothing says that it was disabled.
+    It is an UnknownError if a value is unknown, or if the test did not run and nothing says that it was disabled.
     """
     if _DECIDING.isdisjoint(case.keys()):
         return Outcome.PASSED, ""
@@ -244,12 +224,7 @@ def seconds_of(said: str | None) -> float:
     """A time in seconds: ``1.5``, ``1,234.5`` with separators of thousands, or ``1,5`` with a decimal comma.
 
     ``-0.000`` is 0: pytest writes it for a test during which the clock was set back by less than half a millisecond.
-
-    Args:
-        said: The value of the attribute; 0 if there is none.
-
-    Raises:
-        UnknownError: It is no such number, negative, longer than 31 years, or, as ``1,024``, one of two numbers.
+    What is no such number, negative, longer than 31 years, or, as ``1,024``, one of two numbers, is an UnknownError.
     """
     if said is None:
         return 0.0
@@ -263,7 +238,7 @@ def seconds_of(said: str | None) -> float:
         number = float(said.replace(",", "."))
     else:
         number = -1.0
-    if not 0 <= number <= _MOST_SECONDS:
+    if not 0 <= number <= MOST_SECONDS:
         msg = f"{quoted('time', said)} is no number of seconds"
         raise UnknownError(msg, "Write it with a point: 1024, 1.024 or 1,024.0.")
     return abs(number)
