@@ -51,17 +51,11 @@ class Blame:
 
 
 def blame(failing: Iterable[Axes], passing: Iterable[Axes]) -> Blame | None:
-    """The simplest predicate on one axis that holds in each failing cell and in no passing one.
+    """The simplest predicate on one axis that holds in each failing cell and in no passing one; None for weak evidence.
 
-    The order of the cells makes no difference. On numbers a bound (``>=``, or ``<=`` where more than one value lies
-    below) is tried before a value between two bounds; on words a value before *all but one value*.
-
-    Args:
-        failing: The cells in which the test failed.
-        passing: The cells in which it ran and passed. Cells in which it was skipped are not evidence.
-
-    Returns:
-        None if there is no such predicate, or too little evidence for it.
+    Cells in which the test was skipped are not evidence, and the order of the cells makes no difference. On numbers a
+    bound (``>=``, or ``<=`` where more than one value lies below) is tried before a value between two bounds; on words
+    a value before *all but one value*.
     """
     failed, passed = list(failing), list(passing)
     if len(failed) < FEWEST or len(passed) < FEWEST:

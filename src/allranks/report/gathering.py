@@ -128,11 +128,7 @@ class _Part(NamedTuple):
 
 
 def _search(root: Path, rule: InputRule) -> tuple[list[_Part], list[Path], list[Path]]:
-    """The folders of runs, parents first; all outside of attempts that could have results; folders named by cells' ids.
-
-    Raises:
-        OSError: A folder cannot be read.
-    """
+    """The folders of runs, parents first; all outside of attempts that may have results; folders of cells."""
     parts: list[_Part] = []
     candidates: list[Path] = []
     cells: list[Path] = []

@@ -45,13 +45,7 @@ class RankPlace(NamedTuple):
 class RankPattern:
     """A pattern of paths, in which ``{cell}``, ``{suite}`` and ``{rank}`` stand for a part of one name each.
 
-    Args:
-        text: The pattern, relative to the merged folder: ``{cell}/{suite}/rank-{rank}.xml``. All other characters stand
-            for themselves.
-
-    Raises:
-        UsageError: It has no ``{rank}``, another placeholder or one twice, ``*`` or ``?``, leads out of the folder, or
-            is not of XML.
+    All other characters stand for themselves. One that cannot be used is a UsageError.
     """
 
     def __init__(self, text: str) -> None:

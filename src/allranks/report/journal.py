@@ -55,11 +55,7 @@ class JournalWriter:
         self._file: int | None = None
 
     def write(self, record: Record) -> None:
-        """Append a record.
-
-        Raises:
-            OSError: The file cannot be written; its last line may be cut short.
-        """
+        """Append a record; if that fails, the last line may be cut short."""
         if self._file is None:
             self._file = os.open(self._path, _FLAGS, 0o644)
         line = memoryview(encode(record) + b"\n")
@@ -174,11 +170,7 @@ class JournalReader:
         self._courses = CourseReader()
 
     def take(self, record: Record) -> None:
-        """Add the next record.
-
-        Raises:
-            RecordError: It is implausible.
-        """
+        """Add the next record; an implausible one is a RecordError."""
         if (self._job is None) != isinstance(record, JobStarted):
             msg = "is not the first record of a journal" if self._job is None else "begins another journal"
             raise RecordError(msg)

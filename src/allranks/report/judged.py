@@ -144,10 +144,9 @@ class JobSummary:
         return self.share.suite if self.share else self.suite
 
     def again(self, nodeid: str = "") -> list[str]:
-        """The command that runs a test again in this cell, word by word; empty for results from elsewhere.
+        """The command that runs a test, or the whole job, again in this cell; empty for results from elsewhere.
 
-        Args:
-            nodeid: The test, which may be in another shard when it runs alone; empty for the whole job.
+        A test that runs alone may be in another shard.
         """
         if not (self.engine or self.axes):
             return []

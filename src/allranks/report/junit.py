@@ -38,20 +38,12 @@ class JUnitWriter:
         return tuple(_place(self._path, number) for number in range(1, len(self._parts) + 1))
 
     def __enter__(self) -> Self:
-        """Begin the first file.
-
-        Raises:
-            OSError: It cannot be written.
-        """
+        """Begin the first file."""
         self._next_part()
         return self
 
     def add(self, suite: CellSuite) -> None:
-        """Write a suite with its tests.
-
-        Raises:
-            OSError: It cannot be written.
-        """
+        """Write a suite with its tests."""
         head = SuiteHead(name=self._unique(suite.name), started=suite.started, facts=(*_facts(suite), *_totals(suite)))
         cases = self._cases(suite)
         first = next(cases, None)
@@ -92,12 +84,7 @@ class JUnitWriter:
         self._parts.append(JUnitDocument(path))
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """End the report; on an error, the previous report stays.
-
-        Raises:
-            OSError: It cannot be written.
-            ResultsError: A file that allranks did not write has a name that the report needs.
-        """
+        """End the report; on an error, such as a file of another program in its place, the previous report stays."""
         try:
             if kind is None:
                 self._open.finish()
@@ -123,9 +110,6 @@ def refuse_foreign(path: Path, is_ours: Callable[[Path], bool]) -> None:
     """Refuses to overwrite a file that is not a report of allranks.
 
     A FIFO, a socket or a device has no content to lose: the report replaces it.
-
-    Raises:
-        ResultsError: There is such a file.
     """
     if (path.is_file() or path.is_dir()) and not is_ours(path):
         msg = f"{path} is not a report of allranks."

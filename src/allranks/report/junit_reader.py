@@ -40,9 +40,7 @@ _OF_GOOGLETEST: Final = "AllTests"
 class UnreadableError(Exception):
     """A file cannot be read to its end, or not be interpreted.
 
-    Args:
-        why: Why, without a full stop.
-        remedy: What to do, in one sentence; empty if nobody knows.
+    It says why, without a full stop, and in one sentence what to do, if that is known.
     """
 
     def __init__(self, why: str, remedy: str = "") -> None:
@@ -51,24 +49,14 @@ class UnreadableError(Exception):
 
 
 class JUnitReader:
-    """Reads one file. Subclasses receive its testcases and its suites.
-
-    Args:
-        allowed: Attributes of suites and testcases that say nothing about the outcome.
-
-    Attributes:
-        problem: The first contradiction; empty for none.
-        note: An oddity that may be harmless.
-        suites: The open suites, the root first.
-        tags: The open elements, and ``document`` around them.
-    """
+    """Reads one file. Subclasses receive its testcases and its suites."""
 
     def __init__(self, allowed: Collection[str] = ()) -> None:
-        self.problem = ""
-        self.note = ""
-        self.suites: list[Suite] = []
-        self.tags: list[str] = ["document"]
-        self._allowed = frozenset(allowed)
+        self.problem = ""  # the first contradiction
+        self.note = ""  # an oddity that may be harmless
+        self.suites: list[Suite] = []  # the open ones, the root first
+        self.tags: list[str] = ["document"]  # the open elements
+        self._allowed = frozenset(allowed)  # attributes of suites and testcases that say nothing about the outcome
         self._case: Mapping[str, str] = {}
         self._details: CaseDetails | None = None
         self._attributes: Mapping[str, str] = {}
@@ -101,12 +89,7 @@ class JUnitReader:
         return chunk
 
     def feed(self, path: Path) -> Iterator[None]:
-        """Read a file, with a pause after each chunk.
-
-        Raises:
-            OSError: It cannot be opened or read.
-            UnreadableError: It is not XML, is cut short, or has something that is not in the vocabulary.
-        """
+        """Read a file, with a pause after each chunk; UnreadableError if it is not JUnit XML, or cut short."""
         with open_regular(path) as file:
             if os.fstat(file.fileno()).st_size == 0:
                 msg = "it is empty"

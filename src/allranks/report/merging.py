@@ -53,23 +53,21 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
 ) -> MergedRun:
     """Merges the folder of a run, a folder with parts of a run below it, or a folder with the XML of ranks.
 
+    It is a UsageError if there is nothing to judge, and a ResultsError if the reports cannot be written, or would
+    overwrite a file that allranks did not write.
+
     Args:
         folder: The folder with the results, to which ``junit.xml``, ``report.html`` and ``summary.md`` are
             written.
         rule: Which of its files are the XML of ranks, and which need not be read.
         policy: How environment skips are read; None for the policy of the run's matrix file, or else of the
             sandcastle variables.
-        allowed: Attributes of suites and testcases in XML that say nothing about the outcome, besides those that are
-            known.
-        environ: The environment that holds the sandcastle variables, and names the run of a CI service.
+        allowed: Attributes in XML that say nothing about the outcome, besides those that are known.
+        environ: Has the sandcastle variables, and names the run of a CI service.
         observers: Called with each job's tests, in the order of the report. A ``SectionMaker`` adds a section to it. If
             another one raises an AllranksError, it is not called again, and the result has its error.
         baseline: The numbers of executed tests in a good run; None for the baseline that the matrix file names.
         junit_form: The form of ``junit.xml``; None for the usual one.
-
-    Raises:
-        UsageError: The folder does not exist, has no results, or the number of ranks of a job is not stated.
-        ResultsError: The reports cannot be written, or would overwrite a file that allranks did not write.
     """
     root = Path(os.path.realpath(folder))  # Path.resolve raises for circular links
     if root.is_file():

@@ -50,25 +50,18 @@ _MOST_SEEN: Final = 1 << 16
 
 
 class Case(NamedTuple):
-    """A testcase without its times.
-
-    Attributes:
-        key: Its names.
-        world_size: The world size that it states; 0 if it states none.
-        more: Its other content; None for a plain pass.
-    """
+    """A testcase without its times."""
 
     key: Key
-    world_size: int
-    more: CaseDetails | None
+    world_size: int  # 0 if it states none
+    more: CaseDetails | None  # None for a plain pass
 
 
 class KnownCases:
     """The testcases of the files so far.
 
-    Args:
-        parse: Parses a testcase from the end of its attributes to its end tag into the node id and all details;
-            returns None if the text is not such a testcase.
+    ``parse`` takes a testcase from the end of its attributes to its end tag, and returns node id and details; None if
+    the text is not such a testcase.
     """
 
     def __init__(self, parse: Callable[[bytes], tuple[str, CaseDetails] | None]) -> None:
@@ -120,27 +113,18 @@ class KnownCases:
 
 
 class Run(NamedTuple):
-    """Consecutive testcases.
-
-    Attributes:
-        cases: The testcases.
-        seconds: The time of each.
-        at: When the outcome of each arrived; :data:`~allranks.report.results.ABSENT` if it is not given.
-    """
+    """Consecutive testcases."""
 
     cases: Sequence[Case]
     seconds: Sequence[float]
-    at: Sequence[float]
+    at: Sequence[float]  # when their outcomes arrived; :data:`~allranks.report.results.ABSENT` where it is not given
 
 
 class PlainCases:
-    """Takes runs of known testcases out of one document.
-
-    Attributes:
-        marker: The tag of the elements that replace runs; it is random, so no document can forge it.
-    """
+    """Takes runs of known testcases out of one document."""
 
     def __init__(self, known: KnownCases) -> None:
+        # The tag of the elements that replace runs; it is random, so no document can forge it.
         self.marker = f"run-{os.urandom(8).hex()}"
         self._known = known
         self._number = 0
@@ -166,8 +150,7 @@ class PlainCases:
     def _without_runs(self, parts: list[bytes]) -> Iterator[bytes]:
         """The text that is left for expat: the last testcase, which may be incomplete, is always part of it.
 
-        Args:
-            parts: Those of :data:`_BEGINNINGS`; None for a middle or an arrival that a testcase does not have.
+        The parts are those of :data:`_BEGINNINGS`, None for a middle or an arrival that a testcase does not have.
         """
         begins, middles, rests = (parts[place:-_PARTS:_PARTS] for place in (1, 3, 5))
         done = 0

@@ -35,11 +35,7 @@ _LONGEST: Final = 200
 
 
 class PyTorchLayout:
-    """Writes the files, job by job.
-
-    Args:
-        root: The folder of the merged report, resolved.
-    """
+    """Writes the files, job by job, below the folder of the merged report, whose path is resolved."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -49,11 +45,7 @@ class PyTorchLayout:
                 path.unlink()
 
     def add(self, suite: CellSuite) -> None:
-        """Write a file for each file of the job.
-
-        Raises:
-            ResultsError: One cannot be written, or a file that allranks did not write is in its place.
-        """
+        """Write a file for each file of the job; one that cannot be written is a ResultsError."""
         files: dict[str, list[TestVerdict]] = {}
         for test in suite.tests:
             files.setdefault(_file(test), []).append(test)

@@ -159,12 +159,7 @@ def absent(course: RankCourse, collective: Collective, ranks: Sequence[RankResul
 
 
 def absences(course: RankCourse, ranks: Sequence[RankResult]) -> Iterator[str]:
-    """Who waited for whom in vain, in words: for the last collective of each group that a rank never called.
-
-    Args:
-        course: The course of a test.
-        ranks: Its outcomes.
-    """
+    """Who waited for whom in vain, in words: for the last collective of each group that a rank never called."""
     end = max((rank.at for rank in ranks if rank.at is not None), default=course.began) - course.began
     last = {each.group: each for each in course.collectives}
     for each in last.values():

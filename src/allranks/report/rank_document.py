@@ -25,9 +25,6 @@ def write_rank_files(attempt: Path, journal: Path) -> dict[str, str]:
     """Write the rank XML of an attempt from its journal; return the :func:`digest` of each file and of the journal.
 
     Of a damaged journal, the readable part is used.
-
-    Raises:
-        OSError: The folder cannot be written.
     """
     known, digests = _Beginnings(), {journal.name: digest(journal)}
     for file in read_journal(journal):

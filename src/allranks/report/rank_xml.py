@@ -29,11 +29,7 @@ PASSED_OUTPUT: Final = 256 * 1024
 
 
 class _Columns(JUnitReader):
-    """The columns of one file.
-
-    Args:
-        known: The tests of a file that was read before. If this one has the same tests, it shares their names.
-    """
+    """The columns of one file; if it has the tests of the file before, ``known``, it shares their names."""
 
     def __init__(self, known: tuple[Key, ...], cases: KnownCases, at: Arrivals, allowed: Collection[str]) -> None:
         super().__init__(allowed)
@@ -133,11 +129,7 @@ class _Columns(JUnitReader):
 
 
 class RankReader:
-    """Reads files of ranks, and caches the tests of the last one: those of the next rank are mostly the same.
-
-    Args:
-        allowed: Attributes of suites and testcases that say nothing about the outcome, besides those that are known.
-    """
+    """Reads files of ranks, and caches the tests of the last one: those of the next rank are mostly the same."""
 
     def __init__(self, allowed: Collection[str] = ()) -> None:
         self._allowed = allowed
@@ -154,16 +146,12 @@ class RankReader:
         self._cases.end_job()
 
     def read(self, path: Path, *, rank: int | None = None) -> RankFile:
-        """The results in one XML file.
+        """The results in one XML file, of the rank that its path states, or else of the one that it states itself.
 
         Never raises for the content of the file: a broken, truncated, empty, binary or foreign file becomes a
         :attr:`RankFile.problem <allranks.report.results.RankFile.problem>`, and the testcases before the break stay.
         Several testcases of one test (pytest writes a failed call and a failed tear-down as two) are folded into one,
         the worst. Equal texts become one object.
-
-        Args:
-            path: The file.
-            rank: The rank by the file's path; None if only the file itself may state it.
         """
         reader = _Columns(self._known, self._cases, Arrivals(self._first_arrivals), self._allowed)
         problem, remedy = _read(reader, path)

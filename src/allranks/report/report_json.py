@@ -30,21 +30,13 @@ class JsonWriter:
         self._suites = 0
 
     def __enter__(self) -> Self:
-        """Begin the file.
-
-        Raises:
-            OSError: It cannot be written.
-        """
+        """Begin the file."""
         self._file = fresh(self._unfinished).open("w", encoding="utf-8", newline="\n")
         self._file.write(f'{{"generator": "{GENERATOR}", "schema": {SCHEMA},\n"suites": [')
         return self
 
     def add(self, suite: CellSuite) -> None:
-        """Write a suite with its tests, one per line.
-
-        Raises:
-            OSError: It cannot be written.
-        """
+        """Write a suite with its tests, one per line."""
         self._file.write(",\n" if self._suites else "\n")
         self._suites += 1
         head = json.dumps(_suite(suite))
@@ -53,11 +45,7 @@ class JsonWriter:
         self._file.write("]}")
 
     def write(self, merged: MergedRun) -> None:
-        """Write the totals of the run, and move the file to its place.
-
-        Raises:
-            OSError: It cannot be written.
-        """
+        """Write the totals of the run, and move the file to its place."""
         rest = {
             "run_id": merged.run_id,
             "policy": merged.policy,

@@ -498,9 +498,6 @@ def fold(results: Sequence[RankResult]) -> RankResult:
     """One result for several of the same rank and test: the worst, followed by the messages and texts of the others.
 
     The order of ``results`` makes no difference.
-
-    Args:
-        results: At least one.
     """
     if len(results) == 1:
         return results[0]

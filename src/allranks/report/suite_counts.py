@@ -19,21 +19,14 @@ from allranks.report.vocabulary import COUNTS, UnknownError, quoted
 
 @dataclass(eq=False)
 class Suite:
-    """A suite, or the root, and what came in it so far.
-
-    Attributes:
-        own: The counts of its own testcases; ``more failures`` has those of a testcase besides its first.
-        below: The counts of all testcases below it.
-        children: Its own counts, and one for each suite in it.
-        suites: The number of suites in it.
-    """
+    """A suite, or the root, and what came in it so far."""
 
     attributes: Mapping[str, str]
     properties: dict[str, str] = field(default_factory=dict)
-    own: Counter[str] = field(default_factory=Counter)
-    below: Counter[str] = field(default_factory=Counter)
-    children: Counter[str] = field(default_factory=Counter)
-    suites: int = 0
+    own: Counter[str] = field(default_factory=Counter)  # ``more failures`` has those of a testcase besides its first
+    below: Counter[str] = field(default_factory=Counter)  # of all testcases below it
+    children: Counter[str] = field(default_factory=Counter)  # its own, and one for each suite in it
+    suites: int = 0  # the number of suites in it
 
     @property
     def name(self) -> str:
@@ -56,12 +49,7 @@ class Suite:
     def end(self, *, is_root: bool, may_count_tries: bool) -> dict[str, int]:
         """End it: the counts that it declares and does not have.
 
-        Args:
-            is_root: True for the root, which counts all testcases.
-            may_count_tries: True if each try may count, or the last round of tests alone.
-
-        Raises:
-            UnknownError: A count is no number.
+        The root counts all testcases. If ``may_count_tries``, each try may count, or the last round of tests alone.
         """
         self.below.update(self.own)
         self.children.update(self.own)

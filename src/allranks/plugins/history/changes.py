@@ -68,18 +68,9 @@ def record(
 ) -> int:
     """Add a run at its place in time, instead of an earlier record of its id, and delete all but the newest runs.
 
-    Args:
-        database: The history.
-        run_id: The id of the run.
-        started: When it started, in seconds since the epoch; None if unknown.
-        told: Its statuses.
-        keep: How many runs stay, now and from now on; None for as many as were said last, or else :data:`KEPT`.
-
-    Returns:
-        The number of the run.
-
-    Raises:
-        HistoryError: The file is damaged, or the run is older than those that are kept.
+    ``started`` is in seconds since the epoch. ``keep`` says how many runs stay, now and from now on; None for as many
+    as were said last, or else :data:`KEPT`. Returns the number of the run; a run older than those that are kept is a
+    HistoryError.
     """
     run = int(time.time() if started is None else started)
     for [number] in list(rows(database, "SELECT number FROM run WHERE id = :id", (int,), {"id": run_id})):

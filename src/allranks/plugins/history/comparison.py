@@ -170,14 +170,7 @@ _TIME = re.compile(r"-[0-9]{14}$")
 
 
 def read_jobs_of(path: Path) -> list[ComparedJob]:
-    """The outcomes of a run.
-
-    Args:
-        path: A results folder, a downloaded report in a folder, ``report.json``, or an XML file.
-
-    Raises:
-        UsageError: There is no result, or it cannot be read.
-    """
+    """The outcomes of a results folder, a downloaded report in a folder, ``report.json``, or an XML file."""
     try:
         jobs = list(_from_folder(path.resolve()) if path.is_dir() else _from_file(path))
     except OSError as error:
@@ -299,18 +292,11 @@ def _from_xml(path: Path) -> Iterator[ComparedJob]:
 
 
 class _Jobs(JUnitReader):
-    """Reads the outcomes of a JUnit report, each suite as a job.
-
-    Args:
-        name: That of a suite without one.
-
-    Attributes:
-        jobs: Those that have ended since these were cleared.
-    """
+    """Reads the outcomes of a JUnit report, each suite as a job; ``name`` is that of a suite without one."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self.jobs: list[ComparedJob] = []
+        self.jobs: list[ComparedJob] = []  # those that have ended since these were cleared
         self._name = name
         self._tests: dict[Suite, list[tuple[str, Status, str]]] = {}
 

@@ -52,8 +52,7 @@ class HistoryError(Exception):
 def written(path: Path, patience: float = PATIENCE) -> Iterator["sqlite3.Connection"]:
     """A transaction that writes: all of it, or nothing. The file is made if there is none.
 
-    Raises:
-        HistoryError: It is no history of this version, is damaged, or cannot be written.
+    A file that is no history of this version, is damaged, or cannot be written is a HistoryError.
     """
     with _connected(path, "rwc", patience) as database:
         database.execute("BEGIN IMMEDIATE")
@@ -68,11 +67,7 @@ def written(path: Path, patience: float = PATIENCE) -> Iterator["sqlite3.Connect
 
 @contextmanager
 def read(path: Path, patience: float = PATIENCE) -> Iterator["sqlite3.Connection"]:
-    """A view of the file that no other process changes.
-
-    Raises:
-        HistoryError: There is none, or it is no history of this version, or damaged.
-    """
+    """A view of the file that no other process changes; HistoryError as for :func:`written`, and if there is none."""
     if not os.path.lexists(path):
         msg = "does not exist"
         raise HistoryError(msg)
@@ -91,16 +86,9 @@ Values = Mapping[str, int | str]
 def rows(
     database: "sqlite3.Connection", query: str, kinds: tuple[type, ...], values: Values | None = None
 ) -> Iterator[tuple[Any, ...]]:
-    """The rows that a query finds.
+    """The rows that a query finds; HistoryError if a value is not of its column's kind: SQLite takes any in any column.
 
-    Args:
-        database: The history.
-        query: The query.
-        kinds: The types of its columns; if the first is a number, it is within the moments that ``datetime`` knows.
-        values: Those of its parameters.
-
-    Raises:
-        HistoryError: A value is something else; SQLite takes any value in any column.
+    If the first column is a number, it is within the moments that ``datetime`` knows.
     """
     for row in database.execute(query, values or {}):
         if tuple(map(type, row)) != kinds or (kinds[0] is int and not 0 <= row[0] <= LAST_MOMENT):
@@ -138,11 +126,7 @@ def _connected(path: Path, mode: str, patience: float) -> Iterator["sqlite3.Conn
 
 
 def _is_ours(database: "sqlite3.Connection") -> bool:
-    """False if the file has nothing in it yet.
-
-    Raises:
-        HistoryError: Another program wrote it, or it is of another schema.
-    """
+    """False if the file has nothing in it yet; HistoryError if another program or version wrote it."""
     [application], [schema] = (
         database.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version")
     )

@@ -204,15 +204,7 @@ def _recorded(text: str) -> RecordedStatus:
 
 
 class History:
-    """The runs of a history up to one of them.
-
-    Args:
-        database: The history.
-        last: The number of the last run; None for the newest.
-
-    Raises:
-        HistoryError: It has no run, or is damaged.
-    """
+    """The runs of a history up to one of them, the newest by default; HistoryError if it has none, or is damaged."""
 
     def __init__(self, database: "sqlite3.Connection", last: int | None = None) -> None:
         self._database = database
@@ -236,11 +228,7 @@ class History:
         return RunHistory(path=path, tests=tuple(filter(None, map(self._past, places))), runs=len(self.runs))
 
     def lookup(self, text: str, most_runs: int) -> tuple[Sequence[RecordedRun], list[TestLine]]:
-        """The newest runs, and the statuses in them of the tests that a text means.
-
-        Raises:
-            UsageError: No test is meant, or too many are.
-        """
+        """The newest runs, and the statuses in them of the tests that a text means: not none, nor many."""
         runs, found = self.runs[-most_runs:], []
         for test in self._meant(text):
             for place in (Place(*row) for row in rows(self._database, _PLACES_OF_TEST, _PLACE, {"test": test})):

@@ -67,11 +67,7 @@ class BaselineWatch:
 
 
 def read_baseline(path: Path) -> Baseline:
-    """Read a baseline file.
-
-    Raises:
-        UsageError: It cannot be read, or is not a baseline.
-    """
+    """Read a baseline file; UsageError for any other file."""
     try:
         return _executed(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -103,12 +99,7 @@ def renewed_baseline(known: Baseline, rows: Iterable[SuiteRow]) -> Baseline:
 
 
 def update_baseline(path: Path, rows: Iterable[SuiteRow]) -> None:
-    """Update the file, or create it, from the good suites of a run.
-
-    Raises:
-        UsageError: The existing file is not a baseline.
-        ResultsError: It cannot be written.
-    """
+    """Update the file, or create it, from the good suites of a run."""
     known = read_baseline(path) if path.exists() else {}
     try:
         document = {"about": ABOUT, "schema": SCHEMA, "executed": renewed_baseline(known, rows)}

@@ -171,11 +171,7 @@ def stated_sizes(attempt: Attempt, files: Sequence[RankFile]) -> dict[str, int]:
 
 
 def expected_ranks(attempt: Attempt, files: Sequence[RankFile]) -> range:
-    """The ranks that each test should have run on.
-
-    Raises:
-        UsageError: Nothing states their number, and nobody knows how many files are missing.
-    """
+    """The ranks that each test should have run on; it is a UsageError if nothing states their number."""
     if sizes := stated_sizes(attempt, files):
         return range(max(sizes.values()))
     if attempt.folder:  # its record is missing, which is an error by itself

@@ -96,12 +96,9 @@ class Lead(NamedTuple):
 
 
 def verdict(results: Iterable[RankResult], setting: VerdictPolicy) -> Verdict:
-    """Apply the first matching rule to the outcomes of one test's ranks.
+    """Apply the first matching rule to the outcomes of one test's ranks, in any order.
 
-    Args:
-        results: One for each rank that the test should have run on, in any order; ranks without a result as
-            ``missing``.
-        setting: How skips are read.
+    There is one for each rank that the test should have run on; ranks without a result are ``missing``.
     """
     ranks = sorted(results, key=lambda result: result.rank)
     lead = leading(ranks)

@@ -99,15 +99,7 @@ class Index:
         return has_room
 
     def add(self, job: int, nodeid: str, status: Status, seconds: float, extra: Mapping[str, Any] | None) -> None:
-        """Add a testcase.
-
-        Args:
-            job: The number of its job.
-            nodeid: The node id, made readable.
-            status: Its status in the attempt that counts.
-            seconds: The time of its slowest rank.
-            extra: Fields that only a few testcases have, for the script.
-        """
+        """Add a testcase; the script has names for what ``extra`` has."""
         if job != self._job or len(self._letters) >= _BLOCK:
             self._flush()
             self._begin(job)
@@ -213,12 +205,7 @@ class Details:
         return self._chunks
 
     def add(self, test: TestVerdict, course: RankCourse | None = None) -> tuple[int, int] | None:
-        """Add a testcase's details; return their chunk and position in it, or None if there was no room.
-
-        Args:
-            test: The testcase.
-            course: How it took its course, if that is known.
-        """
+        """Add a testcase's details; return their chunk and position in it, or None if there was no room."""
         room = next((room for room in _ROOMS if self._used < room.until), None)
         if room is None or self._count >= MOST_DETAILS:
             self.left_out += 1

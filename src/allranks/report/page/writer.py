@@ -69,15 +69,7 @@ class PageWriter:
                 self._index.add(job, nodeid, status, test.time, told)
 
     def write(self, merged: MergedRun, evidence: Evidence) -> None:
-        """Write the page, replacing an existing one atomically.
-
-        Args:
-            merged: The run.
-            evidence: The axes that failures of its tests depend on.
-
-        Raises:
-            OSError: The page cannot be written.
-        """
+        """Write the page, replacing an existing one atomically."""
         blames: dict[Blame, int] = {}
         of_key = {failure.key: place for place, failure in enumerate(merged.failures)}
         places = [of_key.get(key, of_key.get(OTHERS)) for key in self._groups]
