@@ -6,9 +6,9 @@ all of them did: ``F``, ``F3``, ``E0-2, 5``.
 
 import sys
 import time
-from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from allranks.plugins.history.database import HistoryError, Values, rows
@@ -32,7 +32,10 @@ SELECT run FROM change WHERE cell = :cell AND test = :test AND status GLOB '[FE]
 """The run since which a test has failed, up to a run. Runs without an outcome do not end a row of failures."""
 
 _INSERT: Final = "INSERT OR IGNORE INTO change VALUES (?, ?, ?, ?)"
-_STATUSES: Final = "SELECT test, status FROM change WHERE cell = ? AND run < ? ORDER BY test, run"
+_STATUSES: Final = """
+SELECT test, status FROM change WHERE cell = :cell AND run < :run
+AND test IN (SELECT number FROM test WHERE suite = :suite) ORDER BY test, run
+"""
 _ERRORS: Final = f"SELECT number FROM test WHERE suite = :suite AND id GLOB '{CLASSNAME}::*'"  # noqa: S608 - ours
 _NEXT_RUN: Final = "SELECT run FROM job WHERE cell = :cell AND suite = :suite AND run > :run ORDER BY run LIMIT 1"
 _CARRY: Final = """
@@ -50,17 +53,14 @@ AND NOT (:has_outcome AND run IN (:since, :run))
 class RunStatuses:
     """The statuses of a run."""
 
-    # The place of each test in its suite, by suite and node id: from 0, in the order of the mapping.
-    tests: dict[str, dict[str, int]] = field(default_factory=dict)
-    # The places of tests and their statuses, by cell and suite.
-    jobs: dict[str, dict[str, tuple["array[int]", list[str]]]] = field(default_factory=dict)
+    # The node ids of tests and their statuses, by suite and cell.
+    jobs: dict[str, dict[str, tuple[list[str], list[str]]]] = field(default_factory=dict)
 
     def add(self, cell: str, suite: str, nodeids: Iterable[str], statuses: Iterable[str]) -> None:
         """Add a job, or a shard of one."""
-        tests = self.tests.setdefault(suite, {})
-        places, own = self.jobs.setdefault(cell, {}).setdefault(suite, (array("I"), []))
-        places.extend(tests.setdefault(nodeid, len(tests)) for nodeid in nodeids)
-        own.extend(map(sys.intern, statuses))
+        own_nodeids, own_statuses = self.jobs.setdefault(suite, {}).setdefault(cell, ([], []))
+        own_nodeids.extend(map(sys.intern, nodeids))  # all cells have the same
+        own_statuses.extend(map(sys.intern, statuses))
 
 
 def record(
@@ -76,42 +76,49 @@ def record(
     for [number] in list(rows(database, "SELECT number FROM run WHERE id = :id", (int,), {"id": run_id})):
         run = number if started is None else run
         _remove(database, number)
-    while any(rows(database, "SELECT number FROM run WHERE number = :run", (int,), {"run": run})):
+    while _first(database, "SELECT number FROM run WHERE number = :run", {"run": run}) is not None:
         run += 1
     # Runs before the first one have been deleted, and with them what became of tests in between.
-    first = next((number for [number] in rows(database, "SELECT number FROM run ORDER BY number", (int,))), run)
-    query = "SELECT run FROM change WHERE run >= :run AND run < :first LIMIT 1"
-    is_before_deleted = run < first and any(rows(database, query, (int,), {"run": run, "first": first}))
+    ends: Values = {"run": run, "first": _first(database, "SELECT number FROM run ORDER BY number LIMIT 1", {}) or run}
+    was_deleted = _first(database, "SELECT run FROM change WHERE run >= :run AND run < :first LIMIT 1", ends)
     database.execute("INSERT INTO run VALUES (?, ?)", (run, run_id))
     query = "SELECT number FROM run ORDER BY number DESC LIMIT 1 OFFSET :newer"
-    oldest = next((number for [number] in rows(database, query, (int,), {"newer": _kept(database, keep) - 1})), 0)
-    if run < oldest or is_before_deleted:
+    oldest = _first(database, query, {"newer": _kept(database, keep) - 1}) or 0
+    if run < oldest or was_deleted is not None:
         msg = "keeps no run that is as old"
         raise HistoryError(msg)
-    suites = {suite: _number(database, "suite", suite) for suite in told.tests}
-    tests = {suite: _test_numbers(database, suites[suite], nodeids) for suite, nodeids in told.tests.items()}
-    for cell_id, jobs in told.jobs.items():
-        cell = _number(database, "cell", cell_id)
-        before = dict(database.execute(_STATUSES, (cell, run)).fetchall())  # of a test the last
-        for suite, (places, statuses) in jobs.items():
-            own = [tests[suite][place] for place in places]
-            now = dict(zip(own, statuses, strict=True))
-            if len(now) < len(own):  # shards may have errors of one name
-                now |= {test: status for test, status in zip(own, statuses, strict=True) if Status(status[0]).is_bad}
-            # Where a job has no error of its own, that is good; a test that is absent has no outcome.
-            errors = {number: Status.PASSED for [number] in rows(database, _ERRORS, (int,), {"suite": suites[suite]})}
-            before = errors | before
-            now = dict.fromkeys(before.keys() & set(tests[suite]), Status.ABSENT) | errors | now
-            changed = [test for test, status in now.items() if status != before.get(test, Status.ABSENT)]
-            job: Values = {"cell": cell, "suite": suites[suite], "run": run}
-            for [later] in list(rows(database, _NEXT_RUN, (int,), job)):  # its statuses stay what they are
-                kept = [(cell, test, later, before.get(test, Status.ABSENT)) for test in changed]
-                database.executemany(_INSERT, kept)
-            database.executemany(_INSERT, [(cell, test, run, now[test]) for test in changed])
-            database.execute("INSERT INTO job VALUES (:cell, :suite, :run)", job)
-    if any(rows(database, "SELECT number FROM run WHERE number < :run LIMIT 1", (int,), {"run": oldest})):
+    for suite_id, jobs in told.jobs.items():
+        suite = _number(database, "suite", suite_id)
+        tests = _test_numbers(database, suite, dict.fromkeys(chain.from_iterable(own for own, _ in jobs.values())))
+        for cell, (nodeids, statuses) in jobs.items():
+            job = {"cell": _number(database, "cell", cell), "suite": suite, "run": run}
+            _record_job(
+                database, job, [(tests[nodeid], status) for nodeid, status in zip(nodeids, statuses, strict=True)]
+            )
+    if _first(database, "SELECT number FROM run WHERE number < :run LIMIT 1", {"run": oldest}) is not None:
         _remove_before(database, oldest)
     return run
+
+
+def _record_job(database: "sqlite3.Connection", job: Mapping[str, int], told: Sequence[tuple[int, str]]) -> None:
+    """Record the statuses that a job has changed, by the numbers of its tests."""
+    # Shards may have errors of one name.
+    now = dict(told) | {test: status for test, status in told if Status(status[0]).is_bad}
+    # Where a job has no error of its own, that is good; a test that is absent has no outcome.
+    errors = {number: Status.PASSED for [number] in rows(database, _ERRORS, (int,), {"suite": job["suite"]})}
+    before = errors | dict(rows(database, _STATUSES, (int, str), job))  # of a test the last
+    now = dict.fromkeys(before, Status.ABSENT) | errors | now
+    changed = [test for test, status in now.items() if status != before.get(test, Status.ABSENT)]
+    cell, run, later = job["cell"], job["run"], _first(database, _NEXT_RUN, job)
+    if later is not None:  # its statuses stay what they are
+        database.executemany(_INSERT, [(cell, test, later, before.get(test, Status.ABSENT)) for test in changed])
+    database.executemany(_INSERT, [(cell, test, run, now[test]) for test in changed])
+    database.execute("INSERT INTO job VALUES (:cell, :suite, :run)", job)
+
+
+def _first(database: "sqlite3.Connection", query: str, values: Values) -> int | None:
+    """The number in the first row that a query finds."""
+    return next((number for [number] in list(rows(database, query, (int,), values))), None)
 
 
 def _kept(database: "sqlite3.Connection", said: int | None) -> int:
@@ -119,7 +126,7 @@ def _kept(database: "sqlite3.Connection", said: int | None) -> int:
     if said is not None:
         database.execute("DELETE FROM kept")
         database.execute("INSERT INTO kept VALUES (?)", (said,))
-    return next((runs for [runs] in rows(database, "SELECT runs FROM kept", (int,))), KEPT)
+    return _first(database, "SELECT runs FROM kept", {}) or KEPT
 
 
 def _number(database: "sqlite3.Connection", table: str, name: str) -> int:
@@ -129,21 +136,19 @@ def _number(database: "sqlite3.Connection", table: str, name: str) -> int:
     return int(number)
 
 
-def _test_numbers(database: "sqlite3.Connection", suite: int, nodeids: Mapping[str, int]) -> list[int]:
-    """The numbers of a suite's tests: first of these, in order, then of those that are in the history alone."""
-    query = "SELECT id, number FROM test WHERE suite = :suite"
-    numbers = dict(rows(database, query, (str, int), {"suite": suite}))
-    if added := [(suite, nodeid) for nodeid in nodeids if nodeid not in numbers]:
-        database.executemany("INSERT INTO test (suite, id) VALUES (?, ?)", added)
-        numbers = dict(rows(database, query, (str, int), {"suite": suite}))
-    return [*map(numbers.pop, nodeids), *numbers.values()]
+def _test_numbers(database: "sqlite3.Connection", suite: int, nodeids: Iterable[str]) -> Mapping[str, int]:
+    """The numbers of a suite's tests, which are added if they are not there."""
+    added = [(suite, nodeid) for nodeid in nodeids]
+    database.executemany("INSERT OR IGNORE INTO test (suite, id) VALUES (?, ?)", added)
+    return dict(rows(database, "SELECT id, number FROM test WHERE suite = :suite", (str, int), {"suite": suite}))
 
 
 def _remove(database: "sqlite3.Connection", run: int) -> None:
     """Remove a run; the statuses of later runs stay what they are."""
     for cell, suite in list(rows(database, "SELECT cell, suite FROM job WHERE run = :run", (int, int), {"run": run})):
         job: Values = {"cell": cell, "suite": suite, "run": run}
-        for [later] in list(rows(database, _NEXT_RUN, (int,), job)):
+        later = _first(database, _NEXT_RUN, job)
+        if later is not None:
             database.execute(_CARRY, {**job, "next": later})
     for statement in (
         "DELETE FROM change WHERE run = ?",
@@ -166,9 +171,9 @@ def _remove_before(database: "sqlite3.Connection", oldest: int) -> None:
     """
     for cell, test, run, status in list(rows(database, replaced, (int, int, int, str), values)):
         place: Values = {"cell": cell, "test": test, "run": run}
-        since = next((since for [since] in rows(database, SINCE, (int,), place)), run)
-        has_outcome = status != Status.ABSENT or any(rows(database, _LATER, (int,), place))  # in a kept run
-        database.execute(_DELETE, {**place, "since": since, "has_outcome": has_outcome})
+        since = _first(database, SINCE, place)
+        has_outcome = status != Status.ABSENT or _first(database, _LATER, place) is not None  # in a kept run
+        database.execute(_DELETE, {**place, "since": run if since is None else since, "has_outcome": has_outcome})
     for statement in (
         "DELETE FROM run WHERE number < :oldest",
         "DELETE FROM job WHERE run < :oldest",
