@@ -112,14 +112,3 @@ def test_a_folder_that_is_a_link_out_of_the_folder_is_not_read(run_folder, tmp_p
     bad, merged, code = judged(run_folder.path)
     assert bad[0] == ("manifest", f"{place} could have results, but merge did not read it.")
     assert (bad[1][0], merged.counts.passed, code) == ("job", 0, ExitCode.UNACCOUNTED)
-
-
-def test_a_link_that_leads_nowhere_is_an_error_and_no_traceback(run_folder):
-    run_folder.manifest(JOB)
-    run_folder.both(JOB, {A: "passed"})
-    path = run_folder.attempt(JOB) / "rank-1.xml"
-    path.unlink()
-    path.symlink_to("nowhere.xml")
-    bad, _, code = judged(run_folder.path)
-    assert bad[0][0] == "rank 1"
-    assert code is ExitCode.UNACCOUNTED

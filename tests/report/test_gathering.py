@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from allranks.errors import ResultsError, UsageError
+from allranks.errors import UsageError
 from allranks.report.input_rule import InputRule
 from allranks.report.merging import merge
 
@@ -138,16 +138,6 @@ def test_an_empty_plan_of_a_part_is_damaged(merged, part):
     assert "In machine-4/r1: run.json is damaged" in suites["run/manifest"].tests[0].verdict.text
 
 
-def test_a_folder_that_cannot_be_read_ends_the_merge(merged, monkeypatch):
-    def refuse(path):
-        raise PermissionError(13, "Permission denied", f"{path}/machine-2")
-
-    monkeypatch.setattr("os.scandir", refuse)
-    with pytest.raises(ResultsError) as caught:
-        merged()
-    assert "machine-2: Permission denied" in caught.value.why
-
-
 def test_another_run_in_the_folder_is_said_and_not_counted(merged, part):
     other = part("old/r0")
     other.manifest(A, run_id="r0")
@@ -269,12 +259,6 @@ def test_what_could_have_results_beside_a_run_is_an_error(merged, gathered, name
     (gathered / "elsewhere" / name).touch()
     [test] = merged()[1]["run/manifest"].tests
     assert test.verdict.message == f"elsewhere/{name} could have results, but merge did not read it."
-
-
-def test_a_link_to_a_folder_elsewhere_is_an_error(merged, gathered, tmp_path):
-    (gathered / "machine-3").symlink_to(tmp_path)
-    [test] = merged()[1]["run/manifest"].tests
-    assert test.verdict.message == "machine-3 could have results, but merge did not read it."
 
 
 def test_merged_reports_of_the_parts_are_no_results(merged, gathered):
