@@ -178,6 +178,7 @@ MOST_BYTES: Final = 900_000
 """GitHub drops a step summary above 1 MiB entirely, and the step may already have written something."""
 
 _ROOM_FOR_ROWS: Final = 600_000
+_ROOM_FOR_MORE: Final = 200  # for the number of what is left out
 _NAME: Final = 300
 _LONGEST: Final = 500
 _CELLS_SHOWN: Final = 12
@@ -202,21 +203,21 @@ def write_summary(merged: MergedRun, environ: Mapping[str, str]) -> None:
 def render_summary(merged: MergedRun, environ: Mapping[str, str]) -> str:
     """The run in Markdown, in at most :data:`MOST_BYTES`: verdict, cells and suites, then failures and notes."""
     lines = [*_head(merged, environ), *_table(merged), "", *_failures(merged), *_flaky_list(merged), *_beside(merged)]
-    room = MOST_BYTES - _size(lines)
     notes = [f"- {markdown(note)}" for note in (*merged.notes, *_skip_but_pass(merged))]
-    return "\n".join([*lines, *_within(room, [*_section_lines(merged), *notes], "notes")]) + "\n"
+    shown = _within(MOST_BYTES - _size(lines), [*_section_lines(merged), *notes], "- and {} more notes")
+    return "\n".join([*lines, *shown]) + "\n"
 
 
 def _size(lines: Iterable[str]) -> int:
     return sum(len(line.encode()) + 1 for line in lines)
 
 
-def _within(room: int, lines: Sequence[str], what: str) -> Iterator[str]:
+def _within(room: int, lines: Sequence[str], more: str) -> Iterator[str]:
     """As many lines as fit, and the number of those left out."""
     for place, line in enumerate(lines):
         room -= _size([line])
-        if room < 200:
-            yield f"- and {len(lines) - place} more {what}"
+        if room < _ROOM_FOR_MORE:
+            yield more.format(len(lines) - place)
             return
         yield line
 
@@ -321,28 +322,15 @@ def fenced(language: str, lines: Sequence[str]) -> Iterator[str]:
 def _table(merged: MergedRun) -> Iterator[str]:
     yield "| cell | suite | tests | passed | failed | errors | skipped | time |"
     yield "|---|---|--:|--:|--:|--:|--:|--:|"
-    rows = [(suite, _row(suite)) for suite in merged.suites]
-    if _size(row for _, row in rows) > _ROOM_FOR_ROWS:
-        yield from _shortened(rows)
-    else:
-        yield from (row for _, row in rows)
+    rows = [_row(suite) for suite in merged.suites]
+    if _size(rows) > _ROOM_FOR_ROWS:
+        rows = [_row(suite) for suite in sorted(merged.suites, key=lambda suite: not suite.counts.bad)]
+    yield from _within(_ROOM_FOR_ROWS + _ROOM_FOR_MORE, rows, "| and {} more | in `report.html` | | | | | | |")
     yield f"| **total** | | {' | '.join(_numbers(merged.counts, _time(merged)))} |"
 
 
 def _row(suite: SuiteRow) -> str:
     return f"| {markdown(suite.cell)} | {markdown(suite.suite)} | {' | '.join(_numbers(suite.counts, suite.time))} |"
-
-
-def _shortened(rows: Sequence[tuple[SuiteRow, str]]) -> Iterator[str]:
-    """As many rows as fit, bad ones first."""
-    room = _ROOM_FOR_ROWS
-    ordered = sorted(rows, key=lambda row: not row[0].counts.bad)
-    for place, (_, row) in enumerate(ordered):
-        room -= _size([row])
-        if room < 0:
-            yield f"| and {len(rows) - place} more | in `report.html` | | | | | | |"
-            return
-        yield row
 
 
 def _inert(text: str) -> str:

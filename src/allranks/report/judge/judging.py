@@ -119,7 +119,8 @@ def _reasons_not_to_run(record: JobRecord) -> dict[str, str]:
 def _judge(
     nodeid: str, results: Sequence[RankResult], expected: range, absent: Mapping[int, str], setting: VerdictPolicy
 ) -> TestVerdict:
-    classname, name = (results[0].classname, results[0].name) if results else split_nodeid(nodeid)
+    first = next(iter(results), None)
+    classname, name = (first.classname, first.name) if first else split_nodeid(nodeid)
     took_part = max((result.world_size for result in results if result.world_size), default=None)
     ranks = range(took_part) if took_part else expected
     reported = {result.rank for result in results}
