@@ -434,8 +434,10 @@ def test_rule_4_the_number_that_was_asked_for_decides_whether_coverage_was_lost(
     assert judged.kind is (VerdictKind.ERROR if is_lost else VerdictKind.SKIPPED)
 
 
-@pytest.mark.parametrize(("code", "needed"), [(74, 1), (89, 1), (75, 1), (77, 2), (79, 2), (80, 3), (84, 7), (85, 8)])
-def test_rule_4_a_result_without_a_number_asks_for_that_of_its_exit_code(code: int, needed: int):
+@pytest.mark.parametrize(
+    ("code", "needed"), [(None, 1), (74, 1), (89, 1), (75, 1), (77, 2), (79, 2), (80, 3), (84, 7), (85, 8)]
+)
+def test_rule_4_a_result_without_a_number_asks_for_that_of_its_exit_code(code: int | None, needed: int):
     skipped = ranks("skipped", skip_kind=SkipKind.HARDWARE, skip_code=code)
     kinds = [verdict(skipped, VerdictPolicy(gpus=gpus)).kind for gpus in (needed - 1, needed)]
     assert kinds == [VerdictKind.SKIPPED, VerdictKind.ERROR]
