@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from allranks.agent import linux
-from allranks.agent.stacks import Stacks
+from allranks.agent.stacks import Stacks, relative_to
 from allranks.protocol import skip_codes
 from allranks.protocol.tracebacks import headline
 from allranks.protocol.typed_json import RecordError, by_name, decode_line
@@ -113,7 +113,7 @@ class ChildProcess:
     def _stacks(self) -> Stacks:
         return Stacks(self.left.stack if self.left else "")
 
-    def how(self, root: Path) -> str:
+    def how(self, root: Path | None) -> str:
         """How it ended, and where, in words.
 
         Args:
@@ -121,17 +121,12 @@ class ChildProcess:
         """
         if self.left is not None and self.left.message:
             frame = self._stacks.user_frame or next(iter(self._stacks.frames), None)
-            where = f" at {_relative(frame.file, root)}:{frame.line}" if frame else ""
+            where = f" at {relative_to(root, frame.file)}:{frame.line}" if frame else ""
             return f"raised {headline(self.left.message)}{where}"
         status = self.ended.status if self.ended else self.left.status if self.left else 0
         if self.was_stopped:
             return f"was stopped by the test ({linux.signal_name(-status)})"
         return f"was killed by {linux.signal_name(-status)}" if status < 0 else f"ended with exit status {status}"
-
-
-def _relative(file: str, root: Path) -> str:
-    path = Path(file)
-    return str(path.relative_to(root)) if path.is_relative_to(root) else file.rpartition("-packages/")[2]
 
 
 @dataclass(kw_only=True)

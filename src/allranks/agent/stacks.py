@@ -38,9 +38,11 @@ class Stacks:
 
     Args:
         text: All threads, innermost frames first; what py-spy has seen stands after its title.
+        code: The folder to which paths are relative; None for absolute ones.
     """
 
     text: str = ""
+    code: Path | None = None
 
     def __bool__(self) -> bool:  # noqa: D105 - as above
         return bool(self.text)
@@ -65,7 +67,7 @@ class Stacks:
     def innermost(self) -> str:
         """The innermost frame of the user's own code, ``file:line in name``; empty if there is none."""
         frame = self.user_frame
-        return f"{frame.file}:{frame.line} in {frame.name}" if frame else ""
+        return f"{relative_to(self.code, frame.file)}:{frame.line} in {frame.name}" if frame else ""
 
     def waits_in_distributed(self, *, is_logged: bool = True) -> bool:
         """Whether the innermost frames are torch.distributed's: this process waits for its peers.
@@ -98,6 +100,13 @@ class Stacks:
         """Where it was stopped, as in " while waiting at file:line in name"; empty if unknown."""
         how = " while waiting" if self.waits_in_distributed() else ""
         return f"{how} at {self.innermost}" if self.innermost else ""
+
+
+def relative_to(folder: Path | None, file: str) -> str:
+    """A file's path relative to a folder that it is in; of an installed package, relative to that."""
+    if folder is not None and Path(file).is_relative_to(folder):
+        return str(Path(file).relative_to(folder))
+    return file.rpartition("-packages/")[2]
 
 
 _MOST_SOURCES = 20

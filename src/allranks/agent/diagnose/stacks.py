@@ -174,7 +174,7 @@ class StackFile:
 
 
 def dump_stacks(
-    pids: Mapping[int, int], stopped: AbstractSet[int], files: Mapping[int, StackFile]
+    pids: Mapping[int, int], stopped: AbstractSet[int], files: Mapping[int, StackFile], code: Path | None = None
 ) -> dict[int, Stacks]:
     """The current stacks of some ranks; they are also written to their stack files.
 
@@ -185,6 +185,7 @@ def dump_stacks(
         pids: The process id of each rank; none of them has been reaped.
         stopped: The ranks that a signal or a tracer has stopped, which cannot answer.
         files: The stack file of each rank.
+        code: The folder to which paths are relative.
 
     Returns:
         Those of each rank.
@@ -192,7 +193,7 @@ def dump_stacks(
     own = wait_for_stacks({rank: files[rank] for rank in set(pids) - stopped}, pids)
     silent = {rank for rank in pids if not own.get(rank)}
     seen = {rank: _append(files[rank], view) for rank, view in _look(pids, stopped, silent).items()}
-    return {rank: Stacks(own.get(rank, "") + seen.get(rank, "")) for rank in pids}
+    return {rank: Stacks(own.get(rank, "") + seen.get(rank, ""), code) for rank in pids}
 
 
 def ask_for_stacks(pid: int) -> None:
@@ -268,6 +269,7 @@ class Surroundings:
     stacks: StackFile  # its stack file, to which its forks write, too
     printed: Callable[[], str]  # returns what has been printed on its standard error so far
     pipes: frozenset[int]  # the inodes of its standard output and error
+    code: Path | None = None  # the folder to which paths are relative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,7 +319,7 @@ def find_children(rank: int, around: Surroundings, deadline: float) -> list[Chil
         place = variables[pid] if tell_apart else None
         rank_name = f"child process (rank {place})" if place is not None else ""
         name = around.names.get(pid) or rank_name or f"child process {pid}"
-        found.append(ChildHang(pid=pid, name=name, about=about, stacks=Stacks(stacks)))
+        found.append(ChildHang(pid=pid, name=name, about=about, stacks=Stacks(stacks, around.code)))
     return found
 
 

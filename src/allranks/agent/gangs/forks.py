@@ -212,7 +212,7 @@ class ForkServer:
             return "does not end"
         if status < 0:
             how = linux.killed(-status, for_memory=linux.is_memory_kill(status, self._killed_for_memory))
-            return f"was {how}{Stacks(self._stacks.added()).words}"
+            return f"was {how}{Stacks(self._stacks.added(), self._folders.code.resolve()).words}"
         return f"ended with exit status {status}"
 
     def whereabouts(self) -> str:
@@ -220,7 +220,8 @@ class ForkServer:
         if not linux.signal_pidfd(self._pidfd, STACKS_SIGNAL):
             return ""
         with suppress(OSError):
-            return Stacks(wait_for_stacks({0: self._stacks}, {0: self.pid}).get(0, "")).innermost
+            text = wait_for_stacks({0: self._stacks}, {0: self.pid}).get(0, "")
+            return Stacks(text, self._folders.code.resolve()).innermost
         return ""
 
     def close(self) -> int | None:
@@ -366,4 +367,5 @@ class LocalNode:
             mark=mark,
             shared=shared,
             disturbers=tuple(functions(self.config, "disturbing")),
+            code=self.folders.code.resolve(),
         )

@@ -415,6 +415,7 @@ class LocalRanks:
         mark: Which they bear; None for none.
         shared: The folder that they share, which goes with them; None for none.
         disturbers: The functions of plug-ins that disturb ranks (see :mod:`allranks.agent.job_plugins`).
+        code: The folder of the suite, to which paths are relative.
     """
 
     def __init__(  # noqa: PLR0913 - all but three have defaults and are passed by name
@@ -429,7 +430,9 @@ class LocalRanks:
         mark: Mark | None = None,
         shared: Path | None = None,
         disturbers: Sequence[Disturber] = (),
+        code: Path | None = None,
     ) -> None:
+        self._code = code
         self._disturbers = disturbers
         self._shared = shared
         self._mark = mark
@@ -523,7 +526,7 @@ class LocalRanks:
             cut_off=cut_off if was_killed else "",
             lost="" if status is not None else "its tracer took its exit status",
             for_want_of_memory=linux.is_memory_kill(status, self._killed_for_memory),
-            stacks=Stacks(self._stacks[rank.number].added()),
+            stacks=Stacks(self._stacks[rank.number].added(), self._code),
             output=rank.glance(),
             waits_for=read_wait(rank.board),
             calls=read_calls(rank.board),
@@ -590,7 +593,7 @@ class LocalRanks:
         recordings = self._recorder.request(pids) if self._recorder else []
         for rank in set(pids) - stopped:
             self._processes[rank].signal(STACKS_SIGNAL)
-        stacks = dump_stacks(pids, stopped, {rank: self._stacks[rank] for rank in pids})
+        stacks = dump_stacks(pids, stopped, {rank: self._stacks[rank] for rank in pids}, self._code)
         if self._recorder:
             self._recorder.wait(recordings)
         held = {rank: _HELD.get(before[rank], "") for rank, pid in pids.items() if linux.state_of(pid) == before[rank]}
@@ -613,7 +616,7 @@ class LocalRanks:
     def _failed_child_of(self, number: int) -> str:
         """In words, the process that failed first of those that a rank's test has started; empty for none."""
         failed = None if self._shared is None else primary(read_children(children_folder(self._shared, number), number))
-        return f"; {failed.who} {failed.how(Path())} before" if failed else ""
+        return f"; {failed.who} {failed.how(self._code)} before" if failed else ""
 
     def _children_of(self, number: int, deadline: float) -> Sequence[ChildHang]:
         rank, file = self._processes[number], self._stacks[number]
@@ -624,6 +627,7 @@ class LocalRanks:
             stacks=file,
             printed=rank.stderr.glance,
             pipes=frozenset(os.fstat(each.descriptor).st_ino for each in (rank.stdout, rank.stderr)),
+            code=self._code,
         )
         children = find_children(rank.pid, around, deadline)
         file.append(text_of(children))

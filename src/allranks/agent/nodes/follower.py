@@ -198,4 +198,4 @@ def _short(value: _Texts) -> _Texts:
 
 
 def _cut(part: str | Stacks) -> str | Stacks:
-    return shorten(part, _SENT) if isinstance(part, str) else Stacks(shorten(part.text, _SENT))
+    return shorten(part, _SENT) if isinstance(part, str) else replace(part, text=shorten(part.text, _SENT))
