@@ -91,8 +91,10 @@ class FakeClient:
         self._call("create", identifier, request)
         return {"Id": identifier}
 
-    def put_archive(self, identifier, path, _data):
+    def put_archive(self, identifier, path, data):
         self._call("put_archive", identifier, path)
+        for _ in data:
+            pass
 
     def attach_socket(self, identifier, params):
         self._call("attach", identifier, params["stream"])

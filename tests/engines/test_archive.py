@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.engines import intake
-from allranks.engines.archive import ArchiveBuilder, unpack, walk
+from allranks.engines.archive import Archive, unpack, walk
 from allranks.engines.base import FileCopy
 from allranks.errors import EngineError
 
@@ -28,11 +28,11 @@ def tree(tmp_path):
 
 
 def packed(*copies: FileCopy, prefix: str = "code") -> tarfile.TarFile:
-    archive = ArchiveBuilder(OWNER)
+    archive = Archive(OWNER)
     archive.add_folder("results")
     archive.add_secret("agent/config.json", b"{}")
     archive.add_copies(prefix, copies)
-    return tarfile.open(fileobj=io.BytesIO(archive.finish().data))
+    return tarfile.open(fileobj=io.BytesIO(b"".join(archive.pieces())))
 
 
 def names(root: Path) -> list[str]:
@@ -57,6 +57,42 @@ def test_contents_arrive(tree):
     with packed(FileCopy(source=tree / "test_a.py", target=Path("x.py"))) as archive:
         assert archive.extractfile("code/x.py").read() == b"test_a.py"
         assert archive.extractfile("agent/config.json").read() == b"{}"
+
+
+def test_a_large_file_is_never_in_memory_as_a_whole(tmp_path):
+    big = tmp_path / "big"
+    with big.open("wb") as file:
+        file.truncate(256 << 20)
+    archive = Archive(OWNER)
+    archive.add_copies("code", [FileCopy(source=big, target=Path("big"))])
+    tracemalloc.start()
+    try:
+        assert sum(map(len, archive.pieces())) == (256 << 20) + 3 * 512 + 1024 - 512
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def sent_during_a_change(tree: Path, text: str) -> bytes:
+    archive = Archive(OWNER)
+    archive.add_copies("code", [FileCopy(source=tree, target=Path("suite"))])
+    sent = []
+    for piece in archive.pieces():
+        sent.append(piece)
+        if b"test_b.py" in piece[:100]:  # its header
+            (tree / "sub" / "test_b.py").write_text(text)
+    return b"".join(sent)
+
+
+def test_a_file_that_grows_while_it_is_sent_spoils_nothing_behind_it(tree):
+    with tarfile.open(fileobj=io.BytesIO(sent_during_a_change(tree, "sub/test_b.py and more"))) as archive:
+        assert archive.extractfile("code/suite/sub/test_b.py").read() == b"sub/test_b.py"
+        assert archive.extractfile("code/suite/test_a.py").read() == b"test_a.py"
+
+
+def test_a_file_that_shrinks_while_it_is_sent_is_an_error(tree):
+    with pytest.raises(OSError, match="became shorter"):
+        sent_during_a_change(tree, "")
 
 
 def test_caches_and_version_control_are_left_out(tree):

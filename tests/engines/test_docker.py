@@ -57,14 +57,17 @@ def test_a_file_that_cannot_be_read_is_an_error_of_that_job_that_names_it(fake, 
     spec = make_spec(image="allranks/cpu:1", files=(FileCopy(source=tmp_path / "secret.txt", target=Path("suite")),))
     client = fake()
 
-    def refuse(path, *_arguments):
-        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+    def refuse(path, *arguments, **further):
+        if path.name == "secret.txt":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, *arguments, **further)
 
+    opened = Path.open
     monkeypatch.setattr(Path, "open", refuse)  # root may read everything
     with pytest.raises(EngineError, match="cannot be read") as error, engine_of(client).start(spec):
         pass
     assert "secret.txt" in error.value.why
-    assert client.calls == []
+    assert client.names[-4:] == ["put_archive", *REMOVED]
 
 
 def test_a_container_that_cannot_be_created_leaves_nothing_to_remove(fake, spec):

@@ -203,7 +203,7 @@ def test_a_list_of_tests_lies_where_its_variable_says(make_spec):
 
 
 def entries(archive):
-    with tarfile.open(fileobj=io.BytesIO(archive.data)) as tar:
+    with tarfile.open(fileobj=io.BytesIO(b"".join(archive.pieces()))) as tar:
         return {entry.name: entry for entry in tar}
 
 
@@ -291,7 +291,7 @@ def test_nodes_share_volumes_in_which_each_has_its_own_config_and_results(nodes_
 
 def test_a_config_can_be_read_by_the_jobs_user_alone_and_has_the_token(nodes_of):
     archive = job_archive(nodes_of(), ())
-    with tarfile.open(fileobj=io.BytesIO(archive.data)) as tar:
+    with tarfile.open(fileobj=io.BytesIO(b"".join(archive.pieces()))) as tar:
         for node, name in enumerate(("agent/config.json", "node-1/agent/config.json")):
             assert tar.getmember(name).mode == 0o600
             assert json.load(tar.extractfile(name))["post"] == {
@@ -346,6 +346,6 @@ def test_a_project_that_is_copied_lies_on_pythons_path(make_spec, tmp_path):
     (tmp_path / "hello" / "__init__.py").write_text("WORD = 'one'")
     spec = make_spec(image="i", python_path=(tmp_path,))
     assert container_environment(spec)["PYTHONPATH"] == "/job/agent:/job/project"
-    with tarfile.open(fileobj=io.BytesIO(job_archive((spec,), ()).data)) as archive:
+    with tarfile.open(fileobj=io.BytesIO(b"".join(job_archive((spec,), ()).pieces()))) as archive:
         assert "project/hello/__init__.py" in archive.getnames()
     assert container_environment(make_spec(image="i"))["PYTHONPATH"] == "/job/agent"

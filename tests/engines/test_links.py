@@ -9,7 +9,7 @@ import pytest
 from fake_daemon import engine_of
 
 from allranks.engines import archive as archive_module
-from allranks.engines.archive import ArchiveBuilder, check_links, copy_files
+from allranks.engines.archive import Archive, check_links, copy_files
 from allranks.engines.base import FileCopy
 from allranks.engines.docker_requests import USER
 from allranks.errors import EngineError, ExitCode
@@ -39,9 +39,9 @@ def repository(tmp_path):
 
 def packed(copies):
     """The names and contents in an archive of these files."""
-    archive = ArchiveBuilder(USER)
+    archive = Archive(USER)
     archive.add_copies("code", copies)
-    with tarfile.open(fileobj=io.BytesIO(archive.finish().data)) as tar:
+    with tarfile.open(fileobj=io.BytesIO(b"".join(archive.pieces()))) as tar:
         return {entry.name: tar.extractfile(entry).read().decode() for entry in tar if entry.isfile()}
 
 

@@ -1,115 +1,109 @@
-"""Tar archives: the files of a job, and its results."""
+"""Tar archives: the files of a job, and its results. Both are streamed: neither is ever in memory as a whole."""
 
 import io
 import os
 import shutil
+import stat
 import tarfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import IO, BinaryIO, Final, Self, TypeVar, cast
 
 from allranks.engines.base import FileCopy
 from allranks.engines.intake import Intake
 from allranks.errors import EngineError
+from allranks.images.tar_stream import END, entry_of
 from allranks.protocol.config import RESULTS_BYTES
 
-PAGE = 4096
+PAGE: Final = 4096
 """The allocation unit of a file system in memory, in bytes."""
 
-_EXTENSIONS = frozenset(
+_PIECE: Final = 1 << 16
+
+_DESCRIPTIONS: Final = frozenset(
     {tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK}
 )
-"""Headers that describe the entry behind them."""
+"""Headers that describe the entry behind them, and that ``tarfile`` reads as a whole."""
 
-_WITHOUT_CONTENT = frozenset(
-    {tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE}
-)
-"""Entries without content behind them, whatever size they claim."""
-
-_LARGEST_HEADER = 1 << 20
+_LONGEST_DESCRIPTION: Final = 1 << 20
 """Bytes: Linux has paths of 4,096, and an extended attribute of a file has 64 KiB at the most."""
 
-_MOST_DIGITS = 20
-
-_VERSION_CONTROL = ".git"
+_VERSION_CONTROL: Final = ".git"
 """Its configuration may have the token of a checkout."""
 
-_SKIPPED_NAMES = frozenset(
+_SKIPPED_NAMES: Final = frozenset(
     {"__pycache__", _VERSION_CONTROL, ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"}
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+E = TypeVar("E", bound=tarfile.TarInfo)
+
+
 class Archive:
-    """A finished archive."""
-
-    data: bytes
-    pages: int  # how many pages its files and folders take when they are unpacked
-
-
-class ArchiveBuilder:
-    """A tar archive in memory whose entries all belong to one user, given by its number."""
+    """A tar archive of files of this host, which are read when it is sent; all its entries belong to one user."""
 
     def __init__(self, owner: int) -> None:
         self._owner = owner
-        self._buffer = io.BytesIO()
-        # A link would lead nowhere in the job: its target goes in instead.
-        self._tar = tarfile.open(fileobj=self._buffer, mode="w", dereference=True)  # noqa: SIM115 - see `finish`
         self._folders: set[str] = set()
-        self._pages = 0
+        self._entries: list[tuple[str, bytes | None, Path | None, Path | None]] = []
+        self.pages = 0  # how many pages its files and folders take when they are unpacked
 
     def add_folder(self, name: str) -> None:
         """Add an empty folder."""
-        if name in self._folders:
-            return
-        self._add_parents(name)
-        self._folders.add(name)
-        info = tarfile.TarInfo(name)
-        info.type = tarfile.DIRTYPE
-        info.mode = 0o755
-        info.mtime = int(time.time())
-        self._tar.addfile(self._owned(info))
+        if name not in self._folders:
+            self._folders.add(name)
+            self._add(name, 0)
 
     def add_secret(self, name: str, content: bytes) -> None:
         """Add a file with this content that its owner alone may read."""
-        self._add_parents(name)
-        info = tarfile.TarInfo(name)
-        info.size = len(content)
-        info.mode = 0o600
-        info.mtime = int(time.time())
-        self._tar.addfile(self._owned(info), io.BytesIO(content))
+        self._add(name, len(content), content=content)
 
     def add_copies(self, prefix: str, copies: Iterable[FileCopy]) -> None:
         """Add files and folders below `prefix`; caches and version control are left out.
 
         Raises:
             EngineError: A file leads out of the folder that it has to be in.
-            OSError: A file cannot be read.
+            OSError: A file cannot be found.
         """
         for copy in copies:
             for path, target in _files(copy):
                 name = str(PurePosixPath(prefix) / PurePosixPath(target.as_posix()))
-                self._add_parents(name)
-                with _opened(path, copy.root) as file:
-                    self._tar.addfile(self._owned(self._tar.gettarinfo(arcname=name, fileobj=file)), file)
+                self._add(name, path.stat().st_size, path=path, root=copy.root)
 
-    def _add_parents(self, name: str) -> None:
+    def _add(
+        self, name: str, size: int, *, content: bytes | None = None, path: Path | None = None, root: Path | None = None
+    ) -> None:
         for parent in reversed(PurePosixPath(name).parents[:-1]):
             self.add_folder(str(parent))
+        self.pages += 1 + -(-size // PAGE)
+        self._entries.append((name, content, path, root))
 
-    def _owned(self, info: tarfile.TarInfo) -> tarfile.TarInfo:
+    def pieces(self) -> Iterator[bytes]:
+        """The archive.
+
+        Raises:
+            EngineError: A file leads out of the folder that it has to be in.
+            OSError: A file cannot be read.
+        """
+        for name, content, path, root in self._entries:
+            if path is not None:
+                # A link would lead nowhere in the job: its target goes in instead.
+                with _opened(path, root) as file:
+                    found = os.fstat(file.fileno())
+                    yield from entry_of(self._info(name, stat.S_IMODE(found.st_mode), size=found.st_size), file)
+            elif content is not None:
+                yield from entry_of(self._info(name, 0o600, size=len(content)), io.BytesIO(content))
+            else:
+                yield from entry_of(self._info(name, 0o755, kind=tarfile.DIRTYPE))
+        yield END
+
+    def _info(self, name: str, mode: int, *, size: int = 0, kind: bytes = tarfile.REGTYPE) -> tarfile.TarInfo:
+        info = tarfile.TarInfo(name)
+        info.type, info.mode, info.size, info.mtime = kind, mode, size, int(time.time())
         info.uid = info.gid = self._owner
-        info.uname = info.gname = ""
-        self._pages += 1 + -(-info.size // PAGE)
         return info
-
-    def finish(self) -> Archive:
-        """The archive."""
-        self._tar.close()
-        return Archive(data=self._buffer.getvalue(), pages=self._pages)
 
 
 def copy_files(copy: FileCopy, into: Path) -> None:
@@ -198,114 +192,86 @@ def unpack(pieces: Iterable[bytes], into: Path, most: int = RESULTS_BYTES) -> No
     """Unpack an untrusted archive of a job, without the first component of its paths.
 
     Only files are made, with the folders above them: links and devices are left out, so no entry can lead elsewhere.
-    ``tarfile`` parses only headers here: its own streams would end silently at a damaged one, and skip for ever at one
-    that claims 2**80 bytes.
 
     Raises:
         tarfile.TarError: It is damaged, or an entry would leave the folder; the entries before it are unpacked.
         EngineError: Something was left out; all that fits was unpacked.
         OSError: The folder cannot be written.
     """
-    source, intake = _Source(pieces), Intake(into, most)
-    for entry in _entries(source):
-        intake.count_entry()
-        end = source.position + (0 if entry.type in _WITHOUT_CONTENT else entry.size)
-        path = PurePosixPath(*PurePosixPath(entry.name).parts[1:])
-        if ".." in path.parts:
-            msg = f"{entry.name!r} would leave the folder"
-            raise tarfile.ExtractError(msg)
-        if entry.type in tarfile.REGULAR_TYPES and entry.type != tarfile.GNUTYPE_SPARSE:
-            intake.add_file(path, entry.size, source.take(entry.size))
-        if not intake.may_pass_over(end - source.position):
-            break
-        source.skip(end - source.position + -end % tarfile.BLOCKSIZE)
+    intake = Intake(into, most)
+    with tarfile.open(fileobj=cast("IO[bytes]", _Source(pieces)), mode="r|", tarinfo=_Entry) as archive:
+        for entry in archive:
+            intake.count_entry()
+            path = PurePosixPath(*PurePosixPath(entry.name).parts[1:])
+            if ".." in path.parts:
+                msg = f"{entry.name!r} would leave the folder"
+                raise tarfile.ExtractError(msg)
+            is_file = entry.isreg() and not entry.issparse()
+            is_taken = is_file and intake.add_file(path, entry.size, _content(archive, entry))
+            has_content = entry.isreg() or entry.type not in tarfile.SUPPORTED_TYPES
+            if not intake.may_pass_over(entry.size if has_content and not is_taken else 0):
+                break
     intake.check()
 
 
-def _entries(source: "_Source") -> Iterator[tarfile.TarInfo]:
-    """The entries of an archive; the caller moves the source behind the content of each.
+def _content(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> Iterator[bytes]:
+    file = archive.extractfile(entry)
+    while file and (piece := file.read(_PIECE)):
+        yield piece
 
-    Raises:
-        tarfile.TarError: The archive is damaged.
+
+class _Entry(tarfile.TarInfo):
+    """An entry of an untrusted archive.
+
+    ``tarfile`` itself takes a damaged header behind the first one for the end of the archive, reads a description of
+    any size into memory, and lets exceptions of its parsers through.
     """
-    name, records = "", {}
-    while (block := source.read(tarfile.BLOCKSIZE)).count(0) != tarfile.BLOCKSIZE:
-        entry = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-        if entry.type in _EXTENSIONS:
-            content = source.read_header(entry.size)
-            if entry.type == tarfile.GNUTYPE_LONGNAME:
-                name = content.partition(b"\0")[0].decode("utf-8", "surrogateescape")
-            elif entry.type == tarfile.XHDTYPE:
-                records = dict(_pax_records(content))
-            continue
-        entry.name = records.get(b"path", b"").decode("utf-8", "surrogateescape") or name or entry.name
-        entry.size = _number(records[b"size"]) if b"size" in records else entry.size
-        if entry.size < 0:
-            msg = f"{entry.name!r} has a size of {entry.size}"
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """Parse one block."""
+        entry = super().frombuf(buf, encoding, errors)
+        if entry.type in _DESCRIPTIONS and entry.size > _LONGEST_DESCRIPTION:
+            msg = f"a header of {entry.size} bytes"
             raise tarfile.ReadError(msg)
-        yield entry
-        name, records = "", {}
+        return _with_a_size(entry)
+
+    @classmethod
+    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> Self:
+        """Parse an entry, with the descriptions before it."""
+        try:
+            return _with_a_size(super().fromtarfile(tarfile_))
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined] # typeshed lacks it
+            raise
+        except (tarfile.HeaderError, ValueError, IndexError) as error:
+            raise tarfile.ReadError(str(error)) from error
 
 
-def _pax_records(content: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The key and the value of each record, ``<length> <key>=<value>`` and the end of a line (POSIX.1-2001, pax)."""
-    place = 0
-    while place < len(content):
-        space = content.find(b" ", place, place + 20)
-        end = place + _number(content[place:space]) if space > place else 0
-        key, equals, value = content[space + 1 : end - 1].partition(b"=")
-        if not (place < space < end <= len(content) and equals):
-            msg = "a pax header is damaged"
-            raise tarfile.ReadError(msg)
-        yield key, value
-        place = end
-
-
-def _number(digits: bytes) -> int:
-    if not (digits.isdigit() and len(digits) <= _MOST_DIGITS):
-        msg = f"{digits[:_MOST_DIGITS]!r} is not a number"
+def _with_a_size(entry: E) -> E:
+    if entry.size < 0:
+        msg = f"{entry.name!r} has a size of {entry.size}"
         raise tarfile.ReadError(msg)
-    return int(digits)
+    return entry
 
 
 class _Source:
-    """A stream of bytes over pieces of any size, read in one pass."""
+    """A file over pieces of any size. Whoever reads behind them misses something: an archive has an end of its own."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
-        self.position = 0  # how many bytes have been read
         self._pieces = iter(pieces)
         self._rest = memoryview(b"")
 
-    def take(self, size: int) -> Iterator[memoryview]:
-        """The next bytes, in pieces.
+    def read(self, size: int) -> bytes:
+        """At most this many of the next bytes.
 
         Raises:
-            tarfile.ReadError: There are fewer.
+            tarfile.ReadError: There are none.
         """
-        while size > 0:
-            while not self._rest:
-                piece = next(self._pieces, None)
-                if piece is None:
-                    msg = "unexpected end of data"
-                    raise tarfile.ReadError(msg)
-                self._rest = memoryview(piece)
-            part, self._rest = self._rest[:size], self._rest[size:]
-            size -= len(part)
-            self.position += len(part)
-            yield part
-
-    def read(self, size: int) -> bytes:
-        """The next bytes."""
-        return b"".join(self.take(size))
-
-    def skip(self, size: int) -> None:
-        """Pass over the next bytes."""
-        for _ in self.take(size):
-            pass
-
-    def read_header(self, size: int) -> bytes:
-        """The content of a header; the padding of its last block is read, too."""
-        if not 0 <= size <= _LARGEST_HEADER:
-            msg = f"a header of {size} bytes"
-            raise tarfile.ReadError(msg)
-        return self.read(size + -size % tarfile.BLOCKSIZE)[:size]
+        while not self._rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                msg = "unexpected end of data"
+                raise tarfile.ReadError(msg)
+            self._rest = memoryview(piece)
+        part, self._rest = self._rest[:size], self._rest[size:]
+        return bytes(part)

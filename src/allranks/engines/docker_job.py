@@ -5,7 +5,7 @@ import ssl
 import tarfile
 import threading
 import time
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -267,7 +267,7 @@ class DockerJob(JobOfAgents[Container]):
         self._is_apart = False
         self._looked = time.monotonic()
 
-    def start(self, archive: bytes) -> None:
+    def start(self, archive: Iterable[bytes]) -> None:
         """Start the containers, give them their files, and let the agents begin.
 
         Raises:

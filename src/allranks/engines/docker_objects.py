@@ -104,7 +104,8 @@ class DaemonObjects:
             msg = f"job {spec.job_id} names no image"
             raise EngineError(msg)
         specs = specs_of_nodes(spec, make_token())
-        archive = _archive(spec, specs, package)
+        with _as_reading_error(spec):
+            archive = job_archive(specs, package)
         if len(specs) > 1:
             self._make_network(spec, stack)
         for name in volume_names(spec):  # they are made with the first container that has them
@@ -112,7 +113,7 @@ class DaemonObjects:
         containers = [self._make_container(each, archive.pages * PAGE, stack) for each in specs]
         job = DockerJob(self._client, containers, spec.resources.seconds)
         stack.callback(job.close)
-        job.start(archive.data)
+        job.start(_sent(archive, spec))
         return job
 
     def _make_network(self, spec: JobSpec, stack: ExitStack) -> None:
@@ -192,9 +193,15 @@ class DaemonObjects:
         return listed
 
 
-def _archive(spec: JobSpec, specs: Sequence[JobSpec], package: tuple[FileCopy, ...]) -> Archive:
+def _sent(archive: Archive, spec: JobSpec) -> Iterator[bytes]:
+    with _as_reading_error(spec):
+        yield from archive.pieces()
+
+
+@contextmanager
+def _as_reading_error(spec: JobSpec) -> Iterator[None]:
     try:
-        return job_archive(specs, package)
+        yield
     except OSError as error:
         msg = f"The files of {spec.job_id} cannot be read."
         remedy = "Make the suite's folder readable for this user, or move such files out of it."

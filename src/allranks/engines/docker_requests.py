@@ -10,7 +10,7 @@ from docker.types import DeviceRequest, DriverConfig, Mount, Ulimit
 
 from allranks.agent.container_init import COMMAND, ISOLATED
 from allranks.engines.agents import spec_of_node
-from allranks.engines.archive import Archive, ArchiveBuilder
+from allranks.engines.archive import Archive
 from allranks.engines.base import LISTS, FileCopy, JobSpec, unique_name
 from allranks.ownership import RUN_VARIABLE
 from allranks.protocol.config import RESULTS_BYTES, NodeConfig
@@ -299,7 +299,7 @@ def gpu_settings(spec: JobSpec) -> dict[str, Any]:
 
 def job_archive(specs: Sequence[JobSpec], package: tuple[FileCopy, ...]) -> Archive:
     """The contents of the job's volume. Its root belongs to root, so each folder below carries the job's user."""
-    archive = ArchiveBuilder(USER)
+    archive = Archive(USER)
     for name in ("agent", "code"):
         archive.add_folder(name)
     archive.add_copies("agent", package)
@@ -310,4 +310,4 @@ def job_archive(specs: Sequence[JobSpec], package: tuple[FileCopy, ...]) -> Arch
         archive.add_folder(str(own / "results"))
         archive.add_secret(str(own / "agent" / "config.json"), spec.agent.to_json().encode())
         archive.add_copies(str(own / "results"), spec.carried)
-    return archive.finish()
+    return archive

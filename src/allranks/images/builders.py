@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -22,6 +21,7 @@ from allranks.errors import ImageError
 from allranks.images.child_process import child, lines_of
 from allranks.images.daemon import Event, Progress, error_of, find, reported
 from allranks.images.leftovers import end_step
+from allranks.images.tar_stream import END, entry_of
 from allranks.protocol.xml_text import clipped
 
 if TYPE_CHECKING:
@@ -137,16 +137,13 @@ class BuildRequest:
 
 
 def stream(files: Mapping[str, Path]) -> Iterator[bytes]:
-    """Pack files into a tar archive, piece by piece: wheels of three gigabytes need neither memory nor disk."""
+    """Pack files into a tar archive, piece by piece."""
     for name, path in sorted(files.items()):
         header = tarfile.TarInfo(name)
         header.size = path.stat().st_size
-        header.mode = 0o644
-        yield header.tobuf(tarfile.PAX_FORMAT)
         with path.open("rb") as file:
-            yield from iter(partial(file.read, 1 << 20), b"")
-        yield bytes(-header.size % tarfile.BLOCKSIZE)
-    yield bytes(2 * tarfile.BLOCKSIZE)
+            yield from entry_of(header, file)
+    yield END
 
 
 Builder = Callable[["DockerClient", BuildRequest, Iterable[bytes], Progress], None]

@@ -1,0 +1,28 @@
+"""Tar archives that are made while they are sent: files of gigabytes need neither memory nor disk."""
+
+import errno
+import tarfile
+from collections.abc import Iterator
+from typing import IO, Final
+
+END: Final = bytes(2 * tarfile.BLOCKSIZE)
+"""The last bytes of an archive."""
+
+_PIECE: Final = 1 << 20
+
+
+def entry_of(info: tarfile.TarInfo, file: IO[bytes] | None = None) -> Iterator[bytes]:
+    """One entry, with as many bytes of the file as its header says.
+
+    Raises:
+        OSError: The file cannot be read, or has fewer bytes.
+    """
+    yield info.tobuf(tarfile.PAX_FORMAT)
+    left = info.size
+    while file and left:
+        piece = file.read(min(left, _PIECE))
+        if not piece:
+            raise OSError(errno.EIO, "It became shorter while it was read", info.name)
+        left -= len(piece)
+        yield piece
+    yield bytes(-info.size % tarfile.BLOCKSIZE)
