@@ -31,7 +31,7 @@ import sys
 from allranks.images.docker_client import connect
 from allranks.images.builders import BuildRequest, build_with_sdk
 tag, base, builder = sys.argv[1:]
-request = BuildRequest(tag=tag, dockerfile="Dockerfile", arguments={"BASE_IMAGE": base, "BUILDER": builder})
+request = BuildRequest(tag=tag, arguments={"BASE_IMAGE": base, "BUILDER": builder})
 build_with_sdk(connect(), request, iter([sys.stdin.buffer.read()]), lambda line: print(line, flush=True))
 """
 
@@ -52,7 +52,7 @@ def request_(docker_client):
     base = find_base(docker_client, DEFAULT, environ=os.environ, progress=print)
     reference = f"allranks/layer:test-{os.getpid()}"
     arguments = {"BASE_IMAGE": base.reference, "BUILDER": builder_of(reference)}
-    return BuildRequest(tag=reference, dockerfile="Dockerfile", arguments=arguments)
+    return BuildRequest(tag=reference, arguments=arguments)
 
 
 @pytest.fixture

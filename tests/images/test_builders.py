@@ -10,7 +10,7 @@ from allranks.images.builders import (
     shortened,
 )
 
-REQUEST = BuildRequest(tag="allranks/layer:k", dockerfile="Dockerfile.cuda", arguments={"BASE_IMAGE": "debian"})
+REQUEST = BuildRequest(tag="allranks/layer:k", arguments={"BASE_IMAGE": "debian"})
 
 
 @pytest.fixture

@@ -33,5 +33,5 @@ def test_a_layer_sends_the_dockerfile_pip_and_its_wheels(tmp_path):
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools/pip.whl").touch()
     wheels, tools = (tmp_path / "w/a.whl",), tmp_path / "tools"
-    layer = Layer(name="torch", dockerfile=tmp_path / "Dockerfile", content=("a",), wheels=wheels, tools=tools)
+    layer = Layer(name="torch", content=("a",), wheels=wheels, tools=tools)
     assert set(layer.files) == {"Dockerfile", "tools/pip.whl", "wheels/a.whl"}

@@ -165,7 +165,6 @@ def test_debian_packages_are_a_layer_below_that_of_torch(daemon, site):
     build_layers(replace(RECIPE, apt=("libnuma1", "hwloc")), BASE, site)
     assert built(daemon) == ["debian", "torch", "packages"]
     debian = daemon.builds[0]
-    assert debian["dockerfile"] == "Dockerfile.debian"
     assert debian["buildargs"]["PACKAGES"] == "hwloc libnuma1"
     assert [build["network_mode"] for build in daemon.builds] == ["default", "none", "none"]
 

@@ -1,4 +1,4 @@
-"""The base image of a build, the Dockerfiles, and the Python in an image."""
+"""The base image of a build, the Dockerfile, and the Python in an image."""
 
 from __future__ import annotations
 
@@ -20,22 +20,14 @@ if TYPE_CHECKING:
     from docker.models.images import Image as DaemonImage
 
 
-PYTHON = "Dockerfile.cuda"
-"""For every layer of wheels, torch's among them."""
-
-DEBIAN = "Dockerfile.debian"
-"""For the layer of Debian packages."""
-
-
-def dockerfile_path(name: str = PYTHON) -> Path:
-    """A Dockerfile that builds use.
-
-    A wheel carries it beside this module; a checkout (and so an editable install) has it in ``docker/``.
-    """
+def dockerfile_path() -> Path:
+    """The Dockerfile of all layers: beside this module in a wheel, in ``docker/`` in a checkout or editable install."""
     here = Path(__file__).resolve().parent
-    installed = here / name
-    return installed if installed.is_file() else here.parents[2] / "docker" / name
+    installed = here / _DOCKERFILE
+    return installed if installed.is_file() else here.parents[2] / "docker" / _DOCKERFILE
 
+
+_DOCKERFILE = "Dockerfile.cuda"
 
 DEFAULT = Image.base
 LOCAL = "allranks/base:bookworm"

@@ -126,12 +126,15 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # the legacy builder colours a step's s
 _FAILED_STEP = re.compile(r"The command '.*' returned a non-zero code: (\d+)", re.DOTALL)
 
 
+DOCKERFILE = "Dockerfile"
+"""The name of the Dockerfile in a build's context."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class BuildRequest:
     """One build, as both builders understand it."""
 
     tag: str  # reference of the image to make
-    dockerfile: str  # name of the Dockerfile in the context
     arguments: Mapping[str, str]  # build arguments
     network: str = "none"  # the network of steps, as for ``docker build --network``
 
@@ -169,7 +172,7 @@ def build_with_sdk(client: DockerClient, request: BuildRequest, context: Iterabl
         events = client.api.build(
             fileobj=cast("IO[bytes]", context),  # the SDK hands it to requests, which streams any iterable
             custom_context=True,
-            dockerfile=request.dockerfile,
+            dockerfile=DOCKERFILE,
             tag=request.tag,
             buildargs=dict(request.arguments),
             network_mode=request.network,
@@ -266,7 +269,7 @@ def build_with_buildkit(
 def buildkit_command(request: BuildRequest) -> list[str]:
     """The command line of a build whose context comes on standard input."""
     arguments = [f"--build-arg={name}={value}" for name, value in request.arguments.items()]
-    where = [f"--file={request.dockerfile}", f"--tag={request.tag}", f"--network={request.network}"]
+    where = [f"--file={DOCKERFILE}", f"--tag={request.tag}", f"--network={request.network}"]
     return ["docker", "build", "--progress=plain", "--provenance=false", *where, *arguments, "-"]
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.errors import ImageError
-from allranks.images.base import DEBIAN, Base, dockerfile_path, python_of
-from allranks.images.builders import BuildRequest, builder_of_host, check_room, stream
+from allranks.images.base import Base, dockerfile_path, python_of
+from allranks.images.builders import DOCKERFILE, BuildRequest, builder_of_host, check_room, stream
 from allranks.images.daemon import Progress, Site, find, reported
 from allranks.images.leftovers import builder_of, remove_remains
 from allranks.images.project import wheel_of
@@ -31,7 +31,6 @@ class Layer:
     """What one layer adds."""
 
     name: str  # ``debian``, ``torch``, ``packages`` or ``project``
-    dockerfile: Path  # the Dockerfile that applies it
     content: tuple[str, ...]  # what distinguishes it from other layers on the same image below
     wheels: tuple[Path, ...] = ()  # the wheels to install; none for Debian packages
     tools: Path | None = None  # the folder with the wheel of pip that installs them; None for Debian packages
@@ -42,7 +41,7 @@ class Layer:
     def files(self) -> dict[str, Path]:
         """The context that the Dockerfile expects: paths in it, each with the file that it is read from."""
         return {
-            self.dockerfile.name: self.dockerfile,
+            DOCKERFILE: dockerfile_path(),
             **{f"tools/{path.name}": path for path in (self.tools.iterdir() if self.tools else ())},
             **{f"wheels/{path.name}": path for path in self.wheels},
         }
@@ -78,7 +77,6 @@ def with_debian_packages(recipe: Recipe, base: Base, site: Site) -> Base:
     packages = tuple(sorted(set(recipe.apt)))
     layer = Layer(
         name="debian",
-        dockerfile=dockerfile_path(DEBIAN),
         content=packages,
         arguments={"PACKAGES": " ".join(packages)},
         network="default",
@@ -108,7 +106,6 @@ def _wheel_layers(house: Wheelhouse, project: tuple[Path, ...], torch: str) -> l
     return [
         Layer(
             name=name,
-            dockerfile=dockerfile_path(),
             content=tuple(identity(wheel) for wheel in wheels),
             wheels=tuple(sorted(wheels)),
             tools=house.tools,
@@ -126,7 +123,7 @@ def _project_wheels(recipe: Recipe, progress: Progress) -> tuple[Path, ...]:
 
 
 def _ensure_layer(layer: Layer, below: Base, site: Site) -> Base:
-    dockerfile = layer.dockerfile.read_text(encoding="utf-8")
+    dockerfile = dockerfile_path().read_text(encoding="utf-8")
     key = layer_key(parent_id=below.id, content=layer.content, dockerfile=dockerfile)
     reference = f"{REPOSITORY}:{key}"
     # This process holds it until the run ends: the next layer lies on it.
@@ -141,7 +138,6 @@ def _build_layer(layer: Layer, below: Base, reference: str, site: Site) -> Image
     check_room(site.client, layer.name, layer.wheels, build)
     request = BuildRequest(
         tag=reference,
-        dockerfile=layer.dockerfile.name,
         arguments={"BASE_IMAGE": below.pinned, "LAYER": layer.name, "BUILDER": builder, **layer.arguments},
         network=layer.network,
     )
