@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from allranks import user_cache
 from allranks.errors import EnvironmentBuildError
-from allranks.user_cache import cache_limit, make_room, to_forget, use
+from allranks.user_cache import cache_limit, forget_unused, make_room, prune_cache, to_forget, use
 
 KIB = 1 << 10
 
@@ -120,6 +121,28 @@ def test_an_entry_that_this_process_uses_stays(add, tmp_path):
     os.utime(old, (1, 1))
     make_room(tmp_path, 0, print)
     assert names(tmp_path) == ["new", "old"]
+
+
+def test_what_was_not_used_for_a_month_goes_from_each_kind_of_entries(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for kind in ("environments", "wheels", "projects", "bytecode", "package"):
+        for name, days in (("old", 31), ("new", 29)):
+            entry = tmp_path / "allranks" / kind / name
+            entry.mkdir(parents=True)
+            os.utime(entry, (time.time() - days * 86_400,) * 2)
+    removed = prune_cache()
+    assert [path.parent.name for path in removed] == ["environments", "wheels", "projects", "bytecode"]
+    assert {path.name for path in removed} == {"old"}
+    assert not any(path.exists() for path in removed)
+    assert names(tmp_path / "allranks" / "wheels") == ["new"]
+    assert names(tmp_path / "allranks" / "package") == ["new", "old"]  # what it holds is a link to this allranks
+
+
+def test_an_old_entry_that_another_run_uses_stays(add, tmp_path, other_run):
+    other_run(add("a"))
+    os.utime(tmp_path / "a", (1, 1))
+    assert forget_unused(tmp_path) == []
+    assert names(tmp_path) == ["a"]
 
 
 def test_use_makes_an_entry_the_newest(add, tmp_path):

@@ -7,11 +7,20 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from types import FrameType
+from typing import Final
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+PATIENCE: Final = 0.25
+"""Seconds that a wait may take between two calls of :func:`check`."""
+
+_CHECK: ContextVar[Callable[[], None]] = ContextVar("check", default=lambda: None)
 
 
 class RunInterrupted(KeyboardInterrupt):
@@ -91,3 +100,40 @@ def deaf() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def check() -> None:
+    """Raise the reason why the work of this thread has to end, if there is one: see :func:`checked_by`."""
+    _CHECK.get()()
+
+
+@contextmanager
+def checked_by(reason: Callable[[], None]) -> Iterator[None]:
+    """Have :func:`check` call a function as well, which raises why the work in this block has to end.
+
+    Signals reach only the main thread; work in any other one ends at its next check.
+    """
+    outer = _CHECK.get()
+
+    def check_both() -> None:
+        outer()
+        reason()
+
+    token = _CHECK.set(check_both)
+    try:
+        yield
+    finally:
+        _CHECK.reset(token)
+
+
+@contextmanager
+def time_limit(seconds: float, late: Exception) -> Iterator[None]:
+    """Have :func:`check` raise `late` in this block once its time is over."""
+    deadline = time.monotonic() + seconds
+
+    def check_time() -> None:
+        if time.monotonic() > deadline:
+            raise late
+
+    with checked_by(check_time):
+        yield

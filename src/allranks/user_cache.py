@@ -5,6 +5,7 @@ import fcntl
 import math
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,8 +14,13 @@ from pathlib import Path
 from typing import Final
 
 from allranks.errors import EnvironmentBuildError, ImageError
+from allranks.interruption import check
 
 WRITABLE = "Set XDG_CACHE_HOME to a folder that can be written."
+
+
+_NAP: Final = 0.05
+"""Seconds between two tries of a lock that another process holds."""
 
 
 def cache_folder() -> Path:
@@ -36,6 +42,8 @@ def cache_folder() -> Path:
 def hold(path: Path) -> Iterator[None]:
     """Hold the exclusive lock (flock(2)) of a file in an existing folder; wait while another process holds it.
 
+    The wait ends as :func:`allranks.interruption.check` asks.
+
     The kernel frees the lock when its holder ends, however it ends. The file stays: removing it would let a third
     process lock a new file of that name beside the second one.
 
@@ -45,10 +53,19 @@ def hold(path: Path) -> Iterator[None]:
     # O_RDWR does not wait for the other end of a FIFO; O_NOFOLLOW because a link could name another user's file.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        while not _is_locked(descriptor):
+            check()
+            time.sleep(_NAP)
         yield
     finally:
         os.close(descriptor)
+
+
+def _is_locked(descriptor: int) -> bool:
+    with suppress(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 def made_cache_folder(name: str) -> Path:
@@ -144,10 +161,39 @@ def make_room(folder: Path, limit: int, progress: Callable[[str], None]) -> None
         progress: Receives a line for each entry that is removed.
     """
     for entry in to_forget(folder, limit):
-        with suppress(OSError), closing_descriptor(_open_lock(entry)) as descriptor:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if a run uses it
-            progress(f"removing {entry}, the least recently used")
-            shutil.rmtree(entry, ignore_errors=True)
+        _forget(entry, lambda entry: progress(f"removing {entry}, the least recently used"))
+
+
+def _forget(entry: Path, tell: Callable[[Path], object]) -> None:
+    with suppress(OSError), closing_descriptor(_open_lock(entry)) as descriptor:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if a run uses it
+        tell(entry)
+        shutil.rmtree(entry, ignore_errors=True)
+
+
+KEPT_DAYS: Final = 30
+"""Days that an unused entry stays in the cache."""
+
+
+def forget_unused(folder: Path) -> list[Path]:
+    """Remove the subfolders of a folder in the cache that no run has used for long, by their mtime; return them."""
+    removed: list[Path] = []
+    oldest = time.time() - KEPT_DAYS * 24 * 3600
+    for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
+        found = entry.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_mtime < oldest:
+            _forget(entry, removed.append)
+    return removed
+
+
+def prune_cache() -> list[Path]:
+    """Remove all that runs keep in the cache and have not used for long; return what was removed.
+
+    Raises:
+        EnvironmentBuildError: This user has no home folder.
+    """
+    kinds = ("environments", "wheels", "projects", "bytecode")
+    return [entry for kind in kinds for entry in forget_unused(cache_folder() / kind)]
 
 
 def to_forget(folder: Path, limit: int) -> list[Path]:

@@ -1,9 +1,18 @@
 """``allranks clean``: what was removed is named."""
 
 import argparse
+import os
+
+import pytest
 
 from allranks.engines.base import Leftovers
 from allranks.errors import EngineError
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "allranks"
 
 
 def engine(removed: list[str], unknown: list[str]) -> argparse.Namespace:
@@ -15,6 +24,15 @@ def test_clean_names_what_it_removed(allranks, monkeypatch):
         "allranks.engines.registry.engines_here", lambda: [engine(["process 1"], []), engine(["volume x"], [])]
     )
     assert allranks("clean") == (0, "removed process 1\nremoved volume x\n", "")
+
+
+def test_clean_removes_what_was_long_unused_in_the_cache(allranks, monkeypatch, cache):
+    monkeypatch.setattr("allranks.engines.registry.engines_here", list)
+    old = cache / "environments" / "torch-2.13.0-abc"
+    old.mkdir(parents=True)
+    os.utime(old, (1, 1))
+    assert allranks("clean") == (0, f"removed {old}, not used for 30 days\n", "")
+    assert not old.exists()
 
 
 def test_clean_says_when_there_is_nothing(allranks, monkeypatch):

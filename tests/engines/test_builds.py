@@ -12,6 +12,7 @@ import pytest
 from allranks.images.base import DEFAULT, find_base
 from allranks.images.builders import BuildRequest, build_with_sdk
 from allranks.images.leftovers import LABEL, builder_of, dead_builders, end_step, reap_builders
+from allranks.interruption import checked_by
 from allranks.ownership import image_lock, shared
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("locks")]
@@ -80,6 +81,20 @@ def test_an_interrupted_build_has_ended_and_leaves_no_container(docker_client, r
         assert request_.arguments["BUILDER"] not in dead_builders(docker_client.api)
         assert list(reap_builders(docker_client.api)) == []
     assert request_.arguments["BUILDER"] in reap_builders(docker_client.api)
+    assert left() == []
+
+
+def test_a_build_whose_time_is_over_ends_in_the_middle_of_a_silent_command(docker_client, request_, left):
+    late, seen = TimeoutError(), []
+
+    def check():
+        if any("at work" in line for line in seen):
+            raise late
+
+    with pytest.raises(TimeoutError), checked_by(check):
+        build_with_sdk(docker_client, request_, iter([context()]), seen.append)
+    assert not [each for each in left() if "Image" in each]
+    assert list(reap_builders(docker_client.api)) == [request_.arguments["BUILDER"]]
     assert left() == []
 
 

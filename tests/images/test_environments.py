@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 from allranks.images import environments
 
-def create(folder):
+def create(folder, below):
     (folder / "bin").mkdir(parents=True)
 
 def install(folder, recipe, progress):
@@ -43,7 +43,7 @@ def own_cache(tmp_path, monkeypatch):
 def made(monkeypatch):
     """Makes of environments, which are empty folders here."""
     calls = []
-    monkeypatch.setattr(environments, "_create", lambda folder: (folder / "bin").mkdir(parents=True))
+    monkeypatch.setattr(environments, "_create", lambda folder, _below: (folder / "bin").mkdir(parents=True))
     monkeypatch.setattr(environments, "_install", lambda folder, recipe, _progress: calls.append((folder, recipe)))
     return calls
 
@@ -135,7 +135,7 @@ def test_an_environment_that_failed_is_tried_again(made, monkeypatch):
 def test_an_environment_is_made_under_a_lock(monkeypatch):
     held = []
 
-    def create(folder):
+    def create(folder, _below):
         with folder.with_name(f"{folder.name}.lock").open() as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -176,13 +176,11 @@ def test_a_cache_that_cannot_be_written_is_an_error_that_names_the_variable(tmp_
     assert "XDG_CACHE_HOME" in error.value.remedy
 
 
-def test_a_python_without_venv_is_an_error_that_names_the_package(monkeypatch, tmp_path):
-    def fail(*_, **__):
-        raise subprocess.CalledProcessError(1, "ensurepip")
-
-    monkeypatch.setattr("venv.EnvBuilder.create", fail)
+def test_a_python_without_venv_is_an_error_that_names_the_package(monkeypatch, pip, tmp_path):
+    monkeypatch.setattr(sys, "executable", str(pip("echo ensurepip is not available; exit 1")))
     with pytest.raises(EnvironmentBuildError, match="virtual environment") as error:
-        environments._create(tmp_path / "e")
+        environments._create(tmp_path / "e", None)
+    assert error.value.why == "ensurepip is not available"
     assert "python3-venv" in error.value.remedy
 
 
@@ -213,14 +211,14 @@ def test_no_login_that_pip_prints_is_told(pip):
             "It",
             told.append,
         )
-    assert (told, error.value.why) == (["Downloading https://****@x/y.whl"], "ERROR: https://****@x")
+    assert (told, error.value.why) == (["Downloading https://****@x/y.whl"], "https://****@x")
 
 
 def test_errors_of_pip_are_the_reason(pip):
     script = "echo noise; echo 'ERROR: No matching distribution found for torch==9' >&2; exit 1"
     with pytest.raises(EnvironmentBuildError, match="It cannot be made: pip failed") as error:
         run_pip_of(pip(script), [], "It", ignore)
-    assert error.value.why == "ERROR: No matching distribution found for torch==9"
+    assert error.value.why == "No matching distribution found for torch==9"
 
 
 def test_a_pip_that_fails_without_a_word_of_error_shows_its_last_lines(pip):

@@ -5,7 +5,8 @@ import pytest
 
 from allranks.errors import ImageError
 from allranks.images import pip_settings, wheels
-from allranks.images.wheels import PipRequest, cause, run_pip, without_configuration
+from allranks.images.host_pip import cause
+from allranks.images.wheels import PipRequest, run_pip, without_configuration
 
 
 def request(tmp_path, *arguments, markers=None):

@@ -15,7 +15,7 @@ from scripted_engine import BEGUN, COLLECTED, FINISHED, PASSED, WELL, failed
 from allranks.engines.agent_output import Damage
 from allranks.engines.base import JobEnvironment
 from allranks.errors import EngineError, ImageError, ResultsError
-from allranks.interruption import interruptible
+from allranks.interruption import check, interruptible
 from allranks.protocol.records import (
     JOURNAL,
     SCHEMA,
@@ -30,6 +30,7 @@ from allranks.protocol.records import (
 )
 from allranks.report.rank_xml import RankReader
 from allranks.report.untrusted import digest
+from allranks.runner.environment_maker import THREAD
 from allranks.runner.gpu_leases import claimed, count_free, stand_in_line, try_lease
 
 pytestmark = pytest.mark.usefixtures("locks")
@@ -459,12 +460,59 @@ def test_an_interrupt_while_an_image_is_made_ends_the_current_job_well(dispatche
         assert lease is not None
 
 
+def build_without_end():
+    """A build that lasts until it has to end."""
+    while True:
+        check()
+        time.sleep(0.01)
+
+
+def test_jobs_run_while_the_image_of_another_one_is_made(dispatcher, engine, pair):
+    is_over = threading.Event()
+    engine.acts["close", ONE] = is_over.set
+
+    def environment(job):
+        if job is pair[1]:
+            assert is_over.wait(20)
+        return JobEnvironment(image="i")
+
+    dispatcher(pair, cores=8, environment_of=environment).run(pair)
+    assert engine.log.index(f"close {ONE}") < engine.log.index(f"start {TWO}")
+
+
+def test_an_interrupt_ends_a_build_at_once(dispatcher, engine, pair):
+    def environment(_job):
+        interrupt()
+        build_without_end()
+
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        dispatcher(pair, environment_of=environment).run(pair)
+    assert engine.log == []
+    assert THREAD not in [thread.name for thread in threading.enumerate()]
+
+
+def test_the_time_of_a_run_ends_a_build(dispatcher, engine, pair, records):
+    dispatcher(pair, environment_of=lambda _: build_without_end(), seconds=0.3).run(pair)
+    assert engine.log == []
+    assert [record["error"]["kind"] for record in records().values()] == ["stopped", "stopped"]
+
+
+def test_an_unforeseen_error_of_a_build_ends_the_run(dispatcher, pair):
+    def environment(_job):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        dispatcher(pair, environment_of=environment).run(pair)
+
+
 def test_a_thread_that_cannot_be_started_ends_the_run_and_leaves_nothing(dispatcher, jobs, tmp_path, monkeypatch):
-    def refuse(_thread):
+    def refuse(thread):
+        if thread.name == THREAD:
+            return started(thread)
         msg = "can't start new thread"
         raise RuntimeError(msg)
 
-    wanted = [jobs["nccl-w1-g1-env"]]
+    wanted, started = [jobs["nccl-w1-g1-env"]], threading.Thread.start
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(RuntimeError):
         dispatcher(wanted, gpus=("GPU-a",)).run(wanted)

@@ -12,6 +12,7 @@ from allranks.engines.process import ProcessEngine
 from allranks.engines.registry import engines_here
 from allranks.errors import EngineError, ImageError
 from allranks.images import docker_client as engine_daemon
+from allranks.interruption import check
 from allranks.runner.host import _ForHost, choose_host, gpus_here
 
 
@@ -199,6 +200,17 @@ def test_an_image_that_could_not_be_made_is_not_tried_again(matrix, jobs, lines,
         with pytest.raises(ImageError, match="No base"):
             environment(jobs[cell])
     assert made == ["cpu"]
+
+
+def test_an_image_that_takes_longer_than_its_limit_is_an_error_that_names_it(matrix, jobs, lines):
+    def take_long(_image):
+        while True:
+            check()
+
+    matrix = replace(matrix, limits=replace(matrix.limits, build=0.1))
+    with pytest.raises(ImageError, match=r"cpu was not made in 0\.1 s") as error:
+        _ForHost(ProcessEngine(), (), matrix, lines, take_long)(jobs["gloo-w1-g0-env"])
+    assert "limits.build" in error.value.why
 
 
 @pytest.mark.usefixtures("daemon")

@@ -13,7 +13,7 @@ from allranks.cli.selection import Selection, chosen_jobs, read_request
 from allranks.cli.variables import IMAGES_VARIABLE, PLAN_FILE_VARIABLE, PlanVariables
 from allranks.errors import ExitCode, UsageError
 from allranks.matrix.expand import Expansion
-from allranks.matrix.model import Image, Job
+from allranks.matrix.model import Image, Job, Matrix
 from allranks.runner.ci_service import untrusted_output
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Options(Selection):
 def run(options: Options) -> ExitCode:
     """Build the images of the selected cells, or of all jobs of the plan that a variable names."""
     expansion, options = read_request(options)
-    _build_for(_jobs_to_build_for(expansion, options), expansion.matrix.root, options)
+    _build_for(_jobs_to_build_for(expansion, options), expansion.matrix, options)
     return ExitCode.OK
 
 
@@ -73,7 +73,7 @@ def _jobs_to_build_for(expansion: Expansion, options: Options) -> Sequence[Job]:
     return planned_jobs(expansion, plan_file)
 
 
-def _build_for(jobs: Iterable[Job], root: Path, options: Options) -> None:
+def _build_for(jobs: Iterable[Job], matrix: Matrix, options: Options) -> None:
     from allranks.engines.registry import choose_engine  # noqa: PLC0415
     from allranks.images.daemon import Site  # noqa: PLC0415
 
@@ -88,7 +88,8 @@ def _build_for(jobs: Iterable[Job], root: Path, options: Options) -> None:
             _write_empty(options.export)
         return
     with closing(client):
-        _build_images(images, Site(client=client, root=root, progress=_silent if options.quiet else say), options)
+        site = Site(client=client, root=matrix.root, progress=_silent if options.quiet else say)
+        _build_images(images, site, options, matrix.limits.build)
 
 
 def _silent(_line: str) -> None:
@@ -115,8 +116,8 @@ def _write_empty(folder: Path) -> None:
     write_list(folder, ())
 
 
-def _build_images(images: Sequence[Image], site: "Site", options: Options) -> None:
-    from allranks.images.built_image import ensure_image, image_reference  # noqa: PLC0415
+def _build_images(images: Sequence[Image], site: "Site", options: Options, seconds: float) -> None:
+    from allranks.images.built_image import build_limit, ensure_image, image_reference  # noqa: PLC0415
     from allranks.images.sharing import export_images  # noqa: PLC0415
 
     if options.dry_run:
@@ -127,11 +128,12 @@ def _build_images(images: Sequence[Image], site: "Site", options: Options) -> No
         return
     with untrusted_output(say):  # a project's own build prints what it likes
         if options.export:
-            for exported in export_images(images, _shelf(options, options.export), site):
+            for exported in export_images(images, _shelf(options, options.export), site, seconds):
                 say(f"{exported.name}: {exported.reference}{f' in {exported.file}' if exported.file else ''}")
         else:
             for image in images:
-                built = ensure_image(image, root=site.root, client=site.client, progress=site.progress)
+                with build_limit(image, seconds):
+                    built = ensure_image(image, root=site.root, client=site.client, progress=site.progress)
                 say(f"{image.name}: {built.reference}")
 
 

@@ -1,4 +1,4 @@
-"""``allranks clean``: removes what dead runs left behind on this host, or images that were not used lately."""
+"""``allranks clean``: removes what dead runs left on this host and old entries of the cache, or unused images."""
 
 import argparse
 import time
@@ -12,8 +12,10 @@ from allranks.cli.parser import CommandOptions, flag, measured, option
 from allranks.cli.printing import moment, remark, say, say_json
 from allranks.cli.variables import PRUNE_VARIABLE
 from allranks.errors import AllranksError, EngineError, ExitCode, UsageError
+from allranks.user_cache import KEPT_DAYS, prune_cache
 
 if TYPE_CHECKING:
+    from allranks.engines.base import Leftovers
     from allranks.images.stock import StoredImage
 
 _IMAGES = "instead: the images that runs have built"
@@ -57,7 +59,8 @@ def run(options: Options) -> ExitCode:
 def _clean_leftovers() -> ExitCode:
     from allranks.engines.registry import engines_here  # noqa: PLC0415
 
-    found, problems = [], []
+    found: list[Leftovers] = []
+    problems: list[AllranksError] = []
     for engine in engines_here():
         try:
             with closing(engine):
@@ -65,10 +68,14 @@ def _clean_leftovers() -> ExitCode:
         except EngineError as error:  # the others have their own
             problems.append(error)
     removed = [name for each in found for name in each.dead]
+    try:
+        removed += [f"{entry}, not used for {KEPT_DAYS} days" for entry in prune_cache()]
+    except AllranksError as error:
+        problems.append(error)
     for name in removed:
         say(f"removed {name}")
     if not (removed or problems):
-        say("nothing to remove: every run on this host is alive or left nothing behind")
+        say("nothing to remove: every run on this host is alive or left nothing behind, and the cache has nothing old")
     if unknown := [name for each in found for name in each.unknown]:
         say(
             f"not removed: {', '.join(unknown)}. Their runs belong to another host or to another namespace of this "

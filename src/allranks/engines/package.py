@@ -16,8 +16,7 @@ from pathlib import Path
 import allranks
 from allranks.engines.base import FileCopy
 from allranks.errors import EnvironmentBuildError
-from allranks.images.environments import forget_unused
-from allranks.user_cache import WRITABLE
+from allranks.user_cache import WRITABLE, forget_unused
 
 _NEEDED = ("__init__.py", "protocol", "agent", "testing", "pytest_plugin/__init__.py")
 

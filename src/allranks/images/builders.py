@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import queue
 import re
 import shutil
 import subprocess
@@ -19,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from allranks.errors import ImageError
 from allranks.images.child_process import child, lines_of
-from allranks.images.daemon import Event, Progress, error_of, find, reported
+from allranks.images.daemon import Heard, Progress, error_of, find, reported
 from allranks.images.leftovers import end_step
 from allranks.images.tar_stream import END, entry_of
 from allranks.protocol.xml_text import clipped
@@ -182,54 +181,29 @@ def build_with_sdk(client: DockerClient, request: BuildRequest, context: Iterabl
             forcerm=True,
             decode=True,
         )
-        heard = _heard(events)
+        heard = Heard(events)
         try:
-            _follow(heard, request, last, progress)
-        except ImageError:
-            raise  # the daemon itself has ended the build
+            failure = _follow(heard, request, last, progress)
         except BaseException:
             _wait_for_end(client, request, heard, progress)
             raise
+    if failure:
+        raise failure
 
 
-def _follow(heard: Iterable[Event], request: BuildRequest, last: deque[str], progress: Progress) -> None:
+def _follow(heard: Heard, request: BuildRequest, last: deque[str], progress: Progress) -> ImageError | None:
+    """Take the daemon's events; return the error by which it has ended the build."""
     rest = ""  # output comes in the pieces that a command wrote, and apt writes `E`, `:` and the message one by one
     for event in heard:
         if error := error_of(event):
-            raise _failure(request, [*last, *rest.splitlines(), error])
+            return _failure(request, [*last, *rest.splitlines(), error])
         text, _, rest = (rest + _COLOUR.sub("", str(event.get("stream", "")))).rpartition("\n")
         _take(text, last, progress)
     _take(rest, last, progress)
+    return None
 
 
-def _heard(events: Iterator[Event]) -> Iterator[Event]:
-    """The daemon's events of a build, read by a thread: an interrupt in the reading would lose all later ones.
-
-    Raises:
-        Exception: The error that ended the reading.
-    """
-    news = queue.SimpleQueue[Event | Exception | None]()
-
-    def read() -> None:
-        try:
-            for event in events:
-                news.put(event)
-        except Exception as error:  # noqa: BLE001 - the consumer raises it
-            news.put(error)
-        news.put(None)
-
-    threading.Thread(target=read, daemon=True).start()
-    # Not a generator: the first interrupt would end it.
-    return map(_event, iter(news.get, None))
-
-
-def _event(heard: object) -> Event:
-    if isinstance(heard, Exception):
-        raise heard
-    return cast("Event", heard)
-
-
-def _wait_for_end(client: DockerClient, request: BuildRequest, heard: Iterator[Event], progress: Progress) -> None:
+def _wait_for_end(client: DockerClient, request: BuildRequest, heard: Heard, progress: Progress) -> None:
     """Cancel a build, and wait until the daemon has ended it.
 
     It would end by itself without a client, but only after its current step, and no process would be left to remove
@@ -239,7 +213,7 @@ def _wait_for_end(client: DockerClient, request: BuildRequest, heard: Iterator[E
     with suppress(Exception):  # the daemon is gone; the next run finds at its start what it left
         while True:
             end_step(client.api, request.arguments.get("BUILDER", ""))
-            if next(heard, None) is None:
+            if heard.next_event() is None:
                 return
 
 

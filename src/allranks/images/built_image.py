@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from allranks.errors import ImageError
 from allranks.images.base import Base, dockerfile_path, find_base
 from allranks.images.daemon import OURS, Progress, Site, find, pull, reported, touch
 from allranks.images.recipe import Recipe, image_key, recipe_of
 from allranks.images.sources import source_digest, while_it_stays
+from allranks.interruption import time_limit
 from allranks.ownership import image_lock, shared
 from allranks.user_cache import locked
 
@@ -29,6 +31,16 @@ class BuiltImage:
     reference: str  # its name, for display
     id: str
     built: bool  # whether this call made or pulled it
+
+
+def build_limit(image: Image, seconds: float) -> AbstractContextManager[None]:
+    """The time limit of a block that makes an image, or the Python environment for its jobs."""
+    late = ImageError(
+        f"Image {image.name} was not made in {seconds:g} s.",
+        why="That is limits.build of the matrix file.",
+        remedy="Raise it, or find out what takes so long: allranks build prints each step.",
+    )
+    return time_limit(seconds, late)
 
 
 def ensure_image(

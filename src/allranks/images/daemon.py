@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allranks.errors import ImageError
+from allranks.interruption import PATIENCE, check
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -91,12 +94,50 @@ def pull(client: DockerClient, reference: str, *, progress: Progress, remedy: st
     what = f"The image {reference} is not on this host and cannot be pulled."
     progress(f"pulling {reference}")
     with reported(what, remedy=remedy):
-        for event in client.api.pull(reference, stream=True, decode=True):
+        for event in Heard(client.api.pull(reference, stream=True, decode=True)):
             if error := error_of(event):
                 raise ImageError(what, why=_sentence(error), remedy=remedy)
         image = client.images.get(reference)
     progress(f"pulled {reference}")
     return image
+
+
+class Heard:
+    """The daemon's events of a build or a pull, read by a thread: an interrupt in the reading would lose later ones.
+
+    An iteration ends as :func:`allranks.interruption.check` asks, and can be taken up again.
+
+    Raises:
+        Exception: The error that ended the reading.
+    """
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self._news = queue.SimpleQueue[Event | Exception | None]()
+        threading.Thread(target=self._read, args=(events,), daemon=True).start()
+
+    def _read(self, events: Iterable[Event]) -> None:
+        try:
+            for event in events:
+                self._news.put(event)
+        except Exception as error:  # noqa: BLE001 - the consumer raises it
+            self._news.put(error)
+        self._news.put(None)
+
+    def next_event(self, timeout: float | None = None) -> Event | None:
+        """The next event; None at the end. Raises :class:`queue.Empty` if there is none in these seconds."""
+        news = self._news.get(timeout=timeout)
+        if isinstance(news, Exception):
+            raise news
+        return news
+
+    def __iter__(self) -> Iterator[Event]:
+        """The events that have not been taken yet."""
+        while True:
+            check()
+            with suppress(queue.Empty):
+                if (event := self.next_event(PATIENCE)) is None:
+                    return
+                yield event
 
 
 def error_of(event: Event) -> str:

@@ -10,24 +10,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-import venv
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from allranks.errors import EnvironmentBuildError
-from allranks.images.pip_settings import errors_in, pip_settings, python_that_builds, without_logins
-from allranks.protocol.xml_text import clipped
+from allranks.images.child_process import child, lines_of, succeeds
+from allranks.images.host_pip import run_to_end
+from allranks.images.pip_settings import pip_settings, python_that_builds, without_logins
 from allranks.user_cache import cache_folder, cache_limit, hold, make_room, use
 
 _COMPLETE = ".complete"
-
-_UNUSED = 14 * 24 * 3600.0
-"""Seconds that an unused entry stays in the cache."""
-
 
 _REMEDY = "Check the package names and versions in the matrix file, and pip's configuration (pip config list)."
 
@@ -137,55 +131,28 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def forget_unused(cache: Path) -> None:
-    """Remove the subfolders of a cache folder that no run has used lately: each use updates a folder's mtime."""
-    for folder in cache.iterdir():
-        if folder.is_dir() and _is_unused(folder):
-            with locked(folder):
-                if _is_unused(folder):
-                    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_unused(folder: Path) -> bool:
-    with suppress(FileNotFoundError):
-        return time.time() - folder.stat().st_mtime > _UNUSED
-    return False
-
-
 def _make(folder: Path, recipe: EnvironmentRecipe, progress: Callable[[str], None]) -> None:
     progress(f"making the {recipe.name} environment ({recipe.told}), once")
     shutil.rmtree(folder, ignore_errors=True)
-    if recipe.below:
-        _create_above(folder, recipe.below)
-    else:
-        _create(folder)
+    _create(folder, recipe.below)
     _install(folder, recipe, progress)
     (folder / _COMPLETE).touch()
 
 
-def _create(folder: Path) -> None:
-    try:
-        venv.EnvBuilder(with_pip=True, symlinks=True).create(folder)
-    except subprocess.CalledProcessError as error:
-        msg = f"{sys.executable} cannot make a virtual environment."
-        why = "Its venv module lacks ensurepip."
-        raise EnvironmentBuildError(msg, why=why, remedy="On Debian: apt-get install python3-venv.") from error
+def _create(folder: Path, below: Interpreter | None) -> None:
+    """Create an environment; above an interpreter, which may itself be in one, it sees the packages of that.
 
-
-def _create_above(folder: Path, below: Interpreter) -> None:
-    """Create an environment that sees the packages of an interpreter, which may itself be in an environment.
-
-    It has no pip, and no setuptools that would hide another version.
+    It then has no pip, and no setuptools that would hide another version.
     """
-    command = [below.python, "-m", "venv", "--without-pip", str(folder)]
-    done = subprocess.run(command, capture_output=True, check=False, text=True)
-    if done.returncode:
-        msg = f"{below.python} cannot make a virtual environment."
-        raise EnvironmentBuildError(
-            msg, why=done.stdout + done.stderr, remedy="On Debian: apt-get install python3-venv."
-        )
-    lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in below.folders)
-    (packages_of(folder / "bin" / "python") / "below.pth").write_text(lines, encoding="utf-8")
+    python, options = (below.python, ["--without-pip"]) if below else (sys.executable, [])
+    with child([python, "-m", "venv", *options, str(folder)]) as process:
+        said = "\n".join(lines_of(process))
+    if process.returncode:
+        msg = f"{python} cannot make a virtual environment."
+        raise EnvironmentBuildError(msg, why=said, remedy="On Debian: apt-get install python3-venv.")
+    if below:
+        lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in below.folders)
+        (packages_of(folder / "bin" / "python") / "below.pth").write_text(lines, encoding="utf-8")
 
 
 def packages_of(python: Path) -> Path:
@@ -203,12 +170,11 @@ def _install(folder: Path, recipe: EnvironmentRecipe, progress: Callable[[str], 
         what = f"The {recipe.name} environment"
         # `pip wheel` takes no account of what an interpreter below has, or of [install] in pip.conf.
         if recipe.below or any(text.startswith("install.") for text in pip_settings(recipe.folder)):
-            command = _Command((*_pip_of(python), *arguments), what, recipe.folder, recipe.remedy)
-            command.run(progress)
+            _check(run_to_end((*_pip_of(python), *arguments), progress, folder=recipe.folder), what, recipe.remedy)
             return
         wheels = Path(scratch, "wheels")
         fetch = (str(python), *("-m", "pip", "wheel", "--no-input", "--wheel-dir", str(wheels)), *arguments)
-        _Command(fetch, what, recipe.folder, recipe.remedy).run(progress)
+        _check(run_to_end(fetch, progress, folder=recipe.folder), what, recipe.remedy)
         progress("Installing collected packages")
         _unpack(python, wheels, what)
 
@@ -225,11 +191,11 @@ def _unpack(python: Path, wheels: Path, what: str) -> None:
     if uv := shutil.which("uv"):
         cache = ["--cache-dir", str(wheels.parent / "uv")]
         by_uv = [uv, "pip", "install", "--no-config", "--offline", *cache, "--python", str(python), *where]
-        if subprocess.run(by_uv, env=environ, capture_output=True, check=False).returncode == 0:
+        if succeeds(by_uv, environ=environ):
             return
     # What an early end of uv has left has no list of its files, by which pip could remove it.
     by_pip = (*_pip_of(python), "--ignore-installed", *where) if uv else (*_pip_of(python), *where)
-    _Command(by_pip, what, environ=environ).run(lambda _: None)
+    _check(run_to_end(by_pip, lambda _: None, environ=environ), what)
 
 
 def _pip_of(python: Path) -> list[str]:
@@ -251,49 +217,10 @@ def run_pip_of(python: Path, arguments: Sequence[str], what: str, progress: Call
     Raises:
         EnvironmentBuildError: pip failed.
     """
-    _Command((*_pip_of(python), *arguments), what).run(progress)
+    _check(run_to_end((*_pip_of(python), *arguments), progress), what)
 
 
-@dataclass(frozen=True)
-class _Command:
-    """One run of pip: its command line, what it makes, its folder, the remedy for a failure, and its variables."""
-
-    line: Sequence[str]
-    what: str
-    folder: Path | None = None
-    remedy: str = _REMEDY
-    environ: Mapping[str, str] | None = None
-
-    def run(self, progress: Callable[[str], None]) -> None:
-        last: deque[str] = deque(maxlen=15)
-        with (
-            subprocess.Popen(
-                self.line,
-                cwd=self.folder,
-                env=self.environ,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            ) as process,
-            _killed_on_error(process),
-        ):
-            for line in map(without_logins, process.stdout or ()):
-                last.append(line.rstrip())
-                if line.startswith(("Downloading ", "Processing ", "Installing collected ")):
-                    progress(clipped(line.strip(), 100))
-        if process.returncode != 0:
-            errors = errors_in(last) or list(last)
-            msg = f"{self.what} cannot be made: pip failed."
-            raise EnvironmentBuildError(msg, why="\n".join(errors), remedy=self.remedy)
-
-
-@contextmanager
-def _killed_on_error(process: subprocess.Popen[str]) -> Iterator[None]:
-    """Kill pip on any error: it would go on writing into a folder that the next run recreates."""
-    try:
-        yield
-    except BaseException:
-        process.kill()
-        process.wait()
-        raise
+def _check(why: str, what: str, remedy: str = _REMEDY) -> None:
+    if why:
+        msg = f"{what} cannot be made: pip failed."
+        raise EnvironmentBuildError(msg, why=why, remedy=remedy)

@@ -11,7 +11,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 _NOT_DECISIVE = frozenset(
@@ -176,16 +176,6 @@ def _first_word(text: str) -> str:
         return shlex.split(text)[0]
     except (ValueError, IndexError):  # an open quotation mark; pip itself reports it
         return text
-
-
-def errors_in(lines: Iterable[str]) -> list[str]:
-    """The errors in pip's output, each with the indented lines that belong to it."""
-    errors: list[str] = []
-    is_error = False
-    for line in lines:
-        is_error = line.startswith("ERROR") or (is_error and line.startswith(" "))
-        errors += [line.strip()] if is_error else []
-    return errors
 
 
 def python_that_builds() -> str | None:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from allranks.errors import EnvironmentBuildError, ImageError
 from allranks.images.daemon import Progress
-from allranks.images.environments import forget_unused, locked
+from allranks.images.environments import locked
 from allranks.images.pip_settings import pip_settings, prefix_of, python_that_builds
 from allranks.images.recipe import digest, recipe_of
 from allranks.images.sources import changed, has_changed, has_test, is_known, source_digest, while_it_stays
 from allranks.images.wheels import PipRequest, is_pure, requirements, run_pip
 from allranks.matrix.model import Image
-from allranks.user_cache import cache_folder, keep
+from allranks.user_cache import cache_folder, forget_unused, keep
 
 
 def without_project(image: Image, root: Path, progress: Progress) -> Image:

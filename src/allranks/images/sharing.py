@@ -8,6 +8,7 @@ take the place of an image that a later run on the same daemon looks for.
 from __future__ import annotations
 
 import json
+import math
 import posixpath
 import re
 import tarfile
@@ -18,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
 from allranks.errors import ImageError
-from allranks.images.built_image import BuiltImage, ensure_image, image_reference, repository
+from allranks.images.built_image import BuiltImage, build_limit, ensure_image, image_reference, repository
 from allranks.images.daemon import Progress, Site, error_of, find, reported
 
 if TYPE_CHECKING:
@@ -61,8 +62,10 @@ class Shelf:
     known: Callable[[str, Site], str | None]
 
 
-def export_images(images: Iterable[Image], shelf: Shelf, site: Site) -> tuple[PortableImage, ...]:
-    """Put images where other machines can get them, and build those that do not exist yet.
+def export_images(
+    images: Iterable[Image], shelf: Shelf, site: Site, seconds: float = math.inf
+) -> tuple[PortableImage, ...]:
+    """Put images where other machines can get them, and build those that do not exist yet, each within a time limit.
 
     Images of an earlier call that are still right stay.
 
@@ -74,7 +77,8 @@ def export_images(images: Iterable[Image], shelf: Shelf, site: Site) -> tuple[Po
         kept = dict(_kept(shelf.folder))
         exported: dict[str, PortableImage] = {}
         for image in images:
-            exported[image.name] = kept[image.name] = _exported(image, shelf, site, kept)
+            with build_limit(image, seconds):
+                exported[image.name] = kept[image.name] = _exported(image, shelf, site, kept)
         write_list(shelf.folder, exported.values())
     return tuple(exported.values())
 

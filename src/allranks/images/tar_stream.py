@@ -5,6 +5,8 @@ import tarfile
 from collections.abc import Iterator
 from typing import IO, Final
 
+from allranks.interruption import check
+
 END: Final = bytes(2 * tarfile.BLOCKSIZE)
 """The last bytes of an archive."""
 
@@ -14,12 +16,15 @@ _PIECE: Final = 1 << 20
 def entry_of(info: tarfile.TarInfo, file: IO[bytes] | None = None) -> Iterator[bytes]:
     """One entry, with as many bytes of the file as its header says.
 
+    Whoever sends it waits for the receiver: it ends as :func:`allranks.interruption.check` asks.
+
     Raises:
         OSError: The file cannot be read, or has fewer bytes.
     """
     yield info.tobuf(tarfile.PAX_FORMAT)
     left = info.size
     while file and left:
+        check()
         piece = file.read(min(left, _PIECE))
         if not piece:
             raise OSError(errno.EIO, "It became shorter while it was read", info.name)

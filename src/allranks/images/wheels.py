@@ -10,21 +10,20 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import zipfile
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from allranks.errors import ImageError
 from allranks.images.base import ImagePython, as_json
-from allranks.images.child_process import child, lines_of
+from allranks.images.child_process import succeeds
 from allranks.images.daemon import Progress
-from allranks.images.pip_settings import errors_in, has_pip, python_that_builds, without_logins
+from allranks.images.host_pip import run_to_end
+from allranks.images.pip_settings import has_pip, python_that_builds
 from allranks.images.recipe import Recipe, digest
 from allranks.user_cache import cache_limit, made_cache_folder, make_room, use
 
@@ -66,24 +65,6 @@ def _is_metadata(member: str, name: str) -> bool:
     return folder.endswith(".dist-info") and rest == name
 
 
-_KEPT_LINES = 15
-
-# pip takes tags from --platform and --abi, but reads environment markers off the interpreter that runs it
-# (pypa/pip#11664): on a newer host, an image's "python_version < '3.12'" dependencies would be lost.
-_WITH_MARKERS = """
-import json, os, runpy, sys
-sys.path[:] = [entry for entry in sys.path if entry]
-markers = json.loads(os.environ.pop("ALLRANKS_MARKERS"))
-if markers:
-    import pip._vendor.packaging.markers as module
-    own = module.default_environment()
-    module.default_environment = lambda: {**own, **markers}
-runpy.run_module("pip", run_name="__main__", alter_sys=True)
-"""
-
-_SHOWN = ("Downloading ", "Processing ", "Building wheel for ")
-
-
 @dataclass(frozen=True, kw_only=True)
 class PipRequest:
     """One run of pip."""
@@ -98,38 +79,40 @@ class PipRequest:
 
 
 def run_pip(request: PipRequest, progress: Progress) -> None:
-    """Run the host's pip.
-
-    Args:
-        request: The run of pip.
-        progress: Receives a line for each file that pip fetches or builds.
+    """Run the host's pip; `progress` receives a line for each file that it fetches or builds.
 
     Raises:
-        ImageError: pip is missing, or fails; the cause is in its last lines.
+        ImageError: pip is missing, or fails.
     """
-    last: deque[str] = deque(maxlen=_KEPT_LINES)
-    command = [_python_with_pip(), "-c", _WITH_MARKERS, *request.arguments]
-    environ = {**request.environ, "ALLRANKS_MARKERS": json.dumps(dict(request.markers)), "PIP_NO_INPUT": "1"}
-    with child(command, environ=environ, folder=request.folder) as process:
-        for line in map(without_logins, lines_of(process)):
-            last.append(line)
-            if (shown := line.strip()).startswith(_SHOWN):
-                progress(shown)
-    if process.returncode:
-        raise ImageError(request.what, why=cause(last), remedy=request.remedy)
+    command = [*_pip_for(request.markers), *request.arguments]
+    environ = {**request.environ, "PIP_NO_INPUT": "1"}
+    if why := run_to_end(command, progress, environ=environ, folder=request.folder):
+        raise ImageError(request.what, why=why, remedy=request.remedy)
 
 
-def cause(lines: Iterable[str]) -> str:
-    """The lines of pip's output with the reason why it failed: its errors, or all of them if it names none."""
-    kept = [line for line in lines if line.strip()]
-    return "\n".join(line.removeprefix("ERROR: ") for line in errors_in(kept) or kept)
+def _pip_for(markers: Mapping[str, str]) -> list[str]:
+    """A command line of the host's pip that resolves for these environment markers.
+
+    pip takes tags from ``--platform`` and ``--abi``, but reads markers off the interpreter that runs it: on a newer
+    host, an image's "python_version < '3.12'" dependencies would be lost. The patch of pip's internals goes as soon as
+    https://github.com/pypa/pip/issues/11664 is closed (open in November 2026).
+    """
+    script = """
+import json, runpy, sys
+sys.path[:] = [entry for entry in sys.path if entry]
+markers = json.loads(sys.argv.pop(1))
+if markers:
+    import pip._vendor.packaging.markers as module
+    own = module.default_environment()
+    module.default_environment = lambda: {**own, **markers}
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
+    return [_python_with_pip(), "-c", script, json.dumps(dict(markers))]
 
 
 def _python_with_pip() -> str:
     python = python_that_builds()
-    if python and (
-        has_pip() or subprocess.run([python, "-c", "import pip"], capture_output=True, check=False).returncode == 0
-    ):
+    if python and (has_pip() or succeeds([python, "-c", "import pip"])):
         return python
     what = "The packages of the image cannot be resolved."
     raise ImageError(

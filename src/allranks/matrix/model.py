@@ -376,6 +376,7 @@ class Limits:
     )
     # From a job's turn to its agent's end; the agent's work ahead of its turn does not count.
     job: float = key(seconds(), "For a suite in a cell.", default=1800.0, example=3600)
+    build: float = key(seconds(), "For an image, or a Python environment, to be made.", default=3600.0, example=7200)
     peer_grace: float = key(
         seconds(), "For the peers of the first bad rank to end by themselves.", default=3.0, example=10
     )

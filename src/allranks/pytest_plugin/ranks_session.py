@@ -160,7 +160,8 @@ class RanksSession:
             policy = RunPolicy(judges=setting, pdb=self._pdb)
             runner = AttemptRunner(matrix, host, folder, reporter, self._arguments(session), policy)
             again = Again(tests=tuple(item.nodeid for item in session.items))
-            attempt = runner.prepare(Task(0, runner.room_of(job), 0.0), job, again, undo)
+            task = Task(0, runner.room_of(job), 0.0)
+            attempt = runner.prepare(task, job, again, runner.environment(task, job), undo)
             if attempt is None:
                 msg = f"{self._ranks} GPUs are needed, and other runs hold them."
                 raise AllranksError(msg, remedy="Wait for them: `allranks doctor --gpus` shows who has them.")

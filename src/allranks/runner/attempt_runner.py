@@ -16,7 +16,7 @@ from allranks.agent import clock
 from allranks.engines.agent_output import Damage
 from allranks.engines.base import JobEnvironment, JobExit, JobSpec, Placement, RunningJob
 from allranks.errors import AllranksError
-from allranks.matrix.model import Image, Job, Matrix
+from allranks.matrix.model import Job, Matrix
 from allranks.protocol.records import JOURNAL, SCHEMA, JobStarted, Printed, Record, encode
 from allranks.report.journal import JournalWriter
 from allranks.report.judged import Share
@@ -39,6 +39,9 @@ from allranks.runner.results_folder import RunFolder, as_results_error, write_js
 from allranks.runner.retry_policy import WHOLE, Again, RunPolicy, newest_attempt, to_run_again
 from allranks.runner.sick_gpus import report_failures, report_successes
 from allranks.runner.tasks import Capacity, Task
+
+Environment = JobEnvironment | AllranksError
+"""What a job's Python comes from, or why it has none."""
 
 _UNKNOWN_EXIT = JobExit(status=None)
 INTERRUPTED = JobError(kind="interrupted", what="The run was interrupted.")
@@ -186,7 +189,6 @@ class AttemptRunner:
     pytest_args: tuple[str, ...]
     policy: RunPolicy = field(default_factory=RunPolicy)
     pool: GpuPool = field(init=False)
-    _images: set[Image] = field(default_factory=set)
     _caches: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -198,20 +200,23 @@ class AttemptRunner:
         gpus = self.host.gpus_for(job.cell)
         return room_of(self.matrix, job, gpus=gpus if gpus <= len(self.host.gpus) else 0)
 
-    def has_image(self, job: Job) -> bool:
-        """Whether :meth:`prepare` need not make the job's image, which may take minutes."""
-        return job.image in self._images
+    def environment(self, task: Task, job: Job) -> Environment:
+        """The job's Python, which may take minutes to make, or why there is none, or no lease on its GPUs."""
+        self.live.job_is(job.id, "preparing")
+        try:
+            if task.room.gpus:
+                self.host.engine.check_leases()
+            return self.host.environment_of(job)
+        except AllranksError as error:
+            return error
 
-    def prepare(self, task: Task, job: Job, again: Again, undo: ExitStack) -> JobAttempt | None:
+    def prepare(self, task: Task, job: Job, again: Again, made: Environment, undo: ExitStack) -> JobAttempt | None:
         """A new attempt, its lease and folder entered in `undo`; None if another run took its GPUs first.
 
         Any other reason why the job cannot start is the attempt's error.
         """
-        self.live.job_is(job.id, "preparing")
-        made = self._environment(job, task.room.gpus)  # before the lease, since no job could use the GPUs meanwhile
         lease = self.pool.lease(task.room.gpus, job.id)
         if lease is None:
-            self.live.job_is(job.id, "waiting")
             return None
         undo.enter_context(lease)
         self.live.job_is(job.id, "preparing", self.host.places(lease.gpus))
@@ -249,17 +254,6 @@ class AttemptRunner:
             attempt = self._new(task, job, Lease(), WHOLE)
             attempt.error = why
             self._write_record(attempt)
-
-    def _environment(self, job: Job, gpus: int) -> JobEnvironment | AllranksError:
-        """The job's Python, or why there is none, or no lease on its GPUs."""
-        try:
-            if gpus:
-                self.host.engine.check_leases()
-            return self.host.environment_of(job)
-        except AllranksError as error:
-            return error
-        finally:
-            self._images.add(job.image)
 
     def _new(self, task: Task, job: Job, lease: Lease, again: Again) -> JobAttempt:
         number, path = self.folder.new_attempt(job)

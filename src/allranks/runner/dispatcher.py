@@ -1,7 +1,8 @@
 """Starts jobs side by side, the longest first, as many as fit, with the next one already on standby.
 
-A job that does not fit waits while later ones that fit start: no job waits forever, since the jobs of a run are finite.
-Each job has a thread of its own. The main thread decides what starts, makes images, and alone receives signals.
+A job that does not fit, or whose environment is not made yet, waits while later ones start: no job waits forever, since
+the jobs of a run are finite. Each job has a thread of its own, and one more makes environments. The main thread decides
+what starts, and alone receives signals.
 """
 
 import math
@@ -16,7 +17,8 @@ from allranks.agent.collect.selection import drawn
 from allranks.interruption import uninterrupted
 from allranks.matrix.model import Job
 from allranks.report.run_files import JobError
-from allranks.runner.attempt_runner import AttemptRunner, JobAttempt
+from allranks.runner.attempt_runner import AttemptRunner, Environment, JobAttempt
+from allranks.runner.environment_maker import EnvironmentMaker
 from allranks.runner.progress import Tests
 from allranks.runner.retry_policy import Again, RetryPolicy
 from allranks.runner.tasks import Capacity, Task, expected, longest_first
@@ -42,6 +44,8 @@ class Dispatcher:
         self._capacity = self._host.room
         self._waiting: list[Task] = []
         self._active: list[JobAttempt] = []
+        self._environments: dict[int, Environment] = {}
+        self._maker = EnvironmentMaker()
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._has_announced_wait = False
         self._deadline = math.inf
@@ -59,6 +63,7 @@ class Dispatcher:
         if self._policy.seconds is not None:
             self._deadline = time.monotonic() + self._policy.seconds
         try:
+            self._maker.start([partial(self._make_environment, task) for task in self._waiting], self._fail)
             while self._waiting or self._active:
                 self._start_what_fits()
                 self._handle_next_event()
@@ -78,6 +83,29 @@ class Dispatcher:
             return sorted(tasks, key=lambda task: drawn(seed, self._jobs[task.number].id))
         return longest_first(tasks)
 
+    def _make_environment(self, task: Task) -> None:
+        """Make a job's environment, in the thread for that, and tell the main thread."""
+        environment = self._attempts.environment(task, self._jobs[task.number])
+        self._events.put(partial(self._take_environment, task, environment))
+
+    def _take_environment(self, task: Task, environment: Environment) -> None:
+        self._environments[task.number] = environment
+        if task in self._waiting:
+            self._live.job_is(self._jobs[task.number].id, "waiting")
+
+    def _fail(self, error: BaseException) -> None:
+        """Have the main thread raise an error of another one."""
+
+        def fail() -> None:
+            raise error
+
+        self._events.put(fail)
+
+    @property
+    def _ready(self) -> list[Task]:
+        """The waiting jobs that have their environments."""
+        return [task for task in self._waiting if task.number in self._environments]
+
     def _start_what_fits(self) -> None:
         """Run jobs while there is room; then put the next one on standby, if cores are all that it lacks."""
         self._release_standby()
@@ -85,8 +113,9 @@ class Dispatcher:
             if not self._start(task):
                 return
             self._release_standby()
-        if self._waiting and self._active and not self._standby and self._can_stand_by(self._waiting[0]):
-            self._start(self._waiting[0])
+        ready = self._ready
+        if ready and self._active and not self._standby and self._can_stand_by(ready[0]):
+            self._start(ready[0])
         self._release_standby()
 
     @property
@@ -114,7 +143,7 @@ class Dispatcher:
     def _next_task(self) -> Task | None:
         """The first task that fits; none with GPUs overtakes one that lacks only GPUs that other runs hold."""
         free = self._free
-        for task in self._waiting:
+        for task in self._ready:
             if free.holds(task.room):
                 if not task.room.gpus or task.room.gpus <= self._pool.count_free():
                     return task
@@ -122,20 +151,20 @@ class Dispatcher:
         return None
 
     def _can_stand_by(self, task: Task) -> bool:
-        """Whether the task lacks only cores, and has its image: a build may block all events for minutes.
+        """Whether the task lacks only cores.
 
         None does in a queue: it might get nodes and GPUs, and keep them from others while it waits for its turn.
         """
         if self._host.engine.has_queue:
             return False
-        fits = self._free._replace(cores=self._host.cores).holds(task.room)
-        return fits and self._attempts.has_image(self._jobs[task.number])
+        return self._free._replace(cores=self._host.cores).holds(task.room)
 
     def _start(self, task: Task) -> bool:
         """Put a job on standby in its own thread; False, and it still waits, if another run took its GPUs first."""
         job = self._jobs[task.number]
         with ExitStack() as undo:
-            attempt = self._attempts.prepare(task, job, self._retries.selection(job.id), undo)
+            made = self._environments[task.number]
+            attempt = self._attempts.prepare(task, job, self._retries.selection(job.id), made, undo)
             if attempt is None:
                 return False
             self._waiting.remove(task)
@@ -173,7 +202,7 @@ class Dispatcher:
     def _task_without_gpus(self) -> Task | None:
         """The first task that could start now if other runs did not hold its GPUs."""
         free = self._free
-        fitting = (task for task in self._waiting if task.room.gpus and free.holds(task.room))
+        fitting = (task for task in self._ready if task.room.gpus and free.holds(task.room))
         return next(fitting, None) if self._has_slot else None
 
     def _wait_for_gpus(self, task: Task) -> None:
@@ -234,6 +263,7 @@ class Dispatcher:
         self._deadline = math.inf
         self._stopped = JobError(kind="stopped", what=what, remedy="Resume it: allranks run --resume.")
         self._live.say(line)
+        self._maker.cancel()
         for attempt in self._active:
             attempt.cancel(self._stopped)
         for task in self._waiting:
@@ -241,7 +271,7 @@ class Dispatcher:
         self._waiting.clear()
 
     def _end_all(self) -> None:
-        """Cancel all jobs, and wait until they are closed; the first interrupt may come even now."""
+        """Cancel all jobs and builds, and wait until they are closed; the first interrupt may come even now."""
         try:
             with uninterrupted():
                 self._cancel_all()
@@ -249,8 +279,10 @@ class Dispatcher:
             self._cancel_all()
 
     def _cancel_all(self) -> None:
+        self._maker.cancel()
         for attempt in self._active:
             attempt.cancel()
         for attempt in self._active:
             attempt.thread.join()
         self._active.clear()
+        self._maker.join()

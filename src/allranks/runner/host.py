@@ -9,6 +9,7 @@ from allranks.engines.base import Engine, JobEnvironment, MakeEnvironment, Progr
 from allranks.engines.gpus import Inventory, take_inventory
 from allranks.engines.registry import choose_engine, engines_here
 from allranks.errors import AllranksError, EngineError, MatrixError, counted
+from allranks.images.built_image import build_limit
 from allranks.matrix.cell_images import image_for
 from allranks.matrix.model import Cell, Image, Job, Matrix
 from allranks.protocol.config import share_of
@@ -126,7 +127,8 @@ class _ForHost:
 
     def _try(self, image: Image) -> JobEnvironment | AllranksError:
         try:
-            return replace(self.make(image), torch=image.torch or "")
+            with build_limit(image, self.matrix.limits.build):
+                return replace(self.make(image), torch=image.torch or "")
         except AllranksError as error:
             return error
 

@@ -1,0 +1,40 @@
+"""Runs of the host's pip."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from allranks.images.child_process import child, lines_of
+from allranks.images.pip_settings import without_logins
+from allranks.protocol.xml_text import clipped
+
+_KEPT_LINES = 15
+_SHOWN = ("Downloading ", "Processing ", "Building wheel for ", "Installing collected ")
+
+
+def run_to_end(
+    command: Sequence[str],
+    progress: Callable[[str], None],
+    *,
+    environ: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> str:
+    """Run a command line of pip, telling what it fetches and builds; return why it failed, or nothing."""
+    last: deque[str] = deque(maxlen=_KEPT_LINES)
+    with child(command, environ=environ, folder=folder) as process:
+        for line in map(without_logins, lines_of(process)):
+            last.append(line)
+            if (shown := line.strip()).startswith(_SHOWN):
+                progress(clipped(shown, 100))
+    return cause(last) if process.returncode else ""
+
+
+def cause(lines: Iterable[str]) -> str:
+    """The reason in pip's output why it failed: its errors with the indented lines that belong to them, else all."""
+    kept = [line for line in lines if line.strip()]
+    errors: list[str] = []
+    is_error = False
+    for line in kept:
+        is_error = line.startswith("ERROR") or (is_error and line.startswith(" "))
+        errors += [line.strip().removeprefix("ERROR: ")] if is_error else []
+    return "\n".join(errors or kept) or "It said nothing."
