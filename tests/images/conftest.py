@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import os
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ import docker.errors
 import pytest
 
 from allranks import ownership
+from allranks.images import pip_settings
 
 
 @dataclass
@@ -111,6 +113,30 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("ALLRANKS_BASE_IMAGE", raising=False)
     return tmp_path / "cache"
+
+
+ASK = pip_settings._ask
+
+
+@pytest.fixture
+def asks_pip(monkeypatch):
+    """Has pip itself be asked for its settings."""
+    monkeypatch.setattr(pip_settings, "_ask", ASK)
+
+
+@pytest.fixture(autouse=True)
+def quick_answer_of_pip(monkeypatch):
+    """Take pip's settings from its variables: most tests are not about its files."""
+
+    def ask(_python):
+        found = [
+            ("", name[4:].lower().replace("_", "-"), pip_settings.without_logins(value))
+            for name, value in os.environ.items()
+            if name.startswith("PIP_") and value
+        ]
+        return [], [each for each in found if each[1] not in pip_settings._NOT_DECISIVE]
+
+    monkeypatch.setattr(pip_settings, "_ask", ask)
 
 
 @pytest.fixture

@@ -321,6 +321,7 @@ def test_uv_changes_no_key(uv):
 
 
 @pytest.mark.thorough
+@pytest.mark.usefixtures("asks_pip")
 def test_a_section_of_pip_install_is_left_to_pip_install(hello, uv, tmp_path, monkeypatch):
     (tmp_path / "pip.conf").write_text("[install]\nno-index = 1\n")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))

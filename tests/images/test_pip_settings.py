@@ -2,12 +2,15 @@
 
 import os
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from allranks.images import pip_settings
-from allranks.images.pip_settings import prefix_of, requirement_texts, with_variables, without_logins
+from allranks.images.pip_settings import requirement_texts, with_variables, without_logins
+
+ASK = pip_settings._ask
 
 
 @pytest.fixture(autouse=True)
@@ -18,11 +21,23 @@ def bare(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_CONFIG_DIRS", str(tmp_path / "system"))
-    monkeypatch.setattr(pip_settings, "_HOSTS", tmp_path / "etc/pip.conf")
+    of_the_host()
+    monkeypatch.setattr(pip_settings, "_ask", ask)
 
 
-def settings(folder, prefix=None):
-    return pip_settings.pip_settings(folder, prefix)
+@cache
+def of_the_host():
+    """The settings in files of the host itself, which no test can hide."""
+    return ASK(sys.executable)[1]
+
+
+def ask(python):
+    files, found = ASK(python)
+    return files, [each for each in found if each not in of_the_host()]
+
+
+def settings(folder):
+    return pip_settings.pip_settings(folder, sys.executable)
 
 
 def write(file, text):
@@ -59,12 +74,41 @@ def test_one_that_does_not_is_left_out(tmp_path, monkeypatch, name):
     assert settings(tmp_path) == ()
 
 
-@pytest.mark.parametrize(
-    "place", ["etc/pip.conf", "system/pip/pip.conf", "home/.pip/pip.conf", "config/pip/pip.conf", "env/pip.conf"]
-)
+@pytest.mark.parametrize("place", ["system/pip/pip.conf", "home/.pip/pip.conf", "config/pip/pip.conf"])
 def test_each_file_that_pip_reads_counts(tmp_path, place):
     write(tmp_path / place, "[global]\nindex_url = https://example.org/simple\ntimeout = 3\n")
-    assert settings(tmp_path, tmp_path / "env") == ("global.index-url=https://example.org/simple",)
+    assert settings(tmp_path) == ("global.index-url=https://example.org/simple",)
+
+
+def test_pip_is_asked_once_until_a_file_or_a_variable_changes(tmp_path, monkeypatch):
+    asked = []
+    ask_pip = pip_settings._ask
+    monkeypatch.setattr(pip_settings, "_ask", lambda python: asked.append(python) or ask_pip(python))
+    own = tmp_path / "home/.pip/pip.conf"
+    assert settings(tmp_path) == settings(tmp_path) == ()
+    write(own, "[global]\npre = 1\n")
+    assert settings(tmp_path) == settings(tmp_path) == ("global.pre=1",)
+    write(own, "[global]\npre = 0\n")
+    assert settings(tmp_path) == ("global.pre=0",)
+    monkeypatch.setenv("PIP_PRE", "1")
+    assert settings(tmp_path) == (".pre=1", "global.pre=0")
+    assert len(asked) == 4
+
+
+def test_no_login_is_kept(tmp_path, monkeypatch, own_cache):
+    monkeypatch.setenv("PIP_INDEX_URL", "https://me:s3cret@example.org/simple")
+    settings(tmp_path)
+    [kept] = (own_cache / "allranks" / "pip").iterdir()
+    assert "index-url" in kept.read_text()
+    assert "s3cret" not in kept.read_text()
+
+
+def test_a_python_without_pip_has_no_settings(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_PRE", "1")
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho no module named pip\nexit 1\n")
+    python.chmod(0o755)
+    assert pip_settings.pip_settings(tmp_path, str(python)) == ()
 
 
 def test_a_named_file_counts_and_takes_the_place_of_the_users(tmp_path, monkeypatch):
@@ -77,7 +121,7 @@ def test_a_named_file_counts_and_takes_the_place_of_the_users(tmp_path, monkeypa
 
 
 def test_a_file_that_pip_cannot_read_is_left_to_pip(tmp_path):
-    write(tmp_path / "etc/pip.conf", "no section\n")
+    write(tmp_path / "system/pip/pip.conf", "no section\n")
     (tmp_path / "home/.pip/pip.conf").mkdir(parents=True)
     assert settings(tmp_path) == ()
 
@@ -141,9 +185,3 @@ def test_a_file_that_is_no_text_is_named(tmp_path):
     with pytest.raises(OSError, match=r"more\.txt") as error:
         requirement_texts(tmp_path / "all.txt")
     assert error.value.filename == str(tmp_path / "more.txt")
-
-
-def test_the_environment_of_an_interpreter_is_that_of_its_folder():
-    assert prefix_of(sys.executable) == Path(sys.prefix)
-    assert prefix_of("/opt/env/bin/python3") == Path("/opt/env")
-    assert prefix_of(None) is None

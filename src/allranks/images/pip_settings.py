@@ -1,18 +1,24 @@
 """The settings of the host's pip that decide which files it installs, for the keys of what it made.
 
-It needs only the standard library, since the nox sessions use it, and starts no process, since every run asks.
+It needs only the standard library, since the nox sessions use it.
 """
 
-import configparser
+import ast
 import errno
+import hashlib
 import importlib.util
+import json
 import os
 import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
+
+from allranks.errors import AllranksError
+from allranks.user_cache import keep, made_cache_folder
 
 _NOT_DECISIVE = frozenset(
     {
@@ -42,8 +48,6 @@ _PLACES = frozenset({"find-links", "index-url", "extra-index-url", "pypi-url"})
 _FILES = frozenset({"constraint", "build-constraint", "requirement"})
 """Settings whose values are requirements files, separated by blanks."""
 
-_HOSTS = Path("/etc/pip.conf")
-
 _LOGIN = re.compile(r"(?<=://)[^/\s?#\"'\0]*@")
 _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
 _CONTINUED = re.compile(r"\\\r?\n")
@@ -64,7 +68,7 @@ def with_variables(text: str) -> str:
     return _VARIABLE.sub(lambda found: os.environ.get(found[1]) or found[0], text)
 
 
-def pip_settings(folder: Path, prefix: Path | None = None) -> tuple[str, ...]:
+def pip_settings(folder: Path, python: str | None = None) -> tuple[str, ...]:
     """What the host's pip is told by its files and by ``PIP_`` variables, where that decides what is installed.
 
     Folders and addresses count, not their contents: as on an index, a requirement without a version keeps the version
@@ -72,44 +76,77 @@ def pip_settings(folder: Path, prefix: Path | None = None) -> tuple[str, ...]:
 
     Args:
         folder: The folder that pip works in; relative paths start there.
-        prefix: The environment of the pip, which may have a ``pip.conf``.
+        python: The interpreter whose pip is asked; None for :func:`python_that_builds`.
     """
-    told = [_told(where, name, value, folder) for where, name, value in _given(os.environ, prefix) if value.strip()]
-    return tuple(sorted(without_logins(text) for text in told))
+    asked = python or python_that_builds()
+    return tuple(sorted(_told(*each, folder) for each in (_remembered(asked) if asked else ())))
 
 
-def _given(environ: Mapping[str, str], prefix: Path | None) -> Iterator[tuple[str, str, str]]:
-    """Sections, names and values that count."""
-    found = [("", name[4:], value) for name, value in environ.items() if name.startswith("PIP_")]
-    for file in _files(environ, prefix):
-        parser = configparser.RawConfigParser(strict=False)
-        try:
-            parser.read_string(file.read_text(encoding="utf-8", errors="replace"))
-        except (OSError, configparser.Error):  # pip itself reports a file that it cannot use
-            continue
-        found += [(section, *item) for section in parser.sections() for item in parser.items(section)]
-    for section, name, value in found:
-        plain = name.lower().replace("_", "-").removeprefix("--")
-        if plain not in _NOT_DECISIVE:
-            yield section, plain, value
+_Setting = tuple[str, str, str]  # section, name, value
+
+_PIP = """
+import runpy, sys
+sys.path[:] = [entry for entry in sys.path if entry]
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
+"""As ``-m pip``, but no module in the working folder takes its place."""
+
+_READ = re.compile(r"For variant '\w+', will try loading '(.+)'")
+_SETTING = re.compile(r"(?::env:|(?P<section>[\w-]+))\.(?P<name>[\w-]+)=(?P<value>['\"].*)")
+_PLACES_OF_FILES = ("HOME", "XDG_CONFIG_HOME", "XDG_CONFIG_DIRS")
 
 
-def _files(environ: Mapping[str, str], prefix: Path | None) -> Iterator[Path]:
-    """The configuration files that pip reads (pip.pypa.io/en/stable/topics/configuration)."""
-    chosen = environ.get("PIP_CONFIG_FILE", "")
-    if chosen == os.devnull:
-        return
-    yield _HOSTS
-    for base in (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(os.pathsep):
-        yield Path(base, "pip/pip.conf")
-    if not (chosen and os.path.exists(chosen)):  # noqa: PTH110 - as pip asks, for which "" is no path
-        home = os.path.expanduser("~")  # noqa: PTH111 - Path.home() raises without one
-        yield Path(home, ".pip/pip.conf")
-        yield Path(environ.get("XDG_CONFIG_HOME") or f"{home}/.config", "pip/pip.conf")
-    if prefix:
-        yield prefix / "pip.conf"
-    if chosen:
-        yield Path(chosen)
+def _remembered(python: str) -> list[_Setting]:
+    """The answer of :func:`_ask`, which takes half a second, as long as no variable and no file of pip's changes."""
+    variables = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+    state = [python, *sorted(variables.items()), *map(os.environ.get, _PLACES_OF_FILES)]
+    key = hashlib.sha256(json.dumps(state).encode()).hexdigest()[:16]
+    memory: Path | None = None
+    with suppress(AllranksError, OSError, ValueError, LookupError, TypeError):
+        memory = made_cache_folder("pip") / f"{key}.json"
+        kept = json.loads(memory.read_text(encoding="utf-8"))
+        if kept["stamps"] == _stamps(kept["stamps"]):
+            return [(section, name, value) for section, name, value in kept["settings"]]
+    files, settings = _ask(python)
+    if memory:
+        with suppress(OSError):
+            keep(memory, json.dumps({"stamps": _stamps(files), "settings": settings}))
+    return settings
+
+
+def _stamps(files: Iterable[str]) -> dict[str, str]:
+    stamps = {}
+    for file in files:
+        stamps[file] = ""
+        with suppress(OSError):
+            found = os.stat(file)  # noqa: PTH116 - a text, as JSON keeps it
+            stamps[file] = f"{found.st_size}:{found.st_mtime_ns}:{found.st_ino}"
+    return stamps
+
+
+def _ask(python: str) -> tuple[list[str], list[_Setting]]:
+    """Ask an interpreter's pip for the files that it reads, and for its settings that count, without logins.
+
+    There are none if it has no pip, or cannot read its files: it reports that itself when it is used.
+    """
+    import subprocess  # noqa: PLC0415 - most runs ask nobody
+
+    command = [python, "-c", _PIP, "config", "list", "--verbose"]
+    asked = subprocess.run(command, capture_output=True, check=False, text=True, errors="replace")
+    lines = asked.stdout.splitlines() if asked.returncode == 0 else []
+    found = [
+        (each["section"] or "", each["name"], str(ast.literal_eval(each["value"]))) for each in _settings_in(lines)
+    ]
+    settings = [
+        (section, name, without_logins(value))
+        for section, name, value in found
+        if value.strip() and name not in _NOT_DECISIVE
+    ]
+    return _READ.findall(asked.stdout + asked.stderr), settings
+
+
+def _settings_in(lines: Iterable[str]) -> Iterator[re.Match[str]]:
+    return filter(None, map(_SETTING.fullmatch, lines))
 
 
 def _told(section: str, name: str, value: str, folder: Path) -> str:
@@ -186,10 +223,3 @@ def python_that_builds() -> str | None:
 def has_pip() -> bool:
     """Whether this Python has pip; environments made by uv have none."""
     return importlib.util.find_spec("pip") is not None
-
-
-def prefix_of(python: str | None) -> Path | None:
-    """The environment of an interpreter: this one's is known, and another's has it in its folder ``bin``."""
-    if python is None:
-        return None
-    return Path(sys.prefix) if python == sys.executable else Path(python).parent.parent

@@ -12,7 +12,7 @@ from pathlib import Path
 from allranks.errors import EnvironmentBuildError, ImageError
 from allranks.images.daemon import Progress
 from allranks.images.environments import locked
-from allranks.images.pip_settings import pip_settings, prefix_of, python_that_builds
+from allranks.images.pip_settings import pip_settings, python_that_builds
 from allranks.images.recipe import digest, recipe_of
 from allranks.images.sources import changed, has_changed, has_test, is_known, source_digest, while_it_stays
 from allranks.images.wheels import PipRequest, is_pure, requirements, run_pip
@@ -126,7 +126,7 @@ def _note(folder: Path, tests: Sequence[Path]) -> Path | None:
 def _builder(folder: Path) -> str:
     """A hash of what compiled modules depend on: the Python that builds, and where its pip finds the build backend."""
     python = python_that_builds() or sys.executable
-    settings = pip_settings(folder, prefix_of(python))
+    settings = pip_settings(folder, python)
     return digest(os.path.realpath(python), sys.version, settings)[:12]
 
 

@@ -20,8 +20,6 @@ from pathlib import Path
 from allranks.errors import ImageError
 from allranks.images.pip_settings import (
     pip_settings,
-    prefix_of,
-    python_that_builds,
     requirement_lines,
     requirement_texts,
     with_variables,
@@ -165,7 +163,7 @@ def recipe_of(image: Image, *, root: Path) -> Recipe:
         project=_project_folder(image, root),
         tests=tuple(root.resolve() / path for path in image.tests),
         apt=image.apt,
-        pip=pip_settings(root, prefix_of(python_that_builds())),
+        pip=pip_settings(root),
     )
 
 
