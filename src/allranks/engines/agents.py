@@ -47,11 +47,7 @@ class Meeting:
 
 
 def arrange_meeting() -> Meeting:
-    """A port of the loopback interface, and a new token.
-
-    Raises:
-        OSError: No port can be bound.
-    """
+    """A port of the loopback interface, and a new token."""
     held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -229,7 +225,6 @@ class JobOfAgents(Generic[A]):
         self._bell = os.eventfd(0)
 
     def go(self) -> None:
-        """See :meth:`allranks.engines.base.RunningJob.go`."""
         self._deadline = self._now() + self._limit
         self._leader.go()
 
@@ -238,13 +233,11 @@ class JobOfAgents(Generic[A]):
         return time.monotonic() - self._held_up
 
     def hang_up(self) -> None:
-        """See :meth:`allranks.engines.base.RunningJob.hang_up`."""
         self._deadline = min(self._deadline, self._now() + STOP_GRACE)
         self._leader.hang_up()
         os.eventfd_write(self._bell, 1)  # the reading thread has a new deadline
 
     def wait(self, sink: RecordSink) -> JobExit:
-        """See :meth:`allranks.engines.base.RunningJob.wait`."""
         timed_out = not self._read_until(self._is_over, lambda: self._deadline, sink)
         self._stop_all(sink)
         leader, *followers = [agent.exit() for agent in self._agents]
@@ -263,7 +256,6 @@ class JobOfAgents(Generic[A]):
         )
 
     def stop(self) -> None:
-        """See :meth:`allranks.engines.base.RunningJob.stop`."""
         self._stop_all(_ignore)
 
     def _stop_all(self, sink: RecordSink) -> None:

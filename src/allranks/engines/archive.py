@@ -61,12 +61,7 @@ class Archive:
         self._add(name, len(content), content=content)
 
     def add_copies(self, prefix: str, copies: Iterable[FileCopy]) -> None:
-        """Add files and folders below `prefix`; caches and version control are left out.
-
-        Raises:
-            EngineError: A file leads out of the folder that it has to be in.
-            OSError: A file cannot be found.
-        """
+        """Add files and folders below `prefix`; caches and version control are left out."""
         for copy in copies:
             for path, target in _files(copy):
                 name = str(PurePosixPath(prefix) / PurePosixPath(target.as_posix()))
@@ -81,12 +76,7 @@ class Archive:
         self._entries.append((name, content, path, root))
 
     def pieces(self) -> Iterator[bytes]:
-        """The archive.
-
-        Raises:
-            EngineError: A file leads out of the folder that it has to be in.
-            OSError: A file cannot be read.
-        """
+        """The archive."""
         for name, content, path, root in self._entries:
             if path is not None:
                 # A link would lead nowhere in the job: its target goes in instead.
@@ -107,12 +97,7 @@ class Archive:
 
 
 def copy_files(copy: FileCopy, into: Path) -> None:
-    """Copy the files of one copy to their targets below a folder.
-
-    Raises:
-        EngineError: A file leads out of the folder that it has to be in.
-        OSError: A file cannot be read or written.
-    """
+    """Copy the files of one copy to their targets below a folder."""
     for path, target in _files(copy):
         (into / target).parent.mkdir(parents=True, exist_ok=True)
         with _opened(path, copy.root) as file, (into / target).open("wb") as made:
@@ -120,11 +105,7 @@ def copy_files(copy: FileCopy, into: Path) -> None:
 
 
 def check_links(copies: Iterable[FileCopy]) -> None:
-    """Check that no file leads out of the folder that it has to be in, for jobs that see the folder itself.
-
-    Raises:
-        EngineError: One does.
-    """
+    """Check that no file leads out of the folder that it has to be in, for jobs that see the folder itself."""
     for copy in copies:
         for _ in walk(copy.source, copy.root):
             pass
@@ -262,11 +243,7 @@ class _Source:
         self._rest = memoryview(b"")
 
     def read(self, size: int) -> bytes:
-        """At most this many of the next bytes.
-
-        Raises:
-            tarfile.ReadError: There are none.
-        """
+        """At most this many of the next bytes."""
         while not self._rest:
             piece = next(self._pieces, None)
             if piece is None:

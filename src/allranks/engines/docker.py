@@ -64,7 +64,6 @@ class DockerEngine(Engine):
 
     @classmethod
     def detect(cls, *, is_asked_for: bool = True) -> Self:
-        """See :meth:`allranks.engines.base.Engine.detect`."""
         if not is_asked_for and (lacking := _lacking()):
             msg = "This host has no Docker daemon."
             raise EngineAbsentError(msg, why=lacking)
@@ -78,7 +77,6 @@ class DockerEngine(Engine):
         return cls(connect())
 
     def prepare(self, matrix: Matrix, progress: Progress, uses: ExitStack | None) -> MakeEnvironment:
-        """See :meth:`allranks.engines.base.Engine.prepare`."""
         from allranks.images.built_image import ensure_image  # noqa: PLC0415 - see detect
         from allranks.images.project import project_files  # noqa: PLC0415
 
@@ -98,19 +96,17 @@ class DockerEngine(Engine):
         return DaemonObjects(self.image_daemon)
 
     def start(self, spec: JobSpec, _held: Sequence[int] = ()) -> AbstractContextManager[RunningJob]:
-        """See :meth:`allranks.engines.base.Engine.start`."""
         return self._objects.start(spec, self._package)
 
     def clean_up(self, *, is_dry_run: bool = False) -> Leftovers:
-        """See :meth:`allranks.engines.base.Engine.clean_up`; unfinished builds of images are among it."""
+        """Remove what dead runs have left, unfinished builds of images too."""
         return self._objects.clean_up(is_dry_run=is_dry_run)
 
     def vacate(self, gpus: Sequence[str]) -> None:
-        """See :meth:`allranks.engines.base.Engine.vacate`; containers hold no lease."""
         self._objects.vacate(gpus)
 
     def check_leases(self) -> None:
-        """See :meth:`allranks.engines.base.Engine.check_leases`.
+        """Check that this process sees the locks of all runs on the daemon's host.
 
         A folder of locks that is a mount of its own, or that the user has named, counts as shared with the other runs.
         """
@@ -128,7 +124,6 @@ class DockerEngine(Engine):
         raise EngineError(msg, why=why, remedy=remedy)
 
     def close(self) -> None:
-        """See :meth:`allranks.engines.base.Engine.close`."""
         self.image_daemon.close()
 
     def capacity(self) -> tuple[int, int]:
@@ -140,7 +135,6 @@ class DockerEngine(Engine):
         return int(said["NCPU"]), int(said["MemTotal"]) >> 20
 
     def examine(self, inventory: Inventory) -> Iterator[Finding]:
-        """See :meth:`allranks.engines.base.Engine.examine`."""
         from allranks.images.builders import images_folder  # noqa: PLC0415 - see detect
 
         try:

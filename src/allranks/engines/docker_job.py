@@ -77,7 +77,7 @@ class Container:
         return (self._socket.fileno(),)
 
     def hear(self, _ready: Collection[int]) -> Iterator[Record | Damage]:
-        """See :meth:`allranks.engines.agents.Agent.hear`; the end of the attach stream is the container's."""
+        """Read what has arrived; the end of the attach stream is the container's end."""
         data = self._receive()
         for stream, payload in self._frames.feed(data):
             if stream != STDOUT:
@@ -107,7 +107,6 @@ class Container:
         self._say(b"begin\n")
 
     def go(self) -> None:
-        """See :meth:`allranks.engines.agents.Agent.go`."""
         self._say(b"go\n")
 
     def _say(self, line: bytes) -> None:
@@ -118,7 +117,6 @@ class Container:
             return
 
     def hang_up(self) -> None:
-        """See :meth:`allranks.engines.agents.Agent.hang_up`."""
         # A container init whose input has ended stays for a minute, any other until its files have been fetched.
         if self.keeps_files:
             return
@@ -135,7 +133,6 @@ class Container:
             self._client.kill(self.identifier, signal="SIGTERM")
 
     def resume(self) -> None:
-        """See :meth:`allranks.engines.agents.Agent.resume`."""
         if not self.has_ended and self._state_now().get("Paused"):
             self._was_paused = True
             with suppress(*FAILURES):
@@ -149,7 +146,7 @@ class Container:
         return {}
 
     def end(self, _deadline: float) -> None:
-        """See :meth:`allranks.engines.agents.Agent.end`; until the deadline its job reads from it."""
+        """Kill it: its job has read from it until the deadline."""
         if self.has_ended:
             return
         self.has_ended = True
@@ -165,7 +162,7 @@ class Container:
             self._client.kill(self.identifier)
 
     def exit(self) -> NodeExit:
-        """See :meth:`allranks.engines.agents.Agent.exit`: as the container init reports it, else as the daemon does."""
+        """How it has ended, by its container init or, without a word from that, by the daemon."""
         if self._network is not None:
             self._see_that_it_is_in(self._network)
         if self._ended is None:
@@ -268,11 +265,7 @@ class DockerJob(JobOfAgents[Container]):
         self._looked = time.monotonic()
 
     def start(self, archive: Iterable[bytes]) -> None:
-        """Start the containers, give them their files, and let the agents begin.
-
-        Raises:
-            EngineError: One could not be started.
-        """
+        """Start the containers, give them their files, and let the agents begin."""
         for container in self._agents:
             container.attach_and_start()
         # The volume is in memory, and exists only while a container runs.
@@ -289,7 +282,6 @@ class DockerJob(JobOfAgents[Container]):
         return self._is_apart or super()._is_over()
 
     def collect(self, results: Path) -> None:
-        """See :meth:`allranks.engines.base.RunningJob.collect`."""
         gone = [container for container in self._agents if not container.keeps_files]
         if len(gone) == len(self._agents):
             lost = gone[0].early_end(", and its files are lost")

@@ -66,11 +66,7 @@ _VACATED_WITHIN = 15.0
 
 
 class DaemonObjects:
-    """The objects of allranks on one daemon.
-
-    Args:
-        client: The daemon.
-    """
+    """The objects of allranks on one daemon."""
 
     def __init__(self, client: docker.DockerClient) -> None:
         self._client = client.api
@@ -87,12 +83,6 @@ class DaemonObjects:
 
     @contextmanager
     def start(self, spec: JobSpec, package: tuple[FileCopy, ...]) -> Iterator[DockerJob]:
-        """See :meth:`allranks.engines.base.Engine.start`.
-
-        Args:
-            spec: The job.
-            package: The files of allranks that the agent needs, with targets relative to a folder on its path.
-        """
         with ExitStack() as stack:
             job = self._start(spec, package, stack)
             stack.callback(job.stop)
@@ -145,7 +135,7 @@ class DaemonObjects:
         self._client.remove_container(container, v=True, force=True)
 
     def vacate(self, gpus: Sequence[str]) -> None:
-        """See :meth:`allranks.engines.base.Engine.vacate`; containers hold no lease."""
+        """Remove the containers of dead runs that have one of these GPUs: containers hold no lease."""
         deadline = time.monotonic() + _VACATED_WITHIN
         while left := self._using(gpus):
             for each in left:
@@ -165,7 +155,7 @@ class DaemonObjects:
         return [each for each in leased_here if not set(gpus).isdisjoint(json.loads(each["Labels"][GPUS_LABEL]))]
 
     def clean_up(self, *, is_dry_run: bool) -> Leftovers:
-        """See :meth:`allranks.engines.base.Engine.clean_up`; containers go first, since they hold all else."""
+        """Remove what dead runs have left: containers first, since they hold all else."""
         with _as_listing_error():
             builders = list(dead_builders(self._client) if is_dry_run else reap_builders(self._client))
             containers, others = _sorted(self._containers())

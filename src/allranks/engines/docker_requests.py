@@ -80,12 +80,7 @@ def specs_of_nodes(spec: JobSpec, token: str) -> list[JobSpec]:
 
 
 def object_name(spec: JobSpec, *further: str) -> str:
-    """A readable name for ``docker ps``, unique to this attempt, and legal as a host name, too.
-
-    Args:
-        spec: The job.
-        further: What tells the object from others of the attempt.
-    """
+    """A readable name for ``docker ps``, unique to this attempt, and legal as a host name, too."""
     return unique_name(spec.job_id, str(spec.attempt), *further, spec.run_id, longest=_LONGEST_NAME)
 
 

@@ -33,21 +33,21 @@ class Nvml(Protocol):
 
     NVMLError: type[Exception]
 
-    def nvmlSystemGetDriverVersion(self) -> str: ...  # noqa: D102, N802
-    def nvmlInit(self) -> None: ...  # noqa: D102, N802
-    def nvmlShutdown(self) -> None: ...  # noqa: D102, N802
-    def nvmlDeviceGetCount(self) -> int: ...  # noqa: D102, N802
-    def nvmlDeviceGetHandleByIndex(self, index: int, /) -> Any: ...  # noqa: ANN401, D102, N802
-    def nvmlDeviceGetUUID(self, handle: Any, /) -> str: ...  # noqa: ANN401, D102, N802
-    def nvmlDeviceGetName(self, handle: Any, /) -> str: ...  # noqa: ANN401, D102, N802
-    def nvmlDeviceGetMemoryInfo(self, handle: Any, /) -> Any: ...  # noqa: ANN401, D102, N802
-    def nvmlDeviceGetMigMode(self, handle: Any, /) -> list[int]: ...  # noqa: ANN401, D102, N802
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: Any, /) -> int: ...  # noqa: ANN401, D102, N802
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Any, index: int, /) -> Any: ...  # noqa: ANN401, D102, N802
-    def nvmlDeviceGetRemappedRows(self, handle: Any, /) -> tuple[int, int, int, int]: ...  # noqa: ANN401, D102, N802
-    def nvmlDeviceGetRetiredPagesPendingStatus(self, handle: Any, /) -> int: ...  # noqa: ANN401, D102, N802
-    def nvmlDeviceGetTotalEccErrors(self, handle: Any, kind: int, counter: int, /) -> int: ...  # noqa: ANN401, D102, N802
-    def nvmlDeviceGetFieldValues(self, handle: Any, fields: list[int], /) -> Any: ...  # noqa: ANN401, D102, N802
+    def nvmlSystemGetDriverVersion(self) -> str: ...  # noqa: N802
+    def nvmlInit(self) -> None: ...  # noqa: N802
+    def nvmlShutdown(self) -> None: ...  # noqa: N802
+    def nvmlDeviceGetCount(self) -> int: ...  # noqa: N802
+    def nvmlDeviceGetHandleByIndex(self, index: int, /) -> Any: ...  # noqa: ANN401, N802
+    def nvmlDeviceGetUUID(self, handle: Any, /) -> str: ...  # noqa: ANN401, N802
+    def nvmlDeviceGetName(self, handle: Any, /) -> str: ...  # noqa: ANN401, N802
+    def nvmlDeviceGetMemoryInfo(self, handle: Any, /) -> Any: ...  # noqa: ANN401, N802
+    def nvmlDeviceGetMigMode(self, handle: Any, /) -> list[int]: ...  # noqa: ANN401, N802
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: Any, /) -> int: ...  # noqa: ANN401, N802
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Any, index: int, /) -> Any: ...  # noqa: ANN401, N802
+    def nvmlDeviceGetRemappedRows(self, handle: Any, /) -> tuple[int, int, int, int]: ...  # noqa: ANN401, N802
+    def nvmlDeviceGetRetiredPagesPendingStatus(self, handle: Any, /) -> int: ...  # noqa: ANN401, N802
+    def nvmlDeviceGetTotalEccErrors(self, handle: Any, kind: int, counter: int, /) -> int: ...  # noqa: ANN401, N802
+    def nvmlDeviceGetFieldValues(self, handle: Any, fields: list[int], /) -> Any: ...  # noqa: ANN401, N802
 
 
 def trouble_of(nvml: Nvml, handle: Any) -> str:  # noqa: ANN401 - NVML's

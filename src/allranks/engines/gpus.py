@@ -62,9 +62,6 @@ def nvidia_gpus(nvml: Nvml | None = None, *, has_cards: bool = True, limit: floa
 
     Returns:
         An empty tuple if NVIDIA's driver is not installed.
-
-    Raises:
-        DeviceError: NVML reports an error, or does not answer.
     """
     # A sick device blocks its caller in the kernel, out of reach of Ctrl-C: a thread can be left behind there.
     answers: queue.SimpleQueue[tuple[Gpu, ...] | Exception] = queue.SimpleQueue()
@@ -255,9 +252,6 @@ def take_inventory(
             SLURM that was given none.
         root: Where ``/dev`` and ``/sys`` are.
         nvml: The library to ask for NVIDIA's; None for the host's own.
-
-    Raises:
-        DeviceError: NVIDIA's driver is installed, and fails.
     """
     if mode == "none":
         return Inventory()
@@ -287,12 +281,7 @@ def _only_visible(inventory: Inventory, environ: Mapping[str, str], names: Seque
 
 
 def chosen_inventory(mode: GpuMode, wanted: str | None) -> Inventory:
-    """Those GPUs of this host that a command asks for: all that are visible, or some of them (:func:`chosen_gpus`).
-
-    Raises:
-        DeviceError: NVIDIA's driver is installed, and fails.
-        UsageError: One of them is not there.
-    """
+    """Those GPUs of this host that a command asks for: all that are visible, or some of them (:func:`chosen_gpus`)."""
     inventory = take_inventory(mode)
     return inventory if wanted is None else inventory.only(wanted)
 

@@ -7,7 +7,7 @@ from allranks.plugin_manager import implements
 
 @implements
 def allranks_engines() -> Mapping[str, str]:
-    """See :meth:`allranks.plugin_manager.Hooks.allranks_engines`."""
+    """Where the classes of the core's engines are, by name."""
     return {
         "docker": "allranks.engines.docker:DockerEngine",
         "process": "allranks.engines.process:ProcessEngine",

@@ -58,9 +58,6 @@ class Intake:
     Args:
         folder: Where they go; made if need be.
         most: How many bytes they may have. A sparse file counts by its length, which its copy takes.
-
-    Raises:
-        OSError: The folder cannot be made.
     """
 
     def __init__(self, folder: Path, most: int = RESULTS_BYTES) -> None:
@@ -90,11 +87,7 @@ class Intake:
         return reason is None
 
     def add_file(self, path: PurePosixPath, size: int, content: Iterable[bytes | memoryview]) -> bool:
-        """Write a file of this size, replacing an earlier one of its name; False if it was left out.
-
-        Raises:
-            OSError: The folder cannot be written.
-        """
+        """Write a file of this size, replacing an earlier one of its name; False if it was left out."""
         if (reason := self._refusal(path, size)) is not None:
             self.leave_out(reason, path, size)
             return False
@@ -128,11 +121,7 @@ class Intake:
         return "bytes" if size > self._room else None
 
     def check(self) -> None:
-        """Check that nothing was left out.
-
-        Raises:
-            EngineError: Something was.
-        """
+        """Check that nothing was left out."""
         if self._left_out:
             what, *why = [self._told(reason, each) for reason, each in self._left_out.items()]
             if not self._has_read_all:

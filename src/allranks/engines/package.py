@@ -46,9 +46,6 @@ def package_path(cache: Path) -> Path:
 
     Args:
         cache: Where a folder with a link to the package may be kept, for a package among others in site-packages.
-
-    Raises:
-        EnvironmentBuildError: The cache cannot be written.
     """
     folder = package_folder()
     if [entry.name for entry in folder.parent.iterdir() if not entry.name.startswith(".")] == [folder.name]:
@@ -63,14 +60,7 @@ def package_path(cache: Path) -> Path:
 
 
 def copied_package(cache: Path) -> Path:
-    """A folder with a copy of the package, and nothing else: other machines may not see the one that is running.
-
-    Args:
-        cache: Where copies are kept, one for each content.
-
-    Raises:
-        EnvironmentBuildError: It cannot be written.
-    """
+    """A folder with a copy of the package, and nothing else: other machines may not see the one that is running."""
     copies = package_files()
     made = cache / _key({target: source for copy in copies for source, target in _modules(copy)})
     try:

@@ -76,11 +76,9 @@ class ProcessEngine(Engine):
 
     @classmethod
     def detect(cls, *, is_asked_for: bool = True) -> Self:  # noqa: ARG003
-        """See :meth:`allranks.engines.base.Engine.detect`."""
         return cls()
 
     def prepare(self, matrix: Matrix, progress: Progress, _uses: ExitStack | None) -> MakeEnvironment:
-        """See :meth:`allranks.engines.base.Engine.prepare`."""
         from allranks.engines.process_environments import environment_of  # noqa: PLC0415 - clean-up does without
 
         self._package = self._package_path  # before jobs start, which do so side by side
@@ -93,12 +91,10 @@ class ProcessEngine(Engine):
         return self._package
 
     def examine(self, _inventory: Inventory) -> Iterator[Finding]:
-        """See :meth:`allranks.engines.base.Engine.examine`."""
         yield _examine_names()
 
     @contextmanager
     def start(self, spec: JobSpec, held: Sequence[int] = ()) -> Iterator[RunningJob]:
-        """See :meth:`allranks.engines.base.Engine.start`."""
         scratch = _make_scratch(spec)
         try:
             job = self._spawn(spec, scratch, held)
@@ -191,31 +187,27 @@ class _Agent:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """See :class:`allranks.engines.agents.Agent`; it may end while a surviving child holds its output open."""
+        """Its output and its end: a child that survives it may hold the output open."""
         return self.output, self.pidfd
 
     def hear(self, ready: Collection[int]) -> Iterator[Record | Damage]:
-        """See :meth:`allranks.engines.agents.Agent.hear`."""
         data = os.read(self.output, 1 << 16) if self.output in ready else b""
         yield from self.stream.feed(data)
         self.has_ended = not data
 
     def go(self) -> None:
-        """See :meth:`allranks.engines.agents.Agent.go`."""
         with suppress(BrokenPipeError):  # it has ended already; `wait` reports how
             os.write(self._stdin.fileno(), b"go\n")
 
     def hang_up(self) -> None:
-        """See :meth:`allranks.engines.agents.Agent.hang_up`."""
         self._stdin.close()
 
     def resume(self) -> None:
-        """See :meth:`allranks.engines.agents.Agent.resume`."""
         if self.process.returncode is None:
             signal_pidfd(self.pidfd, signal.SIGCONT)
 
     def end(self, deadline: float) -> None:
-        """See :meth:`allranks.engines.agents.Agent.end`; also ends processes that it left behind."""
+        """Wait for its end, or kill it, and end processes that it left behind."""
         if self.process.returncode is not None:
             return
         if not is_readable(self.pidfd, max(0.0, deadline - time.monotonic())):
@@ -228,7 +220,6 @@ class _Agent:
             _kill_all(lambda: _with(temporary_folder(self.folder)))
 
     def exit(self) -> NodeExit:
-        """See :meth:`allranks.engines.agents.Agent.exit`."""
         return NodeExit(status=self.process.returncode, output=self.stream.output)
 
     def close(self) -> None:
@@ -246,7 +237,6 @@ class ProcessJob(JobOfAgents[_Agent]):
         self._meeting = meeting
 
     def collect(self, results: Path) -> None:
-        """See :meth:`allranks.engines.base.RunningJob.collect`."""
         try:
             bring_home([agent.folder / "results" for agent in self._agents], results)
         except OSError as error:
@@ -289,15 +279,7 @@ def _write_secretly(path: Path, text: str) -> None:
 
 
 def command(python: str, package_path: Path, code: Path, scratch: Path, shared: Path) -> list[str]:
-    """The agent's command line on this host.
-
-    Args:
-        python: The interpreter.
-        package_path: A folder that holds the package ``allranks``.
-        code: The folder that the suite's paths are relative to.
-        scratch: The agent's own folder.
-        shared: The folder that the agents of all nodes share.
-    """
+    """The agent's command line on this host."""
     return [
         python,
         *(*ISOLATED, str(package_path / "allranks" / "agent" / COMMAND.name)),

@@ -40,11 +40,6 @@ def environment_of(image: Image, *, root: Path, process: Process, progress: Prog
         process: ``[process]`` of the matrix file. Its interpreter takes precedence: what the image names beside torch
             and the interpreter lacks is installed apart from it.
         progress: Receives lines while something is made.
-
-    Raises:
-        EngineError: The image is a finished one, which no process can run in.
-        EnvironmentBuildError: The environment cannot be made.
-        ImageError: A file that the image names is missing, or the project cannot be built.
     """
     given = _given(process, root)
     if given and (image.image is not None or not (image.packages or image.requirements or image.project)):

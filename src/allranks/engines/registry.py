@@ -22,11 +22,7 @@ def engine_names() -> tuple[str, ...]:
 
 
 def engine_class(name: str) -> type[Engine]:
-    """The engine of that name.
-
-    Raises:
-        EngineError: There is none, or its module cannot be imported.
-    """
+    """The engine of that name."""
     place = added_engines().get(name)
     if place is None:
         msg = f"There is no engine {name}."
@@ -65,11 +61,7 @@ def choose_engine(name: str) -> tuple[Engine, str]:
 
 
 def _detected(name: str, *, is_asked_for: bool) -> Engine:
-    """See :meth:`Engine.detect`.
-
-    Raises:
-        AllranksError: As it does; also for any other exception, for which the engine is to blame.
-    """
+    """Connect to an engine; whatever it raises is an :class:`AllranksError`."""
     try:
         return engine_class(name).detect(is_asked_for=is_asked_for)
     except AllranksError:
@@ -90,12 +82,7 @@ def _reason(error: EngineError) -> str:
 
 
 def engines_here(*, beside: str = "", with_queues: bool = True) -> list[Engine]:
-    """Every engine that this host has, but the one `beside`; broken ones are left out.
-
-    Args:
-        beside: The name of an engine.
-        with_queues: Whether engines are among them whose jobs outlive their orchestrator.
-    """
+    """Every engine that this host has, but the one `beside`; broken ones are left out."""
     found: list[Engine] = []
     for name in engine_names():
         with suppress(AllranksError):

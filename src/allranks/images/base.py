@@ -94,15 +94,6 @@ def find_base(client: DockerClient, name: str, *, environ: Mapping[str, str], pr
     Images in the daemon precede those of a registry. Only the default base can be replaced by the host, in this order:
     ``ALLRANKS_BASE_IMAGE``, the default base, the image that ``scripts/base-image`` made, and only then a pull; so
     once that script has run, no run waits for a registry that cannot be reached.
-
-    Args:
-        client: Connection to the daemon.
-        name: Base image as the matrix file names it.
-        environ: Environment variables of this process.
-        progress: Receives lines about a pull.
-
-    Raises:
-        ImageError: The base image cannot be obtained.
     """
     chosen, reason = _chosen(name, environ)
     if image := find(client, chosen):
@@ -143,11 +134,7 @@ _SCRIPT = "scripts/base-image (in allranks' source distribution)"
 
 
 def python_of(client: DockerClient, base: Base) -> ImagePython:
-    """The Python of a base image, asked once per image.
-
-    Raises:
-        ImageError: It has none, or one that allranks or torch's wheels cannot work with.
-    """
+    """The Python of a base image, asked once per image."""
     file = made_cache_folder("pythons") / f"{base.id.removeprefix('sha256:')}.json"
     if file.is_file():
         return read_probe(file.read_text(encoding="utf-8"), base=base.reference)

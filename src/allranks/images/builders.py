@@ -71,11 +71,7 @@ def _sizes(wheel: Path) -> tuple[int, int]:
 
 
 def check_room(client: DockerClient, layer: str, wheels: Iterable[Path], builder: Builder) -> None:
-    """Check that the daemon has room to build a layer, if that can be determined.
-
-    Raises:
-        ImageError: There is too little.
-    """
+    """Check that the daemon has room to build a layer, if that can be determined."""
     with reported("The daemon did not report where it keeps its images.", remedy="Run: allranks doctor"):
         folder = images_folder(client.info(), client.api.base_url)
     if folder is None:

@@ -51,19 +51,7 @@ def ensure_image(
     With unchanged inputs nothing is built, and the cost is three requests to the daemon and a check of the project's
     files. If two processes need the same image, one of them builds it.
 
-    Args:
-        image: The image as the matrix file declares it.
-        root: The folder that the matrix file's relative paths start from.
-        client: Connection to the daemon.
-        progress: Receives lines, without end of line, while something is pulled, resolved or built.
-        uses: Until it is closed, no process on this host removes the image (``allranks clean --images``); None if it is
-            needed no longer than this call.
-
-    Returns:
-        The image, which the daemon now has.
-
-    Raises:
-        ImageError: It cannot be found, pulled or built.
+    Until `uses` is closed, no process on this host removes the image (``allranks clean --images``).
     """
     with ExitStack() as held:
         site = Site(client=client, root=root, progress=progress, uses=held)
@@ -95,11 +83,7 @@ def _present(client: DockerClient, reference: str) -> BuiltImage | None:
 
 
 def image_reference(image: Image, site: Site) -> str:
-    """The name that an image has, or will have once it is built, with the key of its content.
-
-    Raises:
-        ImageError: Its recipe cannot be read, or its base image cannot be obtained.
-    """
+    """The name that an image has, or will have once it is built, with the key of its content."""
     if image.image is not None:
         return image.image
     return _named(_with_source(recipe_of(_installed_whole(image, site), root=site.root)), site)[1]

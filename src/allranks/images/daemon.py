@@ -51,11 +51,7 @@ def reported(what: str, *, remedy: str) -> Iterator[None]:
 
 
 def find(client: DockerClient, reference: str) -> Image | None:
-    """The image of that reference in the daemon, or None.
-
-    Raises:
-        ImageError: The daemon fails, or the reference is malformed.
-    """
+    """The image of that reference in the daemon, or None."""
     import docker.errors  # noqa: PLC0415
 
     remedy = "Check that the daemon answers (docker version), then run again."
@@ -86,11 +82,7 @@ def touch(client: DockerClient, reference: str) -> None:
 
 
 def pull(client: DockerClient, reference: str, *, progress: Progress, remedy: str) -> Image:
-    """Fetch an image from its registry.
-
-    Raises:
-        ImageError: The registry cannot be reached, or does not provide this image.
-    """
+    """Fetch an image from its registry."""
     what = f"The image {reference} is not on this host and cannot be pulled."
     progress(f"pulling {reference}")
     with reported(what, remedy=remedy):

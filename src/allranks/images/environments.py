@@ -52,11 +52,7 @@ class Interpreter:
 
 
 def probe(python: str) -> Interpreter:
-    """Ask an interpreter for its packages, which takes a tenth of a second.
-
-    Raises:
-        EnvironmentBuildError: It cannot be started.
-    """
+    """Ask an interpreter for its packages, which takes a tenth of a second."""
     try:
         answer = subprocess.run([python, "-c", _PROBE], capture_output=True, check=True, text=True).stdout
         said = json.loads(answer.splitlines()[-1])
@@ -94,15 +90,7 @@ class EnvironmentRecipe:
 
 
 def ensure_environment(recipe: EnvironmentRecipe, progress: Callable[[str], None]) -> Path:
-    """Return the interpreter of an environment, which is created if it does not exist yet.
-
-    Args:
-        recipe: The content of the environment.
-        progress: Receives lines while the environment is created.
-
-    Raises:
-        EnvironmentBuildError: The environment cannot be created.
-    """
+    """Return the interpreter of an environment, which is created if it does not exist yet."""
     folder = cache_folder() / "environments" / f"{recipe.name}-{recipe.key}"
     python = folder / "bin" / "python"
     limit = cache_limit()
@@ -206,17 +194,7 @@ def _pip_of(python: Path) -> list[str]:
 
 
 def run_pip_of(python: Path, arguments: Sequence[str], what: str, progress: Callable[[str], None]) -> None:
-    """Run ``pip install`` of an environment.
-
-    Args:
-        python: The environment's interpreter.
-        arguments: The arguments of ``pip install``.
-        what: The thing being built, as the start of the error message.
-        progress: Receives a line for each file that pip fetches.
-
-    Raises:
-        EnvironmentBuildError: pip failed.
-    """
+    """Run ``pip install`` of an environment."""
     _check(run_to_end((*_pip_of(python), *arguments), progress), what)
 
 

@@ -48,13 +48,9 @@ class Layer:
 
 
 def build_layers(recipe: Recipe, base: Base, site: Site) -> Base:
-    """Build the missing layers of an image.
-
-    Returns:
-        The topmost layer, which is the image.
+    """Build the missing layers of an image; return the topmost, which is the image.
 
     Raises:
-        ImageError: Something cannot be resolved or built.
         SourceChangedError: The recipe's project has changed since the recipe was read.
     """
     project = _project_wheels(recipe, site.progress)
@@ -67,11 +63,7 @@ def build_layers(recipe: Recipe, base: Base, site: Site) -> Base:
 
 
 def with_debian_packages(recipe: Recipe, base: Base, site: Site) -> Base:
-    """The base with the recipe's Debian packages; the base itself for none.
-
-    Raises:
-        ImageError: Not all of them can be installed.
-    """
+    """The base with the recipe's Debian packages; the base itself for none."""
     if not recipe.apt:
         return base
     packages = tuple(sorted(set(recipe.apt)))

@@ -82,20 +82,12 @@ def end_step(client: APIClient, builder: str) -> None:
 
 
 def dead_builders(client: APIClient) -> list[str]:
-    """The labels of this host's builds whose builder is dead.
-
-    Raises:
-        DockerException: The daemon could not be asked.
-    """
+    """The labels of this host's builds whose builder is dead."""
     return [builder for builder, left in _unfinished(client).items() if _is_dead(builder, left)]
 
 
 def unjudged_builders(client: APIClient) -> list[str]:
-    """The labels of builds whose builder may live, which cannot be determined from here.
-
-    Raises:
-        DockerException: The daemon could not be asked.
-    """
+    """The labels of builds whose builder may live, which cannot be determined from here."""
     found = _unfinished(client)
     return [builder for builder, left in found.items() if not (_is_of_here(builder) or _is_dead(builder, left))]
 
@@ -118,11 +110,7 @@ def _is_dead(builder: str, left: Sequence[Listed]) -> bool:
 
 
 def reap_builders(client: APIClient) -> Iterator[str]:
-    """Remove what dead builds of this host have left; yield the label of each.
-
-    Raises:
-        DockerException: The daemon could not be asked.
-    """
+    """Remove what dead builds of this host have left; yield the label of each."""
     for builder in dead_builders(client):
         with alone(_lock(builder)) as is_nobodys:
             if is_nobodys:

@@ -21,26 +21,13 @@ from allranks.user_cache import cache_folder, forget_unused, keep
 
 
 def without_project(image: Image, root: Path, progress: Progress) -> Image:
-    """An image with the requirements of its project, but without the project.
-
-    Args:
-        image: One whose project is copied.
-        root: The folder that the matrix file's relative paths start from.
-        progress: Receives lines while a wheel is built.
-
-    Raises:
-        EnvironmentBuildError: The cache cannot be used.
-        ImageError: The project does not build, or has more than Python in it.
-    """
+    """An image with the requirements of its project, but without the project."""
     needs = requirements(_wheel(image, root, progress))
     return replace(image, project=None, mode="install", packages=(*image.packages, *needs))
 
 
 def project_files(image: Image, root: Path, progress: Progress) -> Path:
-    """A folder with the project as it would be installed; made again at the first call after a change of its source.
-
-    Arguments and errors are those of :func:`without_project`.
-    """
+    """A folder with the project as it would be installed; made again at the first call after a change of its source."""
     wheel = _wheel(image, root, progress)
     target = wheel.parent / "files"
     with in_cache(wheel.parent):
@@ -69,21 +56,12 @@ def kept_wheel(folder: Path, progress: Progress, *, tests: Sequence[Path] = ()) 
 
     A change of tests alone builds nothing if the last wheel had none of them: then neither has the next, which would be
     built from files of the same names. A build that compiles or runs its tests is not seen.
-
-    Args:
-        folder: The project's folder.
-        progress: Receives lines about the build.
-        tests: Files and folders of tests.
-
-    Raises:
-        EnvironmentBuildError: The cache cannot be used.
-        ImageError: The project does not build.
     """
     return while_it_stays(folder, lambda source: wheel_of(folder, source, tests, progress), progress)
 
 
 def wheel_of(folder: Path, source: str, tests: Sequence[Path], progress: Progress) -> Path:
-    """The wheel of a project with this hash of its files; the rest as for :func:`kept_wheel`.
+    """The wheel of a project with this hash of its files.
 
     Raises:
         SourceChangedError: The project changed meanwhile.
@@ -144,16 +122,7 @@ def in_cache(folder: Path) -> Iterator[None]:
 
 
 def build_wheel(folder: Path, *, into: Path, progress: Progress) -> Path:
-    """Build a project into a wheel, as ``pip install`` of its folder would.
-
-    Args:
-        folder: The project's folder.
-        into: A folder without wheels, which gets this one.
-        progress: Receives lines about the build.
-
-    Raises:
-        ImageError: The project does not build.
-    """
+    """Build a project into a wheel, as ``pip install`` of its folder would."""
     progress(f"building a wheel of {folder.name}")
     request = PipRequest(
         arguments=["wheel", "--no-deps", "--wheel-dir", str(into), str(folder)],

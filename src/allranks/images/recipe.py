@@ -102,11 +102,7 @@ class Recipe:
         return "\n".join([*index, *extra, *file, f"torch=={self.torch}", *self.packages, *further, ""])
 
     def wanted(self, further: Iterable[str] = ()) -> tuple[object, ...]:
-        """The same for a key: the text of the user's file, pip's settings, and no login, which may change.
-
-        Args:
-            further: Requirements of the user's project.
-        """
+        """The same for a key: the text of the user's file, pip's settings, and no login, which may change."""
         addresses = [without_logins(self.index), *map(without_logins, self.extra_index)]
         packages = [without_logins(each) for each in (*self.packages, *further)]
         return (self.torch, addresses, packages, self.requirements_text, self.pip)
@@ -131,16 +127,7 @@ class Recipe:
 
 
 def recipe_of(image: Image, *, root: Path) -> Recipe:
-    """Read what an image declaration names.
-
-    Args:
-        image: A declaration that is to be built (``image.image`` is None).
-        root: The folder that its relative paths start from.
-
-    Raises:
-        ImageError: The torch version is missing, or a file or folder that the declaration names, or a requirement
-            names a path.
-    """
+    """Read what an image declaration names."""
     if not image.torch:
         what = f"Image {image.name} cannot be built."
         raise ImageError(
@@ -217,13 +204,7 @@ def digest(*parts: object) -> str:
 
 
 def image_key(recipe: Recipe, *, base_id: str, dockerfile: str) -> str:
-    """The tag of an image.
-
-    Args:
-        recipe: What goes in.
-        base_id: Id of the base image in the daemon.
-        dockerfile: Text of the Dockerfile.
-    """
+    """The tag of an image."""
     return digest(_SCHEMA, recipe.wanted(), recipe.source, recipe.apt, base_id, dockerfile)[:_LENGTH]
 
 

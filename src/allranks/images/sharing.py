@@ -68,9 +68,6 @@ def export_images(
     """Put images where other machines can get them, and build those that do not exist yet, each within a time limit.
 
     Images of an earlier call that are still right stay.
-
-    Raises:
-        ImageError: One cannot be built, or cannot be put there.
     """
     with _as_image_error(shelf.folder):
         shelf.folder.mkdir(parents=True, exist_ok=True)
@@ -84,11 +81,7 @@ def export_images(
 
 
 def write_list(folder: Path, images: Iterable[PortableImage]) -> None:
-    """Write the list of a folder, which is made if it is not there.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Write the list of a folder, which is made if it is not there."""
     folder.mkdir(parents=True, exist_ok=True)
     listed = {"schema": SCHEMA, "images": [asdict(image) for image in images]}
     (folder / LIST_NAME).write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
@@ -114,11 +107,7 @@ def as_archive(image: PortableImage, built: BuiltImage, shelf: Shelf, site: Site
 
 
 def read_images(folder: Path) -> dict[str, PortableImage]:
-    """The images that a folder lists, by name; none of them is loaded.
-
-    Raises:
-        ImageError: There is no list, or it is invalid.
-    """
+    """The images that a folder lists, by name; none of them is loaded."""
     listed = folder / LIST_NAME
     try:
         value = json.loads(listed.read_bytes())
@@ -139,9 +128,6 @@ def take_images(
 
     Returns:
         The reference to run each by, by name.
-
-    Raises:
-        ImageError: An archive cannot be read or loaded, or does not hold one image without a name.
     """
     with _as_image_error(folder):
         return {image.name: _taken(image, folder, client, progress) for image in images}
@@ -282,7 +268,7 @@ def look_up(registry: str) -> Callable[[str, Site], str | None]:
 
 
 def by_push(registry: str) -> Put:
-    """A function that pushes an image to a registry; parameter as of :func:`look_up`."""
+    """A function that pushes an image to a registry."""
 
     def put(image: PortableImage, built: BuiltImage, _shelf: Shelf, site: Site) -> PortableImage:
         place = _place(registry, image.key)

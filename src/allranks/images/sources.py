@@ -62,13 +62,7 @@ def _is_test(entry: os.DirEntry[str], folder: Path, tests: Iterable[Path]) -> bo
 
 
 def has_test(wheel: Path, folder: Path, tests: Sequence[Path]) -> bool:
-    """Whether a project's wheel has one of its tests, by content or by name, so that a change of tests changes it.
-
-    Args:
-        wheel: The wheel, built from the present source.
-        folder: The project's folder.
-        tests: Files and folders of tests.
-    """
+    """Whether a project's wheel has one of its tests, by content or by name, so that a change of tests changes it."""
     found = [entry for entry in _project_files(str(folder)) if _is_test(entry, folder, tests)]
     with zipfile.ZipFile(wheel) as archive:
         members = [member for member in archive.infolist() if found and not member.is_dir()]

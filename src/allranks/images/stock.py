@@ -76,11 +76,7 @@ class _Seen:
 
 
 def take_stock(client: APIClient, is_needed: Callable[[str], bool]) -> tuple[StoredImage, ...]:
-    """Every image of allranks in a daemon, the least recently used first.
-
-    Raises:
-        ImageError: The daemon does not answer.
-    """
+    """Every image of allranks in a daemon, the least recently used first."""
     with reported("The images could not be listed.", remedy="Check that the daemon answers (docker version)."):
         seen = list(_all_seen(client))
         containers = client.containers(all=True)
@@ -230,21 +226,13 @@ class Pruning(NamedTuple):
 
 
 def every_image() -> tuple[StoredImage, ...]:
-    """Every image of allranks, the least recently used first.
-
-    Raises:
-        AllranksError: No daemon answers.
-    """
+    """Every image of allranks, the least recently used first."""
     with _daemon() as client:
         return _stock(client)
 
 
 def preview(limits: StockLimits, say: Progress) -> Pruning:
-    """Print what :func:`prune` would remove.
-
-    Raises:
-        AllranksError: No daemon answers.
-    """
+    """Print what :func:`prune` would remove."""
     stock = every_image()
     chosen = to_remove(stock, _or_usual(limits), time.time())
     left = tuple(image for image in stock if image not in chosen)
@@ -258,9 +246,6 @@ def prune(limits: StockLimits, say: Progress) -> Pruning:
     """Remove images, least recently used first, and the leftovers of dead builds.
 
     Without limits, images used in the last two weeks stay.
-
-    Raises:
-        AllranksError: No daemon answers.
     """
     removed: list[StoredImage] = []
     with _daemon() as client:

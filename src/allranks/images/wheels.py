@@ -79,11 +79,7 @@ class PipRequest:
 
 
 def run_pip(request: PipRequest, progress: Progress) -> None:
-    """Run the host's pip; `progress` receives a line for each file that it fetches or builds.
-
-    Raises:
-        ImageError: pip is missing, or fails.
-    """
+    """Run the host's pip; `progress` receives a line for each file that it fetches or builds."""
     command = [*_pip_for(request.markers), *request.arguments]
     environ = {**request.environ, "PIP_NO_INPUT": "1"}
     if why := run_to_end(command, progress, environ=environ, folder=request.folder):
@@ -151,13 +147,6 @@ def resolve(wanted: Wanted, progress: Progress) -> Wheelhouse:
     """The wheels of a recipe, from the cache or from the host's package index.
 
     All requirements are resolved together, so that no layer of the image replaces a package of another.
-
-    Args:
-        wanted: The requirements, and the Python to meet them for.
-        progress: Receives lines about downloads.
-
-    Raises:
-        ImageError: The requirements cannot be met with wheels.
     """
     folder = made_cache_folder("wheels") / _key(wanted)
     limit = cache_limit()
