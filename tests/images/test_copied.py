@@ -110,7 +110,7 @@ def test_a_wheel_that_is_kept_needs_no_pip(repository, progress, monkeypatch):
 
     monkeypatch.setattr(pip_settings, "has_pip", lambda: False)
     first = project_files(IMAGE, repository, progress)
-    monkeypatch.setattr(wheels.subprocess, "run", refuse)
+    monkeypatch.setattr(wheels, "succeeds", refuse)
     assert project_files(IMAGE, repository, progress) == first
 
 

@@ -26,8 +26,6 @@ from allranks.errors import EngineError
 from allranks.images.docker_client import FAILURES
 from allranks.protocol.records import ContainerEnded, Record
 
-"""Errors of a daemon that refuses, or is gone."""
-
 _SIGNALLED = 128
 """If a signal ended a container, its exit status is this plus the signal's number."""
 
@@ -284,8 +282,8 @@ class DockerJob(JobOfAgents[Container]):
     def collect(self, results: Path) -> None:
         gone = [container for container in self._agents if not container.keeps_files]
         if len(gone) == len(self._agents):
-            lost = gone[0].early_end(", and its files are lost")
-            raise lost
+            early = gone[0].early_end(", and its files are lost")
+            raise early
         left_out: EngineError | None = None
         try:
             self._bring_home(results)
@@ -297,8 +295,8 @@ class DockerJob(JobOfAgents[Container]):
                 msg, why=reason_of(error), remedy="Check the daemon, and space and permissions here."
             ) from error
         if gone:
-            known = gone[0].early_end("")
-            raise known
+            early = gone[0].early_end("")
+            raise early
         if left_out:
             raise left_out
 
