@@ -9,7 +9,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -102,9 +102,9 @@ class Dispatcher:
         self._events.put(fail)
 
     @property
-    def _ready(self) -> list[Task]:
+    def _ready(self) -> Iterator[Task]:
         """The waiting jobs that have their environments."""
-        return [task for task in self._waiting if task.number in self._environments]
+        return (task for task in self._waiting if task.number in self._environments)
 
     def _start_what_fits(self) -> None:
         """Run jobs while there is room; then put the next one on standby, if cores are all that it lacks."""
@@ -113,9 +113,9 @@ class Dispatcher:
             if not self._start(task):
                 return
             self._release_standby()
-        ready = self._ready
-        if ready and self._active and not self._standby and self._can_stand_by(ready[0]):
-            self._start(ready[0])
+        following = next(self._ready, None)
+        if following and self._active and not self._standby and self._can_stand_by(following):
+            self._start(following)
         self._release_standby()
 
     @property
@@ -186,7 +186,7 @@ class Dispatcher:
             self._events.put(partial(self._remove, attempt))
 
     def _handle_next_event(self) -> None:
-        """Wait a short while for an event of a thread, and handle it."""
+        """Wait a short while for an event of a thread, and handle it and all that have come with it."""
         seconds = _NAP
         if task := self._task_without_gpus():
             self._wait_for_gpus(task)
@@ -198,12 +198,14 @@ class Dispatcher:
         except queue.Empty:
             return
         handle()
+        while not self._events.empty():
+            self._events.get()()
 
     def _task_without_gpus(self) -> Task | None:
         """The first task that could start now if other runs did not hold its GPUs."""
         free = self._free
-        fitting = (task for task in self._ready if task.room.gpus and free.holds(task.room))
-        return next(fitting, None) if self._has_slot else None
+        with_gpus = (task for task in self._waiting if task.room.gpus and task.number in self._environments)
+        return next((task for task in with_gpus if free.holds(task.room)), None) if self._has_slot else None
 
     def _wait_for_gpus(self, task: Task) -> None:
         if not self._has_announced_wait:
