@@ -78,6 +78,7 @@ EVERYTHING = {
         "process_group": 5,
         "test": 20.5,
         "job": 600,
+        "build": 900,
         "peer_grace": 1,
         "assembly": 30,
         "silence": 5,
