@@ -92,18 +92,32 @@ def calls(repository, tmp_path, monkeypatch):
     return lambda: [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
 
 
-def test_list_shows_each_cell_and_each_prefix(nox):
+def test_a_list_has_each_cell_and_each_prefix_of_several_once_and_counts_them(nox, repository):
+    (repository / "matrix.toml").write_text(
+        MATRIX.replace("gpu_count = [0, 2]", 'gpu_count = [0, 2]\ninit_method = ["env", "tcp"]')
+    )
     done = nox("--list")
     assert done.returncode == 0, done.stderr
-    for name in (
-        CELL,
-        "dist(backend='nccl', world_size=2, gpu_count=2, init_method='env')",
-        "dist(backend='gloo')",
-        "dist(backend='gloo', world_size=2)",
-        "dist(backend='gloo', world_size=2, gpu_count=0)",
-    ):
-        assert f"- {name} " in done.stdout
-    assert "world_size=1, gpu_count=2" not in done.stdout
+    listed = [line.removeprefix("- ") for line in done.stdout.splitlines() if line.startswith("- dist")]
+    cells = [
+        f"dist(backend='{backend}', world_size={size}, gpu_count={gpus}, init_method='{method}')"
+        for backend, size, gpus in (("gloo", 1, 0), ("gloo", 2, 0), ("nccl", 2, 2))
+        for method in ("env", "tcp")
+    ]
+    assert [line.partition(" [")[0] for line in listed[: len(cells)]] == cells
+    assert listed[len(cells) :] == [
+        "dist(backend='gloo') -> gloo: 4 cells",
+        "dist(backend='nccl') -> nccl: 2 cells",
+        "dist(backend='gloo', world_size=1) -> gloo, 1 rank: 2 cells",
+        "dist(backend='gloo', world_size=2) -> gloo, 2 ranks: 2 cells",
+    ]
+
+
+def test_a_prefix_that_the_list_leaves_out_runs_too(nox, calls):
+    for signature in ("dist(backend='nccl', world_size=2)", "dist(backend='gloo', world_size=2, gpu_count=0)"):
+        assert nox("-s", signature).returncode == 0
+        assert signature not in nox("--list").stdout
+    assert len(calls()) == 2
 
 
 def test_no_cell_runs_by_default(nox, calls, tmp_path):
@@ -126,8 +140,8 @@ def test_list_for_machines_has_each_cell_with_its_values_and_tags(nox):
 def test_nodes_are_an_axis_where_a_cell_has_several(nox, repository):
     (repository / "matrix.toml").write_text(MATRIX.replace("world_size = [1, 2]", "world_size = [2]\nnodes = [1, 2]"))
     done = nox("--list")
-    assert "dist(backend='gloo', world_size=2, gpu_count=0, init_method='env', nodes=2)" in done.stdout
-    assert "dist(backend='gloo', world_size=2, gpu_count=0, init_method='env')" in done.stdout
+    for nodes in (1, 2):
+        assert f"dist(backend='gloo', world_size=2, gpu_count=0, init_method='env', nodes={nodes})" in done.stdout
 
 
 def test_an_unknown_signature_is_not_found_and_runs_nothing(nox, calls, tmp_path):
@@ -277,8 +291,8 @@ def test_thousands_of_cells_are_listed_within_seconds(nox, repository):
     done = nox("--list")
     assert time.monotonic() - began < 20
     assert done.returncode == 0
-    assert "- dist -> " in done.stdout
-    assert "- dist(backend='gloo', world_size=2000) -> " in done.stdout
+    assert "- dist -> the whole matrix: 6,000 cells" in done.stdout
+    assert "- dist(backend='gloo', world_size=2000) -> gloo, 2,000 ranks: 3 cells" in done.stdout
 
 
 def test_a_large_matrix_still_runs_as_a_whole(nox, repository, calls):

@@ -21,16 +21,19 @@ from typing import Any, NoReturn
 
 import nox
 
-from allranks.errors import AllranksError
+from allranks.errors import AllranksError, counted
 from allranks.images.environments import EnvironmentRecipe, ensure_environment
 from allranks.matrix.declaration import load
 from allranks.matrix.model import Cell
-from allranks.matrix.select import prefixes, signature_axes
+from allranks.matrix.select import Prefix, prefixes, signature_axes
 from allranks.runner.results_folder import PARTY_VARIABLE, RUN_ID_VARIABLE, new_party, new_run_id
 from allranks.user_cache import cache_folder
 
 MOST_CELLS = 5000
 """The most cells that get a session each; nox spends a millisecond on each, whichever session it runs."""
+
+_COUNTED = {"world_size": "rank", "gpu_count": "GPU", "nodes": "node"}
+"""What the axes with numbers count."""
 
 
 def register(folder: str | os.PathLike[str] = ".") -> None:
@@ -48,12 +51,17 @@ def register(folder: str | os.PathLike[str] = ".") -> None:
         _refuse(error)
     cells = expansion.cells
     of_matrix = f"--matrix={expansion.matrix.path}"
+    listed: set[tuple[Cell, ...]] = set()
     if len(cells) <= MOST_CELLS:
         _register_cells(cells, of_matrix)
+        listed = {(cell,) for cell in cells}
     else:
-        _register_plain("dist", of_matrix)
+        _register_plain("dist", f"the whole matrix: {counted(len(cells), 'cell')}", of_matrix)
     for prefix in prefixes(cells):
-        _register_plain(prefix.signature, _where(prefix.values), of_matrix)
+        # Each signature can be run, but a list has no second name for the same cells.
+        if not (_is_list() and prefix.cells in listed):
+            _register_plain(prefix.signature, _described(prefix), _where(prefix.values), of_matrix)
+        listed.add(prefix.cells)
     if (Path(__file__).parent / "plugins" / "stress" / "hooks.py").is_file():
         _register_stress(of_matrix)
 
@@ -68,20 +76,18 @@ def _register_cells(cells: Sequence[Cell], of_matrix: str) -> None:
     axes = signature_axes(cells)
     points = [nox.param(*(getattr(cell, axis) for axis in axes), tags=_tags(cell)) for cell in cells]
 
-    @nox.session(name="dist", default=_is_list_for_machines(), venv_backend="none")
+    # `nox --list --json` lists only what plain `nox` would run; listing runs nothing.
+    @nox.session(name="dist", default=_is_list("--json"), venv_backend="none")
     @nox.parametrize(list(axes), points)
     def dist(session: nox.Session, **values: Any) -> None:  # noqa: ANN401 - nox passes each axis by name
-        """Run the suites in one cell of the matrix; what follows -- goes to pytest in the ranks."""
+        """Run one cell; what follows -- goes to pytest."""
         _run(session, _where(values), of_matrix)
 
 
-def _is_list_for_machines() -> bool:
-    """True for ``nox --list --json``, which lists only what plain ``nox`` would run.
-
-    The cells belong in that list but must never run by default; listing runs nothing.
-    """
+def _is_list(*others: str) -> bool:
+    """True if nox was called to list its sessions, with these other options."""
     own = sys.argv[: sys.argv.index("--")] if "--" in sys.argv else sys.argv
-    return "--json" in own and not {"--list", "-l", "--list-sessions"}.isdisjoint(own)
+    return not {"--list", "-l", "--list-sessions"}.isdisjoint(own) and {*others}.issubset(own)
 
 
 def _tags(cell: Cell) -> list[str]:
@@ -89,11 +95,21 @@ def _tags(cell: Cell) -> list[str]:
     return [*tags, f"torch{cell.torch}"] if cell.torch else tags
 
 
-def _register_plain(name: str, *selection: str) -> None:
-    @nox.session(name=name, default=False, venv_backend="none")
+def _register_plain(name: str, description: str, *selection: str) -> None:
     def some_cells(session: nox.Session) -> None:
-        """Run the suites in every cell under this prefix, in one run with one report."""
         _run(session, *selection)
+
+    some_cells.__doc__ = description
+    nox.session(name=name, default=False, venv_backend="none")(some_cells)
+
+
+def _described(prefix: Prefix) -> str:
+    """The cells of a prefix, in words: ``gloo, 2 ranks: 3 cells``."""
+    words = (
+        counted(value, _COUNTED[axis]) if isinstance(value, int) else f"{'torch ' if axis == 'torch' else ''}{value}"
+        for axis, value in prefix.values.items()
+    )
+    return f"{', '.join(words)}: {counted(len(prefix.cells), 'cell')}"
 
 
 def _register_stress(of_matrix: str) -> None:
