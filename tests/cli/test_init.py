@@ -38,7 +38,8 @@ def write(folder):
 def test_an_empty_folder_gets_three_files_that_plan_accepts(allranks, folder):
     code, out, err = allranks("init")
     assert code == 0
-    assert out.splitlines() == ["wrote matrix.toml", "wrote noxfile.py", f"wrote {FIRST_TEST}"]
+    names = ["matrix.toml", "noxfile.py", FIRST_TEST, ".gitignore"]
+    assert out.splitlines() == [f"wrote {name}" for name in names]
     assert "Next: allranks plan, then allranks run" in err
     assert "engine process (no Docker daemon)" in err
     assert [cell.id for cell in load(folder).cells] == ["gloo-w1-g0-env", "gloo-w2-g0-env"]
@@ -89,7 +90,9 @@ def test_a_noxfile_is_never_touched(allranks, folder, write, arguments):
     write({"noxfile.py": "# mine\n"})
     code, out, err = allranks("init", *arguments)
     assert (code, "noxfile" in out) == (0, False)
-    assert "add to it:\n    from allranks.nox import register" in err
+    assert "add to it:\n    # /// script\n" in err
+    assert f'    # dependencies = ["nox", "allranks @ {ROOT.as_uri()}"]\n' in err
+    assert "    from allranks.nox import register\n" in err
     assert (folder / "noxfile.py").read_text() == "# mine\n"
 
 
@@ -110,12 +113,8 @@ def test_a_folder_that_may_not_be_written_is_an_error(allranks, folder):
         ({"requirements.txt": "", "requirements-test.txt": ""}, "requirements", "requirements-test.txt"),
         ({"requirements/test.txt": ""}, "requirements", "requirements/test.txt"),
         ({"test/test_x.py": ""}, "folder", "test/distributed"),
-        ({"tests/distributed/test_x.py": ""}, "folder", "tests/allranks"),
-        (
-            {"tests/a/test_x.py": "import torch.distributed as dist", "tests/test_y.py": ""},
-            "others",
-            ("tests/a/test_x.py",),
-        ),
+        ({"tests/test_x.py": "", "test/test_x.py": ""}, "folder", "tests/distributed"),
+        ({"tests/test_x.py": "import torch.distributed as dist"}, "folder", ""),
         ({"pytest.ini": "[pytest]\naddopts = -ra\n  -n auto\n"}, "uses_xdist", True),
         ({"pyproject.toml": "[tool.pytest.ini_options]\naddopts = ['-ra', '-n4']\n"}, "uses_xdist", True),
         ({"pyproject.toml": "[tool.pytest.ini_options]\naddopts = '--numprocesses=4'\n"}, "uses_xdist", True),
@@ -168,10 +167,11 @@ def test_the_kind_of_torch_is_read_without_importing_it(tmp_path, monkeypatch, v
     ("changes", "cells"),
     [
         ({}, 2),
-        ({"gpus": 1}, 2),
+        ({"gpus": 1}, 3),
         ({"gpus": 8}, 4),
         ({"python": "python3", "torch": "2.14.1", "is_cpu_only": True}, 2),
-        ({"engine": ("docker", "a Docker daemon answers"), "others": ('a"b.py', "ü.py")}, 2),
+        ({"python": "python3", "torch": "2.14.1", "lacks": "pytest"}, 2),
+        ({"engine": ("docker", "a Docker daemon answers")}, 2),
     ],
 )
 def test_whatever_was_found_the_file_is_right(folder, changes, cells):
@@ -180,7 +180,7 @@ def test_whatever_was_found_the_file_is_right(folder, changes, cells):
     (folder / "matrix.toml").write_text(matrix_text(found))
     expansion = load(folder)
     assert len(expansion.cells) == cells
-    assert expansion.matrix.process.python == changes.get("python")
+    assert expansion.matrix.process.python == (None if "lacks" in changes else changes.get("python"))
     assert expansion.matrix.warnings == ()
 
 
@@ -199,6 +199,69 @@ def test_what_stands_in_comments_is_right_too(folder):
         "nccl-w2-g2-env",
     ]
     assert tomllib.loads(text)["matrix"]["gpu_count"] == [0, 1, 2]
+
+
+EXISTING = {
+    "tests/test_ranks.py": "def test_a(process_group):\n    pass\n",
+    "tests/torchrun/test_group.py": "import torch.distributed as dist\ndist.init_process_group()\n",
+    "tests/torchrun/test_more.py": "import torch.distributed as dist\ndist.init_process_group()\n",
+    "tests/test_class.py": (
+        "from torch.testing._internal.common_distributed import MultiProcessTestCase\n"
+        "class TestA(MultiProcessTestCase):\n    pass\n"
+    ),
+    'tests/ü"a_test.py': "import torch.multiprocessing as mp\nmp.spawn(f)\n",
+    "tests/test_spawn.py": "import torch.multiprocessing as mp\nmp.spawn(f)\n",
+}
+
+
+def test_existing_tests_are_suites_with_the_keys_that_they_need(allranks, folder, write):
+    write(EXISTING)
+    code, out, _ = allranks("init")
+    assert (code, FIRST_TEST in out) == (0, False)
+    matrix = load(folder).matrix
+    suites = {
+        name: (sorted(map(str, suite.paths)), suite.process_group, suite.launches_ranks)
+        for name, suite in matrix.suites.items()
+    }
+    assert suites == {
+        "distributed": (["tests/test_ranks.py"], None, False),
+        "torchrun": (["tests/torchrun"], False, False),
+        "torch-classes": (["tests/test_class.py"], None, False),
+        "spawn": (["tests/test_spawn.py", 'tests/ü"a_test.py'], None, True),
+    }
+    assert {suite.name: suite.when.source for suite in matrix.suites.values() if suite.when} == dict.fromkeys(
+        ("torch-classes", "spawn"), "world_size == 2"
+    )
+    assert matrix.images["default"].packages == ("expecttest", "numpy")
+
+
+def test_an_interpreter_without_a_package_of_the_tests_is_not_used(allranks, folder, write, monkeypatch):
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    there = init.importlib.util.find_spec
+    monkeypatch.setattr(init.importlib.util, "find_spec", lambda name: None if name == "expecttest" else there(name))
+    write({"tests/test_ranks.py": EXISTING["tests/test_ranks.py"]})
+    assert allranks("init")[0] == 0
+    assert load(folder).matrix.process.python == "python3"
+    write({"tests/test_class.py": EXISTING["tests/test_class.py"]})
+    code, _, err = allranks("init", "--force")
+    assert (code, f"since {sys.executable} lacks expecttest" in err) == (0, True)
+    assert load(folder).matrix.process.python is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (None, "results/\n.nox/\n"),
+        ("*.pyc", "*.pyc\nresults/\n.nox/\n"),
+        ("/results\n.nox\n", "/results\n.nox\n"),
+        ("my-results/\n.nox/\n", "my-results/\n.nox/\nresults/\n"),
+    ],
+)
+def test_what_runs_write_is_ignored(allranks, folder, write, before, after):
+    if before is not None:
+        write({".gitignore": before})
+    assert allranks("init")[0] == 0
+    assert (folder / ".gitignore").read_text() == after
 
 
 ROOT = Path(__file__).parents[2]

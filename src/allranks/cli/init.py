@@ -1,4 +1,4 @@
-"""``allranks init``: writes a matrix file, a noxfile and a first test for a repository."""
+"""``allranks init``: writes a matrix file and a noxfile for the tests of a repository, or a first test."""
 
 import importlib.metadata
 import importlib.util
@@ -7,14 +7,14 @@ import re
 import shutil
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import unquote, urlsplit
 
+from allranks.cli.existing_tests import STYLES, ExistingTests, find_tests
 from allranks.cli.parser import CommandOptions, flag, option
 from allranks.cli.printing import remark, say
 from allranks.engines import AUTO
@@ -53,6 +53,8 @@ _REMOTE = re.compile(r"(?:git\+(?:https|ssh|file)|https)://\S+")
 DEFAULT_TORCH = "2.13.0"
 """The torch of the image if none is installed here."""
 
+PACKAGES_OF_TORCHS_CLASSES = ("expecttest", "numpy")
+
 _REQUIREMENTS = (
     *("requirements-test.txt", "requirements-tests.txt", "requirements_test.txt", "test-requirements.txt"),
     *("requirements/test.txt", "requirements/tests.txt", "tests/requirements.txt"),
@@ -60,31 +62,35 @@ _REQUIREMENTS = (
 )
 """Files with what tests need, the likeliest first."""
 
-_TEST_FOLDERS = ("tests", "test")
-_OWN_FOLDERS = ("distributed", "allranks", "ranks")
-_DISTRIBUTED = re.compile(r"\b(torch\.distributed|init_process_group|MultiProcessTestCase|torch\.multiprocessing)\b")
-_MOST_FILES_READ = 2000
-_MOST_FILES_NAMED = 5
 _XDIST = re.compile(r"""(?:^|[\s"'=\[])(?:-n|--numprocesses)(?=[\s"',=\d]|auto)""", re.MULTILINE)
 _COMMENT_COLUMN = 36
+
+
+IGNORED = ("results/", ".nox/")
+"""What runs and nox write into a repository."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Repository:
     """What `init` finds in a repository and on its host."""
 
-    folder: str  # the new folder of tests, relative to the repository
+    tests: ExistingTests = field(default_factory=ExistingTests)
+    folder: str = ""  # where a first test goes, relative to the repository; empty if it has distributed tests
     requirement: str = ""  # what installs allranks for the new noxfile; empty if there is a noxfile
-    others: tuple[str, ...] = ()  # existing tests that use torch.distributed
     requirements: str = ""  # a requirements file; empty for none
     has_project: bool = False  # True if the repository is a package that pip can build
     uses_xdist: bool = False  # True if its pytest configuration asks for pytest-xdist's workers
     torch: str = ""  # the version of the installed torch, without a local part; empty if none is installed
     is_cpu_only: bool = False  # True if that torch was built without CUDA and ROCm
-    # This interpreter as the matrix file names it; empty if it lacks torch or pytest, or has no stable name.
-    python: str = ""
+    lacks: str = ""  # the first package that the tests need and this interpreter does not have
+    python: str = ""  # this interpreter as the matrix file names it; empty if it has no stable name
     gpus: int = 0
     engine: tuple[str, str] = ("process", "")  # where runs take place: ``docker`` or ``process``, and why
+
+    @property
+    def is_runner(self) -> bool:
+        """Whether the ranks can run in this interpreter."""
+        return bool(self.python and self.torch) and not self.lacks
 
 
 _WRITTEN = "what to write"
@@ -144,7 +150,7 @@ def run(options: Options) -> ExitCode:
     texts = contents(found)
     if not options.force and not options.dry_run:
         _refuse_existing(root, texts)
-    for name, text in texts.items():
+    for name, text in (texts | _ignoring(root)).items():
         if options.dry_run:
             say(f"--- {name}\n{text}")
         else:
@@ -165,6 +171,15 @@ def _refuse_existing(root: Path, texts: Mapping[str, str]) -> None:
         raise UsageError(msg, remedy=remedy)
 
 
+def _ignoring(root: Path) -> dict[str, str]:
+    """The text of .gitignore with what it lacks; nothing if it has all."""
+    text = _text(root / ".gitignore")
+    lines = {line.strip().strip("/") for line in text.splitlines()}
+    lacking = [line for line in IGNORED if line.strip("/") not in lines]
+    end = "" if not text or text.endswith("\n") else "\n"
+    return {".gitignore": f"{text}{end}{chr(10).join(lacking)}\n"} if lacking else {}
+
+
 def _write(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -177,15 +192,16 @@ def _write(path: Path, text: str) -> None:
 def _advice(root: Path, found: Repository) -> Iterator[str]:
     noxfile = root / "noxfile.py"
     if noxfile.exists() and "allranks" not in _text(noxfile):
+        requirement = f"allranks @ {_own_address() or 'git+https://...@COMMIT'}"
         yield "noxfile.py is there already; for sessions of the cells add to it:"
-        yield "    from allranks.nox import register"
-        yield "    register()"
-    if "results" not in _text(root / ".gitignore"):
-        yield "Add results/ to .gitignore: each run writes its report there."
+        yield from (f"    {line}" for line in NOXFILE.format(requirement=json.dumps(requirement)).splitlines())
     if "file://" in found.requirement:
         yield "noxfile.py installs allranks from a path of this machine. For others write allranks @ git+https://...@COMMIT."
     name, why = found.engine
     yield f"Jobs will run on the engine {name}{f' ({why})' if why else ''}."
+    if name == "process" and not found.is_runner:
+        reason = f"lacks {found.lacks}" if found.lacks else "is neither in this repository nor on the PATH"
+        yield f"They will run in an environment that allranks makes, since {sys.executable} {reason}."
     yield "Next: allranks plan, then allranks run"
 
 
@@ -199,37 +215,31 @@ def look_around(root: Path, source: str | None = None) -> Repository:
     Raises:
         UsageError: The source is needed and cannot be determined, or it is given and not needed.
     """
-    tests = next((name for name in _TEST_FOLDERS if (root / name).is_dir()), _TEST_FOLDERS[0])
-    folders = [f"{tests}/{name}" for name in _OWN_FOLDERS]
+    tests = find_tests(root)
     torch, is_cpu_only = installed_torch()
     has_noxfile = (root / "noxfile.py").exists()
     if has_noxfile and source is not None:
         msg = "There is a noxfile.py already, and --source tells what a new one installs."
         raise UsageError(msg, remedy="Leave out --source, or remove the noxfile first.")
+    needed = ("torch", "pytest", *(PACKAGES_OF_TORCHS_CLASSES if tests.need_expecttest else ()))
     return Repository(
+        tests=tests,
         requirement="" if has_noxfile else _requirement(source),
-        folder=next((name for name in folders if not _has_tests(root / name)), folders[-1]),
-        others=tuple(islice(_distributed_tests(root), _MOST_FILES_NAMED)),
+        folder="" if tests.suites else f"{'test' if _is_test_folder(root) else 'tests'}/distributed",
         requirements=next((name for name in _REQUIREMENTS if (root / name).is_file()), ""),
         has_project=_has_project(root),
         uses_xdist=any(_XDIST.search(text) for text in _pytest_configurations(root)),
         torch=torch,
         is_cpu_only=is_cpu_only,
-        python=_python(root) if torch and importlib.util.find_spec("pytest") else "",
+        lacks=next((name for name in needed if importlib.util.find_spec(name) is None), ""),
+        python=_python(root),
         gpus=0 if is_cpu_only else _gpus(),
         engine=_engine(),
     )
 
 
-def _has_tests(folder: Path) -> bool:
-    return any(path.name != "test_all_reduce.py" for path in folder.glob("**/*.py"))
-
-
-def _distributed_tests(root: Path) -> Iterator[str]:
-    found = (path for name in _TEST_FOLDERS for path in sorted((root / name).glob("**/test_*.py")))
-    for path in islice(found, _MOST_FILES_READ):
-        if path.name != "test_all_reduce.py" and _DISTRIBUTED.search(_text(path)):
-            yield path.relative_to(root).as_posix()
+def _is_test_folder(root: Path) -> bool:
+    return (root / "test").is_dir() and not (root / "tests").is_dir()
 
 
 def _has_project(root: Path) -> bool:
@@ -307,10 +317,7 @@ def _requirement(given: str | None) -> str:
     """
     if given is not None:
         return f"allranks @ {_address(given)}"
-    checkout = package_folder().parents[1]
-    if _tool_table(checkout, "project", "name") == "allranks":
-        return f"allranks @ {checkout.as_uri()}"
-    if address := _installed_from():
+    if address := _own_address():
         return f"allranks @ {address}"
     msg = "Where this allranks was installed from cannot be determined, and noxfile.py has to name it."
     why = "It was installed by its name, or what it was installed from is gone."
@@ -328,8 +335,11 @@ def _address(given: str) -> str:
     raise UsageError(msg, remedy=f"Write {_SOURCE_FORMS}.")
 
 
-def _installed_from() -> str:
-    """The address in the record of the installation (direct_url.json); empty if there is none, or nothing there."""
+def _own_address() -> str:
+    """The checkout of this allranks, or what its installation recorded (direct_url.json); empty if that is unknown."""
+    checkout = package_folder().parents[1]
+    if _tool_table(checkout, "project", "name") == "allranks":
+        return checkout.as_uri()
     try:
         # Another one may be installed, too: this one has the modules that run.
         every = importlib.metadata.distributions(name="allranks")
@@ -348,16 +358,15 @@ def _installed_from() -> str:
 def contents(found: Repository) -> dict[str, str]:
     """The files to write, relative to the repository, each with its text."""
     noxfile = {"noxfile.py": NOXFILE.format(requirement=json.dumps(found.requirement))} if found.requirement else {}
-    return {
-        FILE_NAME: matrix_text(found),
-        **noxfile,
-        f"{found.folder}/test_all_reduce.py": FIRST_TEST,
-    }
+    test = {f"{found.folder}/test_all_reduce.py": FIRST_TEST} if found.folder else {}
+    return {FILE_NAME: matrix_text(found), **noxfile, **test}
 
 
 def matrix_text(found: Repository) -> str:
     """The text of the matrix file."""
-    parts = (_HEAD, _axes(found), _suite(found), _image(found), _process(found))
+    suites = found.tests.suites or {"distributed": (found.folder,)}
+    of_suites = (_suite(style, paths, found) for style, paths in suites.items())
+    parts = (_HEAD, _axes(found), *of_suites, _image(found), _process(found))
     return "\n".join("\n".join(part) + "\n" for part in parts if part)
 
 
@@ -372,7 +381,7 @@ def _axes(found: Repository) -> list[str]:
     lines = ["[matrix]"]
     if gpus:
         lines.append(_line("backend", ["gloo", "nccl"], "the backends of the process group"))
-        lines.append(_line("world_size", gpus, "ranks: one process each"))
+        lines.append(_line("world_size", [1, 2], "ranks: one process each"))
         lines.append(_line("gpu_count", [0, *gpus], "GPUs of a cell"))
         return [*lines, "", *_GPU_RULES]
     lines.append(_line("backend", ["gloo"], 'the backends of the process group: also "nccl"'))
@@ -393,12 +402,18 @@ _GPU_RULES = (
 _MORE_GPUS = ("gpu_count  = [0, 1, 2]", *_GPU_RULES[1:])
 
 
-def _suite(found: Repository) -> list[str]:
-    lines = ["[suites.distributed]", _line("path", found.folder, "or a list of folders, files and patterns")]
-    if found.others:
-        lines += ["# These use torch.distributed, too. Add to path what every rank should run:"]
-        lines += [f"#     {json.dumps(name, ensure_ascii=False)}" for name in found.others]
-    lines.append(_line("isolation", "file", 'how long ranks live: "test", "file" or "job"'))
+def _suite(name: str, paths: Sequence[str], found: Repository) -> list[str]:
+    style = STYLES[name]
+    lines = [f"[suites.{name}]", f"# {style.meaning[0].upper()}{style.meaning[1:]}."]
+    if len(paths) == 1:
+        lines.append(_line("path", paths[0], "or a list of folders, files and patterns"))
+    else:
+        lines += ["path = [", *(f"    {json.dumps(path, ensure_ascii=False)}," for path in paths), "]"]
+    lines += [_line(key, value, "see docs/existing-tests.md") for key, value in style.keys.items()]
+    if style.starts_ranks and found.gpus != 1:
+        lines.append(_line("when", "world_size == 2", "they choose their number of ranks themselves"))
+    if not style.keys and not style.starts_ranks:
+        lines.append(_line("isolation", "file", 'how long ranks live: "test", "file" or "job"'))
     if found.uses_xdist:
         lines.append(_line("pytest_args", ["-n", "0"], "pytest-xdist cannot be used: the ranks are the processes"))
     return lines
@@ -414,7 +429,9 @@ def _image(found: Repository) -> list[str]:
     ]
     if found.requirements:
         lines.append(_line("requirements", found.requirements, "what the tests need"))
-    else:
+    if found.tests.need_expecttest:
+        lines.append(_line("packages", [*PACKAGES_OF_TORCHS_CLASSES], "torch's test classes import them"))
+    elif not found.requirements:
         lines.append(f"# {_line('packages', ['numpy'], 'what else the tests need')}")
     if found.has_project:
         lines.append(_line("project", ".", "your own code, installed from a wheel"))
@@ -422,7 +439,7 @@ def _image(found: Repository) -> list[str]:
 
 
 def _process(found: Repository) -> list[str]:
-    if not found.python:
+    if not found.is_runner:
         return []
     kind = "for CPUs" if found.is_cpu_only else "for GPUs"
     return [

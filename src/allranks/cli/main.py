@@ -24,7 +24,7 @@ from allranks.errors import MEANING, AllranksError, ExitCode, PluginError, Usage
 from allranks.plugin_manager import CAN_FAIL, JUDGES, Command, added_commands, added_options
 
 _CORE: Final = (
-    Command("init", "allranks.cli.init", CAN_FAIL, "write a matrix file, a noxfile and a first test here"),
+    Command("init", "allranks.cli.init", CAN_FAIL, "write a matrix file and a noxfile for the tests here"),
     Command("plan", "allranks.cli.plan", CAN_FAIL, "show the cells of the matrix, without running anything"),
     Command("run", "allranks.cli.run", JUDGES, "run suites in cells, and report what every rank did"),
     Command("build", "allranks.cli.build", CAN_FAIL, "build the images of cells, for this machine or for others"),

@@ -33,18 +33,6 @@ FILE_NAME = "matrix.toml"
 TEST_LIMIT_VARIABLE = "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"
 """The time limit of a test in seconds if the matrix sets none: the variable of torch's own harness."""
 
-EXAMPLE = """\
-    [matrix]
-    backend = ["gloo"]
-    world_size = [2]
-
-    [suites.tests]
-    path = "tests"
-
-    [images.cpu]
-    torch = "2.13.0"
-"""
-
 
 def load(start: Path) -> Expansion:
     """Reads, checks and expands the matrix of a repository.
@@ -66,7 +54,7 @@ def _locate(start: Path) -> Path:
     if not start.is_dir():
         if not start.is_file():
             what = f"There is no {start}."
-            raise MatrixError(what, remedy=f"Name a folder that has a {FILE_NAME}, or that file.")
+            raise MatrixError(what, remedy=f"Name a {FILE_NAME} or its folder; `allranks init` writes one.")
         return start
     if (found := _in_folder(start)) is not None:
         return found
@@ -94,8 +82,7 @@ def _in_folder(folder: Path) -> Path | None:
 
 def _no_matrix(folder: Path, parents: str = "") -> MatrixError:
     why = f"Looked for {folder / FILE_NAME}, and for [tool.allranks] in {folder / PYPROJECT}.{parents}"
-    remedy = f"Write a {FILE_NAME}; the smallest is:\n\n{EXAMPLE}"
-    return MatrixError("There is no matrix file.", why=why, remedy=remedy)
+    return MatrixError("There is no matrix file.", why=why, remedy="Write one for this repository: allranks init.")
 
 
 def _matrix(file: Table) -> Matrix:
