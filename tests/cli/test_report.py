@@ -102,6 +102,32 @@ def test_merge_of_nothing_but_skips_is_exit_code_5_unless_that_is_allowed(allran
     assert allranks("report", folder, "--allow-nothing-ran")[0] == 0
 
 
+def test_several_folders_are_read_as_the_folder_that_has_them(allranks, ranks, monkeypatch):
+    folder = ranks("", "")
+    for name in ("gloo-w1-g0-env", "gloo-w3-g0-env"):
+        (folder / name / "tests").mkdir(parents=True)
+        (folder / name / "tests" / "rank-0.xml").write_text(RANK.format(name="test_x", result=""))
+    (folder / "coverage.xml").write_text("not read")
+    monkeypatch.chdir(folder)
+    code, out, _ = allranks("report", "gloo-w1-g0-env", f"{folder}/gloo-w2-g0-env", "--json")
+    assert code == 0, out
+    told = json.loads(out)
+    assert [job["cell"] for job in told["jobs"]] == ["gloo-w1-g0-env", "gloo-w2-g0-env"]
+    assert told["files"]["page"] == f"{folder}/report.html"
+    assert allranks("report", "gloo-w1-g0-env", "gloo-w3-g0-env", "--allow-nothing-ran")[0] == 3
+    assert allranks("report", ".", "--ignore", "coverage.xml")[0] == 3, "of all three"
+
+
+@pytest.mark.parametrize(
+    ("folders", "told"),
+    [(("ranks", "nowhere"), "There is no folder"), ((".", "ranks"), "has the other folders")],
+)
+def test_folders_that_cannot_be_one_are_refused(allranks, ranks, monkeypatch, folders, told):
+    monkeypatch.chdir(ranks("").parent)
+    code, out, err = allranks("report", *folders)
+    assert (code, out, told in err) == (2, "", True)
+
+
 @pytest.fixture
 def newest(tmp_path, ranks, monkeypatch):
     """A folder of all runs beside, whose newest run has a test that passed."""
@@ -131,6 +157,7 @@ def test_report_without_a_run_says_what_to_do(allranks, tmp_path, monkeypatch):
     code, _, err = allranks("report")
     assert code == 2
     assert "There is no results folder results/latest" in err
+    assert "allranks run" in err
 
 
 def test_pytorchs_layout_is_written_beside_the_report_where_that_is_asked_for(allranks, ranks):

@@ -1,7 +1,7 @@
 """``allranks report``: one report of results, and whether it is good."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -10,7 +10,7 @@ from allranks.cli.options import json_option, newest_run, quiet_option
 from allranks.cli.parser import CommandOptions, flag, option, whole, writable_file
 from allranks.cli.printing import remark, say, say_json, say_verdict
 from allranks.cli.variables import RESULTS_VARIABLE
-from allranks.errors import MEANING, ExitCode
+from allranks.errors import MEANING, ExitCode, UsageError
 from allranks.plugin_manager import section_makers
 from allranks.protocol.records import MOST_RANKS
 from allranks.report.input_rule import JOBS, ONE_JOB, InputRule, RankPattern
@@ -30,15 +30,16 @@ _WRITTEN = "what is written"
 class Options(CommandOptions):
     """The options of ``allranks report``."""
 
-    usage: ClassVar = "allranks report [DIR] [options]"
+    usage: ClassVar = "allranks report [DIR ...] [options]"
     is_extended: ClassVar = True
 
-    folder: Path | None = option(
+    folders: tuple[Path, ...] = option(
         "DIR",
         _READ,
-        "a run's folder, one with parts of a run from several machines, or one with the JUnit XML of ranks "
+        "a run's folder, one with parts of a run from several machines, or one with the JUnit XML of ranks; several "
+        "are read as one folder, the nearest that has them all, into which the report goes "
         f"(default: the newest run in ${RESULTS_VARIABLE}, or in results beside the matrix file)",
-        nargs="?",
+        nargs="*",
         type=Path,
     )
     ranks_xml: RankPattern | None = option(
@@ -100,7 +101,7 @@ class Options(CommandOptions):
 
 def run(options: Options) -> ExitCode:
     """Report the results in a folder, and show the page if that is asked for."""
-    page, code = _report(options.folder or newest_run(), options)
+    page, code = _report(options)
     if options.opens:
         import webbrowser  # noqa: PLC0415 - its import takes as long as a small plan
 
@@ -144,7 +145,24 @@ def _object(merged: "MergedRun", code: ExitCode) -> Mapping[str, object]:
     }
 
 
-def _report(folder: Path, options: Options) -> tuple[Path, ExitCode]:
+def _common_folder(folders: Sequence[Path]) -> Path:
+    """The nearest folder that has these.
+
+    Raises:
+        UsageError: One of them is not there, or has the others.
+    """
+    for folder in folders:
+        if not folder.is_dir():
+            msg = f"There is no folder {folder}."
+            raise UsageError(msg, remedy="Name folders of results that are there.")
+    common = Path(os.path.commonpath(folders))
+    if common in folders:
+        msg = f"{common} has the other folders, and a folder is read with all below it."
+        raise UsageError(msg, remedy=f"Name that folder alone: allranks report {common}")
+    return common
+
+
+def _report(options: Options) -> tuple[Path, ExitCode]:
     """Merge, write and print the report; return its page and the exit code."""
     from allranks.report.judge.baseline import update_baseline  # noqa: PLC0415 - no plan needs it
     from allranks.report.judge.exit_code import exit_code  # noqa: PLC0415
@@ -157,12 +175,16 @@ def _report(folder: Path, options: Options) -> tuple[Path, ExitCode]:
     from allranks.runner.durations import Meter, keep_durations  # noqa: PLC0415
     from allranks.runner.ledger import complete_dead_runs  # noqa: PLC0415
 
-    complete_dead_runs(folder)
+    folders = options.folders or (newest_run(),)
+    only = tuple(Path(os.path.realpath(folder)) for folder in folders) if len(folders) > 1 else ()
+    folder = _common_folder(only) if only else folders[0]
+    for each in only or (folder,):
+        complete_dead_runs(each)
     meter = Meter()
     layout = PyTorchLayout(Path(os.path.realpath(folder))) if options.layout else None
     merged = merge(
         folder,
-        InputRule(pattern=options.ranks_xml, world_size=options.world_size, ignore=options.ignore),
+        InputRule(pattern=options.ranks_xml, world_size=options.world_size, ignore=options.ignore, only=only),
         policy=options.policy,
         allowed=options.allowed,
         observers=[

@@ -133,6 +133,9 @@ def _search(root: Path, rule: InputRule) -> tuple[list[_Part], list[Path], list[
     candidates: list[Path] = []
     cells: list[Path] = []
     for path, folders, others in walk(root):
+        if not rule.reads(path):
+            folders[:] = [name for name in folders if any(each.is_relative_to(path / name) for each in rule.only)]
+            continue
         file = (path / _PLAN).relative_to(root)
         found = read_manifest(root, path) if _PLAN in (*folders, *others) else FoundManifest()
         if found.problem and rule.ignores(file):

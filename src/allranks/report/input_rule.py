@@ -16,7 +16,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import PurePath, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -105,6 +105,11 @@ class InputRule:
     pattern: RankPattern | None = None  # of the XML of ranks; None for the default
     world_size: int | None = None  # the number of ranks of each job of rank XML; None if it is stated elsewhere
     ignore: tuple[str, ...] = ()  # patterns of relative paths that need not be read; ``*`` matches ``/``, too
+    only: tuple[Path, ...] = ()  # the folders to read, with resolved paths; empty for all that the merged folder has
+
+    def reads(self, folder: Path) -> bool:
+        """True if a folder, given as a resolved path, is among those to read, or below one."""
+        return not self.only or any(folder.is_relative_to(each) for each in self.only)
 
     def ignores(self, path: PurePath) -> bool:
         """True if a relative path, or a folder above it, matches."""

@@ -75,7 +75,7 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
         raise UsageError(msg, remedy=f"Merge the folder that it is in, or see it alone: allranks show {folder}")
     if not root.is_dir():
         msg = f"There is no results folder {folder}."
-        raise UsageError(msg, remedy="Give the folder of a run: results/latest.")
+        raise UsageError(msg, remedy="Make one (allranks run), or name the folder of a run: allranks report DIR.")
     try:
         with hold(root / LOCK_NAME):
             refuse_foreign(root / JUNIT_NAME, is_merged_report)
