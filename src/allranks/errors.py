@@ -150,8 +150,8 @@ LONGEST_SHOWN = 60
 
 def shown(value: object) -> str:
     """A value as a message quotes it: written as in the file, and never long."""
-    if isinstance(value, int) and value.bit_length() > 64:  # Python refuses to write a huge number in decimal digits
-        return "a number of more than 64 bits"
+    if isinstance(value, int) and value.bit_length() > 192:  # Python refuses to write a huge number in decimal digits
+        return "a number of more than 57 digits"
     if isinstance(value, dict):
         return "a table"
     if isinstance(value, list | tuple):

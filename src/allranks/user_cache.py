@@ -113,7 +113,7 @@ def cache_limit() -> int:
     except ValueError:
         gib = math.nan
     if not 0 <= gib < math.inf:
-        msg = f"{LIMIT_VARIABLE} is {given!r}, which is no number of GiB."
+        msg = f"{LIMIT_VARIABLE} is {given!r}, which is not a number of GiB."
         raise EnvironmentBuildError(msg, remedy=f"Set it to a number such as {_LIMIT_GIB:g}, or unset it.")
     return int(gib * (1 << 30))
 

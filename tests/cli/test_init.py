@@ -41,7 +41,7 @@ def test_an_empty_folder_gets_three_files_that_plan_accepts(allranks, folder):
     names = ["matrix.toml", "noxfile.py", FIRST_TEST, ".gitignore"]
     assert out.splitlines() == [f"wrote {name}" for name in names]
     assert "Next: allranks plan, then allranks run" in err
-    assert "engine process (no Docker daemon)" in err
+    assert "Engine: process (no Docker daemon)" in err
     assert [cell.id for cell in load(folder).cells] == ["gloo-w1-g0-env", "gloo-w2-g0-env"]
     assert allranks("plan")[0] == 0
     compile((folder / FIRST_TEST).read_text(), FIRST_TEST, "exec")

@@ -81,7 +81,7 @@ def test_an_interrupt_is_exit_code_130_and_no_traceback(allranks, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["nope"], ["plan", "--nope"], ["report", "a", "b"], ["report", "x", "--policy", "y"]], ids=str
+    "arguments", [[], ["nope"], ["plan", "--nope"], ["doctor", "a", "b"], ["report", "x", "--policy", "y"]], ids=str
 )
 def test_a_wrong_command_line_is_exit_code_2(allranks, arguments):
     code, _, err = allranks(*arguments)

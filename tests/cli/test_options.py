@@ -10,7 +10,7 @@ import pytest
 def test_a_number_that_is_none_is_told(allranks, runs, option, value):
     code, _, err = allranks("run", f"{option}={value}")
     assert (code, runs) == (2, [])
-    assert "is no number: take 0 or more" in err
+    assert "is not a whole number of at least 0" in err
 
 
 def test_the_environment_gives_engine_results_and_run(allranks, runs, monkeypatch):
@@ -41,7 +41,7 @@ def test_a_wrong_engine_is_refused_with_the_right_ones(allranks, monkeypatch, wh
     else:
         code, _, err = allranks("run", "--engine", "podman")
     assert code == 2
-    assert "'podman' is no engine: choose from auto, docker, process" in err
+    assert "'podman' is not an engine: choose from auto, docker, process" in err
 
 
 def test_a_wrong_engine_in_the_environment_disturbs_no_other_command(allranks, monkeypatch):
@@ -62,7 +62,7 @@ def test_a_gpu_mode_that_is_none_is_told(allranks, runs, monkeypatch, command):
     monkeypatch.setenv("ALLRANKS_GPU_MODE", "rcom")
     code, _, err = allranks(command)
     assert (code, runs) == (2, [])
-    assert "ALLRANKS_GPU_MODE is 'rcom', which is no GPU mode.\n  Did you mean 'rocm'?" in err
+    assert "ALLRANKS_GPU_MODE is 'rcom', which is not a GPU mode.\n  Did you mean 'rocm'?" in err
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_an_old_name_is_one_error_that_gives_the_new_one(allranks, arguments, no
         (["plan", "-x"], "pytest go after --: allranks plan -- -x"),
         (["plan", "--format", "jsn"], "(did you mean json?)"),
         (["run", "--engine", "dokcer"], "(did you mean docker?)"),
-        (["report", "a", "b"], "allranks report takes no argument 'b'."),
+        (["doctor", "b"], "allranks doctor takes no argument 'b'."),
         (["doctor", "--", "-x"], "This command passes no arguments to pytest: -x"),
         (["-v", "run"], "Options of a command go after its name: allranks run -v"),
         (["run", "--reruns"], "--reruns: expected one argument.\n  usage: allranks run "),

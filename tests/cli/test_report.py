@@ -194,9 +194,9 @@ def test_the_form_and_the_number_of_the_ranks_files_are_options(allranks, tmp_pa
 @pytest.mark.parametrize(
     ("option", "told"),
     [
-        ("--world-size=0", "'0' is no number: take 1 to 16384"),
-        ("--world-size=16385", "'16385' is no number"),
-        ("--world-size=four", "'four' is no number"),
+        ("--world-size=0", "'0' is not a whole number from 1 to 16384"),
+        ("--world-size=16385", "'16385' is not a whole number"),
+        ("--world-size=four", "'four' is not a whole number"),
         ("--ranks-xml=rank-0.xml", "--ranks-xml 'rank-0.xml' cannot be used."),
     ],
 )

@@ -118,7 +118,7 @@ def test_a_gpu_that_is_not_there_is_refused_before_there_is_a_run(allranks, repo
 def test_a_number_of_jobs_that_is_none_is_refused(allranks, arguments):
     code, _, err = allranks("run", *arguments)
     assert code == 2
-    assert "take 1 or more" in err or "expected one argument" in err
+    assert "is not a whole number of at least 1" in err or "expected one argument" in err
 
 
 @pytest.fixture

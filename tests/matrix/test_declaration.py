@@ -257,7 +257,7 @@ def load_edited(load_text, document):
         ("[1, 2]", "[1, 2, 1]", "matrix.toml:4: matrix.world_size: 1 is there twice", "once"),
         ("[1, 2]", "[1, 0]", "matrix.toml:4: matrix.world_size: 0 is out of range", "from 1 to"),
         ("[1, 2]", f"[{2**40}]", "matrix.toml:4: matrix.world_size: 1099511627776 is out of range", "from 1 to"),
-        ("[1, 2]", "[0x" + "f" * 5000 + "]", "matrix.toml:4: matrix.world_size: a number of more than 64", "from 1 to"),
+        ("[1, 2]", "[0x" + "f" * 5000 + "]", "matrix.toml:4: matrix.world_size: a number of more than 57", "from 1 to"),
         ("[1, 2]", "['1']", "matrix.toml:4: matrix.world_size: '1' is not a whole number", "without quotes"),
         ("[1, 2]", "[true]", "matrix.toml:4: matrix.world_size: true is not a whole number", "whole number"),
         ("[1, 2]", "[[1]]", "matrix.toml:4: matrix.world_size: a list is not a whole number", "whole number"),

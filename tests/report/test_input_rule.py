@@ -279,7 +279,7 @@ def test_a_file_of_another_program_in_the_place_of_a_report_is_not_overwritten(r
 
 def test_a_file_in_place_of_the_folder_is_told_from_a_folder_that_is_absent(ranks):
     path = ranks(*FLAT) / "rank-0.xml"
-    with pytest.raises(UsageError, match="is a file, and merge reads folders") as caught:
+    with pytest.raises(UsageError, match="is a file, and the results of a run are a folder") as caught:
         merge(path, environ={})
     assert f"allranks show {path}" in caught.value.remedy
 

@@ -198,10 +198,10 @@ def _advice(root: Path, found: Repository) -> Iterator[str]:
     if "file://" in found.requirement:
         yield "noxfile.py installs allranks from a path of this machine. For others write allranks @ git+https://...@COMMIT."
     name, why = found.engine
-    yield f"Jobs will run on the engine {name}{f' ({why})' if why else ''}."
+    yield f"Engine: {name}{f' ({why})' if why else ''}."
     if name == "process" and not found.is_runner:
         reason = f"lacks {found.lacks}" if found.lacks else "is neither in this repository nor on the PATH"
-        yield f"They will run in an environment that allranks makes, since {sys.executable} {reason}."
+        yield f"Jobs will run in an environment that allranks makes, since {sys.executable} {reason}."
     yield "Next: allranks plan, then allranks run"
 
 

@@ -85,7 +85,7 @@ def gpu_mode() -> "GpuMode":
 
     given, modes = os.environ.get(GPU_MODE_VARIABLE) or AUTO, get_args(GpuMode)
     if given not in modes:
-        msg = f"{GPU_MODE_VARIABLE} is {given!r}, which is no GPU mode."
+        msg = f"{GPU_MODE_VARIABLE} is {given!r}, which is not a GPU mode."
         raise UsageError(msg, why=did_you_mean(given, modes), remedy=f"Choose from {', '.join(modes)}.")
     return cast("GpuMode", given)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Generic, NoReturn, TypeVar
 
 from allranks.errors import ExitCode, PluginError, UsageError, nearest
+from allranks.matrix.axes import AXES
 
 _HELP_WIDTH: Final = 32
 """Columns before the texts of a help page: most options with their values."""
@@ -187,6 +188,10 @@ class CommandLine(Generic[Options]):
         if flag in MOVED:
             return UsageError(f"{prog} has no option {flag} any more.", why=f"It is now {MOVED[flag]}.", remedy=remedy)
         options = [each for action in self.actions for each in action.option_strings if each.startswith("--")]
+        if "--where" in options and (axis := nearest(flag.strip("-").replace("-", "_"), AXES, cutoff=0.8)):
+            return UsageError(f"{prog} has no option {flag}.", why=f"Did you mean --where {axis}=VALUE?", remedy=remedy)
+        if "--jobs" in options and flag.startswith("-n"):
+            return UsageError(f"{prog} has no option {flag}.", why="Did you mean -j, jobs at a time?", remedy=remedy)
         begins = [each for each in options if flag.startswith("--") and each.startswith(flag)]
         close = begins[0] if begins else nearest(flag, options, cutoff=0.75)
         hints = [f"Did you mean {close}?"] if close else []
@@ -221,7 +226,7 @@ def one_of(names: Sequence[str], what: str, text: str) -> str:
         return text
     close = nearest(text, names)
     hint = f" (did you mean {close}?)" if close else ""
-    msg = f"{text!r} is no {what}: choose from {', '.join(names)}{hint}"
+    msg = f"{text!r} is not {'an' if what[0] in 'aeiou' else 'a'} {what}: choose from {', '.join(names)}{hint}"
     raise argparse.ArgumentTypeError(msg)
 
 
@@ -233,7 +238,7 @@ def whole(least: int = 0, most: int | None = None) -> Callable[[str], int]:
             found = int(text)
             if least <= found and (most is None or found <= most):
                 return found
-        msg = f"{text!r} is no number: take {least} {'or more' if most is None else f'to {most}'}"
+        msg = f"{text!r} is not a whole number {f'of at least {least}' if most is None else f'from {least} to {most}'}"
         raise argparse.ArgumentTypeError(msg)
 
     return number

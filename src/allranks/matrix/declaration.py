@@ -75,6 +75,9 @@ def find_matrix(folder: Path) -> Path:
 
 def _in_folder(folder: Path) -> Path | None:
     own, shared = folder / FILE_NAME, folder / PYPROJECT
+    if own.is_dir():
+        msg = f"{own} is a folder."
+        raise MatrixError(msg, remedy="Rename it, and write the file: allranks init.")
     if own.is_file():
         return own
     return shared if shared.is_file() and read(shared).values else None
@@ -144,7 +147,7 @@ def _check_conditions(
     for table, condition in file.conditions:
         if "torch" in condition.names and axes["torch"] == (NO_TORCH,):
             remedy = 'Add torch = ["2.13.0", "2.14.1"] to [matrix].'
-            table.refuse("when", "the condition names torch, which is no axis of this matrix", remedy)
+            table.refuse("when", "the condition names torch, which is not an axis of this matrix", remedy)
         for axis, literal in condition.literals:
             if comparable(axis, literal) in {comparable(axis, value) for value in axes[axis]}:
                 continue

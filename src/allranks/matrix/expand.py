@@ -21,6 +21,7 @@ class Impossible:
 
     when: Condition
     reason: str
+    instead: str = ""  # what to change if no cell is left without them; {sizes} are those of the matrix
     unless: str = ""  # a variable that makes them possible if the file sets it to 1; empty for none
     remark: str = ""  # how it does so, for the error message
 
@@ -32,6 +33,7 @@ IMPOSSIBLE = (
     Impossible(
         parse_condition("backend == 'nccl' and gpu_count < world_size"),
         "NCCL needs a GPU for each rank",
+        instead="Give the cells GPUs, as many as they have ranks:  gpu_count = {sizes}",
         unless=SHARED_GPU_VARIABLE,
         remark=f'NCCL 2.30 can share GPUs, as an experiment: [[env]]  set = {{ {SHARED_GPU_VARIABLE} = "1" }}',
     ),
@@ -107,12 +109,16 @@ def _check_possible(matrix: Matrix, space: Space, left: Points) -> None:
         if bad := left & impossible.when.points(space) & ~allowed:
             first, others = Cell.at(next(space.values_at(bad))), bad.bit_count() - 1
             like_it = f", and {others:,} others like it" if others else ""
+            why = f"{impossible.reason[0].upper()}{impossible.reason[1:]}."
+            if impossible.instead and not left & ~bad:
+                remedy = impossible.instead.format(sizes=list(matrix.axes["world_size"]))
+                raise _matrix_error(matrix, f"no cell of this matrix can ever run: {first.id}{like_it}", remedy, why)
             exclude = f'[[matrix.exclude]]  when = "{impossible.when.source}"  reason = "{impossible.reason}"'
             raise _matrix_error(
                 matrix,
                 f"the cell {first.id} can never run{like_it}",
                 f"Add an exclude:  {exclude}\n{impossible.remark}".rstrip(),
-                why=f"{impossible.reason[0].upper()}{impossible.reason[1:]}.",
+                why=why,
             )
 
 

@@ -73,6 +73,8 @@ def _values(expansion: Expansion, text: str) -> Iterable[tuple[str, AxisValue]]:
         return _terms(text)
     if text == SESSION:
         return ()
+    if text in AXES:
+        raise UsageError(what=f"The selection has no value for {text}.", remedy=FORMS)
     parts = _ID.fullmatch(text)
     known = expansion.matrix.axes["backend"]
     if parts is None or (parts["world_size"] is None and parts["backend"] not in known):

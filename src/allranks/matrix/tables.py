@@ -53,7 +53,7 @@ def plugin_tables(wanted: Collection[str] | None = None) -> dict[str, type]:
             why = f"{type(error).__name__}: {error}"
             raise PluginError(msg, why=why, remedy="Repair or remove the package that adds it.") from error
         if not (isinstance(found[point.name], type) and is_dataclass(found[point.name])):
-            msg = f"The declaration of the table [{point.name}] is no dataclass ({point.value})."
+            msg = f"The declaration of the table [{point.name}] is not a dataclass ({point.value})."
             raise PluginError(msg, remedy="See docs/extending.md: its fields are made by allranks.matrix.keys.key.")
     return found
 

@@ -183,7 +183,7 @@ def _syntax(text: str) -> ast.expr:
             return ast.parse(" ".join(text.splitlines()).strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         why = error.msg if isinstance(error, SyntaxError) else error
-        _refuse(f"cannot be read as a condition: {why}")
+        _refuse(f"cannot be read: {why}")
 
 
 def _test(node: ast.expr, literals: list[tuple[str, AxisValue]], room: int) -> Test:
@@ -204,7 +204,7 @@ def _test(node: ast.expr, literals: list[tuple[str, AxisValue]], room: int) -> T
         case ast.Name() | ast.Constant() if isinstance(term := _term(node), Axis):
             what = f"names the axis {term.name} without comparing it"
             _refuse(what, f"Write {term.name} == {term.example}.")
-    _refuse(f"has {shown(ast.unparse(node))}, which is no comparison of an axis")
+    _refuse(f"has {shown(ast.unparse(node))}, which is not a comparison of an axis")
 
 
 def _where(comparison: Comparison, space: Space | Point) -> Points:
@@ -242,7 +242,7 @@ class Axis:
             right = literal if is_quoted_number else self.example
             _refuse(f"compares {self.name}, {self.kind}, with {shown(literal)}", f"Write {self.name} == {right}.")
         if type_of_axis[self.name] is Version and not is_version(str(literal)):
-            what = f"compares {self.name} with {shown(literal)}, which is no version"
+            what = f"compares {self.name} with {shown(literal)}, which is not a version"
             _refuse(what, f"Write {self.name} >= {self.example}.")
         return literal
 
@@ -253,7 +253,7 @@ def _term(node: ast.expr) -> object:
         case ast.Name(id=name):
             if name not in AXES:
                 remedy = f"{did_you_mean(name, AXES)} A value is written in quotes."
-                _refuse(f"names {shown(name)}, which is no axis", remedy)
+                _refuse(f"names {shown(name)}, which is not an axis", remedy)
             return Axis(name)
         case ast.Constant(value=value):
             return value
@@ -261,7 +261,7 @@ def _term(node: ast.expr) -> object:
             return -value
         case ast.List(elts=elements) | ast.Tuple(elts=elements):
             return tuple(map(_term, elements))
-    _refuse(f"has {shown(ast.unparse(node))}, which is no comparison of an axis")
+    _refuse(f"has {shown(ast.unparse(node))}, which is not a comparison of an axis")
 
 
 def _comparison(left: object, right: object, op: ast.cmpop, literals: list[tuple[str, AxisValue]]) -> Comparison:

@@ -71,8 +71,8 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
     """
     root = Path(os.path.realpath(folder))  # Path.resolve raises for circular links
     if root.is_file():
-        msg = f"{folder} is a file, and merge reads folders."
-        raise UsageError(msg, remedy=f"Merge the folder that it is in, or see it alone: allranks show {folder}")
+        msg = f"{folder} is a file, and the results of a run are a folder."
+        raise UsageError(msg, remedy=f"Report the folder that it is in, or see it alone: allranks show {folder}")
     if not root.is_dir():
         msg = f"There is no results folder {folder}."
         raise UsageError(msg, remedy="Make one (allranks run), or name the folder of a run: allranks report DIR.")
