@@ -1,4 +1,4 @@
-"""Colors of a terminal: NO_COLOR forbids them, FORCE_COLOR demands them in pipes, too, and NO_COLOR wins."""
+"""Colors of a terminal: NO_COLOR turns them off, FORCE_COLOR on in pipes, too, and NO_COLOR wins."""
 
 import os
 from typing import Final, Literal, TextIO

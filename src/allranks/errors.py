@@ -175,10 +175,7 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The known word closest to ``word``, regardless of case; None if none is close.
 
-    Args:
-        word: What was written.
-        known: What could have been meant.
-        cutoff: How alike the two must be, from 0 to 1 (see :func:`difflib.get_close_matches`).
+    The two must be as alike as ``cutoff``, from 0 to 1 (see :func:`difflib.get_close_matches`).
     """
     by_lower_case = {name.lower(): name for name in known}
     close = get_close_matches(word[:LONGEST_SHOWN].lower(), by_lower_case, n=1, cutoff=cutoff)

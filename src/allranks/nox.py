@@ -164,9 +164,6 @@ def orchestrator() -> tuple[str, dict[str, str]]:
 
     If allranks is installed with its dependencies, that is the running interpreter; otherwise an environment is
     created on first use.
-
-    Raises:
-        EnvironmentBuildError: The environment cannot be created.
     """
     if _is_installed():
         return sys.executable, {}

@@ -113,9 +113,6 @@ def lock_folder() -> Path:
 
     Users and sessions that share GPUs must use the same one: it depends neither on TMPDIR nor on what this user may
     write. Runs with different folders leave each other alone (see :func:`host_id`), and may use one GPU at a time.
-
-    Raises:
-        UsageError: The variable's folder cannot be made, or not be written.
     """
     if own := os.environ.get(LOCKS_VARIABLE):
         return _own_folder(Path(own).absolute())

@@ -141,11 +141,7 @@ def own_plugins() -> pluggy.PluginManager:
 
 @cache
 def load_plugins() -> pluggy.PluginManager:
-    """Import all plug-ins.
-
-    Raises:
-        PluginError: One of another package cannot be imported.
-    """
+    """Import all plug-ins."""
     from importlib.metadata import entry_points  # noqa: PLC0415 - its import takes as long as argparse and pluggy
 
     manager = own_plugins()
@@ -159,14 +155,7 @@ def load_plugins() -> pluggy.PluginManager:
 
 
 def added_commands(own: Iterable[Command]) -> list[Command]:
-    """The commands of all plug-ins, in the order of their registration.
-
-    Args:
-        own: The commands of the core.
-
-    Raises:
-        PluginError: A plug-in cannot be loaded, or adds a command that is already there.
-    """
+    """The commands of all plug-ins, in the order of their registration."""
     found: dict[str, str] = {command.name: "allranks" for command in own}
     added: list[Command] = []
     for name, found_commands in _results(list, "allranks_commands"):
@@ -184,11 +173,7 @@ def added_commands(own: Iterable[Command]) -> list[Command]:
 
 
 def added_options(command: str) -> list[type]:
-    """The dataclasses of options that plug-ins add to a command: see :meth:`Hooks.allranks_options`.
-
-    Raises:
-        PluginError: A plug-in cannot be loaded, fails, or adds something else.
-    """
+    """The dataclasses of options that plug-ins add to a command: see :meth:`Hooks.allranks_options`."""
     added: list[type] = []
     for name, kind in _results(_as_it_is, "allranks_options", command=command):
         if kind is not None and not (isinstance(kind, type) and is_dataclass(kind)):
@@ -202,11 +187,7 @@ def run_by_plugins(
     run_here: Callable[[Any], ExitCode],
     **given: Any,  # noqa: ANN401 - see Hooks.allranks_run
 ) -> ExitCode | None:
-    """Have a plug-in do a run: see :meth:`Hooks.allranks_run`.
-
-    Raises:
-        PluginError: A plug-in cannot be loaded, or fails.
-    """
+    """Have a plug-in do a run: see :meth:`Hooks.allranks_run`."""
 
     def run(engine: Any) -> ExitCode:  # noqa: ANN401
         try:
@@ -220,15 +201,7 @@ def run_by_plugins(
 
 
 def section_makers(options: Any, matrix: "Matrix | None") -> "list[SectionMaker]":  # noqa: ANN401
-    """The makers of the sections that plug-ins add to a report.
-
-    Args:
-        options: The options of the command.
-        matrix: The matrix of the run; None if the command reports results that are there already.
-
-    Raises:
-        PluginError: A plug-in cannot be loaded, fails, or adds a section whose name is in use or cannot be used.
-    """
+    """The makers of the sections that plug-ins add to a report."""
     from allranks.report.section import RESERVED, SectionMaker  # noqa: PLC0415 - only for a report
 
     found = dict.fromkeys(RESERVED, "allranks")
@@ -252,11 +225,7 @@ def _results(take: Callable[[Any], Any], hook: str, **given: object) -> Iterator
 
 
 def first_result(plugins: pluggy.PluginManager, hook: str, **given: object) -> object:
-    """The first result of a hook that is not None, from the last registered plug-in on, as pluggy asks them.
-
-    Raises:
-        PluginError: A plug-in fails.
-    """
+    """The first result of a hook that is not None, from the last registered plug-in on, as pluggy asks them."""
     for each in reversed(getattr(plugins.hook, hook).get_hookimpls()):
         if (found := _result(hook, each, _as_it_is, given)) is not None:
             return found
@@ -283,11 +252,7 @@ def _result(  # what the hook returns is of any type
 
 
 def added_engines() -> Mapping[str, str]:
-    """The engines of all plug-ins, as their hooks return them; those of allranks come first.
-
-    Raises:
-        PluginError: A plug-in cannot be loaded, or adds an engine that is already there.
-    """
+    """The engines of all plug-ins, as their hooks return them; those of allranks come first."""
     found = {"auto": "allranks"}
     added: dict[str, str] = {}
     for plugin, engines in _results(dict, "allranks_engines"):

@@ -24,11 +24,7 @@ _NAP: Final = 0.05
 
 
 def cache_folder() -> Path:
-    """The cache folder of allranks for this user (XDG Base Directory Specification), which may not exist yet.
-
-    Raises:
-        EnvironmentBuildError: This user has no home folder.
-    """
+    """The cache folder of allranks for this user (XDG Base Directory Specification), which may not exist yet."""
     try:
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     except RuntimeError as error:
@@ -46,9 +42,6 @@ def hold(path: Path) -> Iterator[None]:
 
     The kernel frees the lock when its holder ends, however it ends. The file stays: removing it would let a third
     process lock a new file of that name beside the second one.
-
-    Raises:
-        OSError: The file cannot be opened for writing.
     """
     # O_RDWR does not wait for the other end of a FIFO; O_NOFOLLOW because a link could name another user's file.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -69,14 +62,7 @@ def _is_locked(descriptor: int) -> bool:
 
 
 def made_cache_folder(name: str) -> Path:
-    """A folder of the user's cache (XDG Base Directory Specification), created if it does not exist.
-
-    Args:
-        name: Its content, such as ``wheels``.
-
-    Raises:
-        ImageError: The folder cannot be created or written.
-    """
+    """A folder of the user's cache (XDG Base Directory Specification), created if it does not exist."""
     folder = cache_folder() / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -102,11 +88,7 @@ _ABANDONED: Final = 24 * 3600.0
 
 
 def cache_limit() -> int:
-    """Bytes that the environments may take, and the wheels as well: 20 GiB, or what the user has set.
-
-    Raises:
-        EnvironmentBuildError: The user has set something else than a number.
-    """
+    """Bytes that the environments may take, and the wheels as well: 20 GiB, or what the user has set."""
     given = os.environ.get(LIMIT_VARIABLE) or str(_LIMIT_GIB)
     try:
         gib = float(given)

@@ -22,17 +22,7 @@ _CELLS_OR_FILES: Final[Mapping[str, str]] = dict.fromkeys(_PREAMBLE, "_allranks_
 def script(
     shell: str, parser: argparse.ArgumentParser, commands: Sequence[Command], line: Callable[..., CommandLine[Any]]
 ) -> str:
-    """The script of a shell.
-
-    Args:
-        shell: ``bash`` or ``zsh``.
-        parser: The parser of what stands before a command's name.
-        commands: All commands.
-        line: The command line of a command, given what makes its parser.
-
-    Raises:
-        UsageError: shtab is not installed.
-    """
+    """The script of a shell."""
     try:
         import shtab  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415 - an extra
     except ImportError:

@@ -63,11 +63,7 @@ def run(options: Options) -> ExitCode:
 
 
 def _examined(options: Options) -> "Iterable[Finding]":
-    """The findings that the options, or the variables of a machine of a plan, ask for.
-
-    Raises:
-        UsageError: They ask for what does not exist.
-    """
+    """The findings that the options, or the variables of a machine of a plan, ask for."""
     part, mode = PlanVariables.read().part(), gpu_mode()
     if options.cell and part:
         msg = f"--cell stands alone, and {PACK_VARIABLE} names the cells of this machine."

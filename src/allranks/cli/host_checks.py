@@ -26,13 +26,7 @@ _ROOT: Final = Path("/")
 
 
 def examine(engine: str, mode: GpuMode, results: Path) -> Iterator[Finding]:
-    """Check this host.
-
-    Args:
-        engine: Where jobs are to run, as for a run.
-        mode: Whose GPUs, as for a run.
-        results: The folder of all runs; it need not exist yet.
-    """
+    """Check this host."""
     yield examine_kernel()
     try:
         inventory = take_inventory(mode)
@@ -60,12 +54,7 @@ def _examine_engine(name: str, wanted: str, inventory: Inventory) -> Iterator[Fi
 
 
 def examine_gpus(inventory: Inventory, root: Path = _ROOT) -> Iterator[Finding]:
-    """Check the driver, and this user's access to the GPUs.
-
-    Args:
-        inventory: The GPUs that were found.
-        root: Where ``/sys``, ``/proc`` and ``/dev`` are.
-    """
+    """Check the driver, and this user's access to the GPUs."""
     gpus = inventory.gpus
     if gpus:
         yield Finding("GPUs", f"{len(gpus)} ({inventory.driver}): {', '.join(map(inventory.name_of, gpus))}")
@@ -91,12 +80,7 @@ def examine_health(inventory: Inventory) -> Iterator[Finding]:
 
 
 def examine_folders(results: Path, shm: Path = Path("/dev/shm")) -> Iterator[Finding]:  # noqa: S108 - a default to check
-    """Check free space and write permissions.
-
-    Args:
-        results: The folder of all runs.
-        shm: The folder of shared memory that ranks on the host use.
-    """
+    """Check free space and write permissions."""
     for subject, folder in (("results", results), ("cache", cache_folder())):
         yield _room(subject, _existing(folder), _ROOM_FOR_RUNS)
     yield Finding(

@@ -206,15 +206,7 @@ def _advice(root: Path, found: Repository) -> Iterator[str]:
 
 
 def look_around(root: Path, source: str | None = None) -> Repository:
-    """What the repository and this host have.
-
-    Args:
-        root: The folder of the repository, absolute.
-        source: Where to install allranks from; None for where this one was installed from.
-
-    Raises:
-        UsageError: The source is needed and cannot be determined, or it is given and not needed.
-    """
+    """What the repository and this host have."""
     tests = find_tests(root)
     torch, is_cpu_only = installed_torch()
     has_noxfile = (root / "noxfile.py").exists()
@@ -307,14 +299,7 @@ def _engine() -> tuple[str, str]:
 
 
 def _requirement(given: str | None) -> str:
-    """A requirement that installs this allranks. It always has an address: the name on an index may be a stranger's.
-
-    Args:
-        given: The source that the user names; None for the one that this allranks was installed from.
-
-    Raises:
-        UsageError: There is no such source, or it cannot be determined.
-    """
+    """A requirement that installs this allranks. It always has an address: the name on an index may be a stranger's."""
     if given is not None:
         return f"allranks @ {_address(given)}"
     if address := _own_address():

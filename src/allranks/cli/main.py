@@ -46,14 +46,7 @@ _SHELLS: Final = ("bash", "zsh")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-        arguments: The arguments without the program's name; None for those of this process.
-
-    Returns:
-        One of :class:`~allranks.errors.ExitCode`.
-    """
+    """Run one command."""
     # Test output is printed too and may hold any character: an encoding error must not end the run.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -83,20 +76,12 @@ def _split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
 
 @cache
 def commands() -> tuple[Command, ...]:
-    """All commands: those of the core, then those of plug-ins.
-
-    Raises:
-        PluginError: A plug-in cannot be loaded.
-    """
+    """All commands: those of the core, then those of plug-ins."""
     return (*_CORE, *added_commands(_CORE))
 
 
 def _command_line(command: Command, make: Callable[..., Any] = ArgumentParser) -> CommandLine[CommandOptions]:
-    """The command line of a command, whose module is imported; `make` makes its parser.
-
-    Raises:
-        PluginError: A plug-in cannot be loaded.
-    """
+    """The command line of a command, whose module is imported; `make` makes its parser."""
     kind: type[CommandOptions] = importlib.import_module(command.module).Options
     added = added_options(command.name) if kind.is_extended else ()
     texts = page(kind.usage, f"{command.name}: {command.meaning}.", told_codes(command.codes))
@@ -154,11 +139,7 @@ def _overview() -> str:
 
 
 def _named(name: str, before: Sequence[str], top: argparse.ArgumentParser) -> Command:
-    """The command of a name; those of plug-ins are looked for only if it is not of the core.
-
-    Raises:
-        UsageError: There is none, or options stand before its name.
-    """
+    """The command of a name; those of plug-ins are looked for only if it is not of the core."""
     known = _CORE if name in {command.name for command in _CORE} else commands()
     found = next((command for command in known if command.name == name), None)
     if found is None:

@@ -76,11 +76,7 @@ def newest_run() -> Path:
 
 
 def gpu_mode() -> "GpuMode":
-    """Whose GPUs jobs use, and how containers are given them: from the environment, else ``auto``.
-
-    Raises:
-        UsageError: The environment names no mode.
-    """
+    """Whose GPUs jobs use, and how containers are given them: from the environment, else ``auto``."""
     from allranks.engines.gpus import GpuMode  # noqa: PLC0415 - a plan needs no GPUs
 
     given, modes = os.environ.get(GPU_MODE_VARIABLE) or AUTO, get_args(GpuMode)
@@ -91,11 +87,7 @@ def gpu_mode() -> "GpuMode":
 
 
 def run_id() -> str:
-    """The name of the run: from the environment, else a new one.
-
-    Raises:
-        UsageError: The name in the environment cannot name a folder and containers.
-    """
+    """The name of the run: from the environment, else a new one."""
     from allranks.runner.results_folder import RUN_ID_VARIABLE, new_run_id  # noqa: PLC0415 - few commands run anything
 
     run_id = os.environ.get(RUN_ID_VARIABLE) or new_run_id()

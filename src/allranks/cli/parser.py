@@ -88,11 +88,7 @@ class ArgumentParser(argparse.ArgumentParser):
     """A parser whose errors are exceptions with a remedy."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse would print.
-
-        Raises:
-            UsageError: Always.
-        """
+        """Raise what argparse would print."""
         text = message.removeprefix("argument ")
         what = f"{text[0].upper()}{text[1:]}."
         raise UsageError(what, remedy=see_help(self))
@@ -116,19 +112,7 @@ def page(usage: str, description: str, epilog: str) -> dict[str, Any]:
 
 
 class CommandLine(Generic[Options]):
-    """The command line of one command.
-
-    Args:
-        parser: A parser that has no options yet.
-        kind: The dataclass of the command's options.
-        added: Those that plug-ins add.
-
-    Attributes:
-        actions: All options and arguments.
-
-    Raises:
-        PluginError: One of a plug-in is already there.
-    """
+    """The command line of one command."""
 
     def __init__(self, parser: argparse.ArgumentParser, kind: type[Options], added: Sequence[type] = ()) -> None:
         self._parser, self.kind, self._added = parser, kind, added
@@ -169,11 +153,7 @@ class CommandLine(Generic[Options]):
         return action
 
     def parse(self, arguments: Sequence[str], pytest_args: tuple[str, ...]) -> Options:
-        """The options that a command line gives.
-
-        Raises:
-            UsageError: It is wrong.
-        """
+        """The options that a command line gives."""
         found, rest = self._parser.parse_known_intermixed_args(arguments)
         if rest:
             raise self._unknown(next((word for word in rest if word.startswith("-")), rest[0]))
@@ -217,11 +197,7 @@ def _given(kind: type, found: argparse.Namespace) -> dict[str, Any]:
 
 
 def one_of(names: Sequence[str], what: str, text: str) -> str:
-    """Parse one of a few names.
-
-    Raises:
-        argparse.ArgumentTypeError: It is none of them; the nearest is suggested.
-    """
+    """Parse one of a few names."""
     if text in names:
         return text
     close = nearest(text, names)
@@ -258,20 +234,12 @@ def measured(units: Mapping[str, float], example: str) -> Callable[[str], float]
 
 
 def existing_file(text: str) -> Path:
-    """Parse the path of a file that a command reads.
-
-    Raises:
-        argparse.ArgumentTypeError: There is none.
-    """
+    """Parse the path of a file that a command reads."""
     return _checked(text, Path.is_file, "there is no file {}")
 
 
 def writable_file(text: str) -> Path:
-    """Parse the path of a file that a command writes, and perhaps creates.
-
-    Raises:
-        argparse.ArgumentTypeError: It is a folder, or its folder does not exist.
-    """
+    """Parse the path of a file that a command writes, and perhaps creates."""
     return _checked(text, lambda path: path.parent.is_dir() and not path.is_dir(), "{} cannot be a file")
 
 

@@ -146,11 +146,7 @@ def _object(merged: "MergedRun", code: ExitCode) -> Mapping[str, object]:
 
 
 def _common_folder(folders: Sequence[Path]) -> Path:
-    """The nearest folder that has these.
-
-    Raises:
-        UsageError: One of them is not there, or has the others.
-    """
+    """The nearest folder that has these."""
     for folder in folders:
         if not folder.is_dir():
             msg = f"There is no folder {folder}."

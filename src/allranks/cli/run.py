@@ -196,11 +196,7 @@ def refuse_options(pytest_args: Sequence[str]) -> None:
 
 
 def _prepare_debugging(expansion: Expansion, options: Options) -> tuple[Expansion, Options]:
-    """Check that a debugger can attach to its rank, of one job, and lift the limits that would end the session.
-
-    Raises:
-        UsageError: It cannot attach.
-    """
+    """Check that a debugger can attach to its rank, of one job, and lift the limits that would end the session."""
     if options.engine == "docker" or options.goes_on or PlanVariables.read().part():
         msg = "--pdb-rank cannot be used here: only a process of this host can open this terminal."
         raise UsageError(msg, remedy=f"Use --engine process, no --resume or --lf, and unset {PLAN_FILE_VARIABLE}.")
@@ -305,11 +301,7 @@ def run_jobs(expansion: Expansion, jobs: Sequence[Job], options: "RunOptions") -
 
 
 def _with_images(expansion: Expansion, folder: Path, jobs: Iterable[Job], engine: object) -> Expansion:
-    """The matrix with the images in a folder; the process engine needs none.
-
-    Raises:
-        UsageError: There is no such folder.
-    """
+    """The matrix with the images in a folder; the process engine needs none."""
     if not folder.is_dir():
         msg = f"{IMAGES_VARIABLE} is {str(folder)!r}, and there is no such folder."
         raise UsageError(msg, remedy="Make it: allranks build --export DIR; or unset the variable.")
@@ -342,11 +334,7 @@ def taking_images(matrix: Matrix, folder: Path, names: Iterable[str]) -> Matrix:
 
 
 def _refuse_too_wide(jobs: Sequence[Job], engine: "Engine") -> None:
-    """Refuse jobs on more nodes than an engine has; on a single one all nodes are agents there.
-
-    Raises:
-        UsageError: There are such jobs.
-    """
+    """Refuse jobs on more nodes than an engine has; on a single one all nodes are agents there."""
     most = max((job.cell.nodes for job in jobs), default=1)
     if 1 < engine.nodes < most:
         cells = sorted({job.cell.id for job in jobs if job.cell.nodes > engine.nodes})
@@ -356,11 +344,7 @@ def _refuse_too_wide(jobs: Sequence[Job], engine: "Engine") -> None:
 
 
 def _refuse_launched(environ: Mapping[str, str]) -> None:
-    """Refuse to be one of several processes of a launcher: each would run everything, in one results folder.
-
-    Raises:
-        UsageError: The environment is that of a launcher's process.
-    """
+    """Refuse to be one of several processes of a launcher: each would run everything, in one results folder."""
     found = [
         (each.launcher, variable)
         for each in LAUNCHERS

@@ -150,11 +150,7 @@ def _is_test(expansion: Expansion, text: str) -> bool:
 
 
 def _from_root(test: str, root: Path) -> str:
-    """A test's node id as pytest takes it in a job: relative to the matrix file's folder.
-
-    Raises:
-        UsageError: There is no such file.
-    """
+    """A test's node id as pytest takes it in a job: relative to the matrix file's folder."""
     file, colons, name = test.partition("::")
     here = Path(os.path.abspath(file))  # noqa: PTH100 - without following links, and without `..`
     if here.exists() and here.is_relative_to(root):
@@ -181,11 +177,7 @@ def _check_suites(matrix: Matrix, tests: Sequence[str]) -> None:
 
 
 def chosen_jobs(expansion: Expansion, options: Selection) -> Sequence[Job]:
-    """The jobs that the command line selects; all default jobs if it selects none.
-
-    Raises:
-        UsageError: The selection is empty.
-    """
+    """The jobs that the command line selects; all default jobs if it selects none."""
     cells = selected_cells(expansion, options)
     suites = chosen_names(expansion, options)
     jobs = plan(expansion.matrix, cells, suites)

@@ -10,11 +10,7 @@ from allranks.matrix.toml_file import place
 
 
 def image_for(matrix: Matrix, cell: Cell) -> Image:
-    """The one image of a cell; an image without its own torch has a variant, with its own name, for each version.
-
-    Raises:
-        MatrixError: No ``[images.NAME]`` holds for the cell, more than one does, or it has another torch.
-    """
+    """The one image of a cell; an image without its own torch has a variant, with its own name, for each version."""
     images = [image for image in matrix.images.values() if cell.matches(image.when)]
     if len(images) != 1:
         raise _image_error(matrix, cell, images)
@@ -25,11 +21,7 @@ def image_for(matrix: Matrix, cell: Cell) -> Image:
 
 
 def check_images(matrix: Matrix, cells: Iterable[Cell]) -> None:
-    """Refuses a matrix in which a cell does not have exactly one image.
-
-    Raises:
-        MatrixError: For the first such cell, as in :func:`image_for`.
-    """
+    """Refuses a matrix in which a cell does not have exactly one image."""
     for cell in cells:
         image_for(matrix, cell)
 

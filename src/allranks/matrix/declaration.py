@@ -35,14 +35,7 @@ TEST_LIMIT_VARIABLE = "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"
 
 
 def load(start: Path) -> Expansion:
-    """Reads, checks and expands the matrix of a repository.
-
-    Args:
-        start: The repository's folder, or the file itself.
-
-    Raises:
-        MatrixError: There is no such file, or it is invalid.
-    """
+    """Reads, checks and expands a matrix file, or that of a folder."""
     matrix = _matrix(read(_locate(start.absolute())))
     expansion = expand(matrix)
     check_images(matrix, expansion.cells)
@@ -62,11 +55,7 @@ def _locate(start: Path) -> Path:
 
 
 def find_matrix(folder: Path) -> Path:
-    """The matrix file of a folder, or of its nearest parent that has one.
-
-    Raises:
-        MatrixError: There is none, or a pyproject.toml on the way cannot be read.
-    """
+    """The matrix file of a folder, or of its nearest parent that has one."""
     found = next(filter(None, map(_in_folder, (folder, *folder.parents))), None)
     if found is None:
         raise _no_matrix(folder, " The parents of this folder have none either.")
@@ -121,11 +110,7 @@ def _check_backends(table: Table, axes: Axes) -> None:
 
 
 def declared_backends(folder: Path) -> tuple[str, ...]:
-    """The custom backends in the matrix file of a folder, or of its nearest parent that has one; none without a file.
-
-    Raises:
-        MatrixError: They cannot be read.
-    """
+    """The custom backends in the matrix file of a folder, or of its nearest parent that has one; none without it."""
     found = next(filter(None, map(_in_folder, (folder, *folder.parents))), None)
     if found is None or "custom_backends" not in (table := read(found).below("matrix")).values:
         return ()

@@ -18,26 +18,14 @@ NO_PATHS_AFTER = ("-k", "-m", "-c", "--deselect", "--ignore", "--ignore-glob")
 def plan(matrix: Matrix, cells: Iterable[Cell], suite_names: Sequence[str] | None = None) -> tuple[Job, ...]:
     """The jobs of some cells, cell by cell, with the suites of each in the file's order.
 
-    Args:
-        matrix: The declaration.
-        cells: What to run, for example ``expand(matrix).cells`` or a selection of them.
-        suite_names: Suites to run with all their shards, and single shards (``NAME@2of4``); None for the suites that
-            run by default.
-
-    Raises:
-        UsageError: There is no suite or shard of that name.
-        MatrixError: A cell has no image, or more than one.
+    Suites are named, or one of their shards is (``NAME@2of4``); None stands for the suites that run by default.
     """
     shards = [(suite, chosen_shards(suite, suite_names)) for suite in chosen_suites(matrix, suite_names)]
     return tuple(job for cell in cells for job in _jobs(matrix, cell, shards))
 
 
 def chosen_suites(matrix: Matrix, names: Sequence[str] | None = None) -> tuple[Suite, ...]:
-    """The suites with these names, or with shards of these names, in the file's order; None: those that run by default.
-
-    Raises:
-        UsageError: There is no suite or shard of that name.
-    """
+    """The suites with these names, or shards of these names, in the file's order; None: those that run by default."""
     wanted = {_suite_called(matrix, name) for name in names or ()}
     return tuple(
         suite for suite in matrix.suites.values() if (suite.default if names is None else suite.name in wanted)
@@ -79,12 +67,7 @@ def unnamed_suites(matrix: Matrix, cells: Sequence[Cell]) -> tuple[Suite, ...]:
 
 
 def suites_holding(matrix: Matrix, pytest_args: Sequence[str]) -> tuple[str, ...]:
-    """The suites that contain a path or a test given to pytest, in the report's notation.
-
-    Args:
-        matrix: The declaration.
-        pytest_args: The arguments after ``--`` on the command line.
-    """
+    """The suites that contain a path or a test given to pytest, in the report's notation."""
     asked = [argument for before, argument in pairwise(("", *pytest_args)) if before not in NO_PATHS_AFTER]
     paths = [Path(argument.partition("::")[0]) for argument in asked if not argument.startswith("-")]
     held = (suite for suite in matrix.suites.values() if any(_holds(suite, matrix.root, path) for path in paths))

@@ -91,11 +91,7 @@ def keys_of(table: type) -> dict[str, Key]:
 
 
 def read_table(table: Table, declaration: type[T]) -> T:
-    """A table of the file as its dataclass; fields ``name`` and ``line`` that are no keys say where it is.
-
-    Raises:
-        MatrixError: A key is unknown, missing or wrong.
-    """
+    """A table of the file as its dataclass; fields ``name`` and ``line`` that are no keys say where it is."""
     place = {"name": table.key[-1] if table.key else "", "line": table.line}
     plain = {each.name for each in fields(cast("Any", declaration)) if not each.metadata}
     return declaration(
@@ -106,13 +102,7 @@ def read_table(table: Table, declaration: type[T]) -> T:
 def read_keys(table: Table, declaration: type, others: Collection[str] = ()) -> dict[str, Any]:
     """The values of the keys that a table has, by the names of their fields.
 
-    Args:
-        table: The table.
-        declaration: The dataclass that declares its keys. ``RETIRED`` of it has what to do instead of former ones.
-        others: Names that are keys as well, and are not read here.
-
-    Raises:
-        MatrixError: A key is unknown, missing or wrong.
+    ``RETIRED`` of the declaration has what to do instead of former keys; ``others`` are keys that are not read here.
     """
     keys = keys_of(declaration)
     names = [*(each.name for each in keys.values()), *others]
@@ -249,12 +239,7 @@ def choice(*values: str) -> Kind:
 
 
 def relative_path(*, must_exist: bool = True, is_inside: bool = False) -> Kind:
-    """A path relative to the matrix file, so that it is the same on every machine.
-
-    Args:
-        must_exist: Whether it must exist.
-        is_inside: Whether it must not lead out of the repository.
-    """
+    """A path relative to the matrix file, so that it is the same on every machine."""
 
     def read(at: At, value: str) -> Path:
         path, root = Path(text().read(at, value)), at.table.path.parent

@@ -26,11 +26,7 @@ def own_names() -> tuple[str, ...]:
 
 
 def own_path(table: Table, suite: Suite) -> Path | None:
-    """The path of the own suite that ``[suites.NAME]`` names, relative to :func:`own_folder`; None for the user's.
-
-    Raises:
-        MatrixError: There is no suite of that name, or it is one of several paths.
-    """
+    """The path of the own suite that ``[suites.NAME]`` names, relative to :func:`own_folder`; None for the user's."""
     named = [text for text in map(str, suite.paths) if text.startswith(PREFIX)]
     if not named:
         return None

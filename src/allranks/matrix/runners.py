@@ -30,11 +30,7 @@ _SELF_HOSTED: Final = "self-hosted"
 
 
 def checked_runner(table: Table, rule: RunnerRule) -> RunnerRule:
-    """A rule as read from ``[[runners]]``, with what its labels say of the machine's owner.
-
-    Raises:
-        MatrixError: Two of its keys contradict each other.
-    """
+    """A rule as read from ``[[runners]]``, with what its labels say of the machine's owner."""
     labels = [label.lower() for label in rule.labels]
     is_own = _SELF_HOSTED in labels
     if "hosted" not in table.values:
@@ -50,11 +46,7 @@ def checked_runner(table: Table, rule: RunnerRule) -> RunnerRule:
 
 
 def check_runners(matrix: Matrix, cells: Iterable[Cell]) -> None:
-    """Refuses a rule that sends a cell to machines that lack its GPUs.
-
-    Raises:
-        MatrixError: For the first cell of the first such rule.
-    """
+    """Refuses a rule that sends a cell to machines that lack its GPUs."""
     for rule in matrix.runners:
         for cell in cells:
             if cell.matches(rule.when) and cell.gpu_count > rule.gpus:
@@ -73,11 +65,7 @@ def _lacks_gpus(matrix: Matrix, rule: RunnerRule, cell: Cell) -> MatrixError:
 
 
 def runner_for(matrix: Matrix, cell: Cell) -> RunnerRule:
-    """The machines that run a cell: those of the first rule that holds.
-
-    Raises:
-        UsageError: No rule does.
-    """
+    """The machines that run a cell: those of the first rule that holds."""
     rule = next((rule for rule in matrix.runners if cell.matches(rule.when)), None)
     if rule is None and (matrix.runners or cell.gpu_count):
         raise _no_machine(matrix, cell)

@@ -48,9 +48,6 @@ def select(expansion: Expansion, *texts: str) -> tuple[Cell, ...]:
         texts: Values of axes (``backend=nccl,world_size=2|4``), the signature of a nox session
             (``dist(backend='nccl', world_size=4)``), or a cell's id or its beginning (``nccl-w4``), which is that of
             cells on one node unless it has a number of nodes.
-
-    Raises:
-        UsageError: A text cannot be read, an axis or a value is unknown, or no cell is left.
     """
     wanted: dict[str, tuple[AxisValue, ...]] = {}
     for text in texts:
@@ -117,12 +114,7 @@ def signature_axes(cells: Iterable[Cell]) -> tuple[str, ...]:
 
 
 def signature(cell: Cell, axes: Sequence[str] = ALWAYS_NAMED) -> str:
-    """A cell as nox writes it: ``dist(backend='gloo', world_size=2, gpu_count=0, init_method='tcp')``.
-
-    Args:
-        cell: The cell.
-        axes: See :func:`signature_axes`; the first few of them for the signature of a prefix.
-    """
+    """A cell as nox writes it: ``dist(backend='gloo', world_size=2, gpu_count=0, init_method='tcp')``."""
     return _written({axis: getattr(cell, axis) for axis in axes})
 
 

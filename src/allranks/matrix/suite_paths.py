@@ -12,15 +12,7 @@ _BYTECODE = "__pycache__"
 
 
 def suite_paths(table: Table, suite: Suite) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """The paths of a suite, in the order of the file, and the excluded paths below them.
-
-    Args:
-        table: ``[suites.NAME]``.
-        suite: The suite with the paths and patterns of the file.
-
-    Raises:
-        MatrixError: A path does not exist, or a pattern matches nothing.
-    """
+    """The paths of a suite, in the order of the file, and the excluded paths below them."""
     paths = _outermost(path for pattern in suite.paths for path in _matches(table, "path", pattern))
     whole, excluded = frozenset(paths), set[Path]()
     for pattern in suite.ignored:

@@ -35,9 +35,6 @@ def plugin_tables(wanted: Collection[str] | None = None) -> dict[str, type]:
     Args:
         wanted: The tables of a file: other packages are not searched, which takes milliseconds, if it needs none of
             theirs. None for all.
-
-    Raises:
-        PluginError: A package's table cannot be loaded, or has the name of another one.
     """
     found = own_tables()
     if wanted is not None and {*CORE, *found} >= set(wanted):
@@ -59,20 +56,12 @@ def plugin_tables(wanted: Collection[str] | None = None) -> dict[str, type]:
 
 
 def read_tables(file: Table, declared: dict[str, type]) -> dict[str, Any]:
-    """The tables of plug-ins that a matrix file has, as their dataclasses.
-
-    Raises:
-        MatrixError: A table is wrong.
-    """
+    """The tables of plug-ins that a matrix file has, as their dataclasses."""
     return {name: read_table(file.below(name), table) for name, table in declared.items() if name in file.values}
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON schema (draft 7) of the matrix file, with the tables of all plug-ins.
-
-    Raises:
-        PluginError: The declaration of a table cannot be loaded.
-    """
+    """The JSON schema (draft 7) of the matrix file, with the tables of all plug-ins."""
     schema = table_schema(Matrix)
     for name, table in plugin_tables().items():
         schema["properties"][name] = {"description": table.__doc__ or "", **table_schema(table)}

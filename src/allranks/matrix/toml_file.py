@@ -56,11 +56,7 @@ class Table:
         raise MatrixError(what=f"{self.place(name)}: {what}.", remedy=remedy)
 
     def below(self, name: str, *index: int) -> "Table":
-        """The table under a key, or an entry of the array of tables there; an empty table if the key is absent.
-
-        Raises:
-            MatrixError: The value is not a table.
-        """
+        """The table under a key, or an entry of the array of tables there; an empty table if the key is absent."""
         value = self.values.get(name, {})
         if index and isinstance(value, list):
             value = value[index[0]]
@@ -85,11 +81,7 @@ def dotted(key: KeyPath) -> str:
 
 
 def read(path: Path) -> Table:
-    """Reads a TOML file; of a pyproject.toml, the table ``[tool.allranks]``.
-
-    Raises:
-        MatrixError: The file cannot be read, or is not TOML.
-    """
+    """Reads a TOML file; of a pyproject.toml, the table ``[tool.allranks]``."""
     try:
         text = path.read_bytes().decode()
     except OSError as error:
@@ -138,12 +130,7 @@ _LONG_STRING = re.compile(r'"""(?s:.*?)"""|\'\'\'(?s:.*?)\'\'\'')
 
 
 def key_lines(text: str, values: Mapping[str, object]) -> dict[KeyPath, int]:
-    """The line of each key and table that begins one, counted from 1; none if a line was misread.
-
-    Args:
-        text: A TOML text.
-        values: What it parses to.
-    """
+    """The line of each key and table that begins one, counted from 1; none if a line was misread."""
     lines: dict[KeyPath, int] = {}
     sizes: dict[KeyPath, int] = {}
     table: KeyPath = ()

@@ -68,11 +68,7 @@ class Point:
 
 
 class Space:
-    """Every combination of the values of some axes, in the order of :func:`itertools.product`.
-
-    Args:
-        axes: The values, by axis.
-    """
+    """Every combination of the values of some axes, in the order of :func:`itertools.product`."""
 
     def __init__(self, axes: Mapping[str, tuple[AxisValue, ...]]) -> None:
         self._written = axes
@@ -135,11 +131,7 @@ class Condition:
 
 
 def parse_condition(text: str) -> Condition:
-    """Reads one ``when``.
-
-    Raises:
-        ConditionError: The text is not a condition, names an unknown axis, or compares incomparable values.
-    """
+    """Reads one ``when``."""
     tree = _syntax(text)
     literals: list[tuple[str, AxisValue]] = []
     try:
