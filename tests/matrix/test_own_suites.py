@@ -3,7 +3,7 @@
 import pytest
 
 from allranks.errors import MatrixError
-from allranks.matrix import own_suites
+from allranks.matrix import suite_paths
 from allranks.matrix.jobs import suites_holding
 
 HEAD = '[matrix]\nbackend = "gloo"\nworld_size = 2\n[images.cpu]\ntorch = "2.13.0"\n[suites.kit]\n'
@@ -22,8 +22,8 @@ def test_a_list_of_one_is_the_same(load_text):
 
 
 def test_a_folder_without_tests_of_its_own_is_no_suite():
-    assert "collectives" in own_suites.own_names()
-    assert "torch" not in own_suites.own_names()
+    assert "collectives" in suite_paths.own_names()
+    assert "torch" not in suite_paths.own_names()
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,8 @@ def test_a_mistake_is_one_error_that_names_what_there_is(load_text, lines, words
 def test_an_installed_package_carries_the_suites_inside(tmp_path, monkeypatch):
     package = tmp_path / "site-packages" / "allranks"
     (package / "suites").mkdir(parents=True)
-    monkeypatch.setattr(own_suites, "__file__", str(package / "matrix" / "own_suites.py"))
-    assert own_suites.own_folder() == package / "suites"
+    monkeypatch.setattr(suite_paths, "__file__", str(package / "matrix" / "suite_paths.py"))
+    assert suite_paths.own_folder() == package / "suites"
 
 
 def test_a_test_of_it_selects_it_though_the_repository_has_no_such_file(load_text, repository):

@@ -22,9 +22,8 @@ from allranks.matrix.cell_images import check_images
 from allranks.matrix.expand import Expansion, expand
 from allranks.matrix.keys import At, keys_of, read_keys
 from allranks.matrix.model import Axes, Image, Limits, Matrix, Suite
-from allranks.matrix.own_suites import own_folder, own_path
 from allranks.matrix.runners import check_runners, checked_runner
-from allranks.matrix.suite_paths import suite_paths
+from allranks.matrix.suite_paths import own_folder, own_path, suite_paths
 from allranks.matrix.tables import plugin_tables, read_tables
 from allranks.matrix.toml_file import LARGEST_NUMBER, PYPROJECT, Table, read
 

@@ -25,7 +25,7 @@ from allranks.matrix.declaration import FILE_NAME
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import plan
 from allranks.matrix.model import Cell, Image, Limits, Matrix, Process, Suite
-from allranks.matrix.own_suites import own_folder, own_names
+from allranks.matrix.suite_paths import own_folder, own_names
 
 if TYPE_CHECKING:
     from allranks.plugins.conformance.capabilities import CapabilityTable
