@@ -84,17 +84,21 @@ class Space:
         """The points at which a comparison holds."""
         if comparison not in self._known:
             axes = [axis for axis in self._values if axis in (comparison.axis, comparison.other)]
-            row = self._row(comparison, axes, {})
+            row = self._row(comparison, axes)
             self._known[comparison] = _repeated(int(row, 2), len(row), self._size // len(row))
         return self._known[comparison]
 
-    def _row(self, comparison: Comparison, axes: list[str], point: Mapping[str, Any]) -> str:
+    def _row(self, comparison: Comparison, axes: list[str]) -> str:
         """A digit for each point, for as many of them as it takes until all digits repeat."""
-        if not axes:
-            return "1" if comparison.holds(point) else "0"
-        axis, *inner = axes
-        rows = (self._row(comparison, inner, {**point, axis: value}) for value in self._values[axis])
-        return "".join(row * (self._steps[axis] // len(row)) for row in rows)
+        holds = _OPERATORS[comparison.symbol]
+        first, last, step = self._values[axes[0]], self._values[axes[-1]], self._steps[axes[-1]]
+        if not comparison.other:
+            return "".join("01"[holds(value, comparison.literal)] * step for value in last)
+        is_in_order = axes[0] == comparison.axis
+        rows = (
+            "".join("01"[holds(one, two) if is_in_order else holds(two, one)] * step for two in last) for one in first
+        )
+        return "".join(row * (self._steps[axes[0]] // len(row)) for row in rows)
 
     def values_at(self, points: Points) -> Iterator[tuple[AxisValue, ...]]:
         """The values of each point of a set, in their order."""
