@@ -71,7 +71,6 @@ class Container:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """See :class:`allranks.engines.agents.Agent`."""
         return (self._socket.fileno(),)
 
     def hear(self, _ready: Collection[int]) -> Iterator[Record | Damage]:

@@ -78,7 +78,6 @@ class SlurmEngine(Engine):
         return cls(settings_of())
 
     def prepare(self, matrix: Matrix, progress: Progress, _uses: ExitStack | None) -> MakeEnvironment:
-        """See :meth:`allranks.engines.base.Engine.prepare`."""
         self._settings = settings_of(matrix)
         self.most_jobs = self._settings.jobs
         self._package = copied_package(self._spool / "package")
@@ -99,13 +98,11 @@ class SlurmEngine(Engine):
         return _UNBOUNDED, _UNBOUNDED * 1000
 
     def examine(self, _inventory: Inventory) -> Iterator[Finding]:
-        """See :meth:`allranks.engines.base.Engine.examine`."""
         yield _examine_controller()
         yield _examine_spool(self._spool)
 
     @contextmanager
     def start(self, spec: JobSpec, _held: Sequence[int] = ()) -> Iterator[SharedFolderJob]:
-        """See :meth:`allranks.engines.base.Engine.start`."""
         folder = self._make_folder(spec)
         try:
             self._submit(spec, folder)

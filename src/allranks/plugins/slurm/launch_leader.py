@@ -93,7 +93,6 @@ class LaunchLeader:
             self._jobs.pop(name, None)
 
     def look(self, name: str) -> Place:
-        """See :meth:`allranks.plugins.slurm.allocation.Queue.look`."""
         with self._changing:
             job = self._jobs.get(name)
             if job is None:
@@ -167,14 +166,12 @@ class LaunchEngine(ProcessEngine):
         self.answer = f"inside a launcher's {counted(self.nodes, 'node')}"
 
     def prepare(self, matrix: Matrix, progress: Progress, uses: ExitStack | None) -> MakeEnvironment:
-        """See :meth:`allranks.engines.base.Engine.prepare`."""
         if self.nodes > 1:
             self._shared_package = copied_package(self._leader.folder / PACKAGE)
         return super().prepare(matrix, progress, uses)
 
     @contextmanager
     def start(self, spec: JobSpec, held: Sequence[int] = ()) -> Iterator[RunningJob]:
-        """See :meth:`allranks.engines.base.Engine.start`."""
         started = self._spread(spec) if min(spec.agent.nodes, self.nodes) > 1 else super().start(spec, held)
         with started as job:
             yield job

@@ -126,7 +126,6 @@ class SlurmQueue:
                 self._poller.start()
 
     def look(self, name: str) -> Place:
-        """See :meth:`allranks.plugins.slurm.allocation.Queue.look`."""
         return self.look_after(name, -math.inf, 0.0).place
 
     def look_after(self, name: str, moment: float, timeout: float) -> Sighting:

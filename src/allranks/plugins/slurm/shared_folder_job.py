@@ -139,11 +139,9 @@ class _NodeAgent:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """See :class:`allranks.engines.agents.Agent`."""
         return (self._timer.fileno(),)
 
     def hear(self, _ready: Collection[int]) -> Iterator[Record | Damage | Placement]:
-        """See :class:`allranks.engines.agents.Agent.hear`."""
         self._timer.has_gone_off()
         place = self._allocation
         if self._look is None:
@@ -240,11 +238,9 @@ class _NodeAgent:
         return str(told_in(self.folder / files.PLACED).get("host") or f"node {self._node}")
 
     def go(self) -> None:
-        """See :meth:`allranks.engines.agents.Agent.go`."""
         self._allocation.go()
 
     def hang_up(self) -> None:
-        """See :meth:`allranks.engines.agents.Agent.hang_up`."""
         if not self.has_ended:
             self._allocation.hang_up()
 
@@ -252,7 +248,6 @@ class _NodeAgent:
         """See :meth:`allranks.engines.agents.Agent.resume`: its supervisor cannot be stopped from here."""
 
     def end(self, deadline: float) -> None:
-        """See :meth:`allranks.engines.agents.Agent.end`."""
         while not self.has_ended and time.monotonic() < deadline:
             time.sleep(_LOOK_AGAIN)
             self._look_again(deadline - time.monotonic())
@@ -267,7 +262,6 @@ class _NodeAgent:
                 self.ended, self.has_ended = ended, True
 
     def exit(self) -> NodeExit:
-        """See :meth:`allranks.engines.agents.Agent.exit`."""
         status = self.ended.status if self.ended else None
         said = [self.ended.output if self.ended else "", self._reader.output, self._said() if status != 0 else ""]
         memory = bool(self.ended and self.ended.memory_kills)
@@ -314,11 +308,9 @@ class SharedFolderJob(JobOfAgents[_NodeAgent]):
             self._deadline = self._now() + self._limit
 
     def go(self) -> None:
-        """See :meth:`allranks.engines.base.RunningJob.go`."""
         self._leader.go()
 
     def wait(self, sink: RecordSink) -> JobExit:
-        """See :meth:`allranks.engines.base.RunningJob.wait`."""
         ending = super().wait(sink)
         disturbed = any(agent.ended and agent.ended.trouble for agent in self._agents)
         return replace(ending, began=self._allocation.placed, ended_by=self._ended_by, is_disturbed=disturbed)
@@ -353,7 +345,6 @@ class SharedFolderJob(JobOfAgents[_NodeAgent]):
         return self._allocation.named(f"was told to end from outside on {', '.join(told)}") if told else ""
 
     def collect(self, results: Path) -> None:
-        """See :meth:`allranks.engines.base.RunningJob.collect`."""
         leader, folders = self._leader, [agent.folder / files.RESULTS for agent in self._agents]
         seconds = _FILES if self._allocation.unheard else _COPYING
 

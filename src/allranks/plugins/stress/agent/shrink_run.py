@@ -124,26 +124,21 @@ class Trials:
         return self._begun < self._tries and self._bad < self._enough and time.monotonic() < self._until
 
     def steps(self, _: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """See :class:`allranks.agent.supervisor.test_loop.Plan`."""
         yield self._index, self._index
         while self._shares_ranks and self._goes_on:
             yield self._index, self._index
 
     def begin(self, _: int) -> int:
-        """See :class:`allranks.agent.supervisor.test_loop.Plan`."""
         self._begun += 1
         return self._failed.number
 
     def drawn(self, command: RunTest, _: int) -> RunTest:
-        """See :class:`allranks.agent.supervisor.test_loop.Plan`."""
         return replace(command, seed=self._failed.seed, instructions=self._skew)
 
     def disturbance(self, command: RunTest, ranks: int, *, is_joining: bool) -> str:
-        """See :class:`allranks.agent.supervisor.test_loop.Plan`."""
         return outside_in(command.instructions, command.seed, ranks, is_joining=is_joining)
 
     def take(self, started: TestStarted, ends: Sequence[End]) -> None:
-        """See :class:`allranks.agent.supervisor.test_loop.Plan`."""
         if (bad := was_bad(started, ends)) is not None:
             self._runs, self._bad = self._runs + 1, self._bad + bad
         if bad:

@@ -136,7 +136,6 @@ class NamedDelays:
     most: float = math.inf
 
     def delay(self, call: int) -> tuple[float, float]:
-        """See :meth:`LateRank.delay`."""
         own = [each for each in self.delays if each.call == call]
         before = sum(each.seconds for each in own if each.place == "before")
         return before, sum(each.seconds for each in own if each.place == "after")

@@ -163,7 +163,6 @@ class Repetitions:
             yield index, following
 
     def begin(self, index: int) -> int:
-        """See :class:`Plan`."""
         with self._lock:
             test = self._of(index)
             self._began = self._clock() if self._began is None else self._began
@@ -174,13 +173,11 @@ class Repetitions:
             return test.begun
 
     def drawn(self, command: RunTest, number: int) -> RunTest:
-        """See :class:`Plan`."""
         replay = self._stress.replay
         seed = seed_of_repetition(command.seed, number) if replay is None else replay
         return replace(command, seed=seed, instructions=self._stress.skew)
 
     def disturbance(self, command: RunTest, ranks: int, *, is_joining: bool) -> str:
-        """See :class:`Plan`."""
         return outside_in(command.instructions, command.seed, ranks, is_joining=is_joining)
 
     def take(self, started: TestStarted, ends: Sequence[End]) -> None:
