@@ -127,11 +127,7 @@ def compare_driver(image: Image, cuda: Cuda | None, version: str) -> Finding:
 
 
 def cuda_of(image: Image, matrix: Matrix, engine: str) -> Cuda | None:
-    """The CUDA of an image as far as it is known before a build; None if it is not.
-
-    Raises:
-        AllranksError: pip, the daemon or the interpreter could not be asked.
-    """
+    """The CUDA of an image as far as it is known before a build; None if it is not."""
     if engine == "process" and matrix.process.python:
         return _of_interpreter(matrix)
     if image.image is not None:

@@ -312,16 +312,9 @@ def _with_images(expansion: Expansion, folder: Path, jobs: Iterable[Job], engine
 
 
 def taking_images(matrix: Matrix, folder: Path, names: Iterable[str]) -> Matrix:
-    """Replace the images that a matrix would build by those in a folder, and load the archives among them.
+    """Replace needed images by those in a folder of ``allranks build --export``, and load the archives among them.
 
-    Args:
-        matrix: The matrix as read from the file.
-        folder: The output of ``allranks build --export``.
-        names: The images that are needed; those that are not in the folder stay as they are.
-
-    Raises:
-        EngineError: No daemon answers to load them.
-        ImageError: The folder or an image cannot be used.
+    Images that are not in the folder stay as they are.
     """
     from allranks.images.docker_client import connect  # noqa: PLC0415
     from allranks.images.sharing import read_images, take_images  # noqa: PLC0415

@@ -41,12 +41,9 @@ LARGEST = 10_000
 def refused_backend(
     name: str, custom: Collection[str], own: str = "A backend of your own goes into matrix.custom_backends."
 ) -> tuple[str, str] | None:
-    """What is wrong with the name of a backend, and what to do about it; None if it is accepted.
+    """What is wrong with the name of a backend, and what to do about it; None if it is torch's or a custom one.
 
-    Args:
-        name: The name, as somebody wrote it.
-        custom: The accepted names besides torch's own.
-        own: The sentence that tells how to use a backend that is not torch's.
+    ``own`` is the sentence that says how to use a backend that is not torch's.
     """
     known = (*BACKENDS, *custom)
     if name in known:

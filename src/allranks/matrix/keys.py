@@ -270,14 +270,7 @@ def condition() -> Kind:
 
 
 def many(each: Kind, least: int = 0, *, is_unique: bool = False, or_one: bool = False) -> Kind:
-    """A list, read as a tuple.
-
-    Args:
-        each: The kind of its values.
-        least: The smallest number of values.
-        is_unique: Whether each value may be there only once.
-        or_one: Whether one value stands for a list of one.
-    """
+    """A list of at least so many values, read as a tuple; with ``or_one``, one value stands for a list of one."""
 
     def read(at: At, value: object) -> tuple[Any, ...]:
         values = [value] if or_one and not isinstance(value, list) else value
@@ -297,14 +290,7 @@ def many(each: Kind, least: int = 0, *, is_unique: bool = False, or_one: bool = 
 
 
 def by_name(each: Kind, names: str = NOT_BLANK, remedy: str = "", least: int = 0) -> Kind:
-    """A table in which each key is a name of the user's own.
-
-    Args:
-        each: The kind of its values.
-        names: A regular expression for the names.
-        remedy: How to write them.
-        least: The smallest number of names.
-    """
+    """A table of at least so many names of the user's own; they have a pattern, and `remedy` says how to write them."""
 
     def read(at: At, _value: object) -> dict[str, Any]:
         group = at.table.below(at.key.name)
