@@ -119,10 +119,13 @@ def test_what_is_damaged_is_left_out(events):
     assert read_children(folder / "absent", None) == []
 
 
-def run(tmp_path, code, *, observed):
+OWN = "import builtins\nbuiltins.own_was_here = __file__\n"
+
+
+def run(tmp_path, code, *, observed, sitecustomize=OWN):
     own = tmp_path / "own"
     own.mkdir(exist_ok=True)
-    (own / "sitecustomize.py").write_text("import builtins\nbuiltins.own_was_here = __file__\n")
+    (own / "sitecustomize.py").write_text(sitecustomize)
     paths = [child_observer.PYTHON_PATH, str(own)] if observed else [str(own)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), child_observer.FOLDER: str(tmp_path / "events")}
     command = [sys.executable, "-c", code]
@@ -135,6 +138,12 @@ def run(tmp_path, code, *, observed):
 def test_an_observed_program_sees_what_it_would_see_otherwise(tmp_path, code):
     observed, plain = run(tmp_path, code, observed=True), run(tmp_path, code, observed=False)
     assert (observed.stdout, observed.stderr) == (plain.stdout, plain.stderr)
+
+
+def test_an_own_sitecustomize_that_fails_does_so_visibly(tmp_path):
+    observed, plain = (run(tmp_path, "", observed=each, sitecustomize="import absent") for each in (True, False))
+    assert "No module named 'absent'" in plain.stderr
+    assert observed.stderr == plain.stderr
 
 
 def test_an_observed_program_fails_as_otherwise_and_is_noted(tmp_path):
