@@ -110,6 +110,16 @@ def test_which_ends_count(events, written, count):
     assert len(read_children(events(p10=written), None)) == count
 
 
+def test_the_files_of_a_hostile_test_neither_block_nor_crowd_out_small_ones(events):
+    folder = events(p10=[Ended(pid=FIRST, at=2, status=-9)])
+    os.mkfifo(folder / "9")
+    (folder / "8").symlink_to("/dev/zero")
+    for number in range(20, 1_300):
+        (folder / str(number)).write_bytes(encode_line(Began(pid=number, at=1)) + b"\n")
+    (folder / "7").write_bytes(b"[]\n" * (8 << 20))
+    assert words(folder) == ["a child process was killed by SIGKILL"]
+
+
 def test_what_is_damaged_is_left_out(events):
     folder = events(p10=[Began(pid=FIRST, at=1), Ended(pid=FIRST, at=2, status=1)])
     with (folder / "10").open("ab") as file:

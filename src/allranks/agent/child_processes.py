@@ -1,5 +1,6 @@
 """The processes that a test has started, by what :mod:`allranks.agent.child_observer` has written of them."""
 
+import itertools
 import signal
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -8,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from allranks.agent import linux
+from allranks.agent import evidence, linux
 from allranks.agent.stacks import Stacks, relative_to
 from allranks.protocol import skip_codes
 from allranks.protocol.tracebacks import headline
@@ -18,8 +19,9 @@ from allranks.protocol.xml_text import clipped
 _CRASHES: Final = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT})
 """Signals that only a defect sends."""
 
-_MOST_FILES: Final = 1_000
+_MOST_FILES: Final = 10_000
 _MOST_BYTES: Final = 1 << 20
+_MOST_IN_ALL: Final = 4 << 20
 _NAME: Final = 60
 
 
@@ -233,20 +235,22 @@ def _read(folder: Path) -> _Found:
     found = _Found()
     files: list[Path] = []
     with suppress(OSError):
-        files = sorted(path for path in folder.iterdir() if path.name.isdecimal())[:_MOST_FILES]
-    for path in files:
-        for event in _events(path):
-            found.add(int(path.name), event)
+        files = [path for path in itertools.islice(folder.iterdir(), _MOST_FILES) if path.name.isdecimal()]
+    room = _MOST_IN_ALL
+    for path in sorted(files, key=evidence.size_of):  # if anything is left out, then what is large
+        lines = _lines(path, min(room, _MOST_BYTES))
+        room -= sum(map(len, lines))
+        for line in lines:
+            with suppress(RecordError):  # cut off, or written by someone else
+                found.add(int(path.name), decode_line(line, _KINDS))
     return found
 
 
-def _events(path: Path) -> Iterable[_Event]:
-    lines: list[bytes] = []
-    with suppress(OSError), path.open("rb") as file:
-        lines = file.read(_MOST_BYTES).splitlines()
-    for line in lines:
-        with suppress(RecordError):  # cut off, or written by someone else
-            yield decode_line(line, _KINDS)
+def _lines(path: Path, most: int) -> list[bytes]:
+    if (file := evidence.open_start(path)) is not None:
+        with suppress(OSError), file:
+            return file.read(most).splitlines()
+    return []
 
 
 def _is_skip(child: ChildProcess) -> bool:
