@@ -13,6 +13,7 @@ from allranks.agent.child_processes import (
     Ended,
     Left,
     Named,
+    Replaced,
     Signaled,
     names_of_children,
     primary,
@@ -104,10 +105,34 @@ def test_only_its_starter_stops_a_process(events, sender, stopped):
         ([Began(pid=FIRST, at=1), Ended(pid=FIRST, at=2, status=1)], 1),
         ([Began(pid=FIRST, at=1), Ended(pid=FIRST, at=2, status=77)], 0),  # one of torch's skips
         ([Began(pid=FIRST, at=1)], 0),
+        ([Began(pid=FIRST, at=1), Replaced(pid=FIRST, at=2), Ended(pid=FIRST, at=3, status=1)], 0),
+        ([Ended(pid=FIRST, at=1, status=-13)], 0),  # SIGPIPE
+        ([left(FIRST, 1)], 1),
     ],
 )
 def test_which_ends_count(events, written, count):
     assert len(read_children(events(p10=written), None)) == count
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "sent", "stopped"),
+    [(15, -15, 2, True), (15, 3, 2, True), (15, -11, 2, False), (15, -15, 4, False), (10, 3, 2, False)],
+)
+def test_a_signal_stops_what_ends_by_it_afterwards(events, number, status, sent, stopped):
+    signaled, ended = Signaled(pid=FIRST, at=sent, number=number), Ended(pid=FIRST, at=3, status=status)
+    [child] = read_children(events(p10=[Named(pid=FIRST, at=1, name="A"), signaled, ended]), None)
+    assert child.was_stopped == stopped
+    assert (child.how(Path()) == "was stopped by the test (SIGTERM)") == stopped
+
+
+def test_any_process_above_it_stops_a_process(events):
+    folder = events(
+        p10=[Named(pid=FIRST, at=1, name="A"), Signaled(pid=SECOND, at=2, number=9)],
+        p11=[Began(pid=FIRST, parent=STARTER, at=1), Ended(pid=SECOND, at=3, status=-9)],
+        p12=[Began(pid=SECOND, parent=FIRST, at=1)],
+    )
+    [child] = read_children(folder, None)
+    assert child.was_stopped
 
 
 def test_the_files_of_a_hostile_test_neither_block_nor_crowd_out_small_ones(events):
@@ -143,17 +168,36 @@ def run(tmp_path, code, *, observed, sitecustomize=OWN):
 
 
 @pytest.mark.parametrize(
-    "code", ["import sys; print(sys.path)", "print(own_was_here)", "import sitecustomize as s; print(s)"]
+    "code",
+    [
+        "import sys; print(sys.path)",
+        "import sys; print(sys.excepthook is sys.__excepthook__)",
+        "print(own_was_here)",
+        "import sitecustomize as s; print(s)",
+    ],
 )
 def test_an_observed_program_sees_what_it_would_see_otherwise(tmp_path, code):
     observed, plain = run(tmp_path, code, observed=True), run(tmp_path, code, observed=False)
     assert (observed.stdout, observed.stderr) == (plain.stdout, plain.stderr)
 
 
+def test_the_folder_of_events_is_not_made_again_after_its_gang(tmp_path):
+    gone = tmp_path / "gone"
+    environment = {**os.environ, "PYTHONPATH": child_observer.PYTHON_PATH, child_observer.FOLDER: str(gone / "events")}
+    subprocess.run([sys.executable, "-c", "1 / 0"], env=environment, stderr=subprocess.DEVNULL, check=False)
+    assert not gone.exists()
+
+
 def test_an_own_sitecustomize_that_fails_does_so_visibly(tmp_path):
     observed, plain = (run(tmp_path, "", observed=each, sitecustomize="import absent") for each in (True, False))
     assert "No module named 'absent'" in plain.stderr
     assert observed.stderr == plain.stderr
+
+
+def test_an_exception_that_a_program_only_shows_is_not_its_end(tmp_path):
+    shown = "import sys\ntry:\n    1 / 0\nexcept Exception:\n    sys.excepthook(*sys.exc_info())"
+    assert run(tmp_path, shown, observed=True).returncode == 0
+    assert read_children(tmp_path / "events", None) == []
 
 
 def test_an_observed_program_fails_as_otherwise_and_is_noted(tmp_path):

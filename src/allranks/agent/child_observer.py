@@ -5,6 +5,7 @@ events to a file of its own in the folder that :data:`FOLDER` names. :mod:`allra
 
 - ``Named``: this process has started a process by ``multiprocessing``, which gives it a name;
 - ``Began``: this process is a Python program, or a fork of one;
+- ``Replaced``: this process is about to execute another program;
 - ``Left``: an exception, or an exit status other than 0, ends this process;
 - ``Signaled``: this process has sent a signal to a process;
 - ``Ended``: a process that this one had started ended with a status other than 0.
@@ -16,7 +17,7 @@ This runs in programs that know nothing of allranks, and each of them waits for 
 already, and anything else where it is needed.
 """
 
-# ruff: noqa: PTH100, PTH103, PTH108, PTH112, PTH118, PTH120, PTH123, PTH208 - pathlib takes longer to import than the rest
+# ruff: noqa: PTH100, PTH108, PTH118, PTH120, PTH123, PTH208 - pathlib takes longer to import than the rest
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
@@ -39,31 +40,40 @@ PYTHON_PATH: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "c
 
 _LONGEST_MESSAGE: Final = 2_000
 _LONGEST_TEXT: Final = 50_000
+_MOST_STATUS: Final = 255
+_MOST_SIGNALS: Final = 128
 _MOST_FRAMES: Final = 50
 
 _KILLED: Final = frozenset({os.CLD_KILLED, os.CLD_DUMPED})
+_ENDED: Final = _KILLED | {os.CLD_EXITED}
 _DEAD: Final = os.WEXITED | os.WNOHANG | os.WNOWAIT
 """Look at the end of a process, and leave it to others to wait for it."""
 
 _HELPERS: Final = ("multiprocessing.resource_tracker", "multiprocessing.forkserver import main")
 """In the command lines of processes that Python starts for itself."""
 
+_EXECUTE: Final = ("subprocess", "_execute_child")
+"""What forks, if the caller has a ``preexec_fn``, to execute a program."""
+
 _TORCH_SPAWN: Final = "torch.multiprocessing.spawn"
 _STARTERS: Final = frozenset({__name__, "multiprocessing.process", _TORCH_SPAWN})
 """Modules whose frames come before those of a process's own function."""
 
-_waitid = os.waitid
+_clock, _getpid, _getppid, _waitid = time.clock_gettime, os.getpid, os.getppid, os.waitid
+_mkdir, _open, _put, _close = os.mkdir, os.open, os.write, os.close
+"""As they are now: a test may replace them."""
 
 
 class _Process:
     """What this process knows of those that it has started."""
 
     def __init__(self) -> None:
+        self.folder = ""  # of the events, whatever becomes of the environment
         self.begin()
 
     def begin(self) -> None:
         """This process is a new one: a fork begins with nothing."""
-        self.pid = os.getpid()
+        self.pid = _getpid()
         self.started: list[ref[Any]] = []
         self.ended: set[int] = set()  # those whose end it has written
         self.unwaited: set[int] = set()  # of those, the ones that nobody has waited for
@@ -75,11 +85,18 @@ _process = _Process()
 def observe() -> None:
     """Observe what this process starts, and its forks."""
     _process.begin()
+    _process.folder = os.environ.get(FOLDER, "")
+    try:  # noqa: SIM105 - contextlib takes longer to import
+        _mkdir(_process.folder)
+    except OSError:  # it exists already, or what holds it is gone
+        pass
     for name in ("waitpid", "wait", "wait3", "wait4"):
         _wrap_result(name, lambda found: _note_status(found[0], found[1]))
     _wrap_result("waitid", _note_waitid)
     for name, targets in _TARGETS.items():
         _note_signals(name, targets)
+    for name in ("execv", "execve"):  # all others call these
+        _note_replacement(name)
     if "subprocess" in sys.modules:  # it has taken os.waitpid already
         sys.modules["subprocess"].Popen.returncode = _ReturnCode()
     os.register_at_fork(after_in_child=_begin_fork)
@@ -93,10 +110,10 @@ def observe_this_program() -> None:
     if any("multiprocessing" in each for each in sys.orig_argv):
         import multiprocessing.process  # noqa: F401, PLC0415 - it is about to be imported anyway
     observe()
+    _note_begin()
     if any(_HELPERS[1] in each for each in sys.orig_argv):
         return
-    _write("Began", pid=os.getpid(), rank=_rank())
-    sys.excepthook = _with_note(sys.excepthook)
+    sys.excepthook = sys.__excepthook__ = _with_note(sys.excepthook)  # programs compare them
 
 
 def settle() -> None:
@@ -122,7 +139,7 @@ def forget() -> None:
     """Forget the processes that have started so far, and all that they have written."""
     _process.started.clear()
     try:
-        for entry in os.scandir(os.environ.get(FOLDER, "")):
+        for entry in os.scandir(_process.folder):
             os.unlink(entry.path)
     except OSError:
         pass
@@ -130,16 +147,24 @@ def forget() -> None:
 
 def _begin_fork() -> None:
     _process.begin()
-    _write("Began", pid=os.getpid(), rank=_rank())
-    _observe_multiprocessing()
+    caller = sys._getframe().f_back  # noqa: SLF001 - the only way to know who forks
+    if caller is None or (caller.f_globals.get("__name__"), caller.f_code.co_name) != _EXECUTE:
+        _note_begin()
+        _observe_multiprocessing()
+
+
+def _note_begin() -> None:
+    _write("Began", pid=_getpid(), parent=_getppid(), rank=_rank())
 
 
 def _write(kind: str, **fields: object) -> None:
     """Append an event to the file of this process; what cannot be written is left out."""
-    folder = os.environ.get(FOLDER)
-    if not folder:
+    if not _process.folder:
         return
-    fields = {"at": time.monotonic(), **{name: value for name, value in fields.items() if value is not None}}
+    fields = {
+        "at": _clock(time.CLOCK_MONOTONIC),
+        **{name: value for name, value in fields.items() if value is not None},
+    }
     if any(isinstance(value, str) for value in fields.values()):
         import json  # noqa: PLC0415 - most programs write numbers alone
 
@@ -147,13 +172,11 @@ def _write(kind: str, **fields: object) -> None:
     else:
         text = "{" + ", ".join(f'"{name}": {value}' for name, value in fields.items()) + "}"
     try:
-        if not os.path.isdir(folder):
-            os.makedirs(folder, exist_ok=True)
-        descriptor = os.open(f"{folder}/{os.getpid()}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        descriptor = _open(f"{_process.folder}/{_getpid()}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
-            os.write(descriptor, f'["{kind}", {text}]\n'.encode())
+            _put(descriptor, f'["{kind}", {text}]\n'.encode())
         finally:
-            os.close(descriptor)
+            _close(descriptor)
     except OSError:
         pass
 
@@ -163,8 +186,8 @@ def _note_left(error: BaseException) -> None:
     status, cause = 1, error if not isinstance(error, SystemExit) else error.__context__
     if isinstance(error, SystemExit):
         status = error.code if isinstance(error.code, int) else int(error.code is not None)
-    if status:
-        _write("Left", pid=os.getpid(), status=status, rank=_rank(), **({} if cause is None else _description(cause)))
+    if status := status & _MOST_STATUS:
+        _write("Left", pid=_getpid(), status=status, rank=_rank(), **({} if cause is None else _description(cause)))
 
 
 def _description(error: BaseException) -> dict[str, str]:
@@ -197,7 +220,8 @@ def _rank() -> int | None:
 
 def _with_note(hook: Callable[..., None]) -> Callable[..., None]:
     def noting(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        _note_left(error)
+        if sys._getframe().f_back is None:  # noqa: SLF001 - the interpreter itself calls it, as it ends
+            _note_left(error)
         hook(kind, error, trace)
 
     return noting
@@ -259,8 +283,11 @@ def _note_process(process: Any) -> None:  # noqa: ANN401
 
 
 def _note_end(pid: int, status: int) -> None:
-    """Write the end of a process: its exit status, negative for a signal."""
-    if os.getpid() != _process.pid or pid in _process.ended:
+    """Write the end of a process: its exit status, negative for a signal.
+
+    ``subprocess`` makes up other numbers for a process that somebody else has waited for.
+    """
+    if _getpid() != _process.pid or pid in _process.ended or not -_MOST_SIGNALS < status <= _MOST_STATUS:
         return
     _process.ended.add(pid)
     _write("Ended", pid=pid, status=status)
@@ -272,8 +299,16 @@ def _note_status(pid: int, status: int) -> None:
 
 
 def _note_waitid(found: os.waitid_result | None) -> None:
-    if found is not None and found.si_status:
+    if found is not None and found.si_status and found.si_code in _ENDED:
         _note_end(found.si_pid, -found.si_status if found.si_code in _KILLED else found.si_status)
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a process of this one's has ended already, and waits to be waited for."""
+    try:
+        return _waitid(os.P_PID, pid, _DEAD) is not None
+    except ChildProcessError:
+        return False
 
 
 def _wrap_result(name: str, note: Callable[[Any], None]) -> None:
@@ -291,17 +326,34 @@ def _wrap_result(name: str, note: Callable[[Any], None]) -> None:
 def _note_signals(name: str, targets: Callable[[int], Iterable[int]]) -> None:
     """Have a function that sends signals note which process it sends one to."""
     module: Any = _signal if name == "pidfd_send_signal" else os
-    original = getattr(module, name)
+    original = getattr(module, name, None)
+    if original is None:  # not every Python has it
+        return
 
     def sending(target: int, number: int, *args: Any) -> Any:  # noqa: ANN401 - as the original
         try:
             for pid in targets(target) if number else ():
-                _write("Signaled", pid=pid, number=int(number))
+                if not _has_ended(pid):
+                    _write("Signaled", pid=pid, number=int(number))
         except (OSError, ValueError, TypeError):  # the original raises it, too
             pass
         return original(target, number, *args)
 
     _replace(module, name, sending)
+
+
+def _note_replacement(name: str) -> None:
+    """Have a function that executes another program in this process note that."""
+    original = getattr(os, name)
+
+    def executing(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the original
+        _write("Replaced", pid=_getpid())
+        try:
+            return original(*args, **kwargs)
+        finally:  # there is no such program
+            _note_begin()
+
+    _replace(os, name, executing)
 
 
 def _replace(module: Any, name: str, function: Callable[..., Any]) -> None:  # noqa: ANN401 - a module
@@ -311,6 +363,8 @@ def _replace(module: Any, name: str, function: Callable[..., Any]) -> None:  # n
     homes = {module, sys.modules.get(original.__module__, module), sys.modules.get(module.__name__.strip("_"), module)}
     for home in homes:
         setattr(home, name, replacement)
+    if original in os.supports_fd:
+        os.supports_fd.add(replacement)
 
 
 def _like(original: Any, function: Callable[..., Any]) -> Callable[..., Any]:  # noqa: ANN401 - a function

@@ -19,6 +19,12 @@ from allranks.protocol.xml_text import clipped
 _CRASHES: Final = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT})
 """Signals that only a defect sends."""
 
+_ENDS_WELL: Final = frozenset({signal.SIGPIPE})
+"""Signals that end a program whose reader has read enough."""
+
+_REQUESTS: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM})
+"""Signals that ask a process to end, by an exception or any status."""
+
 _MOST_FILES: Final = 10_000
 _MOST_BYTES: Final = 1 << 20
 _MOST_IN_ALL: Final = 4 << 20
@@ -43,7 +49,13 @@ class Named(_Event):
 class Began(_Event):
     """A Python program or a fork has begun."""
 
+    parent: int = 0
     rank: int | None = None  # that of its environment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replaced(_Event):
+    """A process is about to execute another program."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +83,7 @@ class Signaled(_Event):
     number: int
 
 
-_KINDS: Final = by_name((Named, Began, Left, Ended, Signaled))
+_KINDS: Final = by_name((Named, Began, Replaced, Left, Ended, Signaled))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +95,7 @@ class ChildProcess:
         rank: None if it has none, or the one that it has is that of the process that runs the test.
         left: What it wrote itself before it ended.
         ended: What its parent got; None if it has not got it yet.
-        was_stopped: The process that had started it ended it by a signal.
+        stopped_by: The signal by which a process above it ended it; 0 for none.
     """
 
     pid: int
@@ -92,7 +104,12 @@ class ChildProcess:
     rank: int | None = None
     left: Left | None = None
     ended: Ended | None = None
-    was_stopped: bool = False
+    stopped_by: int = 0
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether a process above it ended it by a signal."""
+        return self.stopped_by != 0
 
     @property
     def who(self) -> str:
@@ -121,13 +138,13 @@ class ChildProcess:
         Args:
             root: The folder to which paths are relative.
         """
+        if self.was_stopped:
+            return f"was stopped by the test ({linux.signal_name(self.stopped_by)})"
         if self.left is not None and self.left.message:
             frame = self._stacks.user_frame or next(iter(self._stacks.frames), None)
             where = f" at {relative_to(root, frame.file)}:{frame.line}" if frame else ""
             return f"raised {headline(self.left.message)}{where}"
         status = self.ended.status if self.ended else self.left.status if self.left else 0
-        if self.was_stopped:
-            return f"was stopped by the test ({linux.signal_name(-status)})"
         return f"was killed by {linux.signal_name(-status)}" if status < 0 else f"ended with exit status {status}"
 
 
@@ -140,7 +157,7 @@ class _Found:
     left: dict[int, Left] = field(default_factory=dict)
     ended: dict[int, Ended] = field(default_factory=dict)
     starters: dict[int, set[int]] = field(default_factory=dict)  # the processes that have started each
-    signals: set[tuple[int, int, int]] = field(default_factory=set)  # sender, receiver, number
+    signals: dict[int, list[tuple[int, Signaled]]] = field(default_factory=dict)  # to each, with their senders
 
     def children(self, pids: Iterable[int], own_rank: int | None) -> list[ChildProcess]:
         """These processes, in the order of their ends; with their ranks, unless all inherited the one rank."""
@@ -162,9 +179,28 @@ class _Found:
             rank=next((event.rank for event in ranked if event is not None and event.rank is not None), None),
             left=left,
             ended=ended,
-            was_stopped=ended is not None
-            and any((starter, pid, -ended.status) in self.signals for starter in self.starters.get(pid, ())),
+            stopped_by=self._stopped_by(pid, ended.status, first.at) if ended and first else 0,
         )
+
+    def _stopped_by(self, pid: int, status: int, at: float) -> int:
+        above = self._above(pid)
+        for sender, signaled in self.signals.get(pid, ()):
+            explains = signaled.number == -status or (status > 0 and signaled.number in _REQUESTS)
+            if explains and sender in above and signaled.at <= at:
+                return signaled.number
+        return 0
+
+    def _above(self, pid: int) -> set[int]:
+        """The processes that have started a process, or one that has."""
+        found: set[int] = set()
+        left = {pid}
+        while left:
+            each = left.pop()
+            began = self.began.get(each)
+            parents = self.starters.get(each, set()) | ({began.parent} if began else set())
+            left |= parents - found
+            found |= parents
+        return found
 
     def add(self, writer: int, event: _Event) -> None:
         """Add an event that a process has written."""
@@ -173,12 +209,15 @@ class _Found:
                 self.names[event.pid] = event
             case Began():
                 self.began[event.pid] = event
+            case Replaced():
+                self.began.pop(event.pid, None)
             case Left():
                 self.left[event.pid] = event
             case Ended():
-                self.ended[event.pid] = event
+                known = self.ended.get(event.pid)
+                self.ended[event.pid] = event if known is None or event.at < known.at else known
             case Signaled():
-                self.signals.add((writer, event.pid, event.number))
+                self.signals.setdefault(event.pid, []).append((writer, event))
         if isinstance(event, Named | Ended):
             self.starters.setdefault(event.pid, set()).add(writer)
 
@@ -212,9 +251,10 @@ def read_children(folder: Path, own_rank: int | None) -> Sequence[ChildProcess]:
         own_rank: The rank of the process that runs the test, which its children inherit.
     """
     found = _read(folder)
-    pids = (found.left.keys() | found.ended.keys()) & (found.names.keys() | found.began.keys())
-    killed = {pid for pid, ended in found.ended.items() if ended.status < 0}
-    return [child for child in found.children(pids | killed, own_rank) if not _is_skip(child)]
+    pythons = found.ended.keys() & (found.names.keys() | found.began.keys())
+    killed = {pid for pid, ended in found.ended.items() if ended.status < 0 and -ended.status not in _ENDS_WELL}
+    pids = found.left.keys() | pythons | killed
+    return [child for child in found.children(pids, own_rank) if not _is_skip(child)]
 
 
 def primary(children: Iterable[ChildProcess]) -> ChildProcess | None:
@@ -256,4 +296,4 @@ def _lines(path: Path, most: int) -> list[bytes]:
 def _is_skip(child: ChildProcess) -> bool:
     """Whether its exit status is one of those by which torch's tests skip."""
     status = child.ended.status if child.ended else child.left.status if child.left else 0
-    return not (child.left and child.left.message) and skip_codes.reason_of_exit(status) is not None
+    return skip_codes.reason_of_exit(status) is not None

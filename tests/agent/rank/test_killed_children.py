@@ -25,6 +25,20 @@ HELPERS = """
     def leave():
         raise SystemExit(3)
 
+    def leave_when_asked():
+        signal.signal(signal.SIGTERM, lambda *_: leave())
+        time.sleep(600)
+
+    def skip_while_cleaning_up():
+        try:
+            raise ValueError("boom")
+        except ValueError:
+            raise SystemExit(86)  # one of torch's skips
+
+    def fail_later():
+        time.sleep(0.5)
+        raise ValueError("late")
+
     def fail():
         raise ValueError("boom")  # the line
 
@@ -44,7 +58,10 @@ SUITE = """
     import signal
     import subprocess
     import sys
+    import textwrap
     import threading
+    import time
+    from unittest import mock
 
     import pytest
     import helpers
@@ -113,6 +130,40 @@ SUITE = """
         del process
         gc.collect()
 
+    def test_environment_cleared():
+        with mock.patch.dict(os.environ, clear=True):
+            started("fork", helpers.crash).join()
+
+    def test_functions_replaced():
+        with mock.patch("time.monotonic", lambda: "noon"), mock.patch("os.open", side_effect=RuntimeError):
+            os.waitpid(forked(helpers.crash), 0)
+
+    def test_seen_stopped_before():
+        pid = forked(helpers.wait)
+        os.kill(pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, pid, os.WSTOPPED)
+        subprocess.run(["kill", "-ABRT", str(pid)], check=True)
+        os.kill(pid, signal.SIGCONT)
+        os.waitpid(pid, 0)
+
+    def test_killed_again():
+        process = started("fork", helpers.die)
+        has_ended(process.pid)
+        process.kill()
+        process.join()
+
+    @pytest.fixture(scope="module")
+    def server():
+        process = started("fork", helpers.fail_later)
+        yield process
+        process.join()
+
+    def test_server_works(server):
+        pass
+
+    def test_server_fails(server):
+        has_ended(server.pid)
+
     def test_killed_by_another_program():
         process = started("fork", helpers.wait)
         subprocess.run(["sh", "-c", f"kill -TERM {process.pid}"], check=True)
@@ -157,12 +208,72 @@ SUITE = """
         os.kill(pid, signal.SIGKILL)
         has_ended(pid)
 
+    def test_own_that_leaves():
+        process = started("fork", helpers.leave_when_asked)
+        time.sleep(0.3)
+        process.terminate()
+        process.join()
+
+    def test_own_interrupted():
+        process = started("fork", helpers.wait)
+        time.sleep(0.3)
+        os.kill(process.pid, signal.SIGINT)
+        process.join()
+
+    def test_own_grandchild():
+        reader, writer = os.pipe()
+        def work():
+            process = started("fork", helpers.wait)
+            os.write(writer, str(process.pid).encode())
+            process.join()
+        process = started("fork", work)
+        os.kill(int(os.read(reader, 20)), signal.SIGKILL)
+        process.join()
+
+    SCRIPT = '''
+        import multiprocessing
+        import time
+        if __name__ == "__main__":
+            process = multiprocessing.get_context("forkserver").Process(target=time.sleep, args=(600,))
+            process.start()
+            process.terminate()
+            process.join()
+    '''
+
+    def test_own_of_a_script(tmp_path):
+        script = tmp_path / "script.py"
+        script.write_text(textwrap.dedent(SCRIPT))
+        subprocess.run([sys.executable, script], check=True)
+
+    def test_own_reader_has_read_enough():
+        with subprocess.Popen(["yes"], stdout=subprocess.PIPE) as process:
+            process.stdout.readline()
+
+    def test_own_stopped_for_a_while():
+        process = started("fork", helpers.wait)
+        os.kill(process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        process.kill()
+        process.join()
+
+    def test_skip_while_cleaning_up():
+        started("fork", helpers.skip_while_cleaning_up).join()
+
+    def test_waited_for_by_somebody_else():
+        process = subprocess.Popen([sys.executable, "-c", ""])
+        os.waitpid(process.pid, 0)
+        del process
+        gc.collect()
+        subprocess.run(["true"])
+
     @pytest.mark.parametrize("status", [0, 1, 77])
     def test_exits(status):
         os.waitpid(forked(lambda: os._exit(status)), 0)
 
     def test_another_program_fails():
         subprocess.run(["false"])
+        subprocess.run(["false"], preexec_fn=os.setsid)
+        os.waitpid(forked(lambda: os.execvp("false", ["false"])), 0)
 
     ACTS = {"fail": helpers.fail, "clean": helpers.fail_while_cleaning_up, "leave": helpers.leave}
 
@@ -191,6 +302,7 @@ SUITE = """
     def test_works_as_before():
         import pickle
         assert pickle.loads(pickle.dumps((os.kill, os.waitpid))) == (os.kill, os.waitpid)
+        assert os.execve in os.supports_fd
         process = subprocess.Popen(["true"])
         assert process.returncode is None
         assert (process.wait(), process.returncode) == (0, 0)
@@ -211,6 +323,7 @@ SUITE = """
 METHODS = ("fork", "spawn", "forkserver")
 KIND = {"fork": "ForkProcess", "spawn": "SpawnProcess", "forkserver": "ForkServerProcess"}
 LINE = 1 + next(number for number, line in enumerate(HELPERS.splitlines()) if "# the line" in line)
+LATE = 1 + next(number for number, line in enumerate(HELPERS.splitlines()) if 'late")' in line)
 PASSED = "and the test passed (on ranks 0 and 1)"
 
 
@@ -231,6 +344,9 @@ def notices(agent, test):
         ("test_subprocess_in_a_thread", "SIGABRT"),
         ("test_asyncio", "SIGABRT"),
         ("test_dropped", "SIGABRT"),
+        ("test_environment_cleared", "SIGSEGV"),
+        ("test_functions_replaced", "SIGSEGV"),
+        ("test_seen_stopped_before", "SIGABRT"),
     ],
 )
 def test_a_crash_makes_a_test_that_passed_an_error(suite, test, number):
@@ -250,6 +366,8 @@ def test_a_crash_makes_a_test_that_passed_an_error(suite, test, number):
             (f"test_fork_waited_for[{wait}]", "a child process was killed by SIGKILL")
             for wait in ("waitpid", "wait", "wait4", "waitid")
         ),
+        ("test_killed_again", "ForkProcess-N was killed by SIGKILL"),
+        ("test_server_fails", f"a child process raised ValueError: late at suite/helpers.py:{LATE}"),
         ("test_killed_by_another_program", "ForkProcess-N was killed by SIGTERM"),
         *((f"test_raises[{method}-leave]", f"{KIND[method]}-N ended with exit status 3") for method in METHODS),
         *(
@@ -289,6 +407,15 @@ def test_of_many_processes_five_are_named(suite):
         "test_own_pool",
         "test_own_asyncio",
         "test_own_never_waited_for",
+        "test_own_that_leaves",
+        "test_own_interrupted",
+        "test_own_grandchild",
+        "test_own_of_a_script",
+        "test_own_reader_has_read_enough",
+        "test_own_stopped_for_a_while",
+        "test_skip_while_cleaning_up",
+        "test_waited_for_by_somebody_else",
+        "test_server_works",
         "test_exits[0]",
         "test_exits[77]",
         "test_another_program_fails",
