@@ -3,7 +3,7 @@
 A fork inherits it, and any other Python process loads it through the folder ``child_python``. Each process appends its
 events to a file of its own in the folder that :data:`FOLDER` names. :mod:`allranks.agent.child_processes` reads them:
 
-- ``Named``: this process has started a process by ``multiprocessing``, which gives it a name;
+- ``Named``: this process has started a process by ``multiprocessing``, which gives it a name, or is one;
 - ``Began``: this process is a Python program, or a fork of one;
 - ``Replaced``: this process is about to execute another program;
 - ``Left``: an exception, or an exit status other than 0, ends this process;
@@ -246,6 +246,8 @@ def _observe_multiprocessing() -> None:
         _note_process(process)
 
     def note_and_bootstrap(process: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        # What starts it may not be observed: a program imports multiprocessing at any time.
+        _write("Named", pid=_getpid(), name=str(process.name), rank=_index_of(process))
         process.run = _noting(process.run)
         return bootstrap(process, *args, **kwargs)
 

@@ -39,7 +39,7 @@ class _Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Named(_Event):
-    """``multiprocessing`` has started a process."""
+    """``multiprocessing`` has started a process, by what that or its starter has written."""
 
     name: str
     rank: int | None = None  # its number among those that ``torch.multiprocessing`` starts together
@@ -218,7 +218,7 @@ class _Found:
                 self.ended[event.pid] = event if known is None or event.at < known.at else known
             case Signaled():
                 self.signals.setdefault(event.pid, []).append((writer, event))
-        if isinstance(event, Named | Ended):
+        if isinstance(event, Named | Ended) and event.pid != writer:
             self.starters.setdefault(event.pid, set()).add(writer)
 
 

@@ -287,6 +287,22 @@ SUITE = """
         program = [sys.executable, "-c", code, os.path.dirname(helpers.__file__)]
         subprocess.run(program, env={**os.environ, "RANK": "7"})
 
+    PROGRAM_THAT_STARTS_PROCESSES = '''
+        import multiprocessing
+        import sys
+        sys.path.insert(0, sys.argv[1])
+        import helpers
+        if __name__ == "__main__":
+            process = multiprocessing.get_context("fork").Process(target=helpers.die, name="worker")
+            process.start()
+            process.join()
+    '''
+
+    def test_of_a_program_that_starts_processes(tmp_path):
+        script = tmp_path / "script.py"
+        script.write_text(textwrap.dedent(PROGRAM_THAT_STARTS_PROCESSES))
+        subprocess.run([sys.executable, script, os.path.dirname(helpers.__file__)])
+
     def test_that_is_expected_to_fail():
         assert not pytest.xfail("as expected") or started("fork", helpers.fail).join()
 
@@ -389,6 +405,11 @@ def test_the_notice_is_about_the_rank_that_started_them(suite):
     [first, second] = notices(suite, "test_two_of_one_rank")
     assert first != second
     assert all(each.endswith(" was killed by SIGKILL, and the test passed (on rank 1)") for each in (first, second))
+
+
+def test_processes_of_a_program_have_their_names(suite):
+    [notice] = notices(suite, "test_of_a_program_that_starts_processes")
+    assert notice.startswith("child process worker was killed by SIGKILL, ")
 
 
 def test_of_many_processes_five_are_named(suite):
