@@ -138,6 +138,7 @@ def settle() -> None:
 def forget() -> None:
     """Forget the processes that have started so far, and all that they have written."""
     _process.started.clear()
+    _process.ended &= _process.unwaited  # another process may get the number of one that somebody has waited for
     try:
         for entry in os.scandir(_process.folder):
             os.unlink(entry.path)
