@@ -103,7 +103,7 @@ def test_a_test_that_runs_nowhere_ends_with_the_reason(bisect, rate, runs_end, c
         (["gloo-w1"], "gloo-w1-g0-env is the only cell"),
         (["--confidence", "100"], "'100' is no confidence"),
         (["--confidence", "x"], "'x' is no confidence"),
-        (["--most", "0"], "'0' is no number: take 1 to 1000000"),
+        (["--most", "0"], "'0' is not a whole number from 1 to 1000000"),
         (["--suite", "other"], "The test is in several suites: tiny, other"),
         (["--git", "HEAD"], "3 cells are selected, and --git repeats the test in one"),
         (["--git", "HEAD", "gloo-w1"], "is in no git repository"),
