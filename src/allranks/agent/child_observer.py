@@ -55,6 +55,9 @@ _HELPERS: Final = ("multiprocessing.resource_tracker", "multiprocessing.forkserv
 _EXECUTE: Final = ("subprocess", "_execute_child")
 """What forks, if the caller has a ``preexec_fn``, to execute a program."""
 
+_ALLRANKS: Final = "allranks."
+"""Modules that fork ranks, which are reported in another way."""
+
 _TORCH_SPAWN: Final = "torch.multiprocessing.spawn"
 _STARTERS: Final = frozenset({__name__, "multiprocessing.process", _TORCH_SPAWN})
 """Modules whose frames come before those of a process's own function."""
@@ -149,9 +152,11 @@ def forget() -> None:
 def _begin_fork() -> None:
     _process.begin()
     caller = sys._getframe().f_back  # noqa: SLF001 - the only way to know who forks
-    if caller is None or (caller.f_globals.get("__name__"), caller.f_code.co_name) != _EXECUTE:
-        _note_begin()
-        _observe_multiprocessing()
+    module = caller.f_globals.get("__name__", "") if caller else ""
+    if module.startswith(_ALLRANKS) or (caller and (module, caller.f_code.co_name) == _EXECUTE):
+        return
+    _note_begin()
+    _observe_multiprocessing()
 
 
 def _note_begin() -> None:
