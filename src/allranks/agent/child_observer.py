@@ -56,7 +56,7 @@ _EXECUTE: Final = ("subprocess", "_execute_child")
 """What forks, if the caller has a ``preexec_fn``, to execute a program."""
 
 _ALLRANKS: Final = "allranks."
-"""Modules that fork ranks, which are reported in another way."""
+"""What the modules that fork ranks begin with."""
 
 _TORCH_SPAWN: Final = "torch.multiprocessing.spawn"
 _STARTERS: Final = frozenset({__name__, "multiprocessing.process", _TORCH_SPAWN})
@@ -80,6 +80,7 @@ class _Process:
         self.started: list[ref[Any]] = []
         self.ended: set[int] = set()  # those whose end it has written
         self.unwaited: set[int] = set()  # of those, the ones that nobody has waited for
+        self.ranks: set[int] = set()  # those that are ranks, which are reported in another way
 
 
 _process = _Process()
@@ -136,6 +137,11 @@ def settle() -> None:
         if found is not None:
             _note_waitid(found)
             _process.unwaited.add(pid)
+
+
+def disregard(rank: int) -> None:
+    """Write no end of a process: it is a rank, which is reported in another way."""
+    _process.ranks.add(rank)
 
 
 def forget() -> None:
@@ -295,7 +301,9 @@ def _note_end(pid: int, status: int) -> None:
 
     ``subprocess`` makes up other numbers for a process that somebody else has waited for.
     """
-    if _getpid() != _process.pid or pid in _process.ended or not -_MOST_SIGNALS < status <= _MOST_STATUS:
+    if _getpid() != _process.pid or pid in _process.ended | _process.ranks:
+        return
+    if not -_MOST_SIGNALS < status <= _MOST_STATUS:
         return
     _process.ended.add(pid)
     _write("Ended", pid=pid, status=status)

@@ -13,7 +13,7 @@ from json import dumps, loads  # now, as a suite may patch them
 from pathlib import Path
 from typing import NoReturn, Protocol, TypeVar
 
-from allranks.agent import call_log, clock, evidence, linux
+from allranks.agent import call_log, child_observer, clock, evidence, linux
 from allranks.agent.call_log import LastCall, read_calls, read_last_calls, read_phase, read_wait
 from allranks.agent.channel import (
     Command,
@@ -250,6 +250,7 @@ def fork_rank(number: int, ends: tuple[int, ...], be_rank: BeRank, others: Itera
     told = loads(answer) if answer else "the process that forks a rank ended"
     if isinstance(told, str):
         raise OSError(told)
+    child_observer.disregard(int(told))
     return int(told)
 
 
