@@ -142,7 +142,7 @@ SUITE = """
         pid = forked(helpers.wait)
         os.kill(pid, signal.SIGSTOP)
         os.waitid(os.P_PID, pid, os.WSTOPPED)
-        subprocess.run(["kill", "-ABRT", str(pid)], check=True)
+        subprocess.run(["sh", "-c", f"kill -ABRT {pid}"], check=True)
         os.kill(pid, signal.SIGCONT)
         os.waitpid(pid, 0)
 
@@ -246,7 +246,7 @@ SUITE = """
         subprocess.run([sys.executable, script], check=True)
 
     def test_own_reader_has_read_enough():
-        with subprocess.Popen(["yes"], stdout=subprocess.PIPE) as process:
+        with subprocess.Popen(["sh", "-c", "while :; do echo y; done"], stdout=subprocess.PIPE) as process:
             process.stdout.readline()
 
     def test_own_stopped_for_a_while():
@@ -271,9 +271,10 @@ SUITE = """
         os.waitpid(forked(lambda: os._exit(status)), 0)
 
     def test_another_program_fails():
-        subprocess.run(["false"])
-        subprocess.run(["false"], preexec_fn=os.setsid)
-        os.waitpid(forked(lambda: os.execvp("false", ["false"])), 0)
+        fails = ["sh", "-c", "exit 1"]
+        subprocess.run(fails)
+        subprocess.run(fails, preexec_fn=os.setsid)
+        os.waitpid(forked(lambda: os.execvp("sh", fails)), 0)
 
     ACTS = {"fail": helpers.fail, "clean": helpers.fail_while_cleaning_up, "leave": helpers.leave}
 
