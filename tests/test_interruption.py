@@ -45,6 +45,27 @@ def test_the_other_signals_interrupt_while_one_is_ignored(ignored):
     assert signal.getsignal(ignored) is signal.SIG_IGN
 
 
+def test_a_dropped_interrupt_comes_again_also_on_a_slow_machine(monkeypatch):
+    class Finalized:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    start = threading.Thread.start
+
+    def start_slowly(thread):
+        start(thread)
+        time.sleep(0.1)
+
+    def run():
+        with interruptible():
+            Finalized()
+            threading.Event().wait(9)
+
+    monkeypatch.setattr(threading.Thread, "start", start_slowly)
+    with pytest.raises(RunInterrupted):
+        run()
+
+
 def test_a_dropped_interrupt_comes_again_while_another_signal_is_ignored(ignored):
     class Finalized:
         def __del__(self):

@@ -66,7 +66,12 @@ def interruptible(*, to_the_end: bool = False) -> Iterator[None]:
             return
         for number in before:
             signal.signal(number, interrupt)
-        threading.Timer(0.01, os.kill, (os.getpid(), next(iter(before)))).start()
+        threading.Thread(target=send_again, daemon=True).start()
+
+    def send_again() -> None:
+        while _is_in(repeat):  # what is raised there is dropped, too
+            time.sleep(0.005)
+        os.kill(os.getpid(), next(iter(before)))
 
     hook, sys.unraisablehook = sys.unraisablehook, repeat
     handled = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
@@ -77,6 +82,14 @@ def interruptible(*, to_the_end: bool = False) -> Iterator[None]:
         sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, signal.SIG_IGN if to_the_end else handler)
+
+
+def _is_in(function: Callable[..., object]) -> bool:
+    """Whether the main thread is in a call of a function."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - public, but for its name
+    while frame is not None and frame.f_code is not function.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def put_off(number: int) -> bool:
