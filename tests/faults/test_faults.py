@@ -23,6 +23,7 @@ IN_CONTAINERS = (
     "endless_c_call_with_the_lock",
     "fork_bomb",
     "fork_bomb_of_memory",
+    "forked_child_raises",
     "gigabyte_of_output",
     "hang_in_a_spawned_child",
     "hang_in_call",
