@@ -49,7 +49,8 @@ _ENDED: Final = _KILLED | {os.CLD_EXITED}
 _DEAD: Final = os.WEXITED | os.WNOHANG | os.WNOWAIT
 """Look at the end of a process, and leave it to others to wait for it."""
 
-_HELPERS: Final = ("multiprocessing.resource_tracker", "multiprocessing.forkserver import main")
+_TRACKER: Final = "multiprocessing.resource_tracker"
+_FORK_SERVER: Final = "multiprocessing.forkserver import main"
 """In the command lines of processes that Python starts for itself."""
 
 _EXECUTE: Final = ("subprocess", "_execute_child")
@@ -109,15 +110,20 @@ def observe() -> None:
 
 def observe_this_program() -> None:
     """Observe this Python program and what it starts, if a rank's test has started it."""
-    if not os.environ.get(FOLDER) or any(helper in each for each in sys.orig_argv for helper in _HELPERS[:1]):
+    if not os.environ.get(FOLDER) or _is_started_as(_TRACKER):
         return
-    if any("multiprocessing" in each for each in sys.orig_argv):
+    if _is_started_as("multiprocessing"):
         import multiprocessing.process  # noqa: F401, PLC0415 - it is about to be imported anyway
     observe()
     _note_begin()
-    if any(_HELPERS[1] in each for each in sys.orig_argv):
+    if _is_started_as(_FORK_SERVER):
         return
     sys.excepthook = sys.__excepthook__ = _with_note(sys.excepthook)  # programs compare them
+
+
+def _is_started_as(part: str) -> bool:
+    """Whether this program's command line has a part."""
+    return any(part in argument for argument in sys.orig_argv)
 
 
 def settle() -> None:
@@ -301,7 +307,7 @@ def _note_end(pid: int, status: int) -> None:
 
     ``subprocess`` makes up other numbers for a process that somebody else has waited for.
     """
-    if _getpid() != _process.pid or pid in _process.ended | _process.ranks:
+    if _getpid() != _process.pid or pid in _process.ended or pid in _process.ranks:
         return
     if not -_MOST_SIGNALS < status <= _MOST_STATUS:
         return

@@ -132,6 +132,10 @@ class ChildProcess:
     def _stacks(self) -> Stacks:
         return Stacks(self.left.stack if self.left else "")
 
+    def words(self, root: Path | None) -> str:
+        """Who it is, how it ended, and where."""
+        return f"{self.who} {self.how(root)}"
+
     def how(self, root: Path | None) -> str:
         """How it ended, and where, in words.
 

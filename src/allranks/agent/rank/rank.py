@@ -257,7 +257,7 @@ class _Rank:
         errors = [child for child in failed if child.has_crashed or policy == "error"]
         if errors:
             child = errors[0]
-            message = f"{child.who} {child.how(root)}, and the test passed"
+            message = f"{child.words(root)}, and the test passed"
             text = table(failed, root) + (child.left.text if child.left else "")
             self._add_phase(
                 Phase(
@@ -271,7 +271,7 @@ class _Rank:
             )
         if errors or policy == "ignore":
             return ()
-        words = [shorten(f"{child.who} {child.how(root)}", MESSAGE_LIMIT) for child in failed]
+        words = [shorten(child.words(root), MESSAGE_LIMIT) for child in failed]
         more = [f"{len(words) - _MOST_CHILDREN} more child processes failed"] if len(words) > _MOST_CHILDREN else []
         return (*words[:_MOST_CHILDREN], *more)
 
@@ -282,7 +282,7 @@ class _Rank:
         if first is None:
             return phase
         root = self._session.config.rootpath
-        message = f"{first.who} {first.how(root)}; {phase.message}"
+        message = f"{first.words(root)}; {phase.message}"
         parts = (first.left.text if first.left else "", phase.text, f"Child processes:\n{table(children, root)}")
         return replace(
             phase, message=shorten(message, MESSAGE_LIMIT), text=shorten("\n".join(part for part in parts if part))
