@@ -93,7 +93,7 @@ def test_which_gpus_compute_is_written_down():
     assert checked.gpus == ("GPU-a", "GPU-b")
 
 
-def test_a_check_that_the_kernel_ends_for_want_of_memory_says_nothing_of_the_device(monkeypatch):
+def test_a_check_that_the_kernel_ends_of_memory_says_nothing_of_the_device(monkeypatch):
     journal, kills = Journal(), iter((0, 1))
     monkeypatch.setattr(linux, "killed_for_memory", lambda: next(kills))
     assert not check_gpus(GPUS, "cpu", 60, journal)

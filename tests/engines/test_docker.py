@@ -289,7 +289,7 @@ OUTSIDE = "It was killed or stopped from outside (docker kill, docker stop), or 
 @pytest.mark.parametrize(
     ("state", "what", "why"),
     [
-        ({"ExitCode": 137, "OOMKilled": True}, "was killed for want of memory", "limits.memory_mib"),
+        ({"ExitCode": 137, "OOMKilled": True}, "was killed by the kernel's out-of-memory killer", "limits.memory_mib"),
         ({"ExitCode": 137}, "was killed (SIGKILL)", OUTSIDE),
         ({"ExitCode": 143}, "was killed (SIGTERM)", OUTSIDE),
         ({"ExitCode": 255}, "was killed (signal 127)", OUTSIDE),

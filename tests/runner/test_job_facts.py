@@ -177,9 +177,9 @@ def test_an_agent_that_died_leaves_its_status_and_its_last_words():
     assert error.why == "Segmentation fault"
 
 
-def test_a_death_for_want_of_memory_says_so_first():
+def test_a_death_by_the_out_of_memory_killer_is_named_first():
     error = job_error([], JobExit(status=137, out_of_memory=True, output="Killed"))
-    assert error.why.startswith("The kernel killed it")
+    assert error.why.startswith("The kernel's out-of-memory killer ended it")
     assert "limits.memory_mib" in error.why
     assert error.why.endswith("Killed")
 

@@ -3,7 +3,7 @@
     python tests/suites/behaviour_map.py RESULTS
 
 prints which tests of the map did not run in a run's folder, or did not pass, and which behaviours have no test that
-passed for want of GPUs. Exit status 1 for the former.
+passed because GPUs are missing. Exit status 1 for the former.
 """
 
 import ast
@@ -102,7 +102,7 @@ def outcomes(report: Path) -> dict[str, set[str]]:
         report: Its ``report.json``.
 
     Returns:
-        By function; a skip for want of GPUs is ``no hardware``.
+        By function; a skip because GPUs are missing is ``no hardware``.
     """
     found: dict[str, set[str]] = {}
     for suite in json.loads(report.read_text(encoding="utf-8"))["suites"]:

@@ -284,8 +284,8 @@ class _Judge:
         yield from judging.of_report(self._run, found, self._scene.said(), is_whole=is_whole, is_spoiled=spoiled)
         if self._incident.is_written:
             yield from judging.of_told_failures(found, self._scene.said())
-        if self._incident.eats and not any("for want of memory" in each for each in found.messages.values()):
-            yield "nothing is said to have been killed for want of memory"
+        if self._incident.eats and not any("out-of-memory killer" in each for each in found.messages.values()):
+            yield "no message names the out-of-memory killer"
 
     def _clean_up(self) -> Iterator[str]:
         """By the command, or by going on with the run, which must end as it always does."""

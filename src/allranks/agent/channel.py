@@ -389,7 +389,7 @@ class RankExit:
     status: int | None  # exit code, negative for a signal; None if unknown
     at: float  # seconds since the epoch, on the clock of the leading agent
     cut_off: str = ""  # why the supervisor killed it, in words: what it had done to its connection; empty if it did not
-    for_want_of_memory: bool = False  # the kernel killed it when memory ran out
+    by_memory_killer: bool = False  # the kernel killed it when memory ran out
     stacks: Stacks = field(default_factory=Stacks)  # stacks that a fatal signal left in its stack file
     output: Output = field(default_factory=Output)  # its last output
     lost: str = ""  # why its status is unknown; empty if it is known

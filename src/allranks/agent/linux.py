@@ -390,7 +390,7 @@ def describe(pid: int) -> LivingProcess | None:
 
 
 def killed_for_memory() -> int:
-    """The number of processes that the kernel has killed in this process's cgroup for want of memory; 0 if unknown.
+    """The number of processes that the kernel has killed in this process's cgroup because memory ran out; 0 if unknown.
 
     Read from ``memory.events`` of cgroup v2, or ``memory.oom_control`` of v1. In a container the cgroup may be mounted
     as the root, while ``/proc/self/cgroup`` has its path on the host.
@@ -399,13 +399,13 @@ def killed_for_memory() -> int:
 
 
 def is_memory_kill(status: int | None, memory_kills: int) -> bool:
-    """Whether the kernel ended a process for want of memory: SIGKILL, and more such kills than these before it."""
+    """Whether the kernel's out-of-memory killer ended a process: SIGKILL, and more such kills than these before it."""
     return status == -signal.SIGKILL and killed_for_memory() > memory_kills
 
 
 def killed(number: int, *, for_memory: bool) -> str:
     """In words, how a signal ended a process."""
-    return "killed for want of memory (SIGKILL, by the kernel)" if for_memory else f"killed by {signal_name(number)}"
+    return "killed by the kernel's out-of-memory killer" if for_memory else f"killed by {signal_name(number)}"
 
 
 def _memory_files() -> list[Path]:

@@ -250,7 +250,7 @@ class NodeExit:
 
     Attributes:
         status: Its exit status, negative for a signal; None if unknown.
-        out_of_memory: The kernel killed some of its processes for want of memory.
+        out_of_memory: The kernel's out-of-memory killer ended some of its processes.
         output: The end of its output beside its records, such as why it could not start.
     """
 

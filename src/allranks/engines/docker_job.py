@@ -221,7 +221,10 @@ class Container:
         """What ended it before its agent did, and further details."""
         how = self._exit
         if how.out_of_memory:
-            return "was killed for want of memory", "Its processes share limits.memory_mib of the matrix file."
+            return (
+                "was killed by the kernel's out-of-memory killer",
+                "Its processes share limits.memory_mib of the matrix file.",
+            )
         if self._was_paused:
             return "was paused (docker pause) until its time was up", "Nothing in it could run, so allranks killed it."
         if self._was_stuck:

@@ -338,7 +338,7 @@ class Policy:
     # None if the file does not set it, so that the sandcastle variables decide when results are merged.
     skip: SkipPolicy | None = key(
         choice("skip", "pass"),
-        "What a skip for want of hardware counts as.",
+        "What a skip because of missing hardware counts as.",
         default=None,
         example="pass",
         unset='`"skip"`',

@@ -299,5 +299,5 @@ def _how(end: NodeExit) -> str:
 
 
 def _memory(end: NodeExit) -> str:
-    words = "The kernel killed it, or one of its processes, for want of memory (limits.memory_mib). "
+    words = "The kernel's out-of-memory killer ended it or one of its processes (limits.memory_mib). "
     return words if end.out_of_memory else ""

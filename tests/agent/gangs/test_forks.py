@@ -245,12 +245,12 @@ def test_a_fork_server_is_told_no_secret(start_server, end):
     assert start.config == replace(SECRET, post=replace(SECRET.post, token=""))
 
 
-def test_a_fork_server_that_the_kernel_killed_for_want_of_memory_says_so(start_server, end, monkeypatch):
+def test_a_fork_server_that_the_out_of_memory_killer_ended_says_so(start_server, end, monkeypatch):
     kills = iter([3, 4])
     monkeypatch.setattr(linux, "killed_for_memory", lambda: next(kills))
     server = start_server("os.kill(os.getpid(), 9)")
     assert list(server.replies(end)) == []
-    assert server.ended() == "was killed for want of memory (SIGKILL, by the kernel)"
+    assert server.ended() == "was killed by the kernel's out-of-memory killer"
 
 
 @pytest.mark.parametrize(

@@ -517,7 +517,7 @@ def test_a_gang_is_kept_only_when_all_passed_or_all_skipped_early(fields_by_rank
         ({"status": 255}, "left with exit code 255 in mid-test"),
         ({"status": -11}, "was killed by SIGSEGV"),
         ({"status": -63}, "was killed by signal 63"),
-        ({"status": -9, "for_want_of_memory": True}, "was killed for want of memory (SIGKILL, by the kernel)"),
+        ({"status": -9, "by_memory_killer": True}, "was killed by the kernel's out-of-memory killer"),
         ({"status": None, "lost": "the agent of node 1 is gone"}, "is lost: the agent of node 1 is gone"),
     ],
 )

@@ -11,7 +11,7 @@ FAULT = {
     "verdict": ("error", "crashed"),
     "leading": 1,
     "ranks": ["failed", "crashed"],
-    "words": ["rank 1", "want of memory"],
+    "words": ["rank 1", "out-of-memory killer"],
     "seconds": 6,
 }
 

@@ -461,7 +461,7 @@ def describe_end(rank_exit: RankExit) -> str:
     if rank_exit.cut_off:
         return f"{rank_exit.cut_off} and was killed"
     if rank_exit.status < 0:
-        return f"was {linux.killed(-rank_exit.status, for_memory=rank_exit.for_want_of_memory)}"
+        return f"was {linux.killed(-rank_exit.status, for_memory=rank_exit.by_memory_killer)}"
     return f"left with exit code {rank_exit.status} in mid-test"
 
 

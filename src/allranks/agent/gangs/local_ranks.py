@@ -526,7 +526,7 @@ class LocalRanks:
             at=clock.now(),
             cut_off=cut_off if was_killed else "",
             lost="" if status is not None else "its tracer took its exit status",
-            for_want_of_memory=linux.is_memory_kill(status, self._killed_for_memory),
+            by_memory_killer=linux.is_memory_kill(status, self._killed_for_memory),
             stacks=Stacks(self._stacks[rank.number].added(), self._code),
             output=rank.glance(),
             waits_for=read_wait(rank.board),

@@ -11,9 +11,9 @@ The first rule that applies to the ranks of a test decides its verdict in an att
    that waited in vain for one that skipped did not go wrong by itself.
 3. Ranks disagree. It is an error (exit code 1) if some ranks skipped and others did not, or if some failed as expected
    (xfail) and others passed. ``mixed_skip`` allows it for tests in which no rank went wrong or was aborted.
-4. Skipped. A skip for want of GPUs is an error (exit code 1) if a node of the cell was given as many as the test needs.
-   A test is skipped if ranks skipped or failed as expected, and none passed. If all ranks skipped because of their
-   environment, ``skip = "pass"`` counts it as passed.
+4. Skipped. A skip because GPUs are missing is an error (exit code 1) if a node of the cell was given as many as the
+   test needs. A test is skipped if ranks skipped or failed as expected, and none passed. If all ranks skipped because
+   of their environment, ``skip = "pass"`` counts it as passed.
 5. Passed. All other tests are passed. An unexpected pass (xpass) is a pass, unless the mark is strict.
 
 Of jobs:
@@ -280,7 +280,7 @@ def _coverage_lost(ranks: Sequence[RankResult], lost: RankResult, setting: Verdi
         exit_code=ExitCode.TESTS_FAILED,
         leading=lost.rank,
         message=f"coverage was lost: the cell was given {setting.gpus} GPU(s) on a node, "
-        f"and rank {lost.rank} skipped for want of hardware: {lost.message}",
+        f"and rank {lost.rank} skipped because of missing hardware: {lost.message}",
         text=_text(ranks, None),
         executed=_executed(ranks),
         skip_kind=lost.skip_kind,

@@ -60,7 +60,7 @@ class AgentExit:
 
     status: int | None  # its exit status, negative for a signal; None if it was never started
     signals: tuple[str, ...] = ()  # the signals by which the cluster told this node to end, in their order
-    memory_kills: int = 0  # how many processes the kernel killed for want of memory, in this job's time
+    memory_kills: int = 0  # how many processes the out-of-memory killer ended, in this job's time
     output: str = ""  # why the agent was not started
     trouble: str = ""  # what was wrong with the shared file system, as in "No space left on device, for 3 s"
 
