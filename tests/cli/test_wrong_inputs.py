@@ -29,7 +29,7 @@ FILES = {
     "no TOML": ("[matrix\n", "matrix.toml:1: this is not valid TOML.", "toml.io"),
     "a NUL": (changed("gloo", "gl\0oo"), "not valid TOML", "Illegal character"),
     "no suites": (GLOO.partition("[suites")[0], "the key suites is missing", "[suites.NAME]"),
-    "no images": (GLOO.partition("[images")[0], "the key images is missing", "[images.NAME]"),
+    "no images": (GLOO.partition("[images")[0], "nothing says what cells run in", "[images.NAME]"),
     "a table alone": ("[process]\npython = 'python3'\n", "the key matrix is missing", "[matrix]"),
     "a misspelt table": (changed("[images", "[image"), "image: there is no such key", "'images'"),
     "a misspelt axis": (changed("world_size", "worldsize"), "worldsize: there is no such key", "'world_size'"),

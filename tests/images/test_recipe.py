@@ -19,6 +19,11 @@ def test_an_image_without_torch_and_without_reference_is_an_error_that_names_its
         recipe_of(Image(name="cpu"), root=tmp_path)
 
 
+def test_a_cell_of_a_matrix_file_without_images_has_none_to_build(tmp_path):
+    with pytest.raises(ImageError, match=r"no \[images\]"):
+        recipe_of(Image(name="", torch="2.13.0"), root=tmp_path)
+
+
 def test_the_text_of_included_requirement_files_counts(tmp_path):
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep/all.txt").write_text(

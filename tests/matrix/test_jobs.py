@@ -128,13 +128,18 @@ def test_of_two_environment_rules_the_later_wins(load_text, document):
     assert plan(matrix, expansion.cells)[0].environment == {"A": "1"}
 
 
-@pytest.mark.parametrize(("kept", "what"), [([], "has no image"), (["cpu", "both"], "has 2 images")])
+@pytest.mark.parametrize(("kept", "what"), [(["cuda"], "has no image"), (["cpu", "both"], "has 2 images")])
 def test_cell_without_exactly_one_image_is_an_error(load_text, document, kept, what):
     matrix = load_text(document)
-    images = {"cpu": matrix.images["cpu"], "both": replace(matrix.images["cuda"], name="both", when=None)}
+    images = {**matrix.images, "both": replace(matrix.images["cuda"], name="both", when=None)}
     wrong = replace(matrix, images={name: images[name] for name in kept})
     with pytest.raises(MatrixError, match=what):
-        image_for(wrong, expand(matrix).cells[0])
+        image_for(wrong, expand(matrix).by_id["gloo-w1-g0-env"])
+
+
+def test_a_file_that_names_an_interpreter_needs_no_image(load_text, document):
+    matrix = load_text(f"{document.partition('[images')[0]}\n[process]\npython = 'python3'\n")
+    assert {job.image for job in plan(matrix, expand(matrix).cells)} == {Image(name="")}
 
 
 def test_the_matrix_of_this_repository_is_what_its_documentation_says(tmp_path):

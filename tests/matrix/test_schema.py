@@ -157,7 +157,7 @@ def test_the_schema_accepts_our_own_files(text):
 
 def test_the_schema_is_printed_for_the_matrix_file_and_for_pyproject(allranks):
     alone, inside = (json.loads(allranks("init", "--schema", *arguments)[1]) for arguments in ((), ("--pyproject",)))
-    assert alone["required"] == ["matrix", "suites", "images"]
+    assert alone["required"] == ["matrix", "suites"]
     right = {"matrix": {"backend": "gloo", "world_size": 2}, "suites": {"t": {"path": "t"}}, "images": {"a": {}}}
     wrong = {**right, "matrix": {"backend": "gloo", "world_size": 0}}
     schema = Draft7Validator(inside)

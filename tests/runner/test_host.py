@@ -96,6 +96,12 @@ def test_auto_with_a_daemon_is_containers_and_says_why(matrix, lines):
 
 
 @pytest.mark.usefixtures("daemon")
+def test_auto_is_processes_where_no_image_is_declared(matrix, lines):
+    assert choose_host("auto", replace(matrix, images={}), lines).engine.name == "process"
+    assert lines == ["engine: process (the matrix file has no [images]); GPUs: none"]
+
+
+@pytest.mark.usefixtures("daemon")
 def test_a_daemon_elsewhere_needs_no_socket_here(matrix, lines, monkeypatch, tmp_path):
     monkeypatch.setattr(docker, "_SOCKET", tmp_path / "nothing")
     monkeypatch.setenv("DOCKER_HOST", "ssh://far")

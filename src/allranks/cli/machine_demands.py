@@ -138,7 +138,7 @@ def cuda_of(image: Image, matrix: Matrix, engine: str) -> Cuda | None:
     ):
         if found := pattern.search(text):
             return Cuda(major=int(found[1]), minor=int(found[2]), source=source)
-    return _of_metadata(image, matrix.root)
+    return _of_metadata(image, matrix.root) if image.torch else None
 
 
 def _of_interpreter(matrix: Matrix) -> Cuda | None:

@@ -128,6 +128,9 @@ class Recipe:
 
 def recipe_of(image: Image, *, root: Path) -> Recipe:
     """Read what an image declaration names."""
+    if not image.name:
+        what = "There is no image to run in: the matrix file has no [images], only an interpreter for processes."
+        raise ImageError(what, remedy='Add [images.NAME] with torch = "2.13.0", or choose the engine process.')
     if not image.torch:
         what = f"Image {image.name} cannot be built."
         raise ImageError(

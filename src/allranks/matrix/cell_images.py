@@ -10,7 +10,12 @@ from allranks.matrix.toml_file import place
 
 
 def image_for(matrix: Matrix, cell: Cell) -> Image:
-    """The one image of a cell; an image without its own torch has a variant, with its own name, for each version."""
+    """The one image of a cell; an image without its own torch has a variant, with its own name, for each version.
+
+    In a file without any, it has no name: its cells run only in the interpreter of processes.
+    """
+    if not matrix.images:
+        return Image(name="", torch=cell.torch or None)
     images = [image for image in matrix.images.values() if cell.matches(image.when)]
     if len(images) != 1:
         raise _image_error(matrix, cell, images)
@@ -41,8 +46,8 @@ def _with_torch(image: Image, matrix: Matrix, cell: Cell) -> Image:
 
 def _image_error(matrix: Matrix, cell: Cell, images: Sequence[Image]) -> MatrixError:
     candidates = images or list(matrix.images.values())
-    rules = "; ".join(_described(image) for image in candidates) or "there is no [images.NAME]"
-    where = place(matrix.path, candidates[-1].line if candidates else matrix.line, "images")
+    rules = "; ".join(map(_described, candidates))
+    where = place(matrix.path, candidates[-1].line, "images")
     if images:
         what = f"{where}: the cell {cell.id} has {len(images)} images."
         return MatrixError(what, why=f"All of these hold: {rules}.", remedy="Make their conditions exclude each other.")

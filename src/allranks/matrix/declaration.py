@@ -21,7 +21,7 @@ from allranks.matrix.axes import (
 from allranks.matrix.cell_images import check_images
 from allranks.matrix.expand import Expansion, expand
 from allranks.matrix.keys import At, keys_of, read_keys
-from allranks.matrix.model import Axes, Image, Limits, Matrix, Suite
+from allranks.matrix.model import Axes, Image, Limits, Matrix, Process, Suite
 from allranks.matrix.runners import check_runners, checked_runner
 from allranks.matrix.suite_paths import own_folder, own_path, suite_paths
 from allranks.matrix.tables import plugin_tables, read_tables
@@ -79,11 +79,14 @@ def _no_matrix(folder: Path, parents: str = "") -> MatrixError:
 def _matrix(file: Table) -> Matrix:
     plugins = plugin_tables(file.values)
     values = read_keys(file, Matrix, plugins)
+    if "images" not in values and values.get("process", Process()).python is None:
+        remedy = 'Add [images.NAME] with torch = "2.13.0", or [process] with python = "python3", which has torch.'
+        file.refuse("", "nothing says what cells run in", remedy)
     declared: Axes = values.pop("axes")
     axes = {axis: getattr(declared, axis) for axis in AXES}
     table = file.below("matrix")
     _check_backends(table, declared)
-    images: Mapping[str, Image] = values.pop("images")
+    images: Mapping[str, Image] = values.pop("images", {})
     suites: Mapping[str, Suite] = values.pop("suites")
     has_torch = axes["torch"] != (NO_TORCH,)
     matrix = Matrix(

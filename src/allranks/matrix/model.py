@@ -502,9 +502,8 @@ class Matrix:
     )
     images: Mapping[str, Image] = key(
         by_name(one(Image), _NAMES, _NAME_REMEDY, least=1),
-        "What cells run in, by name; each cell needs exactly one.",
+        "What cells run in, by name; each cell needs exactly one, or the file has none and names `process.python`.",
         default={},
-        is_required=True,
     )
     env: tuple[EnvRule, ...] = key(
         several(EnvRule), "Environment variables of cells; of two rules for one variable the later wins.", default=()

@@ -5,6 +5,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 
 from allranks.agent import kernel
+from allranks.engines import AUTO
 from allranks.engines.base import Engine, JobEnvironment, MakeEnvironment, Progress
 from allranks.engines.gpus import Inventory, take_inventory
 from allranks.engines.registry import choose_engine, engines_here
@@ -83,7 +84,10 @@ def choose_host(
     removed before `uses` is closed.
     """
     inventory = take_inventory() if inventory is None else inventory
-    chosen, why = choose_engine(engine) if isinstance(engine, str) else (engine, engine.answer or "asked for")
+    if engine == AUTO and not matrix.images:
+        chosen, why = choose_engine("process")[0], "the matrix file has no [images]"
+    else:
+        chosen, why = choose_engine(engine) if isinstance(engine, str) else (engine, engine.answer or "asked for")
     others = engines_here(beside=chosen.name) if inventory.gpus and not chosen.has_queue else []
     if uses is not None:
         for each in (chosen, *others):

@@ -208,7 +208,7 @@ def _named(groups: Iterable[Sequence[Pack]]) -> tuple[tuple[Pack, ...], ...]:
     taken = Counter[str]()
     named = []
     for packs in groups:
-        stem = f"{packs[0].image[:LONGEST_IMAGE].lower()}-g{max(pack.gpus for pack in packs)}"
+        stem = f"{packs[0].image[:LONGEST_IMAGE].lower() or 'no-image'}-g{max(pack.gpus for pack in packs)}"
         taken[stem] += 1
         stem += f"-r{taken[stem]}" if taken[stem] > 1 else ""  # another group has the name
         count, width = len(packs), len(str(len(packs)))

@@ -75,7 +75,7 @@ def render_notes(division: Division) -> list[str]:
         where, jobs = group[0].rule.runs_on, sum(len(pack.jobs) for pack in group)
         minutes = f"{_minutes(least)} to {_minutes(most)}" if len(group) > 1 else _minutes(most)
         entries = counted(len(group), "entry", "entries")
-        lines.append(f"{group[0].image} on {where}: {counted(jobs, 'job')} in {entries} of {minutes} min")
+        lines.append(f"{group[0].image or 'no image'} on {where}: {counted(jobs, 'job')} in {entries} of {minutes} min")
     return lines
 
 
