@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from textwrap import dedent
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -277,6 +278,7 @@ def test_a_failure_ends_the_session_where_asked_and_is_the_last_failed(session):
         (("--ranks-timeout=inf",), {}, "give a number of seconds above 0"),
         ((), {"RANK": "0", "WORLD_SIZE": "2"}, r"this process is one of 2 \(WORLD_SIZE\)"),
         ((), {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, r"this process is one of 2 \(SLURM_STEP_NUM_TASKS\)"),
+        ((), {"WORLD_SIZE": "3"}, "--ranks is 2, and WORLD_SIZE is 3"),
         ((), {"WORLD_SIZE": "many"}, "WORLD_SIZE is 'many', which is not a number"),
     ],
     ids=str,
@@ -286,6 +288,37 @@ def test_what_cannot_be_combined_is_a_usage_error(session, arguments, variables,
     assert status == pytest.ExitCode.USAGE_ERROR
     assert re.search(words, output)
     assert "Traceback" not in output
+
+
+CHOOSES = """
+import os
+import pytest
+
+WORLD = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "BACKEND")}
+
+def pytest_collection_modifyitems(items):
+    items[:] = [item for item in items if item.name == "test_of_" + WORLD["WORLD_SIZE"]]
+"""
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"},
+        pytest.param({"WORLD_SIZE": "2"}, marks=pytest.mark.thorough),
+    ],
+)
+def test_the_session_collects_in_the_environment_of_the_process_that_forks_ranks(session, variables):
+    tests = """
+    from conftest import WORLD
+
+    def test_of_1(): pass
+
+    def test_of_2():
+        assert WORLD == {"RANK": None, "WORLD_SIZE": "2", "LOCAL_RANK": None, "BACKEND": "gloo"}
+    """
+    status, output = session("--ranks=2", variables=variables, conftest=CHOOSES, test_it=dedent(tests))
+    assert (status, "1 passed" in output) == (0, True), output
 
 
 BACKEND_MODULE = """

@@ -5,7 +5,7 @@ It imports as little as possible, since most sessions have nothing to do with ra
 
 import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 import pytest
@@ -22,6 +22,28 @@ def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
     """Load the fixtures, unless the agent has done so. ``pytest_plugins`` would warn in a pytest within a pytest."""
     if not pluginmanager.has_plugin(_FIXTURES):
         pluginmanager.register(importlib.import_module(_FIXTURES), _FIXTURES)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Collect in the environment of the process that the ranks are forked from: it knows their number, and is none."""
+    option = early_config.known_args_namespace
+    if IN_A_JOB in os.environ or option.ranks is None:
+        return
+    if (why := next(_launchers(option.ranks), None)) is not None:
+        raise pytest.UsageError(why)
+    from allranks.engines.process import of_no_rank  # noqa: PLC0415 - see above
+
+    before = dict(os.environ)
+    of_cell = {"WORLD_SIZE": str(option.ranks), "BACKEND": option.ranks_backend, "INIT_METHOD": "env"}
+    early_config.add_cleanup(lambda: _set_environment(before))
+    _set_environment({**of_no_rank(before), **of_cell, "GROUP_RANK": "0"})
+
+
+def _set_environment(variables: Mapping[str, str]) -> None:
+    for name in os.environ.keys() - variables.keys():
+        del os.environ[name]
+    os.environ.update(variables)
 
 
 @pytest.hookimpl(trylast=True)
@@ -54,25 +76,32 @@ def _share_report(config: pytest.Config) -> None:
             config.pluginmanager.register(RankReports(place, xml), "allranks-reports")
 
 
+def _launchers(ranks: int) -> Iterator[str]:
+    """Why this process cannot start ranks: it is one. A number of ranks alone makes it none, if it is the same."""
+    from allranks.testing.environment import LauncherError, RankEnvironment  # noqa: PLC0415 - see above
+
+    try:
+        world_size = RankEnvironment.read().world_size
+    except LauncherError as error:
+        yield str(error)
+        return
+    names = variables_for(os.environ)
+    if names.rank in os.environ and world_size > 1:
+        yield (
+            f"--ranks starts ranks, and this process is one of {world_size} ({names.world_size}): run pytest under the "
+            "launcher without --ranks, or --ranks without the launcher"
+        )
+    elif world_size not in (1, ranks):
+        yield f"--ranks is {ranks}, and {names.world_size} is {world_size}: unset it, or ask for as many ranks"
+
+
 def _obstacles(config: pytest.Config) -> Iterator[str]:
     from allranks.protocol.refusals import REFUSED  # noqa: PLC0415 - see above
-    from allranks.testing.environment import LauncherError, RankEnvironment  # noqa: PLC0415
 
     yield from _wrong_values(config)
     option = config.option
     if getattr(option, "numprocesses", None) or getattr(option, "tx", None):
         yield "--ranks and -n of pytest-xdist both say which processes run a test: use one of them"
-    try:
-        world_size = RankEnvironment.read().world_size
-    except LauncherError as error:
-        yield str(error)
-    else:
-        if world_size > 1:
-            yield (
-                f"--ranks starts ranks, and this process is one of {world_size} "
-                f"({variables_for(os.environ).world_size}): run pytest under the launcher without --ranks, or --ranks "
-                "without the launcher"
-            )
     rank = option.pdb_rank
     if rank is not None and not 0 <= rank < option.ranks:
         yield f"--pdb-rank {rank}: there are the ranks 0 to {option.ranks - 1}"
