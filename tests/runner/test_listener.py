@@ -172,6 +172,20 @@ def test_a_log_tells_of_a_slow_test_after_half_of_its_limit_and_whenever_its_tim
     assert lines[0] == f"{job_id}: slow: suite/test_a.py::test_hang has been running for 10 s"
 
 
+def test_a_log_has_a_line_about_the_whole_run_each_minute(lines, make_spec, now):
+    live = RunListener(lines, began=0.0)
+    job_id, tests = started(live, make_spec, "t")
+    for record in (Collected(tests=("s", "t", "u")), PASSED, TestStarted(nodeid="u")):
+        tests.note(record)
+    seen = []
+    for now[0] in map(float, range(0, 200, 10)):
+        before = len(lines)
+        live.report_progress()
+        seen += [now[0] for line in lines[before:] if line.startswith("jobs: ")]
+    assert seen == [60, 120, 180]
+    assert f"jobs: 1 running; tests: 1 passed of 3; 1:00; {job_id}: u has been running for 60 s" in lines
+
+
 def test_a_test_that_has_ended_or_begins_anew_is_slow_no_more(live, lines, make_spec, now):
     _, tests = started(live, make_spec, "t", "u")
     del lines[:]

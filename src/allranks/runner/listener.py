@@ -11,7 +11,7 @@ from allranks.engines.base import JobSpec, Placement
 from allranks.protocol.records import Printed, RankEnded, Record, Repeated
 from allranks.protocol.xml_text import clipped, readable
 from allranks.report.run_files import JobError
-from allranks.runner.progress import JobProgress, State, Tests, rate_so_far, words
+from allranks.runner.progress import JobProgress, State, Tests, rate_so_far, summary, words
 
 Detail = Literal["quiet", "usual", "verbose"]
 """How much a run prints: ``-q`` leaves out all but problems, ``-v`` adds requests and evidence."""
@@ -26,6 +26,9 @@ _MESSAGE: Final = 160
 
 _RATE_SECONDS: Final = 10.0
 """Seconds to the first line about the repetitions of a job."""
+
+_PROGRESS_SECONDS: Final = 60.0
+"""Seconds between two lines of a log about the whole run."""
 
 _NO_FAULT: Final = frozenset({"interrupted", "stopped"})
 """Kinds of errors of jobs that were ended: no failures."""
@@ -46,6 +49,7 @@ class RunListener:
     first_failure: str = ""
     began: float = field(default_factory=time.monotonic)
     lock: threading.RLock = field(default_factory=threading.RLock)  # held while the progress of jobs is read
+    _periods_told: int = 0  # a log has had a line about the whole run for each
     _jobs: dict[str, JobProgress] = field(default_factory=dict)
     _running: dict[str, JobProgress] = field(default_factory=dict)
     _have_failed: set[str] = field(default_factory=set)
@@ -142,12 +146,17 @@ class RunListener:
                 self._say_all(f"    {line}" for line in _last_lines(text))
 
     def report_progress(self) -> None:
-        """Print what a log needs now and then: each test that has become slow, and how repetitions fare.
+        """Print what a log needs now and then: how far all is, each test that has become slow, how repetitions fare.
 
         A test is slow after half of its time limit; its next line comes whenever its time has doubled.
         """
+        if self.detail == "quiet":
+            return
         with self.lock:
-            for job in self._running.values() if self.detail != "quiet" else ():
+            if (periods := int(self.seconds / _PROGRESS_SECONDS)) > self._periods_told:
+                self._periods_told = periods
+                self.say("; ".join(filter(None, (summary(self.jobs, self.seconds), self._longest()))))
+            for job in self._running.values():
                 for test in tuple(job.tests.running.values()):
                     if test.seconds >= job.slow_after * 2**test.slow_lines:
                         test.slow_lines += 1
@@ -156,6 +165,12 @@ class RunListener:
                 if job.rate and (elapsed := job.seconds or 0.0) - job.rate_told >= max(_RATE_SECONDS, elapsed / 5):
                     job.rate_told = elapsed
                     self.say(f"{job.job_id}: {job.rate}")
+
+    def _longest(self) -> str:
+        """The test that has been running for longest; empty if none runs."""
+        tests = ((job.job_id, job.longest) for job in self._running.values())
+        running = max(((test.seconds, job_id, test.nodeid) for job_id, test in tests if test), default=None)
+        return f"{running[1]}: {running[2]} has been running for {running[0]:.0f} s" if running else ""
 
     def _say_all(self, lines: Iterable[str]) -> None:
         for line in lines:

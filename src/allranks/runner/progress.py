@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final, Literal
@@ -140,3 +140,24 @@ class JobProgress:
     def has_slow_test(self) -> bool:
         """Whether a test is slow."""
         return self.longest is not None and self.longest.seconds >= self.slow_after
+
+
+def summary(jobs: Sequence[JobProgress], seconds: float) -> str:
+    """How far the jobs of a run are after so many seconds, on one line."""
+    states = Counter(job.state for job in jobs)
+    tests: Counter[Word] = Counter({word: sum(job.tests.counts[word] for job in jobs) for word in WORDS})
+    told = ", ".join(f"{states[state]} {state}" for state in STATES if states[state]) or "none"
+    bad = sum(job.is_bad for job in jobs)
+    collected = [job.tests.collected for job in jobs if job.tests.collected is not None]
+    of_all = f" of {sum(collected)}" if len(collected) == len(jobs) else ""
+    told_tests = f"{words(tests)}{of_all}" if tests.total() else "none yet"
+    return f"jobs: {told}{f' ({bad} bad)' if bad else ''}; tests: {told_tests}; {clock(seconds)}"
+
+
+def clock(seconds: float | None) -> str:
+    """A duration as ``1:02:03`` or ``2:03``; nothing for None."""
+    if seconds is None:
+        return ""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,7 +1,6 @@
 """The live table of jobs below the lines of a run, drawn by rich."""
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from allranks.protocol.xml_text import for_terminal, printable
 from allranks.report.judged import MergedRun
 from allranks.runner.console import watching
 from allranks.runner.listener import Detail, RunListener
-from allranks.runner.progress import STATES, WORDS, JobProgress, Word, words
+from allranks.runner.progress import JobProgress, clock, summary
 
 _GAP: Final = 2
 _LEAST_NOW: Final = 16
@@ -41,7 +40,7 @@ def render(listener: RunListener, width: int, height: int) -> Group:
     """The table of as many jobs as have room, a summary of all, and the first failure."""
     with listener.lock:
         jobs = listener.jobs
-        below = [Text(_summary(jobs, listener), no_wrap=True, overflow="ellipsis")]
+        below = [Text(summary(jobs, listener.seconds), no_wrap=True, overflow="ellipsis")]
         if listener.first_failure:
             below.append(Text(printable(listener.first_failure), style="red", no_wrap=True, overflow="ellipsis"))
         # A line for the titles; the last line stays free: a terminal that is written to its last cell scrolls.
@@ -61,15 +60,6 @@ def _urgency(job: JobProgress) -> int:
     if job.state == "running":
         return 0 if job.has_slow_test else 1
     return 2 if job.is_bad else {"preparing": 3, "waiting": 4, "done": 5}[job.state]
-
-
-def _summary(jobs: Sequence[JobProgress], listener: RunListener) -> str:
-    states = Counter(job.state for job in jobs)
-    tests: Counter[Word] = Counter({word: sum(job.tests.counts[word] for job in jobs) for word in WORDS})
-    told = [f"{states[state]} {state}" for state in STATES if states[state]]
-    bad = sum(job.is_bad for job in jobs)
-    told_jobs = f"{', '.join(told) or 'none'}{f' ({bad} bad)' if bad else ''}"
-    return f"jobs: {told_jobs}; tests: {words(tests) or 'none yet'}; {_clock(listener.seconds)}"
 
 
 def _table(jobs: Sequence[JobProgress], width: int) -> Table:
@@ -106,16 +96,8 @@ def _now(job: JobProgress) -> Text:
     if (test := job.longest) is None or job.state != "running":
         return Text(printable(job.trouble or job.tests.first_bad.rpartition("::")[2]))
     others = len(job.tests.running) - 1
-    text = f"{_clock(test.seconds)} {test.nodeid.rpartition('::')[2]}{f' and {others} more' if others > 0 else ''}"
+    text = f"{clock(test.seconds)} {test.nodeid.rpartition('::')[2]}{f' and {others} more' if others > 0 else ''}"
     return Text(printable(f"slow: {text}"), style="bold yellow") if job.has_slow_test else Text(printable(text))
-
-
-def _clock(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _tests(job: JobProgress) -> str:
@@ -142,7 +124,7 @@ _COLUMNS: Final = (
     _Column("tests", _tests, "right"),
     _Column("bad", lambda job: str(job.tests.counts["bad"] or ""), "right"),
     _Column("GPUs", lambda job: ranges(job.gpus)),
-    _Column("time", lambda job: _clock(job.seconds), "right"),
+    _Column("time", lambda job: clock(job.seconds), "right"),
 )
 _DROPPED_FIRST: Final = ("GPUs", "time", "bad", "tests", "state")
 
