@@ -36,7 +36,8 @@ from pathlib import Path
 from allranks.engines.base import JobSpec, resources
 from allranks.engines.process import ProcessEngine
 from allranks.ownership import own_run
-from allranks.protocol.config import AgentConfig, Isolation, TimeLimits
+from allranks.protocol.choices import Isolation
+from allranks.protocol.config import AgentConfig, TimeLimits
 from allranks.protocol.records import Finished, Passed, RankEnded, Record, Went
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -305,6 +305,12 @@ def load_edited(load_text, document):
         ),
         (
             '"suites/collectives"',
+            '"suites"\nignored_notices = ["sate"]',
+            "matrix.toml:16: suites.collectives.ignored_notices: 'sate' is none of 'state', 'threads', 'processes'",
+            "'state'?",
+        ),
+        (
+            '"suites/collectives"',
             '"suites"\noverlap = 0',
             "matrix.toml:16: suites.collectives.overlap: 0 is out",
             "from 1",

@@ -50,6 +50,7 @@ EVERYTHING = {
             "process_group": False,
             "launches_ranks": False,
             "unchecked_children": "error",
+            "ignored_notices": ["state", "warnings"],
             "when": "world_size > 1",
             "files": ["data.txt"],
             "pytest_args": ["-x"],

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from allranks.protocol.choices import NoticeKind
 from allranks.protocol.outcomes import Outcome, SkipKind
 from allranks.protocol.records import (
     LINE_LIMIT,
@@ -41,6 +42,7 @@ VALUES = {
     Outcome: st.sampled_from(Outcome),
     SkipKind | None: st.none() | st.sampled_from(SkipKind),
     FailureKind: st.sampled_from(FailureKind),
+    NoticeKind | None: st.none() | st.sampled_from(get_args(NoticeKind)),
 }
 
 

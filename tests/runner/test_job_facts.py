@@ -28,6 +28,7 @@ from allranks.protocol.records import (
 )
 from allranks.protocol.repetitions import RepetitionTally
 from allranks.report.run_files import JobError
+from allranks.runner.job_facts import JobFacts
 
 WELL = JobExit(status=0)
 
@@ -222,6 +223,20 @@ def test_processes_that_were_left_behind_are_put_in_words():
 
 def test_a_notice_of_the_agent_is_a_note():
     assert facts(Notice(nodeid="t.py", text="A thread."), Notice(text="No XML.")).notes == ("t.py: A thread", "No XML")
+
+
+def test_kinds_of_notices_that_the_suite_ignores_are_left_out():
+    said = [
+        Notice(text="A variable.", kind="state"),
+        Notice(text="No kind."),
+        LeftBehind(nodeid="t::a", rank=1, pid=7, command="sleep 9"),
+        SuiteWarning(file="t.py", line=3, category="UserWarning", text="Old."),
+    ]
+    found = JobFacts(ignored_notices=("state", "processes", "warnings"))
+    for record in said:
+        found.take(record)
+    assert found.notes == ("No kind",)
+    assert len(facts(*said).notes) == 4
 
 
 def test_warnings_of_the_suites_import_are_notes_each_once_and_few_of_many():

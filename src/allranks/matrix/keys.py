@@ -274,7 +274,7 @@ def many(each: Kind, least: int = 0, *, is_unique: bool = False, or_one: bool = 
 
     def read(at: At, value: object) -> tuple[Any, ...]:
         values = [value] if or_one and not isinstance(value, list) else value
-        at.check(values, list, f"a list of {each.words}s")
+        at.check(values, list, f"a {words}")
         values = cast("list[Any]", values)
         if len(values) < least:
             at.refuse("the list is empty")
@@ -285,8 +285,10 @@ def many(each: Kind, least: int = 0, *, is_unique: bool = False, or_one: bool = 
         return found
 
     several = {"type": "array", "items": each.schema, "minItems": least, "uniqueItems": is_unique}
-    words = f"{each.words}, or a list" if or_one else f"list of {each.words}s"
-    return Kind(words, {"anyOf": [each.schema, several]} if or_one else several, read)
+    words = f"list of {each.words}{'s' if each.words.isalpha() else ''}"
+    return Kind(
+        f"{each.words}, or a list" if or_one else words, {"anyOf": [each.schema, several]} if or_one else several, read
+    )
 
 
 def by_name(each: Kind, names: str = NOT_BLANK, remedy: str = "", least: int = 0) -> Kind:

@@ -7,7 +7,7 @@ cells and jobs.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from allranks.matrix.axes import AXES, BACKENDS, INIT_METHODS, LARGEST, NO_TORCH, SMALLEST, AxisValue
 from allranks.matrix.keys import (
@@ -27,9 +27,8 @@ from allranks.matrix.keys import (
     whole,
 )
 from allranks.matrix.when import Condition
+from allranks.protocol.choices import Isolation, NoticeKind, UncheckedChildren
 
-Isolation = Literal["test", "file", "job"]
-UncheckedChildren = Literal["notice", "error", "ignore"]
 SkipPolicy = Literal["skip", "pass"]
 ProjectMode = Literal["install", "copy"]
 SeccompName = Literal["allranks", "default"]
@@ -185,7 +184,7 @@ class Suite:
         name="exclude",
     )
     isolation: Isolation = key(
-        choice("test", "file", "job"),
+        choice(*get_args(Isolation)),
         "How long the ranks live if all goes well: for a test, a file or the whole job.",
         default="file",
         example="job",
@@ -205,10 +204,16 @@ class Suite:
         example=True,
     )
     unchecked_children: UncheckedChildren = key(
-        choice("notice", "error", "ignore"),
+        choice(*get_args(UncheckedChildren)),
         "What it is if a process that a test started fails, and the test passes; a crash is always an error.",
         default="notice",
         example="error",
+    )
+    ignored_notices: tuple[NoticeKind, ...] = key(
+        many(choice(*get_args(NoticeKind)), is_unique=True),
+        "Kinds of notices to leave out of the terminal and of all reports; report.md explains them.",
+        default=(),
+        example=["state"],
     )
     when: Condition | None = _when("world_size > 1")
     files: tuple[Path, ...] = key(

@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
+from allranks.protocol.choices import Isolation, UncheckedChildren
 from allranks.protocol.typed_json import RecordError, from_object, to_object
-
-Isolation = Literal["test", "file", "job"]
-UncheckedChildren = Literal["notice", "error", "ignore"]
 
 RESULTS_BYTES: Final = 512 << 20
 """Bytes that each node of a job may write to its results folder; each rank's log has a limit of its own."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from allranks.protocol.choices import NoticeKind
 from allranks.protocol.outcomes import Outcome, SkipKind
 from allranks.protocol.repetitions import RepetitionTally
 from allranks.protocol.typed_json import by_name, check_length, decode_line, encode_line
@@ -112,10 +113,11 @@ class GpuFailed(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notice(Record):
-    """A remark for readers of the report that belongs to no testcase."""
+    """A remark for readers of the report that belongs to no testcase; one without a kind cannot be turned off."""
 
     text: str
     nodeid: str = ""
+    kind: NoticeKind | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -69,7 +69,7 @@ class JobAttempt:
     adopted: AbstractContextManager[RunningJob] | None = None  # the job, if an earlier orchestrator has started it
     running: RunningJob | None = None  # None if the job has not been started, or could not be
     ending: JobExit = _UNKNOWN_EXIT
-    facts: JobFacts = field(default_factory=JobFacts)
+    facts: JobFacts = field(init=False)
     fault: JobError | None = None  # why its further reports are ignored
     cancelled: JobError | None = None  # the reason for its cancellation; None without one
     state: Literal["standby", "running", "closing"] = "standby"
@@ -79,6 +79,10 @@ class JobAttempt:
     thread: threading.Thread = field(init=False)
     _may_run: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        """Know which notices its suite ignores."""
+        self.facts = JobFacts(ignored_notices=self.job.suite.ignored_notices)
 
     @property
     def held(self) -> Capacity:

@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 
 from allranks.agent import kernel
 from allranks.engines.base import JobExit, NodeExit
+from allranks.protocol.choices import NoticeKind
 from allranks.protocol.config import TimeLimit
 from allranks.protocol.records import (
     AgentFailed,
@@ -67,6 +68,7 @@ _OTHER_TORCH = (
 class JobFacts:
     """Facts about a job, derived from its records."""
 
+    ignored_notices: Sequence[NoticeKind] = ()
     tests: Tests = field(default_factory=Tests)
     repeated: dict[str, RepetitionTally] = field(default_factory=dict)
     _records: list[Record] = field(default_factory=list)
@@ -81,6 +83,8 @@ class JobFacts:
             case Repeated():
                 self.repeated[record.nodeid] = record.tally
             case TestStarted() | GangStarted() | GangReady() | FailureCourse():
+                pass
+            case _ if _notice_kind(record) in self.ignored_notices:
                 pass
             case _:
                 self._records.append(record)
@@ -197,6 +201,18 @@ class JobFacts:
 def _ended_from_outside(ending: JobExit) -> JobError:
     why = "\n".join(filter(None, (ending.output, _ends_of(ending))))
     return JobError(kind="infrastructure", what=f"The job {ending.ended_by}.", why=why, remedy=_GO_ON)
+
+
+def _notice_kind(record: Record) -> NoticeKind | None:
+    """What kind of notice a record is; None if it is none, or has to be shown."""
+    match record:
+        case Notice():
+            return record.kind
+        case LeftBehind():
+            return "processes"
+        case SuiteWarning():
+            return "warnings"
+    return None
 
 
 def _rates(repeated: Mapping[str, RepetitionTally]) -> list[str]:

@@ -166,7 +166,7 @@ class ServerPlugin:
         config.pluginmanager.register(FilesForDevices(self._skipped))
         config.stash[FOLDERS] = self._script_folders
         for text in take_over_reports(config):
-            self._supervisor.write(Notice(text=text))
+            self._supervisor.write(Notice(text=text, kind="pytest"))
 
     def pytest_warning_recorded(self, warning_message: warnings.WarningMessage, when: str) -> None:
         """Note a warning of a plugin, a conftest file or a module; a rank is a fork, and has this plugin, too."""
@@ -264,13 +264,13 @@ class ServerPlugin:
                 f"{'these' if nodeid else 'all'} tests import their files again, in processes of their own. It is "
                 "faster to start it in a fixture."
             )
-            self._supervisor.write(Notice(nodeid=nodeid, text=text))
+            self._supervisor.write(Notice(nodeid=nodeid, text=text, kind="threads"))
         self._note_threads(nodeid, cause, news.native)
 
     def _note_threads(self, nodeid: str, cause: str, names: Sequence[str]) -> None:
         if names:
             text = f"{cause} starts {_threads(names)}, which ranks, forks of this process, do not have."
-            self._supervisor.write(Notice(nodeid=nodeid, text=text))
+            self._supervisor.write(Notice(nodeid=nodeid, text=text, kind="threads"))
 
     def _note_ignored_timeouts(self, session: pytest.Session) -> None:
         """Tell of time limits that have no effect: no plugin or conftest file has added the marker ``timeout``."""
@@ -281,7 +281,7 @@ class ServerPlugin:
                 f"The marker {_TIMEOUT} of {which} has no effect, since nothing in this job's Python reads it: install "
                 "pytest-timeout there, use the marker time_limit, or set limits.test in the matrix file."
             )
-            self._supervisor.write(Notice(nodeid=limited[0], text=text))
+            self._supervisor.write(Notice(nodeid=limited[0], text=text, kind="pytest"))
 
     def _fail(self, nodeid: str, text: str, *, goes_on: bool = False) -> None:
         self._has_failed = self._has_failed or not goes_on

@@ -13,7 +13,8 @@ import pytest
 
 from allranks.agent.marks import FOREIGN_ATTRIBUTE
 from allranks.agent.program import ItemOptions
-from allranks.protocol.config import AgentConfig, Isolation, TimeLimit
+from allranks.protocol.choices import Isolation
+from allranks.protocol.config import AgentConfig, TimeLimit
 
 TORCHS_TEST_CASES = "torch.testing._internal.common_distributed"
 """The module of torch's test cases."""

@@ -97,7 +97,7 @@ class LoopCounts:
         for (remedy, (first, *others)), names in by_tests.items():
             too = f", and so did {len(others)} other tests" if others else ""
             listed = ", ".join(names[:NAMES])
-            yield Notice(nodeid=first, text=f"it changed {listed}{too}; {remedy}")
+            yield Notice(nodeid=first, text=f"it changed {listed}{too}; {remedy}", kind="state")
 
 
 class WorkerLostError(Exception):
@@ -528,7 +528,8 @@ class TestLoop:
                 gang.condemn()
                 return done
             if mismatch is not None:
-                self._journal.write(Notice(nodeid=self._current, text=f"calls differ: {mismatch.message}"))
+                text = f"calls differ: {mismatch.message}"
+                self._journal.write(Notice(nodeid=self._current, text=text, kind="calls"))
             if (
                 gang.has_quit
                 or mismatch is not None
