@@ -21,11 +21,15 @@ def test_what_cannot_be_imported_is_written_down_and_the_others_run(run_agent):
     files = {
         "test_syntax.py": "def test_broken(:",
         "test_import.py": "import there_is_no_such_module",
+        "test_root.py": "import suite.test_fine",
         "test_fine.py": PASSING,
     }
     agent = run_agent(files)
     failures = {event.nodeid: event.text for event in agent.all(CollectionFailed)}
-    assert set(failures) == {"suite/test_syntax.py", "suite/test_import.py"}
+    assert set(failures) == {"suite/test_syntax.py", "suite/test_import.py", "suite/test_root.py"}
+    # The last one would be found under `python -m pytest`.
+    remedies = {event.nodeid: event.remedy.partition(" ")[0] for event in agent.all(CollectionFailed) if event.remedy}
+    assert remedies == {"suite/test_root.py": "suite"}
     assert "SyntaxError" in failures["suite/test_syntax.py"]
     assert "there_is_no_such_module" in failures["suite/test_import.py"]
     assert agent.outcomes("test_passes") == ("passed", "passed")
@@ -41,6 +45,7 @@ def test_under_x_nothing_runs_where_a_module_is_broken(run_agent):
     ("files", "words"),
     [
         ({"conftest.py": "import there_is_no_such_module", "test_a.py": PASSING}, "there_is_no_such_module"),
+        ({"conftest.py": "import suite", "test_a.py": PASSING}, "No module named 'suite'"),
         ({"inner/conftest.py": "1 / 0", "inner/test_a.py": PASSING}, "ZeroDivisionError"),
         ({"test_a.py": "def test_a(no_such_mark):\n  pass\nimport pytest\npytest.exit('at import')"}, "at import"),
     ],
@@ -51,6 +56,7 @@ def test_pytests_own_explanation_is_the_text_of_the_failure(start_agent, files, 
     failures = agent.all(CollectionFailed)
     assert failures, (agent.log, agent.all(AgentFailed))
     assert words in failures[0].text
+    assert ("python -m pytest" in failures[0].remedy) == ("'suite'" in words)
     assert not agent.all(GangStarted)
 
 

@@ -136,6 +136,7 @@ class CollectionFailed(Record):
 
     text: str
     nodeid: str = ""
+    remedy: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -256,7 +256,8 @@ def _collection_error(failures: Sequence[CollectionFailed], other: JobError | No
     names = ", ".join(dict.fromkeys(each.nodeid for each in failures if each.nodeid)) or "the suite"
     what = f"{names} cannot be collected. {other.what if other else ''}".rstrip()
     why = "\n\n".join([*(each.text for each in failures), *([other.why] if other and other.why else [])])
-    return JobError(kind="collection", what=what, why=why)
+    remedy = "\n".join(dict.fromkeys(each.remedy for each in failures if each.remedy))
+    return JobError(kind="collection", what=what, why=why, remedy=remedy)
 
 
 _REMEDIES: Final = {

@@ -114,6 +114,7 @@ class ServerPlugin:
         self._digests: dict[str, str] = {}
         self._warnings: dict[SuiteWarning, None] = {}
         self._declared: Sequence[str] = ()
+        self.remedy = ""  # for the import that failed last
         self.has_collected = False
         self.was_refused = False
         self.own_status: int | None = None  # pytest's own exit status, once its session ends
@@ -145,7 +146,11 @@ class ServerPlugin:
     def pytest_load_initial_conftests(self, early_config: pytest.Config) -> Generator[None, None, None]:
         """Set the path of coverage data: pytest-cov starts to measure in this hook."""
         self._measurement.begin(early_config)
-        return (yield)
+        try:
+            return (yield)
+        except Exception as error:
+            self.remedy = remedy_for_import(error, self._folders.code)
+            raise
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -243,10 +248,15 @@ class ServerPlugin:
         """Count the tests that ``-k``, ``-m`` and plugins deselect."""
         self._deselected += len(items)
 
+    def pytest_exception_interact(self, call: pytest.CallInfo[object]) -> None:
+        """See why a module failed to import, right before the report on it."""
+        if not self.has_collected and call.excinfo is not None:
+            self.remedy = remedy_for_import(call.excinfo.value, self._folders.code)
+
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Report modules that fail to import, initialise CUDA or start threads; note those that skip."""
         if report.failed:
-            self._fail(report.nodeid, report.longreprtext, goes_on=True)
+            self._fail(report.nodeid, report.longreprtext, goes_on=True, remedy=self.remedy)
             return
         if report.skipped:
             self._skipped[report.nodeid] = shorten(skip_reason(report), MESSAGE_LIMIT)
@@ -283,10 +293,10 @@ class ServerPlugin:
             )
             self._supervisor.write(Notice(nodeid=limited[0], text=text, kind="pytest"))
 
-    def _fail(self, nodeid: str, text: str, *, goes_on: bool = False) -> None:
+    def _fail(self, nodeid: str, text: str, *, goes_on: bool = False, remedy: str = "") -> None:
         self._has_failed = self._has_failed or not goes_on
         self._uncollected += goes_on
-        self._supervisor.write(CollectionFailed(nodeid=nodeid, text=shorten(text)))
+        self._supervisor.write(CollectionFailed(nodeid=nodeid, text=shorten(text), remedy=remedy))
 
     def pytest_internalerror(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Report the error at once: pytest explains it in the log, and that may be the file that is not writable."""
@@ -459,6 +469,21 @@ class ServerPlugin:
         self._skipped = {nodeid: phase for nodeid, phase in self._skipped.items() if xml_id(nodeid) in wanted}
 
 
+def remedy_for_import(error: BaseException | None, code: Path) -> str:
+    """What to do if a module was not found that ``python -m pytest`` finds; empty for any other error."""
+    while error is not None and not isinstance(error, ModuleNotFoundError):
+        error = getattr(error, "cause", None) or error.__cause__  # pytest's own error about a conftest has `cause`
+    if error is None or not error.name or str(code.resolve()) in sys.path:
+        return ""
+    place = code / error.name.replace(".", "/")
+    if not (place.is_dir() or place.with_suffix(".py").is_file()):
+        return ""
+    return (
+        f"{error.name} is below the folder of the matrix file. `python -m pytest` puts the working directory on "
+        'sys.path, and allranks, as `pytest` alone, does not: add pythonpath = ["."] to pytest\'s configuration.'
+    )
+
+
 def exit_status(left: BaseException, own: int) -> int:
     """The exit status of a session that a hook ends by an exit, as Python and pytest find it; `own` is pytest's own."""
     code = left.code if isinstance(left, SystemExit) else getattr(left, "returncode", None)
@@ -536,7 +561,7 @@ def run_session(config: AgentConfig, folders: Folders, supervisor: Supervisor) -
     if plugin.was_refused:
         return None
     if not plugin.has_collected:
-        supervisor.write(_why_not_collected(code, _log(folders)))
+        supervisor.write(_why_not_collected(code, _log(folders), plugin.remedy))
         return None
     if code is pytest.ExitCode.INTERNAL_ERROR:
         message = "pytest, or a hook of the suite's, broke down beside the tests"
@@ -558,11 +583,11 @@ def _obstacle(config: AgentConfig, folders: Folders) -> AgentFailed | Collection
     return None
 
 
-def _why_not_collected(code: int, output: str) -> AgentFailed | CollectionFailed:
+def _why_not_collected(code: int, output: str, remedy: str) -> AgentFailed | CollectionFailed:
     """Why pytest has collected nothing: a fault of its arguments, or of the suite."""
     if code == pytest.ExitCode.USAGE_ERROR and (refusal := refusal_in(output)):
         return AgentFailed(message=refusal, text=REFUSED_BY_PYTEST, kind=FailureKind.USAGE)
-    return CollectionFailed(text=shorten(output))
+    return CollectionFailed(text=shorten(output), remedy=remedy)
 
 
 def _log(folders: Folders) -> str:
