@@ -37,6 +37,11 @@ STYLES_OF = {
     "torch's module": ("run([sys.executable, '-m', 'torch.distributed.run', 'x.py'])\n", "spawn"),
     "a command": ("run(f'torchrun --nproc-per-node {n} x.py')\n", "spawn"),
     "a class of torch that also spawns": (BASE + "import torch.multiprocessing as mp\nmp.spawn(f)\n", "spawn"),
+    "accelerate": ("from accelerate import debug_launcher\ndebug_launcher(f)\n", "spawn"),
+    "Lightning": ("def test_a():\n    Fabric(strategy='ddp_fork')\n", "spawn"),
+    "DeepSpeed": ("from unit.common import DistributedTest as D\nclass TestA(D):\n    world_size = 2\n", "spawn"),
+    "a marker": ("import pytest\n@pytest.mark.world_size(2)\ndef test_a():\n    pass\n", "distributed"),
+    "a decorator": ("from common import world_size\n@world_size(2)\nclass TestA:\n    pass\n", "distributed"),
     "nothing distributed": ("import torch\ndef test_a():\n    assert torch.ones(1)\n", ""),
     "processes without torch": ("import multiprocessing\nmultiprocessing.Process(target=f)\n", ""),
     "a parameter that is no fixture": (
@@ -111,6 +116,39 @@ def test_a_conftest_and_imported_modules_say_what_a_file_does_not(tmp_path, writ
         "spawn": ("deep",),
     }
     assert found.need_expecttest
+
+
+def test_deepspeeds_class_is_what_its_module_makes_of_it(tmp_path, write):
+    derived = "from common import DistributedTest\nclass TestA(DistributedTest):\n    pass\n"
+    write(
+        {
+            "tests/unit/a/b/test_a.py": derived.replace("common", "unit.common"),
+            "tests/unit/common.py": "import torch.multiprocessing as mp\nclass DistributedTest:\n    pool = mp.Pool\n",
+            "ours/test_b.py": derived,
+            "ours/common.py": "from allranks.testing import stores\nclass DistributedTest:\n    pass\n",
+        }
+    )
+    assert find_tests(tmp_path).suites == {"distributed": ("ours",), "spawn": ("tests",)}
+
+
+def test_files_about_ranks_that_are_in_no_suite_are_named_and_all_others_counted(tmp_path, write):
+    odd = {
+        "test_broken.py": "import torch.distributed\ndef (",
+        "test_variable.py": "import os\ndef test_a():\n    assert os.environ['WORLD_SIZE']\n",
+        "test_run_if.py": "@RunIf(min_cuda_gpus=2, standalone=True)\ndef test_a():\n    pass\n",
+    }
+    files = {**odd, "test_own.py": OWN_GROUP, "test_spawn.py": STYLES_OF["mp.spawn"][0], "test_plain.py": ""}
+    write({f"tree/{name}": text for name, text in files.items()})
+    found = find_tests(tmp_path / "tree")
+    assert found.unrecognized == tuple(sorted(odd))
+    assert (dict(found.counts), found.has_more) == ({"torchrun": 1, "spawn": 1, "": 4}, False)
+
+
+def test_a_tree_with_too_many_files_is_known_to_have_more(tmp_path, write, monkeypatch):
+    monkeypatch.setattr("allranks.cli.existing_tests._MOST_FILES", 2)
+    write({f"tree/test_{number}.py": OWN_GROUP for number in range(3)})
+    found = find_tests(tmp_path / "tree")
+    assert (found.counts, found.has_more) == ({"torchrun": 2}, True)
 
 
 def test_a_fixture_of_the_repository_is_none_of_allranks(tmp_path, write):

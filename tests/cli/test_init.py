@@ -48,6 +48,19 @@ def test_an_empty_folder_gets_three_files_that_plan_accepts(allranks, folder):
     compile((folder / "noxfile.py").read_text(), "noxfile.py", "exec")
 
 
+def test_what_became_of_each_test_file_is_told(allranks, write):
+    odd = {f"odd/test_{number:02}.py": "import os\nos.environ['WORLD_SIZE']\n" for number in range(22)}
+    write({**odd, "spawn/test_a.py": "from torch.multiprocessing import spawn\n", "test_plain.py": ""})
+    assert allranks("init")[2].partition("noxfile")[0].splitlines() == [
+        "24 test files:",
+        "    1 in suites.spawn: these start processes",
+        "    1 in no suite: nothing of these is distributed",
+        "    22 in no suite, not recognized: these mention ranks, and do not say who starts them",
+        *(f"        {name}" for name in list(odd)[:20]),
+        "        and 2 more",
+    ]
+
+
 def test_another_folder_is_named(allranks, folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert allranks("init", "new")[0] == 0

@@ -7,7 +7,9 @@ import ast
 import os
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
@@ -20,13 +22,28 @@ _TEST_FILE: Final = re.compile(r"test_.*\.py|.*_test\.py")
 
 _MENTIONED: Final = re.compile(
     rb"torch\.(distributed|multiprocessing|testing)|from torch import|torchrun|process_group|rank|world_size|shared_"
+    rb"|DistributedTest|_launcher|ddp_"
 )
 """What the source of every distributed test file has; no other one is parsed."""
 
+_ABOUT_RANKS: Final = re.compile(
+    rb"\b(world_size|WORLD_SIZE|local_rank|LOCAL_RANK|init_process_group|nproc_per_node|num_processes|(ddp|fsdp)(_\w+)?"
+    rb"|torch\.distributed|DistributedDataParallel|FullyShardedDataParallel|RunIf\([^)]*(standalone|min_\w*gpus))\b"
+)
+"""What a test file that is in no suite may have although it is distributed."""
+
 _STARTS_PROCESSES: Final = re.compile(
     r"(\w+\.)*multiprocessing(\.\w+)*\.(spawn|start_processes|\w*Process|Pool|get_context)"
-    r"|concurrent\.futures\.ProcessPoolExecutor|torch\.distributed\.(launcher|run)\..*|accelerate\.\w+_launcher"
+    r"|concurrent\.futures\.ProcessPoolExecutor|torch\.distributed\.(launcher|run)\..*"
 )
+_STARTS_RANKS: Final = re.compile(r"accelerate(\.\w+)*\.(debug|notebook)_launcher")
+_LIGHTNINGS_STRATEGY: Final = re.compile(r"(ddp|fsdp)_(spawn|fork|notebook)\w*")
+"""A string by which Lightning starts processes."""
+
+_DEEPSPEEDS_CLASS: Final = re.compile(r"(\w*\.)*Distributed(Test|Fixture)")
+"""The base of test classes that start a pool of ranks for each test: DeepSpeed's own, and copies of it."""
+
+_WORLD_SIZE_MARKER: Final = re.compile(r"(\w+\.)*(\w+_)?world_size")
 _LAUNCHER: Final = re.compile(r"(\S*/)?torchrun(\s+-.*)?|torch\.distributed\.(run|launch)", re.DOTALL)
 """A string that starts torchrun: a word of a command, and not one of a sentence."""
 
@@ -60,15 +77,18 @@ STYLES: Final[Mapping[str, Style]] = {
 class ExistingTests:
     """The distributed tests of a repository."""
 
-    suites: Mapping[str, tuple[str, ...]] = field(
-        default_factory=dict
-    )  # by style: files, and folders with nothing else
+    # By style: files, and folders with nothing else.
+    suites: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)  # test files by style, with "" for those in no suite
+    unrecognized: tuple[str, ...] = ()  # those in no suite that have to do with ranks
+    has_more: bool = False  # whether there are so many test files that not all were read
     need_expecttest: bool = False  # True if they import torch's own test classes, which import that package
 
 
 def find_tests(root: Path) -> ExistingTests:
     """The distributed tests in a repository, by the source of its test files."""
-    files = [Path(path) for path in islice(_test_files(root), _MOST_FILES)]
+    found = _test_files(root)
+    files = [Path(path) for path in islice(found, _MOST_FILES)]
     styles = {path: _style(path, root) for path in files}
     below: dict[Path, set[str]] = {}
     for path, style in styles.items():
@@ -82,6 +102,9 @@ def find_tests(root: Path) -> ExistingTests:
     distributed = [path for path, style in styles.items() if style]
     return ExistingTests(
         suites={style: tuple(suites[style]) for style in STYLES if style in suites},
+        counts=Counter(styles.values()),
+        unrecognized=tuple(path.as_posix() for path in files if not styles[path] and _is_about_ranks(root / path)),
+        has_more=next(found, None) is not None,
         need_expecttest=any(_around(path, root).uses(_TORCHS_TESTING) for path in distributed),
     )
 
@@ -96,11 +119,17 @@ def _test_files(root: Path) -> Iterator[str]:
                 yield os.path.relpath(os.path.join(folder, name), root)  # noqa: PTH118
 
 
+def _is_about_ranks(path: Path) -> bool:
+    with suppress(OSError):
+        return _ABOUT_RANKS.search(path.read_bytes()) is not None
+    return True
+
+
 def _style(path: Path, root: Path) -> str:
     """The style of a test file; what it does not say itself, its conftests and the modules that it imports say."""
     own = _source(root / path)
     if own.is_distributed:
-        return own.style or _around(path, root).style or "distributed"
+        return own.style or _around(path, root).style or ("spawn" if own.has_deepspeeds_class else "distributed")
     if own.fixtures & _FIXTURES and own.fixtures & _FIXTURES - (around := _around(path, root)).functions:
         return around.style or "distributed"
     return ""
@@ -115,18 +144,34 @@ class _Source:
     modules: frozenset[str] = frozenset()  # those imported; a relative one begins with a dot for each folder
     functions: frozenset[str] = frozenset()
     fixtures: frozenset[str] = frozenset()  # the parameters of tests
+    decorators: frozenset[str] = frozenset()  # those with arguments
     starts_torchrun: bool = False
+    has_lightnings_strategy: bool = False
 
     def uses(self, *packages: str) -> bool:
         return any(name.startswith(packages) for name in self.names)
 
     @property
+    def starts_ranks(self) -> bool:
+        return self.starts_torchrun or self.has_lightnings_strategy or any(map(_STARTS_RANKS.fullmatch, self.names))
+
+    @property
+    def has_deepspeeds_class(self) -> bool:
+        return any(map(_DEEPSPEEDS_CLASS.fullmatch, self.bases))
+
+    @property
     def is_distributed(self) -> bool:
-        return self.starts_torchrun or self.uses(*_DISTRIBUTED) or any(map(_TORCHS_CLASS.fullmatch, self.names))
+        return (
+            self.starts_ranks
+            or self.has_deepspeeds_class
+            or self.uses(*_DISTRIBUTED)
+            or any(map(_TORCHS_CLASS.fullmatch, self.names))
+            or any(map(_WORLD_SIZE_MARKER.fullmatch, self.decorators))
+        )
 
     @property
     def style(self) -> str:
-        if self.starts_torchrun or any(map(_STARTS_PROCESSES.fullmatch, self.names)):
+        if self.starts_ranks or any(map(_STARTS_PROCESSES.fullmatch, self.names)):
             return "spawn"
         if any(map(_TORCHS_CLASS.fullmatch, self.bases)):
             return "torch-classes"
@@ -141,6 +186,7 @@ class _Source:
             functions=self.functions | other.functions,
             fixtures=self.fixtures,
             starts_torchrun=self.starts_torchrun or other.starts_torchrun,
+            has_lightnings_strategy=self.has_lightnings_strategy or other.has_lightnings_strategy,
         )
 
 
@@ -157,7 +203,8 @@ def _imported(modules: Iterable[str], path: Path, root: Path) -> Iterator[Path]:
     for module in modules:
         name = module.lstrip(".")
         dots = len(module) - len(name)
-        folders = [path.parents[dots - 1]] if 0 < dots <= len(path.parents) else [path.parent, root, root / "src"]
+        above = [folder for folder in path.parents if folder.is_relative_to(root)]  # pytest may add any of them
+        folders = [path.parents[dots - 1]] if 0 < dots <= len(path.parents) else [*above, root / "src"]
         for folder in folders:
             yield from (folder / f"{name.replace('.', '/')}{end}" for end in (".py", "/__init__.py"))
 
@@ -175,7 +222,8 @@ def _source(path: Path) -> _Source:
     relative = {f"{'.' * node.level}{node.module or ''}" for node in nodes if isinstance(node, ast.ImportFrom)}
     modules = {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names} | relative
     sentences = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
-    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and id(node) not in sentences]
+    values = [node.value for node in nodes if isinstance(node, ast.Constant) and id(node) not in sentences]
+    texts = [text for text in values if isinstance(text, str)]
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
     return _Source(
         names=frozenset({*modules, *imported.values(), *(_name(node, imported) for node in nodes)}),
@@ -185,7 +233,15 @@ def _source(path: Path) -> _Source:
         modules=frozenset(modules),
         functions=frozenset(each.name for each in functions),
         fixtures=frozenset(name for each in functions if each.name.startswith("test") for name in _fixtures(each)),
-        starts_torchrun=any(isinstance(text, str) and _LAUNCHER.fullmatch(text) for text in texts),
+        decorators=frozenset(
+            _name(mark.func, imported)
+            for each in nodes
+            if isinstance(each, ast.FunctionDef | ast.ClassDef)
+            for mark in each.decorator_list
+            if isinstance(mark, ast.Call)
+        ),
+        starts_torchrun=any(map(_LAUNCHER.fullmatch, texts)),
+        has_lightnings_strategy=any(map(_LIGHTNINGS_STRATEGY.fullmatch, texts)),
     )
 
 

@@ -19,7 +19,7 @@ from allranks.cli.parser import CommandOptions, flag, option
 from allranks.cli.printing import remark, say
 from allranks.engines import AUTO
 from allranks.engines.package import package_folder
-from allranks.errors import DeviceError, EngineError, ExitCode, UsageError
+from allranks.errors import DeviceError, EngineError, ExitCode, UsageError, counted
 from allranks.matrix.axes import is_version
 from allranks.matrix.declaration import FILE_NAME
 from allranks.matrix.tables import json_schema
@@ -64,6 +64,9 @@ _REQUIREMENTS = (
 
 _XDIST = re.compile(r"""(?:^|[\s"'=\[])(?:-n|--numprocesses)(?=[\s"',=\d]|auto)""", re.MULTILINE)
 _COMMENT_COLUMN = 36
+
+_SHOWN = 20
+"""Files that are named one by one."""
 
 
 IGNORED = ("results/", ".nox/")
@@ -156,7 +159,7 @@ def run(options: Options) -> ExitCode:
         else:
             _write(root / name, text)
             say(f"wrote {name}")
-    for line in _advice(root, found):
+    for line in (*_classification(found.tests), *_advice(root, found)):
         remark(line)
     return ExitCode.OK
 
@@ -187,6 +190,23 @@ def _write(path: Path, text: str) -> None:
     except OSError as error:
         msg = f"{path} cannot be written."
         raise UsageError(msg, why=f"{error.strerror}.", remedy="Check the permissions of its folder.") from error
+
+
+def _classification(tests: ExistingTests) -> Iterator[str]:
+    """What the test files of the repository were taken for, and those that nothing was recognized of."""
+    if not tests.counts:
+        return
+    yield f"{counted(sum(tests.counts.values()), 'test file')}:"
+    yield from (f"    {tests.counts[style]} in suites.{style}: {STYLES[style].meaning}" for style in tests.suites)
+    if plain := tests.counts.get("", 0) - len(tests.unrecognized):
+        yield f"    {plain} in no suite: nothing of these is distributed"
+    if unknown := tests.unrecognized:
+        yield f"    {len(unknown)} in no suite, not recognized: these mention ranks, and do not say who starts them"
+        yield from (f"        {path}" for path in unknown[:_SHOWN])
+        if (rest := len(unknown) - _SHOWN) > 0:
+            yield f"        and {rest} more"
+    if tests.has_more:
+        yield "There are more test files, which were not read: they are in no suite."
 
 
 def _advice(root: Path, found: Repository) -> Iterator[str]:
