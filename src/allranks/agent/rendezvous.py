@@ -47,7 +47,7 @@ def make_rendezvous(config: AgentConfig, shared: Path, *, groups: int = 1) -> Re
     """A fresh rendezvous of the cell's init method, with ports for so many process groups, made one after the other."""
     if config.init_method == "file":
         return Rendezvous(url=f"file://{shared}/rendezvous-{uuid.uuid4().hex}")
-    held = [_hold_port() for _ in range(groups)]
+    held = [hold_port() for _ in range(groups)]
     port, *others = (each.getsockname()[1] for each in held)
     # Both are set for tcp, too: suites read them to create stores of their own.
     environment = {"MASTER_ADDR": config.master_addr, "MASTER_PORT": str(port)}
@@ -63,7 +63,8 @@ def make_rendezvous(config: AgentConfig, shared: Path, *, groups: int = 1) -> Re
     raise ValueError(msg)
 
 
-def _hold_port(port: int = 0) -> socket.socket:
+def hold_port(port: int = 0) -> socket.socket:
+    """Bind a port, a free one by default, which no other process gets until the socket is closed."""
     held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -88,7 +89,7 @@ def wait_for_store(port: int) -> None:
     deadline = clock.monotonic() + _STORE_TIMEOUT
     while clock.monotonic() < deadline:
         try:
-            _hold_port(port).close()
+            hold_port(port).close()
         except OSError:
             return
         clock.sleep(0.001)

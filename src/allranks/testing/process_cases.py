@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed import FileStore, HashStore  # type: ignore[attr-defined]  # public, but not exported for mypy
 
 from allranks.agent.launch.launch import LaunchContext, LaunchTerms
-from allranks.agent.launch.launched_rank import LaunchedRank
+from allranks.agent.launch.launched_rank import LaunchedRank, RankTerms
 from allranks.agent.launch.own_ranks import (
     RANKS_ATTRIBUTE,
     KeptRanks,
@@ -180,7 +180,7 @@ class MultiProcessTestCase(LauncherTestCase):
 
     def _spawn_processes(self) -> None:
         """Start the ranks. Call it in ``setUp``, when all that they need is ready."""
-        self._ranks = OwnRanks(self, self._surroundings(), int(self.world_size), self._be_rank)
+        self._ranks = OwnRanks(self, self._surroundings(), int(self.world_size), self._be_rank, self.addCleanup)
 
     def _join_processes(self, fn: Callable[[], object]) -> None:
         """Wait for the ranks, and raise their outcome as the test's."""
@@ -188,9 +188,8 @@ class MultiProcessTestCase(LauncherTestCase):
             raise no_ranks_error(self.id())
         self._ranks.join(expected_ends(self, fn))
 
-    def _be_rank(self, launched: LaunchedRank) -> int:
+    def _be_rank(self, launched: LaunchedRank, terms: RankTerms) -> int:
         """Run in a fork: run the test on a fresh test case, and report its outcome; returns the exit status."""
-        terms = self._surroundings().rank_terms(self)
         outcome = launched.run(terms, lambda: self._run_in_rank(launched))
         return self.TEST_ERROR_EXIT_CODE if outcome.is_bad else 0
 

@@ -78,8 +78,20 @@ def adapt_torch_cases() -> Iterator[str]:
             yield from _adapt(kind, base)
 
 
-def adapt_collected(test_class: object) -> None:
-    """Adapt a class of tests that has to be adapted by itself, before pytest reads its fixtures."""
+_OF_DEEPSPEED = ("_launch_daemonic_procs", "_launch_non_daemonic_procs", "_dist_run", "_dist_destroy")
+"""Methods by which DeepSpeed's base class is recognized: each code base has a copy, under some name."""
+
+
+def adapt_collected(test_class: Any) -> None:  # noqa: ANN401 - a suite's class, or None
+    """Adapt a class of tests that is known only by itself, before pytest reads its fixtures."""
     adapt = getattr(test_class, "allranks_adapt_class", None)
     if adapt is not None:
         adapt()
+    above = test_class.__mro__ if getattr(test_class, "is_dist_test", False) else ()
+    base: Any = next((each for each in above if all(name in vars(each) for name in _OF_DEEPSPEED)), None)
+    if base is not None and not hasattr(base, _ADAPTED):
+        from allranks.agent.launch.deepspeed import adapt_deepspeed  # noqa: PLC0415 - as above
+
+        adapt_deepspeed(base)
+        # Its class-scoped fixtures are shared by its tests, so one launching process runs them all.
+        base.allranks_launcher = base.allranks_keeps_ranks = True

@@ -50,7 +50,9 @@ def run_driver(session: pytest.Session, assignment: Assignment, *, prints_at_onc
     telling = _Telling(assignment.connection)
     surroundings = DriverSurroundings(session, assignment, telling, prints_at_once=prints_at_once)
     for item in filter(is_launcher, session.items):
-        item.cls.allranks_surroundings = surroundings  # type: ignore[attr-defined]
+        # On the class that the adapters know, so that a class of fixtures beside the tests has it, too.
+        base: Any = next(each for each in item.cls.__mro__ if "allranks_launcher" in vars(each))  # type: ignore[attr-defined]
+        base.allranks_surroundings = surroundings
     session.config.pluginmanager.register(_RepeatWatch(telling), "allranks-driver")
     own = replace(assignment.request, results=driver_folder(assignment.request.results), url=None)
     run_rank(session, replace(assignment, request=own))
@@ -86,15 +88,14 @@ class DriverSurroundings:
     def __init__(
         self, session: pytest.Session, assignment: Assignment, telling: _Telling, *, prints_at_once: bool
     ) -> None:
-        launchers = filter(is_launcher, session.items)
-        self._items = {(_file_of(item.nodeid), item.cls, item.name): item for item in launchers}  # type: ignore[attr-defined]
+        self._items = {item.nodeid: item for item in filter(is_launcher, session.items)}
         self._config = assignment.config
         self._results = assignment.request.results
         self._telling = telling
         self._prints_at_once = prints_at_once
 
     @contextmanager
-    def workplace(self, _case: type[unittest.TestCase]) -> Iterator[Workplace]:
+    def workplace(self) -> Iterator[Workplace]:
         forget_rank()
         yield Workplace(
             results=self._results,
@@ -109,27 +110,16 @@ class DriverSurroundings:
     def _tell_release(self, world_size: int) -> None:
         self._telling.tell(Released(nodeid=self._telling.nodeid, world_size=world_size))
 
-    def launch_terms(self, case: unittest.TestCase) -> LaunchTerms:
-        item = self._item(case)
+    def launch_terms(self, _case: unittest.TestCase) -> LaunchTerms:
+        item = self._items[self._telling.nodeid]
         return LaunchTerms(
             nodeid=item.nodeid,
             limit=time_limit(item, self._config),
             may_disagree=may_disagree(item.nodeid, self._config.mixed_skip),
         )
 
-    def rank_terms(self, case: unittest.TestCase) -> RankTerms:
-        item = self._item(case)
-        seed = seed_of_test(self._config.seed, item.nodeid)
-        return RankTerms(nodeid=item.nodeid, seed=seed)
-
-    def _item(self, case: unittest.TestCase) -> pytest.Item:
-        # Another file may have imported the class; ranks that a class keeps were forked in a test of the same file.
-        file = _file_of(self._telling.nodeid)
-        return self._items[file, type(case), case._testMethodName]  # noqa: SLF001 - unittest gives the name nowhere else
-
-
-def _file_of(nodeid: str) -> str:
-    return nodeid.partition("::")[0]
+    def rank_terms(self, nodeid: str) -> RankTerms:
+        return RankTerms(nodeid=nodeid, seed=seed_of_test(self._config.seed, nodeid))
 
 
 def _discard_output(_outputs: Mapping[int, Output]) -> None:

@@ -300,11 +300,11 @@ def _lead(ranks: _LaunchedRanks, limits: TimeLimits, end: JobEnd) -> _LaunchedGa
 class LaunchContext(Protocol):
     """What the runner of a launcher test provides: an agent, or a plain pytest or unittest."""
 
-    def workplace(self, case: type[unittest.TestCase]) -> AbstractContextManager[Workplace]:
-        """Where the ranks of a test of this class are launched from, for as long as they live."""
+    def workplace(self) -> AbstractContextManager[Workplace]:
+        """Where the ranks of a test are launched from, for as long as they live."""
 
     def launch_terms(self, case: unittest.TestCase) -> LaunchTerms:
-        """How a test is run, for the launching process."""
+        """How the running test is run, for the launching process."""
 
-    def rank_terms(self, case: unittest.TestCase) -> RankTerms:
-        """The same test for its ranks; called in a rank."""
+    def rank_terms(self, nodeid: str) -> RankTerms:
+        """A test for its ranks; called in a rank."""

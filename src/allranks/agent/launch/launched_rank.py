@@ -69,16 +69,17 @@ class LaunchedRank:
         self._conclude("", phase)
         return phase.outcome is Outcome.PASSED
 
-    def run(self, terms: RankTerms, body: Callable[[], object]) -> Outcome:
-        """Run one test to its end."""
+    def run(self, terms: RankTerms, body: Callable[[], object], when: str = "call") -> Outcome:
+        """Run one test to its end, or a fixture, which is part of its setup."""
         self._running, self._reported, self._began = terms, None, monotonic()
         self._calls.begin()
         rank_setup.now_running(terms.nodeid)
-        # The launching process has set the test up: after this phase, a hang of this rank is one in the call.
-        self._report(terms.nodeid, Phase(when="setup", outcome=Outcome.PASSED, duration=0.0), None)
+        if when == "call":
+            # The launching process has set the test up: after this phase, a hang of this rank is one in the call.
+            self._report(terms.nodeid, Phase(when="setup", outcome=Outcome.PASSED, duration=0.0), None)
         os.environ["ALLRANKS_SEED"] = str(terms.seed)
         seed_everything(terms.seed)
-        phase, error = _attempt("call", body, self._note)
+        phase, error = _attempt(when, body, self._note)
         if error is None or error is not self._reported:
             self._report(terms.nodeid, phase, error)
         self._conclude(terms.nodeid, phase)

@@ -14,7 +14,7 @@ from allranks.agent.channel import End
 from allranks.agent.diagnose.step_outcome import Step, StepOutcome
 from allranks.agent.diagnose.unmatched_calls import words_for_ranks
 from allranks.agent.launch.launch import Excuse, Launch, LaunchContext, LaunchTerms, excuse_nothing
-from allranks.agent.launch.launched_rank import LaunchedRank
+from allranks.agent.launch.launched_rank import LaunchedRank, RankTerms
 from allranks.agent.launch.plain import meeting_file
 from allranks.agent.rank.rank_setup import flush_output, leave
 from allranks.protocol.outcomes import Outcome, overall
@@ -140,22 +140,31 @@ def expected_ends(case: unittest.TestCase, test: Callable[[], object]) -> Expect
 
 
 class OwnRanks:
-    """Starts the ranks of a test, and waits for them; clean-ups of the test end them."""
+    """Starts the ranks of a test, and waits for them; clean-ups of the test end them.
+
+    Args:
+        case: The test.
+        surroundings: What runs it.
+        world_size: The number of ranks.
+        work: What each rank does, with the terms of the test; returns its exit status.
+        add_cleanup: Registers a clean-up; it must run after tearDown, however that ends, and also after a failed setUp.
+    """
 
     def __init__(
         self,
-        case: unittest.TestCase,
+        case: Any,  # noqa: ANN401 - DeepSpeed's is no unittest
         surroundings: LaunchContext,
         world_size: int,
-        work: Callable[[LaunchedRank], int],
+        work: Callable[[LaunchedRank, RankTerms], int],
+        add_cleanup: Callable[[Callable[[], object]], object],
     ) -> None:
-        self._case = case
         resources = ExitStack()
-        # A clean-up runs after tearDown, however that ends, and also after a failed setUp.
-        case.addCleanup(resources.close)
-        self._terms = surroundings.launch_terms(case)
-        self._workplace = resources.enter_context(surroundings.workplace(type(case)))
-        self.launch = Launch(self._workplace, world_size, work, self._terms)
+        add_cleanup(resources.close)
+        self._terms = terms = surroundings.launch_terms(case)
+        workplace = resources.enter_context(surroundings.workplace())
+        self.launch = Launch(
+            workplace, world_size, lambda launched: work(launched, surroundings.rank_terms(terms.nodeid)), terms
+        )
         resources.callback(self.launch.close)
         self.launch.release(self._terms)
 
@@ -166,7 +175,8 @@ class OwnRanks:
         step = self.launch.wait(ends.excuse)
         raise_for(step, may_disagree=terms.may_disagree)
         if ends.of_rank_0 and ends.of_rank_0 != self.launch.excused_status(0):
-            self._case.fail(f"rank 0 was to end with exit status {ends.of_rank_0}, and its test ended without that")
+            msg = f"rank 0 was to end with exit status {ends.of_rank_0}, and its test ended without that"
+            raise AssertionError(msg)
 
 
 def no_ranks_error(test: str, spawn: str = "_spawn_processes") -> RuntimeError:
@@ -212,7 +222,7 @@ class KeptRanks:
         self._names: Sequence[str] = tuple(sorted(dir(type(case))))
         with ExitStack() as resources:
             self.file = resources.enter_context(meeting_file())
-            self._workplace = resources.enter_context(surroundings.workplace(type(case)))
+            self._workplace = resources.enter_context(surroundings.workplace())
             terms = surroundings.launch_terms(case)
             self._launch = Launch(self._workplace, world_size, lambda launched: self._live(case, launched), terms)
             resources.callback(self._launch.close)
@@ -249,7 +259,7 @@ class KeptRanks:
                 launched.end(self._life.leave)
                 return 0
             case = type(first)(self._names[command.index])
-            launched.run(self._surroundings.rank_terms(case), partial(self._life.run, case, launched))
+            launched.run(self._surroundings.rank_terms(command.nodeid), partial(self._life.run, case, launched))
         return 1
 
 

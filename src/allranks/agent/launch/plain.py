@@ -70,7 +70,7 @@ class PlainSurroundings:
         self._peer_grace = peer_grace
 
     @contextmanager
-    def workplace(self, _case: type[unittest.TestCase]) -> Iterator[Workplace]:
+    def workplace(self) -> Iterator[Workplace]:
         limit = default_timeout()
         limits = TimeLimits(
             process_group=PROCESS_GROUP_LIMIT, test=limit, job=limit, peer_grace=self._peer_grace, settings=_SETTINGS
@@ -81,8 +81,8 @@ class PlainSurroundings:
     def launch_terms(self, case: unittest.TestCase) -> LaunchTerms:
         return LaunchTerms(nodeid=case.id(), limit=_time_limit(case) or default_limit())
 
-    def rank_terms(self, case: unittest.TestCase) -> RankTerms:
-        return RankTerms(nodeid=case.id(), seed=zlib.crc32(case.id().encode("utf-8", "surrogatepass")))
+    def rank_terms(self, nodeid: str) -> RankTerms:
+        return RankTerms(nodeid=nodeid, seed=zlib.crc32(nodeid.encode("utf-8", "surrogatepass")))
 
 
 class _Unread:

@@ -13,6 +13,7 @@ import unittest
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
@@ -21,7 +22,7 @@ import torch
 from allranks.agent import clock
 from allranks.agent.environment_skips import EnvironmentSkip
 from allranks.agent.launch.launch import Launch, LaunchContext
-from allranks.agent.launch.launched_rank import LaunchedRank, forget_rank
+from allranks.agent.launch.launched_rank import LaunchedRank, RankTerms, forget_rank
 from allranks.agent.launch.own_ranks import ExpectedEnds, OwnRanks, exit_as_asked, expected_ends, no_ranks_error
 from allranks.agent.launch.plain import PlainSurroundings
 from allranks.protocol.skip_codes import SkipCode, is_success
@@ -154,11 +155,11 @@ def check_world(size: int) -> None:
         raise EnvironmentSkip(SkipCode.NO_CUDA, "its world size is 0, as it has a rank for each device")
 
 
-def warn_of_cuda(name: str) -> None:
-    """Warn that torch itself starts the ranks of the test or class with this name, and why."""
+def warn_of_cuda(name: str, who: str = "torch") -> None:
+    """Warn that torch, or another library, itself starts the ranks of the test or class with this name, and why."""
     warnings.warn(
-        f"torch starts the ranks of {name} itself, by spawn: this process has initialised CUDA, and its forks could "
-        "not use CUDA. Their outcomes are not recorded one by one.",
+        f"{who} starts the ranks of {name} itself: this process has initialised CUDA, and its forks could not use "
+        "CUDA. Their outcomes are not recorded one by one.",
         RuntimeWarning,
         stacklevel=3,
     )
@@ -176,7 +177,7 @@ def _silent(log: logging.Logger) -> Iterator[None]:
 
 def _fork(case: Any, handles: list[RankHandle]) -> None:  # noqa: ANN401 - as above
     """Start the ranks that torch has prepared."""
-    ranks = OwnRanks(case, surroundings_of(case), len(handles), lambda launched: _be_rank(case, handles, launched))
+    ranks = OwnRanks(case, surroundings_of(case), len(handles), partial(_be_rank, handles), case.addCleanup)
     # torch maps a rank's process id to its pipe, and only now do the forks have their ids.
     pipes = [case.pid_to_pipe.pop(handle.pid) for handle in handles]
     for handle, pipe in zip(handles, pipes, strict=True):
@@ -206,11 +207,10 @@ def _check_as_the_class_does(case: Any, check: Any, fn: Callable[[], object], el
     case._check_return_codes(*wanted)  # noqa: SLF001
 
 
-def _be_rank(case: Any, handles: list[RankHandle], launched: LaunchedRank) -> int:  # noqa: ANN401 - as above
+def _be_rank(handles: list[RankHandle], launched: LaunchedRank, terms: RankTerms) -> int:
     """Run in a fork: do the work that torch prepared for a process."""
     # torch's ranks lack these variables, and one of torch's tests asserts that ``env://`` reports them missing.
     forget_rank()
-    terms = surroundings_of(case).rank_terms(case)
     outcome = launched.run(terms, lambda: _run(handles[launched.number]))
     return _EXCEPTION_STATUS if outcome.is_bad else 0
 

@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from allranks.agent.channel import HiddenError, LaunchedEnd, Released, RepeatsRanks, SharesOutcome
-from allranks.agent.diagnose.step_outcome import Step, StepOutcome
+from allranks.agent.diagnose.step_outcome import DriverMessage, Step, StepOutcome
 from allranks.agent.gangs.gang import Gang
 from allranks.agent.output import Output
 from allranks.agent.program import DRIVER
@@ -35,11 +35,11 @@ class _DriverReports:
         told, phases = step.driver, step.phases.get(DRIVER, ())
         repeated = {each.when for each in told if isinstance(each, RepeatsRanks)}
         hidden = [each.phase for each in told if isinstance(each, HiddenError)]
-        ends = [each.end for each in told if isinstance(each, LaunchedEnd)]
+        world_size, ends = _launch_that_counts(told, nodeid)
         marked = (Outcome.XFAILED, Outcome.XPASSED)
         return cls(
-            world_size=next((each.world_size for each in reversed(told) if isinstance(each, Released)), None),
-            ends=tuple(end for end in ends if end.nodeid == nodeid),
+            world_size=world_size,
+            ends=tuple(ends),
             own=(*(phase for phase in phases if phase.when not in repeated), *hidden),
             shares_outcome=any(isinstance(each, SharesOutcome) for each in told),
             expected=next((phase for phase in phases if phase.outcome in marked), None),
@@ -66,6 +66,17 @@ class _DriverReports:
         is_its_own = all(end.outcome is Outcome.PASSED for end in self.ends)
         passed = self.expected if is_its_own else replace(self.expected, outcome=Outcome.XPASSED, message="", text="")
         return tuple(each for end in self.ends for each in _as_expected(end, passed))
+
+
+def _launch_that_counts(told: Sequence[DriverMessage], nodeid: str) -> tuple[int | None, Sequence[Passed | RankEnded]]:
+    """The size and outcomes of the ranks that a test started last, or of earlier ones if one of those was bad."""
+    launches: list[tuple[int | None, list[Passed | RankEnded]]] = [(None, [])]
+    for each in told:
+        if isinstance(each, Released):
+            launches.append((each.world_size, []))
+        elif isinstance(each, LaunchedEnd) and each.end.nodeid == nodeid:
+            launches[-1][1].append(each.end)
+    return next((each for each in launches if any(end.outcome.is_bad for end in each[1])), launches[-1])
 
 
 def _ranks(end: Passed | RankEnded) -> tuple[int, ...]:
