@@ -4,6 +4,7 @@ import ctypes
 import os
 import selectors
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -246,6 +247,12 @@ STARTED = 19
 def began(pid: int) -> int:
     """When a process began, in the kernel's ticks since the boot; 0 if it is gone."""
     return int(stat[STARTED]) if (stat := _stat(pid)) else 0
+
+
+def age(pid: int) -> float:
+    """Seconds since a process began; 0 if it is gone."""
+    ticks = began(pid)
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
 
 
 def _stat(pid: int) -> list[bytes]:

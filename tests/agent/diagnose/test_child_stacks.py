@@ -2,6 +2,7 @@
 
 import faulthandler
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -92,7 +93,7 @@ def test_a_fork_writes_its_stacks_to_the_stack_file_and_is_stopped(around, tmp_p
         os.kill(pid, signal.SIGSTOP)
         found = of(pid, around[0])
         assert found.line.startswith(f"child process {pid} was in {__file__}:")
-        assert found.line.endswith(" in hang_in_a_fork")
+        assert re.search(r" in hang_in_a_fork, \d+\.\d s after its start$", found.line)
         os.waitpid(pid, os.WUNTRACED)
         assert linux.state_of(pid) == "T"
     finally:
@@ -112,7 +113,7 @@ def test_another_python_writes_its_stacks_as_it_is_aborted(around, tmp_path):
         os.kill(process.pid, signal.SIGSTOP)
         found = of(process.pid, around[0])
     assert found.line.startswith(f"child process (rank 3) was in {script}:")
-    assert found.line.endswith(" in hangs_here")
+    assert re.search(r" in hangs_here, \d+\.\d s after its start$", found.line)
     assert process.returncode == -signal.SIGABRT
 
 
@@ -155,18 +156,19 @@ def test_after_the_deadline_no_process_is_asked(around, tmp_path):
 
 def hang(name, frame):
     stacks = f'Current thread 0x1 (most recent call first):\n  File "{frame}", line 1 in call\n' if frame else ""
-    return ChildHang(pid=1, name=name, about="pid 1", stacks=Stacks(stacks))
+    return ChildHang(pid=1, name=name, seconds=2.5, about="pid 1", stacks=Stacks(stacks))
 
 
 def test_a_message_names_those_first_that_do_not_wait_for_a_peer():
     waits = '/x-packages/torch/distributed/a.py", line 1 in wait\n  File "/user.py'
     children = [hang("a", waits), hang("b", "/user.py"), hang("c", "<string>"), hang("d", "")]
-    assert words_for(children) == "; b was in /user.py:1 in call, a was in /user.py:1 in call"
+    where = "was in /user.py:1 in call, 2.5 s after its start"
+    assert words_for(children) == f"; b {where}; a {where}"
 
 
 def test_a_message_names_no_more_than_three():
     assert words_for([hang(name, "/user.py") for name in "abcde"]).endswith(
-        "c was in /user.py:1 in call, 2 more child processes"
+        "; c was in /user.py:1 in call, 2.5 s after its start; 2 more child processes"
     )
 
 

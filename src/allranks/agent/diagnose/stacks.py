@@ -278,6 +278,7 @@ class ChildHang:
 
     pid: int
     name: str  # who it is, in words, as in "child process (rank 1)"
+    seconds: float  # since it started
     about: str  # its process id, state and command, in one line
     stacks: Stacks
 
@@ -285,7 +286,9 @@ class ChildHang:
     def line(self) -> str:
         """Where it is, in words; empty if it is in no code of the user's."""
         where = self.stacks.innermost
-        return f"{self.name} was in {where}" if where and not where.startswith(_STUB) else ""
+        if not where or where.startswith(_STUB):
+            return ""
+        return f"{self.name} was in {where}, {self.seconds:.1f} s after its start"
 
 
 def words_for(children: Sequence[ChildHang]) -> str:
@@ -293,7 +296,7 @@ def words_for(children: Sequence[ChildHang]) -> str:
     lines = [(child.stacks.waits_in_distributed(), child.line) for child in children if child.line]
     ordered = [line for _, line in sorted(lines, key=lambda each: each[0])]
     more = [f"{len(ordered) - _NAMED} more child processes"] if len(ordered) > _NAMED else []
-    return "; " + ", ".join([*ordered[:_NAMED], *more]) if ordered else ""
+    return "; " + "; ".join([*ordered[:_NAMED], *more]) if ordered else ""
 
 
 def text_of(children: Sequence[ChildHang]) -> str:
@@ -313,13 +316,14 @@ def find_children(rank: int, around: Surroundings, deadline: float) -> list[Chil
     tell_apart = len(set(variables.values()) - {None}) > 1 or set(variables.values()) - {None, str(around.number)}
     found = []
     for pid in pids:
-        about = _about(pid)
+        about, seconds = _about(pid), linux.age(pid)
         stacks = views[pid].stacks if pid in views else ""
         stacks = stacks or (_ask(pid, around) if clock.monotonic() < deadline else "")
         place = variables[pid] if tell_apart else None
         rank_name = f"child process (rank {place})" if place is not None else ""
         name = around.names.get(pid) or rank_name or f"child process {pid}"
-        found.append(ChildHang(pid=pid, name=name, about=about, stacks=Stacks(stacks, around.code)))
+        stacks_of = Stacks(stacks, around.code)
+        found.append(ChildHang(pid=pid, name=name, seconds=seconds, about=about, stacks=stacks_of))
     return found
 
 
