@@ -10,15 +10,19 @@ import pytest
 from allranks.agent import child_observer
 from allranks.agent.child_processes import (
     Began,
+    BeganTest,
     Ended,
     Left,
     Named,
+    PassedOn,
+    Ranked,
     Replaced,
     Signaled,
     names_of_children,
     primary,
     read_children,
     table,
+    workers_that_raised,
 )
 from allranks.protocol.typed_json import encode_line
 
@@ -64,6 +68,55 @@ def test_a_rank_that_all_have_inherited_tells_them_not_apart(events):
     assert words(folder, own_rank=1) == ["child process Process-1 raised ValueError: boom at a.py:3"]
     assert names_of_children(folder, 1) == {FIRST: "child process Process-1", SECOND: "child process Process-2"}
     assert names_of_children(folder, 0) == {FIRST: "child process (rank 1)", SECOND: "child process (rank 1)"}
+
+
+@pytest.mark.parametrize(("index", "own_rank"), [(0, 0), (1, 0), (0, 1), (1, 1)])
+def test_an_inherited_rank_hides_no_number_of_torchs(events, index, own_rank):
+    folder = events(
+        p10=[Named(pid=FIRST, at=1, name="A", rank=index), Named(pid=SECOND, at=1, name="B", rank=1 - index)],
+        p11=[Began(pid=FIRST, at=1, rank=own_rank), left(FIRST, 2, rank=own_rank)],
+        p12=[Began(pid=SECOND, at=1, rank=own_rank)],
+    )
+    [child] = read_children(folder, own_rank)
+    assert child.rank == index
+
+
+def test_a_process_that_has_set_its_rank_has_that(events):
+    folder = events(
+        p10=[Named(pid=FIRST, at=1, name="A"), Ended(pid=FIRST, at=3, status=-9)],
+        p11=[Began(pid=FIRST, at=1, rank=0), Ranked(pid=FIRST, at=2, rank=4)],
+    )
+    assert words(folder, own_rank=0) == ["child process (rank 4) was killed by SIGKILL"]
+    assert names_of_children(folder, 0) == {FIRST: "child process (rank 4)"}
+
+
+def test_what_had_ended_before_the_test_is_left_out_and_what_had_begun_is_of_an_earlier_test(events):
+    folder = events(
+        p10=[Named(pid=FIRST, at=1, name="A"), BeganTest(pid=STARTER, at=4)],
+        p11=[left(FIRST, 5)],
+        p12=[Began(pid=SECOND, at=1), left(SECOND, 3)],
+    )
+    [child] = read_children(folder, None)
+    assert child.who == "child process A of an earlier test"
+
+
+def test_an_earlier_tests_process_leads_last(events):
+    folder = events(
+        p10=[Named(pid=FIRST, at=1, name="A"), BeganTest(pid=STARTER, at=4), Named(pid=SECOND, at=5, name="B")],
+        p11=[left(FIRST, 6)],
+        p12=[left(SECOND, 7, IN_TORCH)],
+    )
+    assert primary(read_children(folder, None)).pid == SECOND
+
+
+def test_a_worker_is_told_with_its_first_exception_of_the_test_alone(events):
+    old, new, next_one = (
+        PassedOn(pid=FIRST, at=at, message=f"ValueError: {at}", stack=IN_TEST, rank=1) for at in (2, 5, 6)
+    )
+    folder = events(p10=[BeganTest(pid=STARTER, at=4)], p11=[Began(pid=FIRST, at=1), old, new, next_one])
+    assert read_children(folder, None) == []
+    [child] = workers_that_raised(folder, None)
+    assert child.words(Path("/s")) == "child process (rank 1) of an earlier test raised ValueError: 5 at a.py:3"
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,12 @@ events to a file of its own in the folder that :data:`FOLDER` names. :mod:`allra
 - ``Named``: this process has started a process by ``multiprocessing``, which gives it a name, or is one;
 - ``Began``: this process is a Python program, or a fork of one;
 - ``Replaced``: this process is about to execute another program;
+- ``Ranked``: this process has set the variable that says which rank it is;
 - ``Left``: an exception, or an exit status other than 0, ends this process;
+- ``PassedOn``: this worker of a pool has sent an exception to the process that gave it the task, and goes on;
 - ``Signaled``: this process has sent a signal to a process;
-- ``Ended``: a process that this one had started ended with a status other than 0.
+- ``Ended``: a process that this one had started ended with a status other than 0;
+- ``BeganTest``: a rank begins a test.
 
 The kernel tells the status of a child once, to whoever waits for it. Therefore Python's functions that wait for
 processes are wrapped, and so are those that send signals: a process that its starter stopped did not fail by itself.
@@ -17,7 +20,7 @@ This runs in programs that know nothing of allranks, and each of them waits for 
 already, and anything else where it is needed.
 """
 
-# ruff: noqa: PTH100, PTH108, PTH118, PTH120, PTH123, PTH208 - pathlib takes longer to import than the rest
+# ruff: noqa: PTH100, PTH108, PTH110, PTH118, PTH120, PTH123, PTH208 - pathlib takes longer to import than the rest
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
@@ -59,8 +62,17 @@ _EXECUTE: Final = ("subprocess", "_execute_child")
 _ALLRANKS: Final = "allranks."
 """What the modules that fork ranks begin with."""
 
+_PASSED_ON: Final = (
+    ("multiprocessing.pool", "ExceptionWithTraceback"),
+    ("concurrent.futures.process", "_ExceptionWithTraceback"),
+)
+"""What workers of pools make of an exception to send it."""
+
+_NOTED: Final = "_allranks_noted"
+"""The attribute of processes of ``multiprocessing`` whose end has been written."""
+
 _TORCH_SPAWN: Final = "torch.multiprocessing.spawn"
-_STARTERS: Final = frozenset({__name__, "multiprocessing.process", _TORCH_SPAWN})
+_STARTERS: Final = frozenset({__name__, "multiprocessing.process", _TORCH_SPAWN, *dict(_PASSED_ON)})
 """Modules whose frames come before those of a process's own function."""
 
 _clock, _getpid, _getppid, _waitid = time.clock_gettime, os.getpid, os.getppid, os.waitid
@@ -78,6 +90,8 @@ class _Process:
     def begin(self) -> None:
         """This process is a new one: a fork begins with nothing."""
         self.pid = _getpid()
+        self.has_begun = False  # a rank itself has not: it is reported in another way
+        self.has_left = False
         self.started: list[ref[Any]] = []
         self.ended: set[int] = set()  # those whose end it has written
         self.unwaited: set[int] = set()  # of those, the ones that nobody has waited for
@@ -102,6 +116,8 @@ def observe() -> None:
         _note_signals(name, targets)
     for name in ("execv", "execve"):  # all others call these
         _note_replacement(name)
+    _note_exit()
+    _note_rank()
     if "subprocess" in sys.modules:  # it has taken os.waitpid already
         sys.modules["subprocess"].Popen.returncode = _ReturnCode()
     os.register_at_fork(after_in_child=_begin_fork)
@@ -128,8 +144,7 @@ def _is_started_as(part: str) -> bool:
 
 def settle() -> None:
     """Write the ends of all processes that have ended, also of those that nobody has waited for."""
-    for reference in _process.started:
-        _note_process(reference())
+    _settle_started()
     try:
         if _waitid(os.P_ALL, 0, _DEAD) is None:
             return
@@ -145,20 +160,38 @@ def settle() -> None:
             _process.unwaited.add(pid)
 
 
+def _settle_started() -> None:
+    for reference in _process.started:
+        _note_process(reference())
+
+
 def disregard(rank: int) -> None:
     """Write no end of a process: it is a rank, which is reported in another way."""
     _process.ranks.add(rank)
 
 
-def forget() -> None:
-    """Forget the processes that have started so far, and all that they have written."""
+def begin_test() -> None:
+    """Forget all that has been written, except by and about processes that live on."""
+    import json  # noqa: PLC0415 - see _write
+
+    _settle_started()
     _process.started.clear()
     _process.ended &= _process.unwaited  # another process may get the number of one that somebody has waited for
+    own = f"{_process.folder}/{_getpid()}"
     try:
+        told = [(json.loads(line)[1]["pid"], line) for line in _read(own).splitlines()]
         for entry in os.scandir(_process.folder):
-            os.unlink(entry.path)
-    except OSError:
+            if entry.path == own or not _lives(entry.name):
+                os.unlink(entry.path)
+        with open(own, "w", encoding="ascii") as file:
+            file.writelines(f"{line}\n" for pid, line in told if pid != _process.pid and _lives(pid))
+    except (OSError, ValueError, LookupError, TypeError):  # a test may have changed anything there
         pass
+    _write("BeganTest", pid=_getpid())
+
+
+def _lives(pid: object) -> bool:
+    return os.path.exists(f"/proc/{pid}")
 
 
 def _begin_fork() -> None:
@@ -172,6 +205,7 @@ def _begin_fork() -> None:
 
 
 def _note_begin() -> None:
+    _process.has_begun = True
     _write("Began", pid=_getpid(), parent=_getppid(), rank=_rank())
 
 
@@ -201,10 +235,17 @@ def _write(kind: str, **fields: object) -> None:
 
 def _note_left(error: BaseException) -> None:
     """Write what ends this process: an exception, or the one that was handled when it left."""
-    status, cause = 1, error if not isinstance(error, SystemExit) else error.__context__
+    status = 1
     if isinstance(error, SystemExit):
         status = error.code if isinstance(error.code, int) else int(error.code is not None)
-    if status := status & _MOST_STATUS:
+    _note_left_by(status, error)
+
+
+def _note_left_by(status: int, cause: BaseException | None) -> None:
+    if isinstance(cause, SystemExit):
+        cause = cause.__context__
+    if (status := status & _MOST_STATUS) and not _process.has_left:
+        _process.has_left = True
         _write("Left", pid=_getpid(), status=status, rank=_rank(), **({} if cause is None else _description(cause)))
 
 
@@ -267,6 +308,7 @@ def _observe_multiprocessing() -> None:
         # What starts it may not be observed: a program imports multiprocessing at any time.
         _write("Named", pid=_getpid(), name=str(process.name), rank=_index_of(process))
         process.run = _noting(process.run)
+        _observe_pools()
         return bootstrap(process, *args, **kwargs)
 
     process_class.start = _like(start, start_and_note)
@@ -285,6 +327,20 @@ def _noting(run: Callable[[], None]) -> Callable[[], None]:
     return running
 
 
+def _observe_pools() -> None:
+    """Observe the exceptions that this process passes on if it is a worker of a pool."""
+    for module, name in _PASSED_ON:
+        passed_on: Any = getattr(sys.modules.get(module), name, None)
+        if passed_on is None or hasattr(passed_on.__init__, "__wrapped__"):
+            continue
+
+        def make_and_note(made: Any, error: BaseException, *args: Any, make: Any = passed_on.__init__) -> None:  # noqa: ANN401
+            _write("PassedOn", pid=_getpid(), rank=_rank(), **_description(error))
+            make(made, error, *args)  # removes the traceback
+
+        passed_on.__init__ = _like(passed_on.__init__, make_and_note)
+
+
 def _index_of(process: Any) -> int | None:  # noqa: ANN401
     """The number that ``torch.multiprocessing`` gives a process among those that it starts together."""
     target: Any = getattr(process, "_target", None)
@@ -296,10 +352,17 @@ def _index_of(process: Any) -> int | None:  # noqa: ANN401
 def _note_process(process: Any) -> None:  # noqa: ANN401
     """Write the end of a process of ``multiprocessing``: only its object tells it if a fork server is its parent."""
     try:
-        if process is not None and process.pid is not None and process.exitcode:
+        if process is not None and process.pid is not None and process.exitcode and not _was_noted(process):
             _note_end(process.pid, process.exitcode)
     except (ValueError, AssertionError):  # it is closed, or another process's
         pass
+
+
+def _was_noted(process: Any) -> bool:  # noqa: ANN401
+    """Whether this has been asked before: a test may wait again for a process that an earlier one has ended."""
+    was_noted = hasattr(process, _NOTED)
+    setattr(process, _NOTED, True)
+    return was_noted
 
 
 def _note_end(pid: int, status: int) -> None:
@@ -376,6 +439,31 @@ def _note_replacement(name: str) -> None:
             _note_begin()
 
     _replace(os, name, executing)
+
+
+def _note_exit() -> None:
+    """Have the function that ends this process at once note the status, and the exception that is being handled."""
+    original = os._exit
+
+    def exiting(status: int) -> None:
+        if _process.has_begun and _getpid() == _process.pid and isinstance(status, int):
+            _note_left_by(status, sys.exc_info()[1])
+        original(status)
+
+    os._exit = _like(original, exiting)
+
+
+def _note_rank() -> None:
+    """Have the function that sets a variable note that a process sets its rank."""
+    original = os.putenv
+
+    def setting(name: Any, value: Any) -> None:  # noqa: ANN401 - as the original
+        original(name, value)
+        is_rank = name == b"RANK" or (name == b"LOCAL_RANK" and not os.environ.get("RANK"))
+        if is_rank and _process.has_begun and bytes(value).isdigit():
+            _write("Ranked", pid=_getpid(), rank=int(value))
+
+    _replace(os, "putenv", setting)
 
 
 def _replace(module: Any, name: str, function: Callable[..., Any]) -> None:  # noqa: ANN401 - a module

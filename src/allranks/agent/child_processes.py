@@ -59,14 +59,29 @@ class Replaced(_Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Left(_Event):
-    """A process is about to end with a status other than 0."""
+class Ranked(_Event):
+    """A process has set its rank in its environment."""
 
-    status: int
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Raised(_Event):
+    status: int = 0  # that it is about to end with; 0 if it goes on
     rank: int | None = None  # torch's, or that of its environment
-    message: str = ""  # type and message of the exception; empty for an exit without one
+    message: str = ""  # type and message of the exception; empty for none
     text: str = ""  # its traceback
     stack: str = ""  # its frames, innermost first, as faulthandler writes them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left(_Raised):
+    """A process is about to end with a status other than 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassedOn(_Raised):
+    """A worker of a pool has sent an exception to the process that gave it the task, and goes on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +98,12 @@ class Signaled(_Event):
     number: int
 
 
-_KINDS: Final = by_name((Named, Began, Replaced, Left, Ended, Signaled))
+@dataclass(frozen=True, kw_only=True)
+class BeganTest(_Event):
+    """A rank begins a test."""
+
+
+_KINDS: Final = by_name((Named, Began, Replaced, Ranked, Left, PassedOn, Ended, Signaled, BeganTest))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +113,7 @@ class ChildProcess:
     Attributes:
         at: When it left or, if it wrote nothing then, when its parent noticed; seconds by the monotonic clock.
         rank: None if it has none, or the one that it has is that of the process that runs the test.
+        is_earlier: Whether an earlier test has started it.
         left: What it wrote itself before it ended.
         ended: What its parent got; None if it has not got it yet.
         stopped_by: The signal by which a process above it ended it; 0 for none.
@@ -102,7 +123,8 @@ class ChildProcess:
     at: float
     name: str = ""
     rank: int | None = None
-    left: Left | None = None
+    is_earlier: bool = False
+    left: _Raised | None = None
     ended: Ended | None = None
     stopped_by: int = 0
 
@@ -114,9 +136,9 @@ class ChildProcess:
     @property
     def who(self) -> str:
         """It, in words."""
-        if self.rank is not None:
-            return f"child process (rank {self.rank})"
-        return f"child process {self.name}" if self.name else "a child process"
+        known = f"child process {self.name}" if self.name else "a child process"
+        who = known if self.rank is None else f"child process (rank {self.rank})"
+        return f"{who} of an earlier test" if self.is_earlier else who
 
     @property
     def has_crashed(self) -> bool:
@@ -156,31 +178,43 @@ class ChildProcess:
 class _Found:
     """The events of a folder, by process."""
 
+    since: float = 0.0  # when the test began
     names: dict[int, Named] = field(default_factory=dict)
     began: dict[int, Began] = field(default_factory=dict)
+    ranked: dict[int, Ranked] = field(default_factory=dict)
     left: dict[int, Left] = field(default_factory=dict)
+    passed_on: dict[int, PassedOn] = field(default_factory=dict)
     ended: dict[int, Ended] = field(default_factory=dict)
     starters: dict[int, set[int]] = field(default_factory=dict)  # the processes that have started each
     signals: dict[int, list[tuple[int, Signaled]]] = field(default_factory=dict)  # to each, with their senders
 
     def children(self, pids: Iterable[int], own_rank: int | None) -> list[ChildProcess]:
         """These processes, in the order of their ends; with their ranks, unless all inherited the one rank."""
-        children = sorted(map(self._child, pids), key=lambda child: child.at)
-        has_ranks = {child.rank for child in map(self._child, self._pids)} - {None, own_rank}
-        return children if has_ranks else [replace(child, rank=None) for child in children]
+        ranks = {pid: self._rank_of(pid, own_rank) for pid in self._pids | set(pids)}
+        has_ranks = set(ranks.values()) - {None, own_rank}
+        found = [self._child(pid, ranks[pid] if has_ranks else None) for pid in pids]
+        return sorted(found, key=lambda child: child.at)
 
     @property
     def _pids(self) -> set[int]:
         return self.names.keys() | self.began.keys() | self.left.keys() | self.ended.keys()
 
-    def _child(self, pid: int) -> ChildProcess:
+    def _rank_of(self, pid: int, own_rank: int | None) -> int | None:
+        """What tells best which rank a process is; last of all, the rank that it may have inherited."""
+        raised = self.left.get(pid) or self.passed_on.get(pid)
+        events = (raised, self.ranked.get(pid), self.names.get(pid), self.began.get(pid))
+        found = [event.rank for event in events if event is not None and event.rank is not None]
+        return next((rank for rank in found if rank != own_rank), own_rank if found else None)
+
+    def _child(self, pid: int, rank: int | None) -> ChildProcess:
         left, ended, named = self.left.get(pid), self.ended.get(pid), self.names.get(pid)
-        first, ranked = left or ended, (left, named, self.began.get(pid))
+        first = left or ended
         return ChildProcess(
             pid=pid,
             at=first.at if first else 0.0,
             name=clipped(named.name, _NAME) if named else "",
-            rank=next((event.rank for event in ranked if event is not None and event.rank is not None), None),
+            rank=rank,
+            is_earlier=any(event.at < self.since for event in (named, self.began.get(pid)) if event),
             left=left,
             ended=ended,
             stopped_by=self._stopped_by(pid, ended.status, first.at) if ended and first else 0,
@@ -207,7 +241,7 @@ class _Found:
         return found
 
     def add(self, writer: int, event: _Event) -> None:
-        """Add an event that a process has written."""
+        """Add an event that a process has written after those that have been added."""
         match event:
             case Named():
                 self.names[event.pid] = event
@@ -215,13 +249,27 @@ class _Found:
                 self.began[event.pid] = event
             case Replaced():
                 self.began.pop(event.pid, None)
+            case Ranked():
+                self.ranked[event.pid] = event
             case Left():
                 self.left[event.pid] = event
+            case PassedOn():
+                self.passed_on.setdefault(event.pid, event)
+            case BeganTest():
+                self._begin_test(event.at)
             case Ended():
-                known = self.ended.get(event.pid)
-                self.ended[event.pid] = event if known is None or event.at < known.at else known
+                self.ended.setdefault(event.pid, event)
             case Signaled():
                 self.signals.setdefault(event.pid, []).append((writer, event))
+        self._add_starter(writer, event)
+
+    def _begin_test(self, at: float) -> None:
+        self.since = at
+        self.left.clear()
+        self.passed_on.clear()
+        self.ended.clear()
+
+    def _add_starter(self, writer: int, event: _Event) -> None:
         if isinstance(event, Named | Ended) and event.pid != writer:
             self.starters.setdefault(event.pid, set()).add(writer)
 
@@ -237,14 +285,15 @@ def children_folder(shared: Path, rank: int) -> Path:
 
 
 def names_of_children(folder: Path, own_rank: int | None) -> dict[int, str]:
-    """What to call the processes that ``multiprocessing`` has started, by their process ids.
+    """What to call the processes that have a name or a rank, by their process ids.
 
     Args:
         folder: Of the events.
         own_rank: As for :func:`read_children`.
     """
     found = _read(folder)
-    return {child.pid: child.who for child in found.children(found.names, own_rank)}
+    children = found.children(found.names.keys() | found.began.keys(), own_rank)
+    return {child.pid: child.who for child in children if child.name or child.rank is not None}
 
 
 def read_children(folder: Path, own_rank: int | None) -> Sequence[ChildProcess]:
@@ -261,13 +310,26 @@ def read_children(folder: Path, own_rank: int | None) -> Sequence[ChildProcess]:
     return [child for child in found.children(pids, own_rank) if not _is_skip(child)]
 
 
+def workers_that_raised(folder: Path, own_rank: int | None) -> Sequence[ChildProcess]:
+    """The workers of pools that have sent exceptions to the processes that gave them their tasks; the first of each.
+
+    Args:
+        folder: Of the events.
+        own_rank: As for :func:`read_children`.
+    """
+    found = _read(folder)
+    raised = [(child, found.passed_on[child.pid]) for child in found.children(found.passed_on, own_rank)]
+    return [replace(child, at=event.at, left=event, ended=None, stopped_by=0) for child, event in raised]
+
+
 def primary(children: Iterable[ChildProcess]) -> ChildProcess | None:
     """The process that failed first by itself; None if none did.
 
-    One that waited for a peer comes after all others: the peer's end may have made it fail.
+    One that waited for a peer comes after others: the peer's end may have made it fail. One of an earlier test comes
+    last.
     """
     own = [child for child in children if not child.was_stopped]
-    return min(own, key=lambda child: (child.waited_for_a_peer, child.at), default=None)
+    return min(own, key=lambda child: (child.is_earlier, child.waited_for_a_peer, child.at), default=None)
 
 
 def table(children: Sequence[ChildProcess], root: Path) -> str:
@@ -276,7 +338,7 @@ def table(children: Sequence[ChildProcess], root: Path) -> str:
 
 
 def _read(folder: Path) -> _Found:
-    found = _Found()
+    events: list[tuple[int, _Event]] = []
     files: list[Path] = []
     with suppress(OSError):
         files = [path for path in itertools.islice(folder.iterdir(), _MOST_FILES) if path.name.isdecimal()]
@@ -286,7 +348,10 @@ def _read(folder: Path) -> _Found:
         room -= sum(map(len, lines))
         for line in lines:
             with suppress(RecordError):  # cut off, or written by someone else
-                found.add(int(path.name), decode_line(line, _KINDS))
+                events.append((int(path.name), decode_line(line, _KINDS)))
+    found = _Found()
+    for writer, event in sorted(events, key=lambda each: each[1].at):
+        found.add(writer, event)
     return found
 
 

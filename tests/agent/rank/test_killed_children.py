@@ -39,6 +39,24 @@ HELPERS = """
         time.sleep(0.5)
         raise ValueError("late")
 
+    def crash_later():
+        time.sleep(0.5)
+        crash()
+
+    def leave_late_when_asked():
+        def asked(*_):
+            time.sleep(0.5)
+            leave()
+        signal.signal(signal.SIGTERM, asked)
+        time.sleep(600)
+
+    def die_as_a_rank():
+        os.environ["RANK"] = "5"
+        die()
+
+    def fail_in_a_pool(number):
+        raise ValueError("boom")  # the pool
+
     def fail():
         raise ValueError("boom")  # the line
 
@@ -61,6 +79,7 @@ SUITE = """
     import textwrap
     import threading
     import time
+    from concurrent.futures import ProcessPoolExecutor
     from unittest import mock
 
     import pytest
@@ -283,6 +302,60 @@ SUITE = """
     def test_raises(method, act):
         started(method, ACTS[act]).join()
 
+    def test_fork_that_leaves_as_it_handles_an_exception():
+        pid = os.fork()
+        if not pid:
+            try:
+                helpers.fail()
+            except ValueError:
+                os._exit(1)
+        os.waitpid(pid, 0)
+
+    @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+    def test_rank_that_it_has_set_itself(method):
+        started(method, helpers.die_as_a_rank).join()
+
+    def pool_of(kind):
+        context = multiprocessing.get_context("forkserver")
+        return ProcessPoolExecutor(2, context) if kind == "executor" else context.Pool(2)
+
+    @pytest.mark.parametrize("kind", ["executor", "pool"])
+    def test_pool(kind):
+        with pool_of(kind) as workers, pytest.raises(ValueError):
+            list(workers.map(helpers.fail_in_a_pool, range(1)))
+
+    @pytest.mark.parametrize("kind", ["executor", "pool"])
+    def test_pool_fails(kind):
+        with pool_of(kind) as workers:
+            list(workers.map(helpers.fail_in_a_pool, range(1)))
+
+    @pytest.mark.parametrize("kind", ["executor", "pool"])
+    def test_pool_has_failed(kind):
+        test_pool(kind)
+        assert False
+
+    def test_leaves_one_that_crashes():
+        server.left = started("fork", helpers.crash_later)
+
+    def test_next():
+        has_ended(server.left.pid)
+
+    def test_leaves_one_that_fails():
+        server.left = started("fork", helpers.fail_later)
+
+    def test_next_fails():
+        has_ended(server.left.pid)
+        started("fork", helpers.leave).join()
+        assert False
+
+    def test_leaves_one_that_it_stops():
+        server.left = started("fork", helpers.leave_late_when_asked)
+        time.sleep(0.3)
+        server.left.terminate()
+
+    def test_after_one_that_was_stopped():
+        has_ended(server.left.pid)
+
     def test_of_a_program():
         code = "import sys; sys.path.insert(0, sys.argv[1]); import helpers; helpers.fail()"
         program = [sys.executable, "-c", code, os.path.dirname(helpers.__file__)]
@@ -340,6 +413,7 @@ SUITE = """
 METHODS = ("fork", "spawn", "forkserver")
 KIND = {"fork": "ForkProcess", "spawn": "SpawnProcess", "forkserver": "ForkServerProcess"}
 LINE = 1 + next(number for number, line in enumerate(HELPERS.splitlines()) if "# the line" in line)
+IN_POOL = 1 + next(number for number, line in enumerate(HELPERS.splitlines()) if "# the pool" in line)
 LATE = 1 + next(number for number, line in enumerate(HELPERS.splitlines()) if 'late")' in line)
 PASSED = "and the test passed (on ranks 0 and 1)"
 
@@ -384,7 +458,7 @@ def test_a_crash_makes_a_test_that_passed_an_error(suite, test, number):
             for wait in ("waitpid", "wait", "wait4", "waitid")
         ),
         ("test_killed_again", "ForkProcess-N was killed by SIGKILL"),
-        ("test_server_fails", f"a child process raised ValueError: late at suite/helpers.py:{LATE}"),
+        ("test_server_fails", f"ForkProcess-N of an earlier test raised ValueError: late at suite/helpers.py:{LATE}"),
         ("test_killed_by_another_program", "ForkProcess-N was killed by SIGTERM"),
         *((f"test_raises[{method}-leave]", f"{KIND[method]}-N ended with exit status 3") for method in METHODS),
         *(
@@ -392,6 +466,12 @@ def test_a_crash_makes_a_test_that_passed_an_error(suite, test, number):
             for method in METHODS
             for how, line in (("fail", LINE), ("clean", LINE + 4))
         ),
+        (
+            "test_fork_that_leaves_as_it_handles_an_exception",
+            f"a child process raised ValueError: boom at suite/helpers.py:{LINE}",
+        ),
+        *((f"test_rank_that_it_has_set_itself[{m}]", "child process (rank 5) was killed by SIGKILL") for m in METHODS),
+        ("test_next", "child process ForkProcess-N of an earlier test was killed by SIGSEGV"),
         ("test_of_a_program", f"child process (rank 7) raised ValueError: boom at suite/helpers.py:{LINE}"),
         ("test_exits[1]", "a child process ended with exit status 1"),
     ],
@@ -439,6 +519,10 @@ def test_of_many_processes_five_are_named(suite):
         "test_skip_while_cleaning_up",
         "test_waited_for_by_somebody_else",
         "test_server_works",
+        *(f"test_pool[{kind}]" for kind in ("executor", "pool")),
+        "test_leaves_one_that_crashes",
+        "test_leaves_one_that_fails",
+        "test_after_one_that_was_stopped",
         "test_exits[0]",
         "test_exits[77]",
         "test_another_program_fails",
@@ -449,6 +533,23 @@ def test_of_many_processes_five_are_named(suite):
 def test_what_the_test_stopped_or_expects_is_neither(suite, test):
     assert suite.cases(0)[test].outcome == "passed"
     assert notices(suite, test) == []
+
+
+@pytest.mark.parametrize("kind", ["executor", "pool"])
+def test_an_exception_of_a_pools_worker_has_its_line_if_the_test_fails_of_it(suite, kind):
+    words = f"ForkServer{'Process' if kind == 'executor' else 'PoolWorker'}-"
+    of_worker = f"raised ValueError: boom at suite/helpers.py:{IN_POOL}; "
+    case = suite.cases(0)[f"test_pool_fails[{kind}]"]
+    assert case.outcome == "failed"
+    assert case.message.startswith(f"child process {words}")
+    assert f" {of_worker}ValueError: boom" in case.message
+    assert suite.cases(0)[f"test_pool_has_failed[{kind}]"].message.startswith("assert False")
+
+
+def test_a_process_of_this_test_goes_before_one_of_an_earlier_test(suite):
+    case = suite.cases(0)["test_next_fails"]
+    assert re.match(r"child process ForkProcess-\d+ ended with exit status 3; assert False", case.message)
+    assert " of an earlier test " in case.text
 
 
 @pytest.mark.parametrize(("policy", "outcome"), [("error", "errored"), ("ignore", "passed")])

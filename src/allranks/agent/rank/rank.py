@@ -18,7 +18,14 @@ from torch import distributed
 from allranks.agent import child_observer
 from allranks.agent.call_log import CallLog, Wait, map_log
 from allranks.agent.channel import End, GpuLost, PhasesEnded, RankEnd, RunTest, StepEnded
-from allranks.agent.child_processes import ChildProcess, children_folder, primary, read_children, table
+from allranks.agent.child_processes import (
+    ChildProcess,
+    children_folder,
+    primary,
+    read_children,
+    table,
+    workers_that_raised,
+)
 from allranks.agent.clock import monotonic
 from allranks.agent.environment_skips import EnvironmentSkip
 from allranks.agent.evidence import DiskUse
@@ -38,6 +45,7 @@ from allranks.agent.rank.reports import (
     broken_off,
     changed,
     failed_before,
+    is_from_a_worker,
     phase_of,
     raise_unraisable,
     unreported,
@@ -223,7 +231,7 @@ class _Rank:
         if not self._assignment.config.launches_ranks:  # there is no peer to agree with: as under pytest
             seed_everything(command.seed)
         self._room.begin()
-        child_observer.forget()
+        child_observer.begin_test()
         try:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         except (KeyboardInterrupt, pytest.exit.Exception) as error:
@@ -243,9 +251,15 @@ class _Rank:
     def _children(self) -> Sequence[ChildProcess]:
         """The processes that the test has started and that did not end well."""
         child_observer.settle()
-        config = self._assignment.config
-        own_rank = None if config.launches_ranks else self._assignment.rank
-        return read_children(children_folder(self._assignment.shared, self._assignment.rank), own_rank)
+        return read_children(self._events, self._inherited_rank)
+
+    @property
+    def _events(self) -> Path:
+        return children_folder(self._assignment.shared, self._assignment.rank)
+
+    @property
+    def _inherited_rank(self) -> int | None:
+        return None if self._assignment.config.launches_ranks else self._assignment.rank
 
     def _check_children(self, item: pytest.Item) -> tuple[str, ...]:
         """Make a test that passed an error if a process that it started crashed; return what else became of them."""
@@ -254,7 +268,7 @@ class _Rank:
             return ()
         root = self._session.config.rootpath
         failed = [child for child in self._children() if not child.was_stopped]
-        errors = [child for child in failed if child.has_crashed or policy == "error"]
+        errors = [child for child in failed if (child.has_crashed or policy == "error") and not child.is_earlier]
         if errors:
             child = errors[0]
             message = f"{child.words(root)}, and the test passed"
@@ -275,18 +289,22 @@ class _Rank:
         more = [f"{len(words) - _MOST_CHILDREN} more child processes failed"] if len(words) > _MOST_CHILDREN else []
         return (*words[:_MOST_CHILDREN], *more)
 
-    def _with_children(self, phase: Phase) -> Phase:
+    def _with_children(self, phase: Phase, error: BaseException | None) -> Phase:
         """A phase that failed, led by the process that failed first by itself, if the test had started any."""
         children = self._children()
+        if is_from_a_worker(error):
+            workers = workers_that_raised(self._events, self._inherited_rank)
+            pids = {child.pid for child in workers}
+            children = [*(child for child in children if child.pid not in pids), *workers]
         first = primary(children)
         if first is None:
             return phase
         root = self._session.config.rootpath
         message = f"{first.words(root)}; {phase.message}"
-        parts = (first.left.text if first.left else "", phase.text, f"Child processes:\n{table(children, root)}")
-        return replace(
-            phase, message=shorten(message, MESSAGE_LIMIT), text=shorten("\n".join(part for part in parts if part))
-        )
+        raised = first.left.text if first.left else ""
+        own = f"{raised}\nThe above exception was raised in {first.who}.\n\n" if raised else ""
+        text = f"{own}{phase.text}\nChild processes:\n{table(children, root)}"
+        return replace(phase, message=shorten(message, MESSAGE_LIMIT), text=shorten(text))
 
     def _enter_folder(self, file: Path) -> None:
         """Exchange modules of one name if several test folders have them; the file's own are then imported."""
@@ -418,8 +436,8 @@ class _Rank:
             return
         error = self._errors.pop(report.when, None)
         phase = phase_of(report, error, monotonic() - self._phase_began)
-        if phase.outcome in (Outcome.FAILED, Outcome.ERRORED):
-            phase = self._with_children(phase)
+        if phase.outcome.is_bad:
+            phase = self._with_children(phase, error)
         phase = with_remedy(phase, error, has_group=self._assignment.request.url is not None)
         if self._assignment.request.url is not None and phase.outcome.is_bad:
             message = with_group_limit(phase.message, self._assignment.config.limits.limit("process_group"))

@@ -64,6 +64,12 @@ def failed_before(error: BaseException | None) -> BaseException | None:
         return None
 
 
+def is_from_a_worker(error: BaseException | None) -> bool:
+    """Whether an exception, or what it follows from, was raised in a worker of a pool, which has passed it on."""
+    # multiprocessing.pool and concurrent.futures.process each have a class of this name.
+    return error is not None and any(type(each).__name__.lstrip("_") == "RemoteTraceback" for each in chain(error))
+
+
 def _wait_of(error: BaseException) -> Wait | None:
     if isinstance(error, BaseExceptionGroup):
         waits = [waited_for(each) for each in error.exceptions]
