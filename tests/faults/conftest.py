@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # the helpers, which pytest's importlib mode does not find
+# The helpers, which pytest's importlib mode does not find, and those of the suite of test_styles.
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(1, str(Path(__file__).parent / "styles"))
 
 from declaration import CLUSTER, Fault
 from services import services_of, why_missing
 from side_by_side import Outcome, SideBySide
 from trial_cluster import use_cluster
 
-collect_ignore = ["suites"]
+collect_ignore = ["suites", "styles"]
 
 
 Ended = Callable[[Fault], Outcome]

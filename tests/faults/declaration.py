@@ -94,6 +94,7 @@ class Fault:
         is_alone: It takes so much of the machine that nothing else may run beside it.
         pytest_args: More arguments for pytest.
         environment: Variables that the matrix sets.
+        launches_ranks: One process runs the tests, which start their ranks themselves.
     """
 
     name: str
@@ -117,6 +118,7 @@ class Fault:
     is_alone: bool = False
     pytest_args: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    launches_ranks: bool = False
 
     @property
     def engines(self) -> tuple[str, ...]:

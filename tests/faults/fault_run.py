@@ -55,6 +55,7 @@ init_method = ["{init_method}"]
 [suites.faulty]
 path = "suite"
 isolation = "{isolation}"
+launches_ranks = {launches_ranks}
 
 [images.cpu]
 torch = "2.13.0"
@@ -83,6 +84,7 @@ class Case:
     message: str
     text: str
     output: str
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +182,7 @@ def _write_repository(fault: Fault, repository: Path, temporary: Path) -> None:
         nodes=fault.nodes,
         init_method=fault.init_method,
         isolation=fault.isolation,
+        launches_ranks=json.dumps(fault.launches_ranks),
         python=json.dumps(sys.executable),
         spool=json.dumps(str(temporary / SPOOL)),
         # A node's own folder for temporary files is the host's /tmp, which others use, too.
@@ -288,6 +291,7 @@ def _case(case: TestCase) -> Case:
         message="" if outcome is None else outcome.message or "",
         text="" if outcome is None else outcome.text or "",
         output="\n".join(captured),
+        seconds=case.time or 0.0,
     )
 
 
