@@ -81,6 +81,20 @@ def test_an_inherited_rank_hides_no_number_of_torchs(events, index, own_rank):
     assert child.rank == index
 
 
+def test_processes_without_a_name_are_told_apart_by_the_order_of_their_starts(events):
+    folder = events(
+        p10=[Ended(pid=FIRST, at=4, status=-9), Ended(pid=SECOND, at=5, status=-9)],
+        p11=[Began(pid=FIRST, parent=STARTER, at=2)],
+        p12=[Began(pid=SECOND, parent=STARTER, at=1)],
+        p13=[Began(pid=13, parent=SECOND, at=3), left(13, 6)],
+    )
+    assert [child.who for child in read_children(folder, None)] == [
+        "child process 2 of 2",
+        "child process 1 of 2",
+        "a child process",
+    ]
+
+
 def test_a_process_that_has_set_its_rank_has_that(events):
     folder = events(
         p10=[Named(pid=FIRST, at=1, name="A"), Ended(pid=FIRST, at=3, status=-9)],

@@ -133,6 +133,7 @@ def observe_this_program() -> None:
     observe()
     _note_begin()
     if _is_started_as(_FORK_SERVER):
+        _write("Named", pid=_getpid(), name="forkserver")
         return
     sys.excepthook = sys.__excepthook__ = _with_note(sys.excepthook)  # programs compare them
 

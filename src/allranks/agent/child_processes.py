@@ -192,7 +192,8 @@ class _Found:
         """These processes, in the order of their ends; with their ranks, unless all inherited the one rank."""
         ranks = {pid: self._rank_of(pid, own_rank) for pid in self._pids | set(pids)}
         has_ranks = set(ranks.values()) - {None, own_rank}
-        found = [self._child(pid, ranks[pid] if has_ranks else None) for pid in pids]
+        places = self._places()
+        found = [self._child(pid, ranks[pid] if has_ranks else None, places.get(pid, "")) for pid in pids]
         return sorted(found, key=lambda child: child.at)
 
     @property
@@ -206,13 +207,22 @@ class _Found:
         found = [event.rank for event in events if event is not None and event.rank is not None]
         return next((rank for rank in found if rank != own_rank), own_rank if found else None)
 
-    def _child(self, pid: int, rank: int | None) -> ChildProcess:
+    def _places(self) -> dict[int, str]:
+        """The order of the processes without a name that one process has started in this test, if it is several."""
+        together: dict[int, list[int]] = {}
+        for pid, began in self.began.items():  # in the order of their starts
+            if pid not in self.names and began.at >= self.since:
+                together.setdefault(began.parent, []).append(pid)
+        several = [pids for pids in together.values() if len(pids) > 1]
+        return {pid: f"{place} of {len(pids)}" for pids in several for place, pid in enumerate(pids, 1)}
+
+    def _child(self, pid: int, rank: int | None, place: str) -> ChildProcess:
         left, ended, named = self.left.get(pid), self.ended.get(pid), self.names.get(pid)
         first = left or ended
         return ChildProcess(
             pid=pid,
             at=first.at if first else 0.0,
-            name=clipped(named.name, _NAME) if named else "",
+            name=clipped(named.name, _NAME) if named else place,
             rank=rank,
             is_earlier=any(event.at < self.since for event in (named, self.began.get(pid)) if event),
             left=left,
