@@ -19,7 +19,8 @@ RUNS = {
     "containers": ("docker", ("torch-fork", "programs"), (pytest.mark.docker,)),
     "forks": ("process", ("fork", "torch-fork", "elastic", "debug-launcher"), (pytest.mark.thorough,)),
     "spawned": ("process", ("process-spawn", "process-forkserver", "pool", "executor"), (pytest.mark.thorough,)),
-    "slow": ("process", ("torch-spawn", "torchrun"), (pytest.mark.thorough,)),
+    "torch-spawn": ("process", ("torch-spawn",), (pytest.mark.thorough,)),
+    "torchrun": ("process", ("torchrun",), (pytest.mark.thorough,)),
 }
 """One command each: the engine and the styles."""
 
@@ -77,7 +78,7 @@ def seen_of() -> Iterator[Callable[[str], Seen]]:
                 test="",
                 expected=passed(1),
                 seconds=0,
-                limits={**LIMITS, "process_group": 4, "test": 20, "job": 220},
+                limits={**LIMITS, "process_group": 4, "test": 30, "job": 220},
                 environment={"STYLES": " ".join(styles)},
             )
             found[run] = run_fault(fault, engine, Path(folder, run))

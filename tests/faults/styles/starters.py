@@ -154,10 +154,10 @@ STYLES = {
     "debug-launcher": debug_launcher,
 }
 
-LIMITS = dict.fromkeys(("process-spawn", "process-forkserver", "pool", "executor", "elastic"), 8) | dict.fromkeys(
-    ("torch-spawn", "torchrun"), 20
+LIMITS = dict.fromkeys(("process-spawn", "process-forkserver", "pool", "executor"), 8) | dict.fromkeys(
+    ("torch-spawn", "torchrun", "elastic"), 30
 )
-"""Seconds for the tests of styles whose ranks start slowly; those of the others have five."""
+"""Seconds for the tests of styles whose ranks start slowly, or import torch; those of the others have five."""
 
 
 def limit_of(style):
