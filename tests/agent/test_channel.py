@@ -98,6 +98,7 @@ MESSAGES = st.one_of(
         left=TEXTS,
         has_exited=st.booleans(),
         unchecked_children=TEXTS,
+        cold_starts=TEXTS,
         imported=TEXTS,
     ),
     st.builds(

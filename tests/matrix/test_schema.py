@@ -51,6 +51,7 @@ EVERYTHING = {
             "launches_ranks": False,
             "unchecked_children": "error",
             "ignored_notices": ["state", "warnings"],
+            "start_children": "warm",
             "when": "world_size > 1",
             "files": ["data.txt"],
             "pytest_args": ["-x"],

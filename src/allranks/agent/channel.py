@@ -94,6 +94,7 @@ class StepEnded(_AboutTest):
     skipped_subtests: str = ""
     # How processes that the test had started failed, in words, although it passed.
     unchecked_children: tuple[str, ...] = ()
+    cold_starts: tuple[str, ...] = ()  # why processes could not be started warm; each reason once for a rank
     imported: tuple[str, ...] = ()  # after the last step: modules to import once for all later ranks
 
 

@@ -131,7 +131,7 @@ def observe_this_program() -> None:
     if _is_started_as("multiprocessing"):
         import multiprocessing.process  # noqa: F401, PLC0415 - it is about to be imported anyway
     observe()
-    _note_begin()
+    note_begin()
     if _is_started_as(_FORK_SERVER):
         _write("Named", pid=_getpid(), name="forkserver")
         return
@@ -201,11 +201,12 @@ def _begin_fork() -> None:
     module = caller.f_globals.get("__name__", "") if caller else ""
     if module.startswith(_ALLRANKS) or (caller and (module, caller.f_code.co_name) == _EXECUTE):
         return
-    _note_begin()
+    note_begin()
     _observe_multiprocessing()
 
 
-def _note_begin() -> None:
+def note_begin() -> None:
+    """Write that this process has begun."""
     _process.has_begun = True
     _write("Began", pid=_getpid(), parent=_getppid(), rank=_rank())
 
@@ -437,7 +438,7 @@ def _note_replacement(name: str) -> None:
         try:
             return original(*args, **kwargs)
         finally:  # there is no such program
-            _note_begin()
+            note_begin()
 
     _replace(os, name, executing)
 

@@ -19,7 +19,7 @@ _ORPHANS_TIMEOUT = 10.0
 _JANITORS = re.compile(r"multiprocessing\.resource_tracker|(^|/)torch_shm_manager\b")
 """Command lines of processes that remove shared memory once all their clients are gone, and then exit."""
 
-_SERVER = re.compile(r"from multiprocessing\.forkserver import main")
+_SERVER = re.compile(r"from multiprocessing\.forkserver import main|'allranks\.warm_server'")
 
 JANITOR_TIMEOUT = 3.0
 """Seconds for that; ``torch_shm_manager`` waits for two before it begins (torch 2.13)."""
@@ -191,7 +191,7 @@ def _end_all(pids: Collection[int]) -> set[int]:
 
 
 def _is_idle_server(pid: int, process: linux.LivingProcess) -> bool:
-    """Whether a process only waits for its rank to end, to end too: ``multiprocessing``'s server without a child."""
+    """Whether a process only waits for its rank to end, to end too: a server without a child."""
     return _SERVER.search(process.command) is not None and not linux.descendants(pid)
 
 

@@ -27,7 +27,7 @@ from allranks.matrix.keys import (
     whole,
 )
 from allranks.matrix.when import Condition
-from allranks.protocol.choices import Isolation, NoticeKind, UncheckedChildren
+from allranks.protocol.choices import ChildStart, Isolation, NoticeKind, UncheckedChildren
 
 SkipPolicy = Literal["skip", "pass"]
 ProjectMode = Literal["install", "copy"]
@@ -214,6 +214,12 @@ class Suite:
         "Kinds of notices to leave out of the terminal and of all reports; report.md explains them.",
         default=(),
         example=["state"],
+    )
+    start_children: ChildStart = key(
+        choice("cold", "warm"),
+        "How processes start by `spawn` or `forkserver`: each imports all, or forks what has imported the packages.",
+        default="cold",
+        example="warm",
     )
     when: Condition | None = _when("world_size > 1")
     files: tuple[Path, ...] = key(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
-from allranks.protocol.choices import Isolation, UncheckedChildren
+from allranks.protocol.choices import ChildStart, Isolation, UncheckedChildren
 from allranks.protocol.typed_json import RecordError, from_object, to_object
 
 RESULTS_BYTES: Final = 512 << 20
@@ -137,6 +137,8 @@ class AgentConfig:
     launches_ranks: bool = False  # tests start ranks themselves, as many as the cell has: one process runs each test
     # What becomes of processes that a test has started and that fail while the test passes; a crash is always an error.
     unchecked_children: UncheckedChildren = "notice"
+    # How the processes start that a test wants by ``spawn`` or ``forkserver``.
+    start_children: ChildStart = "cold"
     # This agent's place among those of the nodes, set by the engine; None for a single node.
     post: NodeConfig | None = None
     share: JobShard | None = None  # None where this job runs the whole suite

@@ -149,6 +149,7 @@ def _agent_config(matrix: Matrix, job: Job, attempt: AttemptOptions) -> AgentCon
         process_group=job.suite.process_group,
         launches_ranks=job.suite.launches_ranks,
         unchecked_children=job.suite.unchecked_children,
+        start_children=job.suite.start_children,
         limits=TimeLimits(
             process_group=limits.process_group,
             test=limits.test,

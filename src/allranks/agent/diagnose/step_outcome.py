@@ -92,6 +92,7 @@ class StepOutcome:
     calls: Calls | None = None  # the rank's calls in its process groups; None if its step is not over
     skipped_subtests: str = ""  # as in the rank's report
     unchecked_children: tuple[str, ...] = ()
+    cold_starts: tuple[str, ...] = ()
 
     @property
     def is_own(self) -> bool:
@@ -402,6 +403,7 @@ def reported(event: RankReport, message: PhasesEnded | StepEnded, step: Step) ->
         has_exited=message.has_exited,
         skipped_subtests=message.skipped_subtests,
         unchecked_children=message.unchecked_children,
+        cold_starts=message.cold_starts,
     )
 
 

@@ -54,6 +54,7 @@ from allranks.agent.rank.reports import (
 )
 from allranks.agent.rank.script_folders import FOLDERS
 from allranks.agent.rank.state import InitialState
+from allranks.agent.rank.warm_children import WarmChildren
 from allranks.agent.rendezvous import give_ports, wait_for_store
 from allranks.protocol.config import AgentConfig, TimeLimit
 from allranks.protocol.outcomes import MESSAGE_LIMIT, Outcome, Phase, following, overall, shorten
@@ -154,6 +155,8 @@ class _Rank:
         session.config.pluginmanager.register(self, "allranks-rank")
         rank_setup.announce_to(self._connection, self._take_unreported)
         child_observer.observe()
+        is_warm = assignment.config.start_children == "warm"
+        self._warm = WarmChildren(session.config.rootpath) if is_warm else None
         debugging.be_rank(assignment.rank)
 
     def run(self) -> int:
@@ -246,7 +249,8 @@ class _Rank:
             self._add_phase(phase, None, may_be_peers=not overrun.is_own)
         unchecked = self._check_children(item)
         flush_output()
-        return replace(self._conclude(), unchecked_children=unchecked)
+        cold_starts = self._warm.take_reasons() if self._warm is not None else ()
+        return replace(self._conclude(), unchecked_children=unchecked, cold_starts=cold_starts)
 
     def _children(self) -> Sequence[ChildProcess]:
         """The processes that the test has started and that did not end well."""

@@ -79,6 +79,7 @@ class LoopCounts:
     settled: dict[str, bool] = field(default_factory=dict)  # for each test that has run, whether it went wrong
     # The tests that changed some state, by the name of that state, and by what came of it, in words.
     changed: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
+    cold_starts: set[str] = field(default_factory=set)  # why processes could not be started warm, as told so far
     has_quit: bool = False  # whether the user has quit the debugger: no further test begins
     # What went wrong when ranks ended pytest sessions of their own.
     session_problems: list[AgentFailed] = field(default_factory=list)
@@ -611,6 +612,11 @@ class TestLoop:
         for words, ranks in step.unchecked_children.items():
             where = f" (on {words_for_ranks(ranks)})" if self._config.ranks > 1 else ""
             self._journal.write(Notice(nodeid=self._current, text=f"{words}, and the test passed{where}"))
+        for reason in dict.fromkeys(reason for outcome in step.outcomes for reason in outcome.cold_starts):
+            if reason not in self._count.cold_starts:
+                self._count.cold_starts.add(reason)
+                text = f'start_children = "warm" has no effect on some processes: {reason}'
+                self._journal.write(Notice(nodeid=self._current, text=text))
 
     def _settle(self, outcomes: AbstractSet[Outcome], *, is_bad: bool) -> None:
         """Count the test, unless it will run again: another worker would stop the job for it."""

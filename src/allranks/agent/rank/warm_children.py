@@ -1,0 +1,246 @@
+"""Starts the processes of ``multiprocessing`` that a test wants by ``spawn`` or ``forkserver`` from a warm server.
+
+Such a process is a new interpreter, and imports torch again. Instead, a server (:mod:`allranks.agent.warm_server`), a
+new interpreter below the rank, imports once the installed packages that the suite's modules have, and forks each
+process. The rank is the parent, as it is with ``spawn``. The server starts when it is first needed.
+
+What a process inherits is sent with each request (environment, folder, descriptors), or is the same in the server
+(variables that a package may read on import, limits, signals): where it is not, another server starts. Within one test
+that is done once, since a test may start each process with another variable.
+"""
+
+import ctypes
+import io
+import itertools
+import multiprocessing.context
+import os
+import pickle
+import re
+import signal
+import socket
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from multiprocessing import popen_forkserver, popen_spawn_posix, reduction, resource_tracker, spawn, util
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from allranks.agent import child_observer, linux, warm_server
+from allranks.agent.orphans import REAP_TIMEOUT
+
+_PLACE: Final = re.compile(
+    r"(GROUP_|ROLE_|NODE_|LOCAL_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
+    r"|PYTEST_CURRENT_TEST|ALLRANKS_SEED"
+)
+"""Variables that no package reads on import: they tell a process its place."""
+
+_TEST: Final = "PYTEST_CURRENT_TEST"
+_INHERITED: Final = ("Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "CapEff", "Cpus_allowed")
+"""Lines of ``/proc/self/status`` (proc(5))."""
+
+_TOOLS: Final = frozenset({"allranks", "pytest", "_pytest"})
+
+
+class _ServerError(Exception):
+    """The server has ended, or cannot start a process."""
+
+
+class WarmChildren:
+    """Replaces how ``multiprocessing`` starts processes in this process, but not in its forks.
+
+    Args:
+        code: The folder of the suite's own modules.
+    """
+
+    def __init__(self, code: Path) -> None:
+        self._code = code
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._server: _Server | None = None
+        self._trouble = ""
+        self._reasons: dict[str, bool] = {}  # whether each has been told
+        for kind in (multiprocessing.context.SpawnProcess, multiprocessing.context.ForkServerProcess):
+            kind._Popen = staticmethod(self._starting(kind._Popen, kind._start_method))  # type: ignore[method-assign,assignment] # noqa: SLF001
+
+    def take_reasons(self) -> tuple[str, ...]:
+        """Why processes were not started from the server, each reason once."""
+        new = tuple(reason for reason, is_told in self._reasons.items() if not is_told)
+        self._reasons.update(dict.fromkeys(new, True))
+        return new
+
+    def _starting(self, start: Callable[[Any], Any], method: str) -> Callable[[Any], Any]:
+        def start_warm(process: Any) -> Any:  # noqa: ANN401 - of multiprocessing
+            if os.getpid() == self._pid:
+                with self._lock:  # torch starts processes from several threads
+                    try:
+                        return _Popen(process, method, self._ready_server())
+                    except (_ServerError, OSError) as error:
+                        self._reasons.setdefault(str(error), False)
+            return start(process)
+
+        return start_warm
+
+    def _ready_server(self) -> "_Server":
+        if self._trouble:
+            raise _ServerError(self._trouble)
+        inherited, test = _inherited(), os.environ.get(_TEST, "").rpartition(" (")[0]
+        server = self._server
+        if server is not None and server.has_ended():
+            server = None
+        if server is not None and server.inherited != inherited:
+            if server.test == test:
+                names = {name for name, value in inherited.items() ^ server.inherited.items()}
+                msg = f"within a test they differ in {', '.join(sorted(names))}"
+                raise _ServerError(msg)
+            server.end()
+            server = None
+        if server is None:
+            self._server = None
+            self._server = server = _Server(inherited, _packages(self._code))
+            if trouble := server.trouble:
+                self._trouble = trouble
+                server.end()
+                raise _ServerError(trouble)
+        server.test = test
+        return server
+
+
+class _Server:
+    """The server, from the side of the rank."""
+
+    def __init__(self, inherited: Mapping[str, str], packages: Sequence[str]) -> None:
+        self.inherited = inherited
+        self.test = ""  # the last one that it has served
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            program = warm_server.PROGRAM.format(path=warm_server.__file__, descriptor=theirs.fileno())
+            command = spawn.get_command_line()
+            command[command.index("-c") + 1] = program
+            self._pid = util.spawnv_passfds(os.fsencode(command[0]), command, [theirs.fileno()])
+        child_observer.disregard(self._pid)
+        answer = self._ask(packages)
+        self.trouble = "" if answer == warm_server.READY else answer.decode()
+
+    def fork(self, method: str, descriptors: Sequence[int]) -> int:
+        """Fork a child of this process; it gets these descriptors."""
+        request = {"method": method, "environment": _environment(), "folder": os.getcwd()}  # noqa: PTH109 - a str
+        with linux.adopting_orphans():
+            pid = int(self._ask(request, (0, 1, 2, *descriptors)))
+        if not pid:
+            msg = "there can be no further process"
+            raise _ServerError(msg)
+        return pid
+
+    def _ask(self, request: object, descriptors: Sequence[int] = ()) -> bytes:
+        if len(descriptors) >= warm_server.MOST_DESCRIPTORS:
+            msg = f"a process inherits {len(descriptors)} files"
+            raise _ServerError(msg)
+        file = os.memfd_create("request")
+        try:
+            linux.write_all(file, pickle.dumps(request))
+            os.lseek(file, 0, os.SEEK_SET)
+            socket.send_fds(self._connection, [b"."], [file, *descriptors])
+        finally:
+            os.close(file)
+        if answer := self._connection.recv(1 << 16):
+            return answer
+        msg = "the process that should start them has ended"
+        raise _ServerError(msg)
+
+    def has_ended(self) -> bool:
+        """Whether something has ended it."""
+        if linux.reap(self._pid, 0.0) is None and Path(f"/proc/{self._pid}").exists():
+            return False
+        self._connection.close()
+        return True
+
+    def end(self) -> None:
+        """End it."""
+        self._connection.close()
+        linux.signal_process(self._pid, signal.SIGKILL)
+        linux.reap(self._pid, REAP_TIMEOUT)
+
+
+class _Popen(popen_spawn_posix.Popen):
+    """A process of ``multiprocessing`` from the server: its object is sent as to Python's own fork server."""
+
+    DupFd = popen_forkserver._DupFd  # type: ignore[assignment] # noqa: SLF001
+    duplicate_for_child = popen_forkserver.Popen.duplicate_for_child
+
+    def __init__(self, process: Any, method: str, server: _Server) -> None:  # noqa: ANN401
+        self._server = server
+        vars(self)["method"] = method
+        super().__init__(process)
+
+    def _launch(self, process: Any) -> None:  # noqa: ANN401
+        data = io.BytesIO()
+        multiprocessing.context.set_spawning_popen(self)
+        try:
+            reduction.dump(spawn.get_preparation_data(process._name), data)  # noqa: SLF001
+            reduction.dump(process, data)
+        finally:
+            multiprocessing.context.set_spawning_popen(None)
+        self.sentinel, alive = os.pipe()
+        reading, writing = os.pipe()
+        self.finalizer = util.Finalize(self, util.close_fds, (self.sentinel, writing))  # type: ignore[attr-defined]
+        try:
+            self.pid = self._server.fork(
+                self.method, (reading, alive, resource_tracker.getfd() or 0, *vars(self)["_fds"])
+            )
+        finally:
+            os.close(reading)
+            os.close(alive)
+        with open(writing, "wb", closefd=False) as file:
+            file.write(data.getbuffer())
+
+
+def _environment() -> dict[str, str]:
+    """The variables that a program gets: libraries in C set some that ``os.environ`` does not show."""
+    entries = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
+    each = itertools.takewhile(lambda entry: entry is not None, map(entries.__getitem__, itertools.count()))
+    return dict(entry.split("=", 1) for entry in map(os.fsdecode, each) if "=" in entry)
+
+
+def _inherited() -> dict[str, str]:
+    """What a program that this thread starts inherits, and the server does not get with each request, by name."""
+    lines = Path("/proc/thread-self/status").read_text(encoding="utf-8", errors="replace").splitlines()
+    status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+    return {
+        **{name: value for name, value in _environment().items() if not _PLACE.fullmatch(name)},
+        **{f"{name} of /proc/self/status": status.get(name, "") for name in _INHERITED},
+        "/proc/self/limits": Path("/proc/self/limits").read_text(encoding="ascii"),
+        "session, process group and priority": f"{os.getsid(0)} {os.getpgrp()} {os.getpriority(os.PRIO_PROCESS, 0)}",
+        "the interpreter and its options": " ".join(map(os.fsdecode, spawn.get_command_line())),
+    }
+
+
+def _packages(code: Path) -> list[str]:
+    """The modules of installed packages that the modules of the suite have imported, in the order of their import."""
+    modules = {name: module for name, module in sys.modules.copy().items() if isinstance(module, ModuleType)}
+    files = {
+        name: file for name, module in modules.items() if isinstance(file := getattr(module, "__file__", None), str)
+    }
+    installed = {name for name, file in files.items() if _is_installed(Path(file))}
+    own = [modules[name] for name, file in files.items() if name not in installed and Path(file).is_relative_to(code)]
+    wanted = {name for module in own for name in _names_in(module)}
+    return [name for name in modules if name in wanted & installed and name.partition(".")[0] not in _TOOLS]
+
+
+def _names_in(module: ModuleType) -> Iterator[str]:
+    """The modules in the namespace of a module, and those where what else it has is from."""
+    for value in [*vars(module).values()]:
+        with suppress(Exception):  # code of anyone may run here
+            name = value.__name__ if isinstance(value, ModuleType) else value.__module__
+            if isinstance(name, str):
+                yield name
+
+
+_STANDARD: Final = Path(sysconfig.get_path("stdlib"))
+
+
+def _is_installed(file: Path) -> bool:
+    """Whether it is of Python, or in a folder of installed packages."""
+    return file.is_relative_to(_STANDARD) or bool({"site-packages", "dist-packages"} & set(file.parts))
