@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import ctypes
 import gc
+import importlib.util
 import os
 import pickle
 import socket
@@ -35,14 +36,15 @@ _ARGUMENTS: Final = slice(45, 47)
 
 def serve(server: socket.socket) -> NoReturn:
     """Serve a rank until it closes the connection."""
-    names, _ = _receive(server)
+    files, _ = _receive(server)
     nothing = os.open(os.devnull, os.O_WRONLY)
     for target in (1, 2):
         os.dup2(nothing, target)
     os.close(nothing)
-    for name in names:
+    sys.path[:] = [entry for entry in sys.path if entry]  # not the folder in which the test happens to be
+    for name, file in files.items():
         with contextlib.suppress(BaseException):  # the process that needs it gets the error
-            __import__(name)
+            _import(name, file)
     gc.freeze()
     server.sendall(_obstacle() or READY)
     while True:
@@ -64,6 +66,15 @@ def serve(server: socket.socket) -> NoReturn:
         os.waitpid(between, 0)
         server.sendall(os.read(reading, 32) or b"0")  # nothing if there can be no further process
         os.close(reading)
+
+
+def _import(name: str, file: str) -> None:
+    """Import a module, if it is installed: a new interpreter finds it by itself, and in the same file as the rank."""
+    package = name.partition(".")[0]
+    if name == package or package in sys.modules:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and os.path.realpath(spec.origin or "") == os.path.realpath(file):
+            importlib.import_module(name)
 
 
 def _receive(server: socket.socket) -> tuple[Any, list[int]]:

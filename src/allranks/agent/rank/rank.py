@@ -156,7 +156,7 @@ class _Rank:
         rank_setup.announce_to(self._connection, self._take_unreported)
         child_observer.observe()
         is_warm = assignment.config.start_children == "warm"
-        self._warm = WarmChildren(session.config.rootpath) if is_warm else None
+        self._warm = WarmChildren(session.config.rootpath, assignment.config.paths) if is_warm else None
         debugging.be_rank(assignment.rank)
 
     def run(self) -> int:

@@ -1,7 +1,7 @@
 """Starts the processes of ``multiprocessing`` that a test wants by ``spawn`` or ``forkserver`` from a warm server.
 
 Such a process is a new interpreter, and imports torch again. Instead, a server (:mod:`allranks.agent.warm_server`), a
-new interpreter below the rank, imports once the installed packages that the suite's modules have, and forks each
+new interpreter below the rank, imports once the packages that the suite's modules have imported, and forks each
 process. The rank is the parent, as it is with ``spawn``. The server starts when it is first needed.
 
 What a process inherits is sent with each request (environment, folder, descriptors), or is the same in the server
@@ -19,7 +19,6 @@ import re
 import signal
 import socket
 import sys
-import sysconfig
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -52,11 +51,13 @@ class WarmChildren:
     """Replaces how ``multiprocessing`` starts processes in this process, but not in its forks.
 
     Args:
-        code: The folder of the suite's own modules.
+        code: The folder of the suite's code.
+        tests: The paths of its tests, relative to that.
     """
 
-    def __init__(self, code: Path) -> None:
+    def __init__(self, code: Path, tests: Sequence[str]) -> None:
         self._code = code
+        self._tests = tests
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._server: _Server | None = None
@@ -99,7 +100,7 @@ class WarmChildren:
             server = None
         if server is None:
             self._server = None
-            self._server = server = _Server(inherited, _packages(self._code))
+            self._server = server = _Server(inherited, _packages(self._code, self._tests))
             if trouble := server.trouble:
                 self._trouble = trouble
                 server.end()
@@ -111,7 +112,7 @@ class WarmChildren:
 class _Server:
     """The server, from the side of the rank."""
 
-    def __init__(self, inherited: Mapping[str, str], packages: Sequence[str]) -> None:
+    def __init__(self, inherited: Mapping[str, str], packages: Mapping[str, str]) -> None:
         self.inherited = inherited
         self.test = ""  # the last one that it has served
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -217,16 +218,26 @@ def _inherited() -> dict[str, str]:
     }
 
 
-def _packages(code: Path) -> list[str]:
-    """The modules of installed packages that the modules of the suite have imported, in the order of their import."""
+def _packages(code: Path, tests: Sequence[str]) -> dict[str, str]:
+    """The modules that those of the suite have imported, and the packages they are in, in that order, with their files.
+
+    Those of the tests, in the topmost folder of each path, are not among them: only a process itself imports these.
+    """
     modules = {name: module for name, module in sys.modules.copy().items() if isinstance(module, ModuleType)}
     files = {
         name: file for name, module in modules.items() if isinstance(file := getattr(module, "__file__", None), str)
     }
-    installed = {name for name, file in files.items() if _is_installed(Path(file))}
-    own = [modules[name] for name, file in files.items() if name not in installed and Path(file).is_relative_to(code)]
+    own = [modules[name] for name, file in files.items() if Path(file).is_relative_to(code) and not _is_installed(file)]
     wanted = {name for module in own for name in _names_in(module)}
-    return [name for name in modules if name in wanted & installed and name.partition(".")[0] not in _TOOLS]
+    wanted |= {name.partition(".")[0] for name in wanted}
+    roots = {code.joinpath(*Path(path).parts[:1]) for path in tests}
+    return {
+        name: file
+        for name, file in files.items()
+        if name in wanted
+        and name.partition(".")[0] not in _TOOLS
+        and roots.isdisjoint({Path(file), *Path(file).parents})
+    }
 
 
 def _names_in(module: ModuleType) -> Iterator[str]:
@@ -238,9 +249,6 @@ def _names_in(module: ModuleType) -> Iterator[str]:
                 yield name
 
 
-_STANDARD: Final = Path(sysconfig.get_path("stdlib"))
-
-
-def _is_installed(file: Path) -> bool:
-    """Whether it is of Python, or in a folder of installed packages."""
-    return file.is_relative_to(_STANDARD) or bool({"site-packages", "dist-packages"} & set(file.parts))
+def _is_installed(file: str) -> bool:
+    """Whether it is in a folder of installed packages, which may be below the code."""
+    return bool({"site-packages", "dist-packages"} & set(Path(file).parts))
