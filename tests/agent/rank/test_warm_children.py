@@ -339,6 +339,28 @@ def test_generators_of_torch_and_numpy_are_seeded_anew_in_each_process(run_once)
         assert case(suite, test).outcome == "passed", case(suite, test).text
 
 
+def test_packages_that_end_their_interpreter_are_imported_by_each_process(run_agent, tmp_path):
+    package = tmp_path / "packages" / "ending.py"
+    package.parent.mkdir()
+    package.write_text("import os, sys; sys.argv[0].endswith('warm_server.py') and os._exit(0)")
+    files = {
+        "conftest.py": f"import sys; sys.path.append({str(package.parent)!r})",
+        "helpers.py": HELPERS,
+        "test_it.py": """
+            import ending
+            import helpers
+
+            def test_cold():
+                assert [helpers.call("spawn", len, "two") for _ in range(2)] == [3, 3]
+        """,
+    }
+    environment = {"PYTHONPATH": str(package.parent)}
+    agent = run_agent(files, environment=environment, launches_ranks=True, start_children="warm")
+    assert case(agent, "test_cold").outcome == "passed", case(agent, "test_cold").text
+    (text,) = notices(agent, "test_cold")
+    assert "ended while it imported their packages" in text
+
+
 def test_a_package_with_threads_is_not_forked():
     end = threading.Event()
     thread = threading.Thread(target=end.wait)

@@ -122,7 +122,10 @@ class _Server:
             command[command.index("-c") + 1] = program
             self._pid = util.spawnv_passfds(os.fsencode(command[0]), command, [theirs.fileno()])
         child_observer.disregard(self._pid)
-        answer = self._ask(packages)
+        try:
+            answer = self._ask(packages)
+        except _ServerError:
+            answer = b"the interpreter that should start them ended while it imported their packages"
         self.trouble = "" if answer == warm_server.READY else answer.decode()
 
     def fork(self, method: str, descriptors: Sequence[int]) -> int:
