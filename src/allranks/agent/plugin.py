@@ -1,8 +1,9 @@
-"""A plugin for a plain pytest: torch's launcher tests, unmodified, with ranks that are forks.
+"""A plugin for a plain pytest: launcher tests of torch and DeepSpeed, unmodified, with ranks that are forks.
 
 ``pytest -p allranks.agent.plugin`` works in any repository: tests of torch's ``MultiProcessTestCase`` and
-``MultiProcContinuousTest`` fork their ranks from the pytest process, which has imported all that they need, instead of
-spawning them, and are judged by all ranks. It needs no matrix, agent or container.
+``MultiProcContinuousTest``, and of DeepSpeed's ``DistributedTest``, fork their ranks from the pytest process, which has
+imported all that they need, instead of spawning them, and are judged by all ranks. It needs no matrix, agent or
+container.
 """
 
 import warnings

@@ -146,7 +146,7 @@ SUITE = """
         set_dist_env = False
 
         def test_no_rank(self):
-            assert not {"RANK", "LOCAL_RANK"} & set(os.environ)
+            assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} & set(os.environ)
 
     class TestPool(DistributedTest):
         reuse_dist_env = True

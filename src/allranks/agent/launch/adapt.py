@@ -1,4 +1,4 @@
-"""Adapts torch's launcher test cases: their ranks are started and judged as ours are."""
+"""Adapts the launcher test cases of torch and DeepSpeed: their ranks are started and judged as ours are."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence

@@ -59,6 +59,7 @@ def _be_rank(case: Any, arguments: tuple[object, ...], launched: LaunchedRank, t
     """Run in a fork: do what a worker does for the test or fixture."""
     # A worker has these variables only if the class asks for them.
     forget_rank()
+    os.environ.pop("WORLD_SIZE")
     when = "setup" if getattr(case, "is_dist_fixture", False) else "call"
     return int(launched.run(terms, lambda: _work(case, launched.number, arguments), when).is_bad)
 

@@ -143,9 +143,6 @@ class OwnRanks:
     """Starts the ranks of a test, and waits for them; clean-ups of the test end them.
 
     Args:
-        case: The test.
-        surroundings: What runs it.
-        world_size: The number of ranks.
         work: What each rank does, with the terms of the test; returns its exit status.
         add_cleanup: Registers a clean-up; it must run after tearDown, however that ends, and also after a failed setUp.
     """
