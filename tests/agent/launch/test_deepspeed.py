@@ -118,9 +118,6 @@ SUITE = """
             if dist.get_rank() == 1:
                 pytest.skip("rank 1 alone")
 
-        def test_draws_as_in_a_fresh_interpreter(self):
-            assert torch.equal(torch.rand(3), torch.rand(3, generator=torch.Generator()))
-
         def test_reads_what_the_fixture_wrote(self, written, tmp_path):
             assert [(tmp_path / str(rank)).read_text() for rank in range(3)] == ["3", "3", "3"]
 
@@ -183,7 +180,6 @@ def deepspeed(run_once):
 
 PASSES = {
     "test_sums": 2,
-    "test_draws_as_in_a_fresh_interpreter": 2,
     "test_reads_what_the_fixture_wrote": 2,
     "test_passes_in_each": 3,
     "test_no_rank": 2,
@@ -244,5 +240,5 @@ def test_a_plain_pytest_has_the_same_outcomes(tmp_path):
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
-    assert re.search("3 failed, 8 passed, 3 skipped, .*1 error", done.stdout)
+    assert re.search("3 failed, 7 passed, 3 skipped, .*1 error", done.stdout)
     assert "rank 1 failed: ValueError: rank 1 broke first" in done.stdout

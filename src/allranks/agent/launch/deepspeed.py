@@ -61,12 +61,14 @@ def _be_rank(case: Any, arguments: tuple[object, ...], launched: LaunchedRank, t
     forget_rank()
     os.environ.pop("WORLD_SIZE")
     when = "setup" if getattr(case, "is_dist_fixture", False) else "call"
-    return int(launched.run(terms, lambda: _work(case, launched.number, arguments), when).is_bad)
+    outcome = launched.run(terms, lambda: _work(case, launched.number, arguments), when)
+    # A pool's worker lives on: a peer may still be connecting to this rank when its test has skipped.
+    for _ in launched.commands():
+        pass
+    return int(outcome.is_bad)
 
 
 def _work(case: Any, rank: int, arguments: tuple[object, ...]) -> None:  # noqa: ANN401 - as above
-    # Draw the numbers that a fresh interpreter draws.
-    torch.manual_seed(torch.Generator().initial_seed())
     # It is then returned why the test skips, rather than put into a queue.
     case.non_daemonic_procs = False
     reason = case._dist_run(rank, *arguments)  # noqa: SLF001
