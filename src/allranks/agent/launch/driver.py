@@ -91,6 +91,7 @@ class DriverSurroundings:
         self._items = {item.nodeid: item for item in filter(is_launcher, session.items)}
         self._config = assignment.config
         self._results = assignment.request.results
+        self._code = session.config.rootpath
         self._telling = telling
         self._prints_at_once = prints_at_once
 
@@ -105,6 +106,7 @@ class DriverSurroundings:
             tell_release=self._tell_release,
             tell_quit=self._telling.tell_quit,
             echo=self._telling.echo if self._prints_at_once else None,
+            code=self._code,
         )
 
     def _tell_release(self, world_size: int) -> None:

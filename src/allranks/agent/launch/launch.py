@@ -71,6 +71,7 @@ class Workplace:
     tell_release: Callable[[int], None] = _ignore_release
     tell_quit: Callable[[], None] = _ignore_quit  # called when the user has quit a debugger in a rank
     echo: Echo | None = None  # receives each line that a rank prints, at once; None for no echo
+    code: Path | None = None  # the folder to which paths in messages are relative
 
 
 class Launch:
@@ -222,16 +223,16 @@ def _start_ranks(workplace: Workplace, world_size: int, work: Callable[[Launched
         # Python 3.12 warns about forking with threads. The danger is held locks, and a rank takes none of its parent's.
         warnings.simplefilter("ignore", DeprecationWarning)
         processes = fork_ranks(range(world_size), be_rank, workplace.echo)
-    return _LaunchedRanks(processes, workplace.results, mark, stacks)
+    return _LaunchedRanks(processes, workplace, mark, stacks)
 
 
 class _LaunchedRanks(LocalRanks):
     """Ranks of a launcher test: their parent may have other children, and the test may expect certain exits."""
 
     def __init__(
-        self, processes: Sequence[RankProcess], results: Path, mark: Mark, stacks: Mapping[int, StackFile]
+        self, processes: Sequence[RankProcess], workplace: Workplace, mark: Mark, stacks: Mapping[int, StackFile]
     ) -> None:
-        super().__init__(processes, results, self._left_by, stacks=stacks, mark=mark)
+        super().__init__(processes, workplace.results, self._left_by, stacks=stacks, mark=mark, code=workplace.code)
         self._own_mark = mark
         self.nodeid = ""
         self.excuse: Excuse = excuse_nothing  # decides which exits the test expects
