@@ -200,7 +200,7 @@ def test_a_rank_that_raises_leads_and_its_peer_gets_the_grace(deepspeed):
     assert (leader.rank, leader.message) == (1, "ValueError: rank 1 broke first")
     [peer] = [end for end in deepspeed.arrived("test_rank_1_raises_while_rank_0_waits") if end.rank == 0]
     assert peer.consequence
-    assert peer.message.startswith("aborted by rank 1 while waiting at test_it.py:")
+    assert peer.message.startswith("aborted by rank 1 while waiting at suite/test_it.py:")
     assert peer.arrived - leader.arrived < deepspeed.config.limits.peer_grace + 2
 
 
