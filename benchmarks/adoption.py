@@ -27,7 +27,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -134,6 +133,25 @@ PROJECTS = {
         suite="launches_ranks = true",
         arguments=("-k", "test_ops"),
     ),
+    "fabric": Project(
+        folder="lightning",
+        tests=tuple(
+            f"tests/tests_fabric/{name}.py"
+            for name in (
+                "strategies/test_ddp_integration",
+                "strategies/launchers/test_multiprocessing_integration",
+                "utilities/test_distributed",
+            )
+        ),
+        style="Lightning's ddp_spawn and ddp_fork",
+        suite='launches_ranks = true\nstart_children = "warm"',
+    ),
+    "deepspeed": Project(
+        folder="deepspeed/tests",
+        tests=("unit/runtime/utils/test_partition.py",),
+        style="its DistributedTest",
+        environ={"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "4"},
+    ),
     "torchmetrics": _TORCHMETRICS,
     "torchmetrics-short": replace(_TORCHMETRICS, tests=("tests/unittests/bases/test_ddp.py",)),
 }
@@ -147,9 +165,6 @@ world_size = [2]
 [suites.adopted]
 path = {paths}
 {suite}
-
-[images.cpu]
-torch = {torch}
 
 [process]
 python = {python}
@@ -192,7 +207,7 @@ def _measure(name: str, project: Project, checkouts: Path, runs: int) -> int:
     matrix = folder / "matrix.toml"
     if matrix.exists() and not matrix.read_text(encoding="utf-8").startswith(MATRIX.splitlines()[0]):
         sys.exit(f"{matrix} is not this benchmark's: move it away.")
-    values = {"paths": project.tests, "torch": version("torch").partition("+")[0], "python": sys.executable}
+    values = {"paths": project.tests, "python": sys.executable}
     text = MATRIX.format(suite=project.suite, **{name: json.dumps(value) for name, value in values.items()})
     matrix.write_text(text, encoding="utf-8")
     try:
