@@ -195,7 +195,7 @@ def _marked(name: str) -> list[str]:
 def thorough(session: nox.Session) -> None:
     """Run what `nox -s tests` and `nox -s integration` leave out: more of their lists, and second engines."""
     env = _install_for_tests(session)
-    session.run("pytest", *_marked("thorough"), "-m", "thorough", "--durations", "12", *session.posargs, env=env)
+    session.run("pytest", "-m", "thorough", "--durations", "12", *session.posargs, env=env)
 
 
 @nox.session(python=["3.11", "3.12", "3.13", "3.14"], venv_backend="uv|virtualenv", default=False)

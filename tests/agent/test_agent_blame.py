@@ -1,6 +1,7 @@
 """Which rank leads is decided by the ranks' calls, where one fails without knowing the end of a collective."""
 
 import pytest
+from long_lists import quick
 
 HEAD = """
 import threading
@@ -48,7 +49,7 @@ NEVER_CALLED = [
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("call", NEVER_CALLED)
+@pytest.mark.parametrize("call", quick(4, NEVER_CALLED))
 def test_the_rank_that_never_came_leads_before_those_that_noticed(run_agent, call, world_size):
     agent = run_agent({"test_late.py": HEAD + LATE.format(call)}, world_size=world_size)
     leaders = agent.leaders("test_fails")
@@ -73,7 +74,7 @@ CALLED = [
 ]
 
 
-@pytest.mark.parametrize("call", CALLED)
+@pytest.mark.parametrize("call", quick(2, CALLED))
 def test_a_rank_that_fails_of_itself_leads_before_a_peer_that_has_called_the_same(run_agent, call):
     agent = run_agent({"test_computes.py": HEAD + COMPUTING.format(call)})
     leaders = agent.leaders("test_fails")
@@ -107,7 +108,7 @@ RAISED = [
 ]
 
 
-@pytest.mark.parametrize(("raises", "message"), RAISED)
+@pytest.mark.parametrize(("raises", "message"), quick(2, RAISED))
 def test_what_failed_before_a_wait_in_vain_leads_and_is_named_first(run_agent, raises, message):
     files = {"test_before.py": HEAD + BEFORE_A_WAIT.replace("{raises}", raises)}
     agent = run_agent(files, limits={"process_group": 2.0, "test": 12.0})

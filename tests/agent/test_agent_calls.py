@@ -1,6 +1,7 @@
 """What a test leaves behind in a kept gang's process groups is its own error, and reaches no other test."""
 
 import pytest
+from long_lists import quick
 
 from allranks.protocol.records import Notice
 
@@ -172,7 +173,7 @@ LEFT_IN_OWN_WORLD = [
 ]
 
 
-@pytest.mark.parametrize(("left", "message"), LEFT_IN_OWN_WORLD)
+@pytest.mark.parametrize(("left", "message"), quick(2, LEFT_IN_OWN_WORLD))
 def test_calls_in_a_group_of_the_suites_own_are_compared(run_agent, left, message):
     suite = f"""{OWN_WORLD}
 def test_before(world):
@@ -241,7 +242,7 @@ EXPECTED = [
 ]
 
 
-@pytest.mark.parametrize("call", EXPECTED)
+@pytest.mark.parametrize("call", quick(2, EXPECTED))
 def test_a_call_that_raised_as_expected_ends_the_gang(run_agent, call):
     suite = f"""{CATCHING}
 def test_expects_it(rank):
@@ -269,7 +270,7 @@ SUSPICIOUS = [
 ]
 
 
-@pytest.mark.parametrize("call", SUSPICIOUS)
+@pytest.mark.parametrize("call", quick(3, SUSPICIOUS))
 def test_what_is_suspicious_is_a_notice_of_its_test(run_agent, call):
     suite = f"""{CATCHING}
 def test_is_suspicious(rank):
@@ -312,11 +313,20 @@ def test_a_rank_that_dies_after_a_collective_that_its_peers_did_not_make_is_told
 
 @pytest.mark.parametrize(
     ("call", "told"),
-    [
-        ("dist.isend(torch.ones(1), dst=0, tag=4)", "rank 1 sent 1 message that rank 0 did not receive in this test"),
-        ("dist.barrier(group, async_op=True)", "rank 1 called barrier once in the group of ranks 0 and 1, rank 0 not"),
-        ("None", ""),
-    ],
+    quick(
+        1,
+        [
+            (
+                "dist.isend(torch.ones(1), dst=0, tag=4)",
+                "rank 1 sent 1 message that rank 0 did not receive in this test",
+            ),
+            (
+                "dist.barrier(group, async_op=True)",
+                "rank 1 called barrier once in the group of ranks 0 and 1, rank 0 not",
+            ),
+            ("None", ""),
+        ],
+    ),
 )
 def test_a_launched_rank_that_dies_is_compared_in_every_group(run_agent, call, told):
     suite = f"""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from agent_run import wait_for_pid
+from long_lists import quick
 
 from allranks.agent.job_end import HANGUP_STATUS
 from allranks.protocol.records import AgentFailed, Begun, Collected, GangStarted, Imported, Interrupted, JobTimedOut
@@ -197,7 +198,7 @@ def test_after():
 """
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.3, 1.0, 2.0])
+@pytest.mark.parametrize("seconds", quick(1, [0.3, 0.0, 1.0, 2.0]))
 @pytest.mark.parametrize("order", ["ranks first", "one rank first", "agent first"])
 def test_ranks_that_a_scheduler_ends_with_the_agent_are_aborted(start_agent, order, seconds):
     agent = start_agent({"test_ended.py": ENDED}).go()
@@ -242,7 +243,7 @@ def test_after():
 """
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("seconds", quick(1, [0.5, 0.0, 2.0]))
 def test_a_scheduler_that_ends_all_processes_at_collection_interrupts_the_job(start_command, seconds):
     agent = start_command({"test_collecting.py": COLLECTING})
     assert agent.word() == "collecting"
@@ -253,7 +254,7 @@ def test_a_scheduler_that_ends_all_processes_at_collection_interrupts_the_job(st
     assert agent.all(AgentFailed) == []
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("seconds", quick(1, [0.5, 0.0, 2.0]))
 def test_a_scheduler_that_ends_all_processes_of_a_test_interrupts_the_job(start_command, seconds):
     agent = start_command({"test_ended.py": ENDED}, isolation="test").go()
     assert [agent.word(), agent.word()] == ["hanging", "hanging"]
@@ -266,7 +267,7 @@ def test_a_scheduler_that_ends_all_processes_of_a_test_interrupts_the_job(start_
     assert agent.all(Interrupted)
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("seconds", quick(1, [0.5, 0.0, 2.0]))
 def test_a_scheduler_that_ends_the_fork_server_first_interrupts_the_job(start_command, seconds):
     agent = start_command({"test_between.py": BETWEEN}, isolation="test").go()
     assert agent.word() == "waiting"
@@ -285,7 +286,7 @@ def end_children(agent, but=()):
         os.kill(pid, signal.SIGTERM)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS])
+@pytest.mark.parametrize("number", quick(2, [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS]))
 def test_a_rank_that_another_signal_killed_before_the_jobs_end_keeps_the_blame(start_agent, number):
     agent = start_agent({"test_ended.py": ENDED}, limits={"peer_grace": 20.0}).go()
     assert [agent.word(), agent.word()] == ["hanging", "hanging"]

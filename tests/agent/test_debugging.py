@@ -7,6 +7,7 @@ import tty
 
 import pytest
 from agent_run import PATIENCE
+from long_lists import quick
 
 from allranks.protocol.records import NotRun, TestStarted
 
@@ -126,14 +127,17 @@ NO_LIMIT = {"process_group": 1e6, "test": 1e6, "job": 1e6}
 
 @pytest.mark.parametrize(
     ("test", "commands"),
-    [
-        ("assert dist.get_rank() == 0\n    dist.barrier()", ["c"]),
-        ("assert dist.get_rank() == 0\n    dist.barrier()", ["q"]),
-        ("assert dist.get_rank() == 0\n    dist.recv(torch.ones(1), 1)", ["p 1", "c"]),
-        ("breakpoint()\n    assert dist.get_rank() == 0\n    dist.all_reduce(torch.ones(1))", ["c", "c"]),
-        ("breakpoint()\n    assert dist.get_rank() == 0\n    dist.all_reduce(torch.ones(1))", ["n", "n", "q"]),
-        ("breakpoint()\n    dist.barrier()", ["q"]),
-    ],
+    quick(
+        2,
+        [
+            ("assert dist.get_rank() == 0\n    dist.barrier()", ["c"]),
+            ("assert dist.get_rank() == 0\n    dist.barrier()", ["q"]),
+            ("assert dist.get_rank() == 0\n    dist.recv(torch.ones(1), 1)", ["p 1", "c"]),
+            ("breakpoint()\n    assert dist.get_rank() == 0\n    dist.all_reduce(torch.ones(1))", ["c", "c"]),
+            ("breakpoint()\n    assert dist.get_rank() == 0\n    dist.all_reduce(torch.ones(1))", ["n", "n", "q"]),
+            ("breakpoint()\n    dist.barrier()", ["q"]),
+        ],
+    ),
 )
 def test_peers_that_wait_are_stopped_once_the_debugged_rank_has_failed(start_agent, terminal, test, commands):
     suite = {"test_a.py": f"import torch\nimport torch.distributed as dist\n\ndef test_waits():\n    {test}\n"}
@@ -178,13 +182,16 @@ WAIT = "time.sleep(1.5); 'long ' + 'after the grace'"
 
 @pytest.mark.parametrize(
     ("test", "commands"),
-    [
-        ("test_stops_twice", ["n", "n", "c"]),
-        ("test_stops_twice", ["tbreak 20", "c", "c"]),
-        ("test_stops_twice", ["until 20", "c"]),
-        ("test_stops_twice", ["s", "s", "c"]),
-        ("test_tears_down", ["c"]),
-    ],
+    quick(
+        2,
+        [
+            ("test_stops_twice", ["n", "n", "c"]),
+            ("test_stops_twice", ["tbreak 20", "c", "c"]),
+            ("test_stops_twice", ["until 20", "c"]),
+            ("test_stops_twice", ["s", "s", "c"]),
+            ("test_tears_down", ["c"]),
+        ],
+    ),
 )
 def test_no_limit_ends_a_rank_at_a_later_stop(start_agent, terminal, test, commands):
     """Each stop lasts longer than the grace of the peers of a rank that has failed."""

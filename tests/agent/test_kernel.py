@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from long_lists import quick
 from without_feature import FEATURES
 
 from allranks.agent import kernel
@@ -78,7 +79,7 @@ def test_fields_that_mean_something_else_are_missing(proc):
     assert [each.name for each in kernel.examine(proc).missing] == ["/proc/PID/stat", "signal sets of /proc/PID/status"]
 
 
-@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("feature", quick(3, FEATURES))
 def test_a_run_is_refused_before_it_begins(repository, feature):
     done = without(feature, "-m", "allranks", "run", "--engine", "process", cwd=repository)
     first, remedy = done.stderr.splitlines()
@@ -107,7 +108,7 @@ python = "./python"
 """
 
 
-@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("feature", quick(3, FEATURES))
 def test_an_agent_refuses_and_no_test_is_blamed(repository, allranks, feature):
     (repository / "matrix.toml").write_text(MATRIX)
     command = shlex.join([sys.executable, str(ON_A_POORER_KERNEL), feature, sys.executable])

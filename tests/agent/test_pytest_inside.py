@@ -5,6 +5,7 @@ import signal
 import sys
 
 import pytest
+from long_lists import quick
 
 from allranks.protocol.records import AgentFailed, CollectionFailed, FailureKind, GangStarted, Notice
 
@@ -650,7 +651,7 @@ def test_a_thread_of_a_library_is_a_notice(run_agent):
     assert agent.outcomes("test_a") == ("passed",)
 
 
-@pytest.mark.parametrize("name", ["SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGTSTP"])
+@pytest.mark.parametrize("name", quick(2, ["SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGTSTP"]))
 def test_a_rank_inherits_which_signals_are_ignored(start_command, name):
     """As a process that is started under ``nohup``, or in a shell's background job."""
     number = signal.Signals[name]

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from long_lists import quick
 
 from allranks.images import pip_settings
 from allranks.images.pip_settings import requirement_texts, with_variables, without_logins
@@ -51,17 +52,20 @@ def test_a_host_without_configuration_has_no_settings(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        ("PIP_INDEX_URL", "https://example.org/simple"),
-        ("PIP_EXTRA_INDEX_URL", "https://example.org/simple"),
-        ("PIP_FIND_LINKS", "/wheels"),
-        ("PIP_NO_INDEX", "1"),
-        ("PIP_PRE", "1"),
-        ("PIP_ONLY_BINARY", ":all:"),
-        ("PIP_REQUIRE_HASHES", "1"),
-        ("PIP_CONSTRAINT", "/limits.txt"),
-        ("PIP_AN_OPTION_OF_THE_FUTURE", "x"),
-    ],
+    quick(
+        3,
+        [
+            ("PIP_INDEX_URL", "https://example.org/simple"),
+            ("PIP_EXTRA_INDEX_URL", "https://example.org/simple"),
+            ("PIP_FIND_LINKS", "/wheels"),
+            ("PIP_NO_INDEX", "1"),
+            ("PIP_PRE", "1"),
+            ("PIP_ONLY_BINARY", ":all:"),
+            ("PIP_REQUIRE_HASHES", "1"),
+            ("PIP_CONSTRAINT", "/limits.txt"),
+            ("PIP_AN_OPTION_OF_THE_FUTURE", "x"),
+        ],
+    ),
 )
 def test_a_variable_that_decides_what_is_installed_counts(tmp_path, monkeypatch, name, value):
     monkeypatch.setenv(name, value)

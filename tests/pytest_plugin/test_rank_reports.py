@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from xml.etree import ElementTree as ET
 
 import pytest
+from long_lists import quick
 
 from allranks.pytest_plugin import rank_reports
 from allranks.pytest_plugin.rank_reports import RankReports
@@ -104,13 +105,16 @@ def test_torchrun_ends_no_rank_before_the_report_is_there(tmp_path, environment_
 
 @pytest.mark.parametrize(
     ("suite", "codes"),
-    [
-        ("def test_it(rank): pytest.skip('not here')", [5, 0]),
-        ("def test_it(process_group): pytest.skip('not here')\ndef test_other(): pytest.skip('nor here')", [5, 0]),
-        ("@pytest.fixture\ndef lacking(rank): pytest.skip('not here')\ndef test_it(lacking): pass", [5, 0]),
-        ("def test_it(rank): pytest.skip('not here')\ndef test_other(): pass", [0, 0]),
-        ("@pytest.mark.xfail\ndef test_it(rank): assert 0", [0, 0]),
-    ],
+    quick(
+        2,
+        [
+            ("def test_it(rank): pytest.skip('not here')", [5, 0]),
+            ("def test_it(process_group): pytest.skip('not here')\ndef test_other(): pytest.skip('nor here')", [5, 0]),
+            ("@pytest.fixture\ndef lacking(rank): pytest.skip('not here')\ndef test_it(lacking): pass", [5, 0]),
+            ("def test_it(rank): pytest.skip('not here')\ndef test_other(): pass", [0, 0]),
+            ("@pytest.mark.xfail\ndef test_it(rank): assert 0", [0, 0]),
+        ],
+    ),
 )
 def test_ranks_that_execute_no_test_exit_as_their_merged_report_does(start, suite, codes):
     ended = start("report.xml", "report.xml", suite=f"import pytest\n{suite}\n")

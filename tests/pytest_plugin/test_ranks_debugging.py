@@ -12,6 +12,7 @@ import threading
 import time
 
 import pytest
+from long_lists import quick
 
 SUITE = """
 import torch
@@ -81,13 +82,16 @@ def test_last(): pass
 
 @pytest.mark.parametrize(
     ("commands", "endings", "status"),
-    [
-        (["c", "c"], ["1 failed, 2 passed"], 1),
-        (["p rank", "c", "c"], ["1 failed, 2 passed"], 1),
-        (["q"], ["Interrupted: stopped by q in the debugger", "1 failed in"], 2),
-        (["c", "q"], ["Interrupted: stopped by q in the debugger", "2 failed in"], 2),
-        (["\x04"], ["Interrupted: stopped by q in the debugger", "1 failed in"], 2),
-    ],
+    quick(
+        2,
+        [
+            (["c", "c"], ["1 failed, 2 passed"], 1),
+            (["p rank", "c", "c"], ["1 failed, 2 passed"], 1),
+            (["q"], ["Interrupted: stopped by q in the debugger", "1 failed in"], 2),
+            (["c", "q"], ["Interrupted: stopped by q in the debugger", "2 failed in"], 2),
+            (["\x04"], ["Interrupted: stopped by q in the debugger", "1 failed in"], 2),
+        ],
+    ),
     ids=str,
 )
 def test_a_session_goes_on_or_ends_when_the_debugger_lets_go(debugged, commands, endings, status):

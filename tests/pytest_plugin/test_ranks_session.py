@@ -10,6 +10,7 @@ from textwrap import dedent
 from xml.etree import ElementTree as ET
 
 import pytest
+from long_lists import quick
 
 HEAD = """
 import os
@@ -220,7 +221,13 @@ def test_a_selection_by_id_in_a_folder_below_runs_alone_and_leaves_nothing(sessi
     assert "2 passed, 1 deselected" in output
 
 
-@pytest.mark.parametrize("arguments", [("--basetemp=own",), ("--basetemp", "own"), ("--basetemp=own", "--", "..")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--basetemp=own", "--", ".."),
+        *(pytest.param(each, marks=pytest.mark.thorough) for each in (("--basetemp=own",), ("--basetemp", "own"))),
+    ],
+)
 def test_paths_are_relative_to_where_pytest_was_started(session, tmp_path, arguments):
     (tmp_path / "below").mkdir()
     (tmp_path / "pytest.ini").write_text("[pytest]\nlog_file = run.log")
@@ -257,6 +264,16 @@ def test_a_failure_ends_the_session_where_asked_and_is_the_last_failed(session):
     assert "1 failed in" in output
 
 
+WRONG_BACKENDS = [
+    (("--ranks-backend=glooo",), {}, "--ranks-backend: 'glooo' is not a supported backend. Did you mean 'gloo'?"),
+    (("--ranks-backend=cuda:nccl,cpu:gloo",), {}, "Known: 'gloo', 'nccl', 'mpi'.*matrix.custom_backends"),
+    (("--ranks-backend=NCCL",), {}, "Did you mean 'nccl'?"),
+    (("--ranks-backend", "gloo "), {}, "Did you mean 'gloo'?"),
+    (("--ranks-backend=",), {}, "'' is not a supported backend"),
+    (("--ranks-backend=undefined",), {}, "'undefined' is not a supported backend"),
+]
+
+
 @pytest.mark.parametrize(
     ("arguments", "variables", "words"),
     [
@@ -266,12 +283,7 @@ def test_a_failure_ends_the_session_where_asked_and_is_the_last_failed(session):
         (("--pdb-rank=2",), {}, "there are the ranks 0 to 1"),
         (("--ranks=0",), {}, "give a number of ranks from 1"),
         (("--ranks=10001",), {}, "give a number of ranks from 1 to 10000"),
-        (("--ranks-backend=glooo",), {}, "--ranks-backend: 'glooo' is not a supported backend. Did you mean 'gloo'?"),
-        (("--ranks-backend=NCCL",), {}, "Did you mean 'nccl'?"),
-        (("--ranks-backend", "gloo "), {}, "Did you mean 'gloo'?"),
-        (("--ranks-backend=cuda:nccl,cpu:gloo",), {}, "Known: 'gloo', 'nccl', 'mpi'.*matrix.custom_backends"),
-        (("--ranks-backend=",), {}, "'' is not a supported backend"),
-        (("--ranks-backend=undefined",), {}, "'undefined' is not a supported backend"),
+        *quick(2, WRONG_BACKENDS),
         (("--ranks-timeout=0",), {}, "--ranks-timeout 0: give a number of seconds above 0"),
         (("--ranks-timeout=-3",), {}, "give a number of seconds above 0"),
         (("--ranks-timeout=nan",), {}, "give a number of seconds above 0"),
@@ -334,13 +346,16 @@ dist.Backend.register_backend("mine", Group, devices=["cpu"])
 
 @pytest.mark.parametrize(
     ("arguments", "files", "declared"),
-    [
-        ((), {"conftest": "import mine", "mine": BACKEND_MODULE}, ""),
-        (("-p", "mine"), {"mine": BACKEND_MODULE}, ""),
-        ((), {"conftest": BACKEND_MODULE}, ""),
-        ((), {"mine": BACKEND_MODULE, "test_it": "import mine\n"}, "[matrix]\ncustom_backends = ['mine']\n"),
-    ],
-    ids=["conftest.py", "-p", "own conftest.py", "matrix.toml"],
+    quick(
+        2,
+        [
+            ((), {"conftest": "import mine", "mine": BACKEND_MODULE}, ""),
+            ((), {"mine": BACKEND_MODULE, "test_it": "import mine\n"}, "[matrix]\ncustom_backends = ['mine']\n"),
+            ((), {"conftest": BACKEND_MODULE}, ""),
+            (("-p", "mine"), {"mine": BACKEND_MODULE}, ""),
+        ],
+    ),
+    ids=["conftest.py", "matrix.toml", "own conftest.py", "-p"],
 )
 def test_a_backend_of_ones_own_is_accepted(session, tmp_path, arguments, files, declared):
     (tmp_path / "matrix.toml").write_text(declared or "[suites.mine]\npath = 'tests'\n")
@@ -371,18 +386,21 @@ def test_it(absent): pass
 
 @pytest.mark.parametrize(
     ("arguments", "text", "words"),
-    [
-        (("--ranks-backend=nccl",), "def test_it(): pass", "is built without nccl"),
-        (("--ranks-backend=mpi",), "def test_it(): pass", "is built without mpi"),
-        ((), "import pytest\n@pytest.mark.skip(reason='not today')\ndef test_it(): pass", "not today"),
-        ((), "import pytest\ndef test_it(): pytest.skip('not today')", "not today"),
-        ((), SKIPS_IN_FIXTURE, "not here"),
-        ((), "import pytest\n@pytest.mark.require_world_size(3)\ndef test_it(): pass", "the world is too small"),
-        ((), "import pytest\npytest.skip('no CUDA', allow_module_level=True)", ""),
-        (("-k", "nothing"), "def test_it(): pass", ""),
-        (("-m", "nothing"), "def test_it(): pass", ""),
-        ((), "def helper(): pass", ""),
-    ],
+    quick(
+        3,
+        [
+            (("--ranks-backend=nccl",), "def test_it(): pass", "is built without nccl"),
+            ((), "import pytest\ndef test_it(): pytest.skip('not today')", "not today"),
+            (("-k", "nothing"), "def test_it(): pass", ""),
+            (("--ranks-backend=mpi",), "def test_it(): pass", "is built without mpi"),
+            ((), "import pytest\n@pytest.mark.skip(reason='not today')\ndef test_it(): pass", "not today"),
+            ((), SKIPS_IN_FIXTURE, "not here"),
+            ((), "import pytest\n@pytest.mark.require_world_size(3)\ndef test_it(): pass", "the world is too small"),
+            ((), "import pytest\npytest.skip('no CUDA', allow_module_level=True)", ""),
+            (("-m", "nothing"), "def test_it(): pass", ""),
+            ((), "def helper(): pass", ""),
+        ],
+    ),
     ids=str,
 )
 def test_a_session_in_which_no_test_executed_exits_5(session, arguments, text, words):
@@ -392,7 +410,7 @@ def test_a_session_in_which_no_test_executed_exits_5(session, arguments, text, w
         assert re.search(f"nothing ran: no test executed.*{words}", output, re.DOTALL)
 
 
-@pytest.mark.parametrize("more", ["def test_other(): pass", "@pytest.mark.xfail\ndef test_other(): assert 0"])
+@pytest.mark.parametrize("more", quick(1, ["def test_other(): pass", "@pytest.mark.xfail\ndef test_other(): assert 0"]))
 def test_one_executed_test_is_enough(session, more):
     text = f"import pytest\ndef test_it(): pytest.skip('not today')\n{more}\n"
     status, output = session("--ranks=2", test_it=text)
@@ -477,16 +495,19 @@ OF_TEXTS = "{'ada', 'bea', 'cyd', 'dan', 'eve', 'fay', 'gil', 'hal'}"
 
 @pytest.mark.parametrize(
     ("source", "variables", "is_same"),
-    [
-        ("range(3)", {}, True),
-        (OF_TEXTS, {"PYTHONHASHSEED": "3"}, True),
-        (OF_TEXTS, {}, False),
-        ("random.sample(range(999), 4)", {}, True),
-        ("torch.rand(3)", {}, True),
-        ("random.SystemRandom().sample(range(999), 4)", {}, False),
-        ("[os.getpid()]", {}, False),
-        ("[__import__('uuid').uuid4()]", {}, True),
-    ],
+    quick(
+        2,
+        [
+            (OF_TEXTS, {}, False),
+            ("torch.rand(3)", {}, True),
+            ("range(3)", {}, True),
+            (OF_TEXTS, {"PYTHONHASHSEED": "3"}, True),
+            ("random.sample(range(999), 4)", {}, True),
+            ("random.SystemRandom().sample(range(999), 4)", {}, False),
+            ("[os.getpid()]", {}, False),
+            ("[__import__('uuid').uuid4()]", {}, True),
+        ],
+    ),
 )
 def test_parameters_are_those_that_pytest_has_collected_or_it_is_an_error(session, source, variables, is_same):
     status, output = session("--ranks=2", variables=variables, test_drawn=DRAWN.replace("SOURCE", source))

@@ -1,6 +1,7 @@
 """All processes of a run collect the same tests under the same ids, or it is an error that names them."""
 
 import pytest
+from long_lists import quick
 
 from allranks.protocol.records import FullCollection
 
@@ -89,15 +90,18 @@ THREADED = """
 
 @pytest.mark.parametrize(
     ("source", "environment", "outcome"),
-    [
-        ('{"ada", "bea", "cyd", "dan", "eve"}', {}, "passed"),
-        ('{"ada", "bea", "cyd", "dan", "eve"}', {"PYTHONHASHSEED": "random"}, "errored"),
-        ("__import__('random').sample(range(9999), 5)", {}, "passed"),
-        ("__import__('random').SystemRandom().sample(range(9999), 5)", {}, "errored"),
-        ("[__import__('os').getpid()] * 5", {}, "errored"),
-        ("[__import__('uuid').uuid4() for _ in range(5)]", {}, "passed"),
-        ("[__import__('tempfile').gettempdir() + str(__import__('os').getpid())] * 5", {}, "passed"),
-    ],
+    quick(
+        2,
+        [
+            ('{"ada", "bea", "cyd", "dan", "eve"}', {}, "passed"),
+            ('{"ada", "bea", "cyd", "dan", "eve"}', {"PYTHONHASHSEED": "random"}, "errored"),
+            ("__import__('random').sample(range(9999), 5)", {}, "passed"),
+            ("__import__('random').SystemRandom().sample(range(9999), 5)", {}, "errored"),
+            ("[__import__('os').getpid()] * 5", {}, "errored"),
+            ("[__import__('uuid').uuid4() for _ in range(5)]", {}, "passed"),
+            ("[__import__('tempfile').gettempdir() + str(__import__('os').getpid())] * 5", {}, "passed"),
+        ],
+    ),
 )
 def test_ranks_that_collect_again_have_the_same_parameters_or_fail(run_command, source, environment, outcome):
     run = run_command({"test_threaded.py": THREADED.replace("{SOURCE}", source)}, environment=environment)

@@ -1,6 +1,9 @@
 """A hook that leaves when pytest's session ends: its status counts as one that it sets, and no test is to blame."""
 
+from itertools import product
+
 import pytest
+from long_lists import quick
 
 from allranks.protocol.records import AgentFailed, FailureKind
 
@@ -33,21 +36,22 @@ WAYS = {
     "C": "ctypes.CDLL(None)._exit(STATUS)",
     "thread": "t = threading.Thread(target=os._exit, args=(STATUS,)); t.start(); t.join()",
 }
+ONE_OF_EACH_HOOK = {("session_finish", "os._exit"), ("unconfigure", "C"), ("last_session_finish", "thread")}
+HOOKS_AND_WAYS = sorted(product(HOOKS, WAYS), key=lambda pair: pair not in ONE_OF_EACH_HOOK)
 
 
 def conftest(hook, way):
     return f"import ctypes, os, signal, sys, threading\nimport pytest\n{HOOKS[hook]}\n    {way}\n"
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize(("hook", "way"), quick(3, HOOKS_AND_WAYS))
 def test_a_hook_that_leaves_with_success_is_the_end_of_the_session(run_agent, hook, way):
     job = run_agent({"conftest.py": conftest(hook, WAYS[way].replace("STATUS", "0")), **SUITE})
     assert not job.all(AgentFailed)
     assert {case.outcome for case in job.cases(0).values()} == {"passed"}
 
 
-@pytest.mark.parametrize("status", [1, 5, 77])
+@pytest.mark.parametrize("status", quick(1, [77, 5, 1]))
 @pytest.mark.parametrize(
     ("hook", "way"), [("session_finish", way) for way in WAYS] + [("unconfigure", "os._exit"), ("unconfigure", "C")]
 )
@@ -59,7 +63,7 @@ def test_a_hook_that_leaves_with_another_status_changes_that_of_the_session(star
     assert {case.outcome for case in job.cases(0).values()} == {"passed"}
 
 
-@pytest.mark.parametrize("status", ["int(exitstatus)", "session.exitstatus", "0", "1"])
+@pytest.mark.parametrize("status", quick(1, ["session.exitstatus", "int(exitstatus)", "0", "1"]))
 def test_a_hook_that_leaves_with_the_status_of_a_failed_session_adds_nothing(run_agent, status):
     job = run_agent({"conftest.py": conftest("session_finish", f"os._exit({status})"), **BAD})
     assert not job.all(AgentFailed)
@@ -69,7 +73,7 @@ def test_a_hook_that_leaves_with_the_status_of_a_failed_session_adds_nothing(run
 @pytest.mark.parametrize(
     ("way", "number"), [("os.abort()", "SIGABRT"), ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL")]
 )
-@pytest.mark.parametrize("hook", ["session_finish", "unconfigure"])
+@pytest.mark.parametrize("hook", quick(1, ["session_finish", "unconfigure"]))
 def test_a_crash_at_the_end_of_the_session_is_no_failure_of_a_test(start_agent, hook, way, number):
     job = start_agent({"conftest.py": conftest(hook, way), **SUITE}).go()
     assert job.wait() == 1
@@ -78,7 +82,7 @@ def test_a_crash_at_the_end_of_the_session_is_no_failure_of_a_test(start_agent, 
     assert {case.outcome for case in job.cases(0).values()} == {"passed"}
 
 
-@pytest.mark.parametrize("way", [*WAYS.values(), "session.exitstatus = STATUS"])
+@pytest.mark.parametrize("way", quick(2, [*WAYS.values(), "session.exitstatus = STATUS"]))
 def test_a_rank_of_its_own_session_may_leave_when_that_ends(start_agent, way):
     way = f"if 'RANK' in os.environ:\n        {way}"
     job = start_agent({"conftest.py": conftest("session_finish", way.replace("STATUS", "0")), **THREADED}).go()
@@ -88,14 +92,17 @@ def test_a_rank_of_its_own_session_may_leave_when_that_ends(start_agent, way):
 
 @pytest.mark.parametrize(
     ("way", "message"),
-    [
-        ("os._exit(77)", f"{CHANGED} on rank 1 from 0 to 77."),
-        ("sys.exit(3)", f"{CHANGED} on rank 1 from 0 to 3."),
-        ("pytest.exit('over', returncode=5)", f"{CHANGED} on rank 1 from 0 to 5."),
-        ("session.exitstatus = 1", f"{CHANGED} on rank 1 from 0 to 1."),
-        ("raise LookupError('no such store')", f"{CHANGED} on rank 1 from 0 to 1."),
-        ("os.abort()", "Rank 1 was killed by SIGABRT when it ended its pytest session."),
-    ],
+    quick(
+        2,
+        [
+            ("raise LookupError('no such store')", f"{CHANGED} on rank 1 from 0 to 1."),
+            ("os.abort()", "Rank 1 was killed by SIGABRT when it ended its pytest session."),
+            ("os._exit(77)", f"{CHANGED} on rank 1 from 0 to 77."),
+            ("sys.exit(3)", f"{CHANGED} on rank 1 from 0 to 3."),
+            ("pytest.exit('over', returncode=5)", f"{CHANGED} on rank 1 from 0 to 5."),
+            ("session.exitstatus = 1", f"{CHANGED} on rank 1 from 0 to 1."),
+        ],
+    ),
 )
 def test_what_goes_wrong_when_a_rank_ends_its_own_session_is_no_failure_of_a_test(start_agent, way, message):
     way = f"if os.environ.get('RANK') == '1':\n        {way}"

@@ -1,6 +1,7 @@
 """What a test of a class leaves in the process groups of its ranks is its own error, and reaches no other test."""
 
 import pytest
+from long_lists import quick
 
 HEAD = """
 import contextlib
@@ -43,7 +44,7 @@ LEFT = [
 ]
 
 
-@pytest.mark.parametrize(("left", "message"), LEFT)
+@pytest.mark.parametrize(("left", "message"), quick(2, LEFT))
 def test_calls_of_ranks_that_a_class_keeps_are_compared(run_agent, left, message):
     agent = run_agent({"test_kept.py": HEAD.format(left)})
     assert agent.outcomes("test_b_is_innocent") == ("passed", "passed")

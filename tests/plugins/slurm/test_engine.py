@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from engine_contract import ENDED, EngineContract, Heard, HeardOnce
+from long_lists import quick
 from programs import write_python_program
 
 from allranks.engines.agent_output import Damage
@@ -98,17 +99,20 @@ class TestSlurm(EngineContract):
 
     @pytest.mark.parametrize(
         ("state", "cause"),
-        [
-            ("CANCELLED|None|n1", "was cancelled (scancel)"),
-            ("RUNNING|None|n1", "was told to end from outside (SIGTERM)"),
-            *(
-                pytest.param(*each, marks=pytest.mark.thorough)
-                for each in (
-                    ("PREEMPTED|None|n1", "was preempted: a job of higher priority has its nodes"),
-                    ("TIMEOUT|TimeLimit|n1", "was ended by SLURM's time limit"),
-                )
-            ),
-        ],
+        quick(
+            1,
+            [
+                ("CANCELLED|None|n1", "was cancelled (scancel)"),
+                ("RUNNING|None|n1", "was told to end from outside (SIGTERM)"),
+                *(
+                    pytest.param(*each, marks=pytest.mark.thorough)
+                    for each in (
+                        ("PREEMPTED|None|n1", "was preempted: a job of higher priority has its nodes"),
+                        ("TIMEOUT|TimeLimit|n1", "was ended by SLURM's time limit"),
+                    )
+                ),
+            ],
+        ),
     )
     def test_what_ended_it_from_outside_is_named(self, engine, endless, cluster, state, cause):
         name = job_name(endless)
@@ -184,7 +188,7 @@ class TestSlurm(EngineContract):
         assert "lost its files" in ending.ended_by
         assert "was emptied, or removed; it was SLURM job 1" in ending.ended_by
 
-    @pytest.mark.parametrize("how", ["changed", "shrunk"])
+    @pytest.mark.parametrize("how", quick(1, ["changed", "shrunk"]))
     def test_a_stream_that_does_not_stay_as_it_was_read_is_a_contradiction(self, engine, endless, tmp_path, how):
         stream = tmp_path / "spool" / job_name(endless) / "node-0" / files.STREAM
 

@@ -1,0 +1,25 @@
+"""Lists of parameters that are too long for each run of the tests."""
+
+from collections.abc import Iterable, Sequence
+
+import pytest
+
+_Parameters = type(pytest.param())
+
+
+def quick(count: int, parameters: Iterable[object]) -> Sequence[object]:
+    """The first parameters as they are, and the others for thorough runs alone.
+
+    Args:
+        count: How many are to run each time.
+        parameters: As for ``pytest.mark.parametrize``; a tuple has a value for each argument.
+    """
+    first, others = list(parameters)[:count], list(parameters)[count:]
+    return [*first, *map(_thorough, others)]
+
+
+def _thorough(parameters: object) -> object:
+    if isinstance(parameters, _Parameters):
+        return pytest.param(*parameters.values, marks=[*parameters.marks, pytest.mark.thorough], id=parameters.id)
+    values = parameters if isinstance(parameters, tuple) else (parameters,)
+    return pytest.param(*values, marks=pytest.mark.thorough)
