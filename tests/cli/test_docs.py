@@ -18,11 +18,6 @@ def test_the_page_has_every_exit_code_and_their_order():
     assert f"the first of {', '.join(str(int(code)) for code in PRECEDENCE)} counts" in PAGE
 
 
-def test_the_readme_has_the_same_exit_codes():
-    codes = re.findall(r"^\| (\d+) \| ", (ROOT / "README.md").read_text(), re.MULTILINE)
-    assert list(map(int, codes)) == list(ExitCode)
-
-
 @pytest.mark.parametrize("command", [command.name for command in commands()])
 def test_the_page_names_every_command(command):
     assert f"`{command}`" in PAGE
