@@ -30,7 +30,7 @@ def test_the_page_of_an_index_has_no_link_that_leads_nowhere(hook, monkeypatch):
     monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
     metadata = metadata_of(hook)
     assert re.findall(r"\]\((?!https?:|#)", metadata["readme"]["text"]) == []
-    assert "lists what is guaranteed" in metadata["readme"]["text"]
+    assert "lists the guarantees" in metadata["readme"]["text"]
     assert "![" not in metadata["readme"]["text"], "a picture that nobody sees"
     assert metadata["urls"] == {}
 
@@ -40,7 +40,7 @@ def test_a_workflow_gives_the_address_of_its_repository(hook, monkeypatch):
     monkeypatch.setenv("GITHUB_REPOSITORY", "someone/allranks")
     metadata = metadata_of(hook)
     home = "https://git.example/someone/allranks"
-    assert f"[docs/runs.md]({home}/blob/HEAD/docs/runs.md#selection)" in metadata["readme"]["text"]
+    assert f"[runs]({home}/blob/HEAD/docs/runs.md#selection)" in metadata["readme"]["text"]
     assert f"]({home}/raw/HEAD/docs/pictures/report.png)" in metadata["readme"]["text"]
     assert metadata["urls"]["Source"] == home
     assert set(metadata["urls"]) == {"Source", "Documentation", "Changelog", "Issues"}
