@@ -17,6 +17,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "allranks"
 KEPT = (
     "protocol/records.py",
     "protocol/outcomes.py",
+    "protocol/choices.py",
     "protocol/rates.py",
     "protocol/repetitions.py",
     "protocol/skip_codes.py",

@@ -43,7 +43,7 @@ def test_what_is_copied_imports_nothing_of_allranks_that_is_not():
     }
     assert len(imports) > 100
     others = {(path, module) for path, module in imports if module.split(".")[1] not in rooms}
-    names = ("errors", "matrix.axes", "matrix.declaration", "matrix.toml_file")
+    names = ("engines.process", "errors", "matrix.axes", "matrix.declaration", "matrix.toml_file")
     outside = {f"allranks.{name}" for name in (*names, "pytest_plugin.rank_reports", "pytest_plugin.ranks_session")}
     plugin = package_folder() / "pytest_plugin" / "__init__.py"
     assert others == {(plugin, module) for module in outside}  # which it does outside of jobs only

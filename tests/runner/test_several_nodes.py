@@ -52,9 +52,7 @@ def test_the_jobs_error_says_how_the_agent_of_each_node_ended():
     ending = JobExit(status=1, followers=(fine, killed))
     lost = job_error([NodeLost(node=2, message="The agent of node 2 is gone.")], ending)
     [why] = lost.why.splitlines()
-    assert why.startswith(
-        "The agent of node 2 ended with status 137. The kernel killed it, or one of its processes, for want"
-    )
+    assert why.startswith("The agent of node 2 ended with status 137. The kernel's out-of-memory killer ended it")
     assert why.endswith("Killed")
 
 
