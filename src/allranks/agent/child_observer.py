@@ -20,7 +20,7 @@ This runs in programs that know nothing of allranks, and each of them waits for 
 already, and anything else where it is needed.
 """
 
-# ruff: noqa: PTH100, PTH108, PTH110, PTH118, PTH120, PTH123, PTH208 - pathlib takes longer to import than the rest
+# ruff: noqa: PTH100, PTH108, PTH110, PTH116, PTH118, PTH120, PTH123, PTH208 - pathlib takes longer to import than the rest
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
@@ -95,6 +95,7 @@ class _Process:
         self.started: list[ref[Any]] = []
         self.ended: set[int] = set()  # those whose end it has written
         self.unwaited: set[int] = set()  # of those, the ones that nobody has waited for
+        self.told_before = 0  # bytes that it had written when the test began
         self.ranks: set[int] = set()  # those that are ranks, which are reported in another way
 
 
@@ -189,6 +190,26 @@ def begin_test() -> None:
     except (OSError, ValueError, LookupError, TypeError):  # a test may have changed anything there
         pass
     _write("BeganTest", pid=_getpid())
+    _process.told_before = _size(own)
+
+
+def has_told() -> bool:
+    """Whether anything has been written since the test began.
+
+    Imports nothing: the test may have removed all modules.
+    """
+    own = str(_getpid())
+    try:
+        return os.listdir(_process.folder) != [own] or _size(f"{_process.folder}/{own}") != _process.told_before
+    except OSError:
+        return False
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
 
 
 def _lives(pid: object) -> bool:

@@ -255,7 +255,7 @@ class _Rank:
     def _children(self) -> Sequence[ChildProcess]:
         """The processes that the test has started and that did not end well."""
         child_observer.settle()
-        return read_children(self._events, self._inherited_rank)
+        return read_children(self._events, self._inherited_rank) if child_observer.has_told() else ()
 
     @property
     def _events(self) -> Path:
