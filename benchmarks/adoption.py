@@ -144,7 +144,7 @@ PROJECTS = {
             )
         ),
         style="Lightning's ddp_spawn and ddp_fork",
-        suite='launches_ranks = true\nstart_children = "warm"',
+        suite='launches_ranks = true\nstart_children = "warm"\nisolation = "job"',
     ),
     "deepspeed": Project(
         folder="deepspeed/tests",
