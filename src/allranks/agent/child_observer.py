@@ -95,7 +95,7 @@ class _Process:
         self.started: list[ref[Any]] = []
         self.ended: set[int] = set()  # those whose end it has written
         self.unwaited: set[int] = set()  # of those, the ones that nobody has waited for
-        self.told_before = 0  # bytes that it had written when the test began
+        self.size_before = 0  # bytes of its events when the test began
         self.ranks: set[int] = set()  # those that are ranks, which are reported in another way
 
 
@@ -174,33 +174,35 @@ def disregard(rank: int) -> None:
 
 def begin_test() -> None:
     """Forget all that has been written, except by and about processes that live on."""
-    import json  # noqa: PLC0415 - see _write
-
     _settle_started()
     _process.started.clear()
     _process.ended &= _process.unwaited  # another process may get the number of one that somebody has waited for
+    if not has_events():  # most tests start no process
+        return
+    import json  # noqa: PLC0415 - see _write
+
     own = f"{_process.folder}/{_getpid()}"
     try:
-        told = [(json.loads(line)[1]["pid"], line) for line in _read(own).splitlines()]
+        events = [(json.loads(line)[1]["pid"], line) for line in _read(own).splitlines()]
         for entry in os.scandir(_process.folder):
             if entry.path == own or not _lives(entry.name):
                 os.unlink(entry.path)
         with open(own, "w", encoding="ascii") as file:
-            file.writelines(f"{line}\n" for pid, line in told if pid != _process.pid and _lives(pid))
+            file.writelines(f"{line}\n" for pid, line in events if pid != _process.pid and _lives(pid))
     except (OSError, ValueError, LookupError, TypeError):  # a test may have changed anything there
         pass
     _write("BeganTest", pid=_getpid())
-    _process.told_before = _size(own)
+    _process.size_before = _size(own)
 
 
-def has_told() -> bool:
+def has_events() -> bool:
     """Whether anything has been written since the test began.
 
     Imports nothing: the test may have removed all modules.
     """
     own = str(_getpid())
     try:
-        return os.listdir(_process.folder) != [own] or _size(f"{_process.folder}/{own}") != _process.told_before
+        return os.listdir(_process.folder) != [own] or _size(f"{_process.folder}/{own}") != _process.size_before
     except OSError:
         return False
 

@@ -216,7 +216,7 @@ class Suite:
         example=["state"],
     )
     start_children: ChildStart = key(
-        choice("cold", "warm"),
+        choice(*get_args(ChildStart)),
         "How processes start by `spawn` or `forkserver`: each imports all, or forks what has imported the packages.",
         default="cold",
         example="warm",

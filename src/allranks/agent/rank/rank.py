@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import pytest
 import torch
@@ -54,11 +54,13 @@ from allranks.agent.rank.reports import (
 )
 from allranks.agent.rank.script_folders import FOLDERS
 from allranks.agent.rank.state import InitialState
-from allranks.agent.rank.warm_children import WarmChildren
 from allranks.agent.rendezvous import give_ports, wait_for_store
 from allranks.protocol.config import AgentConfig, TimeLimit
 from allranks.protocol.outcomes import MESSAGE_LIMIT, Outcome, Phase, following, overall, shorten
 from allranks.protocol.skip_codes import SkipCode
+
+if TYPE_CHECKING:
+    from allranks.agent.rank.warm_children import WarmChildren
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +100,14 @@ def run_rank(session: pytest.Session, assignment: Assignment) -> NoReturn:
 
     stacks = assignment.request.results / f"rank-{assignment.rank}.stacks.txt"
     live(work, assignment.supervisor, stacks=stacks, environment=_rank_environment(assignment))
+
+
+def _warm_children(code: Path, config: AgentConfig) -> "WarmChildren | None":
+    if config.start_children == "cold":
+        return None
+    from allranks.agent.rank import warm_children  # noqa: PLC0415 - few suites need what it imports
+
+    return warm_children.WarmChildren(code, config.paths)
 
 
 def _rank_environment(assignment: Assignment) -> dict[str, str]:
@@ -155,8 +165,7 @@ class _Rank:
         session.config.pluginmanager.register(self, "allranks-rank")
         rank_setup.announce_to(self._connection, self._take_unreported)
         child_observer.observe()
-        is_warm = assignment.config.start_children == "warm"
-        self._warm = WarmChildren(session.config.rootpath, assignment.config.paths) if is_warm else None
+        self._warm = _warm_children(session.config.rootpath, assignment.config)
         debugging.be_rank(assignment.rank)
 
     def run(self) -> int:
@@ -255,7 +264,7 @@ class _Rank:
     def _children(self) -> Sequence[ChildProcess]:
         """The processes that the test has started and that did not end well."""
         child_observer.settle()
-        return read_children(self._events, self._inherited_rank) if child_observer.has_told() else ()
+        return read_children(self._events, self._inherited_rank) if child_observer.has_events() else ()
 
     @property
     def _events(self) -> Path:
