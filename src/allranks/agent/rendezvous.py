@@ -63,12 +63,15 @@ def make_rendezvous(config: AgentConfig, shared: Path, *, groups: int = 1) -> Re
     raise ValueError(msg)
 
 
-def hold_port(port: int = 0) -> socket.socket:
-    """Bind a port, a free one by default, which no other process gets until the socket is closed."""
+def hold_port(port: int = 0, host: str = "") -> socket.socket:
+    """Bind a port, a free one by default, which no other process gets until the socket is closed.
+
+    It has SO_REUSEADDR and is never listened on, so a store, which sets the same option, can serve on it.
+    """
     held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("", port))
+        held.bind((host, port))
     except OSError:
         held.close()
         raise

@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import IO, Generic, Protocol, TypeVar
 
+from allranks.agent.rendezvous import hold_port
 from allranks.engines.agent_output import Damage
 from allranks.engines.base import JobExit, JobSpec, NodeExit, Passthrough, Placement, RecordSink
 from allranks.engines.intake import MOST_ENTRIES, Intake
@@ -48,14 +49,7 @@ class Meeting:
 
 def arrange_meeting() -> Meeting:
     """A port of the loopback interface, and a new token."""
-    held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", 0))
-    except OSError:
-        held.close()
-        raise
-    return Meeting(held, make_token())
+    return Meeting(hold_port(host="127.0.0.1"), make_token())
 
 
 def make_token() -> str:

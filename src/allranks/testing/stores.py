@@ -71,15 +71,14 @@ def create_tcp_store(  # noqa: PLR0913 - those of torch's helper, by the same na
 def reserved_port() -> Iterator[int]:
     """A TCP port of this host that the kernel gives to no other process within the ``with``.
 
-    The port is bound with SO_REUSEADDR and never listened on, so a store, which sets the same option, can still serve
-    on it. Leave the ``with`` when the master is up.
+    A store can serve on it. Leave the ``with`` when the master is up.
 
     Yields:
         The port.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("", 0))
+    from allranks.agent.rendezvous import hold_port  # here: most sessions load nothing of the agent
+
+    with hold_port() as held:
         yield int(held.getsockname()[1])
 
 

@@ -26,6 +26,7 @@ if not __package__:
 from allranks.agent import linux
 from allranks.agent.container_init import COMMAND, STOP_GRACE, end_orphans
 from allranks.agent.evidence import FULL
+from allranks.agent.rendezvous import hold_port
 from allranks.plugins.slurm.agent import node_docker
 from allranks.plugins.slurm.agent.node_container import (
     INSIDE,
@@ -150,9 +151,7 @@ class NodeSupervisor:
         path = self._folder / MEETING
         held = None
         if self._node == 0:
-            held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            held.bind((own_address(self._environ), 0))
+            held = hold_port(host=own_address(self._environ))
             address, port = held.getsockname()
             write_whole(path, json.dumps({"leader": address, "port": port}))
         deadline = time.monotonic() + limit.seconds
