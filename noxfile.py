@@ -183,12 +183,12 @@ def _run_tests(session: nox.Session, which: str, env: dict[str, str]) -> None:
     workers = str(3 * (os.cpu_count() or 2) // 2)  # many tests wait
     side_by_side = ("-n", workers, "--dist", "loadfile", "--no-loadscope-reorder")
     session.run("pytest", "-m", f"{which} and not alone", *side_by_side, "--durations", "12", env=env)
-    session.run("pytest", *_marked("alone"), "-m", f"{which} and alone", "--durations", "12", env=env)
+    session.run("pytest", *_files_of_tests_alone(), "-m", f"{which} and alone", "--durations", "12", env=env)
 
 
-def _marked(name: str) -> list[str]:
-    """The files with a marker, by name: to collect all tests once more takes as long as many of them."""
-    return sorted(str(path) for path in Path("tests").rglob("test_*.py") if f"mark.{name}" in path.read_text())
+def _files_of_tests_alone() -> list[str]:
+    """The files of tests that run alone: to collect all tests once more takes as long as many of them."""
+    return sorted(str(path) for path in Path("tests").rglob("test_*.py") if "mark.alone" in path.read_text())
 
 
 @nox.session(default=False)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from long_lists import quick
 
 TORCH = Path(__file__).parents[3] / "suites/torch"
 SUITE = TORCH / "c10d/test_distributed.py"
@@ -21,9 +22,7 @@ RPC_SAMPLE = (
 )
 
 
-@pytest.fixture(
-    scope="module", params=["env", *(pytest.param(each, marks=pytest.mark.thorough) for each in ("tcp", "file"))]
-)
+@pytest.fixture(scope="module", params=quick(1, ["env", "tcp", "file"]))
 def sample(request, run_once):
     nodeids = [f"suite/test_distributed.py::TestDistributed::{name}" for name in SAMPLE]
     files = {"test_distributed.py": SUITE.read_text(encoding="utf-8")}

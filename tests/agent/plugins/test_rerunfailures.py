@@ -1,6 +1,7 @@
 """pytest-rerunfailures: all ranks run a test again together, and the report says so."""
 
 import pytest
+from long_lists import quick
 
 from allranks.protocol.records import AgentFailed, CollectionFailed, FailureKind, NotRun, RankEnded, TestStarted
 
@@ -232,13 +233,16 @@ def test_what_passes_in_the_end_does_not_stop_a_job(run_with):
 
 @pytest.mark.parametrize(
     ("arguments", "flag"),
-    [
-        (("--reruns=1", "--only-rerun=ValueError"), "--only-rerun"),
-        pytest.param(("--rerun-except=ValueError",), "--rerun-except", marks=pytest.mark.thorough),
-        pytest.param(("--fail-on-flaky",), "--fail-on-flaky", marks=pytest.mark.thorough),
-        pytest.param(("-o", "only_rerun=ValueError"), "--only-rerun", marks=pytest.mark.thorough),
-        pytest.param(("--reruns=1", "--max-suite-reruns=3"), "--max-suite-reruns", marks=pytest.mark.thorough),
-    ],
+    quick(
+        1,
+        [
+            (("--reruns=1", "--only-rerun=ValueError"), "--only-rerun"),
+            (("--rerun-except=ValueError",), "--rerun-except"),
+            (("--fail-on-flaky",), "--fail-on-flaky"),
+            (("-o", "only_rerun=ValueError"), "--only-rerun"),
+            (("--reruns=1", "--max-suite-reruns=3"), "--max-suite-reruns"),
+        ],
+    ),
 )
 def test_what_one_rank_would_decide_alone_is_refused(start_with, arguments, flag):
     agent = start_with(RERUN, {"test_a.py": "def test_a(): pass"}, *arguments).go()

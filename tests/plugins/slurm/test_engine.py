@@ -104,13 +104,8 @@ class TestSlurm(EngineContract):
             [
                 ("CANCELLED|None|n1", "was cancelled (scancel)"),
                 ("RUNNING|None|n1", "was told to end from outside (SIGTERM)"),
-                *(
-                    pytest.param(*each, marks=pytest.mark.thorough)
-                    for each in (
-                        ("PREEMPTED|None|n1", "was preempted: a job of higher priority has its nodes"),
-                        ("TIMEOUT|TimeLimit|n1", "was ended by SLURM's time limit"),
-                    )
-                ),
+                ("PREEMPTED|None|n1", "was preempted: a job of higher priority has its nodes"),
+                ("TIMEOUT|TimeLimit|n1", "was ended by SLURM's time limit"),
             ],
         ),
     )
