@@ -294,7 +294,8 @@ def test_a_hang_names_the_line_of_the_process_alone(suite):
 
 
 def test_no_process_outlives_the_rank(suite):
-    pids = case(suite, "test_hang").stdout.split()
+    # A fork that has just begun still looks like its server.
+    pids = {*case(suite, "test_hang").stdout.split()}
     assert len(pids) == 2
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
