@@ -1,5 +1,6 @@
 """What the doctor says of hosts that are made of a few files and of what a daemon would say."""
 
+import socket
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
@@ -172,3 +173,21 @@ def test_a_slow_lookup_of_the_name_of_this_host_is_a_problem(monkeypatch, second
     found = problems(ProcessEngine().examine(Inventory()))
     assert len(found) == remedies
     assert all("/etc/hosts: ::ffff:127.0.0.1 localhost" in each.remedy for each in found.values())
+
+
+def test_an_engine_that_does_not_answer_is_a_problem_in_time(tmp_path, monkeypatch):
+    path = tmp_path / "docker.sock"
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(str(path))
+        daemon.listen()  # it accepts a connection and never answers
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
+        monkeypatch.setattr(host_checks, "ENGINE_LIMIT", 0.5)
+        found = problems(examine("docker", "none", tmp_path))
+    assert found["docker"].text == "no answer within 0.5 s"
+
+
+@pytest.mark.usefixtures("locks")
+def test_the_checks_that_every_user_needs_come_first(tmp_path):
+    subjects = [finding.subject for finding in examine("process", "none", tmp_path)]
+    wanted = ["Python", "torch", "names", "results", "shared memory", "docker", "GPUs"]
+    assert [subject for subject in subjects if subject in wanted] == wanted

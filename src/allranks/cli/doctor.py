@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +21,7 @@ from allranks.cli.parser import CommandOptions, flag, option
 from allranks.cli.printing import moment, say, say_json
 from allranks.cli.variables import PACK_VARIABLE, PlanVariables
 from allranks.engines import AUTO
-from allranks.errors import DeviceError, ExitCode, UsageError
+from allranks.errors import DeviceError, ExitCode, MatrixError, UsageError
 
 if TYPE_CHECKING:
     from allranks.engines.base import Finding
@@ -71,7 +72,7 @@ def _examined(options: Options) -> "Iterable[Finding]":
     if not options.cell and not part:
         from allranks.cli.host_checks import examine  # noqa: PLC0415
 
-        return examine(options.engine, mode, options.results or results_here())
+        return examine(options.engine, mode, options.results or results_here(), python=_declared_python(options.matrix))
     from allranks.cli.machine_demands import Where, examine_demands  # noqa: PLC0415
     from allranks.matrix.cell_images import image_for  # noqa: PLC0415
     from allranks.matrix.declaration import find_matrix, load  # noqa: PLC0415
@@ -89,6 +90,17 @@ def _examined(options: Options) -> "Iterable[Finding]":
         named = [cell for text in options.cell for cell in select(expansion, text)]
         cells = {cell: image_for(expansion.matrix, cell) for cell in named}
     return examine_demands(cells, expansion.matrix, Where(engine=engine, mode=mode))
+
+
+def _declared_python(matrix: Path | None) -> str | None:
+    """The interpreter that the matrix file names; None where no file names one."""
+    from allranks.engines.process_environments import declared_python  # noqa: PLC0415
+    from allranks.matrix.declaration import find_matrix, load  # noqa: PLC0415
+
+    with suppress(MatrixError):  # a run reports what is wrong with the file
+        path = matrix or find_matrix(Path.cwd())
+        return declared_python(load(path).matrix.process, path if path.is_dir() else path.parent)
+    return None
 
 
 def _tell(examined: "Iterable[Finding]", options: Options) -> "list[Finding]":

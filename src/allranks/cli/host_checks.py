@@ -1,15 +1,20 @@
 """Whether this host can run jobs, with one remedy for each problem: ``allranks doctor``.
 
-The checks are read-only: they start, change and remove nothing.
+The checks change and remove nothing; they start only two ranks that communicate over gloo.
 """
 
 import os
 import shutil
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
 from typing import Final
 
 from allranks.agent import kernel
+from allranks.cli.torch_check import examine_torch
 from allranks.engines import AUTO
 from allranks.engines.base import Finding
 from allranks.engines.gpus import GpuMode, Inventory, nvidia_cards, take_inventory
@@ -24,19 +29,33 @@ _ROOM_FOR_RUNS: Final = _GIB
 _SHM: Final = 512 << 20
 _ROOT: Final = Path("/")
 
+ENGINE_LIMIT: Final = 5.0
+"""Seconds for all checks of one engine."""
 
-def examine(engine: str, mode: GpuMode, results: Path) -> Iterator[Finding]:
-    """Check this host."""
-    yield examine_kernel()
+
+def examine(engine: str, mode: GpuMode, results: Path, *, python: str | None = None) -> Iterator[Finding]:
+    """Check this host: first what every user needs, last what only some have.
+
+    Args:
+        engine: The requested engine.
+        mode: How GPUs are found.
+        results: The folder of all runs.
+        python: The interpreter that ``process.python`` names; None for that of allranks.
+    """
+    yield from examine_torch(python or sys.executable, runs_jobs=python is not None)
     try:
         inventory = take_inventory(mode)
-        yield from examine_gpus(inventory)
+        gpus = list(examine_gpus(inventory))
     except DeviceError as error:
         inventory = Inventory()
-        yield Finding("GPUs", f"{error.what} {error.why}", error.remedy)
+        gpus = [Finding("GPUs", f"{error.what} {error.why}", error.remedy)]
+    yield from _examine_engine("process", engine, inventory)
+    yield examine_kernel()
     yield from examine_folders(results)
     for name in engine_names():
-        yield from _examine_engine(name, engine, inventory)
+        if name != "process":
+            yield from _examine_engine(name, engine, inventory)
+    yield from gpus
 
 
 def examine_kernel() -> Finding:
@@ -45,12 +64,40 @@ def examine_kernel() -> Finding:
     return Finding("kernel", found.summary, kernel.REMEDY if found.refusal else "")
 
 
-def _examine_engine(name: str, wanted: str, inventory: Inventory) -> Iterator[Finding]:
+def _examine_engine(name: str, requested: str, inventory: Inventory) -> Iterator[Finding]:
     """Check an engine that a run would use; processes always, since any run may have left some."""
-    if name not in {wanted, "process"} and wanted != AUTO:
-        yield Finding(name, f"not checked: the requested engine is {wanted}")
+    if name not in {requested, "process"} and requested != AUTO:
+        yield Finding(name, f"not checked: the requested engine is {requested}")
         return
-    yield from examine_engine(name, is_asked_for=name == wanted, inventory=inventory)
+    yield from _in_time(name, examine_engine(name, is_asked_for=name == requested, inventory=inventory))
+
+
+def _in_time(name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
+    """The findings about an engine, and one more if it does not answer in time, as a daemon that hangs."""
+    results: Queue[Finding | BaseException | None] = Queue()
+
+    def collect() -> None:
+        end: BaseException | None = None
+        try:
+            for finding in findings:
+                results.put(finding)
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that reads the results
+            end = error
+        results.put(end)
+
+    Thread(target=collect, daemon=True).start()
+    deadline = time.monotonic() + ENGINE_LIMIT
+    while True:
+        try:
+            result = results.get(timeout=max(0.0, deadline - time.monotonic()))
+        except Empty:
+            yield Finding(name, f"no answer within {ENGINE_LIMIT:g} s", "Restart its service, and see its log.")
+            return
+        if result is None:
+            return
+        if isinstance(result, BaseException):
+            raise result
+        yield result
 
 
 def examine_gpus(inventory: Inventory, root: Path = _ROOT) -> Iterator[Finding]:

@@ -41,7 +41,7 @@ def environment_of(image: Image, *, root: Path, process: Process, progress: Prog
             and the interpreter lacks is installed apart from it.
         progress: Receives lines while something is made.
     """
-    given = _given(process, root)
+    given = declared_python(process, root)
     if given and (image.image is not None or not (image.packages or image.requirements or image.project)):
         return JobEnvironment(python=given)
     if image.image is not None:
@@ -66,7 +66,7 @@ def environment_of(image: Image, *, root: Path, process: Process, progress: Prog
     return JobEnvironment(python=given or str(python), python_path=(*installed, *above))
 
 
-def _given(process: Process, root: Path) -> str | None:
+def declared_python(process: Process, root: Path) -> str | None:
     """The interpreter of the matrix file: a path from its folder, or a name on the PATH."""
     return str(root / process.python) if process.python and "/" in process.python else process.python
 
