@@ -193,9 +193,10 @@ def _files_of_tests_alone() -> list[str]:
 
 @nox.session(default=False)
 def thorough(session: nox.Session) -> None:
-    """Run what `nox -s tests` and `nox -s integration` leave out: more of their lists, and second engines."""
+    """Run what `nox -s tests` and `nox -s integration` leave out, and properties with 20 times as many examples."""
     env = _install_for_tests(session)
-    session.run("pytest", "-m", "thorough", "--durations", "12", *session.posargs, env=env)
+    options = ("-m", "thorough or hypothesis", "--hypothesis-profile", "thorough", "--durations", "12")
+    session.run("pytest", *options, *session.posargs, env=env)
 
 
 @nox.session(python=["3.11", "3.12", "3.13", "3.14"], venv_backend="uv|virtualenv", default=False)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.agent import linux
@@ -289,7 +289,6 @@ def test_a_torn_report_is_none(pair):
     assert pair.link.at_end
 
 
-@settings(deadline=None)
 @given(st.lists(MESSAGES, max_size=3), st.data())
 def test_reports_survive_any_split_of_their_bytes(reports, data):
     sent = b"".join(map(encode_message, reports))
@@ -332,7 +331,6 @@ def test_after_garbage_nothing_of_a_rank_is_believed_any_more(pair, garbage):
     assert pair.link.read() == []
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(st.binary(max_size=60), max_size=4), st.booleans())
 def test_any_bytes_are_reports_or_garbage(pieces, has_valid_start):
     with Pair() as pair:

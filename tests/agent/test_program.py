@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.agent.program import (
@@ -113,14 +113,12 @@ def assert_reads_or_refuses(read, kinds, line):
 READERS = [(parse_reply, (Record, Program, Forked, SessionEnded)), (parse_request, (StartRanks, Finish))]
 
 
-@settings(max_examples=300)
 @given(st.binary(max_size=100))
 def test_any_bytes_are_a_message_or_a_record_error(line):
     for read, kinds in READERS:
         assert_reads_or_refuses(read, kinds, line)
 
 
-@settings(max_examples=300)
 @given(TOLD | ASKED, st.data())
 def test_a_damaged_line_is_a_message_or_a_record_error(message, data):
     line = bytearray(line_of(message))

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.errors import ExitCode, MatrixError, UsageError
@@ -586,20 +586,17 @@ def check_that_only_a_matrix_error_comes(folder: Path, content: bytes) -> None:
     assert all(outcome)
 
 
-@settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_no_mutation_of_a_matrix_file_raises_anything_but_a_matrix_error(scratch, document, data):
     text = data.draw(mutations(document + ALL_ELSE))
     check_that_only_a_matrix_error_comes(scratch, text.encode(errors="surrogatepass"))
 
 
-@settings(max_examples=150, deadline=None)
 @given(content=st.one_of(st.binary(), st.lists(snippets).map(lambda lines: "\n".join(lines).encode(errors="replace"))))
 def test_no_garbage_raises_anything_but_a_matrix_error(scratch, content):
     check_that_only_a_matrix_error_comes(scratch, content)
 
 
-@settings(max_examples=150, deadline=None)
 @given(text=st.text())
 def test_no_condition_in_a_file_raises_anything_but_a_matrix_error(scratch, text):
     quoted = "".join(f"\\U{ord(letter):08x}" for letter in text if not "\ud800" <= letter <= "\udfff")

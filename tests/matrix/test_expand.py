@@ -4,7 +4,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from matrix_strategies import matrices, runnable_matrices
 
@@ -40,7 +40,6 @@ def is_acceptable(cells: list[Cell]) -> bool:
     return bool(cells) and possible and len(set(cells)) == len(cells)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.one_of(matrices(), runnable_matrices()))
 def test_expansion_is_what_asking_every_rule_at_every_point_gives(matrix):
     cells, dropped = plain(matrix)
@@ -58,7 +57,6 @@ def test_expansion_is_what_asking_every_rule_at_every_point_gives(matrix):
     assert expansion.by_id == {cell.id: cell for cell in cells}
 
 
-@settings(max_examples=100, deadline=None)
 @given(matrices())
 def test_cells_have_ids_of_their_own(matrix):
     cells, _ = plain(matrix)

@@ -3,7 +3,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.errors import MatrixError, UsageError
@@ -80,7 +80,6 @@ def test_the_path_of_a_test_names_its_suite(with_one_by_name, pytest_args, held)
     assert list(suites_holding(with_one_by_name, pytest_args)) == held
 
 
-@settings(deadline=None)
 @given(default=st.lists(st.booleans(), min_size=1, max_size=5), cut=st.integers(1, 3))
 def test_whatever_the_flags_each_suite_runs_by_default_or_waits_to_be_named(default, cut):
     suites = {

@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 from packaging.version import VERSION_PATTERN, Version
@@ -229,13 +229,11 @@ def check(folder: Path, document: dict) -> None:
         assert wrongs(document) == []
 
 
-@settings(max_examples=300, deadline=None)
 @given(document=documents(SCHEMA, SMALL))
 def test_what_the_parser_accepts_of_the_schemas_documents_the_schema_accepts(folder, document):
     check(folder, document)
 
 
-@settings(max_examples=500, deadline=None)
 @given(document=mutated(st.sampled_from([EVERYTHING, SMALL])))
 def test_what_the_schema_refuses_of_a_changed_document_the_parser_refuses(folder, document):
     check(folder, document)

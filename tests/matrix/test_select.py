@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from matrix_strategies import runnable_matrices
 
@@ -19,7 +19,6 @@ def ids(cells) -> list[str]:
     return [cell.id for cell in cells]
 
 
-@settings(max_examples=75, deadline=None)
 @given(runnable_matrices(), st.data())
 def test_where_selects_the_cells_that_have_the_values(matrix, data):
     expansion = expand(matrix)
@@ -30,7 +29,6 @@ def test_where_selects_the_cells_that_have_the_values(matrix, data):
     assert list(select(expansion, text)) == expected
 
 
-@settings(max_examples=75, deadline=None)
 @given(runnable_matrices())
 def test_every_cell_is_found_by_its_id_and_by_its_signature(matrix):
     expansion = expand(matrix)
@@ -39,7 +37,6 @@ def test_every_cell_is_found_by_its_id_and_by_its_signature(matrix):
         assert list(select(expansion, signature(cell, signature_axes(expansion.cells)))) == [cell]
 
 
-@settings(max_examples=75, deadline=None)
 @given(runnable_matrices())
 def test_prefixes_divide_the_cells_at_every_length(matrix):
     cells = list(expand(matrix).cells)
@@ -50,7 +47,6 @@ def test_prefixes_divide_the_cells_at_every_length(matrix):
         assert len({group.signature for group in groups}) == len(groups)
 
 
-@settings(max_examples=50, deadline=None)
 @given(runnable_matrices())
 def test_prefix_selects_its_own_cells(matrix):
     expansion = expand(matrix)
@@ -58,7 +54,6 @@ def test_prefix_selects_its_own_cells(matrix):
         assert tuple(select(expansion, prefix.signature)) == prefix.cells
 
 
-@settings(max_examples=300)
 @given(
     text=st.one_of(st.text(), st.from_regex(r"(dist)?\(?(backend|world_size|nodes)=[ -~]{0,8}\)?,?", fullmatch=True))
 )
@@ -164,7 +159,6 @@ def test_excluded_cells_name_each_rule_that_dropped_some(expansion):
     assert "gloo is tested on CPU tensors" in caught.value.why
 
 
-@settings(max_examples=75, deadline=None)
 @given(runnable_matrices(), st.integers(1, 4))
 def test_the_beginning_of_an_id_selects_the_cells_that_have_it(matrix, length):
     expansion = expand(matrix)

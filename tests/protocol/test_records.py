@@ -7,7 +7,7 @@ import math
 from typing import get_args, get_origin
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.protocol.choices import NoticeKind
@@ -68,7 +68,6 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300)
 @given(RECORDS)
 def test_a_record_is_read_as_it_was_written(record):
     assert decode(encode(record)) == record
@@ -119,7 +118,6 @@ def corruptions(record):
     yield "another", json.dumps([name, {**whole, "another": 1}])
 
 
-@settings(max_examples=100, deadline=None)
 @given(RECORDS)
 def test_a_record_with_one_field_spoiled_is_none_and_the_error_names_the_field(record):
     for field, line in corruptions(record):
@@ -153,20 +151,17 @@ def assert_reads_or_refuses(line):
         assert decode(encode(record)) == record
 
 
-@settings(max_examples=500)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_record_or_a_record_error(line):
     assert_reads_or_refuses(line)
 
 
-@settings(max_examples=300)
 @given(st.sampled_from([kind.__name__ for kind in KINDS] + ["Nothing"]), JSON)
 def test_any_json_is_a_record_or_a_record_error(name, fields):
     for value in ([name, fields], fields, [name], {name: fields}):
         assert_reads_or_refuses(json.dumps(value).encode())
 
 
-@settings(max_examples=200)
 @given(RECORDS, st.data())
 def test_a_damaged_line_is_a_record_or_a_record_error(record, data):
     line = bytearray(encode(record))

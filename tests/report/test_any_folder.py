@@ -6,7 +6,7 @@ import shutil
 import socket
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.errors import AllranksError
@@ -105,7 +105,6 @@ def check(folder, place):
         assert code != 0
 
 
-@settings(max_examples=150, deadline=None)
 @given(place=st.sampled_from(PLACES), content=BYTES)
 def test_any_bytes_in_any_file(tmp_path_factory, place, content):
     folder = tmp_path_factory.mktemp("run")
@@ -118,7 +117,6 @@ def test_any_bytes_in_any_file(tmp_path_factory, place, content):
     shutil.rmtree(folder)
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     place=st.sampled_from([place for place in PLACES if place.endswith((".json", ".xml")) and "attempt-1" in place]),
     at=st.integers(0, 300),
@@ -172,7 +170,6 @@ def test_anything_in_any_place(tmp_path, place, make):
     check(tmp_path, place)
 
 
-@settings(max_examples=60, deadline=None)
 @given(times=st.lists(st.floats() | st.sampled_from([1e308, -1e308, 1e15, 1e9]), min_size=1, max_size=4))
 def test_any_durations(tmp_path_factory, times):
     folder = tmp_path_factory.mktemp("run")

@@ -6,7 +6,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from any_suites import FORMS, SUITES, TEXT
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.protocol.outcomes import Outcome
@@ -39,7 +39,6 @@ def case_of(test: TestVerdict) -> ET.Element:
     return case
 
 
-@settings(max_examples=50)
 @given(st.lists(SUITES, max_size=2), FORMS)
 def test_any_suites_make_documents_whose_counts_are_those_of_their_testcases(suites: list[CellSuite], form: JUnitForm):
     documents = roots(form, *suites)
@@ -56,7 +55,6 @@ def test_any_suites_make_documents_whose_counts_are_those_of_their_testcases(sui
     assert written == sum(len(suite.tests) for suite in suites)
 
 
-@settings(max_examples=50)
 @given(st.lists(SUITES, max_size=2), FORMS)
 def test_every_outcome_has_attributes_and_a_text(suites: list[CellSuite], form: JUnitForm):
     for root in roots(form, *suites):

@@ -3,7 +3,7 @@
 import tempfile
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.report.judged import CellSuite
@@ -39,7 +39,6 @@ def verdicts(folder):
     return {test.nodeid: test.verdict for suite in suites for test in suite.tests}
 
 
-@settings(max_examples=40, deadline=None)
 @given(ranks=RANKS, order=st.randoms())
 def test_the_order_of_testcases_makes_no_difference(ranks, order):
     with tempfile.TemporaryDirectory() as scratch:
@@ -48,7 +47,6 @@ def test_the_order_of_testcases_makes_no_difference(ranks, order):
         assert verdicts(Path(scratch) / "one") == verdicts(Path(scratch) / "other")
 
 
-@settings(max_examples=40, deadline=None)
 @given(ranks=RANKS)
 def test_merging_again_changes_no_byte(ranks):
     with tempfile.TemporaryDirectory() as scratch:
@@ -61,7 +59,6 @@ def test_merging_again_changes_no_byte(ranks):
         assert reports[0] == reports[1]
 
 
-@settings(max_examples=40, deadline=None)
 @given(ranks=RANKS)
 def test_every_test_that_a_rank_reports_has_a_verdict_over_all_ranks(ranks):
     with tempfile.TemporaryDirectory() as scratch:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import junitparser
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.protocol.outcomes import Outcome, SkipKind
@@ -158,7 +158,6 @@ ends = st.builds(
 starts = st.builds(TestStarted, nodeid=names)
 
 
-@settings(deadline=None)
 @given(st.lists(st.one_of(passes, ends, starts), max_size=12))
 def test_the_xml_says_what_the_journal_says(tmp_path_factory, records):
     folder = tmp_path_factory.mktemp("attempt")

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from connections import local_connection
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.agent.call_log import LastCall
@@ -71,7 +71,6 @@ def receive(connection, count):
     return got
 
 
-@settings(max_examples=50)
 @given(MESSAGES)
 def test_messages_arrive_as_they_were_sent(messages):
     here, there = map(NodeConnection, local_connection())

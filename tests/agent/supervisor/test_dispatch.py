@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.agent import linux
@@ -71,7 +71,6 @@ def assemblies_of(sizes):
     return [list(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(1, 3), max_size=8), st.integers(1, 4))
 def test_each_test_is_run_once_and_an_assembly_in_its_order_by_one_lane(tmp_path_factory, sizes, lanes):
     trial = Trial(tmp_path_factory.getbasetemp(), lanes, assemblies_of(sizes))

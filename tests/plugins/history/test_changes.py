@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.plugins.history.changes import RunStatuses, record
@@ -64,7 +64,6 @@ OUTCOMES = st.dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None)
 @given(runs=st.lists(OUTCOMES, min_size=1, max_size=16), keep=st.integers(2, 16))
 def test_every_status_of_the_newest_runs_can_be_read_back(runs, keep):
     told = {f"r{number}": (float(number), outcomes) for number, outcomes in enumerate(runs)}
@@ -74,7 +73,6 @@ def test_every_status_of_the_newest_runs_can_be_read_back(runs, keep):
         assert history_of(database) == expected(told, keep)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     runs=st.lists(OUTCOMES, min_size=1, max_size=5),
     again=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), OUTCOMES), max_size=3),
@@ -232,7 +230,6 @@ def test_of_shards_with_an_error_of_one_name_the_bad_one_counts():
         assert history_of(database)[1] == {("w2", "s", "a"): ["E"]}
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from("PSFFE-"), min_size=1, max_size=24), st.integers(2, 24))
 def test_a_bad_test_has_been_bad_since_the_run_after_its_last_good_one(letters, keep):
     since = None

@@ -1,7 +1,7 @@
 """Earlier attempts at a job, and reruns within one."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.errors import ExitCode
@@ -196,7 +196,6 @@ def test_a_skip_after_a_rerun_that_failed_is_no_pass(write_ranks):
     assert exit_code(merged, nothing_ran_allowed=False) is ExitCode.TESTS_FAILED
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.lists(st.sampled_from(["passed", "failed", "crashed", "skipped", "xfailed"]), min_size=1, max_size=4))
 def test_nothing_is_good_that_went_wrong_and_has_not_run_well_since(tmp_path_factory, outcomes):
     root = tmp_path_factory.mktemp("run")

@@ -179,7 +179,7 @@ WRONG = ("failed", "crashed", "timed_out")
 ATTEMPTS = st.tuples(st.lists(st.sampled_from(WRONG), max_size=2), st.sampled_from([*WRONG, "passed", "skipped"]))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(ATTEMPTS, min_size=1, max_size=3))
 def test_nothing_is_good_that_went_wrong_in_any_try_and_has_not_run_well_since(run_folder, tmp_path_factory, attempts):
     folder = replace(run_folder, path=tmp_path_factory.mktemp("run"))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from allranks.errors import ExitCode, UsageError
@@ -81,7 +81,6 @@ def divided_if_possible(matrix, known, wished):
         raise
 
 
-@settings(max_examples=40)
 @given(matrices(), durations, wishes)
 def test_each_job_is_on_one_machine_that_can_run_it(matrix, known, wished):
     jobs, division = divided_if_possible(matrix, known, wished)
@@ -94,7 +93,6 @@ def test_each_job_is_on_one_machine_that_can_run_it(matrix, known, wished):
             assert job.cell.gpu_count <= pack.gpus <= pack.rule.gpus
 
 
-@settings(max_examples=40)
 @given(matrices(), durations, wishes)
 def test_time_limits_nest_and_none_is_above_what_the_machine_allows(matrix, known, wished):
     _, division = divided_if_possible(matrix, known, wished)
@@ -103,7 +101,6 @@ def test_time_limits_nest_and_none_is_above_what_the_machine_allows(matrix, know
         assert pack.job_minutes <= minutes_of(pack.rule)
 
 
-@settings(max_examples=40)
 @given(matrices(), durations, wishes)
 def test_names_of_packs_are_legal_short_and_unique_whatever_the_case(matrix, known, wished):
     slugs = [pack.slug for pack in divided_if_possible(matrix, known, wished)[1].packs]
@@ -111,7 +108,6 @@ def test_names_of_packs_are_legal_short_and_unique_whatever_the_case(matrix, kno
     assert not any(ILLEGAL_IN_ARTIFACTS.search(slug) or len(slug) > 60 for slug in slugs)
 
 
-@settings(max_examples=20)
 @given(matrices(), durations, wishes)
 def test_the_same_jobs_come_to_the_same_packs(matrix, known, wished):
     assert divided_if_possible(matrix, known, wished) == divided_if_possible(matrix, known, wished)

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.plugins.stress.agent.shrinking import Shrunk, sentence, shrink, smallest, tries_for
@@ -39,14 +39,12 @@ class Race:
         return bad, runs
 
 
-@settings(max_examples=50, deadline=None)
 @given(PARTS, st.data())
 def test_what_has_to_come_together_is_all_that_is_left(parts, data):
     needed = data.draw(st.sets(st.sampled_from(sorted(parts)), min_size=1))
     assert set(smallest(sorted(parts), lambda some: needed <= set(some))) == needed
 
 
-@settings(max_examples=50, deadline=None)
 @given(PARTS, st.integers(0, 2**32))
 def test_nothing_of_the_result_can_be_left_out_whatever_fails(parts, salt):
     parts = tuple(sorted(parts))
