@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from allranks.agent import clock
 from allranks.agent.channel import PhasesEnded, RankExit, RankReport
-from allranks.agent.diagnose.step_outcome import Step, ended, reported
+from allranks.agent.diagnose.step_outcome import Step, outcome_of_exit, outcome_of_report
 from allranks.protocol.outcomes import Outcome, Phase
 from allranks.protocol.records import RankEnded
 
@@ -64,10 +64,10 @@ def step_with(*events):
     step = Step(nodeid=TEST)
     for event in events:
         if isinstance(event, RankReport):
-            step.take(event.rank, event.message)
-            step.note(reported(event, event.message, step))
+            step.store(event.rank, event.message)
+            step.add(outcome_of_report(event, event.message, step))
         else:
-            step.note(ended(event, step))
+            step.add(outcome_of_exit(event, step))
     return step
 
 
@@ -86,8 +86,8 @@ def step_with(*events):
 )
 def test_the_first_of_the_ranks_in_time_leads_in_whatever_order_their_nodes_report(events, leader):
     step = step_with(*events)
-    step.explain_symptoms(None)
-    assert step.leader.rank == leader
+    step.attribute_secondary_failures(None)
+    assert step.primary_failure.rank == leader
 
 
 @given(st.permutations(range(5)))

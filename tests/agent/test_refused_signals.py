@@ -10,7 +10,7 @@ import time
 import pytest
 
 from allranks.agent import container_init, gpus, linux, orphans
-from allranks.agent.diagnose.stacks import StackFile, Surroundings, find_children
+from allranks.agent.diagnose.stacks import ParentRank, StackFile, inspect_children
 from allranks.agent.gangs import local_ranks
 from allranks.agent.gangs.local_ranks import LocalRanks, Stop, fork_ranks
 from allranks.agent.orphans import end_children, kill_group, kill_orphans
@@ -71,10 +71,10 @@ def check_a_gpu(_folder, _ranks, child):
     os.close(end)
 
 
-def look_at_children(folder, ranks, _child):
+def inspect_children_of_a_rank(folder, ranks, _child):
     stacks = StackFile(folder / "stacks.txt")
-    around = Surroundings(number=0, names={}, stacks=stacks, printed=str, pipes=frozenset())
-    find_children(ranks[0].pid, around, 0.1)
+    parent = ParentRank(number=0, pid=ranks[0].pid, names={}, stacks=stacks, read_stderr=str, pipes=frozenset())
+    inspect_children(parent, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def look_at_children(folder, ranks, _child):
         *(in_a_gang(lambda gang, how=how: gang.stop([0], how)) for how in Stop),
         in_a_gang(lambda gang: kill_orphans(gang._orphans, {1: 0}, ())),
         check_a_gpu,
-        look_at_children,
+        inspect_children_of_a_rank,
     ],
 )
 def test_no_clean_up_raises(child, ranks, refuse, clean_up, tmp_path):

@@ -5,15 +5,15 @@ The part of a plug-in that runs in jobs is its folder ``agent``. It needs only t
 and imports only :mod:`allranks.agent` and :mod:`allranks.protocol`. Its module ``hooks`` has some of these functions,
 each of which gets the plug-in's settings first:
 
-``run_tests(settings, loop, of_lane)``
+``run_tests(settings, loop, with_results_dir)``
     Runs the tests of a :class:`~allranks.agent.supervisor.test_loop.TestLoop` in place of the loop's own order: once,
-    and again as a :class:`~allranks.agent.supervisor.test_loop.Plan` decides. One plug-in of a job can have
+    and again as a :class:`~allranks.agent.supervisor.test_loop.RepetitionPlan` decides. One plug-in of a job can have
     it.
 ``configure(settings, session)``
     Registers pytest plugins with the :class:`pytest.Config` of the session that ranks are forked from.
 ``disturbing(settings, pids, how)``
     Returns a context manager that disturbs ranks of this host while their test runs. It gets the process of each rank,
-    and what the plan said (:meth:`~allranks.agent.supervisor.test_loop.Plan.disturbance`).
+    and what the plan said (:meth:`~allranks.agent.supervisor.test_loop.RepetitionPlan.disturbance`).
 """
 
 import importlib

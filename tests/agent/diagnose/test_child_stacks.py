@@ -16,11 +16,11 @@ from allranks.agent.diagnose import stacks
 from allranks.agent.diagnose.stacks import (
     STACKS_SIGNAL,
     ChildHang,
+    ParentRank,
     StackFile,
-    Surroundings,
-    find_children,
-    text_of,
-    words_for,
+    child_stacks_text,
+    describe_children,
+    inspect_children,
 )
 from allranks.agent.output import OutputStream
 from allranks.agent.stacks import Stacks
@@ -40,13 +40,20 @@ def without_py_spy(monkeypatch):
 
 
 @pytest.fixture
-def around(tmp_path):
+def parent(tmp_path):
     """What is known of a rank, and the writing end of its standard error."""
     reading, writing = os.pipe()
     stream = OutputStream(reading)
     pipes = frozenset({os.fstat(reading).st_ino})
     yield (
-        Surroundings(number=0, names={}, stacks=StackFile(tmp_path / "stacks"), printed=stream.glance, pipes=pipes),
+        ParentRank(
+            number=0,
+            pid=os.getpid(),
+            names={},
+            stacks=StackFile(tmp_path / "stacks"),
+            read_stderr=stream.glance,
+            pipes=pipes,
+        ),
         writing,
     )
     os.close(reading)
@@ -62,9 +69,9 @@ def child(command, **options):
             process.kill()
 
 
-def of(pid, around):
-    deadline = time.monotonic() + stacks.PATIENCE
-    return next(each for each in find_children(os.getpid(), around, deadline) if each.pid == pid)
+def of(pid, parent):
+    deadline = time.monotonic() + stacks.CHILDREN_TIMEOUT
+    return next(each for each in inspect_children(parent, deadline) if each.pid == pid)
 
 
 def forked_child(file, ready):
@@ -84,16 +91,16 @@ def hang_in_a_fork(ready):
 
 
 @pytest.mark.usefixtures("without_py_spy")
-def test_a_fork_writes_its_stacks_to_the_stack_file_and_is_stopped(around, tmp_path):
+def test_a_fork_writes_its_stacks_to_the_stack_file_and_is_stopped(parent, tmp_path):
     reading, writing = os.pipe()
     with (tmp_path / "stacks").open("ab") as file:
         pid = forked_child(file, writing)
     try:
         assert os.read(reading, 1)
         os.kill(pid, signal.SIGSTOP)
-        found = of(pid, around[0])
-        assert found.line.startswith(f"child process {pid} was in {__file__}:")
-        assert re.search(r" in hang_in_a_fork, \d+\.\d s after its start$", found.line)
+        found = of(pid, parent[0])
+        assert found.location.startswith(f"child process {pid} was in {__file__}:")
+        assert re.search(r" in hang_in_a_fork, \d+\.\d s after its start$", found.location)
         os.waitpid(pid, os.WUNTRACED)
         assert linux.state_of(pid) == "T"
     finally:
@@ -104,52 +111,52 @@ def test_a_fork_writes_its_stacks_to_the_stack_file_and_is_stopped(around, tmp_p
 
 
 @pytest.mark.usefixtures("without_py_spy")
-def test_another_python_writes_its_stacks_as_it_is_aborted(around, tmp_path):
+def test_another_python_writes_its_stacks_as_it_is_aborted(parent, tmp_path):
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
     environment = {**os.environ, "PYTHONFAULTHANDLER": "1", "RANK": "3"}
-    with child([sys.executable, str(script)], stderr=around[1], env=environment) as process:
+    with child([sys.executable, str(script)], stderr=parent[1], env=environment) as process:
         process.stdout.readline()
         os.kill(process.pid, signal.SIGSTOP)
-        found = of(process.pid, around[0])
-    assert found.line.startswith(f"child process (rank 3) was in {script}:")
-    assert re.search(r" in hangs_here, \d+\.\d s after its start$", found.line)
+        found = of(process.pid, parent[0])
+    assert found.location.startswith(f"child process (rank 3) was in {script}:")
+    assert re.search(r" in hangs_here, \d+\.\d s after its start$", found.location)
     assert process.returncode == -signal.SIGABRT
 
 
 @pytest.mark.usefixtures("without_py_spy")
-def test_a_python_whose_errors_go_elsewhere_is_left_alone(around, tmp_path):
+def test_a_python_whose_errors_go_elsewhere_is_left_alone(parent, tmp_path):
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
     environment = {**os.environ, "PYTHONFAULTHANDLER": "1"}
     with child([sys.executable, str(script)], stderr=subprocess.DEVNULL, env=environment) as process:
         process.stdout.readline()
-        found = of(process.pid, around[0])
+        found = of(process.pid, parent[0])
         assert process.poll() is None
-    assert (found.line, found.stacks) == ("", Stacks())
+    assert (found.location, found.stacks) == ("", Stacks())
 
 
-def test_of_another_program_only_the_kernels_words_are_known(around):
+def test_of_another_program_only_the_kernels_words_are_known(parent):
     with child(["sleep", "600"]) as process:
-        found = of(process.pid, around[0])
+        found = of(process.pid, parent[0])
     assert found.about.startswith(f"pid {process.pid}, state ")
     assert found.about.endswith("sleep 600")
-    assert found.line == ""
+    assert found.location == ""
 
 
-def test_so_many_processes_that_they_are_a_mistake_are_not_looked_at(around, monkeypatch):
+def test_so_many_processes_that_they_are_a_mistake_are_not_looked_at(parent, monkeypatch):
     monkeypatch.setattr(linux, "descendants", lambda _pid: list(range(10**6, 10**6 + 100)))
-    assert find_children(os.getpid(), around[0], time.monotonic() + 1) == []
+    assert inspect_children(parent[0], time.monotonic() + 1) == []
 
 
 @pytest.mark.usefixtures("without_py_spy")
-def test_after_the_deadline_no_process_is_asked(around, tmp_path):
+def test_after_the_deadline_no_process_is_asked(parent, tmp_path):
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
     environment = {**os.environ, "PYTHONFAULTHANDLER": "1"}
-    with child([sys.executable, str(script)], stderr=around[1], env=environment) as process:
+    with child([sys.executable, str(script)], stderr=parent[1], env=environment) as process:
         process.stdout.readline()
-        found = find_children(os.getpid(), around[0], time.monotonic())
+        found = inspect_children(parent[0], time.monotonic())
         assert process.poll() is None
     assert [each.stacks for each in found if each.pid == process.pid] == [Stacks()]
 
@@ -163,14 +170,14 @@ def test_a_message_names_those_first_that_do_not_wait_for_a_peer():
     waits = '/x-packages/torch/distributed/a.py", line 1 in wait\n  File "/user.py'
     children = [hang("a", waits), hang("b", "/user.py"), hang("c", "<string>"), hang("d", "")]
     where = "was in /user.py:1 in call, 2.5 s after its start"
-    assert words_for(children) == f"; b {where}; a {where}"
+    assert describe_children(children) == f"; b {where}; a {where}"
 
 
 def test_a_message_names_no_more_than_three():
-    assert words_for([hang(name, "/user.py") for name in "abcde"]).endswith(
+    assert describe_children([hang(name, "/user.py") for name in "abcde"]).endswith(
         "; c was in /user.py:1 in call, 2.5 s after its start; 2 more child processes"
     )
 
 
 def test_without_children_there_are_no_words():
-    assert (words_for([]), text_of([])) == ("", "")
+    assert (describe_children([]), child_stacks_text([])) == ("", "")

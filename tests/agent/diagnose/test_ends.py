@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.agent.diagnose.step_outcome import Step, StepOutcome, ends_of, failed_start
+from allranks.agent.diagnose.step_outcome import Step, StepOutcome, failed_start, outcome_records
 from allranks.agent.output import Output
 from allranks.agent.program import ItemOptions, Program
-from allranks.agent.supervisor.test_loop import WithCommands
+from allranks.agent.supervisor.test_loop import RerunCommands
 from allranks.protocol.config import TimeLimit
 from allranks.protocol.outcomes import TEXT_LIMIT, Outcome, Phase, SkipKind
 from allranks.protocol.records import Passed, PhaseEnd, RankEnded, decode, encode
@@ -25,7 +25,7 @@ def phase(when, outcome="passed", **more):
 
 def ends(*outcomes, outputs=None, **phases):
     step = Step(nodeid=TEST, outcomes=list(outcomes), phases={int(name[1:]): each for name, each in phases.items()})
-    return ends_of(step, TEST, 4, outputs or {})
+    return outcome_records(step, TEST, 4, outputs or {})
 
 
 def test_ranks_that_simply_passed_are_one_record():
@@ -69,7 +69,7 @@ def test_what_the_supervisor_saw_decides_over_phases_that_went_well():
 def test_an_end_that_the_supervisor_saw_took_all_the_time_since_the_test_began():
     hung, own = step_outcome(0, "timed_out", observed=True), step_outcome(1, "failed")
     step = Step(nodeid=TEST, outcomes=[hung, own], phases={0: [phase("setup")], 1: [phase("setup")]}, since=7.0)
-    assert [(each.seconds, each.observed) for each in ends_of(step, TEST, 4, {})] == [(3.0, 3.0), (0.5, 0.0)]
+    assert [(each.seconds, each.observed) for each in outcome_records(step, TEST, 4, {})] == [(3.0, 3.0), (0.5, 0.0)]
 
 
 def test_a_skip_by_exit_has_its_code():
@@ -141,7 +141,7 @@ OUTCOMES = st.builds(
 
 @given(st.lists(OUTCOMES, max_size=4, unique_by=lambda each: each.rank), st.dictionaries(st.integers(0, 3), PHASES))
 def test_each_rank_that_arrived_has_one_end_and_none_that_is_bad_gets_a_good_one(outcomes, phases):
-    made = ends_of(Step(nodeid=TEST, outcomes=outcomes, phases=phases), TEST, 4, {})
+    made = outcome_records(Step(nodeid=TEST, outcomes=outcomes, phases=phases), TEST, 4, {})
     passed = [rank for each in made if isinstance(each, Passed) for rank in each.ranks]
     others = [each for each in made if isinstance(each, RankEnded)]
     assert sorted([*passed, *(each.rank for each in others)]) == sorted(each.rank for each in outcomes)
@@ -167,7 +167,7 @@ def test_the_failure_of_a_scripts_test_ends_with_the_command_that_repeats_it():
 
     def write(test, outcome, **more):
         record = RankEnded(nodeid=test, rank=0, outcome=outcome, world_size=2, arrived=0.0, text="traceback", **more)
-        WithCommands(List(), program).write(record)
+        RerunCommands(List(), program).write(record)
         return written.pop().text
 
     script, other = program.tests

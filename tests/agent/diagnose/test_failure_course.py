@@ -1,7 +1,14 @@
 import pytest
 
 from allranks.agent.call_log import LastCall
-from allranks.agent.diagnose.step_outcome import MOST_COLLECTIVES, MOST_RANKS, Step, StepOutcome, course_of, entered
+from allranks.agent.diagnose.step_outcome import (
+    MAX_COLLECTIVES,
+    MAX_RANKS,
+    Step,
+    StepOutcome,
+    entered_collectives,
+    timeline_record,
+)
 from allranks.agent.output import Output
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.records import EnteredCollective, FailureCourse, decode, encode
@@ -20,27 +27,29 @@ def step(**outcomes):
 
 def test_each_collective_has_the_ranks_that_called_it_with_seconds_from_the_start_of_the_test():
     calls = {0: [call(2, 3_000_000_000), call(1, 2_000_000_000)], 1: [call(1, 2_500_000_000)]}
-    assert entered(calls, began=1_000_000_000, ended=9_000_000_000) == (
+    assert entered_collectives(calls, began=1_000_000_000, ended=9_000_000_000) == (
         EnteredCollective(group="default", number=1, kind="all_reduce", ranks=(0, 1), seconds=(1.0, 1.5)),
         EnteredCollective(group="default", number=2, kind="all_reduce", ranks=(0,), seconds=(2.0,)),
     )
 
 
 def test_calls_of_other_tests_and_of_other_clocks_are_left_out():
-    assert entered({0: [call(1, 5), call(2, 10**200), call(3, -1)]}, began=10, ended=20) == ()
+    assert entered_collectives({0: [call(1, 5), call(2, 10**200), call(3, -1)]}, began=10, ended=20) == ()
 
 
 def test_a_record_is_bounded_whatever_a_board_holds():
-    calls = {rank: [call(number, number, kind="x" * 190) for number in range(40)] for rank in range(MOST_RANKS + 9)}
-    kept = entered(calls, began=0, ended=100)
-    assert [each.number for each in kept] == list(range(40 - MOST_COLLECTIVES, 40))
-    assert {len(each.ranks) for each in kept} == {MOST_RANKS}
+    calls = {rank: [call(number, number, kind="x" * 190) for number in range(40)] for rank in range(MAX_RANKS + 9)}
+    kept = entered_collectives(calls, began=0, ended=100)
+    assert [each.number for each in kept] == list(range(40 - MAX_COLLECTIVES, 40))
+    assert {len(each.ranks) for each in kept} == {MAX_RANKS}
     assert {len(each.kind) for each in kept} == {60}
 
 
 @pytest.mark.parametrize("number", [-1, 2**53, 10**100])
 def test_a_record_can_be_read_whatever_number_a_rank_has_written(number):
-    kept = entered({0: [call(number, 5, kind="\ufffd\0\n\x1b"), call(1, 5, kind="\ufffd\0\n\x1b")]}, began=0, ended=9)
+    kept = entered_collectives(
+        {0: [call(number, 5, kind="\ufffd\0\n\x1b"), call(1, 5, kind="\ufffd\0\n\x1b")]}, began=0, ended=9
+    )
     record = FailureCourse(nodeid="t.py::test", collectives=kept)
     assert decode(encode(record)) == record
     assert [each.number for each in kept] == [1]
@@ -49,10 +58,10 @@ def test_a_record_can_be_read_whatever_number_a_rank_has_written(number):
 def test_the_first_rank_that_passed_and_printed_is_kept_to_compare_with():
     outputs = {0: Output(), 1: Output(stdout="bad"), 2: Output(stdout="good"), 3: Output(stdout="also good")}
     wrong = step(rank0=Outcome.PASSED, rank1=Outcome.FAILED, rank2=Outcome.PASSED, rank3=Outcome.PASSED)
-    course = course_of(wrong, "t.py::test", outputs)
+    course = timeline_record(wrong, "t.py::test", outputs)
     assert (course.passed, course.stdout, course.stderr) == (2, "good", "")
 
 
 @pytest.mark.parametrize("outcome", [Outcome.PASSED, Outcome.SKIPPED])
 def test_a_test_that_did_not_go_wrong_has_no_record(outcome):
-    assert course_of(step(rank0=Outcome.PASSED, rank1=outcome), "t.py::test", {0: Output(stdout="said")}) is None
+    assert timeline_record(step(rank0=Outcome.PASSED, rank1=outcome), "t.py::test", {0: Output(stdout="said")}) is None

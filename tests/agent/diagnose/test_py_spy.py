@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from programs import write_python_program
 
-from allranks.agent.diagnose.stacks import NATIVE, View, find_py_spy, look
+from allranks.agent.diagnose.stacks import NATIVE, PySpyDump, find_py_spy, run_py_spy
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ print(json.dumps([
 
 
 def test_threads_are_written_as_python_writes_them_the_main_one_last(program):
-    stacks = look(program(THREADS), {0: 7}, NATIVE)[0].stacks
+    stacks = run_py_spy(program(THREADS), {0: 7}, NATIVE)[0].stacks
     other, _, main = stacks.partition("Current thread 0x")
     assert 'Thread 0x00000000000000ff (most recent call first):\n  File "/suite/test_a.py", line 9 in other\n' in other
     assert main.splitlines()[1] == "  wait (libtorch.so)"
@@ -60,31 +60,31 @@ def test_threads_are_written_as_python_writes_them_the_main_one_last(program):
 
 
 def test_a_name_of_many_thousand_characters_is_cut(program):
-    stacks = look(program(THREADS), {0: 7}, NATIVE)[0].stacks
+    stacks = run_py_spy(program(THREADS), {0: 7}, NATIVE)[0].stacks
     assert max(map(len, stacks.splitlines())) < 250
 
 
 @pytest.mark.parametrize(
-    ("body", "trouble"),
+    ("body", "error"),
     [
         (
             "sys.exit('Error: Permission Denied\\n\\nStack backtrace:\\n 0: x')",
             "py-spy failed: Error: Permission Denied",
         ),
-        ("print('no json')", "py-spy gave no stacks that can be read"),
-        ("print('[{}]')", "py-spy gave no stacks that can be read"),
-        ("time.sleep(600)", "py-spy was not done in time"),
+        ("print('no json')", "py-spy returned invalid output"),
+        ("print('[{}]')", "py-spy returned invalid output"),
+        ("time.sleep(600)", "py-spy timed out"),
     ],
 )
-def test_what_goes_wrong_is_said_in_one_line(program, body, trouble):
-    assert look(program(body), {3: 7}, NATIVE, timeout=0.5) == {3: View(trouble=trouble)}
+def test_what_goes_wrong_is_said_in_one_line(program, body, error):
+    assert run_py_spy(program(body), {3: 7}, NATIVE, timeout=0.5) == {3: PySpyDump(error=error)}
 
 
 def test_a_program_that_cannot_be_started_is_said_too(tmp_path):
-    [view] = look(str(tmp_path), {0: 7}, NATIVE).values()
-    assert view.trouble.startswith("py-spy could not be started")
+    [dump] = run_py_spy(str(tmp_path), {0: 7}, NATIVE).values()
+    assert dump.error.startswith("py-spy could not be started")
 
 
 def test_a_process_that_has_ended_has_no_stacks():
-    [view] = look(find_py_spy(), {0: 2**22 + 1}, NATIVE).values()
-    assert view.trouble.startswith("py-spy failed: ")
+    [dump] = run_py_spy(find_py_spy(), {0: 2**22 + 1}, NATIVE).values()
+    assert dump.error.startswith("py-spy failed: ")

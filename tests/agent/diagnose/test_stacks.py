@@ -8,8 +8,8 @@ from allranks.agent.diagnose import stacks
 from allranks.agent.diagnose.stacks import (
     STACKS_SIGNAL,
     StackFile,
-    ask_for_stacks,
     dump_stacks,
+    request_stacks,
     wait_for_stacks,
 )
 from allranks.agent.stacks import Stacks
@@ -70,7 +70,7 @@ def stacks_of(tmp_path):
             if stopped:
                 os.kill(pid, signal.SIGSTOP)
             else:
-                ask_for_stacks(pid)
+                request_stacks(pid)
             [stacks] = dump_stacks({0: pid}, stopped, {0: file}).values()
         return stacks, path.read_text()
 
@@ -83,7 +83,7 @@ def test_the_main_thread_answers_a_process_that_was_stopped_too(tmp_path):
         for _ in range(20):
             file = StackFile(path)
             os.kill(pid, signal.SIGSTOP)
-            ask_for_stacks(pid)
+            request_stacks(pid)
             os.kill(pid, signal.SIGCONT)
             assert Stacks(wait_for_stacks({0: file}, {0: pid})[0]).innermost.endswith(" in waits_for_ever")
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from allranks.agent.call_log import LastCall, Wait
 from allranks.agent.channel import Leaving, PhasesEnded, RankExit, RankHang, RankReport, StepEnded
-from allranks.agent.diagnose.blame import Blame, given_up, name_crossing
-from allranks.agent.diagnose.step_outcome import MOST_PHASES, Step, StepOutcome, ended, reported
+from allranks.agent.diagnose.primary_failure import FailureAnalysis, describe_conflicting_call, stopped_outcomes
+from allranks.agent.diagnose.step_outcome import MAX_PHASES, Step, StepOutcome, outcome_of_exit, outcome_of_report
 from allranks.agent.stacks import Stacks
 from allranks.protocol.outcomes import Outcome, Phase, SkipKind
 
@@ -25,7 +25,7 @@ def step_outcome(rank, outcome, **fields):
     return StepOutcome(rank=rank, outcome=Outcome(outcome), at=float(rank), **fields)
 
 
-SYMPTOM = step_outcome(0, "failed", is_symptom=True)
+SECONDARY = step_outcome(0, "failed", is_secondary=True)
 
 
 def step_of(*phases, rank=0, nodeid="t::x", **more):
@@ -34,12 +34,12 @@ def step_of(*phases, rank=0, nodeid="t::x", **more):
     return Step(nodeid=nodeid, phases={rank: ended}, **more)
 
 
-def give_up(earlier, hangs, skipper=None, phases=(), calls=MappingProxyType({})):
+def stop_ranks(earlier, hangs, first_skip=None, phases=(), calls=MappingProxyType({})):
     step = Step(nodeid="t::x" if phases else "", outcomes=list(earlier))
     for rank, whens in dict(phases).items():
         step.phases.update(step_of(*((when,) for when in whens), rank=rank).phases)
-    late = Blame(step, hangs, calls).late(is_over=step.has_gone_wrong)
-    return given_up(step, hangs, late, reason="no end after 9 s", skipper=skipper)
+    late = FailureAnalysis(step, hangs, calls).late_ranks(has_failed=step.has_failed)
+    return stopped_outcomes(step, hangs, late, reason="no end after 9 s", first_skip=first_skip)
 
 
 def outcomes(settled):
@@ -47,12 +47,12 @@ def outcomes(settled):
 
 
 def test_who_is_out_after_a_cause_is_aborted_by_it():
-    settled = give_up([step_outcome(2, "failed")], {0: ELSEWHERE, 1: IN_A_COLLECTIVE})
+    settled = stop_ranks([step_outcome(2, "failed")], {0: ELSEWHERE, 1: IN_A_COLLECTIVE})
     assert outcomes(settled) == {0: ("aborted", 2), 1: ("aborted", 2)}
 
 
 def test_after_a_symptom_the_rank_that_did_not_come_is_timed_out_and_who_waits_is_aborted_by_it():
-    settled = give_up([SYMPTOM], {1: IN_A_COLLECTIVE, 2: ELSEWHERE})
+    settled = stop_ranks([SECONDARY], {1: IN_A_COLLECTIVE, 2: ELSEWHERE})
     assert outcomes(settled) == {2: ("timed_out", None), 1: ("aborted", 2)}
     assert settled[0].message == (
         "ranks 0 and 1 waited for it in vain; no end after 9 s; it was in /home/me/test_a.py:7 in loop"
@@ -72,8 +72,8 @@ def test_after_a_symptom_the_rank_that_did_not_come_is_timed_out_and_who_waits_i
     ],
 )
 def test_the_message_names_who_waited_and_the_limit(earlier, hangs, message):
-    symptoms = [step_outcome(rank, "failed", is_symptom=True) for rank in earlier]
-    blamed = [each for each in give_up(symptoms, hangs) if each.outcome is Outcome.TIMED_OUT]
+    symptoms = [step_outcome(rank, "failed", is_secondary=True) for rank in earlier]
+    blamed = [each for each in stop_ranks(symptoms, hangs) if each.outcome is Outcome.TIMED_OUT]
     assert blamed
     assert all(each.message.startswith(message) for each in blamed)
 
@@ -94,7 +94,7 @@ def test_the_message_names_who_waited_and_the_limit(earlier, hangs, message):
 )
 def test_an_aborted_rank_says_where_it_was(first, hang, message):
     outcome = step_outcome(0, first)
-    [aborted] = give_up([outcome], {1: hang}, skipper=outcome if first == "skipped" else None)
+    [aborted] = stop_ranks([outcome], {1: hang}, first_skip=outcome if first == "skipped" else None)
     assert aborted.message == message
 
 
@@ -104,41 +104,43 @@ REPORTING = RankHang(stacks=Stacks(f'{HEAD}  File "/x/site-packages/_pytest/_cod
 @pytest.mark.parametrize("hang", [RankHang(), REPORTING])
 def test_a_rank_of_unknown_place_is_to_blame_unless_it_has_called_what_its_peers_have(hang):
     unknown = {1: hang}
-    assert outcomes(give_up([SYMPTOM], unknown)) == {1: ("timed_out", None)}
-    assert outcomes(give_up([SYMPTOM], unknown, calls={0: all_reduce(2), 1: all_reduce(1)})) == {1: ("timed_out", None)}
-    assert outcomes(give_up([SYMPTOM], unknown, calls={0: all_reduce(2), 1: all_reduce(2)})) == {1: ("aborted", 0)}
+    assert outcomes(stop_ranks([SECONDARY], unknown)) == {1: ("timed_out", None)}
+    assert outcomes(stop_ranks([SECONDARY], unknown, calls={0: all_reduce(2), 1: all_reduce(1)})) == {
+        1: ("timed_out", None)
+    }
+    assert outcomes(stop_ranks([SECONDARY], unknown, calls={0: all_reduce(2), 1: all_reduce(2)})) == {1: ("aborted", 0)}
 
 
 def test_a_rank_without_a_stack_that_called_in_another_group_is_to_blame():
     calls = {0: all_reduce(2), 1: all_reduce(1, group="7"), 2: all_reduce(2)}
-    assert outcomes(give_up([SYMPTOM], {1: RankHang()}, calls=calls)) == {1: ("timed_out", None)}
+    assert outcomes(stop_ranks([SECONDARY], {1: RankHang()}, calls=calls)) == {1: ("timed_out", None)}
 
 
-@pytest.mark.parametrize("earlier", [[SYMPTOM], []])
+@pytest.mark.parametrize("earlier", [[SECONDARY], []])
 def test_who_waits_for_a_key_while_others_wait_for_it_in_a_collective_is_to_blame(earlier):
     calls = {0: all_reduce(1), 1: [], 2: all_reduce(1)}
-    settled = give_up(earlier, {1: IN_A_COLLECTIVE, 2: IN_A_COLLECTIVE}, calls=calls)
+    settled = stop_ranks(earlier, {1: IN_A_COLLECTIVE, 2: IN_A_COLLECTIVE}, calls=calls)
     assert outcomes(settled) == {1: ("timed_out", None), 2: ("aborted", 1)}
 
 
 def test_of_two_ranks_that_wait_the_one_that_waits_for_a_key_is_to_blame():
     calls = {0: all_reduce(1), 1: []}
-    settled = give_up([], {0: IN_A_COLLECTIVE, 1: IN_A_COLLECTIVE}, calls=calls)
+    settled = stop_ranks([], {0: IN_A_COLLECTIVE, 1: IN_A_COLLECTIVE}, calls=calls)
     assert outcomes(settled) == {1: ("timed_out", None), 0: ("aborted", 1)}
 
 
 def test_where_all_wait_in_collectives_the_symptom_leads():
-    settled = give_up([SYMPTOM], {1: IN_A_COLLECTIVE, 2: IN_A_COLLECTIVE})
+    settled = stop_ranks([SECONDARY], {1: IN_A_COLLECTIVE, 2: IN_A_COLLECTIVE})
     assert outcomes(settled) == {1: ("aborted", 0), 2: ("aborted", 0)}
 
 
 def test_at_the_limit_who_waits_in_a_collective_is_a_victim_of_who_does_not():
-    settled = give_up([], {0: IN_A_COLLECTIVE, 1: ELSEWHERE})
+    settled = stop_ranks([], {0: IN_A_COLLECTIVE, 1: ELSEWHERE})
     assert outcomes(settled) == {1: ("timed_out", None), 0: ("aborted", 1)}
 
 
 def test_at_the_limit_all_are_timed_out_where_all_wait():
-    settled = give_up([], {0: IN_A_COLLECTIVE, 1: IN_A_COLLECTIVE})
+    settled = stop_ranks([], {0: IN_A_COLLECTIVE, 1: IN_A_COLLECTIVE})
     assert {each.outcome for each in settled} == {Outcome.TIMED_OUT}
 
 
@@ -148,25 +150,25 @@ def all_reduce(number, shape="4", group="default"):
 
 def test_of_ranks_that_do_something_else_those_are_to_blame_that_are_behind():
     calls = {0: all_reduce(3), 1: all_reduce(2), 2: all_reduce(3)}
-    settled = give_up([], {0: ELSEWHERE, 1: ELSEWHERE, 2: IN_A_COLLECTIVE}, calls=calls)
+    settled = stop_ranks([], {0: ELSEWHERE, 1: ELSEWHERE, 2: IN_A_COLLECTIVE}, calls=calls)
     assert outcomes(settled) == {1: ("timed_out", None), 0: ("aborted", 1), 2: ("aborted", 1)}
 
 
 @pytest.mark.parametrize(("wait", "expected"), [(Wait(1), ("aborted", 1)), (None, ("timed_out", None))])
 def test_who_polls_for_a_collective_that_a_peer_has_not_called_is_no_cause(wait, expected):
     hangs = {0: replace(ELSEWHERE, waits_for=wait), 1: ELSEWHERE}
-    assert outcomes(give_up([], hangs, calls={0: all_reduce(1), 1: []}))[0] == expected
+    assert outcomes(stop_ranks([], hangs, calls={0: all_reduce(1), 1: []}))[0] == expected
 
 
 def test_who_waits_in_another_call_than_most_is_to_blame():
     calls = {0: all_reduce(12), 1: [LastCall("default", 12, "broadcast", None, "float32", "4", 12)], 2: all_reduce(12)}
-    settled = give_up([], dict.fromkeys(range(3), IN_A_COLLECTIVE), calls=calls)
+    settled = stop_ranks([], dict.fromkeys(range(3), IN_A_COLLECTIVE), calls=calls)
     assert outcomes(settled) == {1: ("timed_out", None), 0: ("aborted", 1), 2: ("aborted", 1)}
 
 
 def test_where_no_call_has_a_majority_all_are_to_blame():
     calls = {0: all_reduce(12), 1: [LastCall("default", 12, "broadcast", None, "float32", "4", 12)]}
-    settled = give_up([], dict.fromkeys(range(2), IN_A_COLLECTIVE), calls=calls)
+    settled = stop_ranks([], dict.fromkeys(range(2), IN_A_COLLECTIVE), calls=calls)
     assert {each.outcome for each in settled} == {Outcome.TIMED_OUT}
 
 
@@ -199,16 +201,16 @@ def test_where_no_call_has_a_majority_all_are_to_blame():
     ],
 )
 def test_a_collective_that_is_not_the_same_on_all_ranks_is_named(calls, words):
-    assert name_crossing(calls) == words
+    assert describe_conflicting_call(calls) == words
 
 
 def test_a_stray_leads_before_the_rank_that_its_call_has_killed():
-    crash, symptom = step_outcome(0, "crashed"), step_outcome(1, "failed", is_symptom=True, consequence=True)
+    crash, symptom = step_outcome(0, "crashed"), step_outcome(1, "failed", is_secondary=True, consequence=True)
     stopped = step_outcome(2, "aborted", message="aborted by rank 0", caused_by=0, consequence=True, text="stacks")
     step = Step(outcomes=[crash, symptom, stopped, step_outcome(3, "passed")])
-    step.blame_strays([1])
-    step.explain_symptoms(None)
-    assert (step.leader.rank, step.leader.consequence) == (1, False)
+    step.promote_outliers([1])
+    step.attribute_secondary_failures(None)
+    assert (step.primary_failure.rank, step.primary_failure.consequence) == (1, False)
     assert [each.caused_by for each in step.outcomes] == [1, None, 1, None]
     assert step.outcomes[2].message == "aborted by rank 1"
 
@@ -216,39 +218,43 @@ def test_a_stray_leads_before_the_rank_that_its_call_has_killed():
 def test_a_stray_that_was_stopped_in_its_call_is_an_error():
     stopped = step_outcome(1, "aborted", message="aborted by rank 0", caused_by=0, consequence=True)
     step = Step(outcomes=[step_outcome(0, "crashed"), stopped])
-    step.blame_strays([1])
-    assert (step.leader.rank, step.leader.outcome, step.leader.caused_by) == (1, Outcome.ERRORED, None)
-    assert step.leader.message == "rank 1 waited in a call that its peers did not make"
+    step.promote_outliers([1])
+    assert (step.primary_failure.rank, step.primary_failure.outcome, step.primary_failure.caused_by) == (
+        1,
+        Outcome.ERRORED,
+        None,
+    )
+    assert step.primary_failure.message == "rank 1 waited in a call that its peers did not make"
 
 
 def test_a_stray_that_has_passed_leads_nothing():
     step = Step(outcomes=[step_outcome(0, "crashed"), step_outcome(1, "passed")])
-    step.blame_strays([1])
-    assert step.leader.rank == 0
+    step.promote_outliers([1])
+    assert step.primary_failure.rank == 0
 
 
 def test_what_the_supervisor_knows_is_said_by_the_outcome_that_leads():
-    step = Step(outcomes=[SYMPTOM, step_outcome(1, "failed")])
-    step.add("rank 0 called nothing")
-    step.add("")
+    step = Step(outcomes=[SECONDARY, step_outcome(1, "failed")])
+    step.explain("rank 0 called nothing")
+    step.explain("")
     assert [each.addition for each in step.outcomes] == ["", "the ranks' calls differ: rank 0 called nothing"]
 
 
 def test_a_stopped_rank_says_so():
-    [settled] = give_up([], {1: RankHang(held="it is stopped (SIGSTOP)")}, phases={1: ["setup"]})
+    [settled] = stop_ranks([], {1: RankHang(held="it is stopped (SIGSTOP)")}, phases={1: ["setup"]})
     assert settled.message == "no end after 9 s, in the call of this test; it is stopped (SIGSTOP)"
 
 
 def test_the_peers_of_a_rank_that_skipped_are_aborted_by_it_even_after_symptoms():
-    skipper = step_outcome(3, "skipped")
-    settled = give_up([SYMPTOM, skipper], {1: ELSEWHERE}, skipper)
+    first_skip = step_outcome(3, "skipped")
+    settled = stop_ranks([SECONDARY, first_skip], {1: ELSEWHERE}, first_skip)
     assert outcomes(settled) == {1: ("aborted", 3)}
 
 
 @pytest.mark.parametrize(("hang", "expected"), [(IN_A_COLLECTIVE, ("aborted", 3)), (ELSEWHERE, ("timed_out", None))])
 def test_the_peers_of_a_rank_that_failed_as_expected_are_aborted_by_it_where_they_wait(hang, expected):
-    skipper = step_outcome(3, "xfailed")
-    assert outcomes(give_up([skipper], {1: hang}, skipper)) == {1: expected}
+    first_skip = step_outcome(3, "xfailed")
+    assert outcomes(stop_ranks([first_skip], {1: hang}, first_skip)) == {1: expected}
 
 
 @pytest.mark.parametrize(
@@ -262,7 +268,11 @@ def test_the_peers_of_a_rank_that_failed_as_expected_are_aborted_by_it_where_the
     ],
 )
 def test_a_rank_that_skipped_subtests_which_another_ran_counts_as_skipped(subtests, skipped):
-    step = Step(outcomes=[step_outcome(rank, "passed", skipped_subtests=text) for rank, text in enumerate(subtests)])
+    step = Step(
+        outcomes=[
+            step_outcome(rank, "passed", report=StepEnded(skipped_subtests=text)) for rank, text in enumerate(subtests)
+        ]
+    )
     step.compare_subtests()
     assert [each.rank for each in step.outcomes if each.outcome is Outcome.SKIPPED] == skipped
     assert all(each.message == subtests[each.rank] for each in step.outcomes if each.rank in skipped)
@@ -272,14 +282,14 @@ STEP_OUTCOMES = st.builds(
     step_outcome,
     st.integers(0, 3),
     st.sampled_from(["passed", "failed", "crashed", "skipped"]),
-    is_symptom=st.booleans(),
+    is_secondary=st.booleans(),
 )
 
 
 @given(st.lists(STEP_OUTCOMES, max_size=4), st.sets(st.integers(4, 7), min_size=1), st.data())
 def test_every_rank_that_is_out_gets_one_bad_outcome_and_no_abort_is_without_a_cause(earlier, out, data):
     hangs = {rank: data.draw(st.sampled_from([IN_A_COLLECTIVE, ELSEWHERE, RankHang()])) for rank in out}
-    settled = give_up(earlier, hangs)
+    settled = stop_ranks(earlier, hangs)
     assert sorted(each.rank for each in settled) == sorted(out)
     for each in settled:
         assert each.outcome.is_bad
@@ -290,15 +300,17 @@ def test_every_rank_that_is_out_gets_one_bad_outcome_and_no_abort_is_without_a_c
 def test_a_symptom_leads_only_where_there_is_nothing_else(noted):
     step = Step()
     for each in noted:
-        step.note(each)
-    own = [each for each in step.outcomes if each.outcome.is_bad and not each.is_symptom]
-    assert step.leader is (own[0] if own else next((each for each in step.outcomes if each.outcome.is_bad), None))
+        step.add(each)
+    own = [each for each in step.outcomes if each.outcome.is_bad and not each.is_secondary]
+    assert step.primary_failure is (
+        own[0] if own else next((each for each in step.outcomes if each.outcome.is_bad), None)
+    )
 
 
 @pytest.mark.parametrize("outcome", ["failed", "crashed"])
 def test_at_the_end_of_a_step_symptoms_are_consequences_of_the_cause(outcome):
-    step = Step(outcomes=[SYMPTOM, step_outcome(1, outcome)])
-    step.explain_symptoms(None)
+    step = Step(outcomes=[SECONDARY, step_outcome(1, outcome)])
+    step.attribute_secondary_failures(None)
     assert [(each.consequence, each.caused_by) for each in step.outcomes] == [(True, 1), (False, None)]
 
 
@@ -317,12 +329,12 @@ SET_UP, CALL, TEAR_DOWN = ("setup",), ("call",), ("teardown",)
         ([SET_UP, CALL, TEAR_DOWN], ""),
     ],
 )
-def test_the_phase_under_way_is_the_one_behind_the_last_that_ended(phases, under_way):
-    assert step_of(*phases).phase_under_way(0) == under_way
+def test_the_current_phase_is_the_one_behind_the_last_that_ended(phases, under_way):
+    assert step_of(*phases).current_phase(0) == under_way
 
 
 def test_without_a_test_no_phase_is_under_way():
-    assert step_of(SET_UP, nodeid="").phase_under_way(0) == ""
+    assert step_of(SET_UP, nodeid="").current_phase(0) == ""
 
 
 @pytest.mark.parametrize("phases", [[], [SET_UP]])
@@ -349,7 +361,7 @@ def test_outside_of_a_test_no_exit_skips():
 @given(st.integers(-64, 255), st.lists(st.sampled_from([SET_UP, CALL, TEAR_DOWN, ("call", "failed")]), max_size=3))
 def test_an_end_is_bad_unless_it_is_a_skip_that_the_test_has_chosen(status, phases):
     step = step_of(*phases, leaving={0: Leaving(status=status)})
-    outcome = ended(RankExit(rank=0, status=status, at=1.0), step)
+    outcome = outcome_of_exit(RankExit(rank=0, status=status, at=1.0), step)
     is_skip = 72 <= status <= 89 and outcome.skip_code == status and step.may_skip_by_exit(0, status)
     assert outcome.outcome.is_bad is not is_skip
     assert (outcome.skip_kind in (SkipKind.ENVIRONMENT, SkipKind.HARDWARE)) is is_skip
@@ -375,7 +387,7 @@ FAILED_WAIT, OPEN_WAIT = Wait(3, 2.0), Wait(3)
 )
 def test_a_rank_that_leaves_after_a_failed_wait_or_aborts_in_one_may_follow_its_peers(status, wait, may_follow):
     rank_exit = RankExit(rank=0, status=status, at=1.0, waits_for=wait)
-    assert ended(rank_exit, step_of(SET_UP)).is_symptom is may_follow
+    assert outcome_of_exit(rank_exit, step_of(SET_UP)).is_secondary is may_follow
 
 
 def failure(rank, at, **more):
@@ -390,10 +402,10 @@ def passed(rank, at):
 def note(step, event):
     """Add an event to a step, as the gang does."""
     if isinstance(event, RankReport):
-        step.take(event.rank, event.message)
-        step.note(reported(event, event.message, step))
+        step.store(event.rank, event.message)
+        step.add(outcome_of_report(event, event.message, step))
     else:
-        step.note(ended(event, step))
+        step.add(outcome_of_exit(event, step))
 
 
 @pytest.mark.parametrize(
@@ -410,7 +422,7 @@ def test_of_ranks_that_waited_the_first_whose_failure_follows_from_no_other_lead
     step = Step(nodeid="t::x")
     for rank in range(3):
         note(step, failure(rank, 1.0 + rank, waits_for=FAILED_WAIT))
-    step.weigh_symptoms(lambda each: each.rank in follow)
+    step.classify_failures(lambda each: each.rank in follow)
     assert (step.cause.rank if step.cause else None) == leading
     assert [each.consequence for each in step.outcomes] == consequences
 
@@ -422,9 +434,9 @@ OUTCOMES = st.sampled_from(["passed", "failed", "skipped", "errored", "xfailed"]
 def test_a_bad_phase_makes_a_rank_bad_whatever_its_last_report_says(phases):
     step = Step(nodeid="t::x")
     for phase in step_of(*phases).phases[0]:
-        step.take(0, PhasesEnded(nodeid="t::x", phases=(phase,)))
+        step.store(0, PhasesEnded(nodeid="t::x", phases=(phase,)))
     last = passed(0, 1.0)
-    outcome = reported(last, last.message, step)
+    outcome = outcome_of_report(last, last.message, step)
     assert outcome.is_final
     assert outcome.outcome.is_bad is any(Outcome(each).is_bad for _, each in phases)
 
@@ -432,10 +444,10 @@ def test_a_bad_phase_makes_a_rank_bad_whatever_its_last_report_says(phases):
 def test_phases_without_end_are_bounded_and_the_first_bad_one_is_kept():
     step = Step(nodeid="t::x")
     for outcome in [Outcome.PASSED] * 1000 + [Outcome.FAILED] * 1000:
-        step.take(0, PhasesEnded(nodeid="t::x", phases=(Phase(when="call", outcome=outcome, duration=0.0),)))
-    assert len(step.phases[0]) == MOST_PHASES + 1
+        step.store(0, PhasesEnded(nodeid="t::x", phases=(Phase(when="call", outcome=outcome, duration=0.0),)))
+    assert len(step.phases[0]) == MAX_PHASES + 1
     last = passed(0, 1.0)
-    assert reported(last, last.message, step).outcome is Outcome.FAILED
+    assert outcome_of_report(last, last.message, step).outcome is Outcome.FAILED
 
 
 def death(rank, at, number=signal.SIGTERM, **how):
@@ -468,7 +480,7 @@ def test_ranks_that_ended_with_the_job_are_aborted_and_no_others(events, outcome
     step = Step(nodeid="t::x")
     for event in events:
         note(step, event)
-    step.end_from_outside("the job was ended from outside")
+    step.abort_terminated_ranks("the job was ended from outside")
     assert [str(each.outcome) for each in sorted(step.outcomes, key=lambda each: each.rank)] == outcomes
     leading = [each for each in step.outcomes if each.outcome.is_bad and each.outcome is not Outcome.ABORTED]
     assert (step.cause.rank if step.cause else None) == leader

@@ -15,8 +15,8 @@ from agent_run import CONFIG
 
 from allranks.agent import linux
 from allranks.agent.gangs import forks
-from allranks.agent.gangs.forks import Family, ForkServer, ForkServerError
-from allranks.agent.gangs.local_ranks import open_ends
+from allranks.agent.gangs.forks import ForkServer, ForkServerError, RankRegistry
+from allranks.agent.gangs.local_ranks import open_connections
 from allranks.agent.job_end import HangupError, JobEnd
 from allranks.agent.orphans import Mark
 from allranks.agent.program import Finish, Program, SessionEnded, Settled, StartRanks, parse_reply, parse_start
@@ -58,126 +58,126 @@ def nation(monkeypatch):
 
 
 @pytest.fixture
-def family():
-    return Family(SERVER)
+def registry():
+    return RankRegistry(SERVER)
 
 
-def start(family, nation, mark, *pids):
+def start(registry, nation, mark, *pids):
     """Start a gang of these ranks."""
-    with family.expecting(mark):
+    with registry.expecting(mark):
         for pid in pids:
             nation.add(pid, pid, int(mark.owner))
-        family.join(mark, pids)
+        registry.register(mark, pids)
 
 
-def end_gang(family, nation, mark, *pids):
+def end_gang(registry, nation, mark, *pids):
     """End a gang of these ranks; return what they left behind."""
     nation.end(*pids)
-    return family.left_by(mark, pids)
+    return registry.leftovers_of(mark, pids)
 
 
-def test_ranks_that_have_ended_and_the_fork_server_are_left_by_nobody(nation, family):
-    start(family, nation, A, 100, 200)
-    assert family.left_by(A, [100, 200]) == set()
+def test_ranks_that_have_ended_and_the_fork_server_are_left_by_nobody(nation, registry):
+    start(registry, nation, A, 100, 200)
+    assert registry.leftovers_of(A, [100, 200]) == set()
 
 
-def test_whatever_else_there_is_was_left_by_the_last_gang(nation, family):
-    start(family, nation, A, 100)
+def test_whatever_else_there_is_was_left_by_the_last_gang(nation, registry):
+    start(registry, nation, A, 100)
     nation.add(101, 100)
     nation.add(102, 102)
-    assert end_gang(family, nation, A, 100) == {101, 102}
+    assert end_gang(registry, nation, A, 100) == {101, 102}
 
 
 @pytest.mark.parametrize("gang", [1, None])
-def test_while_other_gangs_live_what_stayed_in_the_sessions_of_these_ranks_was_left_by_them(nation, family, gang):
-    start(family, nation, A, 100)
-    start(family, nation, B, 200)
+def test_while_other_gangs_live_what_stayed_in_the_sessions_of_these_ranks_was_left_by_them(nation, registry, gang):
+    start(registry, nation, A, 100)
+    start(registry, nation, B, 200)
     nation.add(101, 100, gang)
     nation.add(201, 200, 2)
-    assert end_gang(family, nation, A, 100) == {101}
+    assert end_gang(registry, nation, A, 100) == {101}
     nation.end(101)
-    assert end_gang(family, nation, B, 200) == {201}
+    assert end_gang(registry, nation, B, 200) == {201}
 
 
-def test_while_other_gangs_live_what_bears_the_mark_of_these_ranks_was_left_by_them(nation, family):
-    start(family, nation, A, 100)
-    start(family, nation, B, 200)
+def test_while_other_gangs_live_what_bears_the_mark_of_these_ranks_was_left_by_them(nation, registry):
+    start(registry, nation, A, 100)
+    start(registry, nation, B, 200)
     for pid, gang in ((101, 1), (102, 1), (201, 2)):
         nation.add(pid, pid, gang)
-    assert end_gang(family, nation, A, 100) == {101, 102}
+    assert end_gang(registry, nation, A, 100) == {101, 102}
 
 
-def test_a_mark_counts_for_more_than_a_session(nation, family):
-    start(family, nation, A, 100)
-    start(family, nation, B, 200)
+def test_a_mark_counts_for_more_than_a_session(nation, registry):
+    start(registry, nation, A, 100)
+    start(registry, nation, B, 200)
     nation.add(201, 100, 2)  # its session has the number of a rank that has ended
-    assert end_gang(family, nation, A, 100) == set()
+    assert end_gang(registry, nation, A, 100) == set()
 
 
-def test_what_comes_late_from_a_gang_that_has_ended_was_left_by_the_next_that_ends(nation, family):
-    start(family, nation, A, 100)
-    start(family, nation, B, 200)
-    start(family, nation, C, 300)
-    assert end_gang(family, nation, A, 100) == set()
+def test_what_comes_late_from_a_gang_that_has_ended_was_left_by_the_next_that_ends(nation, registry):
+    start(registry, nation, A, 100)
+    start(registry, nation, B, 200)
+    start(registry, nation, C, 300)
+    assert end_gang(registry, nation, A, 100) == set()
     nation.add(101, 101, 1)
-    assert end_gang(family, nation, B, 200) == {101}
+    assert end_gang(registry, nation, B, 200) == {101}
 
 
-def test_a_process_without_a_mark_in_no_session_of_a_rank_was_left_by_the_last_gang(nation, family):
-    start(family, nation, A, 100)
-    start(family, nation, B, 200)
+def test_a_process_without_a_mark_in_no_session_of_a_rank_was_left_by_the_last_gang(nation, registry):
+    start(registry, nation, A, 100)
+    start(registry, nation, B, 200)
     nation.add(500, 500)
-    assert end_gang(family, nation, A, 100) == set()
-    with family.expecting(C):
-        assert end_gang(family, nation, B, 200) == set()
-        family.join(C, [])
-    assert end_gang(family, nation, C) == {500}
+    assert end_gang(registry, nation, A, 100) == set()
+    with registry.expecting(C):
+        assert end_gang(registry, nation, B, 200) == set()
+        registry.register(C, [])
+    assert end_gang(registry, nation, C) == {500}
 
 
-def test_a_rank_of_a_gang_that_lives_was_left_by_nobody(nation, family):
-    start(family, nation, A, 100)
-    start(family, nation, B, 200)
-    assert end_gang(family, nation, A, 100) == set()
+def test_a_rank_of_a_gang_that_lives_was_left_by_nobody(nation, registry):
+    start(registry, nation, A, 100)
+    start(registry, nation, B, 200)
+    assert end_gang(registry, nation, A, 100) == set()
 
 
 @pytest.mark.parametrize("gang", [2, None])
-def test_a_rank_that_another_lane_has_just_started_was_left_by_nobody(nation, family, gang):
-    start(family, nation, A, 100)
+def test_a_rank_that_another_lane_has_just_started_was_left_by_nobody(nation, registry, gang):
+    start(registry, nation, A, 100)
     nation.add(101, 100, 1)
-    with family.expecting(B):
+    with registry.expecting(B):
         nation.add(200, SERVER, gang)
-        assert end_gang(family, nation, A, 100) == {101}
-        family.join(B, [200])
-    assert family.left_by(A, [100]) == set()
+        assert end_gang(registry, nation, A, 100) == {101}
+        registry.register(B, [200])
+    assert registry.leftovers_of(A, [100]) == set()
 
 
-def test_a_gang_that_did_not_start_keeps_nobody_from_being_ended(nation, family):
-    start(family, nation, A, 100)
-    with suppress(OSError), family.expecting(B):
+def test_a_gang_that_did_not_start_keeps_nobody_from_being_ended(nation, registry):
+    start(registry, nation, A, 100)
+    with suppress(OSError), registry.expecting(B):
         raise OSError
     nation.add(500, 500)
-    assert end_gang(family, nation, A, 100) == {500}
+    assert end_gang(registry, nation, A, 100) == {500}
 
 
-def test_to_ask_again_gives_what_is_new(nation, family):
-    start(family, nation, A, 100)
+def test_to_ask_again_gives_what_is_new(nation, registry):
+    start(registry, nation, A, 100)
     nation.add(101, 100, 1)
-    assert end_gang(family, nation, A, 100) == {101}
+    assert end_gang(registry, nation, A, 100) == {101}
     nation.end(101)
     nation.add(102, 102, 1)
-    assert family.left_by(A, [100]) == {102}
+    assert registry.leftovers_of(A, [100]) == {102}
 
 
-def test_what_cannot_be_ended_was_left_by_one_gang_alone(nation, family):
-    start(family, nation, A, 100)
+def test_what_cannot_be_ended_was_left_by_one_gang_alone(nation, registry):
+    start(registry, nation, A, 100)
     nation.add(500, 500)
-    assert end_gang(family, nation, A, 100) == {500}
-    start(family, nation, B, 200)
-    assert end_gang(family, nation, B, 200) == set()
+    assert end_gang(registry, nation, A, 100) == {500}
+    start(registry, nation, B, 200)
+    assert end_gang(registry, nation, B, 200) == set()
     nation.end(500)
-    assert family.left_by(B, [200]) == set()
+    assert registry.leftovers_of(B, [200]) == set()
     nation.add(500, 500)  # another process with its number
-    assert family.left_by(B, [200]) == {500}
+    assert registry.leftovers_of(B, [200]) == {500}
 
 
 PRELUDE = """
@@ -236,7 +236,7 @@ tell("Program", {"tests": ["a"]})
     told = list(server.replies(end))
     assert told == [Imported(torch="2.13", seconds=1.0), Notice(text="hello"), Program(tests=("a",))]
     assert server.torch == "2.13"
-    assert server.ended() == "ended with exit status 0"
+    assert server.describe_exit() == "ended with exit status 0"
 
 
 def test_a_fork_server_is_told_no_secret(start_server, end):
@@ -250,15 +250,15 @@ def test_a_fork_server_that_the_out_of_memory_killer_ended_says_so(start_server,
     monkeypatch.setattr(linux, "killed_for_memory", lambda: next(kills))
     server = start_server("os.kill(os.getpid(), 9)")
     assert list(server.replies(end)) == []
-    assert server.ended() == "was killed by the kernel's out-of-memory killer"
+    assert server.describe_exit() == "was killed by the kernel's out-of-memory killer"
 
 
 @pytest.mark.parametrize(
     ("program", "why"),
     [
-        ('control.sendall(b"hello\\n")', "tells a line that is not JSON"),
-        ('tell("Program", {"tests": 3})', "tells a line that has '3' as tests of Program"),
-        ('tell("StartRanks", {})', "tells a line that is of an unknown kind"),
+        ('control.sendall(b"hello\\n")', "sent a line that is not JSON"),
+        ('tell("Program", {"tests": 3})', "sent a line that has '3' as tests of Program"),
+        ('tell("StartRanks", {})', "sent a line that is of an unknown kind"),
     ],
 )
 def test_what_makes_no_sense_is_a_fork_server_error(start_server, end, program, why):
@@ -309,13 +309,13 @@ tell("Notice", {"text": "true"})
 def test_a_child_that_keeps_the_connection_open_does_not_keep_the_end_from_being_seen(start_server, end):
     server = start_server("if os.fork() == 0: time.sleep(60)\nos._exit(3)")
     assert list(server.replies(end)) == []
-    assert server.ended() == "ended with exit status 3"
+    assert server.describe_exit() == "ended with exit status 3"
 
 
 def test_a_fork_server_that_a_signal_has_killed_is_named_by_it(start_server, end):
     server = start_server("os.kill(os.getpid(), signal.SIGSEGV)")
     assert list(server.replies(end)) == []
-    assert server.ended().startswith("was killed by SIGSEGV")
+    assert server.describe_exit().startswith("was killed by SIGSEGV")
 
 
 def test_waiting_for_replies_ends_after_the_timeout(start_server, end):
@@ -334,7 +334,7 @@ REQUEST = StartRanks(ranks=(0, 1), gang=1)
 
 def start_ranks(server, end):
     with ExitStack() as undo:
-        ends = [open_ends(number, None, undo) for number in REQUEST.ranks]
+        ends = [open_connections(number, None, undo) for number in REQUEST.ranks]
         return server.start_ranks(REQUEST, ends, end)
 
 
@@ -342,7 +342,7 @@ def start_ranks(server, end):
     ("answer", "error", "why"),
     [
         ('tell("Forked", {"error": "no more processes"})', OSError, "no more processes"),
-        ('tell("Forked", {"pids": [1]})', OSError, "other ranks than it was asked for"),
+        ('tell("Forked", {"pids": [1]})', OSError, "other ranks than requested"),
         ("os._exit(5)", ForkServerError, "ended with exit status 5"),
         ("os.kill(os.getpid(), 9)", ForkServerError, "was killed by SIGKILL"),
     ],
@@ -409,7 +409,7 @@ def test_a_fork_server_that_reads_no_request_does_not_keep_the_job_from_ending(s
 def test_a_fork_server_that_dies_within_a_request_is_an_error_that_says_how(start_server, end):
     server = start_server("control.recv(1000)\nos._exit(5)")
     assert server.finish(MANY, end) == ([], None)
-    assert server.ended() == "ended with exit status 5"
+    assert server.describe_exit() == "ended with exit status 5"
 
 
 def test_a_fork_server_gets_a_request_that_it_reads_while_it_reports(start_server, end):
@@ -437,7 +437,7 @@ def test_a_fork_server_that_does_not_read_its_configuration_does_not_keep_the_jo
 def test_what_a_fork_server_says_before_it_ends_instead_of_its_session_is_heard(start_server, end):
     server = start_server('lines.readline()\ntell("Notice", {"text": "oh"})\nos._exit(5)')
     assert server.finish(Finish(), end) == ([Notice(text="oh")], None)
-    assert server.ended() == "ended with exit status 5"
+    assert server.describe_exit() == "ended with exit status 5"
 
 
 def test_whoever_asks_how_it_ended_gets_the_same_answer(start_server, end, monkeypatch):
@@ -451,7 +451,7 @@ def test_whoever_asks_how_it_ended_gets_the_same_answer(start_server, end, monke
         return reap(*arguments)
 
     monkeypatch.setattr(linux, "reap", reap_at_once)
-    threads = [threading.Thread(target=lambda: told.append(server.ended())) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: told.append(server.describe_exit())) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -13,7 +13,7 @@ import pytest
 from allranks.agent import linux
 from allranks.agent.channel import Debugging, End, Leaving, PhasesEnded, RankEnd, RankExit, Released, RunTest, StepEnded
 from allranks.agent.diagnose.stacks import STACKS_SIGNAL
-from allranks.agent.diagnose.step_outcome import Step, StepOutcome, describe_end, ends_of
+from allranks.agent.diagnose.step_outcome import Step, StepOutcome, describe_exit, outcome_records
 from allranks.agent.gangs.gang import SKIP_GRACES, Deadlines, Gang
 from allranks.agent.gangs.local_ranks import CLOSED_TIMEOUT, LocalRanks, Stop, fork_ranks
 from allranks.agent.job_end import HangupError, JobEnd, JobLimitError
@@ -55,7 +55,7 @@ def phase(when, outcome="passed", message=""):
 def obeying(answers):
     """A rank that reports its start, and then answers each command with the next of its answers."""
 
-    def be_rank(rank, connection, _board):
+    def rank_main(rank, connection, _board):
         try:
             end = RankEnd(connection)
             end.send(STARTED)
@@ -68,7 +68,7 @@ def obeying(answers):
         finally:
             os._exit(99)
 
-    return be_rank
+    return rank_main
 
 
 def report(*answers):
@@ -106,7 +106,7 @@ def wait(_end):
     signal.pause()
 
 
-def left_by(known):
+def orphans_since(known):
     return lambda _pids: linux.children() - known
 
 
@@ -124,7 +124,7 @@ def start_gang(tmp_path, job_end):
     def start(*answers):
         known = linux.children()
         ranks = fork_ranks(range(len(answers)), obeying(answers))
-        gang = Gang([LocalRanks(ranks, tmp_path, left_by(known))], limits=LIMITS, end=job_end)
+        gang = Gang([LocalRanks(ranks, tmp_path, orphans_since(known))], limits=LIMITS, end=job_end)
         gangs.append(gang)
         assert gang.start().is_clean
         return gang
@@ -142,12 +142,12 @@ def test_a_step_ends_with_the_report_of_the_last_rank(start_gang):
     step = start_gang([report(PASSED)], [report(PASSED)]).run(RUN, DEADLINES)
     assert outcomes(step) == {0: Outcome.PASSED, 1: Outcome.PASSED}
     assert step.is_clean
-    assert step.leader is None
+    assert step.primary_failure is None
 
 
 def test_the_first_bad_outcome_leads_and_peers_get_the_grace(start_gang):
     step = start_gang([wait], [report(FAILED)]).run(RUN, DEADLINES)
-    assert step.leader.rank == 1
+    assert step.primary_failure.rank == 1
     assert outcomes(step) == {1: Outcome.FAILED, 0: Outcome.ABORTED}
     assert (step.outcomes[1].consequence, step.outcomes[1].caused_by) == (True, 1)
 
@@ -204,7 +204,7 @@ def test_a_stopped_rank_that_takes_no_command_keeps_no_other_rank_waiting(start_
     assert gang.run(RUN, DEADLINES).is_clean
     step = gang.run(long_run(), within(1))
     assert outcomes(step) == {0: Outcome.TIMED_OUT, 1: Outcome.PASSED}
-    assert step.leader.message.endswith("it is stopped (SIGSTOP)")
+    assert step.primary_failure.message.endswith("it is stopped (SIGSTOP)")
 
 
 def test_a_stopped_rank_gets_the_rest_of_its_command_when_it_goes_on(start_gang):
@@ -289,8 +289,11 @@ def test_a_death_after_its_own_part_counts_while_a_peer_is_in_the_test(start_gan
         os._exit(1)
 
     step = start_gang([wait], [report_and_leave]).run(RUN, DEADLINES)
-    assert (step.leader.rank, outcomes(step)) == (1, {0: Outcome.ABORTED, 1: Outcome.CRASHED})
-    assert step.leader.message == "rank 1 left with exit code 1 in mid-test, when it had ended its own part of the test"
+    assert (step.primary_failure.rank, outcomes(step)) == (1, {0: Outcome.ABORTED, 1: Outcome.CRASHED})
+    assert (
+        step.primary_failure.message
+        == "rank 1 left with exit code 1 in mid-test, after it had ended its own part of the test"
+    )
 
 
 def test_a_report_of_another_test_is_none_of_this_one(start_gang):
@@ -308,7 +311,7 @@ def test_the_first_bad_phase_decides_whatever_a_rank_says_after_it(start_gang):
 def test_the_phases_that_a_rank_has_reported_are_kept(start_gang):
     step = start_gang([report(phase("setup"), phase("call"), phase("teardown"), PASSED)]).run(RUN, DEADLINES)
     assert [each.when for each in step.phases[0]] == ["setup", "call", "teardown"]
-    [passed] = ends_of(step, TEST, 1, {})
+    [passed] = outcome_records(step, TEST, 1, {})
     assert passed.seconds == (1.5,)
 
 
@@ -341,7 +344,7 @@ def test_what_a_forked_child_says_in_its_parents_place_is_left_out_and_noted(sta
 
     step = start_gang([fork_and_fail]).run(RUN, DEADLINES)
     assert outcomes(step) == {0: Outcome.FAILED}
-    assert step.strangers == {0}
+    assert step.foreign_senders == {0}
 
 
 def test_a_forked_child_is_noted_in_its_own_test_alone(start_gang):
@@ -350,8 +353,8 @@ def test_a_forked_child_is_noted_in_its_own_test_alone(start_gang):
         end.send(PASSED)
 
     gang = start_gang([fork_and_pass, report(PASSED)])
-    assert gang.run(RUN, DEADLINES).strangers == {0}
-    assert gang.run(RUN, DEADLINES).strangers == set()
+    assert gang.run(RUN, DEADLINES).foreign_senders == {0}
+    assert gang.run(RUN, DEADLINES).foreign_senders == set()
 
 
 @pytest.mark.parametrize("jump", [-3600.0, 3600.0])
@@ -369,7 +372,7 @@ def test_the_day_may_be_set_at_any_moment_of_a_test(monkeypatch, start_gang, jum
     gang._selector.select = set_the_day_and_select
     step = gang.run(RUN, within(20))
     assert [(each.rank, each.caused_by) for each in step.outcomes] == [(1, None), (0, 1), (2, 1)]
-    ends = ends_of(step, RUN.nodeid, 3, {})
+    ends = outcome_records(step, RUN.nodeid, 3, {})
     assert [each.rank for each in sorted(ends, key=lambda each: each.arrived)] == [1, 0, 2]
     assert all(each.observed < 20 for each in ends)
 
@@ -400,7 +403,7 @@ def test_end_waits_until_all_ranks_have_left(start_gang):
 
 def test_close_leaves_no_child_and_no_descriptor(tmp_path, job_end):
     known, before = linux.children(), open_descriptors()
-    local_ranks = LocalRanks(fork_ranks(range(3), obeying([[wait]] * 3)), tmp_path, left_by(known))
+    local_ranks = LocalRanks(fork_ranks(range(3), obeying([[wait]] * 3)), tmp_path, orphans_since(known))
     Gang([local_ranks], limits=LIMITS, end=job_end).close()
     assert linux.children() == known
     assert open_descriptors() == before
@@ -417,13 +420,13 @@ def test_a_rank_that_was_found_starts_nothing_more_before_it_is_ended(tmp_path):
         while True:
             signal.pause()
 
-    local_ranks = LocalRanks(fork_ranks([0], obeying([[lead_and_wait]])), tmp_path, left_by(linux.children()))
+    local_ranks = LocalRanks(fork_ranks([0], obeying([[lead_and_wait]])), tmp_path, orphans_since(linux.children()))
     [pid] = local_ranks.pids
     try:
         local_ranks.send(RUN)
         assert is_soon(lambda: linux.session_of(pid) == pid)
         local_ranks.stop([0], Stop.FREEZE)
-        assert not local_ranks.examine([0])().hangs[0].held
+        assert not local_ranks.inspect([0])().hangs[0].held
         assert is_soon(lambda: linux.state_of(pid) == "T")
         local_ranks.stop([0], Stop.TERM)
         assert is_soon(lambda: linux.state_of(pid) == "Z")
@@ -449,7 +452,7 @@ def test_what_a_stopped_rank_had_started_ends_with_it_and_is_no_news(tmp_path, j
 
     known = linux.children()
     gang = Gang(
-        [LocalRanks(fork_ranks([0], obeying([[start_another_and_wait]])), tmp_path, left_by(known))],
+        [LocalRanks(fork_ranks([0], obeying([[start_another_and_wait]])), tmp_path, orphans_since(known))],
         limits=LIMITS,
         end=job_end,
     )
@@ -478,34 +481,34 @@ def test_a_rank_that_is_slow_to_end_after_its_test_hides_nothing_that_it_leaves_
         time.sleep(60)
 
     known = linux.children()
-    ranks = LocalRanks(fork_ranks([0], obeying([[leave_another_and_linger]])), tmp_path, left_by(known))
+    ranks = LocalRanks(fork_ranks([0], obeying([[leave_another_and_linger]])), tmp_path, orphans_since(known))
     gang = Gang([ranks], limits=LIMITS, end=job_end)
     with linux.adopting_orphans():
         gang.start()
         assert gang.run(RUN, DEADLINES).is_clean
-        assert gang.end().leader is None
+        assert gang.end().primary_failure is None
         assert [left.rank for left in gang.close()] == [0]
     assert linux.children() == known
 
 
 @pytest.mark.parametrize(
-    ("fields_by_rank", "is_clean"),
+    ("outcomes_and_reports", "is_clean"),
     [
-        ([{}, {}], True),
-        ([{"outcome": "skipped", "early_skip": True}] * 2, True),
-        ([{"outcome": "skipped", "early_skip": True}, {}], False),
-        ([{"outcome": "skipped"}] * 2, False),
-        ([{"outcome": "xfailed"}] * 2, False),
-        ([{"outcome": "failed"}, {}], False),
-        ([{"left": ("builtins",)}, {}], False),
-        ([{"has_exited": True}, {}], False),
-        ([{"outcome": "skipped", "early_skip": True, "left": ("builtins",)}] * 2, False),
+        ([("passed", {})] * 2, True),
+        ([("skipped", {"early_skip": True})] * 2, True),
+        ([("skipped", {"early_skip": True}), ("passed", {})], False),
+        ([("skipped", {})] * 2, False),
+        ([("xfailed", {})] * 2, False),
+        ([("failed", {}), ("passed", {})], False),
+        ([("passed", {"left": ("builtins",)}), ("passed", {})], False),
+        ([("passed", {"has_exited": True}), ("passed", {})], False),
+        ([("skipped", {"early_skip": True, "left": ("builtins",)})] * 2, False),
     ],
 )
-def test_a_gang_is_kept_only_when_all_passed_or_all_skipped_early(fields_by_rank, is_clean):
+def test_a_gang_is_kept_only_when_all_passed_or_all_skipped_early(outcomes_and_reports, is_clean):
     made = [
-        StepOutcome(rank=rank, at=0.0, **{**fields, "outcome": Outcome(fields.get("outcome", "passed"))})
-        for rank, fields in enumerate(fields_by_rank)
+        StepOutcome(rank=rank, at=0.0, outcome=Outcome(outcome), report=StepEnded(**report))
+        for rank, (outcome, report) in enumerate(outcomes_and_reports)
     ]
     assert Step(outcomes=made).is_clean is is_clean
 
@@ -522,7 +525,7 @@ def test_a_gang_is_kept_only_when_all_passed_or_all_skipped_early(fields_by_rank
     ],
 )
 def test_an_end_is_put_in_words(end, words):
-    assert describe_end(RankExit(rank=0, at=0.0, **end)) == words
+    assert describe_exit(RankExit(rank=0, at=0.0, **end)) == words
 
 
 def test_the_end_of_the_job_breaks_a_step_off(start_gang, job_end):
@@ -537,7 +540,7 @@ def test_the_limit_of_the_job_breaks_a_step_off_and_says_who_hung(start_gang, jo
     monkeypatch.setattr(job_end, "_deadline", 0.0)
     with pytest.raises(JobLimitError):
         gang.run(RUN, DEADLINES)
-    [outcome] = gang.give_up("the time is up").outcomes
+    [outcome] = gang.stop_at_job_limit("the time is up").outcomes
     assert outcome.outcome is Outcome.TIMED_OUT
     assert outcome.message.startswith("the time is up, in the set-up of this test")
 
@@ -572,10 +575,10 @@ def test_a_rank_that_dies_in_the_debugger_holds_no_clock(tmp_path, job_end):
 
     ranks = fork_ranks([0, 1], obeying([[die], [wait]]))
     local_ranks = LocalRanks(ranks, tmp_path, lambda _pids: ())
-    gang = Gang([local_ranks], limits=LIMITS, end=job_end, may_be_held=True)
+    gang = Gang([local_ranks], limits=LIMITS, end=job_end, may_be_debugged=True)
     gang.start()
     step = gang.run(RUN, within(1000))
-    assert step.leader.message.startswith("rank 0 was killed by SIGKILL")
+    assert step.primary_failure.message.startswith("rank 0 was killed by SIGKILL")
     assert {each.rank for each in step.outcomes} == {0, 1}
     gang.close()
 
@@ -586,13 +589,13 @@ def test_a_driver_can_start_the_clock_anew(start_gang):
         signal.pause()
 
     gang = start_gang([start_clock_and_wait])
-    [outcome] = gang.run(RUN, within(1000, anew=of_test(0.1))).outcomes
+    [outcome] = gang.run(RUN, within(1000, after_release=of_test(0.1))).outcomes
     assert outcome.message.startswith("no end after 0.1 s (limits.test)")
 
 
 def test_an_observed_end_is_reported_with_its_skip_code(start_gang):
     step = start_gang([report(PASSED)], [announce_and_leave(76)]).run(RUN, DEADLINES)
-    [_, skipped] = ends_of(step, TEST, 2, {})
+    [_, skipped] = outcome_records(step, TEST, 2, {})
     assert (skipped.nodeid, skipped.rank, skipped.outcome) == (TEST, 1, Outcome.SKIPPED)
     assert (skipped.skip_code, skipped.skip_kind) == (76, SkipKind.ENVIRONMENT)
 
@@ -619,14 +622,14 @@ def test_a_crash_within_the_grace_leads_over_the_symptom_that_came_before_it(sta
         os.close(told)
         os.close(tell)
     assert outcomes(step) == {0: Outcome.FAILED, 1: Outcome.CRASHED}
-    assert step.leader.rank == 1
+    assert step.primary_failure.rank == 1
     assert consequences(step) == {0: True, 1: False}
 
 
 def test_a_rank_that_its_peers_waited_for_in_vain_leads(start_gang):
     step = start_gang([report(WAITED_IN_VAIN, PASSED)], [wait]).run(RUN, DEADLINES)
-    assert (step.leader.rank, step.leader.outcome) == (1, Outcome.TIMED_OUT)
-    assert step.leader.message.startswith(
+    assert (step.primary_failure.rank, step.primary_failure.outcome) == (1, Outcome.TIMED_OUT)
+    assert step.primary_failure.message.startswith(
         "rank 0 waited for it in vain; stopped 0.1 s after rank 0 failed (limits.peer_grace)"
     )
     assert consequences(step) == {0: True, 1: False}
@@ -665,13 +668,13 @@ def test_a_time_out_names_its_limit_and_what_sets_it(tmp_path, job_end, symptoms
     gang.start()
     step = gang.run(RUN, deadlines)
     gang.close()
-    assert step.leader.outcome is Outcome.TIMED_OUT
-    assert step.leader.message.startswith(message)
+    assert step.primary_failure.outcome is Outcome.TIMED_OUT
+    assert step.primary_failure.message.startswith(message)
 
 
 def test_where_there_are_only_symptoms_the_first_leads(start_gang):
     step = start_gang([report(WAITED_IN_VAIN, PASSED)], [report(WAITED_IN_VAIN, PASSED)]).run(RUN, DEADLINES)
-    assert step.leader is step.outcomes[0]
+    assert step.primary_failure is step.outcomes[0]
     assert consequences(step) == {0: False, 1: False}
 
 
@@ -715,7 +718,7 @@ def test_the_peer_of_a_rank_that_skipped_is_aborted_at_the_limit(start_gang):
 def test_the_peer_of_a_rank_that_may_skip_alone_has_all_its_time(start_gang):
     deadlines = within(0.5)
     step = start_gang([report(SKIPPED)], [wait]).run(RUN, deadlines)
-    assert (step.leader.rank, step.leader.outcome) == (1, Outcome.TIMED_OUT)
+    assert (step.primary_failure.rank, step.primary_failure.outcome) == (1, Outcome.TIMED_OUT)
 
 
 def test_the_peers_of_a_skip_have_more_time_than_those_of_a_failure():
@@ -730,6 +733,6 @@ def test_output_is_kept_of_a_rank_that_was_killed_in_the_middle_of_a_line(start_
     gang = start_gang([print_and_die])
     step = gang.run(RUN, DEADLINES)
     outputs = gang.take_output(TEST)
-    [ended] = ends_of(step, TEST, 1, outputs)
+    [ended] = outcome_records(step, TEST, 1, outputs)
     assert ended.stdout == outputs[0].stdout == "almost don"
     assert (tmp_path / "rank-0.log").read_text() == "--- stdout of t::x ---\nalmost don\n"

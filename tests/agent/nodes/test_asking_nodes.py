@@ -5,7 +5,7 @@ from agent_run import CONFIG
 
 from allranks.agent.channel import RankHang
 from allranks.agent.gangs.gang import Gang
-from allranks.agent.gangs.local_ranks import Examination
+from allranks.agent.gangs.local_ranks import Inspection
 from allranks.agent.job_end import JobEnd
 from allranks.agent.nodes.node import NodeLostError, start_gang
 from allranks.agent.output import Output
@@ -28,8 +28,8 @@ class Ranks:
     def stop(self, ranks, how):
         self._notes.append(("stop", *ranks, how))
 
-    def examine(self, ranks):
-        return self._asked(Examination(hangs={rank: RankHang(phase="call") for rank in ranks}))
+    def inspect(self, ranks):
+        return self._asked(Inspection(hangs={rank: RankHang(phase="call") for rank in ranks}))
 
     def take_output(self, _title):
         return self._asked({self.ranks[0]: Output(stdout="hello")})
@@ -84,7 +84,7 @@ def test_output_is_taken_from_all_nodes_at_once(gang):
 
 def test_ranks_are_examined_on_all_nodes_at_once(gang):
     gang, notes = gang
-    assert set(gang._examine({0, 2}).hangs) == {0, 2}
+    assert set(gang._inspect({0, 2}).hangs) == {0, 2}
     assert notes == ALL_ASKED_FIRST
 
 

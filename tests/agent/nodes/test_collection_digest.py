@@ -55,6 +55,6 @@ def test_a_test_that_one_node_has_twice_is_a_difference():
 def test_parameter_values_of_the_same_tests_are_compared(other, is_error, is_notice):
     leader = replace(DIGEST, digests=("1", "2.8", ""))
     said = difference(leader, replace(DIGEST, digests=other), 1)
-    assert said.startswith("Nodes 0 and 1 have other parameter values under the same ids: ") == is_error
+    assert said.startswith("Nodes 0 and 1 have different parameter values under the same ids: ") == is_error
     assert bool(said) == is_error
     assert bool(notice(leader, replace(DIGEST, digests=other), 1)) == is_notice

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from allranks.agent.call_log import LastCall
 from allranks.agent.channel import End, RankExit, RankHang, RankReport, StepEnded
-from allranks.agent.gangs.local_ranks import Disturb, Examination, Stop
+from allranks.agent.gangs.local_ranks import Disturb, Inspection, Stop
 from allranks.agent.nodes.connection import (
     FRAME_LIMIT,
-    GREETING_LIMIT,
+    UNTRUSTED_LIMIT,
     ConnectionLostError,
     NodeConnection,
     is_proof,
     make_proof,
 )
-from allranks.agent.nodes.messages import Claim, Examined, Outputs, Proof, SendRanks, StopRanks
+from allranks.agent.nodes.messages import FollowerProof, Inspected, LeaderProof, Outputs, SendCommand, StopRanks
 from allranks.agent.output import Output
 from allranks.agent.program import StartRanks
 from allranks.agent.stacks import Stacks
@@ -42,23 +42,23 @@ CALLS = st.builds(
     mask=st.integers(0, 2**2048 - 1),
 )
 EXAMINATIONS = st.builds(
-    Examination,
+    Inspection,
     hangs=st.dictionaries(RANKS, st.builds(RankHang, stacks=st.builds(Stacks, TEXT), phase=TEXT)),
     calls=st.dictionaries(RANKS, st.lists(CALLS, max_size=3).map(tuple), max_size=3),
 )
 MESSAGES = st.lists(
-    st.builds(Proof, proof=TEXT)
-    | st.builds(Claim, node=RANKS, nonce=TEXT, proof=TEXT)
+    st.builds(LeaderProof, proof=TEXT)
+    | st.builds(FollowerProof, node=RANKS, nonce=TEXT, proof=TEXT)
     | st.builds(StartRanks, gang=RANKS, environment=st.dictionaries(TEXT, TEXT), fresh=st.dictionaries(RANKS, TEXT))
-    | st.builds(SendRanks, order=st.builds(End, is_condemned=st.booleans()) | st.builds(Disturb, how=TEXT))
+    | st.builds(SendCommand, command=st.builds(End, is_condemned=st.booleans()) | st.builds(Disturb, how=TEXT))
     | st.builds(StopRanks, ranks=st.lists(RANKS).map(tuple), how=st.sampled_from(Stop))
-    | st.builds(Examined, ranks=EXAMINATIONS)
+    | st.builds(Inspected, inspection=EXAMINATIONS)
     | st.builds(Outputs, ranks=st.dictionaries(RANKS, st.builds(Output, stdout=TEXT, stderr=TEXT)))
     | st.builds(RankReport, rank=RANKS, at=st.floats(0, 1e9), message=st.builds(StepEnded, nodeid=TEXT))
     | st.builds(RankExit, rank=RANKS, at=st.floats(0, 1e9), status=st.none() | st.integers(-64, 255)),
     max_size=5,
 )
-LAST, FIRST = Proof(proof="last"), Proof(proof="first")
+LAST, FIRST = LeaderProof(proof="last"), LeaderProof(proof="first")
 
 
 def receive(connection, count):
@@ -107,7 +107,7 @@ def test_a_message_in_pieces_is_one_message():
 
 
 @pytest.mark.parametrize(
-    "said", [b"[1]", b"{", b"\xff", b"1", b"[" * 900, b'["Proof", {"proof": 1}]', b'["Proofs", {}]']
+    "said", [b"[1]", b"{", b"\xff", b"1", b"[" * 900, b'["LeaderProof", {"proof": 1}]', b'["Proofs", {}]']
 )
 def test_what_is_no_message_ends_the_connection(said):
     raw, other = local_connection()
@@ -115,12 +115,12 @@ def test_what_is_no_message_ends_the_connection(said):
     raw.sendall(struct.pack("!I", len(said)) + said)
     connection.wait(time.monotonic() + 10)
     assert connection.receive() == []
-    assert connection.ended == "sends what is no message"
+    assert connection.ended == "sent an invalid message"
     raw.close()
     connection.close()
 
 
-@pytest.mark.parametrize(("trusted", "size"), [(False, GREETING_LIMIT + 1), (True, FRAME_LIMIT + 1)])
+@pytest.mark.parametrize(("trusted", "size"), [(False, UNTRUSTED_LIMIT + 1), (True, FRAME_LIMIT + 1)])
 def test_a_message_that_is_too_long_is_not_even_read(trusted, size):
     raw, other = local_connection()
     connection = NodeConnection(other)
@@ -129,14 +129,14 @@ def test_a_message_that_is_too_long_is_not_even_read(trusted, size):
     raw.sendall(struct.pack("!I", size))
     connection.wait(time.monotonic() + 10)
     assert connection.receive() == []
-    assert connection.ended == f"sends a message of {size} bytes"
+    assert connection.ended == f"sent a message of {size} bytes"
     raw.close()
     connection.close()
 
 
 def test_whoever_does_not_read_is_given_up(pair):
-    with pytest.raises(ConnectionLostError, match="takes nothing any more"):
-        pair[0].send(Proof(proof="x" * (32 << 20)), 0.2)
+    with pytest.raises(ConnectionLostError, match="no longer reads its messages"):
+        pair[0].send(LeaderProof(proof="x" * (32 << 20)), 0.2)
 
 
 def test_whoever_is_gone_cannot_be_spoken_to(pair):
@@ -153,7 +153,7 @@ def _send_for_ever(connection):
 def test_two_that_send_much_at_once_do_not_wait_for_each_other(pair):
     for connection in pair:
         connection.trust()
-    long = Proof(proof="x" * (16 << 20))
+    long = LeaderProof(proof="x" * (16 << 20))
     with ThreadPoolExecutor(2) as pool:
         heard = pool.map(lambda connection: (connection.send(long, 30), receive(connection, 1))[1], pair)
         assert list(heard) == [[long], [long]]
@@ -164,8 +164,8 @@ def test_what_came_while_something_was_said_is_known_to_be_there(pair):
     for end in pair:
         end.trust()
     there.send(FIRST, 10)
-    with pytest.raises(ConnectionLostError, match="takes nothing"):
-        here.send(Proof(proof="x" * (32 << 20)), 0.2)
+    with pytest.raises(ConnectionLostError, match="no longer reads"):
+        here.send(LeaderProof(proof="x" * (32 << 20)), 0.2)
     assert here.has_message
     assert here.receive() == [FIRST]
     assert not here.has_message

@@ -10,7 +10,7 @@ from allranks.agent import clock
 from allranks.agent.channel import RankReport, StepEnded
 from allranks.agent.nodes import leader
 from allranks.agent.nodes.leader import FollowerLink, Leader, RemoteRanks
-from allranks.agent.nodes.messages import TellTime, Time
+from allranks.agent.nodes.messages import GetTime, Time
 from allranks.agent.nodes.node import CollectionDigest, CollectionFailure
 from allranks.protocol.config import TimeLimit
 
@@ -46,7 +46,7 @@ class OtherHost:
     def _serve(self):
         while self._connection.wait(clock.monotonic() + 60):
             for message in self._connection.receive():
-                if isinstance(message, TellTime):
+                if isinstance(message, GetTime):
                     self.asked += 1
                     clock.sleep(next(self._delays, 0.0))
                     self._connection.send(Time(now=self.now()), 10)
@@ -86,7 +86,7 @@ def test_two_nodes_that_do_not_answer_are_waited_for_together(pair, connect):
     pair[0].trust()
     links = [FollowerLink(number, end, silence) for number, end in enumerate((pair[0], connect()), start=1)]
     began = clock.monotonic()
-    answers = [link.ask(TellTime(), Time) for link in links]
+    answers = [link.request(GetTime(), Time) for link in links]
     assert [answer() for answer in answers] == [None, None]
     assert clock.monotonic() - began < 1.9
     assert all("does not answer" in link.lost for link in links)
@@ -108,7 +108,7 @@ def test_clocks_are_compared_again_when_they_may_have_drifted_apart(other_host, 
     link.compare_clocks()
     link.compare_clocks()
     assert host.asked == 5
-    monkeypatch.setattr(leader, "_COMPARED_FOR", 0.0)
+    monkeypatch.setattr(leader, "_CLOCK_VALID_FOR", 0.0)
     link.compare_clocks()
     assert host.asked == 10
 
@@ -122,7 +122,7 @@ def test_an_event_has_the_time_at_which_it_happened_on_its_node(other_host, link
     clock.sleep(0.2)  # on its way
     host.report(2, at, nodeid="t")
     assert link._connection.wait(clock.monotonic() + 10)
-    [event] = ranks._look()
+    [event] = ranks._read_events()
     assert event.at == pytest.approx(happened, abs=0.09)
 
 
@@ -131,5 +131,5 @@ def test_no_event_comes_from_the_future(other_host, link):
     link.compare_clocks()
     host.report(2, host.now() + 1000, nodeid="t")
     assert link._connection.wait(clock.monotonic() + 10)
-    [event] = RemoteRanks(link, {2: 100})._look()
+    [event] = RemoteRanks(link, {2: 100})._read_events()
     assert event.at <= clock.now()

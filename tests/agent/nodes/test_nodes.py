@@ -278,7 +278,7 @@ def test_it(n): pass
 """
     ).go()
     assert job.wait() == 1
-    assert "same tests in different orders: suite/test_it.py::test_it[1] on node 0" in failed_nodes(job)
+    assert "same tests in different orders: where node 0 has suite/test_it.py::test_it[1]" in failed_nodes(job)
 
 
 def test_different_versions_of_torch_are_an_error(start_nodes):
@@ -377,9 +377,9 @@ def connect(job):
     return socket.create_connection(("127.0.0.1", job.port), timeout=10)
 
 
-def read_to_end(stranger):
+def read_to_end(client):
     with contextlib.suppress(ConnectionResetError):
-        while stranger.recv(1 << 16):
+        while client.recv(1 << 16):
             pass
 
 
@@ -389,10 +389,10 @@ def framed(message):
 
 
 STRANGERS = {
-    "wrong token": framed(["Claim", {"node": 1, "nonce": "n", "proof": "0" * 64}]),
-    "no proof": framed(["Claim", {"node": 1}]),
+    "wrong token": framed(["FollowerProof", {"node": 1, "nonce": "n", "proof": "0" * 64}]),
+    "no proof": framed(["FollowerProof", {"node": 1}]),
     "an order": framed(["Kill", {"ranks": [0]}]),
-    "a number for a name": framed(["Claim", {"node": "1", "nonce": 1, "proof": None}]),
+    "a number for a name": framed(["FollowerProof", {"node": "1", "nonce": 1, "proof": None}]),
     "no message": framed([1]),
     "no JSON": struct.pack("!I", 3) + b"{{{",
     "too long": struct.pack("!I", 1 << 31),
@@ -401,26 +401,26 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("words", quick(3, STRANGERS.values()), ids=STRANGERS)
-def test_a_stranger_at_the_port_is_cut_off_and_the_job_passes(start_nodes, words):
+def test_an_unauthenticated_client_at_the_port_is_disconnected_and_the_job_passes(start_nodes, words):
     job = start_nodes(PASSING, follower=None)
     job.wait_for(Begun)
-    with _connected_when_open(job) as stranger:
-        stranger.sendall(words)
-        read_to_end(stranger)
+    with _connected_when_open(job) as client:
+        client.sendall(words)
+        read_to_end(client)
     job.add_follower()
     assert job.go().finish() == (0, 0)
     assert job.come_home().outcomes("test_passes") == ("passed",) * 4
 
 
-def test_strangers_who_say_nothing_keep_nobody_out_and_are_cut_off(start_nodes):
+def test_silent_clients_are_disconnected_and_do_not_keep_followers_out(start_nodes):
     job = start_nodes(PASSING, follower=None)
     job.wait_for(Begun)
     with contextlib.ExitStack() as stack:
-        strangers = [stack.enter_context(_connected_when_open(job)) for _ in range(100)]
+        clients = [stack.enter_context(_connected_when_open(job)) for _ in range(100)]
         job.add_follower()
         assert job.go().finish() == (0, 0)
-        for stranger in strangers:
-            read_to_end(stranger)
+        for client in clients:
+            read_to_end(client)
     assert job.come_home().outcomes("test_passes") == ("passed",) * 4
 
 

@@ -152,7 +152,7 @@ def test_what_another_plugin_counts_as_a_failure_is_not_taken_for_a_figure(start
     agent = start_with(COV, {**CODE, "test_a.py": ON_EACH_RANK, "conftest.py": CODE["conftest.py"] + conftest}, *JSON)
     agent.go().wait()
     [failed] = agent.all(AgentFailed)
-    assert failed.message == "pytest ended its session with exit status 1, though no test says why: see agent.log."
+    assert failed.message == "pytest ended its session with exit status 1, although no test failed: see agent.log."
 
 
 @pytest.mark.thorough

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from allranks.agent import linux
 from allranks.agent.gangs.forks import ForkServerError
 from allranks.agent.job_end import HangupError, JobEnd, JobLimitError
-from allranks.agent.supervisor.test_loop import DriverWorkers, WorkerLostError, lane_folder
+from allranks.agent.supervisor.test_loop import LauncherWorkers, WorkerLostError, worker_folder
 
-PATIENCE = 20
+TIMEOUT = 20
 
 
 class Trial:
@@ -22,18 +22,18 @@ class Trial:
 
     Attributes:
         ran: The tests that were given to workers, with the lane's folder, in their order.
-        waiting: The assemblies that nobody has got.
+        waiting: The split_by_gang that nobody has got.
     """
 
-    def __init__(self, folder, lanes, assemblies, deeds=None, *, stop_after=None):
-        self.ran, self.waiting = [], list(assemblies)
+    def __init__(self, folder, lanes, split_by_gang, deeds=None, *, stop_after=None):
+        self.ran, self.waiting = [], list(split_by_gang)
         self._deeds = deeds or {}
         self._stop_after = stop_after
-        self.lanes = DriverWorkers(
-            count=lanes, results=folder, make_worker=self._make_worker, next_work=self._next_work
+        self.lanes = LauncherWorkers(
+            count=lanes, results=folder, make_worker=self._make_worker, next_batch=self._next_batch
         )
 
-    def _next_work(self):
+    def _next_batch(self):
         if not self.waiting or (self._stop_after is not None and self._stop_after in self.tests):
             return None
         return self.waiting.pop(0)
@@ -84,10 +84,10 @@ def test_each_test_is_run_once_and_an_assembly_in_its_order_by_one_lane(tmp_path
 
 def test_lanes_run_at_the_same_time_each_with_a_folder_of_its_own(tmp_path):
     both = threading.Barrier(2)
-    deed = lambda: both.wait(PATIENCE)  # noqa: E731 - only passes while the other runs
+    deed = lambda: both.wait(TIMEOUT)  # noqa: E731 - only passes while the other runs
     trial = Trial(tmp_path, 2, assemblies_of([1, 1]), {0: deed, 1: deed})
     trial.lanes.run()
-    assert {folder for _, folder in trial.ran} == {lane_folder(tmp_path, 1), lane_folder(tmp_path, 2)}
+    assert {folder for _, folder in trial.ran} == {worker_folder(tmp_path, 1), worker_folder(tmp_path, 2)}
     assert all(folder.is_dir() for _, folder in trial.ran)
 
 
@@ -112,7 +112,7 @@ def test_a_lane_that_breaks_says_why_and_where(tmp_path):
 
 
 def test_a_lane_whose_folder_cannot_be_made_is_lost(tmp_path):
-    (tmp_path / "lane-1").touch()
+    (tmp_path / "worker-1").touch()
     trial = Trial(tmp_path, 1, assemblies_of([1]))
     with pytest.raises(WorkerLostError, match="FileExistsError"):
         trial.lanes.run()
@@ -124,14 +124,14 @@ def test_after_the_error_of_one_lane_the_others_end_what_they_have_and_begin_not
     both = threading.Barrier(2)
 
     def break_down():
-        both.wait(PATIENCE)
+        both.wait(TIMEOUT)
         broken.set()
         raise ValueError
 
     def outlast():
-        both.wait(PATIENCE)
-        assert broken.wait(PATIENCE)
-        other.join(PATIENCE)
+        both.wait(TIMEOUT)
+        assert broken.wait(TIMEOUT)
+        other.join(TIMEOUT)
 
     def note_thread():
         nonlocal other
@@ -160,15 +160,15 @@ def test_a_hangup_reaches_every_lane(tmp_path):
     hung_up = []
 
     def wait_for_the_end():
-        both.wait(PATIENCE)
-        assert linux.is_readable(end.fileno(), PATIENCE)
+        both.wait(TIMEOUT)
+        assert linux.is_readable(end.fileno(), TIMEOUT)
         try:
             end.check()
         except HangupError:
             hung_up.append(True)
             raise
 
-    hang_up = threading.Thread(target=lambda: (both.wait(PATIENCE), end.hang_up()))
+    hang_up = threading.Thread(target=lambda: (both.wait(TIMEOUT), end.hang_up()))
     hang_up.start()
     trial = Trial(tmp_path, 2, assemblies_of([1, 1]), {0: wait_for_the_end, 1: wait_for_the_end})
     with pytest.raises(HangupError):

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.agent.rank.marker_options import MarkerError, read_terms
-from allranks.agent.supervisor.test_loop import assemblies as all_assemblies
-from allranks.agent.supervisor.test_loop import first_assembly, joined_by_group
+from allranks.agent.supervisor.test_loop import first_batch, join_test_groups
+from allranks.agent.supervisor.test_loop import split_by_gang as all_assemblies
 from allranks.protocol.config import TimeLimit
 
 
@@ -45,11 +45,11 @@ def terms_of(items, isolation="file"):
     return read_terms(items, replace(CONFIG, isolation=isolation))
 
 
-def assemblies(items, isolation):
+def split_by_gang(items, isolation):
     terms = terms_of(items, isolation)
     remaining = list(range(len(items)))
     while remaining:
-        assembly = first_assembly(terms, remaining)
+        assembly = first_batch(terms, remaining)
         yield assembly
         del remaining[: len(assembly)]
 
@@ -68,7 +68,7 @@ class LauncherItem(Item):
 def test_all_tests_of_an_assembly_are_in_one_test_group():
     groups = [None, "port", "port", "file", None]
     terms = terms_of([LauncherItem(Path("a.py"), test_group=group) for group in groups])
-    joined = joined_by_group(terms, all_assemblies(terms, range(5)))
+    joined = join_test_groups(terms, all_assemblies(terms, range(5)))
     assert [[terms[index].test_group for index in indices] for indices in joined] == [
         [""],
         ["port"] * 2,
@@ -79,26 +79,26 @@ def test_all_tests_of_an_assembly_are_in_one_test_group():
 
 @given(ITEMS, KINDS)
 def test_the_assemblies_are_all_items_in_their_order(items, isolation):
-    indices = [index for assembly in assemblies(items, isolation) for index in assembly]
+    indices = [index for assembly in split_by_gang(items, isolation) for index in assembly]
     assert indices == list(range(len(items)))
 
 
 @given(ITEMS, KINDS)
 def test_an_assembly_has_a_process_group_as_all_its_tests_ask(items, isolation):
-    for assembly in assemblies(items, isolation):
+    for assembly in split_by_gang(items, isolation):
         assert len({items[index].has_process_group for index in assembly}) == 1
 
 
 @given(ITEMS, KINDS)
 def test_a_test_of_isolation_test_shares_with_nobody(items, isolation):
-    for assembly in assemblies(items, isolation):
+    for assembly in split_by_gang(items, isolation):
         kinds = [items[index].isolation or isolation for index in assembly]
         assert "test" not in kinds or len(kinds) == 1
 
 
 @given(ITEMS, KINDS)
 def test_an_assembly_has_one_isolation_and_one_file_where_that_is_its_isolation(items, isolation):
-    for assembly in assemblies(items, isolation):
+    for assembly in split_by_gang(items, isolation):
         kinds = {items[index].isolation or isolation for index in assembly}
         assert len(kinds) == 1
         assert kinds != {"file"} or len({items[index].path for index in assembly}) == 1
@@ -106,7 +106,7 @@ def test_an_assembly_has_one_isolation_and_one_file_where_that_is_its_isolation(
 
 @given(ITEMS, KINDS)
 def test_neighbours_are_parted_only_for_a_reason(items, isolation):
-    for before, after in zip(*[list(assemblies(items, isolation))[start:] for start in (0, 1)], strict=False):
+    for before, after in zip(*[list(split_by_gang(items, isolation))[start:] for start in (0, 1)], strict=False):
         last, first = items[before[-1]], items[after[0]]
         kinds = {last.isolation or isolation, first.isolation or isolation}
         reasons = [
@@ -121,7 +121,7 @@ def test_neighbours_are_parted_only_for_a_reason(items, isolation):
 @pytest.mark.parametrize("isolation", ["test", "file", "job"])
 def test_a_gang_starts_at_the_first_test_that_is_left(isolation):
     items = [Item(Path("a.py"))] * 3
-    assert first_assembly(terms_of(items, isolation), [1, 2])[0] == 1
+    assert first_batch(terms_of(items, isolation), [1, 2])[0] == 1
 
 
 def test_a_marker_of_time_overrules_the_jobs_limit():

@@ -19,7 +19,7 @@ from typing import BinaryIO, NoReturn
 from allranks.agent import clock, evidence, linux
 from allranks.agent.diagnose.stacks import STACKS_SIGNAL
 from allranks.agent.gangs.forks import STACKS
-from allranks.agent.gangs.local_ranks import BeRank, fork_rank
+from allranks.agent.gangs.local_ranks import RankMain, fork_rank
 from allranks.agent.program import Forked, Reply, Request, line_of, parse_request, parse_start
 from allranks.agent.rank import rank_setup
 from allranks.agent.rank.rank_setup import seed_generators
@@ -49,7 +49,7 @@ class Supervisor:
             rank_setup.exit_announced(0)
         return parse_request(line)
 
-    def start_ranks(self, ranks: Iterable[int], be_rank: BeRank) -> None:
+    def start_ranks(self, ranks: Iterable[int], rank_main: RankMain) -> None:
         """Receive the descriptors of ranks, fork the ranks, and report their process ids.
 
         The supervisor, a subreaper, becomes their parent.
@@ -60,17 +60,17 @@ class Supervisor:
             for descriptor in descriptors:
                 os.set_inheritable(descriptor, False)
             ends.append(tuple(descriptors))
-        reply = self._fork_all(ranks, ends, be_rank)
+        reply = self._fork_all(ranks, ends, rank_main)
         for descriptor in (descriptor for each in ends for descriptor in each):
             os.close(descriptor)
         self.write(reply)
 
-    def _fork_all(self, ranks: Iterable[int], ends: list[tuple[int, ...]], be_rank: BeRank) -> Forked:
+    def _fork_all(self, ranks: Iterable[int], ends: list[tuple[int, ...]], rank_main: RankMain) -> Forked:
         own, pids = (self._control.fileno(), self._handover.fileno()), list[int]()
         try:
             for number, mine in zip(ranks, ends, strict=True):
                 others = [*own, *(descriptor for each in ends if each is not mine for descriptor in each)]
-                pids.append(fork_rank(number, mine, be_rank, others))
+                pids.append(fork_rank(number, mine, rank_main, others))
         except OSError as error:
             for pid in pids:
                 linux.signal_process(pid, signal.SIGKILL)

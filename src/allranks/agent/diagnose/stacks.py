@@ -1,15 +1,15 @@
 """Stacks of a stuck rank, and of the processes that it has started: spawned ranks, a pool, ``torchrun``.
 
-A rank writes its own, on a signal. py-spy (https://github.com/benfred/py-spy) is used if it is installed and never
-required. Its ``--native`` mode attaches to the process by ptrace(2), which works as the same user, even without
+A rank writes its own stacks on a signal. py-spy (https://github.com/benfred/py-spy) is used if it is installed, but
+never required. Its ``--native`` mode attaches to the process by ptrace(2), which works as the same user, even without
 ``SYS_PTRACE``, unless the kernel's Yama is in its restricted mode; ranks allow it by
 :func:`allranks.agent.linux.allow_tracing`. py-spy cannot attach to a stopped process, whose Python frames are read in
 non-blocking mode instead.
 
-The rank is about to be killed, and its processes with it. Without py-spy they write their stacks themselves: a fork of
-the rank to the rank's stack file, another Python on SIGABRT to its standard error, if that is the rank's
-(``PYTHONFAULTHANDLER``, which ranks set, has faulthandler do that); then it ends. Of the rest, only the kernel's words
-are left.
+Child processes of a rank are inspected when the rank and all that it has started are about to be killed. Without py-spy
+they write their stacks themselves: a fork of the rank to the rank's stack file; another Python on SIGABRT to its
+standard error, if that is the rank's (``PYTHONFAULTHANDLER``, which ranks set, has faulthandler do that), and then it
+ends. For other processes there is only what the kernel knows.
 """
 
 import json
@@ -33,12 +33,12 @@ from allranks.protocol.tracebacks import OUTSIDE
 from allranks.protocol.xml_text import clipped
 
 NATIVE = ("--native",)
-"""Python and native frames; the process is stopped for as long as that takes."""
+"""Python and native frames; the process is stopped meanwhile."""
 
 PYTHON = ("--nonblocking",)
 """Python frames only, of a process in any state."""
 
-VIEW_TIMEOUT = 2.5
+PY_SPY_TIMEOUT = 2.5
 """Seconds for all ranks together; measured with torch's CPU libraries: 0.7 to 1.2 s of one core for each rank."""
 
 _NAME_LIMIT = 200
@@ -46,30 +46,32 @@ _OPTIONS = ("dump", "--json", "--full-filenames")
 
 
 @dataclass(frozen=True, kw_only=True)
-class View:
-    """py-spy's view of one process."""
+class PySpyDump:
+    """py-spy's output on one process."""
 
-    stacks: str = ""  # its threads as text, in the form of Python's own dumps; empty on an error
-    trouble: str = ""
+    stacks: str = ""  # all threads, in the format of Python's own dumps; empty on an error
+    error: str = ""
 
 
 def find_py_spy() -> str | None:
-    """The path of py-spy, on PATH or beside the interpreter; None if it is not installed."""
-    beside = Path(sys.executable).parent / "py-spy"
-    return shutil.which("py-spy") or (str(beside) if beside.is_file() else None)
+    """Return the path of py-spy, on PATH or next to the interpreter; None if it is not installed."""
+    sibling = Path(sys.executable).parent / "py-spy"
+    return shutil.which("py-spy") or (str(sibling) if sibling.is_file() else None)
 
 
-def look(program: str, pids: Mapping[int, int], mode: Sequence[str], timeout: float = VIEW_TIMEOUT) -> dict[int, View]:
+def run_py_spy(
+    program: str, pids: Mapping[int, int], mode: Sequence[str], timeout: float = PY_SPY_TIMEOUT
+) -> dict[int, PySpyDump]:
     """Run py-spy on several processes at the same time.
 
     Args:
         program: py-spy's path.
         pids: The process id of each rank.
         mode: :data:`NATIVE` or :data:`PYTHON`.
-        timeout: Seconds for all of them together; a py-spy that is not done by then is killed.
+        timeout: Seconds for all of them together; then those that still run are killed.
 
     Returns:
-        A view for each rank; nothing is raised, because a missing stack must not cost a verdict.
+        A dump for each rank. Nothing is raised: a missing stack must not cost a verdict.
     """
     deadline = clock.monotonic() + timeout
     running: dict[int, subprocess.Popen[str] | OSError] = {
@@ -92,31 +94,31 @@ def _start(program: str, pid: int, mode: Sequence[str]) -> "subprocess.Popen[str
         return error
 
 
-def _finish(process: "subprocess.Popen[str] | OSError", pid: int, deadline: float) -> View:
+def _finish(process: "subprocess.Popen[str] | OSError", pid: int, deadline: float) -> PySpyDump:
     if isinstance(process, OSError):
-        return View(trouble=f"py-spy could not be started: {process}")
+        return PySpyDump(error=f"py-spy could not be started: {process}")
     try:
         output, errors = process.communicate(timeout=max(0.0, deadline - clock.monotonic()))
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
-        return View(trouble="py-spy was not done in time")
+        return PySpyDump(error="py-spy timed out")
     if process.returncode != 0:
-        return View(trouble=f"py-spy failed: {_in_one_line(errors)}")
+        return PySpyDump(error=f"py-spy failed: {_in_one_line(errors)}")
     try:
-        return View(stacks=_render(json.loads(output), pid))
+        return PySpyDump(stacks=_render(json.loads(output), pid))
     except (ValueError, LookupError, TypeError):
-        return View(trouble="py-spy gave no stacks that can be read")
+        return PySpyDump(error="py-spy returned invalid output")
 
 
 def _in_one_line(errors: str) -> str:
-    """The error and its causes, without py-spy's own stack."""
+    """Join the lines of an error and its causes, without py-spy's own stack."""
     lines = [line.strip() for line in errors.partition("Stack backtrace:")[0].splitlines()]
     return clipped(" ".join(line for line in lines if line), 400)
 
 
 def _render(threads: Sequence[Mapping[str, Any]], pid: int) -> str:
-    """All threads in the form of faulthandler's dumps: innermost frame first, the main thread last."""
+    """Render all threads in the format of faulthandler: innermost frame first, the main thread last."""
     ordered = sorted(threads, key=lambda thread: thread["os_thread_id"] == pid)
     return "\n".join(_render_thread(thread, is_main=thread["os_thread_id"] == pid) for thread in ordered)
 
@@ -137,15 +139,15 @@ def _render_frame(frame: Mapping[str, Any]) -> str:
 
 
 STACKS_SIGNAL = signal.SIGRTMAX - 1
-"""Asks a rank to write the Python stacks of all its threads; suites hardly use this signal."""
+"""Makes a rank write the Python stacks of all its threads; suites hardly use this signal."""
 
-_MOST = 64 << 20
+_MAX_FILE = 64 << 20
 """Bytes that one stack file may grow to."""
 
-_TIMEOUT = 0.5
-_LONGEST = 1.0  # with 2 s, the verdict on a fork bomb came 3 s later
-_QUIET = 0.25
-_LAST_TIMEOUT = 1.0
+_SILENCE_TIMEOUT = 0.5
+_PAUSE_TIMEOUT = 0.25
+_WRITE_TIMEOUT = 1.0  # with 2 s, the verdict on a fork bomb came 3 s later
+_STOPPED_TIMEOUT = 1.0
 _END_OF_STACKS = re.compile(r"(?: in (?:<module>|_run_module_as_main)|^  \.\.\.)\n\Z", re.MULTILINE)
 """The outermost frame of the oldest thread, which is written last, or the mark of omitted frames."""
 
@@ -161,59 +163,56 @@ class StackFile:
         self._start = evidence.size_of(path)
 
     def added(self) -> str:
-        """The text added since this object was created."""
+        """Return the text added since this object was created."""
         return evidence.read(self._path, self._start)
 
     def from_now_on(self) -> "StackFile":
-        """The same file, of which only later additions are read."""
+        """Return the same file, of which only later additions are read."""
         return StackFile(self._path)
 
     def append(self, text: str) -> None:
         """Add text that the rank did not write itself."""
-        evidence.append(self._path, text.encode("utf-8", "replace"), _MOST)
+        evidence.append(self._path, text.encode("utf-8", "replace"), _MAX_FILE)
 
 
 def dump_stacks(
     pids: Mapping[int, int], stopped: AbstractSet[int], files: Mapping[int, StackFile], code: Path | None = None
 ) -> dict[int, Stacks]:
-    """The current stacks of some ranks; they are also written to their stack files.
+    """Collect the current stacks of ranks, which also go to their stack files.
 
-    Each rank that runs has been asked for its Python stacks by :data:`STACKS_SIGNAL`. If py-spy is installed, it adds
-    the native stacks, and the Python ones of a rank that does not answer (it is stopped, or blocks its signals).
+    The caller has sent :data:`STACKS_SIGNAL` to each rank that runs. If py-spy is installed, it adds the native stacks,
+    and the Python stacks of a rank that does not respond (it is stopped, or blocks its signals).
 
     Args:
         pids: The process id of each rank; none of them has been reaped.
-        stopped: The ranks that a signal or a tracer has stopped, which cannot answer.
+        stopped: The ranks that a signal or a tracer has stopped, which cannot respond.
         files: The stack file of each rank.
         code: The folder to which paths are relative.
-
-    Returns:
-        Those of each rank.
     """
     own = wait_for_stacks({rank: files[rank] for rank in set(pids) - stopped}, pids)
     silent = {rank for rank in pids if not own.get(rank)}
-    seen = {rank: _append(files[rank], view) for rank, view in _look(pids, stopped, silent).items()}
+    seen = {rank: _append(files[rank], dump) for rank, dump in _py_spy_dumps(pids, stopped, silent).items()}
     return {rank: Stacks(own.get(rank, "") + seen.get(rank, ""), code) for rank in pids}
 
 
-def ask_for_stacks(pid: int) -> None:
-    """Have a process write its stacks, if possible from its main thread, whose line counts."""
+def request_stacks(pid: int) -> None:
+    """Have a process write its stacks, if possible from its main thread, whose frames are the ones reported."""
     if not linux.signal_thread(pid, STACKS_SIGNAL):
         linux.signal_process(pid, STACKS_SIGNAL)
 
 
-def _look(pids: Mapping[int, int], stopped: AbstractSet[int], silent: AbstractSet[int]) -> dict[int, View]:
-    """py-spy's view of each rank; for a silent one that it cannot attach to, at least the Python frames."""
+def _py_spy_dumps(pids: Mapping[int, int], stopped: AbstractSet[int], silent: AbstractSet[int]) -> dict[int, PySpyDump]:
+    """Run py-spy on each rank; for a silent one that it cannot attach to, get at least the Python frames."""
     program = find_py_spy()
     if program is None:
         return {}
-    views = look(program, {rank: pids[rank] for rank in pids if rank not in stopped}, NATIVE)
-    left = {rank: pids[rank] for rank in silent if rank not in views or not views[rank].stacks}
-    return {**views, **look(program, left, PYTHON, _LAST_TIMEOUT)}
+    dumps = run_py_spy(program, {rank: pids[rank] for rank in pids if rank not in stopped}, NATIVE)
+    left = {rank: pids[rank] for rank in silent if rank not in dumps or not dumps[rank].stacks}
+    return {**dumps, **run_py_spy(program, left, PYTHON, _STOPPED_TIMEOUT)}
 
 
-def _append(file: StackFile, view: View) -> str:
-    text = f"\n{OUTSIDE}: {view.trouble}\n" if view.trouble else f"\n{OUTSIDE}:\n{view.stacks}"
+def _append(file: StackFile, dump: PySpyDump) -> str:
+    text = f"\n{OUTSIDE}: {dump.error}\n" if dump.error else f"\n{OUTSIDE}:\n{dump.stacks}"
     file.append(text)
     return text
 
@@ -221,13 +220,13 @@ def _append(file: StackFile, view: View) -> str:
 def wait_for_stacks(files: Mapping[int, StackFile], pids: Mapping[int, int]) -> dict[int, str]:
     """Wait for the stacks that each rank adds to its stack file.
 
-    The rank writes from a signal handler, piece by piece, and does not signal the end. On a busy host it may get no
-    processor for a while: before its handler runs, while the signal is still pending, and between two pieces. A rank
-    that writes nothing is given up after half a second.
+    The rank writes from a signal handler, in parts, and does not signal the end. On a busy host it may get no processor
+    for a while: before its handler runs, while the signal is still pending, and between two parts. A rank that writes
+    nothing for half a second is not waited for any longer.
     """
     began = changed = clock.monotonic()
     before: dict[int, str] = {}
-    while (now := clock.monotonic()) < began + _LONGEST:
+    while (now := clock.monotonic()) < began + _WRITE_TIMEOUT:
         clock.sleep(0.02)
         added = {rank: file.added() for rank, file in files.items()}
         if added != before:
@@ -235,39 +234,40 @@ def wait_for_stacks(files: Mapping[int, StackFile], pids: Mapping[int, int]) -> 
             continue
         if all(map(_END_OF_STACKS.search, added.values())):
             break
-        is_over = now > changed + (_QUIET if all(added.values()) else _TIMEOUT)
+        is_over = now > changed + (_PAUSE_TIMEOUT if all(added.values()) else _SILENCE_TIMEOUT)
         if is_over and not any(linux.is_coming(pids[rank], STACKS_SIGNAL) for rank in files):
             break
     return before
 
 
-_MOST_CHILDREN = 16
-"""Processes of a rank that are looked at."""
+_MAX_CHILDREN = 16
+"""Child processes of a rank that are inspected."""
 
 _TOO_MANY = 100
-"""A rank has started that many by mistake: they only delay its end."""
+"""A rank that has started this many processes did so by mistake: none is inspected, as that delays their end."""
 
-_NAMED = 3
-"""Processes that a message names."""
+_MAX_NAMES = 3
+"""Child processes in one message."""
 
-PATIENCE = 4.0
-"""Seconds for the processes of all ranks of a node together."""
+CHILDREN_TIMEOUT = 4.0
+"""Seconds for the child processes of all ranks of a node together."""
 
-_EACH = 0.5
+_ABORT_TIMEOUT = 0.5
 _STUB = "<string>:"
-"""Where a process of ``multiprocessing`` is that has no code of the user's on its stack: its ``python -c``."""
+"""The ``python -c`` of a ``multiprocessing`` child: its innermost frame if no user code is on its stack."""
 
-_COMMAND = 120
+_COMMAND_LENGTH = 120
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
-    """What is known of a rank whose children are looked at."""
+class ParentRank:
+    """A rank whose child processes are inspected."""
 
     number: int
-    names: Mapping[int, str]  # of its child processes, by process id
+    pid: int
+    names: Mapping[int, str]  # names of child processes, by process id
     stacks: StackFile  # its stack file, to which its forks write, too
-    printed: Callable[[], str]  # returns what has been printed on its standard error so far
+    read_stderr: Callable[[], str]  # returns all that its standard error has had so far
     pipes: frozenset[int]  # the inodes of its standard output and error
     code: Path | None = None  # the folder to which paths are relative
 
@@ -277,111 +277,109 @@ class ChildHang:
     """One process that a rank has started."""
 
     pid: int
-    name: str  # who it is, in words, as in "child process (rank 1)"
+    name: str  # as in "child process (rank 1)"
     seconds: float  # since it started
     about: str  # its process id, state and command, in one line
     stacks: Stacks
 
     @property
-    def line(self) -> str:
-        """Where it is, in words; empty if it is in no code of the user's."""
-        where = self.stacks.innermost
-        if not where or where.startswith(_STUB):
+    def location(self) -> str:
+        """Where it was, as a clause; empty if it was not in user code."""
+        frame = self.stacks.innermost
+        if not frame or frame.startswith(_STUB):
             return ""
-        return f"{self.name} was in {where}, {self.seconds:.1f} s after its start"
+        return f"{self.name} was in {frame}, {self.seconds:.1f} s after its start"
 
 
-def words_for(children: Sequence[ChildHang]) -> str:
-    """Where the processes of a rank are, for a message; those that do not wait for a peer come first."""
-    lines = [(child.stacks.waits_in_distributed(), child.line) for child in children if child.line]
-    ordered = [line for _, line in sorted(lines, key=lambda each: each[0])]
-    more = [f"{len(ordered) - _NAMED} more child processes"] if len(ordered) > _NAMED else []
-    return "; " + "; ".join([*ordered[:_NAMED], *more]) if ordered else ""
+def describe_children(children: Sequence[ChildHang]) -> str:
+    """Describe where the child processes of a rank are, those first that do not wait for a peer."""
+    located = [child for child in children if child.location]
+    locations = [child.location for child in sorted(located, key=lambda child: child.stacks.waits_in_distributed())]
+    more = [f"{len(locations) - _MAX_NAMES} more child processes"] if len(locations) > _MAX_NAMES else []
+    return "".join(f"; {part}" for part in [*locations[:_MAX_NAMES], *more])
 
 
-def text_of(children: Sequence[ChildHang]) -> str:
-    """The stacks of all of them."""
+def child_stacks_text(children: Sequence[ChildHang]) -> str:
+    """Return the stacks of child processes, each with a title."""
     return "".join(f"\n--- {child.name}: {child.about} ---\n{child.stacks.text}" for child in children)
 
 
-def find_children(rank: int, around: Surroundings, deadline: float) -> list[ChildHang]:
-    """Look at the descendants of a rank that is about to be killed.
-
-    Those that cannot be seen from outside are asked for their stacks, and end by it.
-    """
-    all_pids = [pid for pid in linux.descendants(rank) if not is_helper(pid)]
-    pids = all_pids[:_MOST_CHILDREN] if len(all_pids) < _TOO_MANY else []
-    views = _views(pids, deadline)
-    variables = {pid: _place_of(pid) for pid in pids}
-    tell_apart = len(set(variables.values()) - {None}) > 1 or set(variables.values()) - {None, str(around.number)}
-    found = []
+def inspect_children(parent: ParentRank, deadline: float) -> list[ChildHang]:
+    """Inspect the descendants of a rank that is about to be killed, which may end these."""
+    all_pids = [pid for pid in linux.descendants(parent.pid) if not is_helper(pid)]
+    pids = all_pids[:_MAX_CHILDREN] if len(all_pids) < _TOO_MANY else []
+    dumps = _dump_children(pids, deadline)
+    ranks = {pid: _rank_variable(pid) for pid in pids}
+    known = set(ranks.values()) - {None}
+    has_own_ranks = len(known) > 1 or bool(known - {str(parent.number)})  # else they only inherit the parent's
+    children = []
     for pid in pids:
         about, seconds = _about(pid), linux.age(pid)
-        stacks = views[pid].stacks if pid in views else ""
-        stacks = stacks or (_ask(pid, around) if clock.monotonic() < deadline else "")
-        place = variables[pid] if tell_apart else None
-        rank_name = f"child process (rank {place})" if place is not None else ""
-        name = around.names.get(pid) or rank_name or f"child process {pid}"
-        stacks_of = Stacks(stacks, around.code)
-        found.append(ChildHang(pid=pid, name=name, seconds=seconds, about=about, stacks=stacks_of))
-    return found
+        text = dumps[pid].stacks if pid in dumps else ""
+        text = text or (_stacks_from_child(pid, parent) if clock.monotonic() < deadline else "")
+        rank = ranks[pid] if has_own_ranks else None
+        default_name = f"child process {pid}" if rank is None else f"child process (rank {rank})"
+        name = parent.names.get(pid) or default_name
+        children.append(ChildHang(pid=pid, name=name, seconds=seconds, about=about, stacks=Stacks(text, parent.code)))
+    return children
 
 
-def _views(pids: Sequence[int], deadline: float) -> dict[int, View]:
+def _dump_children(pids: Sequence[int], deadline: float) -> dict[int, PySpyDump]:
     program, left = find_py_spy(), deadline - clock.monotonic()
-    return look(program, {pid: pid for pid in pids}, PYTHON, min(VIEW_TIMEOUT, left)) if program and left > 0 else {}
+    if not program or left <= 0:
+        return {}
+    return run_py_spy(program, {pid: pid for pid in pids}, PYTHON, min(PY_SPY_TIMEOUT, left))
 
 
-def _place_of(pid: int) -> str | None:
-    """The rank in the environment that the process was started with."""
-    variables = dict(each.split("=", 1) for each in linux.variables_of(pid) if "=" in each)
+def _rank_variable(pid: int) -> str | None:
+    """Return the rank in the environment that a process was started with."""
+    variables = dict(entry.split("=", 1) for entry in linux.variables_of(pid) if "=" in entry)
     return variables.get("RANK", variables.get("LOCAL_RANK"))
 
 
 def _about(pid: int) -> str:
     process = linux.describe(pid)
-    command = clipped(process.command, _COMMAND) if process else ""
+    command = clipped(process.command, _COMMAND_LENGTH) if process else ""
     return ", ".join(filter(None, (f"pid {pid}", f"state {linux.state_of(pid)}", linux.waits_in(pid), command)))
 
 
-def _ask(pid: int, around: Surroundings) -> str:
+def _stacks_from_child(pid: int, parent: ParentRank) -> str:
     """Have a process write its stacks itself; empty if it cannot."""
     try:
         if linux.catches(pid, STACKS_SIGNAL):
-            return _ask_fork(pid, around.stacks)
-        if linux.catches(pid, signal.SIGABRT) and _inode_of_errors(pid) in around.pipes:
-            return _ask_by_abort(pid, around.printed)
+            return _stacks_from_fork(pid, parent.stacks)
+        if linux.catches(pid, signal.SIGABRT) and _stderr_inode(pid) in parent.pipes:
+            return _stacks_from_abort(pid, parent.read_stderr)
     except (OSError, ValueError):
         pass
     return ""
 
 
-def _ask_fork(pid: int, file: StackFile) -> str:
+def _stacks_from_fork(pid: int, file: StackFile) -> str:
     own = file.from_now_on()
-    # It was stopped, so that it would not compete for the processor, and must not go on after this.
-    ask_for_stacks(pid)
+    # The process was stopped, so that it would not compete for the processor, and must not continue after this.
+    request_stacks(pid)
     linux.signal_process(pid, signal.SIGCONT)
     text = wait_for_stacks({pid: own}, {pid: pid}).get(pid, "")
     linux.signal_process(pid, signal.SIGSTOP)
     return text
 
 
-def _ask_by_abort(pid: int, printed: Callable[[], str]) -> str:
-    before = len(printed())
+def _stacks_from_abort(pid: int, read_stderr: Callable[[], str]) -> str:
+    before = len(read_stderr())
     # 1 keeps even a kernel that pipes core files to a program from writing one (core(5)).
-    _, most = resource.prlimit(pid, resource.RLIMIT_CORE)
-    resource.prlimit(pid, resource.RLIMIT_CORE, (1 if most else 0, most))
+    _, hard_limit = resource.prlimit(pid, resource.RLIMIT_CORE)
+    resource.prlimit(pid, resource.RLIMIT_CORE, (1 if hard_limit else 0, hard_limit))
     linux.signal_process(pid, signal.SIGABRT)
     linux.signal_process(pid, signal.SIGCONT)
-    deadline = clock.monotonic() + _EACH
+    deadline = clock.monotonic() + _ABORT_TIMEOUT
     while linux.state_of(pid) not in ("", "Z") and clock.monotonic() < deadline:
         clock.sleep(0.01)
-        printed()
-    return "".join(_stacks_in(printed()[before:]))
+        read_stderr()
+    return "".join(_faulthandler_lines(read_stderr()[before:]))
 
 
-def _stacks_in(text: str) -> Iterator[str]:
-    """The part of a process's last words that is faulthandler's."""
+def _faulthandler_lines(text: str) -> Iterator[str]:
     start = text.find("Fatal Python error: Aborted")
     for line in text[start:].splitlines(keepends=True) if start >= 0 else ():
         if line.startswith(("Extension modules:", "<")):
@@ -390,7 +388,7 @@ def _stacks_in(text: str) -> Iterator[str]:
             yield line
 
 
-def _inode_of_errors(pid: int) -> int:
+def _stderr_inode(pid: int) -> int:
     with suppress(OSError):
         return Path(f"/proc/{pid}/fd/2").stat().st_ino
     return 0

@@ -1,7 +1,4 @@
-"""What a supervisor learns of a step on one rank, by its reports or by its end, and the records that it makes of that.
-
-A rank that pytest-timeout ends looks like any exit in mid-test; only its output shows that a time limit was reached.
-"""
+"""The outcome of a step on each rank, as the supervisor learned it from reports or exits, and its records."""
 
 import re
 import signal
@@ -25,7 +22,7 @@ from allranks.agent.channel import (
     SharesOutcome,
     StepEnded,
 )
-from allranks.agent.diagnose.unmatched_calls import Mismatch, find_mismatch, name_unmatched
+from allranks.agent.diagnose.unmatched_calls import Mismatch, describe_unmatched_call, find_mismatch
 from allranks.agent.output import Output
 from allranks.agent.stacks import Stacks, is_machinery, with_source
 from allranks.protocol import skip_codes
@@ -40,17 +37,20 @@ _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name
 
 
 def is_pytest_timeout(output: str, limit: TimeLimit | None = None) -> str | None:
-    """The message for a rank that pytest-timeout ended; None if it ended otherwise."""
+    """Return the message for a rank that pytest-timeout ended; None if it ended otherwise.
+
+    Such a rank exits like any other that fails: only its output shows the time limit.
+    """
     title = _TITLE.search(output)
     if title is None:
         return None
     where = _innermost(output[title.end() :])
-    told = f" after {limit.words()}" if limit else ""
-    return f"ended by pytest-timeout{told}{'; it was in ' + where if where else ''}"
+    after = f" after {limit.words()}" if limit else ""
+    return f"ended by pytest-timeout{after}{'; it was in ' + where if where else ''}"
 
 
 def _innermost(text: str) -> str:
-    """The innermost frame of the user's own code in the main thread; pytest-timeout prints it oldest frame first."""
+    """Return the innermost user frame of the main thread; pytest-timeout prints the oldest frame first."""
     parts = _STACK.split(text)
     stacks = dict(zip(parts[1::2], parts[2::2], strict=False))
     frames = reversed(list(_FRAME.finditer(stacks.get("MainThread", ""))))
@@ -60,51 +60,45 @@ def _innermost(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class StepOutcome:
-    """The outcome of one step on one rank, as the supervisor learned it."""
+    """The outcome of one step on one rank."""
 
     rank: int
     outcome: Outcome
     at: float  # seconds since the epoch
     message: str = ""
-    raised: tuple[str, ...] = ()  # as in the phase that decides
-    stacks: Stacks = field(default_factory=Stacks)  # where the rank was when it was stopped or died
-    addition: str = ""  # the supervisor's addition to the message, in words
-    adds_first: bool = False  # the addition explains the message, and comes first
     text: str = ""
-    early_skip: bool = False
-    restored: tuple[str, ...] = ()  # as in the rank's report
-    left: tuple[str, ...] = ()  # as in the rank's report
-    has_exited: bool = False  # as in the rank's report
+    raised: tuple[str, ...] = ()  # as in the deciding phase
+    addition: str = ""  # how the ranks' calls differ: the supervisor's addition to the message
+    addition_first: bool = False  # the addition explains the message, and precedes it
+    report: StepEnded = field(default_factory=StepEnded)  # the rank's last message of the step
+    calls: Calls | None = None  # the rank's calls in its process groups; None if its step is not over
     is_final: bool = True  # the rank's step is over
-    # It follows from another rank's outcome, or may do so until :meth:`Step.weigh_symptoms` has decided.
-    is_symptom: bool = False
-    waits_for: Wait | None = None  # what the rank had waited for, in vain; None for nothing
-    had_failed: bool = False  # its test had failed of something else before it waited
-    consequence: bool = False  # the outcome followed from another rank's bad one, or came within the grace after it
-    caused_by: int | None = None  # for an aborted rank: the rank that caused it
+    # It is a secondary failure, or may be one until :meth:`Step.classify_failures` has decided.
+    is_secondary: bool = False
+    waits_for: Wait | None = None  # the call that failed or did not return before the rank failed
+    failed_before: bool = False  # its test had failed of something else before that call
+    consequence: bool = False  # the outcome followed from another rank's failure, or came within the grace after it
+    caused_by: int | None = None  # the rank with the primary failure
     observed: bool = False  # the supervisor determined the outcome, because the rank itself could not report it
-    has_left: bool = False  # the rank's process has ended instead of reporting
+    stacks: Stacks = field(default_factory=Stacks)  # where the rank was when it was stopped or died
+    process_ended: bool = False  # the rank's process ended instead of reporting
+    is_lost: bool = False  # the rank's exit status is unknown
+    was_terminated: bool = False  # SIGTERM ended the rank, or its node: perhaps the job is being ended from outside
     skip_kind: SkipKind | None = None
     skip_code: int | None = None
     gpus_needed: int | None = None
-    is_lost: bool = False  # the rank's exit status is unknown
-    was_terminated: bool = False  # SIGTERM ended the rank, or its node: perhaps everything is ended from outside
-    calls: Calls | None = None  # the rank's calls in its process groups; None if its step is not over
-    skipped_subtests: str = ""  # as in the rank's report
-    unchecked_children: tuple[str, ...] = ()
-    cold_starts: tuple[str, ...] = ()
 
     @property
-    def is_own(self) -> bool:
+    def is_primary(self) -> bool:
         """Whether this rank caused its outcome itself, as far as is known."""
-        return self.outcome is not Outcome.ABORTED and not self.is_symptom
+        return self.outcome is not Outcome.ABORTED and not self.is_secondary
 
 
-DriverMessage = LaunchedEnd | Released | RepeatsRanks | SharesOutcome | HiddenError
-"""What a driver tells about its test, besides its own phases."""
+LauncherMessage = LaunchedEnd | Released | RepeatsRanks | SharesOutcome | HiddenError
+"""A message of a launcher about its test, other than its own phases."""
 
-MOST_PHASES = 200
-"""Phases of one test that are kept for a rank; each subtest that goes wrong is one."""
+MAX_PHASES = 200
+"""Phases of one test that are kept for a rank; each subtest that fails is one."""
 
 
 @dataclass(kw_only=True)
@@ -112,270 +106,285 @@ class Step:
     """One action of all ranks of a gang in lockstep: a start, a test or an end."""
 
     nodeid: str = ""  # the test; empty for a start and an end
-    outcomes: list[StepOutcome] = field(default_factory=list)
+    outcomes: list[StepOutcome] = field(default_factory=list)  # in the order of their times
     phases: dict[int, list[Phase]] = field(default_factory=dict)  # the phases that each rank has reported so far
     leaving: dict[int, Leaving] = field(default_factory=dict)  # the exit status that a rank's main thread has announced
-    # What a driver has told about its test, besides its own phases, in order.
-    driver: list[DriverMessage] = field(default_factory=list)
-    # Of a start that fails, why the GPUs of ranks do not compute.
-    lost_gpus: dict[int, str] = field(default_factory=dict)
-    strangers: set[int] = field(default_factory=set)  # ranks in whose place other processes have sent data
-    # When it began, on the clock of the call logs.
-    began: int = field(default_factory=clock.monotonic_ns, compare=False)
+    launcher_messages: list[LauncherMessage] = field(default_factory=list)
+    lost_gpus: dict[int, str] = field(default_factory=dict)  # why the GPUs of ranks that could not start do not work
+    foreign_senders: set[int] = field(default_factory=set)  # ranks over whose connections other processes sent data
+    began: int = field(default_factory=clock.monotonic_ns, compare=False)  # on the clock of the call logs
     since: float = field(default_factory=clock.now, compare=False)  # the same in seconds since the epoch
-    collectives: tuple[EnteredCollective, ...] = ()  # of a step that went wrong, those that its ranks entered last
-    plugin_limit: TimeLimit | None = None  # the limit that pytest-timeout enforces in the ranks; None for none
-    mismatch: Mismatch | None = None  # what :meth:`compare_calls` has found
+    collectives: tuple[EnteredCollective, ...] = ()  # the last ones that the ranks of a failed step entered
+    plugin_limit: TimeLimit | None = None  # the limit that pytest-timeout enforces in the ranks
+    mismatch: Mismatch | None = None  # the result of :meth:`compare_calls`
 
-    def take(self, rank: int, message: Progress) -> None:
-        """Keep what a rank tells."""
+    def store(self, rank: int, message: Progress) -> None:
+        """Store the contents of a rank's message."""
         match message:
             case PhasesEnded() | StepEnded():
-                self._take_phases(self.phases.setdefault(rank, []), message.phases)
+                kept = self.phases.setdefault(rank, [])
+                for phase in message.phases:
+                    is_first_failure = phase.outcome.is_bad and not any(other.outcome.is_bad for other in kept)
+                    if len(kept) < MAX_PHASES or is_first_failure:
+                        kept.append(phase)
             case Leaving():
                 self.leaving[rank] = message
             case GpuLost():
                 self.lost_gpus[rank] = message.message
             case _:
-                self.driver.append(message)
+                self.launcher_messages.append(message)
 
-    def _take_phases(self, kept: list[Phase], phases: Iterable[Phase]) -> None:
-        for phase in phases:
-            is_first_bad = phase.outcome.is_bad and not any(each.outcome.is_bad for each in kept)
-            if len(kept) < MOST_PHASES or is_first_bad:
-                kept.append(phase)
-
-    def phase_under_way(self, rank: int) -> str:
-        """The phase of the test that a rank has begun and not yet reported, in words; empty for none."""
+    def current_phase(self, rank: int) -> str:
+        """Return the phase of the test that a rank has not yet reported; empty if there is none."""
         if not self.nodeid:
             return ""
         phases = self.phases.get(rank)
         return following(phases[-1]) if phases else "set-up"
 
     def may_skip_by_exit(self, rank: int, status: int) -> bool:
-        """Whether an exit status may mean a skip: the main thread exited with it in set-up or call of a test."""
+        """Return whether an exit status may mean a skip: the main thread exited with it in set-up or call of a test."""
         leaving = self.leaving.get(rank)
         was_announced = leaving is not None and leaving.status == status
-        return was_announced and self.phase_under_way(rank) in ("set-up", "call")
+        return was_announced and self.current_phase(rank) in ("set-up", "call")
 
-    def note(self, outcome: StepOutcome) -> None:
-        """Add an outcome at its place in time; the first bad outcome of a rank is final."""
-        if not self.has_gone_wrong_on(outcome.rank):
+    def add(self, outcome: StepOutcome) -> None:
+        """Add an outcome, in the order of times; the first failure of a rank is final."""
+        if not self.has_failed_on(outcome.rank):
             # From another node, one may arrive later than one that came after it.
-            insort(self.outcomes, outcome, key=lambda each: each.at)
+            insort(self.outcomes, outcome, key=lambda other: other.at)
 
-    def has_gone_wrong_on(self, rank: int) -> bool:
-        """Whether a bad outcome of this rank has arrived."""
-        return any(each.rank == rank and each.outcome.is_bad for each in self.outcomes)
-
-    @property
-    def has_gone_wrong(self) -> bool:
-        """Whether a bad outcome of any rank has arrived."""
-        return any(each.outcome.is_bad for each in self.outcomes)
+    def has_failed_on(self, rank: int) -> bool:
+        """Return whether this rank has failed."""
+        return any(failure.rank == rank for failure in self._failures)
 
     @property
-    def first_bad_in_words(self) -> str:
-        """The first bad outcome of a step that has gone wrong, as in "rank 1 failed"."""
-        first = next(iter(self._bad))
+    def has_failed(self) -> bool:
+        """Whether any rank has failed."""
+        return any(outcome.outcome.is_bad for outcome in self.outcomes)
+
+    @property
+    def _failures(self) -> Iterable[StepOutcome]:
+        return (outcome for outcome in self.outcomes if outcome.outcome.is_bad)
+
+    @property
+    def first_failure(self) -> str:
+        """The first failure, as in "rank 1 failed"."""
+        first = next(iter(self._failures))
         return f"rank {first.rank} {first.outcome.replace('_', ' ')}"
 
     @property
     def cause(self) -> StepOutcome | None:
-        """The first bad outcome that a rank caused itself."""
-        return next((each for each in self._bad if each.is_own), None)
+        """The first failure that is known to be primary."""
+        return next((failure for failure in self._failures if failure.is_primary), None)
 
     def has_cause_before(self, at: float) -> bool:
-        """Whether a rank had already caused a bad outcome itself at this time."""
+        """Return whether a rank had already caused a failure itself at this time."""
         return self.cause is not None and self.cause.at <= at
 
     @property
-    def leader(self) -> StepOutcome | None:
-        """The cause; if only symptoms arrived, the first of them that is no consequence of another rank's.
+    def primary_failure(self) -> StepOutcome | None:
+        """The failure to report first: the cause, or the best candidate if all failures seem to be secondary.
 
-        Of these, one whose test had failed of something else before comes first.
+        That is the first one whose test had failed of something else before, or else the first one that is no
+        consequence of another.
         """
-        own = (each for each in self._bad if not each.consequence)
-        return self.cause or self._failed_before or next(own, next(iter(self._bad), None))
+        independent = (failure for failure in self._failures if not failure.consequence)
+        return self.cause or self._failed_before or next(independent, next(iter(self._failures), None))
 
     @property
     def _failed_before(self) -> StepOutcome | None:
-        """The first symptom of a rank whose test had failed of something else before."""
-        return next((each for each in self._bad if each.had_failed), None)
+        return next((failure for failure in self._failures if failure.failed_before), None)
 
     @property
-    def skipper(self) -> StepOutcome | None:
-        """The first rank that skipped, or that ended with an expected failure."""
-        return next((each for each in self.outcomes if each.outcome in (Outcome.SKIPPED, Outcome.XFAILED)), None)
+    def first_skip(self) -> StepOutcome | None:
+        """The outcome of the first rank that skipped, or that failed as expected."""
+        kinds = (Outcome.SKIPPED, Outcome.XFAILED)
+        return next((outcome for outcome in self.outcomes if outcome.outcome in kinds), None)
 
     @property
     def has_skipped(self) -> bool:
         """Whether a rank has skipped."""
-        return any(each.outcome is Outcome.SKIPPED for each in self.outcomes)
-
-    @property
-    def _bad(self) -> Iterable[StepOutcome]:
-        return (each for each in self.outcomes if each.outcome.is_bad)
+        return any(outcome.outcome is Outcome.SKIPPED for outcome in self.outcomes)
 
     @property
     def left(self) -> frozenset[str]:
         """Names of the state that the test left changed on any rank."""
-        return frozenset(name for each in self.outcomes for name in each.left)
+        return frozenset(name for outcome in self.outcomes for name in outcome.report.left)
 
     @property
     def restored(self) -> frozenset[str]:
-        """Names of the state that the test had changed on any rank, and that is as before again on all."""
-        return frozenset(name for each in self.outcomes for name in each.restored) - self.left
+        """Names of the state that the test had changed on any rank, and that all ranks have restored."""
+        return frozenset(name for outcome in self.outcomes for name in outcome.report.restored) - self.left
 
     @property
     def unchecked_children(self) -> Mapping[str, list[int]]:
-        """The ranks that had started processes which failed unnoticed, by how these failed."""
-        found: dict[str, list[int]] = {}
+        """How child processes failed without the test noticing, and on which ranks."""
+        found: dict[str, set[int]] = {}
         for outcome in self.outcomes:
-            for words in outcome.unchecked_children:
-                found.setdefault(words, []).append(outcome.rank)
-        return {words: sorted(set(ranks)) for words, ranks in found.items()}
+            for failure in outcome.report.unchecked_children:
+                found.setdefault(failure, set()).add(outcome.rank)
+        return {failure: sorted(ranks) for failure, ranks in found.items()}
 
     @property
     def is_clean(self) -> bool:
-        """Whether the gang may be kept: its ranks ended alike, in its group, and no call of torch.distributed raised.
+        """Whether the gang may be kept: all ranks passed, or all skipped early, and left nothing behind.
 
-        A call that raised may have left its group unusable, also where the test expects the exception.
+        A call of torch.distributed that raised may have left its group unusable, even where the test expects that.
         """
-        has_raised = any(each.calls is not None and each.calls.failures for each in self.outcomes)
-        return self._ended_alike and not has_raised and not any(each.left or each.has_exited for each in self.outcomes)
+        has_raised = any(outcome.calls is not None and outcome.calls.failures for outcome in self.outcomes)
+        reports = [outcome.report for outcome in self.outcomes]
+        return self._agrees and not has_raised and not any(report.left or report.has_exited for report in reports)
 
     @property
-    def _ended_alike(self) -> bool:
+    def _agrees(self) -> bool:
         """Whether all ranks passed, or all skipped early."""
-        passed = all(each.outcome is Outcome.PASSED for each in self.outcomes)
-        return passed or all(each.early_skip for each in self.outcomes)
+        all_passed = all(outcome.outcome is Outcome.PASSED for outcome in self.outcomes)
+        return all_passed or all(outcome.report.early_skip for outcome in self.outcomes)
+
+    @property
+    def _calls(self) -> Mapping[int, Calls]:
+        return {outcome.rank: outcome.calls for outcome in self.outcomes if outcome.calls is not None}
 
     def compare_calls(self) -> Mismatch | None:
-        """Compare the calls of ranks that ended alike; a mismatch that is an error changes the blamed outcomes."""
-        calls = {each.rank: each.calls for each in self.outcomes if each.calls is not None}
-        mismatch = self.mismatch = find_mismatch(calls) if self._ended_alike else None
-        if mismatch is not None and mismatch.is_error and self.skipper is None:
-            self.outcomes = [_blamed(each, mismatch) for each in self.outcomes]
+        """Compare the calls of ranks that agree; a mismatch that is an error changes the outcomes of its ranks."""
+        mismatch = self.mismatch = find_mismatch(self._calls) if self._agrees else None
+        if mismatch is not None and mismatch.is_error and self.first_skip is None:
+            self.outcomes = [
+                replace(outcome, outcome=Outcome.ERRORED, message=mismatch.message, observed=True)
+                if outcome.rank in mismatch.ranks
+                else outcome
+                for outcome in self.outcomes
+            ]
         return mismatch
 
-    def name_unmatched(self) -> str:
-        """In words, a call that does not match, where all ranks have passed but for those that died; empty for none."""
-        calls = {each.rank: each.calls for each in self.outcomes if each.calls is not None}
-        has_ended = all(each.outcome is Outcome.PASSED or each.has_left for each in self.outcomes)
-        return name_unmatched(calls) if has_ended and set(calls) == {each.rank for each in self.outcomes} else ""
+    def describe_unmatched_call(self) -> str:
+        """Describe a call that does not match, if all ranks have passed except for those that died; else empty."""
+        calls = self._calls
+        has_ended = all(outcome.outcome is Outcome.PASSED or outcome.process_ended for outcome in self.outcomes)
+        is_complete = set(calls) == {outcome.rank for outcome in self.outcomes}
+        return describe_unmatched_call(calls) if has_ended and is_complete else ""
 
     def compare_subtests(self) -> None:
-        """Count a rank as skipped that skipped subtests which its peers ran."""
-        said = {each.rank: each.skipped_subtests for each in self.outcomes if each.outcome is Outcome.PASSED}
+        """Count a rank that skipped subtests which its peers ran as skipped."""
+        skipped = {
+            outcome.rank: outcome.report.skipped_subtests
+            for outcome in self.outcomes
+            if outcome.outcome is Outcome.PASSED
+        }
         # Reasons may name the rank. A rank that ran all of them, if there is one, decides.
-        usual = min((text.partition(":")[0] for text in said.values()), default="")
+        usual = min((text.partition(":")[0] for text in skipped.values()), default="")
         self.outcomes = [
-            replace(each, outcome=Outcome.SKIPPED, message=text, skip_kind=SkipKind.PLAIN)
-            if (text := said.get(each.rank, "")) and text.partition(":")[0] != usual
-            else each
-            for each in self.outcomes
+            replace(outcome, outcome=Outcome.SKIPPED, message=text, skip_kind=SkipKind.PLAIN)
+            if (text := skipped.get(outcome.rank, "")) and text.partition(":")[0] != usual
+            else outcome
+            for outcome in self.outcomes
         ]
 
-    def weigh_symptoms(self, follows: Callable[[StepOutcome], bool]) -> None:
-        """Decide which bad outcomes follow from those of other ranks, and which are their rank's own.
+    def classify_failures(self, is_secondary: Callable[[StepOutcome], bool]) -> None:
+        """Decide which failures are primary, and which are secondary.
 
-        `follows` says so of an outcome of a rank that had waited for something.
+        Args:
+            is_secondary: Decides this for the failure of a rank that had waited for something.
         """
-        weighed: list[StepOutcome] = []
+        classified: list[StepOutcome] = []
         has_cause = False
-        for each in self.outcomes:
-            is_symptom = follows(each) if each.is_symptom and each.waits_for is not None else each.is_symptom
-            outcome = replace(each, is_symptom=is_symptom, consequence=has_cause and each.outcome.is_bad)
-            weighed.append(outcome)
-            has_cause = has_cause or (outcome.outcome.is_bad and outcome.is_own)
-        self.outcomes = weighed
+        for outcome in self.outcomes:
+            follows = outcome.is_secondary and (outcome.waits_for is None or is_secondary(outcome))
+            is_failure = outcome.outcome.is_bad
+            classified.append(replace(outcome, is_secondary=follows, consequence=has_cause and is_failure))
+            has_cause = has_cause or (is_failure and classified[-1].is_primary)
+        self.outcomes = classified
 
-    def explain_symptoms(self, skipper: StepOutcome | None, odd: Collection[int] = ()) -> None:
-        """At the step's end, mark symptoms as consequences of the rank that caused them.
+    def attribute_secondary_failures(self, first_skip: StepOutcome | None, odd: Collection[int] = ()) -> None:
+        """At the step's end, mark secondary failures as consequences of the rank that caused them.
 
-        If only symptoms arrived, the first of the ranks whose calls differ from most (`odd`) is the cause.
+        If all failures are secondary, the first of the ranks in `odd`, whose calls differ from most, is the cause.
         """
-        odd_one = next((each for each in self._bad if each.rank in odd), None)
-        cause = self.cause or skipper or self._failed_before or odd_one
+        odd_one = next((failure for failure in self._failures if failure.rank in odd), None)
+        cause = self.cause or first_skip or self._failed_before or odd_one
         if cause is not None:
             self.outcomes = [
-                _caused_by(cause, each) if each.is_symptom and each is not cause else each for each in self.outcomes
+                _caused_by(cause, outcome) if outcome.is_secondary and outcome is not cause else outcome
+                for outcome in self.outcomes
             ]
 
     @property
     def last_termination(self) -> float | None:
         """When SIGTERM ended the last of the ranks that it ended; None if it ended none."""
-        return max((each.at for each in self.outcomes if each.was_terminated), default=None)
+        return max((outcome.at for outcome in self.outcomes if outcome.was_terminated), default=None)
 
-    def end_from_outside(self, reason: str) -> None:
-        """Mark ranks as aborted that the signal ended which has also ended the job, and those that failed for that.
+    def abort_terminated_ranks(self, reason: str) -> None:
+        """Mark ranks that the job's end from outside has terminated as aborted, and the failures that follow from it.
 
-        A rank that failed or crashed by itself leads, as before or even if it seemed to follow from the others' ends.
+        A rank that failed or crashed by itself stays the primary failure, even if it seemed to be a secondary one.
         """
-        ended = {each.rank for each in self.outcomes if each.was_terminated}
-        lost = self.cause is None or self.cause.rank in ended
+        terminated = {outcome.rank for outcome in self.outcomes if outcome.was_terminated}
+        has_no_cause = self.cause is None or self.cause.rank in terminated
         outcomes, cause = self.outcomes, None
         self.outcomes = []
-        for each in outcomes:
-            if each.rank in ended or (lost and each.outcome.is_bad and not each.is_own):
+        for outcome in outcomes:
+            is_secondary = outcome.outcome.is_bad and not outcome.is_primary
+            if outcome.rank in terminated or (has_no_cause and is_secondary):
                 self.outcomes.append(
-                    StepOutcome(rank=each.rank, outcome=Outcome.ABORTED, at=each.at, message=reason, observed=True)
+                    StepOutcome(
+                        rank=outcome.rank, outcome=Outcome.ABORTED, at=outcome.at, message=reason, observed=True
+                    )
                 )
-            elif each.outcome.is_bad and each.is_own and lost:
-                self.outcomes.append(replace(each, consequence=cause is not None, caused_by=cause))
-                cause = each.rank if cause is None else cause
+            elif outcome.outcome.is_bad and has_no_cause:
+                self.outcomes.append(replace(outcome, consequence=cause is not None, caused_by=cause))
+                cause = outcome.rank if cause is None else cause
             else:
-                self.outcomes.append(each)
+                self.outcomes.append(outcome)
 
-    def blame_strays(self, strays: Collection[int]) -> None:
-        """Let a rank lead that called something else than most, before those whose call failed for that."""
-        first = next((each for each in self._bad if each.rank in strays), None)
+    def promote_outliers(self, outliers: Collection[int]) -> None:
+        """Make the ranks whose call differed from most primary, and the failures of the other ranks secondary."""
+        first = next((failure for failure in self._failures if failure.rank in outliers), None)
         if first is not None:
             self.outcomes = [
-                _strayed(each) if each.rank in strays else _after(first, each) if each.outcome.is_bad else each
-                for each in self.outcomes
+                _primary(outcome)
+                if outcome.rank in outliers
+                else _aborted_by(first, outcome)
+                if outcome.outcome.is_bad
+                else outcome
+                for outcome in self.outcomes
             ]
 
-    def add(self, what: str) -> None:
-        """Add to the leading outcome how the ranks' calls differ; empty for no difference.
+    def explain(self, difference: str) -> None:
+        """Add to the primary failure how the ranks' calls differ; empty for no difference.
 
         It comes after an error of the rank's own, which caused the difference.
         """
-        leader = self.leader
-        if leader is not None and what and what not in leader.message:
-            explains = leader.adds_first or leader.observed or (leader.is_symptom and not leader.had_failed)
-            added = replace(leader, addition=f"the ranks' calls differ: {what}", adds_first=explains)
-            self.outcomes = [added if each is leader else each for each in self.outcomes]
+        primary = self.primary_failure
+        if primary is not None and difference and difference not in primary.message:
+            is_reason = (
+                primary.addition_first or primary.observed or (primary.is_secondary and not primary.failed_before)
+            )
+            explained = replace(primary, addition=f"the ranks' calls differ: {difference}", addition_first=is_reason)
+            self.outcomes = [explained if outcome is primary else outcome for outcome in self.outcomes]
 
 
-def _blamed(outcome: StepOutcome, mismatch: Mismatch) -> StepOutcome:
-    if outcome.rank not in mismatch.ranks:
-        return outcome
-    return replace(outcome, outcome=Outcome.ERRORED, message=mismatch.message, observed=True)
+def _caused_by(cause: StepOutcome, outcome: StepOutcome) -> StepOutcome:
+    return replace(outcome, consequence=True, caused_by=cause.rank)
 
 
-def _caused_by(cause: StepOutcome, symptom: StepOutcome) -> StepOutcome:
-    return replace(symptom, consequence=True, caused_by=cause.rank)
-
-
-def _strayed(outcome: StepOutcome) -> StepOutcome:
-    """The outcome of a rank that called something else; one that was stopped in its call has no own."""
-    own = replace(outcome, is_symptom=False, consequence=False, caused_by=None, adds_first=True)
+def _primary(outcome: StepOutcome) -> StepOutcome:
+    """Return the outcome of an outlier; one that was stopped in its call gets an error."""
+    own = replace(outcome, is_secondary=False, consequence=False, caused_by=None, addition_first=True)
     if outcome.outcome is not Outcome.ABORTED:
         return own
     message = f"rank {outcome.rank} waited in a call that its peers did not make{outcome.stacks.words}"
     return replace(own, outcome=Outcome.ERRORED, message=message)
 
 
-def _after(first: StepOutcome, other: StepOutcome) -> StepOutcome:
-    caused = replace(_caused_by(first, other), is_symptom=True)
-    if other.outcome is not Outcome.ABORTED:
+def _aborted_by(cause: StepOutcome, outcome: StepOutcome) -> StepOutcome:
+    caused = replace(_caused_by(cause, outcome), is_secondary=True)
+    if outcome.outcome is not Outcome.ABORTED:
         return caused
-    return replace(caused, message=f"aborted by rank {first.rank}{other.stacks.words_for_a_stop}")
+    return replace(caused, message=f"aborted by rank {cause.rank}{outcome.stacks.words_for_a_stop}")
 
 
-def reported(event: RankReport, message: PhasesEnded | StepEnded, step: Step) -> StepOutcome:
-    """The outcome of the phases that a rank has reported, the last ones with this message; passed without any."""
+def outcome_of_report(event: RankReport, message: PhasesEnded | StepEnded, step: Step) -> StepOutcome:
+    """Return the outcome of all phases that a rank has reported, the last ones with this message."""
     phases = step.phases.get(event.rank, ())
     deciding = overall(phases) if phases else Phase(when="", outcome=Outcome.PASSED, duration=0.0)
     outcome = StepOutcome(
@@ -387,28 +396,19 @@ def reported(event: RankReport, message: PhasesEnded | StepEnded, step: Step) ->
         calls=event.calls,
         consequence=step.has_cause_before(event.at) and deciding.outcome.is_bad,
     )
-    if isinstance(message, PhasesEnded):
-        return replace(
-            outcome,
-            is_final=False,
-            is_symptom=message.is_symptom or message.waits_for is not None,
-            waits_for=message.waits_for,
-            had_failed=message.had_failed,
-        )
+    if isinstance(message, StepEnded):
+        return replace(outcome, report=message)
     return replace(
         outcome,
-        early_skip=message.early_skip,
-        restored=message.restored,
-        left=message.left,
-        has_exited=message.has_exited,
-        skipped_subtests=message.skipped_subtests,
-        unchecked_children=message.unchecked_children,
-        cold_starts=message.cold_starts,
+        is_final=False,
+        is_secondary=message.is_symptom or message.waits_for is not None,
+        waits_for=message.waits_for,
+        failed_before=message.had_failed,
     )
 
 
-def ended(rank_exit: RankExit, step: Step) -> StepOutcome:
-    """The outcome of a rank whose process ended instead of reporting; a fatal signal leaves its stacks."""
+def outcome_of_exit(rank_exit: RankExit, step: Step) -> StepOutcome:
+    """Return the outcome of a rank whose process ended instead of reporting."""
     status = rank_exit.status
     reason = None if status is None else skip_codes.reason_of_exit(status)
     if status is not None and reason is not None and step.may_skip_by_exit(rank_exit.rank, status):
@@ -418,37 +418,37 @@ def ended(rank_exit: RankExit, step: Step) -> StepOutcome:
             at=rank_exit.at,
             message=step.leaving[rank_exit.rank].reason or reason,
             observed=True,
-            has_left=True,
+            process_ended=True,
             skip_kind=skip_codes.kind_of_exit(status),
             skip_code=status,
             gpus_needed=skip_codes.gpus_needed(status),
         )
-    is_late = any(each.rank == rank_exit.rank and each.is_final for each in step.outcomes)
+    is_late = any(outcome.rank == rank_exit.rank and outcome.is_final for outcome in step.outcomes)
     printed = rank_exit.output.stdout + rank_exit.output.stderr
     timed_out = is_pytest_timeout(printed, step.plugin_limit) if status == 1 else None
-    died = f"rank {rank_exit.rank} {describe_end(rank_exit)}{rank_exit.stacks.words}"
+    died = f"rank {rank_exit.rank} {describe_exit(rank_exit)}{rank_exit.stacks.words}"
     return StepOutcome(
         rank=rank_exit.rank,
         outcome=Outcome.CRASHED if timed_out is None else Outcome.TIMED_OUT,
         at=rank_exit.at,
-        message=f"{timed_out or died}{', when it had ended its own part of the test' if is_late else ''}",
+        message=f"{timed_out or died}{', after it had ended its own part of the test' if is_late else ''}",
         text=rank_exit.stacks.text,
         stacks=rank_exit.stacks,
-        is_symptom=_may_follow(rank_exit),
+        is_secondary=_may_be_secondary(rank_exit),
         waits_for=rank_exit.waits_for,
         calls=rank_exit.calls,
         consequence=step.has_cause_before(rank_exit.at),
         observed=True,
-        has_left=True,
+        process_ended=True,
         is_lost=bool(rank_exit.lost),
         was_terminated=rank_exit.status == -signal.SIGTERM or rank_exit.was_told_to_stop,
     )
 
 
-def _may_follow(rank_exit: RankExit) -> bool:
-    """Whether a rank may have ended itself because a peer was late or gone: code that handles such failures often does.
+def _may_be_secondary(rank_exit: RankExit) -> bool:
+    """Return whether a rank may have ended itself because a peer was late or gone.
 
-    NCCL's watchdog aborts a process whose collective goes on for too long.
+    Code that handles such failures often exits, and NCCL's watchdog aborts a process whose collective takes too long.
     """
     status, wait = rank_exit.status, rank_exit.waits_for
     if wait is None or status is None:
@@ -456,8 +456,8 @@ def _may_follow(rank_exit: RankExit) -> bool:
     return status == -signal.SIGABRT or (status >= 0 and wait.seconds is not None)
 
 
-def describe_end(rank_exit: RankExit) -> str:
-    """In words, how a rank's process ended."""
+def describe_exit(rank_exit: RankExit) -> str:
+    """Describe how a rank's process ended, as a predicate."""
     if rank_exit.status is None:
         return f"is lost: {rank_exit.lost}"
     if rank_exit.cut_off:
@@ -467,40 +467,42 @@ def describe_end(rank_exit: RankExit) -> str:
     return f"left with exit code {rank_exit.status} in mid-test"
 
 
-MOST_COLLECTIVES = 16
-"""Of one test; the last ones count."""
+MAX_COLLECTIVES = 16
+"""Collectives of one test that are kept: the last ones."""
 
-MOST_RANKS = 1_024
+MAX_RANKS = 1_024
 """Ranks whose collectives are kept."""
 
-MOST_CALLS = 10**12
-"""A greater number of a collective is none that a rank has counted, and no record may have any integer."""
+_MAX_NUMBER = 10**12
+"""No rank counts more collectives: a greater number is garbage, and a record must not have any integer."""
 
-_NAME = 60
+_NAME_LENGTH = 60
 """Characters of a group or a kind, which a rank may have overwritten with anything."""
 
 
-def entered(calls: Mapping[int, Sequence[LastCall]], began: int, ended: int) -> tuple[EnteredCollective, ...]:
-    """The last collectives that began between two times, in nanoseconds on the clock of the calls."""
+def entered_collectives(
+    calls: Mapping[int, Sequence[LastCall]], began: int, ended: int
+) -> tuple[EnteredCollective, ...]:
+    """Return the last collectives that began between two times, in nanoseconds on the clock of the calls."""
     found: dict[tuple[str, int, str], dict[int, float]] = {}
-    for rank in sorted(calls)[:MOST_RANKS]:
+    for rank in sorted(calls)[:MAX_RANKS]:
         for call in calls[rank]:
-            if call.kind not in MESSAGES and began <= call.at <= ended and 0 <= call.number <= MOST_CALLS:
-                key = (call.group[:_NAME], call.number, call.kind[:_NAME])
+            if call.kind not in MESSAGES and began <= call.at <= ended and 0 <= call.number <= _MAX_NUMBER:
+                key = (call.group[:_NAME_LENGTH], call.number, call.kind[:_NAME_LENGTH])
                 found.setdefault(key, {})[rank] = round((call.at - began) / 1e9, 6)
-    last = sorted(found.items(), key=lambda each: max(each[1].values()))[-MOST_COLLECTIVES:]
+    last = sorted(found.items(), key=lambda item: max(item[1].values()))[-MAX_COLLECTIVES:]
     return tuple(
         EnteredCollective(group=group, number=number, kind=kind, ranks=tuple(seconds), seconds=tuple(seconds.values()))
         for (group, number, kind), seconds in last
     )
 
 
-def course_of(step: Step, nodeid: str, outputs: Mapping[int, Output]) -> FailureCourse | None:
-    """The record of a test that went wrong; None if it did not, or if nothing is known."""
-    if not (step.nodeid and step.has_gone_wrong):
+def timeline_record(step: Step, nodeid: str, outputs: Mapping[int, Output]) -> FailureCourse | None:
+    """Return the timeline of a failed test, with the output of a rank that passed; None if there is neither."""
+    if not (step.nodeid and step.has_failed):
         return None
-    bad = {each.rank for each in step.outcomes if each.outcome is not Outcome.PASSED}
-    passed = next((rank for rank, each in sorted(outputs.items()) if rank not in bad and each != Output()), None)
+    others = {outcome.rank for outcome in step.outcomes if outcome.outcome is not Outcome.PASSED}
+    passed = next((rank for rank, own in sorted(outputs.items()) if rank not in others and own != Output()), None)
     if passed is None and not step.collectives:
         return None
     printed = Output() if passed is None else outputs[passed]
@@ -513,39 +515,38 @@ def course_of(step: Step, nodeid: str, outputs: Mapping[int, Output]) -> Failure
     )
 
 
-def ends_of(step: Step, nodeid: str, world_size: int, outputs: Mapping[int, Output]) -> list[Passed | RankEnded]:
-    """Turn a step of a test into records, with the output of each rank.
+def outcome_records(
+    step: Step, nodeid: str, world_size: int, outputs: Mapping[int, Output]
+) -> list[Passed | RankEnded]:
+    """Convert a step of a test into records, with the output of each rank.
 
-    The ranks that simply passed have one record. Failures come last, in the order of their arrival, so that the reader
-    of the first one has everything before it.
+    Ranks that simply passed share one record. Failures come last, in the order of their arrival, so that the reader of
+    the first one has everything before it.
     """
-    outcomes = [_skipped_in_words(each, outputs.get(each.rank, Output()).stderr) for each in step.outcomes]
-    final = {each.rank: each for each in outcomes}.values()
-    passed = [each for each in final if each.outcome is Outcome.PASSED]
+    outcomes = [_as_sandcastle_skip(outcome, outputs.get(outcome.rank, Output()).stderr) for outcome in step.outcomes]
+    final = {outcome.rank: outcome for outcome in outcomes}.values()
+    passed = [outcome for outcome in final if outcome.outcome is Outcome.PASSED]
     others = [
-        _ended(each, step, nodeid, world_size, outputs.get(each.rank, Output()))
-        for each in final
-        if each.outcome is not Outcome.PASSED
+        _rank_ended(outcome, step, nodeid, world_size, outputs.get(outcome.rank, Output()))
+        for outcome in final
+        if outcome.outcome is not Outcome.PASSED
     ]
     return [_passed(passed, step, nodeid, world_size), *others] if passed else [*others]
 
 
 def _passed(outcomes: Sequence[StepOutcome], step: Step, nodeid: str, world_size: int) -> Passed:
+    durations = [sum(phase.duration for phase in step.phases.get(outcome.rank, ())) for outcome in outcomes]
     return Passed(
         nodeid=nodeid,
-        ranks=tuple(each.rank for each in outcomes),
-        arrived=tuple(round(each.at, 6) for each in outcomes),
-        seconds=tuple(round(_seconds(step.phases.get(each.rank, ())), 6) for each in outcomes),
+        ranks=tuple(outcome.rank for outcome in outcomes),
+        arrived=tuple(round(outcome.at, 6) for outcome in outcomes),
+        seconds=tuple(round(duration, 6) for duration in durations),
         world_size=world_size,
     )
 
 
-def _seconds(phases: Iterable[Phase]) -> float:
-    return sum(phase.duration for phase in phases)
-
-
-def _ended(outcome: StepOutcome, step: Step, nodeid: str, world_size: int, output: Output) -> RankEnded:
-    """One rank's record: its phases decide, unless the supervisor observed the outcome and no phase was bad."""
+def _rank_ended(outcome: StepOutcome, step: Step, nodeid: str, world_size: int, output: Output) -> RankEnded:
+    """Return one rank's record: its phases decide, unless the supervisor observed the outcome and no phase failed."""
     phases = step.phases.get(outcome.rank, ())
     deciding = overall(phases) if phases else None
     if deciding is None or (outcome.observed and not deciding.outcome.is_bad) or outcome.outcome != deciding.outcome:
@@ -571,7 +572,7 @@ def _ended(outcome: StepOutcome, step: Step, nodeid: str, world_size: int, outpu
         ),
         observed=round(max(0.0, outcome.at - step.since), 6) if outcome.observed else 0.0,
         phase=deciding.when,
-        message="; ".join(filter(None, parts if outcome.adds_first else reversed(parts))),
+        message="; ".join(filter(None, parts if outcome.addition_first else reversed(parts))),
         text=shorten(with_source(deciding.text) if outcome.observed else deciding.text),
         stdout=_printed(output.stdout, phases, "stdout"),
         stderr=_printed(output.stderr, phases, "stderr"),
@@ -584,33 +585,27 @@ def _ended(outcome: StepOutcome, step: Step, nodeid: str, world_size: int, outpu
     )
 
 
-def _printed(printed: str, phases: Sequence[Phase], name: str) -> str:
-    """What a rank printed; a phase has text of its own only if a plugin put it there."""
-    sources = (printed, *(getattr(phase, name) for phase in reversed(phases)))
+def _printed(output: str, phases: Sequence[Phase], name: str) -> str:
+    """Return a rank's output; a phase has output of its own only if a plugin put it there."""
+    sources = (output, *(getattr(phase, name) for phase in reversed(phases)))
     return shorten(next(filter(None, sources), ""))
 
 
 def failed_start(start: Step, first: StepOutcome) -> Step:
-    """A failed start as the next test's outcome: ranks that had joined are aborted by the one that did not."""
-    return replace(start, outcomes=[_aborted_at_start(each, first) for each in start.outcomes])
+    """Return a failed start as the next test's outcome: the first rank that did not join aborts those that did."""
+    return replace(start, outcomes=[_aborted_at_start(outcome, first) for outcome in start.outcomes])
 
 
 def _aborted_at_start(outcome: StepOutcome, first: StepOutcome) -> StepOutcome:
     if outcome.outcome is not Outcome.PASSED:
         return outcome
     why = "skipped" if first.outcome is Outcome.SKIPPED else "did not join the process group"
-    return replace(
-        outcome,
-        outcome=Outcome.ABORTED,
-        message=f"aborted by rank {first.rank}, which {why}",
-        observed=True,
-        consequence=True,
-        caused_by=first.rank,
-    )
+    message = f"aborted by rank {first.rank}, which {why}"
+    return replace(_caused_by(first, outcome), outcome=Outcome.ABORTED, message=message, observed=True)
 
 
-def _skipped_in_words(outcome: StepOutcome, stderr: str) -> StepOutcome:
-    """The outcome; a skip if the rank passed but printed torch's sandcastle skip on standard error."""
+def _as_sandcastle_skip(outcome: StepOutcome, stderr: str) -> StepOutcome:
+    """Return a skip for a rank that passed, but printed torch's sandcastle skip on standard error."""
     reason = sandcastle_reason(stderr) if stderr and outcome.outcome is Outcome.PASSED else None
     if reason is None:
         return outcome

@@ -1,4 +1,4 @@
-"""Compares the calls of the ranks of a kept gang: an unmatched one would reach the next test."""
+"""Compares the calls of the ranks in one test: in a kept gang, an unmatched call would reach the next test."""
 
 import itertools
 import operator
@@ -15,66 +15,67 @@ _TIMES = {0: "not at all", 1: "once", 2: "twice"}
 class Mismatch:
     """Calls of a test that do not match: its gang must not run another test."""
 
-    message: str  # one sentence, without a full stop
-    # The ranks to blame: those with a message or receive too many, or whose number of calls is unusual.
+    message: str  # one sentence, without a period
+    # The ranks responsible: those with a surplus send or receive, or with an unusual number of calls.
     ranks: tuple[int, ...]
-    # The test is wrong. False if the mismatch has an innocent explanation: a call raised, as the test may have
-    # intended, or calls were made that cannot be counted by kind. Such a mismatch is a notice.
+    # The test is wrong. False if the mismatch may be harmless: a call raised, as the test may have intended, or calls
+    # were made that cannot be counted by kind. Such a mismatch is a notice.
     is_error: bool
 
 
 _Group = Mapping[int, GroupCalls]
 """The calls of each member of a group."""
 
-_Left = Mapping[int | None, tuple[int, int]]
-"""Of the messages of a receiver by their sender, None for any: the number of those sent minus those received, and the
-same of the digests of their tags."""
+_Surplus = Mapping[int | None, tuple[int, int]]
+"""The messages sent to a receiver minus those received, by sender (None: receives from any rank): their number, and the
+sum of the digests of their tags."""
 
 
 def find_mismatch(calls: Mapping[int, Calls]) -> Mismatch | None:
-    """Compare the calls of one test.
+    """Return the first mismatch of the calls of one test, errors first.
 
     All members of a group must make each kind of collective call equally often, and each send must have a receive of
-    the same pair, direction and tag. It is suspicious if they make them in another order, or with another type, root or
-    size. Returns the first mismatch, errors first. A missing rank has called nothing.
+    the same pair, direction and tag. Another order, type, root or size is a mismatch, but no error. A missing rank has
+    called nothing.
     """
-    groups = _groups(calls, {group.name for rank in calls.values() for group in rank.groups if group.is_closed})
-    doubts = [mismatch for group in groups for mismatch in _differences_of_unseen(group)]
+    groups = _groups(calls, {group.name for own in calls.values() for group in own.groups if group.is_closed})
+    unseen = [mismatch for group in groups for mismatch in _differences_of_unseen(group)]
     found = [(group, mismatch) for group in groups for mismatch in _mismatches(group)]
     if not found:
-        return next(itertools.chain(doubts, filter(None, map(_difference_of_order, groups))), None)
+        return next(itertools.chain(unseen, filter(None, map(_difference_of_order, groups))), None)
     # After a split each rank may have another name for a group of the same ranks: a split connects without names.
-    is_doubtful = any(rank.failures for rank in calls.values()) or not any(map(_is_unmatched, _merged(groups)))
-    errors = (each for group, each in found if each.is_error and not (is_doubtful or _differences_of_unseen(group)))
+    has_raised = any(own.failures for own in calls.values())
+    is_doubtful = has_raised or not any(next(_mismatches(group), None) for group in _merged(groups))
+    errors = (
+        mismatch
+        for group, mismatch in found
+        if mismatch.is_error and not (is_doubtful or _differences_of_unseen(group))
+    )
     return next(errors, replace(found[0][1], is_error=False))
 
 
-def name_unmatched(calls: Mapping[int, Calls]) -> str:
-    """In words, the first call that not all members of its group made; empty for none, and if a call has failed."""
-    if any(rank.failures for rank in calls.values()):
+def describe_unmatched_call(calls: Mapping[int, Calls]) -> str:
+    """Describe the first call that not all members of its group made; empty if there is none, or if a call failed."""
+    if any(own.failures for own in calls.values()):
         return ""
-    return next((each.message for group in _groups(calls, ()) for each in _mismatches(group)), "")
+    return next((mismatch.message for group in _groups(calls, ()) for mismatch in _mismatches(group)), "")
 
 
 def _groups(calls: Mapping[int, Calls], closed: Collection[str]) -> list[_Group]:
-    """All groups but those that were closed, the default group first."""
+    """Return all groups except closed ones, the default group first, with an entry for each of their members."""
     found: dict[tuple[bool, str, tuple[int, ...]], dict[int, GroupCalls]] = {}
     for rank, own in calls.items():
         for group in own.groups:
             if group.name not in closed and rank in group.members:
                 found.setdefault((group.name != DEFAULT_GROUP, group.name, group.members), {})[rank] = group
-    return [_complete(found[key]) for key in sorted(found)]
-
-
-def _complete(known: _Group) -> _Group:
-    """The group with an entry for each of its members."""
-    some = next(iter(known.values()))
-    nothing = GroupCalls(name=some.name, members=some.members)
-    return {rank: known.get(rank, nothing) for rank in sorted(some.members)}
+    return [
+        {rank: found[key].get(rank, GroupCalls(name=key[1], members=key[2])) for rank in sorted(key[2])}
+        for key in sorted(found)
+    ]
 
 
 def _merged(groups: Iterable[_Group]) -> list[_Group]:
-    """Groups of the same ranks as one."""
+    """Merge groups of the same ranks."""
     merged: dict[tuple[int, ...], _Group] = {}
     for group in groups:
         known = merged.setdefault(tuple(group), group)
@@ -86,41 +87,37 @@ def _merged(groups: Iterable[_Group]) -> list[_Group]:
     return list(merged.values())
 
 
-def _is_unmatched(group: _Group) -> bool:
-    return next(_mismatches(group), None) is not None
-
-
 def _mismatches(group: _Group) -> Iterator[Mismatch]:
     counted = {rank: _numbers(calls) for rank, calls in group.items()}
     for kind in sorted(set().union(*counted.values())):
         numbers = {rank: own[kind] for rank, own in counted.items()}
         if len(set(numbers.values())) > 1:
-            is_error = kind != NEW_GROUP
-            yield Mismatch(message=_called(kind, numbers, group), ranks=_unusual(numbers), is_error=is_error)
-    for receiver, left in sorted(_left(group).items(), key=operator.itemgetter(0)):
-        yield from _mismatches_of_receiver(receiver, left, group)
+            message = _describe_numbers(kind, numbers, group)
+            yield Mismatch(message=message, ranks=_unusual(numbers), is_error=kind != NEW_GROUP)
+    for receiver, surplus in sorted(_surplus(group).items(), key=operator.itemgetter(0)):
+        yield from _mismatches_of_receiver(receiver, surplus, group)
 
 
 def _numbers(calls: GroupCalls) -> Counter[str]:
-    """How often a rank called each kind of collective; a reduction also counts without its dtype."""
+    """Count a rank's calls of each kind of collective; a reduction also counts without its dtype."""
     numbers: Counter[str] = Counter()
-    for each in calls.counts:
-        if each.kind not in MESSAGES:
-            for kind in dict.fromkeys((each.kind, each.kind.partition(OF)[0])):
-                numbers[kind] += each.number
+    for count in calls.counts:
+        if count.kind not in MESSAGES:
+            for kind in dict.fromkeys((count.kind, count.kind.partition(OF)[0])):
+                numbers[kind] += count.number
     return numbers
 
 
-def _left(group: _Group) -> Mapping[int, _Left]:
-    """What is left of the messages to each receiver."""
-    left: dict[int, dict[int | None, tuple[int, int]]] = {}
+def _surplus(group: _Group) -> Mapping[int, _Surplus]:
+    """Return the surplus of messages to each receiver."""
+    surplus: dict[int, dict[int | None, tuple[int, int]]] = {}
     for rank, calls in group.items():
-        for each in calls.counts:
-            receiver, sender, sign = (each.peer, rank, 1) if each.kind == "send" else (rank, each.peer, -1)
-            if each.kind in MESSAGES and receiver is not None:
-                number, tags = left.setdefault(receiver, {}).get(sender, (0, 0))
-                left[receiver][sender] = number + sign * each.number, tags + sign * each.tags
-    return left
+        for count in calls.counts:
+            receiver, sender, sign = (count.peer, rank, 1) if count.kind == "send" else (rank, count.peer, -1)
+            if count.kind in MESSAGES and receiver is not None:
+                number, tags = surplus.setdefault(receiver, {}).get(sender, (0, 0))
+                surplus[receiver][sender] = number + sign * count.number, tags + sign * count.tags
+    return surplus
 
 
 def _differences_of_unseen(group: _Group) -> list[Mismatch]:
@@ -133,36 +130,38 @@ def _difference_of_order(group: _Group) -> Mismatch | None:
     orders = {rank: calls.order for rank, calls in group.items()}
     if len(set(orders.values())) == 1:
         return None
-    message = f"not all ranks of {_name(group)} called the same collectives in one order, with the same types and sizes"
+    message = (
+        f"not all ranks of {_name(group)} called the same collectives in the same order, with equal types and sizes"
+    )
     return Mismatch(message=message, ranks=_unusual(orders), is_error=False)
 
 
-def _called(kind: str, numbers: Mapping[int, int], group: _Group) -> str:
-    by_number: dict[int, list[int]] = {}
+def _describe_numbers(kind: str, numbers: Mapping[int, int], group: _Group) -> str:
+    ranks_of: dict[int, list[int]] = {}
     for rank, number in numbers.items():
-        by_number.setdefault(number, []).append(rank)
-    # A sentence that begins with the ranks that called nothing reads badly.
-    (number, ranks), *others = sorted(by_number.items(), key=lambda item: (item[0] == 0, item[1]))
+        ranks_of.setdefault(number, []).append(rank)
+    # The ranks that called nothing come last: a sentence that begins with them reads badly.
+    (number, ranks), *others = sorted(ranks_of.items(), key=lambda item: (item[0] == 0, item[1]))
     rest = "".join(f", {words_for_ranks(ranks)} {_times(number)}" for number, ranks in others)
     return f"{words_for_ranks(ranks)} called {kind} {_times(number)} in {_name(group)}{rest}"
 
 
 def _unusual(numbers: Mapping[int, int]) -> tuple[int, ...]:
-    """The ranks whose number is not the most frequent one; the highest wins a tie."""
+    """Return the ranks whose number is not the most frequent one; on a tie, the highest is the usual one."""
     frequencies = Counter(numbers.values())
     usual = max(frequencies, key=lambda number: (frequencies[number], number))
     return tuple(rank for rank, number in numbers.items() if number != usual)
 
 
-def _mismatches_of_receiver(receiver: int, left: _Left, group: _Group) -> Iterator[Mismatch]:
+def _mismatches_of_receiver(receiver: int, surplus: _Surplus, group: _Group) -> Iterator[Mismatch]:
     where = "in this test" if _is_default(group) else f"in this test, in {_name(group)}"
-    known = {sender: number for sender, (number, _) in left.items() if sender is not None}
+    known = {sender: number for sender, (number, _) in surplus.items() if sender is not None}
     for sender, number in sorted(known.items()):
         if number < 0:
             text = f"rank {receiver} waits for {_messages(-number)} that rank {sender} did not send {where}"
             yield Mismatch(message=text, ranks=(receiver,), is_error=True)
     senders = tuple(sender for sender, number in sorted(known.items()) if number > 0)
-    from_any, _ = left.get(None, (0, 0))
+    from_any, _ = surplus.get(None, (0, 0))
     excess = sum(known[sender] for sender in senders) + from_any
     if excess > 0:
         text = f"{words_for_ranks(senders)} sent {_messages(excess)} that rank {receiver} did not receive {where}"
@@ -170,14 +169,14 @@ def _mismatches_of_receiver(receiver: int, left: _Left, group: _Group) -> Iterat
     elif excess < 0:
         text = f"rank {receiver} waits for {_messages(-excess)} from any rank that no rank sent {where}"
         yield Mismatch(message=text, ranks=(receiver,), is_error=True)
-    elif min(known.values(), default=0) >= 0 and _tags_differ([tags for _, tags in left.values()], from_any):
+    elif min(known.values(), default=0) >= 0 and _tags_differ([tags for _, tags in surplus.values()], from_any):
         text = f"the tags of messages to rank {receiver} are not those that it received {where}"
         yield Mismatch(message=text, ranks=(receiver,), is_error=True)
 
 
-def _tags_differ(left: Collection[int], from_any: int) -> bool:
-    """Whether tags differ: only as a sum if there were receives from any source."""
-    return sum(left) % TAGS != 0 if from_any else any(tags % TAGS for tags in left)
+def _tags_differ(surplus: Collection[int], from_any: int) -> bool:
+    """Return whether tags differ; only their sum is known if there were receives from any source."""
+    return sum(surplus) % TAGS != 0 if from_any else any(tags % TAGS for tags in surplus)
 
 
 def _is_default(group: _Group) -> bool:
@@ -189,11 +188,11 @@ def _name(group: _Group) -> str:
 
 
 def words_for_ranks(ranks: Collection[int]) -> str:
-    """``rank 0``, ``ranks 0 and 2``, ``ranks 0, 2 and 4-63``."""
+    """Format ranks: ``rank 0``, ``ranks 0 and 2``, ``ranks 0, 2 and 4-63``."""
     # Consecutive ranks have the same difference to their index in the list.
     runs = [[rank for _, rank in run] for _, run in itertools.groupby(enumerate(ranks), lambda at: at[1] - at[0])]
-    words = [word for run in runs for word in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run))]
-    listed = " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    parts = [part for run in runs for part in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run))]
+    listed = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
     return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
 
 

@@ -1,4 +1,4 @@
-"""The supervisor's side of its fork server: starts it, reads what it collects, orders ranks."""
+"""The supervisor's side of its fork server: starts it, reads what it collects, and has it fork ranks."""
 
 import os
 import selectors
@@ -21,12 +21,12 @@ from allranks.agent.diagnose.flight_recorder import FlightRecorder
 from allranks.agent.diagnose.stacks import STACKS_SIGNAL, StackFile, wait_for_stacks
 from allranks.agent.evidence import remove_tree
 from allranks.agent.gangs.local_ranks import (
-    Answer,
-    ConnectionEnds,
     Echo,
     LocalRanks,
+    Pending,
+    RankConnections,
     RankProcess,
-    open_ends,
+    open_connections,
     stack_files,
 )
 from allranks.agent.job_end import JobEnd
@@ -54,25 +54,25 @@ START_TIMEOUT = 60.0
 """Seconds to fork ranks: hooks of the suite may run meanwhile, and hang."""
 
 SESSION_END_TIMEOUT = 20.0
-"""Seconds for pytest to end its session: hooks of the suite run then, too."""
+"""Seconds for pytest to end its session, with hooks of the suite."""
 
 REPORT_TIMEOUT = 300.0
 """Seconds for pytest to end a session in which coverage is combined and reported."""
 
-_LOOK_AGAIN = 0.5
+_POLL_INTERVAL = 0.5
 STACKS = "stacks-agent.txt"
 """The file in the results folder with the stacks of a fork server."""
 
 
 class ForkServerError(Exception):
-    """The fork server is gone, does not answer, or sends garbage; the message has the details."""
+    """The fork server has ended, does not answer, or sends invalid data; the message is a predicate of it."""
 
 
 class ForkServer:
     """A fork server, from its start to its end; any thread may send it requests."""
 
     def __init__(self, config: AgentConfig, folders: Folders, environment: Mapping[str, str], log: int) -> None:
-        self.torch = ""  # torch's version, once reported; empty before
+        self.torch = ""  # torch's version, once it is imported
         self._folders = folders
         self._stacks = StackFile(folders.results / STACKS)
         self._control, control = socket.socketpair()
@@ -94,18 +94,18 @@ class ForkServer:
         self._requests.add(line_of(start))
 
     def replies(self, end: JobEnd, timeout: float | None = None) -> Iterator[Reply]:
-        """Yield its replies as they arrive, until it ends; an error if that takes more than `timeout` seconds."""
+        """Yield replies as they arrive, until the server ends; an error if that takes more than `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             while self._lines:
-                reply = self._parsed(self._lines.popleft())
+                reply = self._parse(self._lines.popleft())
                 if isinstance(reply, Imported):
                     self.torch = reply.torch
                 yield reply
-            if not self._fill(end, deadline):
+            if not self._wait_for_lines(end, deadline):
                 return
 
-    def _take(self, data: bytes) -> None:
+    def _split(self, data: bytes) -> None:
         *lines, rest = data.split(b"\n")
         if lines:
             lines[0] = bytes(self._rest) + lines[0]
@@ -114,24 +114,24 @@ class ForkServer:
         else:
             self._rest += rest
         if len(self._rest) > LINE_LIMIT:
-            msg = f"tells a line of more than {LINE_LIMIT} bytes"
+            msg = f"sent a line of more than {LINE_LIMIT} bytes"
             raise ForkServerError(msg)
 
-    def _parsed(self, line: bytes) -> Reply:
+    def _parse(self, line: bytes) -> Reply:
         try:
             return parse_reply(line)
         except RecordError as error:
-            msg = f"tells a line that {error}"
+            msg = f"sent a line that {error}"
             raise ForkServerError(msg) from error
 
-    def _fill(self, end: JobEnd, deadline: float | None) -> bool:
-        """Wait for data and take it in, and send what waits for room; False if there will be no more data."""
+    def _wait_for_lines(self, end: JobEnd, deadline: float | None) -> bool:
+        """Wait for data, and send unsent requests meanwhile; False if there will be no more data."""
         while True:
             end.check()
-            left = _LOOK_AGAIN if deadline is None else min(_LOOK_AGAIN, deadline - time.monotonic())
+            left = _POLL_INTERVAL if deadline is None else min(_POLL_INTERVAL, deadline - time.monotonic())
             if left < 0:
-                where = self.whereabouts()
-                raise ForkServerError("does not answer" + (f"; it is in {where}" if where else ""))
+                frame = self.current_frame()
+                raise ForkServerError("does not answer" + (f"; it is in {frame}" if frame else ""))
             with selectors.DefaultSelector() as selector:
                 selector.register(self._control, self._requests.events)
                 for source in (end.fileno(), self._pidfd):
@@ -143,7 +143,7 @@ class ForkServer:
             if events & selectors.EVENT_READ:
                 data, sender = self._receive()
                 # Processes that the suite forked on import may hold the connection, too: discard their data.
-                self._take(data if sender == self.pid else b"")
+                self._split(data if sender == self.pid else b"")
                 return bool(data)
             if self._pidfd in ready:
                 # The server has ended; its descendants may hold the connection open.
@@ -156,46 +156,43 @@ class ForkServer:
             # It ended with unread requests.
             return b"", 0
 
-    def start_ranks(self, request: StartRanks, ends: Sequence[ConnectionEnds], end: JobEnd) -> list[RankProcess]:
-        """Fork ranks, and pass them their connection ends.
+    def start_ranks(self, request: StartRanks, ends: Sequence[RankConnections], end: JobEnd) -> list[RankProcess]:
+        """Fork ranks, and pass them their ends of the connections.
 
-        An OSError means that the system cannot create more processes; none of the ranks is left then.
+        Raises:
+            OSError: The system cannot create more processes; none of the ranks is left.
         """
         with self._lock:
             self._requests.add(line_of(request))
-            for each in ends:
-                with self._as_server_error():
-                    socket.send_fds(self._handover, [b"."], each.theirs)
-            answer = self._answer(end)
+            for connections in ends:
+                try:
+                    socket.send_fds(self._handover, [b"."], connections.rank_ends)
+                except OSError as error:
+                    raise ForkServerError(self.describe_exit()) from error
+            answer = self._forked(end)
         if answer.error or len(answer.pids) != len(ends):
-            raise OSError(answer.error or "the fork server tells of other ranks than it was asked for")
+            raise OSError(answer.error or "the fork server reports other ranks than requested")
         pidfds: list[int] = []
         with ExitStack() as undo:
-            # After the first hand-over nothing may fail: the caller would close some ends twice.
+            # From the first `process` call on nothing may fail: the caller would close some ends twice.
             for pid in answer.pids:
                 pidfds.append(os.pidfd_open(pid))
                 undo.callback(os.close, pidfds[-1])
             undo.pop_all()
-        return [each.process(*pair) for each, pair in zip(ends, zip(answer.pids, pidfds, strict=True), strict=True)]
+        return [
+            connections.process(pid, pidfd) for connections, pid, pidfd in zip(ends, answer.pids, pidfds, strict=True)
+        ]
 
-    def _answer(self, end: JobEnd) -> Forked:
+    def _forked(self, end: JobEnd) -> Forked:
         for reply in self.replies(end, START_TIMEOUT):
             if isinstance(reply, Forked):
                 return reply
-        raise ForkServerError(self.ended())
-
-    @contextmanager
-    def _as_server_error(self) -> Iterator[None]:
-        """Turn any error of the connection into a :class:`ForkServerError`: the server is gone."""
-        try:
-            yield
-        except OSError as error:
-            raise ForkServerError(self.ended()) from error
+        raise ForkServerError(self.describe_exit())
 
     def finish(
         self, finish: Finish, end: JobEnd, timeout: float = SESSION_END_TIMEOUT
     ) -> tuple[list[Record], SessionEnded | None]:
-        """Have pytest end its session; return its hooks' records, and the session's end or None if there was none."""
+        """Have pytest end its session; return the records of its hooks, and None if the server exited instead."""
         self._requests.add(line_of(finish))
         records: list[Record] = []
         for reply in self.replies(end, timeout):
@@ -205,8 +202,8 @@ class ForkServer:
                 records.append(reply)
         return records, None
 
-    def ended(self) -> str:
-        """How it ended, in words, as in "was killed by SIGSEGV"; it is killed if it has not ended."""
+    def describe_exit(self) -> str:
+        """Make sure that the server has ended, and describe how, as in "was killed by SIGSEGV"."""
         status = self.close()
         if status is None:
             return "does not end"
@@ -215,8 +212,8 @@ class ForkServer:
             return f"was {how}{Stacks(self._stacks.added(), self._folders.code.resolve()).words}"
         return f"ended with exit status {status}"
 
-    def whereabouts(self) -> str:
-        """Its current frame, as in "file:line in name"; empty if unknown."""
+    def current_frame(self) -> str:
+        """Return the frame that the server is in, as in "file:line in name"; empty if unknown."""
         if not linux.signal_pidfd(self._pidfd, STACKS_SIGNAL):
             return ""
         with suppress(OSError):
@@ -225,52 +222,49 @@ class ForkServer:
         return ""
 
     def close(self) -> int | None:
-        """Make sure that it has ended; return its exit status, None if unknown. Idempotent."""
+        """Make sure that the server has ended; return its exit status, None if unknown. Idempotent."""
         with self._closing:
             if self._status is None:
-                self._status = self._end()
+                if not linux.is_readable(self._pidfd, _POLL_INTERVAL):
+                    linux.signal_pidfd(self._pidfd, signal.SIGKILL)
+                    linux.is_readable(self._pidfd, START_TIMEOUT)
+                self._status = linux.reap(self.pid, 2.0)
             return self._status
 
-    def _end(self) -> int | None:
-        if not linux.is_readable(self._pidfd, _LOOK_AGAIN):
-            linux.signal_pidfd(self._pidfd, signal.SIGKILL)
-            linux.is_readable(self._pidfd, START_TIMEOUT)
-        return linux.reap(self.pid, 2.0)
-
     def kill(self) -> None:
-        """End it at once."""
+        """End the server at once."""
         linux.signal_pidfd(self._pidfd, signal.SIGKILL)
         self.close()
 
 
 def start_process(sockets: Sequence[socket.socket], environment: Mapping[str, str], log: int) -> int:
     """Start a fork server by exec; return its process id."""
-    numbers = [each.fileno() for each in sockets]
+    descriptors = [each.fileno() for each in sockets]
     process = subprocess.Popen(
-        [sys.executable, "-m", "allranks.agent.collect.fork_server", *map(str, numbers)],
+        [sys.executable, "-m", "allranks.agent.collect.fork_server", *map(str, descriptors)],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
         env=dict(environment),
-        pass_fds=numbers,
+        pass_fds=descriptors,
     )
-    # This module alone waits for the process: a Popen with a return code never does.
+    # A Popen with a return code never waits for its process: only this module does.
     process.returncode = 0
     return process.pid
 
 
-class Family:
-    """The supervisor's children that are no orphans of a rank: its fork server, and the ranks of living gangs."""
+class RankRegistry:
+    """Distinguishes the supervisor's children: its fork server, ranks of running gangs, and leftovers of ended ones."""
 
     def __init__(self, *known: int) -> None:
         self._known = frozenset(known)
-        self._told: frozenset[int] = frozenset()
-        self._gangs: dict[Mark, frozenset[int]] = {}  # the ranks of living gangs, and of those being started
+        self._returned: frozenset[int] = frozenset()
+        self._gangs: dict[Mark, frozenset[int]] = {}  # the ranks of running gangs, and of those being started
         self._lock = threading.Lock()
 
     @contextmanager
     def expecting(self, mark: Mark) -> Iterator[None]:
-        """Allow for ranks with this mark that are being started: children that have not joined yet."""
+        """Allow for children with this mark that are being started, and are not registered yet."""
         with self._lock:
             self._gangs[mark] = frozenset()
         try:
@@ -280,35 +274,34 @@ class Family:
                 del self._gangs[mark]
             raise
 
-    def join(self, mark: Mark, pids: Collection[int]) -> None:
+    def register(self, mark: Mark, pids: Collection[int]) -> None:
         """Register the process ids of the ranks with this mark."""
         with self._lock:
             self._gangs[mark] = frozenset(pids)
 
-    def left_by(self, mark: Mark, pids: Collection[int]) -> set[int]:
-        """The processes that ranks with this mark, which have ended, left behind; each is returned once.
+    def leftovers_of(self, mark: Mark, pids: Collection[int]) -> set[int]:
+        """Return the processes that ranks with this mark, which have ended, left behind; each is returned once.
 
-        They bear its mark or that of an earlier gang, or have no mark and are in a session of one of these ranks. Once
-        no gang lives, that is every process: one that emptied its environment and left its session bears no sign.
+        They have its mark or that of an earlier gang, or have no mark and are in a session of one of these ranks. Once
+        no gang runs, every process is one: it may have emptied its environment and left its session.
         """
-        # List the children first: each of them has then joined, or is still expected, when the lock is taken.
+        # List the children first: each of them is then registered or expected when the lock is taken.
         children = linux.children()
         with self._lock:
             self._gangs.pop(mark, None)
-            living = {each.owner for each in self._gangs}
-            found = children - self._known.union(pids, *self._gangs.values()) - self._told
-            left = {pid for pid in found if _is_left(pid, pids, living)}
-            # One that cannot be ended is not found again at the end of each later gang.
-            self._told = (self._told & children) | left
+            running = {other.owner for other in self._gangs}
+            found = children - self._known.union(pids, *self._gangs.values()) - self._returned
+            left = {pid for pid in found if _is_leftover(pid, pids, running)}
+            # One that cannot be killed is not returned again at the end of each later gang.
+            self._returned = (self._returned & children) | left
         return left
 
 
-def _is_left(pid: int, ranks: Collection[int], living: Collection[str]) -> bool:
-    """Whether ranks that have ended left a process; the owners of others' marks are still living."""
+def _is_leftover(pid: int, ranks: Collection[int], running: Collection[str]) -> bool:
     owner = owner_of(pid, GANG_VARIABLE)
     if owner:
-        return owner not in living
-    return not living or linux.session_of(pid) in ranks
+        return owner not in running
+    return not running or linux.session_of(pid) in ranks
 
 
 @dataclass(eq=False, repr=False)
@@ -319,34 +312,34 @@ class LocalNode:
     config: AgentConfig
     folders: Folders
     _: KW_ONLY
-    family: Family  # the supervisor's children
+    registry: RankRegistry
     end: JobEnd
-    echo: Echo | None  # gets each line that ranks print; None for no echo
-    records_flights: bool  # ranks use torch's flight recorder
+    echo: Echo | None  # called with each line that ranks print
+    uses_flight_recorder: bool
 
-    def of_lane(self, results: Path) -> "LocalNode":
-        """This node, for ranks with their files in another folder."""
+    def with_results_dir(self, results: Path) -> "LocalNode":
+        """Return this node, for ranks with their files in another folder."""
         return replace(self, folders=replace(self.folders, results=results))
 
-    def start_ranks(self, request: StartRanks) -> Answer[LocalRanks]:
+    def start_ranks(self, request: StartRanks) -> Pending[LocalRanks]:
         return lambda: self._start_ranks(request)
 
     def _start_ranks(self, request: StartRanks) -> LocalRanks:
-        """Fork the ranks."""
         shared = self.folders.of_gang(request.gang)
         shared.mkdir(exist_ok=True)
         results, numbers, recorder = self.folders.results, [*self.config.local_ranks], None
         if request.launches:
             results, numbers = driver_folder(self.folders.results), [DRIVER]
             results.mkdir(exist_ok=True)
-        elif self.records_flights:
+        elif self.uses_flight_recorder:
             recorder = FlightRecorder(results=results, shared=shared, gang=request.gang)
         recording = recorder.environment(self.server.torch, os.environ) if recorder else {}
         stacks = stack_files(results, numbers)
         mark = Mark.of_gang(request.gang)
-        with ExitStack() as undo, self.family.expecting(mark):
+        with ExitStack() as undo, self.registry.expecting(mark):
             undo.callback(remove_tree, shared)
-            ends = [open_ends(number, None if request.launches else self.echo, undo) for number in numbers]
+            echo = None if request.launches else self.echo
+            ends = [open_connections(number, echo, undo) for number in numbers]
             own = replace(
                 request,
                 ranks=tuple(numbers),
@@ -354,13 +347,12 @@ class LocalNode:
                 environment={**request.environment, **recording},
             )
             ranks = self.server.start_ranks(own, ends, self.end)
-            self.family.join(mark, [rank.pid for rank in ranks])
+            self.registry.register(mark, [rank.pid for rank in ranks])
             undo.pop_all()
-        left_by = partial(self.family.left_by, mark)
         return LocalRanks(
             ranks,
             results,
-            left_by,
+            partial(self.registry.leftovers_of, mark),
             recorder,
             stacks=stacks,
             echo=self.echo,

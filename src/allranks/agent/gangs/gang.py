@@ -1,7 +1,7 @@
-"""A gang: the ranks that run together. Started together, supervised from outside, and ended together."""
+"""A gang: ranks that are started together, run tests in lockstep under supervision, and end together."""
 
 import selectors
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -20,17 +20,23 @@ from allranks.agent.channel import (
     RunTest,
     StepEnded,
 )
-from allranks.agent.diagnose.blame import (
-    Blame,
-    given_up,
-    name_crossing,
-    name_parting,
+from allranks.agent.diagnose.primary_failure import (
+    FailureAnalysis,
+    describe_conflicting_call,
+    describe_diverging_groups,
     odd_ones_out,
-    strays,
+    outliers,
+    stopped_outcomes,
     waits_for_peers,
 )
-from allranks.agent.diagnose.step_outcome import Step, StepOutcome, ended, entered, reported
-from allranks.agent.gangs.local_ranks import Answer, Disturb, Examination, Look, Order, Ranks, Stop
+from allranks.agent.diagnose.step_outcome import (
+    Step,
+    StepOutcome,
+    entered_collectives,
+    outcome_of_exit,
+    outcome_of_report,
+)
+from allranks.agent.gangs.local_ranks import Disturb, GangCommand, Inspection, Pending, Ranks, ReadEvents, Stop
 from allranks.agent.job_end import JobEnd
 from allranks.agent.orphans import KilledOrphan
 from allranks.agent.output import Output
@@ -39,7 +45,7 @@ from allranks.protocol.config import TimeLimit, TimeLimits
 from allranks.protocol.outcomes import Outcome, shorten
 from allranks.protocol.records import AgentFailed, FailureKind
 
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 TERM_GRACE = 1.0
 """Seconds between TERM and KILL: enough for an exit handler, and too short to matter."""
@@ -48,25 +54,25 @@ KILL_GRACE = 10.0
 """Seconds after KILL: a process survives it while a call into a driver or a file system hangs."""
 
 SKIP_GRACES = 5
-"""Multiple of ``peer_grace`` for the peers of a rank that skipped: they may skip as well, or wait for it in vain."""
+"""Multiple of ``peer_grace`` for the peers of a rank that skipped: they may skip as well, or hang waiting for it."""
 
 END_GRACE = 3.0
-"""Seconds after SIGTERM has ended a rank in which the job's end makes that a part of it: a scheduler that cancels a job
-signals all of its processes, in any order."""
+"""Seconds to wait for the job's end after SIGTERM has ended a rank: a scheduler that cancels a job signals all of its
+processes, in any order."""
 
-ROUNDED_UP = 2.0
-"""Seconds that a rendezvous may take beyond its limit: torch's stores wait for whole seconds (measured with 2.13)."""
+STORE_ROUNDING = 2.0
+"""Seconds that a rendezvous may exceed its limit: torch's stores wait for whole seconds (measured with 2.13)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deadlines:
     """The time limits of a step."""
 
-    limit: TimeLimit  # the time from its start
-    during: str = ""  # the activity of the ranks, in words, if it is not a test
-    anew: TimeLimit | None = None  # the time from a rank's report that restarts the clock; None for `limit`
+    limit: TimeLimit  # from its start
+    during: str = ""  # what the ranks do, as in "while it joined", if the step is not a test
+    after_release: TimeLimit | None = None  # from a launcher's report that its ranks start; None for `limit`
     skip: float | None = None  # seconds for the peers of a rank that skipped; None for all of `limit`
-    of_plugin: TimeLimit | None = None  # the limit that pytest-timeout enforces in the ranks; None for none
+    plugin_limit: TimeLimit | None = None  # the limit that pytest-timeout enforces in the ranks
 
 
 class Gang:
@@ -75,15 +81,15 @@ class Gang:
     Args:
         ranks: The ranks of each node.
         limits: Time limits.
-        end: When the job is over.
-        may_be_held: A debugger may wait for commands in one of the ranks, whose reports about it stop the clock.
+        end: The end of the job.
+        may_be_debugged: A debugger may wait for commands in one of the ranks, whose reports about it pause the clock.
         start_up: Seconds that the ranks get before they join the process group.
 
     Attributes:
-        imported: Modules that its ranks imported late, for the next gang to import before its forks; in order.
+        imported: Modules that its ranks imported late, in order, for the next gang to import before its forks.
         ranks_may_leave: A rank whose test is over may exit before its peers' are.
         has_quit: The user has quit the debugger.
-        session_problem: What went wrong when ranks ended pytest sessions of their own; None for nothing.
+        session_problem: What went wrong when ranks ended pytest sessions of their own.
     """
 
     def __init__(
@@ -92,45 +98,45 @@ class Gang:
         *,
         limits: TimeLimits,
         end: JobEnd,
-        may_be_held: bool = False,
+        may_be_debugged: bool = False,
         start_up: float = 0.0,
     ) -> None:
-        self._ranks = ranks
+        self.imported: dict[str, None] = {}
         self.ranks_may_leave = False
         self.has_quit = False
-        self._may_be_held = may_be_held
-        self._start_up = start_up
         self.session_problem: AgentFailed | None = None
+        self._ranks = ranks
         self._limits = limits
+        self._job_end = end
+        self._may_be_debugged = may_be_debugged
+        self._start_up = start_up
         self._alive = {rank for node_ranks in ranks for rank in node_ranks.ranks}
         self._exits: dict[int, RankExit] = {}
         self._noted_exits: set[int] = set()
-        self.imported: dict[str, None] = {}
         self._step = Step()
         self._pending: set[int] = set()
         self._clock: _Clock | None = None
-        self._job_end = end
         self._selector = selectors.DefaultSelector()
-        self._selector.register(end, selectors.EVENT_READ, self._see_the_end)
+        self._selector.register(end, selectors.EVENT_READ, self._ignore_job_end)
         for node_ranks in ranks:
             node_ranks.watch(self._selector)
 
     def start(self) -> Step:
         """Wait until every rank has joined the process group."""
-        margin = self._start_up + self._limits.peer_grace + ROUNDED_UP
+        margin = self._start_up + self._limits.peer_grace + STORE_ROUNDING
         limit = self._limits.limit("process_group").plus(margin)
         imported = "imported its file again and " if self._start_up else ""
         return self._supervise(Deadlines(limit=limit, during=f"while it {imported}joined the process group"), Step())
 
     def run(self, command: RunTest, deadlines: Deadlines) -> Step:
-        """Release one test and wait for its last rank."""
-        step = Step(nodeid=command.nodeid, plugin_limit=deadlines.of_plugin)  # begins before any rank does
+        """Have all ranks run a test, and wait for the last of them."""
+        step = Step(nodeid=command.nodeid, plugin_limit=deadlines.plugin_limit)  # begins before any rank does
         self._send(command)
         return self._supervise(deadlines, step)
 
     @contextmanager
     def disturbed(self, how: str) -> Iterator[None]:
-        """Have plug-ins disturb its ranks for the length of a block; not if the text is empty."""
+        """Have plug-ins disturb the ranks during a block; not if the text is empty."""
         if not how:
             yield
             return
@@ -141,97 +147,94 @@ class Gang:
             self._send(Disturb(how=""))
 
     def end(self, session_end: float = 0.0) -> Step:
-        """Let the ranks tear down, end pytest sessions of their own in so many seconds, and exit; stop late ones."""
+        """Have the ranks tear down, end pytest sessions of their own in so many seconds, and exit; stop late ones."""
         self._send(End(is_condemned=False))
         during = "while fixtures and process group were torn down"
         step = self._supervise(Deadlines(limit=self._limits.limit("process_group"), during=during), Step())
         self._send(End(is_condemned=False))
-        self._wait_for_ends(max(TERM_GRACE, session_end), self._alive)
+        self._wait_for_exits(max(TERM_GRACE, session_end), self._alive)
         late = dict.fromkeys(self._alive, session_end)
-        self._end_alone()
+        self._kill_alone()
         if session_end:
-            problems = (_problem_at_session_end(each, late.get(rank)) for rank, each in sorted(self._exits.items()))
+            problems = (_session_problem(own, late.get(rank)) for rank, own in sorted(self._exits.items()))
             self.session_problem = next(filter(None, problems), None)
         return step
 
-    def condemn(self) -> None:
-        """End a gang after a bad outcome: fixtures get the peers' grace to tear down, then all ranks are stopped."""
+    def end_after_failure(self) -> None:
+        """Give fixtures the peer grace to tear down, then stop all ranks."""
         self._send(End(is_condemned=True))
         grace = self._limits.limit("peer_grace")
         timer = self._clock = _Clock(Deadlines(limit=grace), grace)
         while self._alive and not self._job_end.is_over and (remaining := timer.remaining(self._step)) > 0:
-            self._look(min(remaining, self._job_end.remaining()))
+            self._handle_events(min(remaining, self._job_end.remaining()))
         self._stop(self._alive)
 
     def abort(self, reason: str) -> Step:
-        """Stop every rank at once, for a reason outside of the gang, in words; return the aborted step."""
-        self._look(0.0)  # a report that was under way still counts
+        """Stop every rank at once, for a reason outside of the gang; return the aborted step."""
+        self._handle_events(0.0)  # a report that was under way still counts
         pending, self._pending = self._pending, set()
         self._stop(self._alive)
         for rank in sorted(pending):
             aborted = StepOutcome(rank=rank, outcome=Outcome.ABORTED, at=clock.now(), message=reason, observed=True)
-            self._step.note(aborted)
+            self._step.add(aborted)
         return self._step
 
-    def give_up(self, reason: str) -> Step:
-        """Stop every rank because there is no time left for the gang.
-
-        Returns that step, with the place of each rank that had not ended it, and the rank that others waited for.
-        """
-        self._look(0.0)
+    def stop_at_job_limit(self, reason: str) -> Step:
+        """Stop every rank because the job's time is up; return the step, with the location of each pending rank."""
+        self._handle_events(0.0)
         if self._pending:
-            self._settle(reason, None)
+            self._diagnose(reason, None)
         self._stop(self._alive)
-        self._step.explain_symptoms(None)
+        self._step.attribute_secondary_failures(None)
         return self._step
 
     def take_output(self, title: str) -> Mapping[int, Output]:
-        outputs = self._ask(lambda node_ranks: node_ranks.take_output(title))
+        outputs = self._request(lambda node_ranks: node_ranks.take_output(title))
         return {rank: output for of_node in outputs for rank, output in of_node.items()}
 
     def close(self) -> Sequence[KilledOrphan]:
-        """End all live ranks, close all descriptors, and end and return descendants that outlived their rank."""
-        if self._step.has_gone_wrong:
+        """End all live ranks, close all descriptors, and kill and return descendants that outlived their rank."""
+        if self._step.has_failed:
             self._stop(self._alive)
-        self._end_alone()
+        self._kill_alone()
         self._selector.close()
-        return [process for left in self._ask(lambda node_ranks: node_ranks.close()) for process in left]
+        return [orphan for orphans in self._request(lambda node_ranks: node_ranks.close()) for orphan in orphans]
 
-    def _send(self, order: Order) -> None:
+    def _send(self, command: GangCommand) -> None:
         for node_ranks in self._ranks:
-            node_ranks.send(order)
+            node_ranks.send(command)
 
-    def _ask(self, question: Callable[[Ranks], Answer[_Found]]) -> list[_Found]:
-        """The answers of all nodes, which are all asked before the first answer is waited for."""
-        answers = [question(node_ranks) for node_ranks in self._ranks]
-        return [answer() for answer in answers]
+    def _request(self, request: Callable[[Ranks], Pending[_Result]]) -> list[_Result]:
+        """Send a request to all nodes, and then wait for their results."""
+        pending = [request(node_ranks) for node_ranks in self._ranks]
+        return [wait() for wait in pending]
 
     def _supervise(self, deadlines: Deadlines, step: Step) -> Step:
-        """Wait until each rank has reported, ended or been given up."""
+        """Wait until each rank has reported or ended, or its time is up; then diagnose the step."""
         self._step = step
         for rank, rank_exit in self._exits.items():
             if rank not in self._noted_exits:
                 self._noted_exits.add(rank)
-                step.note(ended(rank_exit, step))
+                step.add(outcome_of_exit(rank_exit, step))
         self._pending = set(self._alive)
         timer = self._clock = _Clock(deadlines, self._limits.limit("peer_grace"))
         while self._pending:
             if (remaining := timer.remaining(step)) > 0:
                 self._wait(remaining)
-            elif not timer.is_about_a_skip or all(map(waits_for_peers, self._examine(self._pending).hangs.values())):
+            elif not timer.is_about_a_skip or all(map(waits_for_peers, self._inspect(self._pending).hangs.values())):
                 break
             else:
                 # A rank that does not wait for its peers may be about to skip as well.
-                timer.go_on()
-        skipper = None if deadlines.skip is None else step.skipper
-        calls = self._settle(timer.reason, skipper)
-        self._wait_for_the_jobs_end(step)
-        if step.has_gone_wrong:
-            self._explain(step, skipper, calls)
+                timer.extend()
+        first_skip = None if deadlines.skip is None else step.first_skip
+        calls = self._diagnose(timer.reason, first_skip)
+        self._wait_for_job_end(step)
+        if step.has_failed:
+            self._explain(step, first_skip, calls)
         step.compare_subtests()
         return step
 
-    def _wait_for_the_jobs_end(self, step: Step) -> None:
+    def _wait_for_job_end(self, step: Step) -> None:
         """If SIGTERM has ended a rank, wait a moment for the end of the job."""
         last = step.last_termination
         while last is not None:
@@ -240,61 +243,92 @@ class Gang:
             if left <= 0:
                 return
 
-    def _explain(self, step: Step, skipper: StepOutcome | None, calls: Mapping[int, Sequence[LastCall]]) -> None:
-        """Explain a step that went wrong by the ranks' last calls."""
+    def _diagnose(self, reason: str, first_skip: StepOutcome | None) -> Mapping[int, Sequence[LastCall]]:
+        """Locate and stop the pending ranks, and decide which failures are primary.
+
+        Returns:
+            The calls that decide; none if nothing has failed.
+        """
+        step = self._step
+        if not (self._pending or step.has_failed):
+            return {}
+        self._signal(Stop.FREEZE, self._pending)
+        inspection = self._inspect(self._pending)
+        step.collectives = entered_collectives(inspection.calls, step.began, clock.monotonic_ns())
+        calls = {rank: blamed(own) for rank, own in inspection.calls.items()}
+        pending, self._pending = self._pending, set()
+        self._stop(pending)
+        analysis = FailureAnalysis(step, inspection.hangs, calls)
+        step.classify_failures(analysis.is_secondary)
+        if inspection.hangs:
+            late = analysis.late_ranks(has_failed=step.has_failed)
+            for outcome in stopped_outcomes(step, inspection.hangs, late, reason=reason, first_skip=first_skip):
+                step.add(outcome)
+        return calls
+
+    def _explain(self, step: Step, first_skip: StepOutcome | None, calls: Mapping[int, Sequence[LastCall]]) -> None:
+        """Explain a failed step by the ranks' last calls."""
         if step.cause is not None:
             death = step.cause.stacks if step.cause.outcome is Outcome.CRASHED else None
-            step.blame_strays(strays(calls, step.cause.rank, death))
+            step.promote_outliers(outliers(calls, step.cause.rank, death))
         odd, cause = odd_ones_out(calls), step.cause
         # A rank that timed out in another group's call is a cause because of that call, and so are all in a circle.
-        is_circle = all(each.outcome is Outcome.TIMED_OUT for each in step.outcomes)
+        is_circle = all(outcome.outcome is Outcome.TIMED_OUT for outcome in step.outcomes)
         is_odd = cause is not None and cause.outcome is Outcome.TIMED_OUT and cause.observed and cause.rank in odd
-        may_part = cause is None or is_odd or is_circle
-        step.explain_symptoms(skipper, odd)
-        step.add(name_crossing(calls) or (name_parting(calls) if may_part else "") or step.name_unmatched())
+        may_diverge = cause is None or is_odd or is_circle
+        step.attribute_secondary_failures(first_skip, odd)
+        step.explain(
+            describe_conflicting_call(calls)
+            or (describe_diverging_groups(calls) if may_diverge else "")
+            or step.describe_unmatched_call()
+        )
+
+    def _inspect(self, ranks: Collection[int]) -> Inspection:
+        results = self._request(lambda own: own.inspect([rank for rank in own.ranks if rank in ranks]))
+        return Inspection(
+            hangs={rank: hang for result in results for rank, hang in result.hangs.items()},
+            calls={rank: calls for result in results for rank, calls in result.calls.items()},
+        )
 
     def _wait(self, timeout: float) -> None:
-        """Process the next events, in their order in time; return when the time is up."""
-        self._look(min(timeout, self._job_end.remaining()))
+        """Handle the next events; raises if the job is over."""
+        self._handle_events(min(timeout, self._job_end.remaining()))
         self._job_end.check()
 
-    def _look(self, timeout: float) -> None:
-        """Like :meth:`_wait`, but without the check for the job's end, as when the ranks are being stopped anyway."""
-        self._take(self._selector.select(timeout))
+    def _handle_events(self, timeout: float) -> None:
+        """Wait for events up to `timeout` seconds, and handle them in the order of their times."""
+        readers: list[ReadEvents] = [key.data for key, _ in self._selector.select(timeout)]
+        events = [event for read_events in readers for event in read_events()]
+        for event in sorted(events, key=lambda event: event.at):
+            self._handle(event)
 
-    def _take(self, keys: Iterable[tuple[selectors.SelectorKey, int]]) -> None:
-        looks: list[Look] = [key.data for key, _ in keys]
-        events = [event for look in looks for event in look()]
-        for event in sorted(events, key=lambda each: each.at):
-            self._note(event)
-
-    def _see_the_end(self) -> Sequence[RankEvent]:
-        """Stop watching for the hang-up: :meth:`_wait` checks for it, and loops that stop ranks must not wake on it."""
+    def _ignore_job_end(self) -> Sequence[RankEvent]:
+        """Stop watching for the job's end, which :meth:`_wait` checks: it must not wake up loops that stop ranks."""
         self._selector.unregister(self._job_end)
         return ()
 
-    def _note(self, event: RankEvent) -> None:
+    def _handle(self, event: RankEvent) -> None:
         """Add a rank's event to the step, unless the rank's step has ended."""
         if isinstance(event, RankExit):
-            self._note_exit(event)
+            self._handle_exit(event)
         elif isinstance(event.message, Debugging):
-            self._hold(event.rank, is_held=event.message.is_waiting)
+            self._pause_clock(event.rank, is_debugged=event.message.is_waiting)
             self.has_quit = self.has_quit or event.message.has_quit
         else:
-            self._note_progress(event, event.message)
+            self._handle_progress(event, event.message)
 
-    def _note_exit(self, rank_exit: RankExit) -> None:
+    def _handle_exit(self, rank_exit: RankExit) -> None:
         rank, step = rank_exit.rank, self._step
         self._alive.discard(rank)
         self._exits[rank] = rank_exit
-        self._hold(rank, is_held=False)
+        self._pause_clock(rank, is_debugged=False)
         # In a test a peer may still need a rank whose own part is over, as the callee of an RPC.
         is_needed = bool(self._pending and step.nodeid) and not self.ranks_may_leave
         if rank in self._pending or is_needed:
             self._noted_exits.add(rank)
-            self._add(ended(rank_exit, step))
+            self._add(outcome_of_exit(rank_exit, step))
 
-    def _note_progress(self, event: RankReport, message: Progress) -> None:
+    def _handle_progress(self, event: RankReport, message: Progress) -> None:
         step = self._step
         if isinstance(message, StepEnded):
             self.imported.update(dict.fromkeys(message.imported))
@@ -302,88 +336,55 @@ class Gang:
             # About another test, or from a rank whose step has ended: it changes nothing.
             return
         if event.has_strangers:
-            step.strangers.add(event.rank)
-        step.take(event.rank, message)
+            step.foreign_senders.add(event.rank)
+        step.store(event.rank, message)
         match message:
             case Released():
-                self._restart_clock()
+                if self._clock is not None:
+                    self._clock.restart()
             case StepEnded() | PhasesEnded(tells_of_trouble=True):
-                self._add(reported(event, message, step))
+                self._add(outcome_of_report(event, message, step))
 
     def _add(self, outcome: StepOutcome) -> None:
-        self._step.note(outcome)
+        self._step.add(outcome)
         if outcome.is_final:
             self._pending.discard(outcome.rank)
 
-    def _hold(self, rank: int, *, is_held: bool) -> None:
-        if self._clock is not None and self._may_be_held:
-            self._clock.hold(rank, is_held=is_held)
+    def _pause_clock(self, rank: int, *, is_debugged: bool) -> None:
+        if self._clock is not None and self._may_be_debugged:
+            self._clock.pause(rank, is_debugged=is_debugged)
 
-    def _restart_clock(self) -> None:
-        if self._clock is not None:
-            self._clock.restart()
-
-    def _settle(self, reason: str, skipper: StepOutcome | None) -> Mapping[int, Sequence[LastCall]]:
-        """Find out where the pending ranks are, stop them, and settle whose fault each bad outcome is.
-
-        Returns the calls by which that was settled; none if nothing has gone wrong.
-        """
-        step = self._step
-        if not (self._pending or step.has_gone_wrong):
-            return {}
-        self._stop_by(Stop.FREEZE, self._pending)
-        found = self._examine(self._pending)
-        hangs = found.hangs
-        step.collectives = entered(found.calls, step.began, clock.monotonic_ns())
-        calls = {rank: blamed(each) for rank, each in found.calls.items()}
-        out = set(self._pending)
-        self._pending = set()
-        self._stop(out)
-        blame = Blame(step, hangs, calls)
-        step.weigh_symptoms(blame.follows)
-        if hangs:
-            late = blame.late(is_over=step.has_gone_wrong)
-            for outcome in given_up(step, hangs, late, reason=reason, skipper=skipper):
-                step.note(outcome)
-        return calls
-
-    def _examine(self, ranks: Collection[int]) -> Examination:
-        found = self._ask(lambda of_node: of_node.examine([rank for rank in of_node.ranks if rank in ranks]))
-        return Examination(
-            hangs={rank: hang for each in found for rank, hang in each.hangs.items()},
-            calls={rank: calls for each in found for rank, calls in each.calls.items()},
-        )
-
-    def _end_alone(self) -> None:
-        """TERM, then KILL the ranks whose part is over: what they leave behind outlives them, and is reported."""
+    def _kill_alone(self) -> None:
+        """TERM, then KILL only the ranks, whose part is over: what they leave behind outlives them, and is reported."""
         for how, grace in ((Stop.TERM, TERM_GRACE), (Stop.KILL_ALONE, KILL_GRACE)):
-            self._stop_by(how, self._alive)
-            self._wait_for_ends(grace, self._alive)
+            self._signal(how, self._alive)
+            self._wait_for_exits(grace, self._alive)
 
     def _stop(self, ranks: Collection[int]) -> None:
-        """TERM, then KILL with all that they have started, and wait until they are gone."""
-        self._stop_by(Stop.FREEZE, ranks)
-        self._stop_by(Stop.TERM, ranks)
-        self._wait_for_ends(TERM_GRACE, ranks)
-        self._stop_by(Stop.KILL, ranks)
-        self._wait_for_ends(KILL_GRACE, ranks)
+        """TERM, then KILL ranks with all that they have started, and wait until they are gone."""
+        self._signal(Stop.FREEZE, ranks)
+        for how, grace in ((Stop.TERM, TERM_GRACE), (Stop.KILL, KILL_GRACE)):
+            self._signal(how, ranks)
+            self._wait_for_exits(grace, ranks)
 
-    def _stop_by(self, how: Stop, ranks: Collection[int]) -> None:
+    def _signal(self, how: Stop, ranks: Collection[int]) -> None:
         for node_ranks in self._ranks:
             node_ranks.stop([rank for rank in node_ranks.ranks if rank in ranks and rank in self._alive], how)
 
-    def _wait_for_ends(self, timeout: float, ranks: Collection[int]) -> None:
-        """Wait until these ranks are gone, and process other events meanwhile."""
-        wanted = set(ranks)
+    def _wait_for_exits(self, timeout: float, ranks: Collection[int]) -> None:
+        """Wait until these ranks are gone, and handle other events meanwhile."""
+        awaited = set(ranks)
         deadline = clock.monotonic() + timeout
-        while wanted & self._alive and (remaining := deadline - clock.monotonic()) > 0:
-            self._look(remaining)
+        while awaited & self._alive and (remaining := deadline - clock.monotonic()) > 0:
+            self._handle_events(remaining)
 
 
-def _problem_at_session_end(rank_exit: RankExit, overdue: float | None) -> AgentFailed | None:
-    """What went wrong when a rank ended its own pytest session, all of whose tests had passed.
+def _session_problem(rank_exit: RankExit, overdue: float | None) -> AgentFailed | None:
+    """Return what went wrong when a rank ended its own pytest session, all of whose tests had passed.
 
-    `overdue` has the seconds in which it did not end by itself; None if it did.
+    Args:
+        rank_exit: How it ended.
+        overdue: The seconds in which it did not end by itself; None if it did.
     """
     rank, status = rank_exit.rank, rank_exit.status
     if overdue is not None:
@@ -398,64 +399,64 @@ def _problem_at_session_end(rank_exit: RankExit, overdue: float | None) -> Agent
     return AgentFailed(message=message, text=text, kind=FailureKind.SUITE)
 
 
-_HELD = 1000.0
+_DEBUGGER_POLL = 1000.0
 """Seconds between checks while a debugger waits for a command."""
 
 
 class _Clock:
-    """Decides when a step is given up: at its limit, or sooner after a bad outcome or a skip.
+    """Decides when a step's time is up: at its limit, or sooner after a failure or a skip.
 
     Attributes:
-        reason: Why ranks are stopped when the time is up, in words: the limit that applies now.
+        reason: The limit that applies now, as the reason why ranks are stopped.
     """
 
     def __init__(self, deadlines: Deadlines, peer_grace: TimeLimit) -> None:
         self._deadlines = deadlines
         self._limit = deadlines.limit
         self._peer_grace = peer_grace
-        self._is_wrong = False
-        self._is_skipped = False
-        self._held: set[int] = set()
-        self._begin()
+        self._has_failed = False
+        self._has_skipped = False
+        self._debugged: set[int] = set()
+        self._start()
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         self._deadline = self._last = clock.monotonic() + self._limit.seconds
         self.reason = f"no end after {self._limit.words(self._deadlines.during)}"
 
-    def hold(self, rank: int, *, is_held: bool) -> None:
-        """Stop while a debugger waits for a command; restart when it no longer does, or its rank has ended."""
-        if is_held == (rank in self._held):
+    def pause(self, rank: int, *, is_debugged: bool) -> None:
+        """Pause while a debugger waits for a command; restart when it no longer does, or its rank has ended."""
+        if is_debugged == (rank in self._debugged):
             return
-        self._held ^= {rank}
-        self._is_wrong = self._is_skipped = False
-        self._begin()
+        self._debugged ^= {rank}
+        self._has_failed = self._has_skipped = False
+        self._start()
 
     def restart(self) -> None:
-        """Restart, unless a bad outcome or a skip has already shortened the step."""
-        if not self._is_wrong and not self._is_skipped:
-            self._limit = self._deadlines.anew or self._deadlines.limit
-            self._begin()
+        """Restart, unless a failure or a skip has already shortened the step."""
+        if not self._has_failed and not self._has_skipped:
+            self._limit = self._deadlines.after_release or self._deadlines.limit
+            self._start()
 
     def remaining(self, step: Step) -> float:
-        """Seconds left, shortened after a bad outcome or a skip in the step."""
-        if self._held:
-            return _HELD
+        """Return the seconds left, fewer after a failure or a skip in the step."""
+        if self._debugged:
+            return _DEBUGGER_POLL
         now = clock.monotonic()
-        if step.has_gone_wrong and not self._is_wrong:
-            self._is_wrong = True
+        if step.has_failed and not self._has_failed:
+            self._has_failed = True
             if now + self._peer_grace.seconds < self._deadline:
                 self._deadline = now + self._peer_grace.seconds
-                self.reason = f"stopped {self._peer_grace.words(f'after {step.first_bad_in_words}')}"
-        if step.has_skipped and not self._is_skipped and self._deadlines.skip is not None:
-            self._is_skipped = True
+                self.reason = f"stopped {self._peer_grace.words(f'after {step.first_failure}')}"
+        if step.has_skipped and not self._has_skipped and self._deadlines.skip is not None:
+            self._has_skipped = True
             self._deadline = min(self._deadline, now + self._deadlines.skip)
         return self._deadline - now
 
     @property
     def is_about_a_skip(self) -> bool:
-        """Whether only a rank's skip has used up the time."""
-        return self._is_skipped and not self._is_wrong and clock.monotonic() < self._last
+        """Whether the time is up only because a rank has skipped."""
+        return self._has_skipped and not self._has_failed and clock.monotonic() < self._last
 
-    def go_on(self) -> None:
+    def extend(self) -> None:
         """Extend the time of the peers of a rank that skipped."""
         self._deadline = min(self._last, clock.monotonic() + (self._deadlines.skip or 0.0))

@@ -1,4 +1,4 @@
-"""The ranks of one node, as the gang sees them: how they are forked, their events, and how to act on them."""
+"""The ranks of one gang on one node: how they are forked, their events, and how to control them."""
 
 import contextlib
 import os
@@ -31,28 +31,28 @@ from allranks.agent.channel import (
 from allranks.agent.child_processes import children_folder, names_of_children, primary, read_children
 from allranks.agent.diagnose.flight_recorder import FlightRecorder
 from allranks.agent.diagnose.stacks import (
-    PATIENCE,
+    CHILDREN_TIMEOUT,
     STACKS_SIGNAL,
     ChildHang,
+    ParentRank,
     StackFile,
-    Surroundings,
+    child_stacks_text,
+    describe_children,
     dump_stacks,
-    find_children,
-    text_of,
-    words_for,
+    inspect_children,
 )
 from allranks.agent.orphans import REAP_TIMEOUT, KilledOrphan, Mark, Orphans, kill_group, kill_orphans
 from allranks.agent.output import Output, OutputLog, OutputStream
 from allranks.agent.stacks import Stacks
 
-BeRank = Callable[[int, int, int], NoReturn]
-"""The work of a fork: called with its rank, and the descriptors of its connection and of its call log."""
+RankMain = Callable[[int, int, int], NoReturn]
+"""The main function of a rank; its arguments are the rank, and the descriptors of its connection and its call log."""
 
 UNKNOWN_STATUS = -1000
-"""In place of an exit status that another process took."""
+"""Stands for an exit status that another process took."""
 
 Echo = Callable[[int, str], None]
-"""Gets each line that a rank prints, with the rank."""
+"""Called with a rank and a line that it has printed."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -61,22 +61,21 @@ class RankProcess:
 
     number: int
     pid: int
-    # Process id of the former leader of its session and process group, which has ended: the rank leads neither, so that
-    # it may leave both.
+    # The session and process group that the rank was forked into. It leads neither, so a test may create new ones.
     session: int
     pidfd: int  # readable when the process has ended (pidfd_open(2))
     link: Link
     stdout: OutputStream
     stderr: OutputStream
-    board: int  # descriptor of its call log
+    call_log: int  # descriptor
     exit_status: int | None = None  # ``os.waitstatus_to_exitcode`` of its end; None while it lives
     state_before: str = ""  # the state of the process before it was frozen; empty while it is not
 
     def signal(self, number: int) -> None:
-        """Send a signal to the rank alone; a frozen one goes on, and first takes it.
+        """Send a signal to the rank alone; a frozen rank handles it and continues.
 
-        It goes to the main thread, which runs Python's handlers: just after a stop the kernel would give it to another
-        one, and the main thread would sleep on.
+        The main thread gets it, because that one runs Python's handlers: just after a stop the kernel would choose
+        another thread, and the main thread would sleep on.
         """
         if self.exit_status is not None:
             return
@@ -87,9 +86,9 @@ class RankProcess:
         self.state_before = ""
 
     def freeze(self) -> None:
-        """STOP it and the rest of its process group until it gets a signal; its children are not released by that.
+        """STOP the rank until it gets a signal, and the rest of its process group for good.
 
-        No number of busy processes, and none that it still starts, then delays what ends the rank.
+        Busy processes of the rank, however many, and new ones then cannot delay what is done to end it.
         """
         if self.exit_status is None and not self.state_before:
             state = linux.state_of(self.pid)
@@ -99,9 +98,9 @@ class RankProcess:
                 linux.signal_group(group, signal.SIGSTOP)
 
     def kill_group(self) -> None:
-        """KILL the rank and the rest of its process group, except for processes that clean up.
+        """KILL the rank and the rest of its process group, except for resource trackers.
 
-        Only before the rank is reaped: until then no other process can get its process id.
+        Does nothing once the rank is reaped: another process may then have its process id.
         """
         if self.exit_status is not None:
             return
@@ -111,7 +110,7 @@ class RankProcess:
 
     @property
     def ids(self) -> tuple[int, int]:
-        """The process groups and sessions of the rank and its children: the first one, and one that it may lead."""
+        """The process groups and sessions of the rank and its children: the original one, and one that it may lead."""
         return self.session, self.pid
 
     def reap(self) -> int | None:
@@ -121,53 +120,54 @@ class RankProcess:
         return status
 
     def end(self) -> None:
-        """Kill it, reap it and close its descriptors."""
+        """Kill the rank, reap it and close its descriptors."""
         self.kill_group()
         if self.exit_status is None:
             self.reap()
         self.close()
 
-    def glance(self) -> Output:
-        """The rank's output since the last call of :meth:`take_output`, which will return it again."""
+    def peek_output(self) -> Output:
+        """Return the output since the last :meth:`take_output`, without taking it."""
         return Output(stdout=self.stdout.glance(), stderr=self.stderr.glance())
 
     def take_output(self) -> Output:
-        """The rank's output since the last call."""
+        """Return the output since the last call."""
         return Output(stdout=self.stdout.take(), stderr=self.stderr.take())
 
     @property
     def descriptors(self) -> tuple[int, ...]:
         """The supervisor's descriptors of this rank."""
-        return self.pidfd, self.link.descriptor, self.stdout.descriptor, self.stderr.descriptor, self.board
+        return self.pidfd, self.link.descriptor, self.stdout.descriptor, self.stderr.descriptor, self.call_log
 
     def close(self) -> None:
         """Close the supervisor's descriptors of this rank."""
         self.link.close()
-        for descriptor in (self.pidfd, self.stdout.descriptor, self.stderr.descriptor, self.board):
+        for descriptor in (self.pidfd, self.stdout.descriptor, self.stderr.descriptor, self.call_log):
             os.close(descriptor)
 
 
 @dataclass(frozen=True, eq=False)
-class ConnectionEnds:
-    """Both ends of all connections of a rank that is about to be forked."""
+class RankConnections:
+    """Both ends of the connections of a rank that is about to be forked."""
 
     number: int
     link: Link
     stdout: OutputStream
     stderr: OutputStream
-    board: int
-    # The rank's descriptors: of its connection, its standard output, its standard error and its board.
-    theirs: tuple[int, ...]
+    call_log: int
+    rank_ends: tuple[int, ...]  # descriptors: connection, standard output, standard error, call log
 
     @property
-    def own(self) -> tuple[int, ...]:
+    def supervisor_ends(self) -> tuple[int, ...]:
         """The supervisor's descriptors."""
-        return self.link.descriptor, self.stdout.descriptor, self.stderr.descriptor, self.board
+        return self.link.descriptor, self.stdout.descriptor, self.stderr.descriptor, self.call_log
 
     def process(self, pid: int, pidfd: int) -> RankProcess:
-        """The rank that has the other ends now, which are closed here."""
+        """Close this process's copies of the rank's ends, and return the forked rank that has them."""
         self.link.pid = pid
-        self.hand_over()
+        for descriptor in self.rank_ends:
+            with suppress(OSError):
+                os.close(descriptor)
         return RankProcess(
             number=self.number,
             pid=pid,
@@ -176,111 +176,29 @@ class ConnectionEnds:
             link=self.link,
             stdout=self.stdout,
             stderr=self.stderr,
-            board=self.board,
+            call_log=self.call_log,
         )
 
-    def hand_over(self) -> None:
-        """Close this process's copies of the rank's ends."""
-        for descriptor in self.theirs:
-            with suppress(OSError):
-                os.close(descriptor)
 
-
-def open_ends(number: int, echo: Echo | None, undo: ExitStack) -> ConnectionEnds:
+def open_connections(number: int, echo: Echo | None, undo: ExitStack) -> RankConnections:
     """Open the connections of one rank; `undo` closes them."""
-    link, theirs = link_pair()
+    link, rank_end = link_pair()
     undo.callback(link.close)
-    undo.callback(os.close, theirs)
+    undo.callback(os.close, rank_end)
     stdout_in, stdout_out = _pipe(undo)
     stderr_in, stderr_out = _pipe(undo)
-    boards = call_log.open_log()
-    for descriptor in boards:
+    logs = call_log.open_log()
+    for descriptor in logs:
         undo.callback(os.close, descriptor)
     echo_line = None if echo is None else lambda line: echo(number, line)
-    return ConnectionEnds(
+    return RankConnections(
         number=number,
         link=link,
         stdout=OutputStream(stdout_in, echo_line),
         stderr=OutputStream(stderr_in, echo_line),
-        board=boards[0],
-        theirs=(theirs, stdout_out, stderr_out, boards[1]),
+        call_log=logs[0],
+        rank_ends=(rank_end, stdout_out, stderr_out, logs[1]),
     )
-
-
-def fork_ranks(numbers: Iterable[int], be_rank: BeRank, echo: Echo | None = None) -> list[RankProcess]:
-    """Fork ranks off this process; an OSError leaves none of them."""
-    ranks: list[RankProcess] = []
-    try:
-        for number in numbers:
-            with linux.adopting_orphans(), ExitStack() as undo:
-                ends = open_ends(number, echo, undo)
-                inherited = [*ends.own, *(descriptor for rank in ranks for descriptor in rank.descriptors)]
-                pid = fork_rank(number, ends.theirs, be_rank, inherited)
-                undo.callback(_end, pid)
-                ranks.append(ends.process(pid, os.pidfd_open(pid)))
-                undo.pop_all()
-    except BaseException:
-        for rank in ranks:
-            rank.end()
-        raise
-    return ranks
-
-
-def fork_rank(number: int, ends: tuple[int, ...], be_rank: BeRank, others: Iterable[int]) -> int:
-    """Fork one rank, which must not keep the descriptors of others; return its process id.
-
-    An intermediate process creates a session, forks the rank and ends: the rank leads neither its session nor its
-    process group, as a program that a script starts, and a test may create new ones. The process that adopts orphans
-    becomes its parent.
-    """
-    reading, writing = os.pipe()
-    try:
-        between = os.fork()
-    except OSError:
-        os.close(reading)
-        os.close(writing)
-        raise
-    if between == 0:
-        connection, *outputs, board = ends
-        _be_between(
-            writing, lambda: _be_fork([*others, reading, writing], outputs, lambda: be_rank(number, connection, board))
-        )
-    os.close(writing)
-    answer = _answer(between, reading)
-    told = loads(answer) if answer else "the process that forks a rank ended"
-    if isinstance(told, str):
-        raise OSError(told)
-    child_observer.disregard(int(told))
-    return int(told)
-
-
-def _be_between(writing: int, be_fork: Callable[[], NoReturn]) -> NoReturn:
-    """Create a session, fork the rank, write its process id, and exit."""
-    try:
-        os.setsid()
-        pid = os.fork()
-        if pid == 0:
-            be_fork()
-        linux.write_all(writing, dumps(pid).encode())
-    except OSError as error:
-        linux.write_all(writing, dumps(str(error)).encode())
-    finally:
-        os._exit(0)
-
-
-def _answer(between: int, reading: int) -> bytes:
-    """Wait for the intermediate process to end and read its answer; a hanging rank may still hold the pipe open."""
-    pidfd = os.pidfd_open(between)
-    try:
-        linux.is_readable(pidfd, None)
-        os.set_blocking(reading, False)
-        with suppress(BlockingIOError):
-            return os.read(reading, 1 << 20)
-    finally:
-        os.close(pidfd)
-        os.close(reading)
-        linux.reap(between, 0.0)
-    return b""
 
 
 def _pipe(undo: ExitStack) -> tuple[int, int]:
@@ -290,13 +208,73 @@ def _pipe(undo: ExitStack) -> tuple[int, int]:
     return ends
 
 
+def fork_ranks(numbers: Iterable[int], rank_main: RankMain, echo: Echo | None = None) -> list[RankProcess]:
+    """Fork ranks off this process; after an OSError none of them is left."""
+    ranks: list[RankProcess] = []
+    try:
+        for number in numbers:
+            with linux.adopting_orphans(), ExitStack() as undo:
+                connections = open_connections(number, echo, undo)
+                inherited = [*connections.supervisor_ends, *(each for rank in ranks for each in rank.descriptors)]
+                pid = fork_rank(number, connections.rank_ends, rank_main, inherited)
+                undo.callback(_end, pid)
+                ranks.append(connections.process(pid, os.pidfd_open(pid)))
+                undo.pop_all()
+    except BaseException:
+        for rank in ranks:
+            rank.end()
+        raise
+    return ranks
+
+
 def _end(pid: int) -> None:
     linux.signal_process(pid, signal.SIGKILL)
     linux.reap(pid, REAP_TIMEOUT)
 
 
-def _be_fork(others: Iterable[int], outputs: Iterable[int], work: Callable[[], NoReturn]) -> NoReturn:
-    """Continue as the fork and never return: an exception must not make it a second copy of its parent."""
+def fork_rank(number: int, ends: tuple[int, ...], rank_main: RankMain, others: Iterable[int]) -> int:
+    """Fork one rank, which must close the descriptors of `others`; return its process id.
+
+    An intermediate process creates a session, forks the rank and exits. The rank leads neither its session nor its
+    process group, like a program that a script starts, so a test may create new ones. The process that adopts orphans
+    becomes its parent.
+    """
+    reading, writing = os.pipe()
+    try:
+        intermediate = os.fork()
+    except OSError:
+        os.close(reading)
+        os.close(writing)
+        raise
+    if intermediate == 0:
+        connection, *outputs, log = ends
+        inherited = [*others, reading, writing]
+        _run_intermediate(writing, lambda: _run_fork(inherited, outputs, lambda: rank_main(number, connection, log)))
+    os.close(writing)
+    answer = _read_answer(intermediate, reading)
+    pid_or_error = loads(answer) if answer else "the process that forks a rank ended"
+    if isinstance(pid_or_error, str):
+        raise OSError(pid_or_error)
+    child_observer.disregard(int(pid_or_error))
+    return int(pid_or_error)
+
+
+def _run_intermediate(writing: int, run_fork: Callable[[], NoReturn]) -> NoReturn:
+    """Create a session, fork the rank, write its process id or an error, and exit."""
+    try:
+        os.setsid()
+        pid = os.fork()
+        if pid == 0:
+            run_fork()
+        linux.write_all(writing, dumps(pid).encode())
+    except OSError as error:
+        linux.write_all(writing, dumps(str(error)).encode())
+    finally:
+        os._exit(0)
+
+
+def _run_fork(others: Iterable[int], outputs: Iterable[int], work: Callable[[], NoReturn]) -> NoReturn:
+    """Run the fork, and never return: an exception must not make it a second copy of its parent."""
     try:
         for descriptor in others:
             os.close(descriptor)
@@ -310,58 +288,71 @@ def _be_fork(others: Iterable[int], outputs: Iterable[int], work: Callable[[], N
         os._exit(1)
 
 
+def _read_answer(intermediate: int, reading: int) -> bytes:
+    """Wait for the intermediate process to exit and read its answer; a hanging rank may still hold the pipe open."""
+    pidfd = os.pidfd_open(intermediate)
+    try:
+        linux.is_readable(pidfd, None)
+        os.set_blocking(reading, False)
+        with suppress(BlockingIOError):
+            return os.read(reading, 1 << 20)
+    finally:
+        os.close(pidfd)
+        os.close(reading)
+        linux.reap(intermediate, 0.0)
+    return b""
+
+
 Disturber = Callable[[Mapping[int, int], str], contextlib.AbstractContextManager[None]]
-"""Disturbs ranks, given by their numbers and processes, in the way that a text describes."""
+"""Disturbs ranks, given the process id of each, in the way that a text describes."""
 
 CLOSED_TIMEOUT = 1.0
 """Seconds for a rank to die after the end of its pipe; if it still lives then, it has closed the pipe itself."""
 
+ReadEvents = Callable[[], Sequence[RankEvent]]
+"""The data of a descriptor in a selector: called when the descriptor is readable, returns the new events."""
 
-Look = Callable[[], Sequence[RankEvent]]
-"""Data of a descriptor in a selector: returns the new events once the descriptor is readable."""
-
-
-_HELD = {
+_BLOCKED = {
     "T": "it is stopped (SIGSTOP)",
     "t": "it is stopped by its tracer (ptrace)",
-    "D": "the kernel holds it (state D)",
+    "D": "the kernel blocks it (state D)",
 }
-"""By state; any process is in the last one for a moment now and then."""
+"""By process state. Any process is in state D for a moment now and then."""
 
 
 class Stop(StrEnum):
     """How ranks are stopped."""
 
-    FREEZE = "freeze"  # STOP, until they get a signal: they, and all that they have started, are about to be killed
+    FREEZE = "freeze"  # STOP until they get a signal: they, and all that they have started, are about to be killed
     TERM = "term"
-    KILL_ALONE = "kill_alone"  # KILL, but not what they have started: that has to be found
+    KILL_ALONE = "kill_alone"  # KILL, but not the processes that they have started, which are to be reported
     KILL = "kill"  # KILL, with the rest of their process groups
 
 
 @dataclass(frozen=True, kw_only=True)
 class Disturb:
-    """End what disturbs the ranks from outside, and begin with this."""
+    """Stop disturbing the ranks from outside, and start in another way."""
 
-    how: str  # as the plug-ins' functions take it; empty for nothing
+    how: str  # passed to the plug-ins' functions; empty for no disturbance
 
 
-Order = Command | Disturb
-"""What ranks, or who disturbs them, are sent."""
+GangCommand = Command | Disturb
+"""A command for all ranks of a gang, or for the node that they run on."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Examination:
+class Inspection:
     """What the ranks of one node are doing."""
 
-    # Where the ranks are that were asked about, even if they do not respond.
+    # Where the requested ranks are, even if they do not respond.
     hangs: Mapping[int, RankHang] = field(default_factory=dict)
-    # The last calls of each rank in its process groups, the newest first.
+    # The last calls of all ranks in their process groups, newest first.
     calls: Mapping[int, tuple[LastCall, ...]] = field(default_factory=dict)
 
 
-_Found = TypeVar("_Found")
-Answer = Callable[[], _Found]
-"""Waits for the answer to a question that has been asked: all nodes are asked before one is waited for."""
+_Result = TypeVar("_Result")
+Pending = Callable[[], _Result]
+"""Waits for the result of a request that has been sent: the gang sends to all nodes before it waits for one."""
 
 
 class Ranks(Protocol):
@@ -373,29 +364,29 @@ class Ranks(Protocol):
 
     @property
     def pids(self) -> Sequence[int]:
-        """Their process ids, each in its own node's namespace."""
+        """Their process ids, in their own node's namespace."""
 
     def watch(self, selector: selectors.BaseSelector) -> None:
-        """Register the descriptors that signal their events, each with a :data:`Look` as data."""
+        """Register the descriptors that signal their events, each with a :data:`ReadEvents` as data."""
 
-    def send(self, order: Order) -> None:
-        """Send an order to each."""
+    def send(self, command: GangCommand) -> None:
+        """Send a command to all of them."""
 
-    def examine(self, ranks: Collection[int]) -> Answer[Examination]:
-        """Find out what the ranks do, and of these ranks where they are."""
+    def inspect(self, ranks: Collection[int]) -> Pending[Inspection]:
+        """Find out where these ranks are, and the last calls of all."""
 
     def stop(self, ranks: Collection[int], how: Stop) -> None:
         """Stop these ranks; returns before they have ended."""
 
-    def take_output(self, title: str) -> Answer[Mapping[int, Output]]:
-        """Log what each rank has printed since the last call, under this title, and return it."""
+    def take_output(self, title: str) -> Pending[Mapping[int, Output]]:
+        """Log the output of each rank since the last call, under this title, and return it."""
 
-    def close(self) -> Answer[Sequence[KilledOrphan]]:
+    def close(self) -> Pending[Sequence[KilledOrphan]]:
         """Kill processes that outlived the ranks, which have ended, and close all descriptors."""
 
 
 def stack_files(results: Path, numbers: Iterable[int]) -> dict[int, StackFile]:
-    """Create the stack files of ranks before the fork; later ones would miss stacks that a rank writes at once."""
+    """Create the stack files of ranks; called before the fork, because a rank may write stacks at once."""
     files = {number: results / f"rank-{number}.stacks.txt" for number in numbers}
     for path in files.values():
         # Created by the supervisor, so that no umask of the suite's can lock out ranks of later gangs.
@@ -410,11 +401,11 @@ class LocalRanks:
         processes: The forked ranks.
         results: The folder of their files.
         orphans: Finds the processes that they leave behind.
-        recorder: torch's flight recorder, if these ranks have one.
-        stacks: Their :func:`stack_files`, created before the fork; None to create them now.
-        echo: Gets each line that ranks of a driver's test print, passed on by the driver; None for no echo.
-        mark: Which they bear; None for none.
-        shared: The folder that they share, which goes with them; None for none.
+        recorder: torch's flight recorder, if they use it.
+        stacks: Their :func:`stack_files` if these were created before the fork.
+        echo: Called with each line that ranks of a launcher test print.
+        mark: The mark in their environment.
+        shared: The folder that they share, which is removed with them.
         disturbers: The functions of plug-ins that disturb ranks (see :mod:`allranks.agent.job_plugins`).
         code: The folder of the suite, to which paths are relative.
     """
@@ -440,13 +431,12 @@ class LocalRanks:
         self._recorder = recorder
         self._echo = echo
         self._processes = {process.number: process for process in processes}
-        self._results = results
         self._orphans = orphans
         self._killed_for_memory = linux.killed_for_memory()
         self._logs = {number: OutputLog(results / f"rank-{number}.log") for number in self._processes}
         self._stacks = stack_files(results, self._processes) if stacks is None else stacks
         self._selector: selectors.BaseSelector | None = None
-        self._stopped: set[int] = set()
+        self._stopped: set[int] = set()  # process ids of ranks and session leaders that were stopped
         self._disturbance = contextlib.ExitStack()
 
     @property
@@ -460,25 +450,25 @@ class LocalRanks:
     def watch(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
         for rank in self._processes.values():
-            for descriptor, look in self._looks(rank).items():
-                selector.register(descriptor, selectors.EVENT_READ, look)
+            for descriptor, read_events in self._readers(rank).items():
+                selector.register(descriptor, selectors.EVENT_READ, read_events)
 
-    def _looks(self, rank: RankProcess) -> dict[int, Look]:
+    def _readers(self, rank: RankProcess) -> dict[int, ReadEvents]:
         return {
-            rank.link.descriptor: lambda: self._look_at_reports(rank),
-            rank.pidfd: lambda: self._look_at_end(rank),
-            rank.stdout.descriptor: lambda: self._look_at_output(rank),
-            rank.stderr.descriptor: lambda: self._look_at_output(rank),
+            rank.link.descriptor: lambda: self._read_link(rank),
+            rank.pidfd: lambda: self._read_exit(rank),
+            rank.stdout.descriptor: lambda: self._read_output(rank),
+            rank.stderr.descriptor: lambda: self._read_output(rank),
         }
 
-    def _look_at_reports(self, rank: RankProcess) -> Sequence[RankEvent]:
+    def _read_link(self, rank: RankProcess) -> Sequence[RankEvent]:
         if rank.link.is_sending:
             rank.link.flush()
-            self._watch_for_room(rank)
-        events = self._reports(rank)
-        return [*events, *self._look_at_end(rank)] if rank.link.at_end else events
+            self._update_events(rank)
+        events = self._read_reports(rank)
+        return [*events, *self._read_exit(rank)] if rank.link.at_end else events
 
-    def _reports(self, rank: RankProcess) -> list[RankEvent]:
+    def _read_reports(self, rank: RankProcess) -> list[RankEvent]:
         events: list[RankEvent] = []
         for message in rank.link.read():
             match message:
@@ -486,31 +476,31 @@ class LocalRanks:
                     if self._echo is not None:
                         self._echo(number, line)
                 case _:
-                    events.append(self._event(rank, message))
+                    events.append(self._report(rank, message))
         return events
 
-    def _event(self, rank: RankProcess, message: Progress | Debugging) -> RankReport:
+    def _report(self, rank: RankProcess, message: Progress | Debugging) -> RankReport:
         strangers = rank.link.take_strangers()
-        calls = read_calls(rank.board) if isinstance(message, StepEnded) else None
+        calls = read_calls(rank.call_log) if isinstance(message, StepEnded) else None
         return RankReport(rank=rank.number, message=message, at=clock.now(), has_strangers=strangers, calls=calls)
 
-    def _look_at_output(self, rank: RankProcess) -> Sequence[RankEvent]:
+    def _read_output(self, rank: RankProcess) -> Sequence[RankEvent]:
         for stream in (rank.stdout, rank.stderr):
             stream.drain()
             if stream.at_end:
-                self._forget(stream.descriptor)
+                self._unregister(stream.descriptor)
         return ()
 
-    def _look_at_end(self, rank: RankProcess) -> Sequence[RankEvent]:
-        """The last reports, which still count, and the exit; a rank that closed its connection counts as ended."""
+    def _read_exit(self, rank: RankProcess) -> Sequence[RankEvent]:
+        """Return the last reports, which still count, and the exit; a rank that closed its connection has ended."""
         if rank.exit_status is not None:
             return ()
-        events = self._reports(rank)
-        cut_off = _cut_off(rank)
-        while more := self._reports(rank):
+        events = self._read_reports(rank)
+        cut_off = _kill_if_disconnected(rank)
+        while more := self._read_reports(rank):
             events += more
         for descriptor in (rank.pidfd, rank.link.descriptor):
-            self._forget(descriptor)
+            self._unregister(descriptor)
         return [*events, self._exit_of(rank, cut_off)]
 
     def _exit_of(self, rank: RankProcess, cut_off: str) -> RankExit:
@@ -528,28 +518,28 @@ class LocalRanks:
             lost="" if status is not None else "its tracer took its exit status",
             by_memory_killer=linux.is_memory_kill(status, self._killed_for_memory),
             stacks=Stacks(self._stacks[rank.number].added(), self._code),
-            output=rank.glance(),
-            waits_for=read_wait(rank.board),
-            calls=read_calls(rank.board),
+            output=rank.peek_output(),
+            waits_for=read_wait(rank.call_log),
+            calls=read_calls(rank.call_log),
         )
 
-    def _forget(self, descriptor: int) -> None:
+    def _unregister(self, descriptor: int) -> None:
         with contextlib.suppress(KeyError):
             if self._selector is not None:
                 self._selector.unregister(descriptor)
 
-    def send(self, order: Order) -> None:
-        if isinstance(order, Disturb):
-            self._disturb(order.how)
+    def send(self, command: GangCommand) -> None:
+        if isinstance(command, Disturb):
+            self._disturb(command.how)
             return
         for rank in self._processes.values():
             if rank.exit_status is None:
-                rank.link.send(order)
+                rank.link.send(command)
                 if rank.link.is_sending:
-                    self._watch_for_room(rank)
+                    self._update_events(rank)
 
-    def _watch_for_room(self, rank: RankProcess) -> None:
-        """Have the selector report room for the rest of a command, as long as there is a rest."""
+    def _update_events(self, rank: RankProcess) -> None:
+        """Watch whether the rank's connection is writable while a part of a command is unsent."""
         if self._selector is not None:
             key = self._selector.get_key(rank.link.descriptor)
             self._selector.modify(key.fd, rank.link.events, key.data)
@@ -574,69 +564,72 @@ class LocalRanks:
                 case Stop.KILL:
                     rank.kill_group()
 
-    def examine(self, ranks: Collection[int]) -> Answer[Examination]:
-        return lambda: self._examine(ranks)
+    def inspect(self, ranks: Collection[int]) -> Pending[Inspection]:
+        return lambda: self._inspect(ranks)
 
-    def _examine(self, ranks: Collection[int]) -> Examination:
-        # First, as a rank may go on for a moment once it has written its stacks.
-        calls = {number: tuple(read_last_calls(rank.board)) for number, rank in self._processes.items()}
-        return Examination(hangs=self._find(ranks), calls=calls)
+    def _inspect(self, ranks: Collection[int]) -> Inspection:
+        # Calls first: a rank may continue for a moment once it has written its stacks.
+        calls = {number: tuple(read_last_calls(rank.call_log)) for number, rank in self._processes.items()}
+        return Inspection(hangs=self._locate(ranks), calls=calls)
 
-    def _find(self, ranks: Collection[int]) -> Mapping[int, RankHang]:
+    def _locate(self, ranks: Collection[int]) -> Mapping[int, RankHang]:
         # The process id of a reaped rank may belong to another process by now.
         pids = {rank: self._processes[rank].pid for rank in ranks if self._processes[rank].exit_status is None}
         before = {rank: self._processes[rank].state_before or linux.state_of(pid) for rank, pid in pids.items()}
-        # A rank may go on to the end of its test as soon as it has written its stacks.
-        phases = {rank: read_phase(self._processes[rank].board) for rank in ranks}
-        waits = {rank: read_wait(self._processes[rank].board) for rank in ranks}
+        # A rank may continue to the end of its test as soon as it has written its stacks.
+        phases = {rank: read_phase(self._processes[rank].call_log) for rank in ranks}
+        waits = {rank: read_wait(self._processes[rank].call_log) for rank in ranks}
         stopped = {rank for rank, state in before.items() if state in ("T", "t")}
-        # A rank takes up to a second to write its recording: it is asked first, and waited for last.
+        # A rank takes up to a second to write its recording: request it first, and wait for it last.
         recordings = self._recorder.request(pids) if self._recorder else []
         for rank in set(pids) - stopped:
             self._processes[rank].signal(STACKS_SIGNAL)
         stacks = dump_stacks(pids, stopped, {rank: self._stacks[rank] for rank in pids}, self._code)
         if self._recorder:
             self._recorder.wait(recordings)
-        held = {rank: _HELD.get(before[rank], "") for rank, pid in pids.items() if linux.state_of(pid) == before[rank]}
-        # Only ranks that are about to be killed are frozen, and their children may end by being asked.
+        blocked = {
+            rank: _BLOCKED.get(before[rank], "") for rank, pid in pids.items() if linux.state_of(pid) == before[rank]
+        }
+        # Only ranks that are about to be killed are frozen: inspecting their children may end these.
         self.stop([rank for rank, pid in pids.items() if pid in self._stopped], Stop.FREEZE)
-        deadline = clock.monotonic() + PATIENCE
-        children = {rank: self._children_of(rank, deadline) for rank, pid in pids.items() if pid in self._stopped}
+        deadline = clock.monotonic() + CHILDREN_TIMEOUT
+        children = {rank: self._inspect_children(rank, deadline) for rank, pid in pids.items() if pid in self._stopped}
         return {
             rank: RankHang(
                 stacks=stacks.get(rank, Stacks()),
-                held=held.get(rank, ""),
+                held=blocked.get(rank, ""),
                 phase=phases[rank],
                 waits_for=waits[rank],
-                children=self._failed_child_of(rank) + words_for(children.get(rank, ())),
-                child_stacks=text_of(children.get(rank, ())),
+                children=self._describe_failed_child(rank) + describe_children(children.get(rank, ())),
+                child_stacks=child_stacks_text(children.get(rank, ())),
             )
             for rank in ranks
         }
 
-    def _failed_child_of(self, number: int) -> str:
-        """In words, the process that failed first of those that a rank's test has started; empty for none."""
+    def _describe_failed_child(self, number: int) -> str:
+        """Describe the process that failed first of those that a rank's test has started; empty for none."""
         failed = None if self._shared is None else primary(read_children(children_folder(self._shared, number), number))
         return f"; {failed.words(self._code)} before" if failed else ""
 
-    def _children_of(self, number: int, deadline: float) -> Sequence[ChildHang]:
+    def _inspect_children(self, number: int, deadline: float) -> Sequence[ChildHang]:
         rank, file = self._processes[number], self._stacks[number]
         events = children_folder(self._shared, number) if self._shared else None
-        around = Surroundings(
+        parent = ParentRank(
             number=number,
+            pid=rank.pid,
             names=names_of_children(events, number) if events else {},
             stacks=file,
-            printed=rank.stderr.glance,
-            pipes=frozenset(os.fstat(each.descriptor).st_ino for each in (rank.stdout, rank.stderr)),
+            read_stderr=rank.stderr.glance,
+            pipes=frozenset(os.fstat(stream.descriptor).st_ino for stream in (rank.stdout, rank.stderr)),
             code=self._code,
         )
-        children = find_children(rank.pid, around, deadline)
-        file.append(text_of(children))
+        children = inspect_children(parent, deadline)
+        file.append(child_stacks_text(children))
         # Those that lead a session of their own, as torchrun's do, are no orphans of the rank: it is killed.
         self._stopped.update(child.pid for child in children)
         return children
 
-    def take_output(self, title: str) -> Answer[Mapping[int, Output]]:
+    def take_output(self, title: str) -> Pending[Mapping[int, Output]]:
         return lambda: self._take_output(title)
 
     def _take_output(self, title: str) -> Mapping[int, Output]:
@@ -645,13 +638,13 @@ class LocalRanks:
             self._logs[number].add(title, output)
         return outputs
 
-    def close(self) -> Answer[Sequence[KilledOrphan]]:
+    def close(self) -> Pending[Sequence[KilledOrphan]]:
         return self._close
 
     def _close(self) -> Sequence[KilledOrphan]:
         self._disturbance.close()
-        ranks = {each: number for number, rank in self._processes.items() for each in rank.ids}
-        stopped = {each for rank in self._processes.values() if rank.pid in self._stopped for each in rank.ids}
+        ranks = {pid: number for number, rank in self._processes.items() for pid in rank.ids}
+        stopped = {pid for rank in self._processes.values() if rank.pid in self._stopped for pid in rank.ids}
         left = kill_orphans(self._orphans, ranks, stopped | self._stopped, self._mark)
         for rank in self._processes.values():
             rank.close()
@@ -660,12 +653,12 @@ class LocalRanks:
         return left
 
 
-def _cut_off(rank: RankProcess) -> str:
-    """Wait for the end of a rank that cannot report any more; if it lives on, kill it and return the reason."""
+def _kill_if_disconnected(rank: RankProcess) -> str:
+    """Wait for the end of a rank that can no longer report; if it does not end, kill it and return the reason."""
     is_garbled = rank.link.is_garbled
     if not is_garbled and linux.is_readable(rank.pidfd, CLOSED_TIMEOUT):
         return ""
-    # It alone: it may only be slow to end, and what it leaves behind has to be found.
+    # The rank alone: it may only be slow to end, and what it leaves behind has to be found.
     rank.signal(signal.SIGKILL)
     linux.is_readable(rank.pidfd, REAP_TIMEOUT)
     return "wrote into its connection to the supervisor" if is_garbled else "closed its connection to the supervisor"

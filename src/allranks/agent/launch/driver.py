@@ -2,7 +2,7 @@
 
 It runs the item as a rank would, alone and without a process group, but it is not a rank: its files are in a separate
 folder. It also reports the outcomes of its ranks, and which of its own phases only repeat what ranks have reported
-(:mod:`allranks.agent.supervisor.driver_account`).
+(:mod:`allranks.agent.supervisor.launcher_outcomes`).
 """
 
 import os

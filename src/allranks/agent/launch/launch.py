@@ -12,7 +12,7 @@ from typing import NoReturn, Protocol
 from allranks.agent import linux
 from allranks.agent.channel import RankEvent, RankExit, RankReport, RunTest, StepEnded
 from allranks.agent.diagnose.stacks import StackFile
-from allranks.agent.diagnose.step_outcome import Step, ends_of, failed_start
+from allranks.agent.diagnose.step_outcome import Step, failed_start, outcome_records
 from allranks.agent.gangs.gang import SKIP_GRACES, Deadlines, Gang
 from allranks.agent.gangs.local_ranks import (
     UNKNOWN_STATUS,
@@ -122,7 +122,7 @@ class Launch:
     def start(self) -> Step:
         """Wait until each rank is ready; if one could not start, or skipped, that is the outcome of the first test."""
         step = self._supervise(self._gang.start)
-        first = step.leader or step.skipper
+        first = step.primary_failure or step.first_skip
         if first is None:
             return step
         failed = failed_start(step, first)
@@ -150,7 +150,7 @@ class Launch:
     def end(self) -> Step:
         """Have each rank tear down and leave; only errors are recorded, under the last test."""
         step = self._supervise(self._gang.end)
-        if step.leader is not None:
+        if step.primary_failure is not None:
             self._record(step)
         return step
 
@@ -188,7 +188,7 @@ class Launch:
 
     def _record(self, step: Step) -> None:
         outputs = self._gang.take_output(self._last.nodeid)
-        for record in ends_of(step, self._last.nodeid, self.world_size, outputs):
+        for record in outcome_records(step, self._last.nodeid, self.world_size, outputs):
             self._workplace.journal.write(record)
         self._workplace.show(outputs)
         if self._gang.has_quit:
@@ -206,7 +206,7 @@ def _as_consequence(broken_off: Step) -> Step:
 def _start_ranks(workplace: Workplace, world_size: int, work: Callable[[LaunchedRank], int]) -> "_LaunchedRanks":
     mark, parent = Mark.of_launch(), os.getpid()
 
-    def be_rank(rank: int, connection: int, board: int) -> NoReturn:
+    def rank_main(rank: int, connection: int, board: int) -> NoReturn:
         place = Place(
             rank=rank,
             world_size=world_size,
@@ -222,7 +222,7 @@ def _start_ranks(workplace: Workplace, world_size: int, work: Callable[[Launched
     with warnings.catch_warnings():
         # Python 3.12 warns about forking with threads. The danger is held locks, and a rank takes none of its parent's.
         warnings.simplefilter("ignore", DeprecationWarning)
-        processes = fork_ranks(range(world_size), be_rank, workplace.echo)
+        processes = fork_ranks(range(world_size), rank_main, workplace.echo)
     return _LaunchedRanks(processes, workplace, mark, stacks)
 
 
@@ -259,8 +259,8 @@ class _LaunchedRanks(LocalRanks):
         if process.exit_status is None:
             linux.is_readable(process.pidfd, timeout)
 
-    def _look_at_end(self, rank: RankProcess) -> Sequence[RankEvent]:
-        return [each for event in super()._look_at_end(rank) for each in self._with_excuse(event)]
+    def _read_exit(self, rank: RankProcess) -> Sequence[RankEvent]:
+        return [each for event in super()._read_exit(rank) for each in self._with_excuse(event)]
 
     def _with_excuse(self, event: RankEvent) -> Sequence[RankEvent]:
         if isinstance(event, RankReport) or not self._is_expected(event):
@@ -291,7 +291,7 @@ class _LaunchedGang(Gang):
 def _lead(ranks: _LaunchedRanks, limits: TimeLimits, end: JobEnd) -> _LaunchedGang:
     try:
         # Always allowed here: the supervisor of this process has its own limits, so a held rank cannot block the job.
-        return _LaunchedGang([ranks], limits=limits, end=end, may_be_held=True)
+        return _LaunchedGang([ranks], limits=limits, end=end, may_be_debugged=True)
     except BaseException:
         ranks.stop(ranks.ranks, Stop.KILL)
         ranks.close()()

@@ -63,8 +63,8 @@ def raise_for(step: Step, *, may_disagree: bool) -> None:
         pytest.xfail.Exception: All ranks called ``pytest.xfail``.
     """
     __tracebackhide__ = True
-    if step.leader is not None:
-        raise RankFailureError("\n".join(_account(step, step.leader)), step.leader.raised)
+    if step.primary_failure is not None:
+        raise RankFailureError("\n".join(_account(step, step.primary_failure)), step.primary_failure.raised)
     outcomes = {each.outcome for each in step.outcomes}
     if outcomes == {Outcome.XFAILED}:
         pytest.xfail(step.outcomes[0].message)

@@ -1,12 +1,12 @@
-"""The connection of two agents: how they meet, and JSON over TCP after a mutual proof of the job's token.
+"""The connection of two agents: the handshake, and JSON over TCP.
 
-Each message is one of :mod:`allranks.agent.nodes.messages` as JSON, preceded by its length in four bytes. The leader
-sends a fresh nonce. The follower answers with its own nonce and a code over both (HMAC, RFC 2104, with SHA-256), which
-proves that it has the token. The leader then proves itself in the same way. The token itself is never sent. Later
-messages are neither encrypted nor signed: the port must be in a private network of the nodes.
+A message is one of :mod:`allranks.agent.nodes.messages` as JSON, preceded by its length in four bytes. In the handshake
+the leader sends a fresh nonce. The follower answers with its own nonce and a code over both (HMAC, RFC 2104, with
+SHA-256), which proves that it has the job's token. The leader then proves itself in the same way. The token itself is
+never sent. Later messages are neither encrypted nor signed: the port must be in a private network of the nodes.
 
-The leader opens a port until all followers have joined. Any other client gets only a nonce, must answer in time, and is
-disconnected.
+The leader listens until all followers have connected. Any other client only gets a nonce, and is disconnected when its
+time is up.
 """
 
 import hmac
@@ -16,24 +16,24 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from allranks.agent.nodes.messages import MESSAGES, Claim, Greeting, Message, Proof
+from allranks.agent.nodes.messages import MESSAGES, Challenge, FollowerProof, LeaderProof, Message
 from allranks.protocol.config import AgentConfig, NodeConfig, TimeLimit
 from allranks.protocol.typed_json import RecordError, decode_line, encode_line
 
 FRAME_LIMIT = 64 << 20
 """Maximum bytes of a message between authenticated agents: the names of several hundred thousand tests."""
 
-GREETING_LIMIT = 1 << 10
-"""Maximum bytes of a message before the sender has proven that it has the token."""
+UNTRUSTED_LIMIT = 1 << 10
+"""Maximum bytes of a message from a peer that has not been authenticated."""
 
 _HEADER = struct.Struct("!I")
-_PIECE = 1 << 16
-_PIECES = 16
+_CHUNK = 1 << 16
+_MAX_CHUNKS = 16
 _NONCE_BYTES = 32
 
 
@@ -47,14 +47,14 @@ class NodeConnection:
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _notice_dead_hosts(connection)
+        _enable_keepalive(connection)
         self._socket = connection
-        self._limit = GREETING_LIMIT
-        self._rest = bytearray()
+        self._limit = UNTRUSTED_LIMIT
+        self._buffer = bytearray()
         self.ended = ""  # why no more messages can arrive, as in "is gone"; empty while they can
 
     def trust(self) -> None:
-        """Accept longer messages: the other side has proven itself."""
+        """Accept long messages: the other side has been authenticated."""
         self._limit = FRAME_LIMIT
 
     def fileno(self) -> int:
@@ -62,7 +62,7 @@ class NodeConnection:
         return self._socket.fileno()
 
     def send(self, message: Message, timeout: float) -> None:
-        """Send a whole message, and read incoming data meanwhile: two sides that only sent would deadlock."""
+        """Send a whole message, reading incoming data meanwhile: two sides that only sent would deadlock."""
         data = encode_line(message)
         view = memoryview(_HEADER.pack(len(data)) + data)
         deadline = time.monotonic() + timeout
@@ -70,19 +70,19 @@ class NodeConnection:
             try:
                 view = view[self._socket.send(view) :]
             except BlockingIOError:
-                self._wait_for_room(deadline)
+                self._wait_until_writable(deadline)
             except OSError as error:
                 msg = "is gone"
                 raise ConnectionLostError(msg) from error
 
-    def _wait_for_room(self, deadline: float) -> None:
+    def _wait_until_writable(self, deadline: float) -> None:
         events = selectors.EVENT_WRITE if self.ended else selectors.EVENT_WRITE | selectors.EVENT_READ
         ready = self._select(events, deadline)
         if not ready:
-            msg = "takes nothing any more"
+            msg = "no longer reads its messages"
             raise ConnectionLostError(msg)
         if ready & selectors.EVENT_READ:
-            self._pull()
+            self._fill_buffer()
 
     def wait(self, deadline: float) -> bool:
         """Wait until data has arrived or the connection has ended; False if `deadline` (monotonic) passed first."""
@@ -96,25 +96,25 @@ class NodeConnection:
 
     @property
     def has_message(self) -> bool:
-        """Whether a whole message is buffered that :meth:`receive` has not returned yet: no descriptor signals it."""
-        if len(self._rest) < _HEADER.size:
+        """Whether a whole message is buffered, which no selector reports."""
+        if len(self._buffer) < _HEADER.size:
             return False
-        (size,) = _HEADER.unpack_from(self._rest)
-        return bool(len(self._rest) >= _HEADER.size + size)
+        (size,) = _HEADER.unpack_from(self._buffer)
+        return bool(len(self._buffer) >= _HEADER.size + size)
 
     def receive(self) -> list[Message]:
-        """The available messages, without waiting; sets `ended` if they are the last."""
-        self._pull()
+        """Return the messages that have arrived, without waiting; sets `ended` if they are the last."""
+        self._fill_buffer()
         messages: list[Message] = []
-        while (message := self._next()) is not None:
+        while (message := self._next_message()) is not None:
             messages.append(message)
         return messages
 
-    def _pull(self) -> None:
-        """Read available data, up to a bound: a flood must not starve other work."""
-        for _ in range(_PIECES):
+    def _fill_buffer(self) -> None:
+        """Read a bounded amount of data: a flood must not starve other work."""
+        for _ in range(_MAX_CHUNKS):
             try:
-                data = self._socket.recv(_PIECE)
+                data = self._socket.recv(_CHUNK)
             except BlockingIOError:
                 return
             except OSError:
@@ -122,30 +122,29 @@ class NodeConnection:
             if not data:
                 self.ended = self.ended or "is gone"
                 return
-            self._rest += data
+            self._buffer += data
 
-    def _next(self) -> Message | None:
-        """The next whole message; None if there is none yet."""
-        if len(self._rest) < _HEADER.size:
+    def _next_message(self) -> Message | None:
+        if len(self._buffer) < _HEADER.size:
             return None
-        (size,) = _HEADER.unpack_from(self._rest)
+        (size,) = _HEADER.unpack_from(self._buffer)
         if size > self._limit:
-            self._refuse(f"sends a message of {size} bytes")
+            self._reject(f"sent a message of {size} bytes")
             return None
         end = _HEADER.size + size
-        if len(self._rest) < end:
+        if len(self._buffer) < end:
             return None
-        data = bytes(self._rest[_HEADER.size : end])
-        del self._rest[:end]
+        data = bytes(self._buffer[_HEADER.size : end])
+        del self._buffer[:end]
         try:
             return decode_line(data, MESSAGES)
         except RecordError:
-            self._refuse("sends what is no message")
+            self._reject("sent an invalid message")
             return None
 
-    def _refuse(self, why: str) -> None:
+    def _reject(self, why: str) -> None:
         self.ended = why
-        self._rest.clear()
+        self._buffer.clear()
 
     def end(self) -> None:
         """Shut the connection down, which the other side notices; the descriptor stays valid."""
@@ -157,7 +156,7 @@ class NodeConnection:
         self._socket.close()
 
 
-def _notice_dead_hosts(connection: socket.socket) -> None:
+def _enable_keepalive(connection: socket.socket) -> None:
     """Make the kernel end a connection whose other host has not answered for a minute (tcp(7))."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
@@ -165,158 +164,149 @@ def _notice_dead_hosts(connection: socket.socket) -> None:
 
 
 def make_nonce() -> str:
-    """A fresh random number, as text."""
+    """Return a fresh random number, as text."""
     return secrets.token_hex(_NONCE_BYTES)
 
 
 def make_proof(token: str, role: str, node: int, *nonces: str) -> str:
-    """The code that proves that one side has the token.
+    """Return the code that proves possession of the token.
 
-    The role is ``leader`` or ``follower``, so that neither can return the other's proof as its own.
+    The role is ``leader`` or ``follower``, so that neither side can reuse the other's proof.
     """
     signed = json.dumps([role, node, *nonces]).encode()
     return hmac.new(token.encode(), signed, "sha256").hexdigest()
 
 
 def is_proof(given: str, token: str, role: str, node: int, *nonces: str) -> bool:
-    """Whether `given` is that code; the comparison takes constant time."""
+    """Compare `given` with :func:`make_proof`, in constant time."""
     return hmac.compare_digest(given.encode("utf-8", "replace"), make_proof(token, role, node, *nonces).encode())
 
 
-_Answer = TypeVar("_Answer", Greeting, Proof)
-
 PROOF_TIMEOUT = 5.0
-"""Seconds that a client gets for its proof."""
+"""Seconds that a client has for its proof."""
 
-_MOST_STRANGERS = 64
+_MAX_CLIENTS = 64
 _FIRST_RETRY, _LAST_RETRY = 0.05, 1.0
 
 
 class NodesError(Exception):
     """The agents of a job cannot work together."""
 
-    def __init__(self, message: str, text: str = "") -> None:
-        super().__init__(message)
-        self.text = text  # further details; may be empty
-
 
 @dataclass(frozen=True, eq=False)
-class _Stranger:
-    """A connected client that has not proven itself yet."""
+class _Client:
+    """A client that has not been authenticated yet."""
 
     connection: NodeConnection
     nonce: str
     deadline: float
 
 
-class NodeRendezvous:
-    """The leading agent's port."""
+class FollowerListener:
+    """The leader's port, open until all followers have connected."""
 
-    def __init__(self, post: NodeConfig, followers: Collection[int]) -> None:
-        self._post = post
-        self._absent = set(followers)
-        self._met: dict[int, NodeConnection] = {}
-        self._strangers: list[_Stranger] = []
+    def __init__(self, config: NodeConfig, followers: Collection[int]) -> None:
+        self._config = config
+        self._missing = set(followers)
+        self._connections: dict[int, NodeConnection] = {}
+        self._clients: list[_Client] = []
         self._selector = selectors.DefaultSelector()
         try:
-            self._listener = _listen(post)
+            self._listener = _listen(config)
         except OSError as error:
-            msg = f"The leading agent cannot listen at {post.leader}:{post.port}: {error}."
+            msg = f"The leading agent cannot listen at {config.leader}:{config.port}: {error}."
             raise NodesError(msg) from error
         self._selector.register(self._listener, selectors.EVENT_READ)
 
-    def admit(self, limit: TimeLimit) -> dict[int, NodeConnection]:
+    def accept_all(self, limit: TimeLimit) -> dict[int, NodeConnection]:
         """Wait for the agents of the other nodes until the limit, then close the port."""
         deadline = time.monotonic() + limit.seconds
         try:
-            while self._absent and (remaining := deadline - time.monotonic()) > 0:
-                self._look(remaining)
+            while self._missing and (remaining := deadline - time.monotonic()) > 0:
+                self._wait(remaining)
         finally:
             self._close()
-        if self._absent:
-            for connection in self._met.values():
+        if self._missing:
+            for connection in self._connections.values():
                 connection.close()
-            raise _absent(self._absent, self._post, limit)
-        return self._met
+            raise _missing_agents(self._missing, self._config, limit)
+        return self._connections
 
-    def _look(self, remaining: float) -> None:
+    def _wait(self, remaining: float) -> None:
         now = time.monotonic()
-        timeout = min([remaining, *(stranger.deadline - now for stranger in self._strangers)])
+        timeout = min([remaining, *(client.deadline - now for client in self._clients)])
         for key, _ in self._selector.select(max(0.0, timeout)):
             if key.data is None:
-                self._open()
+                self._accept()
             else:
                 self._receive(key.data)
-        for stranger in self._expired():
-            self._turn_away(stranger)
-
-    def _expired(self) -> list[_Stranger]:
         now = time.monotonic()
-        return [stranger for stranger in self._strangers if stranger.deadline <= now]
+        for client in [client for client in self._clients if client.deadline <= now]:
+            self._disconnect(client)
 
-    def _open(self) -> None:
-        """Accept a client and send it a nonce; if too many are unproven, drop the oldest."""
+    def _accept(self) -> None:
+        """Accept a client and send it a nonce; if too many clients are pending, disconnect the oldest."""
         try:
-            client, _ = self._listener.accept()
+            connection, _ = self._listener.accept()
         except OSError:
             # The client has disconnected already.
             return
-        stranger = _Stranger(NodeConnection(client), make_nonce(), time.monotonic() + PROOF_TIMEOUT)
-        self._strangers.append(stranger)
-        self._selector.register(stranger.connection, selectors.EVENT_READ, stranger)
-        if self._send(stranger, Greeting(nonce=stranger.nonce)) and len(self._strangers) > _MOST_STRANGERS:
-            self._turn_away(self._strangers[0])
+        client = _Client(NodeConnection(connection), make_nonce(), time.monotonic() + PROOF_TIMEOUT)
+        self._clients.append(client)
+        self._selector.register(client.connection, selectors.EVENT_READ, client)
+        if self._send(client, Challenge(nonce=client.nonce)) and len(self._clients) > _MAX_CLIENTS:
+            self._disconnect(self._clients[0])
 
-    def _send(self, stranger: _Stranger, message: Message) -> bool:
+    def _send(self, client: _Client, message: Message) -> bool:
         try:
-            stranger.connection.send(message, 0.0)
+            client.connection.send(message, 0.0)
         except ConnectionLostError:
-            self._turn_away(stranger)
+            self._disconnect(client)
             return False
         return True
 
-    def _receive(self, stranger: _Stranger) -> None:
-        if stranger not in self._strangers:
+    def _receive(self, client: _Client) -> None:
+        if client not in self._clients:
             return
-        for message in stranger.connection.receive()[:1]:
-            if isinstance(message, Claim) and self._is_awaited(stranger, message):
-                proof = make_proof(self._post.token, "leader", message.node, stranger.nonce, message.nonce)
-                if self._send(stranger, Proof(proof=proof)):
-                    self._meet(stranger, message.node)
+        for message in client.connection.receive()[:1]:
+            if isinstance(message, FollowerProof) and self._is_follower(client, message):
+                proof = make_proof(self._config.token, "leader", message.node, client.nonce, message.nonce)
+                if self._send(client, LeaderProof(proof=proof)):
+                    self._forget(client)
+                    client.connection.trust()
+                    self._missing.discard(message.node)
+                    self._connections[message.node] = client.connection
             else:
-                self._turn_away(stranger)
+                self._disconnect(client)
             return
-        if stranger.connection.ended:
-            self._turn_away(stranger)
+        if client.connection.ended:
+            self._disconnect(client)
 
-    def _is_awaited(self, stranger: _Stranger, claim: Claim) -> bool:
-        nonces = stranger.nonce, claim.nonce
-        return is_proof(claim.proof, self._post.token, "follower", claim.node, *nonces) and claim.node in self._absent
+    def _is_follower(self, client: _Client, message: FollowerProof) -> bool:
+        nonces = client.nonce, message.nonce
+        is_valid = is_proof(message.proof, self._config.token, "follower", message.node, *nonces)
+        return is_valid and message.node in self._missing
 
-    def _meet(self, stranger: _Stranger, node: int) -> None:
-        self._forget(stranger)
-        stranger.connection.trust()
-        self._absent.discard(node)
-        self._met[node] = stranger.connection
+    def _disconnect(self, client: _Client) -> None:
+        if client in self._clients:
+            self._forget(client)
+            client.connection.close()
 
-    def _turn_away(self, stranger: _Stranger) -> None:
-        if stranger in self._strangers:
-            self._forget(stranger)
-            stranger.connection.close()
-
-    def _forget(self, stranger: _Stranger) -> None:
-        self._strangers.remove(stranger)
-        self._selector.unregister(stranger.connection)
+    def _forget(self, client: _Client) -> None:
+        self._clients.remove(client)
+        self._selector.unregister(client.connection)
 
     def _close(self) -> None:
-        for stranger in [*self._strangers]:
-            self._turn_away(stranger)
+        for client in [*self._clients]:
+            self._disconnect(client)
         self._selector.close()
         self._listener.close()
 
 
-def _listen(post: NodeConfig) -> socket.socket:
-    [family, kind, protocol, _, address] = next(_addresses(post, socket.AI_PASSIVE))
+def _listen(config: NodeConfig) -> socket.socket:
+    [family, kind, protocol, _, address], *_ = socket.getaddrinfo(
+        config.leader, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
     listener = socket.socket(family, kind, protocol)
     try:
         # The creator of the job may reserve the port for us: bound, but not listening.
@@ -330,29 +320,21 @@ def _listen(post: NodeConfig) -> socket.socket:
     return listener
 
 
-def _addresses(post: NodeConfig, flags: int) -> Iterator[tuple[int, int, int, str, tuple[str, int]]]:
-    found = socket.getaddrinfo(post.leader, post.port, type=socket.SOCK_STREAM, flags=flags)
-    return iter(found)  # type: ignore[arg-type]
-
-
-def _absent(nodes: Collection[int], post: NodeConfig, limit: TimeLimit) -> NodesError:
-    agents = f"agent of node {min(nodes)}" if len(nodes) == 1 else f"agents of nodes {_listed(nodes)}"
+def _missing_agents(nodes: Collection[int], config: NodeConfig, limit: TimeLimit) -> NodesError:
+    numbers = ", ".join(map(str, sorted(nodes)))
+    agents = f"agent of node {numbers}" if len(nodes) == 1 else f"agents of nodes {numbers}"
     return NodesError(
         f"The {agents} did not connect within {limit.words()}. "
-        f"Check that every agent runs and can reach {post.leader}:{post.port}."
+        f"Check that every agent runs and can reach {config.leader}:{config.port}."
     )
 
 
-def _listed(nodes: Collection[int]) -> str:
-    return ", ".join(map(str, sorted(nodes)))
-
-
-def reach(post: NodeConfig, limit: TimeLimit) -> NodeConnection:
-    """Connect a following agent to the leader, which may not be up yet."""
+def connect_to_leader(config: NodeConfig, limit: TimeLimit) -> NodeConnection:
+    """Connect a follower to the leader, which may not be listening yet."""
     deadline = time.monotonic() + limit.seconds
-    connection = NodeConnection(_connect(post, deadline, limit))
+    connection = NodeConnection(_connect(config, deadline, limit))
     try:
-        _greet(connection, post, deadline)
+        _shake_hands(connection, config, deadline)
     except NodesError:
         connection.close()
         raise
@@ -360,39 +342,43 @@ def reach(post: NodeConfig, limit: TimeLimit) -> NodeConnection:
     return connection
 
 
-def _connect(post: NodeConfig, deadline: float, limit: TimeLimit) -> socket.socket:
+def _connect(config: NodeConfig, deadline: float, limit: TimeLimit) -> socket.socket:
     pause = _FIRST_RETRY
     while (remaining := deadline - time.monotonic()) > 0:
         try:
-            return socket.create_connection((post.leader, post.port), timeout=remaining)
+            return socket.create_connection((config.leader, config.port), timeout=remaining)
         except OSError:
             # Poll: another host gets no signal when the leader opens its port.
             time.sleep(min(pause, remaining))
             pause = min(2 * pause, _LAST_RETRY)
     msg = (
-        f"The leading agent could not be reached at {post.leader}:{post.port} within {limit.words()}. "
+        f"The leading agent could not be reached at {config.leader}:{config.port} within {limit.words()}. "
         "Check that it runs, and that this node can reach that port."
     )
     raise NodesError(msg)
 
 
-def _greet(connection: NodeConnection, post: NodeConfig, deadline: float) -> None:
-    theirs, mine = _answer(connection, deadline, Greeting).nonce, make_nonce()
-    proof = make_proof(post.token, "follower", post.node, theirs, mine)
+def _shake_hands(connection: NodeConnection, config: NodeConfig, deadline: float) -> None:
+    theirs, mine = _receive(connection, deadline, Challenge).nonce, make_nonce()
+    proof = make_proof(config.token, "follower", config.node, theirs, mine)
+    message = FollowerProof(node=config.node, nonce=mine, proof=proof)
     try:
-        connection.send(Claim(node=post.node, nonce=mine, proof=proof), max(0.0, deadline - time.monotonic()))
+        connection.send(message, max(0.0, deadline - time.monotonic()))
     except ConnectionLostError as error:
-        raise _turned_away() from error
-    answer = _answer(connection, deadline, Proof)
-    if not is_proof(answer.proof, post.token, "leader", post.node, theirs, mine):
+        raise _rejected() from error
+    answer = _receive(connection, deadline, LeaderProof)
+    if not is_proof(answer.proof, config.token, "leader", config.node, theirs, mine):
         msg = (
-            f"The process that listens at {post.leader}:{post.port} is not the leading agent of this job: it does "
+            f"The process that listens at {config.leader}:{config.port} is not the leading agent of this job: it does "
             "not have the job's token. Stop it, and run the job again."
         )
         raise NodesError(msg)
 
 
-def _answer(connection: NodeConnection, deadline: float, kind: type[_Answer]) -> _Answer:
+_Kind = TypeVar("_Kind", Challenge, LeaderProof)
+
+
+def _receive(connection: NodeConnection, deadline: float, kind: type[_Kind]) -> _Kind:
     while not connection.ended:
         if messages := connection.receive():
             if not isinstance(messages[0], kind):
@@ -400,21 +386,22 @@ def _answer(connection: NodeConnection, deadline: float, kind: type[_Answer]) ->
             return messages[0]
         if not connection.wait(deadline):
             break
-    raise _turned_away()
+    raise _rejected()
 
 
-def _turned_away() -> NodesError:
+def _rejected() -> NodesError:
     return NodesError("The leading agent rejected the connection of this agent.")
 
 
-def meet(config: AgentConfig) -> dict[int, NodeConnection]:
-    """Connect to the other agents of a job: a follower to its leader, the leader to its followers.
+def connect_nodes(config: AgentConfig) -> dict[int, NodeConnection]:
+    """Connect a follower to the leader, or the leader to all followers.
 
-    Returns the connection to each, by node; empty if the job has one node.
+    Returns:
+        The connection to each, by node; empty if the job has one node.
     """
-    post, limit = config.post, config.limits.limit("assembly")
-    if post is None:
+    node, limit = config.post, config.limits.limit("assembly")
+    if node is None:
         return {}
-    if post.node:
-        return {0: reach(post, limit)}
-    return NodeRendezvous(post, range(1, config.nodes)).admit(limit)
+    if node.node:
+        return {0: connect_to_leader(node, limit)}
+    return FollowerListener(node, range(1, config.nodes)).accept_all(limit)

@@ -1,7 +1,7 @@
-"""A following agent: it starts and ends its own ranks by order of the leading agent.
+"""The agent of every node but the first: it starts and stops its ranks on the leader's requests.
 
-It waits for its leader, for its ranks and for the end of the job at the same time. If the leader is gone, or the job is
-over, it ends its ranks and itself.
+It waits for the leader, its ranks and the end of the job at the same time. If the leader is gone, or the job is over,
+it kills its ranks and exits.
 """
 
 import selectors
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from allranks.agent import clock
 from allranks.agent.channel import RankEvent, RankExit, RankHang
 from allranks.agent.gangs.forks import ForkServerError
-from allranks.agent.gangs.local_ranks import Look, Ranks, Stop
+from allranks.agent.gangs.local_ranks import Ranks, ReadEvents, Stop
 from allranks.agent.job_end import HangupError, JobEnd
 from allranks.agent.nodes import messages
 from allranks.agent.nodes.connection import ConnectionLostError, NodeConnection
@@ -27,12 +27,12 @@ from allranks.protocol.outcomes import shorten
 
 _Texts = TypeVar("_Texts", RankExit, RankHang, Output)
 
-_SENT = 16_000
-"""Maximum characters of a text sent to the leader: files of this node have all of it."""
+_TEXT_LIMIT = 16_000
+"""Maximum characters of a text sent to the leader: the files of this node have all of it."""
 
 
 class Follower:
-    """This agent in its relation to the leader. The leader may take `silence` seconds to read a message."""
+    """This agent's connection to the leader, which may take `silence` seconds to read a message."""
 
     def __init__(self, connection: NodeConnection, silence: float) -> None:
         self._connection = connection
@@ -40,33 +40,30 @@ class Follower:
 
     def report(self, digest: CollectionDigest) -> None:
         """Report the collected tests to the leader."""
-        with suppress(ConnectionLostError):  # the end of the connection tells the leader the same
-            self._send(digest.shortened)
+        with suppress(ConnectionLostError):  # the leader notices that the connection has ended
+            self._connection.send(digest.shortened, self._silence)
 
     def serve(self, node: Node, end: JobEnd) -> None:
-        """Carry out the leader's commands until it dismisses this agent."""
+        """Handle the leader's requests until it dismisses this agent."""
         service = _Service(self._connection, node, self._silence, end)
         try:
             service.run()
         except ConnectionLostError as error:
-            # The leader's own journal has more details than this one could.
+            # The leader's own journal has more details than this agent could add.
             raise HangupError from error
         except HangupError:
             self._report_failure("was told to stop", was_told_to_stop=True)
             raise
         except ForkServerError as error:
-            self._report_failure(f"could not go on: the process that has imported the suite {error}")
+            self._report_failure(f"failed: the process that has imported the suite {error}")
             raise
         except Exception as error:
-            self._report_failure(f"could not go on: {type(error).__name__}: {error}")
+            self._report_failure(f"failed: {type(error).__name__}: {error}")
             raise
 
     def _report_failure(self, why: str, *, was_told_to_stop: bool = False) -> None:
         with suppress(ConnectionLostError):
-            self._send(messages.Failed(why=why, was_told_to_stop=was_told_to_stop))
-
-    def _send(self, message: Message) -> None:
-        self._connection.send(message, self._silence)
+            self._connection.send(messages.Failed(why=why, was_told_to_stop=was_told_to_stop), self._silence)
 
 
 class _Service:
@@ -78,92 +75,80 @@ class _Service:
         self._silence = silence
         self._ranks: Ranks | None = None
         self._end = end
-        self._is_over = False
-        self._selector = self._fresh_selector()
+        self._is_dismissed = False
+        self._selector = self._new_selector()
 
     def run(self) -> None:
-        """Carry out commands until the leader dismisses this agent."""
+        """Handle requests until the leader dismisses this agent."""
         try:
-            while not self._is_over:
-                self._turn()
+            while not self._is_dismissed:
+                self._wait()
         finally:
             if self._ranks is not None:
                 self._ranks.stop(self._ranks.ranks, Stop.KILL)
-                self._disband(self._ranks)
+                self._close_ranks(self._ranks)
 
-    def _fresh_selector(self) -> selectors.BaseSelector:
-        """A new selector for each gang, whose ranks close their descriptors without unregistering them."""
+    def _new_selector(self) -> selectors.BaseSelector:
+        """Return a selector without ranks; each gang needs one, as ranks close descriptors without unregistering."""
         selector = selectors.DefaultSelector()
-        looks: dict[int, Look] = {
-            self._connection.fileno(): self._look_at_leader,
-            self._end.fileno(): self._look_at_end,
-        }
-        for descriptor, look in looks.items():
-            selector.register(descriptor, selectors.EVENT_READ, look)
+        read_leader: ReadEvents = self._read_leader
+        selector.register(self._connection, selectors.EVENT_READ, read_leader)
+        selector.register(self._end, selectors.EVENT_READ, self._stop)
         return selector
 
-    def _look_at_end(self) -> Sequence[RankEvent]:
+    def _stop(self) -> Sequence[RankEvent]:
         raise HangupError
 
-    def _turn(self) -> None:
-        """Wait, and forward events; read the leader's messages last, because they may close the ranks."""
-        ready = self._selector.select()
-        looks: list[Look] = [
-            key.data for key, _ in sorted(ready, key=lambda each: each[0].fd == self._connection.fileno())
-        ]
-        for look in looks:
-            for event in look():
-                self._send(_to_send(event))
+    def _wait(self) -> None:
+        """Wait for events and forward them; read the leader's messages last, because they may close the ranks."""
+        ready = sorted(self._selector.select(), key=lambda item: item[0].fd == self._connection.fileno())
+        readers: list[ReadEvents] = [key.data for key, _ in ready]
+        for read_events in readers:
+            for event in read_events():
+                self._send(_portable(event))
         while self._connection.has_message:
             # It arrived during a send.
-            self._look_at_leader()
+            self._read_leader()
 
-    def _look_at_leader(self) -> Sequence[RankEvent]:
+    def _read_leader(self) -> Sequence[RankEvent]:
         for message in self._connection.receive():
-            self._obey(message)
-        if self._connection.ended and not self._is_over:
+            self._handle(message)
+        if self._connection.ended and not self._is_dismissed:
             raise ConnectionLostError(self._connection.ended)
         return ()
 
-    def _obey(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         match message:
             case messages.Ping():
-                self._send(messages.Alive())
-            case messages.TellTime():
+                self._send(messages.Pong())
+            case messages.GetTime():
                 self._send(messages.Time(now=clock.monotonic()))
             case StartRanks():
                 self._send(self._start_ranks(message))
             case messages.Dismiss():
-                self._is_over = True
+                self._is_dismissed = True
                 self._send(messages.Dismissed())
-            case _ if isinstance(message, messages.OfRanks):
-                self._lead(self._started_ranks, message)
+            case _ if isinstance(message, messages.RankRequest) and self._ranks is not None:
+                self._handle_rank_request(self._ranks, message)
             case _:
-                msg = f"sent an order that is none: {type(message).__name__}"
+                msg = f"sent an unexpected message: {type(message).__name__}"
                 raise ConnectionLostError(msg)
 
-    @property
-    def _started_ranks(self) -> Ranks:
-        if self._ranks is None:
-            msg = "sent a command for ranks before it started any"
-            raise ConnectionLostError(msg)
-        return self._ranks
-
-    def _lead(self, ranks: Ranks, order: messages.OfRanks) -> None:
-        match order:
-            case messages.SendRanks():
-                ranks.send(order.order)
+    def _handle_rank_request(self, ranks: Ranks, request: messages.RankRequest) -> None:
+        match request:
+            case messages.SendCommand():
+                ranks.send(request.command)
             case messages.StopRanks():
-                ranks.stop(order.ranks, order.how)
-            case messages.ExamineRanks():
-                found = ranks.examine(order.ranks)()
+                ranks.stop(request.ranks, request.how)
+            case messages.InspectRanks():
+                found = ranks.inspect(request.ranks)()
                 hangs = {rank: _short(hang) for rank, hang in found.hangs.items()}
-                self._send(messages.Examined(ranks=replace(found, hangs=hangs)))
+                self._send(messages.Inspected(inspection=replace(found, hangs=hangs)))
             case messages.TakeOutput():
-                outputs = ranks.take_output(order.title)()
+                outputs = ranks.take_output(request.title)()
                 self._send(messages.Outputs(ranks={rank: _short(output) for rank, output in outputs.items()}))
             case messages.CloseRanks():
-                self._send(messages.Left(processes=tuple(self._disband(ranks))))
+                self._send(messages.RanksClosed(orphans=tuple(self._close_ranks(ranks))))
 
     def _start_ranks(self, request: StartRanks) -> messages.Started:
         try:
@@ -176,15 +161,15 @@ class _Service:
     def _send(self, message: Message) -> None:
         self._connection.send(message, self._silence)
 
-    def _disband(self, ranks: Ranks) -> Sequence[KilledOrphan]:
+    def _close_ranks(self, ranks: Ranks) -> Sequence[KilledOrphan]:
         self._ranks = None
         self._selector.close()
-        self._selector = self._fresh_selector()
+        self._selector = self._new_selector()
         return ranks.close()()
 
 
-def _to_send(event: RankEvent) -> RankEvent:
-    """An event with its time on the monotonic clock of this host, and with the middle of long texts cut out."""
+def _portable(event: RankEvent) -> RankEvent:
+    """Return an event with its time on this host's monotonic clock, and with long texts shortened."""
     event = replace(event, at=event.at - clock.ORIGIN)
     if isinstance(event, RankExit):
         return replace(_short(event), output=_short(event.output))
@@ -192,10 +177,11 @@ def _to_send(event: RankEvent) -> RankEvent:
 
 
 def _short(value: _Texts) -> _Texts:
-    """A dataclass with the middle of its long texts cut out."""
-    cut: dict[str, Any] = {name: _cut(part) for name, part in vars(value).items() if isinstance(part, str | Stacks)}
+    """Return a dataclass with the middle of its long texts cut out."""
+    cut: dict[str, Any] = {}
+    for name, part in vars(value).items():
+        if isinstance(part, str):
+            cut[name] = shorten(part, _TEXT_LIMIT)
+        elif isinstance(part, Stacks):
+            cut[name] = replace(part, text=shorten(part.text, _TEXT_LIMIT))
     return replace(value, **cut)
-
-
-def _cut(part: str | Stacks) -> str | Stacks:
-    return shorten(part, _SENT) if isinstance(part, str) else replace(part, text=shorten(part.text, _SENT))

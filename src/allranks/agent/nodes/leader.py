@@ -1,8 +1,8 @@
-"""The leading agent and its view of the other nodes, whose agents fork ranks for it.
+"""The agent of the first node: it runs the job, and has the agents of the other nodes start and stop their ranks.
 
-The other agent does for its ranks what :class:`~allranks.agent.gangs.local_ranks.LocalRanks` does, and reports their
-events. The leader pings it periodically (a kernel timer wakes the leader up), because a stopped process keeps its
-connection. An agent that is gone or silent is lost for good, with all its ranks.
+A RemoteRanks does for the ranks of another node what a LocalRanks does for those of this node. The leader pings each
+follower periodically, because a stopped process keeps its connection. An agent that is gone or silent is lost for good,
+with all its ranks.
 """
 
 import math
@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from allranks.agent import clock
 from allranks.agent.channel import RankEvent, RankExit, RankHang
-from allranks.agent.gangs.local_ranks import Answer, Examination, Look, Order, Stop
+from allranks.agent.gangs.local_ranks import GangCommand, Inspection, Pending, ReadEvents, Stop
 from allranks.agent.linux import Timer
 from allranks.agent.nodes import messages
 from allranks.agent.nodes.connection import ConnectionLostError, NodeConnection, NodesError
@@ -25,16 +25,16 @@ from allranks.agent.nodes.node import CollectionDigest, CollectionFailure, NodeL
 from allranks.agent.orphans import KilledOrphan
 from allranks.agent.output import Output
 from allranks.agent.program import StartRanks
-from allranks.protocol.config import AgentConfig, TimeLimit, TimeLimits, share_of
+from allranks.protocol.config import AgentConfig, TimeLimit, share_of
 
 _Kind = TypeVar("_Kind", bound=Message)
 
-_BEATS = 4
+_PINGS = 4
 """Pings in the time that one answer may take."""
 
-_SAMPLES = 5
-_COMPARED_FOR = 60.0
-"""Seconds for which the comparison of two hosts' clocks holds."""
+_CLOCK_SAMPLES = 5
+_CLOCK_VALID_FOR = 60.0
+"""Seconds for which a comparison of two hosts' clocks is used."""
 
 
 class FollowerLink:
@@ -42,39 +42,39 @@ class FollowerLink:
 
     def __init__(self, node: int, connection: NodeConnection, silence: TimeLimit) -> None:
         self.node = node
-        self.lost = ""  # why the agent is lost, as in "is gone"; empty as long as it answers
+        self.lost = ""  # why the agent is lost, as in "is gone"; empty while it answers
         self.was_told_to_stop = False
         self.ahead = 0.0  # seconds by which the monotonic clock of its host is ahead of this host's
-        self._compared = -math.inf
+        self._clock_compared = -math.inf
         self._connection = connection
         self._silence = silence
-        self._timer = Timer(silence.seconds / _BEATS)
-        # Signals messages that arrived during a send or a wait: no selector reports those again.
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._unread: list[RankEvent] = []
-        self._asked: float | None = None
+        self._ping_timer = Timer(silence.seconds / _PINGS)
+        # Wakes up the selector for messages that were read during a send or a wait: the socket is no longer readable.
+        self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._events: list[RankEvent] = []
+        self._pinged: float | None = None
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """At least one of these is readable when :meth:`take` has something to do."""
-        return self._connection.fileno(), self._timer.fileno(), self._bell
+        """At least one of these is readable when :meth:`take_events` has something to do."""
+        return self._connection.fileno(), self._ping_timer.fileno(), self._wakeup
 
     def fileno(self) -> int:
         """Readable when :meth:`receive` has something to do."""
         return self._connection.fileno()
 
     def send(self, message: Message) -> None:
-        """Send a message; does nothing if the agent is lost."""
+        """Send a message, unless the agent is lost."""
         if self.lost:
             return
         try:
             self._connection.send(message, self._silence.seconds)
         except ConnectionLostError as error:
-            self._lose(str(error))
-        self._ring()
+            self._mark_lost(str(error))
+        self._wake_up()
 
-    def ask(self, message: Message, kind: type[_Kind]) -> Answer[_Kind | None]:
-        """Send a message; returns what waits for its answer, of this class: None if the agent is lost."""
+    def request(self, message: Message, kind: type[_Kind]) -> Pending[_Kind | None]:
+        """Send a message whose answer is of this kind; the answer is None if the agent is lost."""
         deadline = time.monotonic() + self._silence.seconds
         self.send(message)
 
@@ -82,76 +82,76 @@ class FollowerLink:
             while not self.lost:
                 answer = next((message for message in self.receive() if isinstance(message, kind)), None)
                 if answer is not None:
-                    self._ring()
+                    self._wake_up()
                     return answer
                 if not self.lost and not self._connection.wait(deadline):
-                    self._lose(f"does not answer within {self._silence.words()}")
+                    self._mark_lost(f"does not answer within {self._silence.words()}")
             return None
 
         return wait
 
     def compare_clocks(self) -> None:
-        """Measure :attr:`ahead` unless that was done lately: two hosts' clocks drift apart by some ms in a minute."""
-        if clock.monotonic() - self._compared < _COMPARED_FOR:
+        """Measure :attr:`ahead`, unless that was done recently: clocks of hosts drift apart by some ms in a minute."""
+        if clock.monotonic() - self._clock_compared < _CLOCK_VALID_FOR:
             return
-        quickest = math.inf
-        for _ in range(_SAMPLES):
-            asked = clock.monotonic()
-            answer = self.ask(messages.TellTime(), messages.Time)()
-            answered = clock.monotonic()
+        shortest = math.inf
+        for _ in range(_CLOCK_SAMPLES):
+            before = clock.monotonic()
+            answer = self.request(messages.GetTime(), messages.Time)()
+            after = clock.monotonic()
             if answer is None:
                 return
-            if answered - asked < quickest:
-                quickest = answered - asked
-                # The answer was given at some moment in between: of the quickest one, this is known best.
-                self.ahead = answer.now - (asked + answered) / 2
-        self._compared = clock.monotonic()
+            if after - before < shortest:
+                # The clock was read between the two: the shortest round trip limits the error best.
+                shortest = after - before
+                self.ahead = answer.now - (before + after) / 2
+        self._clock_compared = clock.monotonic()
 
     def receive(self) -> list[Message]:
-        """The messages that have arrived; rank events are also kept for :meth:`take`."""
+        """Return the messages that have arrived; rank events are also kept for :meth:`take_events`."""
         if self.lost:
             return []
         received = self._connection.receive()
         if received:
-            self._asked = None
-        self._unread += [message for message in received if isinstance(message, RankEvent)]
+            self._pinged = None
+        self._events += [message for message in received if isinstance(message, RankEvent)]
         failure = next((message for message in received if isinstance(message, messages.Failed)), None)
         if failure is not None:
             self.was_told_to_stop = self.was_told_to_stop or failure.was_told_to_stop
-            self._lose(failure.why)
+            self._mark_lost(failure.why)
         elif self._connection.ended:
-            self._lose(self._connection.ended)
+            self._mark_lost(self._connection.ended)
         return received
 
-    def take(self) -> list[RankEvent]:
-        """The rank events since the last call; pings the agent when the timer has expired."""
-        has_gone_off = self._timer.has_gone_off()
+    def take_events(self) -> list[RankEvent]:
+        """Return the rank events since the last call; pings the agent when the timer has expired."""
+        is_ping_due = self._ping_timer.has_gone_off()
         with suppress(BlockingIOError):
-            os.eventfd_read(self._bell)
+            os.eventfd_read(self._wakeup)
         self.receive()
-        if has_gone_off:
-            self._beat()
-        events, self._unread = self._unread, []
+        if is_ping_due:
+            self._ping()
+        events, self._events = self._events, []
         return events
 
-    def _beat(self) -> None:
+    def _ping(self) -> None:
         now = time.monotonic()
-        if self._asked is None:
-            self._asked = now
+        if self._pinged is None:
+            self._pinged = now
             self.send(messages.Ping())
-        elif now - self._asked > self._silence.seconds:
-            self._lose(f"does not answer within {self._silence.words()}")
+        elif now - self._pinged > self._silence.seconds:
+            self._mark_lost(f"does not answer within {self._silence.words()}")
 
-    def _lose(self, why: str) -> None:
+    def _mark_lost(self, why: str) -> None:
         if not self.lost:
             self.lost = why
             # An agent that was only slow must not continue alone.
             self._connection.end()
-            self._ring()
+            self._wake_up()
 
-    def _ring(self) -> None:
-        if self._unread or self._connection.has_message or self.lost:
-            os.eventfd_write(self._bell, 1)
+    def _wake_up(self) -> None:
+        if self._events or self._connection.has_message or self.lost:
+            os.eventfd_write(self._wakeup, 1)
 
 
 class RemoteNode:
@@ -161,9 +161,9 @@ class RemoteNode:
         self._link = link
         self._ranks = ranks
 
-    def start_ranks(self, request: StartRanks) -> Answer["RemoteRanks"]:
+    def start_ranks(self, request: StartRanks) -> Pending["RemoteRanks"]:
         self._link.compare_clocks()
-        answer = self._link.ask(request, messages.Started)
+        answer = self._link.request(request, messages.Started)
         return lambda: self._started(answer())
 
     def _started(self, answer: messages.Started | None) -> "RemoteRanks":
@@ -176,7 +176,7 @@ class RemoteNode:
 
 
 class RemoteRanks:
-    """Ranks that the agent of another node has forked."""
+    """Ranks on another node, which its agent has forked."""
 
     def __init__(self, link: FollowerLink, pids: Mapping[int, int]) -> None:
         self._link = link
@@ -194,78 +194,75 @@ class RemoteRanks:
 
     def watch(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
-        look: Look = self._look
+        read_events: ReadEvents = self._read_events
         for descriptor in self._link.descriptors:
-            selector.register(descriptor, selectors.EVENT_READ, look)
+            selector.register(descriptor, selectors.EVENT_READ, read_events)
 
-    def _look(self) -> Sequence[RankEvent]:
-        events = [_on_own_clock(event, self._link.ahead) for event in self._link.take()]
+    def _read_events(self) -> Sequence[RankEvent]:
+        events = [_on_own_clock(event, self._link.ahead) for event in self._link.take_events()]
         self._alive -= {event.rank for event in events if isinstance(event, RankExit)}
-        return [*events, *self._losses()]
+        return [*events, *self._lost_ranks()]
 
-    def _losses(self) -> Iterator[RankExit]:
+    def _lost_ranks(self) -> Iterator[RankExit]:
         if not self._link.lost:
             return
-        self._forget()
+        self._unregister()
         lost = f"the agent of node {self._link.node} {self._link.lost}"
         for rank in sorted(self._alive):
             told_to_stop = self._link.was_told_to_stop
             yield RankExit(rank=rank, status=None, at=clock.now(), lost=lost, was_told_to_stop=told_to_stop)
         self._alive.clear()
 
-    def _forget(self) -> None:
+    def _unregister(self) -> None:
         selector, self._selector = self._selector, None
         if selector is not None and selector.get_map() is not None:  # else the gang has closed it already
             for descriptor in self._link.descriptors:
                 selector.unregister(descriptor)
 
-    def send(self, order: Order) -> None:
-        self._link.send(messages.SendRanks(order=order))
+    def send(self, command: GangCommand) -> None:
+        self._link.send(messages.SendCommand(command=command))
 
     def stop(self, ranks: Collection[int], how: Stop) -> None:
         if ranks:
             self._link.send(messages.StopRanks(ranks=tuple(ranks), how=how))
 
-    def examine(self, ranks: Collection[int]) -> Answer[Examination]:
-        """See :meth:`allranks.agent.gangs.local_ranks.Ranks.examine`; long texts lack their middle."""
-        answer = self._link.ask(messages.ExamineRanks(ranks=tuple(ranks)), messages.Examined)
-        return lambda: self._examined(ranks, answer())
+    def inspect(self, ranks: Collection[int]) -> Pending[Inspection]:
+        """Inspect the ranks; the middle of long texts is cut out."""
+        answer = self._link.request(messages.InspectRanks(ranks=tuple(ranks)), messages.Inspected)
+        return lambda: self._inspected(ranks, answer())
 
-    def _examined(self, ranks: Collection[int], answer: messages.Examined | None) -> Examination:
-        found = answer.ranks if answer else Examination()
+    def _inspected(self, ranks: Collection[int], answer: messages.Inspected | None) -> Inspection:
+        found = answer.inspection if answer else Inspection()
         ahead = round(self._link.ahead * 1e9)
-        return Examination(
+        return Inspection(
             hangs={rank: found.hangs.get(rank, RankHang()) for rank in ranks},
             calls={
                 rank: tuple(call._replace(at=call.at - ahead) for call in calls) for rank, calls in found.calls.items()
             },
         )
 
-    def take_output(self, title: str) -> Answer[Mapping[int, Output]]:
-        """See :meth:`allranks.agent.gangs.local_ranks.Ranks.take_output`; long texts lack their middle."""
-        answer = self._link.ask(messages.TakeOutput(title=title), messages.Outputs)
+    def take_output(self, title: str) -> Pending[Mapping[int, Output]]:
+        """Take the output of the ranks; the middle of long texts is cut out."""
+        answer = self._link.request(messages.TakeOutput(title=title), messages.Outputs)
         return lambda: outputs.ranks if (outputs := answer()) else {}
 
-    def close(self) -> Answer[Sequence[KilledOrphan]]:
-        self._forget()
-        answer = self._link.ask(messages.CloseRanks(), messages.Left)
-        return lambda: self._left(answer())
+    def close(self) -> Pending[Sequence[KilledOrphan]]:
+        self._unregister()
+        answer = self._link.request(messages.CloseRanks(), messages.RanksClosed)
+        return lambda: self._closed(answer())
 
-    def _left(self, answer: messages.Left | None) -> Sequence[KilledOrphan]:
-        self._link.take()  # discard the remaining events of these ranks
-        return answer.processes if answer else ()
+    def _closed(self, answer: messages.RanksClosed | None) -> Sequence[KilledOrphan]:
+        self._link.take_events()  # discard the remaining events of these ranks
+        return answer.orphans if answer else ()
 
 
 def _on_own_clock(event: RankEvent, ahead: float) -> RankEvent:
-    """A follower's rank event, with its time on the leader's clock, of which the follower's is so many seconds ahead.
-
-    A single clock must order all events.
-    """
+    """Convert an event's time to the leader's clock, which orders all events; a follower's is `ahead` by seconds."""
     return replace(event, at=min(clock.now(), clock.ORIGIN + event.at - ahead))
 
 
 class Leader:
-    """This agent in its relation to its followers; a job on one node has none."""
+    """The leader's connections to all followers; none if the job has one node."""
 
     def __init__(self, config: AgentConfig, connections: Mapping[int, NodeConnection]) -> None:
         self._config = config
@@ -275,12 +272,15 @@ class Leader:
         ]
 
     def compare(self, own: CollectionDigest) -> tuple[list[CollectionFailure], list[str]]:
-        """Wait until the others have collected, too, and check that they have collected the same tests.
+        """Wait until all followers have collected, and check that they have collected the same tests.
 
-        Returns collection failures of the others, but for those of modules that fail here, too; and notices, as
-        sentences.
+        Returns:
+            The collection failures of followers, except for modules that also fail here; and notices, as sentences.
+
+        Raises:
+            NodesError: The collections differ, or one is missing.
         """
-        digests = _Digests(self._links, self._config.limits).call()
+        digests = self._digests()
         same = {failure.nodeid for failure in own.failures if failure.nodeid}
         failures = [
             CollectionFailure(nodeid=failure.nodeid, text=f"On node {node}: {failure.text}")
@@ -293,51 +293,44 @@ class Leader:
             raise NodesError("\n".join(filter(None, differences)))
         return failures, [*filter(None, (notice(own, digest, node) for node, digest in digests.items()))]
 
+    def _digests(self) -> Mapping[int, CollectionDigest]:
+        """Wait for the collection digest of each follower."""
+        limit = self._config.limits.limit("assembly")
+        deadline = time.monotonic() + limit.seconds
+        digests: dict[int, CollectionDigest] = {}
+        with selectors.DefaultSelector() as selector:
+            for link in self._links:
+                selector.register(link, selectors.EVENT_READ, link)
+            while selector.get_map() and (remaining := deadline - time.monotonic()) > 0:
+                for key, _ in selector.select(remaining):
+                    if (digest := _digest(key.data)) is not None:
+                        digests[key.data.node] = digest
+                        selector.unregister(key.data)
+        missing = [link.node for link in self._links if link.node not in digests]
+        if missing:
+            msg = f"The agent of node {missing[0]} has not collected its tests within {limit.words()}."
+            raise NodesError(msg)
+        return dict(sorted(digests.items()))
+
     def nodes(self) -> list[RemoteNode]:
-        """The other nodes."""
+        """Return the other nodes."""
         config = self._config
         return [
             RemoteNode(link, share_of(link.node, total=config.world_size, nodes=config.nodes)) for link in self._links
         ]
 
     def dismiss(self) -> None:
-        """Tell the others that the job is done; if one of them is lost, its work since its last message is unknown."""
-        answers = [(link, link.ask(messages.Dismiss(), messages.Dismissed)) for link in self._links]
+        """End the job on all followers; if one is lost, its work since its last message is unknown."""
+        answers = [(link, link.request(messages.Dismiss(), messages.Dismissed)) for link in self._links]
         for link, answer in answers:
             if answer() is None:
                 raise NodeLostError(link.node, link.lost)
 
 
-class _Digests:
-    """Waits for the collection digest of each follower."""
-
-    def __init__(self, links: Sequence[FollowerLink], limits: TimeLimits) -> None:
-        self._limit = limits.limit("assembly")
-        self._absent = {link.node: link for link in links}
-        self._digests: dict[int, CollectionDigest] = {}
-
-    def call(self) -> Mapping[int, CollectionDigest]:
-        deadline = time.monotonic() + self._limit.seconds
-        with selectors.DefaultSelector() as selector:
-            for link in self._absent.values():
-                selector.register(link, selectors.EVENT_READ)
-            while self._absent and (remaining := deadline - time.monotonic()) > 0:
-                for key, _ in selector.select(remaining):
-                    if isinstance(key.fileobj, FollowerLink) and self._receive(key.fileobj):
-                        selector.unregister(key.fileobj)
-        if self._absent:
-            msg = f"The agent of node {min(self._absent)} has not collected its tests within {self._limit.words()}."
-            raise NodesError(msg)
-        return {node: self._digests[node] for node in sorted(self._digests)}
-
-    def _receive(self, link: FollowerLink) -> bool:
-        """Read a follower's messages; returns whether its collection digest was among them."""
-        digests = [message for message in link.receive() if isinstance(message, CollectionDigest)]
-        if not digests and link.lost:
-            msg = f"The agent of node {link.node} {link.lost}: it ended before it had collected its tests."
-            raise NodesError(msg)
-        for digest in digests[:1]:
-            # An agent whose collection failed sends its digest again as it ends.
-            self._digests[link.node] = digest
-            del self._absent[link.node]
-        return bool(digests)
+def _digest(link: FollowerLink) -> CollectionDigest | None:
+    """Read a follower's messages; an agent whose collection failed sends its digest twice, and the first counts."""
+    digest = next((message for message in link.receive() if isinstance(message, CollectionDigest)), None)
+    if digest is None and link.lost:
+        msg = f"The agent of node {link.node} {link.lost}: it ended before it had collected its tests."
+        raise NodesError(msg)
+    return digest

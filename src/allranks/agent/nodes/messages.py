@@ -1,7 +1,6 @@
 """The messages between the agents of a job's nodes.
 
-The leader orders; a follower answers those orders that ask for something, one after the other, and reports its ranks'
-events as they happen.
+The leader sends requests. A follower answers them in order, and reports its ranks' events as they happen.
 """
 
 from collections.abc import Mapping
@@ -9,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, get_args
 
 from allranks.agent.channel import RankExit, RankReport
-from allranks.agent.gangs.local_ranks import Examination, Order, Stop
+from allranks.agent.gangs.local_ranks import GangCommand, Inspection, Stop
 from allranks.agent.nodes.node import CollectionDigest
 from allranks.agent.orphans import KilledOrphan
 from allranks.agent.output import Output
@@ -18,15 +17,15 @@ from allranks.protocol.typed_json import by_name
 
 
 @dataclass(frozen=True, kw_only=True)
-class Greeting:
-    """The leader's first message to whoever connects."""
+class Challenge:
+    """The leader's first message to a client."""
 
     nonce: str  # a fresh random number
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim:
-    """A follower's answer: which node it is of, and its proof that it has the job's token."""
+class FollowerProof:
+    """The follower's node, and its proof that it has the job's token."""
 
     node: int
     nonce: str
@@ -34,30 +33,30 @@ class Claim:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proof:
-    """The leader's proof, after which all other messages may come."""
+class LeaderProof:
+    """The leader's proof, which completes the handshake."""
 
     proof: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ping:
-    """The leader wants to know whether the follower lives."""
+    """A liveness check; the answer is :class:`Pong`."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alive:
-    """It does."""
+class Pong:
+    """The answer to :class:`Ping`."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TellTime:
+class GetTime:
     """Answer with the :class:`Time`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Time:
-    """What the monotonic clock of the follower's host shows."""
+    """The monotonic clock of the follower's host."""
 
     now: float
 
@@ -67,14 +66,14 @@ class Started:
     """The answer to :class:`~allranks.agent.program.StartRanks`."""
 
     pids: tuple[int, ...] = ()
-    error: str = ""  # why none was started; empty if they were
+    error: str = ""  # why no rank was started
 
 
 @dataclass(frozen=True, kw_only=True)
-class SendRanks:
-    """Send an order to each rank."""
+class SendCommand:
+    """Send a command to all ranks."""
 
-    order: Order
+    command: GangCommand
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,80 +85,80 @@ class StopRanks:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExamineRanks:
-    """Answer with the :class:`Examined` ranks, and of these ranks with where they are."""
+class InspectRanks:
+    """Answer with :class:`Inspected`."""
 
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  # those to locate
 
 
 @dataclass(frozen=True, kw_only=True)
-class Examined:
-    """What ranks are doing, with times of the follower's host, and with the middle of long texts cut out."""
+class Inspected:
+    """What the ranks are doing, by the follower's clock, with long texts shortened."""
 
-    ranks: Examination
+    inspection: Inspection
 
 
 @dataclass(frozen=True, kw_only=True)
 class TakeOutput:
-    """Log what each rank has printed, under this title, and answer with the :class:`Outputs`."""
+    """Log the output of all ranks under a title, and answer with :class:`Outputs`."""
 
     title: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """What each rank has printed, with the middle of long texts cut out."""
+    """The output of each rank, with long texts shortened."""
 
     ranks: Mapping[int, Output]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CloseRanks:
-    """End what outlived the ranks, and answer with :class:`Left`."""
+    """Kill processes that outlived the ranks, and answer with :class:`RanksClosed`."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Left:
-    """Processes that outlived the ranks that had started them."""
+class RanksClosed:
+    """The answer to :class:`CloseRanks`."""
 
-    processes: tuple[KilledOrphan, ...]
+    orphans: tuple[KilledOrphan, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dismiss:
-    """The job is done; answer with :class:`Dismissed`, and end."""
+    """The job is done: answer with :class:`Dismissed`, and exit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dismissed:
-    """The follower ends, and its records are complete."""
+    """The follower has written all of its records, and exits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """The follower ends before it was dismissed."""
+    """The follower exits before it was dismissed."""
 
-    why: str  # as in "was told to stop"
+    why: str  # a predicate, as in "was told to stop"
     was_told_to_stop: bool = False
 
 
-OfRanks = SendRanks | StopRanks | ExamineRanks | TakeOutput | CloseRanks
-"""Orders about ranks that have been started."""
+RankRequest = SendCommand | StopRanks | InspectRanks | TakeOutput | CloseRanks
+"""A request about ranks that have been started."""
 
 Message = (
-    OfRanks
-    | Greeting
-    | Claim
-    | Proof
+    RankRequest
+    | Challenge
+    | FollowerProof
+    | LeaderProof
     | Ping
-    | Alive
-    | TellTime
+    | Pong
+    | GetTime
     | Time
     | StartRanks
     | Started
-    | Examined
+    | Inspected
     | Outputs
-    | Left
+    | RanksClosed
     | Dismiss
     | Dismissed
     | Failed
@@ -167,7 +166,6 @@ Message = (
     | RankReport
     | RankExit
 )
-"""Any message between two agents."""
 
 MESSAGES: Final[Mapping[str, type[Message]]] = by_name(get_args(Message))
-"""The same by the names that messages begin with."""
+"""Each kind of message, by the name that starts its JSON."""

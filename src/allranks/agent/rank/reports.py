@@ -1,7 +1,7 @@
 """From pytest's reports to phases, and what a rank had waited for that goes wrong.
 
 If one rank dies, its peers' collectives fail a moment later. Such a failure does not lead a verdict if the ranks' calls
-show that it follows from the peer's: see :mod:`allranks.agent.diagnose.blame`.
+show that it follows from the peer's: see :mod:`allranks.agent.diagnose.primary_failure`.
 """
 
 import gc

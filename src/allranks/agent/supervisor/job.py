@@ -1,7 +1,7 @@
-"""The supervisor: the process of a job that runs no code of tests, and leads gangs through the suite.
+"""The supervisor: the process of a job that runs no tested code, and that has gangs run the suite.
 
-It holds the stream to the host, the job's token, the reading ends of all sockets, and the clocks. It imports only the
-standard library. Its fork server imports torch and the suite and creates the ranks, which become children of this
+It owns the output stream to the host, the job's token, the reading ends of all sockets, and the clocks. It imports only
+the standard library. Its fork server imports torch and the suite and forks the ranks, which become children of this
 process.
 """
 
@@ -20,15 +20,15 @@ from allranks.agent import clock, evidence, kernel, linux
 from allranks.agent.gangs.forks import (
     REPORT_TIMEOUT,
     SESSION_END_TIMEOUT,
-    Family,
     ForkServer,
     ForkServerError,
     LocalNode,
+    RankRegistry,
 )
 from allranks.agent.gangs.gang import END_GRACE
 from allranks.agent.job_end import HANGUP_STATUS, HangupError, JobEnd, JobLimitError, LostGpuError
 from allranks.agent.job_plugins import JobPluginError, check_plugins
-from allranks.agent.nodes.connection import NodeConnection, NodesError, meet
+from allranks.agent.nodes.connection import NodeConnection, NodesError, connect_nodes
 from allranks.agent.nodes.follower import Follower
 from allranks.agent.nodes.leader import Leader
 from allranks.agent.nodes.node import CollectionDigest, CollectionFailure, NodeLostError
@@ -68,8 +68,8 @@ from allranks.protocol.records import (
     Went,
 )
 
-SANDCASTLE = ("SANDCASTLE", "TW_JOB_USER")
-"""Variables hidden from ranks: the merge of results decides whether a skip counts as a pass."""
+HIDDEN_VARIABLES = ("SANDCASTLE", "TW_JOB_USER")
+"""They make torch count skips as passes; here, the report decides that."""
 
 _FORWARDED = (
     AgentFailed,
@@ -83,24 +83,25 @@ _FORWARDED = (
     SuiteWarning,
     Tagged,
 )
-"""The records that a fork server may send: outcomes are not among them."""
+"""The records that a fork server may send, which include no outcomes."""
 
 _OK_STATUSES = frozenset({0, 1, 5})
-"""pytest's statuses for passed, failed, and none collected; tests are judged by their own outcomes."""
-_LOG_END = 8000
+"""pytest's exit statuses for passed, failed, and no tests: the outcomes of the tests decide."""
+
+_LOG_EXCERPT = 8000
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run one job; its outcomes leave by the stream, never in the exit status.
+    """Run one job, write its records to standard output, and exit.
 
-    The exit status is 0 if the supervisor did its work, 130 if it was told to stop, 1 if it could not do its work.
+    The exit status is 0 if the supervisor did its work, whatever the outcomes; 130 if it was stopped; 1 if it failed.
     """
     # A process inherits the signal mask of the thread that started it, which may block signals.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
     gc.disable()
     options = _parse(arguments)
     config = AgentConfig.read(options.config)
-    # It holds the token by which nodes recognise each other, and no test needs it.
+    # It contains the token that authenticates nodes to each other, which tests must not see.
     with suppress(OSError):
         options.config.unlink()
     stream = RecordWriter(os.dup(1))
@@ -111,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     else:
         try:
             check_plugins(config)
-            status = _supervise(config, options, stream)
+            status = _run(config, options, stream)
         except JobPluginError as error:
             stream.write(AgentFailed(message=str(error)))
             status = 1
@@ -120,33 +121,35 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     os._exit(status)
 
 
-def _supervise(config: AgentConfig, options: argparse.Namespace, stream: RecordWriter) -> int:
+def _run(config: AgentConfig, options: argparse.Namespace, stream: RecordWriter) -> int:
     if options.contained:
         linux.hide_from_others()
     end = JobEnd.of_this_process(config.limits.limit("job"))
     folders = Folders(code=options.code.resolve(), results=options.results.resolve(), shared=options.shared.resolve())
-    return Supervision(config, folders, stream, end, is_contained=options.contained).run()
+    return Supervisor(config, folders, stream, end, is_contained=options.contained).run()
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m allranks.agent")
     for name in ("config", "code", "results", "shared"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--contained", action="store_true", help="a container is this job's alone: guard this process")
+    parser.add_argument(
+        "--contained", action="store_true", help="protect this process: the container runs only this job"
+    )
     return parser.parse_args(arguments)
 
 
 def cell_environment(config: AgentConfig, present: Mapping[str, str]) -> dict[str, str]:
-    """Variables that describe the cell to suites, and those that keep forks clean unless the user has set them."""
+    """Return the variables that describe the cell to suites, and defaults that make forks safe."""
     defaults = {
         **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
         "TORCHINDUCTOR_COMPILE_THREADS": "1",  # else its import starts a pool, and a thread (torch 2.6)
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-        # torch's stores (2.13) ask for the name of each peer, even of 127.0.0.1: a lost answer of DNS would cost 5 s.
+        # torch's stores (2.13) look up the name of each peer, even of 127.0.0.1: a lost answer of DNS would cost 5 s.
         "RES_OPTIONS": "timeout:1 attempts:2",
-        # All processes of a run iterate over a set of texts in the same order: parameters may come from one.
+        # All processes of a run must iterate over a set of strings in the same order: parameters may come from one.
         "PYTHONHASHSEED": str(config.seed & 0xFFFFFFFF),
-        # A child of a rank that dies of a signal then leaves its stacks on its standard error.
+        # A child of a rank that a signal kills then writes its stacks to its standard error.
         "PYTHONFAULTHANDLER": "1",
     }
     return {
@@ -155,7 +158,7 @@ def cell_environment(config: AgentConfig, present: Mapping[str, str]) -> dict[st
         GANG_VARIABLE: NOBODY,
         LAUNCH_VARIABLE: NOBODY,
         "BACKEND": config.backend,
-        # A launching process is no rank: libraries take one that has WORLD_SIZE for a rank.
+        # A launching process is no rank: libraries treat a process with WORLD_SIZE as one.
         "ALLRANKS_WORLD_SIZE" if config.launches_ranks else "WORLD_SIZE": str(config.world_size),
         "INIT_METHOD": config.init_method,
         "ALLRANKS_GPU_COUNT": str(config.gpu_count),
@@ -163,10 +166,15 @@ def cell_environment(config: AgentConfig, present: Mapping[str, str]) -> dict[st
     }
 
 
-class Supervision:
-    """One job, from its start to its end.
+class Supervisor:
+    """Supervises one job, from its start to its end.
 
-    If it is contained, the processor time that it gets is shared with its own ranks alone.
+    Args:
+        config: The job.
+        folders: Its folders.
+        stream: The output stream to the host.
+        end: The end of the job.
+        is_contained: The job has a container of its own, and shares its processor time with nothing else.
     """
 
     def __init__(
@@ -178,8 +186,8 @@ class Supervision:
         self._end = end
         self._is_contained = is_contained
         self._failures: list[CollectionFailure] = []
-        self._uncollected: list[CollectionFailure] = []
-        self._has_broken = False
+        self._tolerated: list[CollectionFailure] = []  # the job runs in spite of these
+        self._has_job_error = False
         self._digests: dict[str, str] = {}
 
     def run(self) -> int:
@@ -188,28 +196,28 @@ class Supervision:
         try:
             server = self._start_server()
             try:
-                return self._run(server)
+                return self._run_job(server)
             finally:
                 server.kill()
                 end_children()
         except OSError as error:
-            self._fail(f"the supervisor cannot work: {error}", traceback.format_exc())
+            self._fail(f"the supervisor failed: {error}", traceback.format_exc())
         except Exception:  # noqa: BLE001 - any failure of the supervisor is the job's result
-            self._fail("the supervisor broke down", traceback.format_exc())
+            self._fail("the supervisor failed", traceback.format_exc())
         return 1
 
     def _start_server(self) -> ForkServer:
         log = os.open(self._folders.results / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         for target in (1, 2):
             os.dup2(log, target)
-        present = {name: value for name, value in os.environ.items() if name not in SANDCASTLE}
+        present = {name: value for name, value in os.environ.items() if name not in HIDDEN_VARIABLES}
         server = ForkServer(
             self._config,
             self._folders,
             {**present, **cell_environment(self._config, present)},
             log,
         )
-        if self._is_contained:  # a thousand forks would leave this process a thousandth of the processor otherwise
+        if self._is_contained:  # else a thousand forks would leave this process a thousandth of the processor
             os.setpriority(os.PRIO_PROCESS, server.pid, 19)
         return server
 
@@ -217,23 +225,23 @@ class Supervision:
         self._write(AgentFailed(message=message, text=shorten(text), kind=kind))
 
     def _write(self, record: Record) -> None:
-        """Report a record, and keep failures that other nodes must learn of."""
+        """Write a record, and keep failures, which other nodes must learn of."""
         self._stream.write(record)
         if isinstance(record, FullCollection):
             self._digests.update(zip(record.tests, record.digests, strict=True))
         elif isinstance(record, CollectionFailed):
             self._failures.append(CollectionFailure(nodeid=record.nodeid, text=record.text))
         elif isinstance(record, GpuFailed):
-            self._has_broken = True
-            self._failures.append(CollectionFailure(nodeid="", text=f"{record.name} is sick: {record.message}"))
+            self._has_job_error = True
+            self._failures.append(CollectionFailure(nodeid="", text=f"{record.name} is unhealthy: {record.message}"))
         elif isinstance(record, AgentFailed):
-            self._has_broken = True
+            self._has_job_error = True
             text = "\n".join(filter(None, (record.message, record.text)))
             self._failures.append(CollectionFailure(nodeid="", text=text))
 
-    def _run(self, server: ForkServer) -> int:
+    def _run_job(self, server: ForkServer) -> int:
         try:
-            connections = meet(self._config)
+            connections = connect_nodes(self._config)
         except NodesError as error:
             self._stream.write(NodesFailed(message=str(error)))
             return 1
@@ -254,8 +262,8 @@ class Supervision:
             self._fail(f"The process that imports the suite {error}.", self._log(), FailureKind.SUITE)
             return 1
         except JobLimitError:
-            where = server.whereabouts()
-            text = f"The suite was not collected when the job's time was up{f'; that was in {where}' if where else ''}."
+            frame = server.current_frame()
+            text = f"The suite was not collected when the job's time was up{f'; that was in {frame}' if frame else ''}."
             self._write(CollectionFailed(text=text))
             self._stream.write(JobTimedOut(limit=self._config.limits.job))
             return 0
@@ -263,15 +271,15 @@ class Supervision:
             self._stream.write(Interrupted())
             return HANGUP_STATUS
         if program is None:
-            return 1 if self._has_broken else 0
+            return 1 if self._has_job_error else 0
         leader = Leader(self._config, connections)
-        has_agreed = self._agree(server, program, follower, leader)
+        has_agreed = self._compare_nodes(server, program, follower, leader)
         if not has_agreed or self._failures or not program.tests or program.is_collected_only:
             return 0 if has_agreed else 1
-        return self._supervise(server, program, follower, leader)
+        return self._serve_or_lead(server, program, follower, leader)
 
-    def _check_for_the_end(self, server: ForkServer) -> None:
-        """If SIGTERM has ended the fork server, wait a moment for the end of the job, as a scheduler signals all."""
+    def _raise_if_stopped(self, server: ForkServer) -> None:
+        """If SIGTERM has ended the fork server, wait a moment for the job's end: a scheduler signals all processes."""
         if server.close() == -signal.SIGTERM and linux.is_readable(self._end.fileno(), END_GRACE):
             raise HangupError
 
@@ -282,16 +290,16 @@ class Supervision:
                 self._write(reply)
             elif isinstance(reply, Program):
                 if reply.goes_on:
-                    self._uncollected, self._failures = self._failures, []
-                self._report(reply)
+                    self._tolerated, self._failures = self._failures, []
+                self._report_collection(reply)
                 return reply
         if not self._failures:
-            self._check_for_the_end(server)
-            self._fail(f"The process that imports the suite {server.ended()}.", self._log(), FailureKind.SUITE)
+            self._raise_if_stopped(server)
+            self._fail(f"The process that imports the suite {server.describe_exit()}.", self._log(), FailureKind.SUITE)
         return None
 
-    def _report(self, program: Program) -> None:
-        """Report the collected tests, and the outcomes that are already settled."""
+    def _report_collection(self, program: Program) -> None:
+        """Report the collected tests, and the outcomes that are already known."""
         tests = [*(module.nodeid for module in program.skipped), *program.tests]
         parts = list(parts_of(tests)) or [()]
         for part in parts:
@@ -305,15 +313,15 @@ class Supervision:
                 for rank in range(self._config.ranks):
                     self._stream.write(_skipped(module.nodeid, module.reason, rank, self._config.ranks))
 
-    def _agree(self, server: ForkServer, program: Program, follower: Follower | None, leader: Leader) -> bool:
-        """Compare the collections of all nodes; False if they differ or one is missing."""
+    def _compare_nodes(self, server: ForkServer, program: Program, follower: Follower | None, leader: Leader) -> bool:
+        """Compare the collections of all nodes; return False if they differ or one is missing."""
         if self._config.nodes == 1:
             return True
         tests = (*(module.nodeid for module in program.skipped), *program.tests)
         digest = CollectionDigest(
             tests=tests,
             digests=tuple(self._digests.get(test, "") for test in tests),
-            failures=(*self._failures, *self._uncollected),
+            failures=(*self._failures, *self._tolerated),
             torch=server.torch,
             python=program.python,
             lacks=program.lacks,
@@ -336,7 +344,7 @@ class Supervision:
             self._stream.write(NodesAgreed())
         return True
 
-    def _supervise(self, server: ForkServer, program: Program, follower: Follower | None, leader: Leader) -> int:
+    def _serve_or_lead(self, server: ForkServer, program: Program, follower: Follower | None, leader: Leader) -> int:
         try:
             self._end.may_leave_no_more()
             if follower is not None:
@@ -348,7 +356,7 @@ class Supervision:
             try:
                 loop = self._run_tests(server, program, leader)
             except ForkServerError:
-                self._check_for_the_end(server)
+                self._raise_if_stopped(server)
                 raise
             return self._end_session(server, loop, REPORT_TIMEOUT if program.measures else SESSION_END_TIMEOUT)
         except NodeLostError as error:
@@ -358,7 +366,7 @@ class Supervision:
         except LostGpuError as error:
             self._fail(str(error), kind=FailureKind.GPU)
         except WorkerLostError as error:
-            self._fail("the supervisor broke down", str(error))
+            self._fail("the supervisor failed", str(error))
         except HangupError:
             self._stream.write(Interrupted())
             return HANGUP_STATUS
@@ -371,7 +379,7 @@ class Supervision:
         job = SupervisedJob(config=self._config, folders=self._folders, journal=self._stream, end=self._end)
         local = self._node(server, program)
         loop = TestLoop(program, [local, *leader.nodes()], job)
-        loop.run_all(local.of_lane if self._config.overlap > 1 and self._config.nodes == 1 else None)
+        loop.run_all(local.with_results_dir if self._config.overlap > 1 and self._config.nodes == 1 else None)
         leader.dismiss()
         return loop
 
@@ -383,29 +391,29 @@ class Supervision:
             server,
             self._config,
             self._folders,
-            family=Family(server.pid),
+            registry=RankRegistry(server.pid),
             end=self._end,
             echo=echo if program.prints_at_once else None,
-            records_flights=self._config.backend == "nccl" and not program.lacks,
+            uses_flight_recorder=self._config.backend == "nccl" and not program.lacks,
         )
 
     def _end_session(self, server: ForkServer, loop: TestLoop, timeout: float) -> int:
         """Have pytest end its session in the fork server; its hooks may still report problems."""
-        settled = tuple(Settled(nodeid=nodeid, is_bad=is_bad) for nodeid, is_bad in loop.settled.items())
-        records, ended = server.finish(Finish(tests=settled), self._end, timeout)
+        tests = tuple(Settled(nodeid=nodeid, is_bad=has_failed) for nodeid, has_failed in loop.results.items())
+        records, ended = server.finish(Finish(tests=tests), self._end, timeout)
         for record in records:
             if isinstance(record, _FORWARDED):
                 self._write(record)
         if any(isinstance(record, AgentFailed) for record in records):
             return 1
-        is_bad = bool(self._uncollected) or any(loop.settled.values())
+        has_failed = bool(self._tolerated) or any(loop.results.values())
         if ended is None:
             status = server.close()
             if status is None or status < 0:
-                raise ForkServerError(server.ended())
-            # A hook has left before pytest could return its status.
-            ended = SessionEnded(status=status, own=int(is_bad))
-        if problem := _session_problem(ended, is_bad=is_bad):
+                raise ForkServerError(server.describe_exit())
+            # A hook has exited before pytest could return its status.
+            ended = SessionEnded(status=status, own=int(has_failed))
+        if problem := _session_problem(ended, has_failed=has_failed):
             self._fail(problem, self._log(), FailureKind.SUITE)
             return 1
         if loop.session_problem is not None:
@@ -414,15 +422,15 @@ class Supervision:
         return 0
 
     def _log(self) -> str:
-        return evidence.read(self._folders.results / "agent.log")[-_LOG_END:]
+        return evidence.read(self._folders.results / "agent.log")[-_LOG_EXCERPT:]
 
 
-def _session_problem(ended: SessionEnded, *, is_bad: bool) -> str:
-    """A problem that only pytest's own exit status shows, in a sentence; empty for none."""
+def _session_problem(ended: SessionEnded, *, has_failed: bool) -> str:
+    """Return a sentence on a problem that only pytest's own exit status shows; empty if there is none."""
     if ended.status not in (0, ended.own):
         return changed_status(ended.own, ended.status)
-    if ended.status not in _OK_STATUSES or (ended.status == 1 and not is_bad):
-        return f"pytest ended its session with exit status {ended.status}, though no test says why: see agent.log."
+    if ended.status not in _OK_STATUSES or (ended.status == 1 and not has_failed):
+        return f"pytest ended its session with exit status {ended.status}, although no test failed: see agent.log."
     return ""
 
 

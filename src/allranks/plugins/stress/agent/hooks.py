@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from allranks.agent.supervisor.test_loop import DriverWorkers, OfLane, TestLoop
+from allranks.agent.supervisor.test_loop import LauncherWorkers, TestLoop, WithResultsDir
 from allranks.plugins.stress.agent import outside_skew
 from allranks.plugins.stress.agent.beside_run import repeat_beside
 from allranks.plugins.stress.agent.settings import Stress
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-def run_tests(settings: Mapping[str, Any], loop: TestLoop, of_lane: OfLane | None) -> None:
+def run_tests(settings: Mapping[str, Any], loop: TestLoop, with_results_dir: WithResultsDir | None) -> None:
     """Run the tests again and again, on one gang or on several at a time."""
     stress, config, folders = Stress(**settings), loop.job.config, loop.job.folders
     more = stretch(stress.skew, config.world_size)
@@ -28,16 +28,16 @@ def run_tests(settings: Mapping[str, Any], loop: TestLoop, of_lane: OfLane | Non
     repetitions = Repetitions(stress, program, loop.job.journal)
 
     def make_worker(results: Path) -> TestLoop:
-        return loop.worker(results, of_lane, program, repetitions)
+        return loop.worker(results, with_results_dir, program, repetitions)
 
     def run_gang(trials: Trials, index: int) -> None:
-        loop.worker(folders.results, of_lane, trials.limited(program), trials).run_some([index])
+        loop.worker(folders.results, with_results_dir, trials.limited(program), trials).run_some([index])
 
     try:
         next_turn = repetitions.next_turn
-        if of_lane is not None:
-            DriverWorkers(
-                count=config.overlap, results=folders.results, make_worker=make_worker, next_work=next_turn
+        if with_results_dir is not None:
+            LauncherWorkers(
+                count=config.overlap, results=folders.results, make_worker=make_worker, next_batch=next_turn
             ).run()
         worker = make_worker(folders.results)
         while (turn := next_turn()) is not None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from allranks.agent.channel import RunTest
 from allranks.agent.program import Program
 from allranks.agent.record_stream import Journal
-from allranks.agent.supervisor.test_loop import End, assemblies
+from allranks.agent.supervisor.test_loop import End, split_by_gang
 from allranks.plugins.stress.agent.settings import Stress, seed_of_repetition
 from allranks.plugins.stress.agent.skew import outside_in
 from allranks.protocol.outcomes import Outcome, disagree
@@ -128,7 +128,7 @@ class Repetitions:
         self._program = program
         self._journal = journal
         self._clock = clock
-        self._assemblies = list(assemblies(program.terms, range(len(program.tests))))
+        self._assemblies = list(split_by_gang(program.terms, range(len(program.tests))))
         how = RepetitionTally(command="stress", how=" ".join(options_of(stress.skew)))
         self._tests = {nodeid: _Test(tally=how) for nodeid in program.tests}
         self._notes: Counter[type[Record]] = Counter()

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from allranks.agent.call_log import LastCall, Wait
 from allranks.agent.channel import RankHang
-from allranks.agent.diagnose.blame import Blame, name_parting, odd_ones_out, strays
+from allranks.agent.diagnose.primary_failure import FailureAnalysis, describe_diverging_groups, odd_ones_out, outliers
 from allranks.agent.diagnose.step_outcome import Step, StepOutcome
 from allranks.agent.stacks import Stacks
 from allranks.protocol.outcomes import Outcome
@@ -50,16 +50,16 @@ REDUCES = [[call("all_reduce", shape="6", dtype="float32")]] * 3
 )
 def test_strays_are_the_ranks_that_called_something_else_where_a_rank_made_its_last_call(other, found):
     calls = dict(enumerate([*REDUCES, [other]]))
-    assert strays(calls, 0) == found
-    assert strays(calls, 3) == []
-    assert strays({**calls, 0: []}, 0) == []
+    assert outliers(calls, 0) == found
+    assert outliers(calls, 3) == []
+    assert outliers({**calls, 0: []}, 0) == []
 
 
 def test_another_shape_strays_where_the_call_killed_a_rank():
     calls = dict(enumerate([[call("all_gather", shape=shape)] for shape in ("2", "2", "3")]))
     frame = '  File "/x/site-packages/torch/distributed/c10d.py", line 9 in all_gather'
-    assert strays(calls, 0) == []
-    assert strays(calls, 0, Stacks(f"Current thread 0x1 (most recent call first):\n{frame}\n")) == [2]
+    assert outliers(calls, 0) == []
+    assert outliers(calls, 0, Stacks(f"Current thread 0x1 (most recent call first):\n{frame}\n")) == [2]
 
 
 CALLS = st.lists(
@@ -78,8 +78,8 @@ def test_the_odd_ones_are_always_the_minority(calls):
 def test_ranks_in_different_groups_are_named():
     calls = {0: [call("all_reduce", 4)], 1: [call("all_reduce", 2, "7")], 2: [call("all_reduce", 4)]}
     words = "ranks 0 and 2 called all_reduce #4 of group default, rank 1 called all_reduce #2 of group 7"
-    assert name_parting(calls) == words
-    assert not name_parting({0: [call("barrier", 4)], 1: [call("all_reduce", 4)], 2: []})
+    assert describe_diverging_groups(calls) == words
+    assert not describe_diverging_groups({0: [call("barrier", 4)], 1: [call("all_reduce", 4)], 2: []})
 
 
 REDUCED = call("all_reduce", 7, order=20, mask=0b111, shape="4", dtype="float32")
@@ -96,11 +96,11 @@ def hang(frame):
     return RankHang(stacks=Stacks(f"Current thread 0x1 (most recent call first):\n{frame}\n"))
 
 
-def blame(calls, *outcomes, **hangs):
+def analysis(calls, *outcomes, **hangs):
     step = Step(nodeid="t::x")
     for each in outcomes:
-        step.note(each)
-    return Blame(step, {int(rank[1:]): hang(frame) for rank, frame in hangs.items()}, calls)
+        step.add(each)
+    return FailureAnalysis(step, {int(rank[1:]): hang(frame) for rank, frame in hangs.items()}, calls)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def blame(calls, *outcomes, **hangs):
 @pytest.mark.parametrize("seconds", [None, 2.0])
 def test_a_failed_collective_follows_from_a_member_that_has_not_entered_it(peers, follows, seconds):
     failed = outcome(0, waits_for=Wait(REDUCED.order, seconds))
-    assert blame({0: [REDUCED], **peers}, failed).follows(failed) is follows
+    assert analysis({0: [REDUCED], **peers}, failed).is_secondary(failed) is follows
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_failed_collective_follows_from_a_member_that_has_not_entered_it(peers
 )
 def test_a_message_that_did_not_come_follows_from_a_peer_that_has_not_sent_it(sent, follows):
     failed = outcome(0, waits_for=Wait(RECEIVED.order, 2.0))
-    assert blame({0: [RECEIVED], 1: sent, 2: []}, failed).follows(failed) is follows
+    assert analysis({0: [RECEIVED], 1: sent, 2: []}, failed).is_secondary(failed) is follows
 
 
 @pytest.mark.parametrize(
@@ -149,8 +149,8 @@ def test_a_message_that_did_not_come_follows_from_a_peer_that_has_not_sent_it(se
     [
         (outcome(1, at=0.5), 0.001, True),
         (outcome(1, at=1.5), 0.001, False),
-        (outcome(1, "crashed", at=1.5, has_left=True), 0.001, True),
-        (outcome(1, "skipped", at=1.5, has_left=True), 0.001, True),
+        (outcome(1, "crashed", at=1.5, process_ended=True), 0.001, True),
+        (outcome(1, "skipped", at=1.5, process_ended=True), 0.001, True),
         (outcome(1, "skipped", at=0.5), 0.001, False),
         (outcome(1, "passed", at=0.5), 0.001, False),
         (outcome(1, "passed", at=0.5), 2.0, True),
@@ -158,7 +158,7 @@ def test_a_message_that_did_not_come_follows_from_a_peer_that_has_not_sent_it(se
 )
 def test_a_call_that_failed_at_once_follows_only_from_a_peer_that_had_failed(peer, seconds, follows):
     failed = outcome(0, waits_for=Wait(REDUCED.order, seconds))
-    assert blame({0: [REDUCED], 1: [], 2: [REDUCED]}, failed, peer).follows(failed) is follows
+    assert analysis({0: [REDUCED], 1: [], 2: [REDUCED]}, failed, peer).is_secondary(failed) is follows
 
 
 @pytest.mark.parametrize(
@@ -167,29 +167,29 @@ def test_a_call_that_failed_at_once_follows_only_from_a_peer_that_had_failed(pee
 )
 def test_a_wait_for_a_store_follows_from_a_rank_that_does_something_else(place, seconds, follows):
     failed = outcome(0, waits_for=Wait(0, seconds))
-    assert blame({0: [], 1: []}, failed, r1=place).follows(failed) is follows
+    assert analysis({0: [], 1: []}, failed, r1=place).is_secondary(failed) is follows
 
 
 @pytest.mark.parametrize(
     ("peer", "seconds", "follows"),
     [
         (outcome(1, at=2.0), 2.0, True),
-        (outcome(1, "skipped", at=2.0, has_left=True), 0.001, True),
+        (outcome(1, "skipped", at=2.0, process_ended=True), 0.001, True),
         (outcome(1, at=2.0), 0.001, False),
         (outcome(1, at=0.5), 0.001, True),
-        (outcome(1, at=2.0, is_symptom=True), 2.0, False),
+        (outcome(1, at=2.0, is_secondary=True), 2.0, False),
         (outcome(1, at=2.0, waits_for=Wait(0, 2.0)), 2.0, False),
         (outcome(1, "passed", at=0.5), 2.0, False),
     ],
 )
 def test_a_remote_call_follows_from_a_peer_that_failed_by_itself_if_only_a_moment_later(peer, seconds, follows):
     failed = outcome(0, waits_for=Wait(0, seconds))
-    assert blame({0: [], 1: []}, failed, peer).follows(failed) is follows
+    assert analysis({0: [], 1: []}, failed, peer).is_secondary(failed) is follows
 
 
 def test_a_failure_of_a_rank_that_did_not_wait_follows_from_nothing():
     failed = outcome(0, at=2.0)
-    assert not blame({0: [REDUCED], 1: []}, failed, outcome(1)).follows(failed)
+    assert not analysis({0: [REDUCED], 1: []}, failed, outcome(1)).is_secondary(failed)
 
 
 @pytest.mark.parametrize(
@@ -205,4 +205,4 @@ def test_a_failure_of_a_rank_that_did_not_wait_follows_from_nothing():
     ],
 )
 def test_the_ranks_that_others_wait_for_are_late(calls, hangs, late):
-    assert blame(dict(enumerate(calls)), **hangs).late(is_over=False) == late
+    assert analysis(dict(enumerate(calls)), **hangs).late_ranks(has_failed=False) == late
