@@ -66,7 +66,7 @@ def assert_was_in(case, mark, function):
 def test_a_rank_that_hangs_alone_is_timed_out_in_its_line(hangs):
     assert hangs.outcomes("test_hangs_on_rank_1") == ("passed", "timed_out")
     case = hangs.cases(1)["test_hangs_on_rank_1"]
-    assert case.message.startswith("no end after 0.6 s (limits.test), in the call of this test; it was in ")
+    assert case.message.startswith("not finished after 0.6 s (limits.test), in the call of this test; it was in ")
     assert_was_in(case, "hangs alone", "test_hangs_on_rank_1")
 
 
@@ -84,7 +84,7 @@ def test_ranks_that_hang_together_are_all_timed_out(hangs):
 
 def test_a_stopped_rank_has_no_line(hangs):
     case = hangs.cases(0)["test_hangs_in_two_odd_ways"]
-    assert case.message == "no end after 0.6 s (limits.test), in the call of this test; it is stopped (SIGSTOP)"
+    assert case.message == "not finished after 0.6 s (limits.test), in the call of this test; it is stopped (SIGSTOP)"
 
 
 def test_a_rank_that_ignores_term_is_killed(hangs):
@@ -109,14 +109,16 @@ def test_the_next_test_passes_in_a_new_gang(hangs):
 def test_a_teardown_between_tests_has_the_limit_of_the_process_group(hangs):
     case = hangs.cases(1)["test_skips_in_its_call"]
     assert case.outcome == "timed_out"
-    assert "no end after 1 s while fixtures and process group were torn down (limits.process_group)" in case.message
+    assert (
+        "not finished after 1 s while fixtures and process group were torn down (limits.process_group)" in case.message
+    )
     assert_was_in(case, "hangs in teardown", "hangs_later")
 
 
 def test_a_teardown_of_the_last_test_has_the_limit_of_the_test(hangs):
     case = hangs.cases(1)["test_ends_the_file"]
     assert case.outcome == "timed_out"
-    assert "no end after 0.6 s (limits.test), in the tear-down of this test" in case.message
+    assert "not finished after 0.6 s (limits.test), in the tear-down of this test" in case.message
 
 
 def test_the_time_is_bounded(hangs):

@@ -150,7 +150,10 @@ def test_a_test_ends_as_all_of_its_ranks_do(plain, test, outcome):
     [
         ("TestMine.test_segfaults_while_rank_0_passes", "rank 1 was killed by SIGSEGV; it was in"),
         ("TestMine.test_rank_1_skips_while_rank_0_passes", "ranks disagree: some skipped and others did not"),
-        ("TestMine.test_hangs_after_the_peer_passed", "rank 1 timed out: no end after 1 s (@pytest.mark.time_limit)"),
+        (
+            "TestMine.test_hangs_after_the_peer_passed",
+            "rank 1 timed out: not finished after 1 s (@pytest.mark.time_limit)",
+        ),
         ("TestClass.test_c_fails", "rank 1 failed: ValueError: rank 1 broke"),
     ],
 )

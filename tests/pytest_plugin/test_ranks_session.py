@@ -149,7 +149,7 @@ def test_each_test_has_one_outcome_over_all_ranks(session, tmp_path):
     assert "rank 1 failed: AssertionError: only the second" in output
     assert re.search(r"Captured stdout of rank 1 -+\nprinted by 1", output)
     assert "ERROR at teardown of test_spoilt" in output
-    assert "rank 1 left with exit code 3 in mid-test" in output
+    assert "rank 1 exited with code 3 during the test" in output
     assert "ranks disagree: 0 passed; 1 skipped" in output
     assert re.search(r"rank 1 .*time.*\n(.*\n)*.*test_it.py", output)
     assert "frames of pytest, pluggy and allranks" in output

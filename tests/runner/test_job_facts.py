@@ -147,7 +147,7 @@ def test_a_missing_text_of_a_failed_agent_is_none():
 def test_a_time_limit_is_a_timeout(records, ending):
     error = job_error(records, ending)
     assert error.kind == "timeout"
-    assert error.what == "The job timed out before the first test ended: no end after 3 s (limits.job)."
+    assert error.what == "The job timed out before the first test ended: not finished after 3 s (limits.job)."
     assert "limits.job" in error.remedy
 
 
@@ -155,7 +155,7 @@ def test_a_broken_module_does_not_hide_how_the_other_tests_ended():
     broken = CollectionFailed(nodeid="t.py", text="SyntaxError")
     late = job_error([broken, Went(), PASSED, failed("last"), JobTimedOut(limit=3.0)], WELL)
     assert late.kind == "collection"
-    assert late.what == "t.py cannot be collected. The job timed out after last: no end after 3 s (limits.job)."
+    assert late.what == "t.py cannot be collected. The job timed out after last: not finished after 3 s (limits.job)."
     dead = job_error([broken, Went(), PASSED], JobExit(status=-9))
     assert (dead.kind, "SyntaxError" in dead.why) == ("collection", True)
     assert "ended before its work was done" in dead.what

@@ -284,7 +284,7 @@ def test_the_ranks_decide_the_test(report, test, outcome):
         (
             "TestRanks.test_hangs",
             (
-                r"rank 1 timed out: no end after 1 s \(@pytest.mark.time_limit\), in the call of this test; "
+                r"rank 1 timed out: not finished after 1 s \(@pytest.mark.time_limit\), in the call of this test; "
                 r"it was in \S+ in test_hangs\n"
             ),
         ),
@@ -345,7 +345,7 @@ def test_the_default_time_limit_is_that_of_torchs_variable(tmp_path):
         timeout=60,
         check=False,
     )
-    assert "rank 1 timed out: no end after 1 s (DISTRIBUTED_TESTS_DEFAULT_TIMEOUT)" in done.stderr
+    assert "rank 1 timed out: not finished after 1 s (DISTRIBUTED_TESTS_DEFAULT_TIMEOUT)" in done.stderr
 
 
 @pytest.mark.thorough

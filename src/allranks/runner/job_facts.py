@@ -195,7 +195,9 @@ class JobFacts:
     def _timeout(self, limit: TimeLimit) -> JobError:
         where = f"after {self._last_test}" if self._last_test else "before the first test ended"
         remedy = "Raise limits.job in the matrix file, or split the suite."
-        return JobError(kind="timeout", what=f"The job timed out {where}: no end after {limit.words()}.", remedy=remedy)
+        return JobError(
+            kind="timeout", what=f"The job timed out {where}: not finished after {limit.words()}.", remedy=remedy
+        )
 
 
 def _ended_from_outside(ending: JobExit) -> JobError:

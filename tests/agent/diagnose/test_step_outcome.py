@@ -39,7 +39,7 @@ def stop_ranks(earlier, hangs, first_skip=None, phases=(), calls=MappingProxyTyp
     for rank, whens in dict(phases).items():
         step.phases.update(step_of(*((when,) for when in whens), rank=rank).phases)
     late = FailureAnalysis(step, hangs, calls).late_ranks(has_failed=step.has_failed)
-    return stopped_outcomes(step, hangs, late, reason="no end after 9 s", first_skip=first_skip)
+    return stopped_outcomes(step, hangs, late, reason="not finished after 9 s", first_skip=first_skip)
 
 
 def outcomes(settled):
@@ -55,7 +55,7 @@ def test_after_a_symptom_the_rank_that_did_not_come_is_timed_out_and_who_waits_i
     settled = stop_ranks([SECONDARY], {1: IN_A_COLLECTIVE, 2: ELSEWHERE})
     assert outcomes(settled) == {2: ("timed_out", None), 1: ("aborted", 2)}
     assert settled[0].message == (
-        "ranks 0 and 1 waited for it in vain; no end after 9 s; it was in /home/me/test_a.py:7 in loop"
+        "ranks 0 and 1 waited for it; not finished after 9 s; it was in /home/me/test_a.py:7 in loop"
     )
     assert settled[1].message == "aborted by rank 2 while waiting at /home/me/test_a.py:5 in test_a"
 
@@ -63,12 +63,12 @@ def test_after_a_symptom_the_rank_that_did_not_come_is_timed_out_and_who_waits_i
 @pytest.mark.parametrize(
     ("earlier", "hangs", "message"),
     [
-        ([0], {1: ELSEWHERE}, "rank 0 waited for it in vain; no end after 9 s"),
-        ([0, 2], {1: ELSEWHERE}, "ranks 0 and 2 waited for it in vain; no end after 9 s"),
-        ([3], {0: IN_A_COLLECTIVE, 1: ELSEWHERE, 2: IN_A_COLLECTIVE}, "ranks 0, 2 and 3 waited for it in vain; no end"),
-        ([0, 1, 2], {3: ELSEWHERE, 4: IN_A_COLLECTIVE}, "ranks 0-2 and 4 waited for it in vain; no end after 9 s"),
-        ([0], {1: ELSEWHERE, 2: ELSEWHERE}, "rank 0 waited for it in vain; no end after 9 s"),
-        ([], {0: IN_A_COLLECTIVE, 1: ELSEWHERE}, "no end after 9 s"),
+        ([0], {1: ELSEWHERE}, "rank 0 waited for it; not finished after 9 s"),
+        ([0, 2], {1: ELSEWHERE}, "ranks 0 and 2 waited for it; not finished after 9 s"),
+        ([3], {0: IN_A_COLLECTIVE, 1: ELSEWHERE, 2: IN_A_COLLECTIVE}, "ranks 0, 2 and 3 waited for it; no end"),
+        ([0, 1, 2], {3: ELSEWHERE, 4: IN_A_COLLECTIVE}, "ranks 0-2 and 4 waited for it; not finished after 9 s"),
+        ([0], {1: ELSEWHERE, 2: ELSEWHERE}, "rank 0 waited for it; not finished after 9 s"),
+        ([], {0: IN_A_COLLECTIVE, 1: ELSEWHERE}, "not finished after 9 s"),
     ],
 )
 def test_the_message_names_who_waited_and_the_limit(earlier, hangs, message):
@@ -242,7 +242,7 @@ def test_what_the_supervisor_knows_is_said_by_the_outcome_that_leads():
 
 def test_a_stopped_rank_says_so():
     [settled] = stop_ranks([], {1: RankHang(held="it is stopped (SIGSTOP)")}, phases={1: ["setup"]})
-    assert settled.message == "no end after 9 s, in the call of this test; it is stopped (SIGSTOP)"
+    assert settled.message == "not finished after 9 s, in the call of this test; it is stopped (SIGSTOP)"
 
 
 def test_the_peers_of_a_rank_that_skipped_are_aborted_by_it_even_after_symptoms():

@@ -155,12 +155,12 @@ def test_the_first_bad_outcome_leads_and_peers_get_the_grace(start_gang):
 @pytest.mark.parametrize(
     ("answer", "outcome", "message"),
     [
-        (leave(0), Outcome.CRASHED, "rank 0 left with exit code 0 in mid-test"),
-        (leave(3), Outcome.CRASHED, "rank 0 left with exit code 3 in mid-test"),
-        (announce_and_leave(90), Outcome.CRASHED, "rank 0 left with exit code 90 in mid-test"),
+        (leave(0), Outcome.CRASHED, "rank 0 exited with code 0 during the test"),
+        (leave(3), Outcome.CRASHED, "rank 0 exited with code 3 during the test"),
+        (announce_and_leave(90), Outcome.CRASHED, "rank 0 exited with code 90 during the test"),
         (announce_and_leave(72), Outcome.SKIPPED, skip_codes.reason_of_exit(72)),
-        (leave(72), Outcome.CRASHED, "rank 0 left with exit code 72 in mid-test"),
-        (announce_and_leave(77, announced=72), Outcome.CRASHED, "rank 0 left with exit code 77 in mid-test"),
+        (leave(72), Outcome.CRASHED, "rank 0 exited with code 72 during the test"),
+        (announce_and_leave(77, announced=72), Outcome.CRASHED, "rank 0 exited with code 77 during the test"),
         (lambda _: os.kill(os.getpid(), signal.SIGKILL), Outcome.CRASHED, "rank 0 was killed by SIGKILL"),
         (close_connection, Outcome.CRASHED, "rank 0 closed its connection to the supervisor and was killed"),
         (garble, Outcome.CRASHED, "rank 0 wrote into its connection to the supervisor and was killed"),
@@ -261,7 +261,7 @@ def test_a_rank_whose_own_end_takes_long_has_not_closed_its_connection(start_gan
         linux, "is_readable", lambda end, seconds: is_readable(end, seconds) and seconds != CLOSED_TIMEOUT
     )
     [ended] = start_gang([leave(3)]).run(RUN, DEADLINES).outcomes
-    assert ended.message == "rank 0 left with exit code 3 in mid-test"
+    assert ended.message == "rank 0 exited with code 3 during the test"
 
 
 def test_a_report_that_was_sent_before_a_death_counts(start_gang):
@@ -292,7 +292,7 @@ def test_a_death_after_its_own_part_counts_while_a_peer_is_in_the_test(start_gan
     assert (step.primary_failure.rank, outcomes(step)) == (1, {0: Outcome.ABORTED, 1: Outcome.CRASHED})
     assert (
         step.primary_failure.message
-        == "rank 1 left with exit code 1 in mid-test, after it had ended its own part of the test"
+        == "rank 1 exited with code 1 during the test, after it had ended its own part of the test"
     )
 
 
@@ -516,8 +516,8 @@ def test_a_gang_is_kept_only_when_all_passed_or_all_skipped_early(outcomes_and_r
 @pytest.mark.parametrize(
     ("end", "words"),
     [
-        ({"status": 0}, "left with exit code 0 in mid-test"),
-        ({"status": 255}, "left with exit code 255 in mid-test"),
+        ({"status": 0}, "exited with code 0 during the test"),
+        ({"status": 255}, "exited with code 255 during the test"),
         ({"status": -11}, "was killed by SIGSEGV"),
         ({"status": -63}, "was killed by signal 63"),
         ({"status": -9, "by_memory_killer": True}, "was killed by the kernel's out-of-memory killer"),
@@ -590,7 +590,7 @@ def test_a_driver_can_start_the_clock_anew(start_gang):
 
     gang = start_gang([start_clock_and_wait])
     [outcome] = gang.run(RUN, within(1000, after_release=of_test(0.1))).outcomes
-    assert outcome.message.startswith("no end after 0.1 s (limits.test)")
+    assert outcome.message.startswith("not finished after 0.1 s (limits.test)")
 
 
 def test_an_observed_end_is_reported_with_its_skip_code(start_gang):
@@ -630,7 +630,7 @@ def test_a_rank_that_its_peers_waited_for_in_vain_leads(start_gang):
     step = start_gang([report(WAITED_IN_VAIN, PASSED)], [wait]).run(RUN, DEADLINES)
     assert (step.primary_failure.rank, step.primary_failure.outcome) == (1, Outcome.TIMED_OUT)
     assert step.primary_failure.message.startswith(
-        "rank 0 waited for it in vain; stopped 0.1 s after rank 0 failed (limits.peer_grace)"
+        "rank 0 waited for it; stopped 0.1 s after rank 0 failed (limits.peer_grace)"
     )
     assert consequences(step) == {0: True, 1: False}
 
@@ -642,23 +642,23 @@ OF_DRIVER = TimeLimit(value=0.1, setting="--ranks-timeout", margin=0.2)
 @pytest.mark.parametrize(
     ("symptoms", "deadlines", "message"),
     [
-        (0, within(0.2), "no end after 0.2 s (limits.test), in the set-up of this test"),
-        (0, Deadlines(limit=MARKED), "no end after 0.2 s (@pytest.mark.time_limit), in the set-up of this test"),
+        (0, within(0.2), "not finished after 0.2 s (limits.test), in the set-up of this test"),
+        (0, Deadlines(limit=MARKED), "not finished after 0.2 s (@pytest.mark.time_limit), in the set-up of this test"),
         (
             0,
             Deadlines(limit=OF_DRIVER),
-            "no end after 0.3 s (--ranks-timeout = 0.1, plus 0.2 s), in the set-up of this test",
+            "not finished after 0.3 s (--ranks-timeout = 0.1, plus 0.2 s), in the set-up of this test",
         ),
         (
             0,
             Deadlines(limit=MARKED, during="while it slept"),
-            "no end after 0.2 s while it slept (@pytest.mark.time_limit)",
+            "not finished after 0.2 s while it slept (@pytest.mark.time_limit)",
         ),
-        (1, within(3), "rank 0 waited for it in vain; no end after 3 s (limits.test), in the set-up of this test"),
+        (1, within(3), "rank 0 waited for it; not finished after 3 s (limits.test), in the set-up of this test"),
         (
             2,
             within(3),
-            "ranks 0 and 1 waited for it in vain; no end after 3 s (limits.test), in the set-up of this test",
+            "ranks 0 and 1 waited for it; not finished after 3 s (limits.test), in the set-up of this test",
         ),
     ],
 )

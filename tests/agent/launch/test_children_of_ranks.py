@@ -117,7 +117,9 @@ LINE = next(number for number, line in enumerate(HELPERS.splitlines(), start=1) 
 def test_the_line_of_a_child_that_hangs_is_in_the_message_and_its_stack_in_the_text(children, test, name):
     case = children.cases(0)[test]
     assert case.outcome == "timed_out"
-    assert case.message.startswith("no end after 4 s (@pytest.mark.time_limit), in the call of this test; it was in ")
+    assert case.message.startswith(
+        "not finished after 4 s (@pytest.mark.time_limit), in the call of this test; it was in "
+    )
     assert re.search(
         re.escape(f"; {name} was in suite/helpers.py:{LINE} in hang, ") + r"\d\.\d s after its start$", case.message
     )

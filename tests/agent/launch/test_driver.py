@@ -278,7 +278,11 @@ def leader(zoo, test):
         ("test_starts_no_rank", 0, "the launching process: RuntimeError: no rank was started"),
         ("test_fails_after_the_start", 0, "the launching process: RuntimeError: too late"),
         ("test_dies", 0, "the launching process was killed by SIGKILL"),
-        ("test_set_up_hangs", 0, "the launching process timed out: no end after 5.8 s (@pytest.mark.time_limit = "),
+        (
+            "test_set_up_hangs",
+            0,
+            "the launching process timed out: not finished after 5.8 s (@pytest.mark.time_limit = ",
+        ),
         ("test_tear_down_fails", 0, "the launching process: RuntimeError: the folder is not empty"),
         ("test_rank_and_tear_down_fails", 1, "AssertionError: rank 1 is wrong"),
         ("test_rank_0_should_have_aborted", 0, "the launching process: AssertionError: rank 0 was to end with exit"),
@@ -306,7 +310,7 @@ def test_a_failure_has_the_ranks_own_traceback_and_output(zoo):
 
 def test_a_hanging_rank_is_found_where_it_is(zoo):
     case = zoo.cases(1)["test_hangs_after_the_peer_passed"]
-    assert "no end after 1 s (@pytest.mark.time_limit), in the call of this test; it was in " in case.message
+    assert "not finished after 1 s (@pytest.mark.time_limit), in the call of this test; it was in " in case.message
     assert "in test_hangs_after_the_peer_passed" in case.message
 
 

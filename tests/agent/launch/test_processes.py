@@ -307,10 +307,10 @@ def test_a_class_that_two_files_import_runs_in_both(zoo):
         (
             "test_hangs_after_the_peer_passed",
             1,
-            "no end after 1 s (@pytest.mark.time_limit), in the call of this test; it was",
+            "not finished after 1 s (@pytest.mark.time_limit), in the call of this test; it was",
         ),
         ("test_cannot_join", 1, "RuntimeError: no address"),
-        ("test_leaves_with_0", 1, "rank 1 left with exit code 0 in mid-test"),
+        ("test_leaves_with_0", 1, "rank 1 exited with code 0 during the test"),
         ("test_should_abort", 0, "the launching process: AssertionError: rank 0 was to end with exit status -6"),
         ("test_starts_no_rank", 0, "the launching process: RuntimeError: no rank was started"),
     ],

@@ -240,7 +240,7 @@ def test_hangs(rank):
         limits={"test": 2},
     )
     message = job.messages("test_hangs")[3][1]
-    assert "no end after 2 s (limits.test)" in message
+    assert "not finished after 2 s (limits.test)" in message
     assert "in test_hangs" in message
     assert job.outcomes("test_hangs") == ("aborted", "aborted", "aborted", "timed_out")
     assert "test_hangs" in job.cases(2)["test_hangs"].text

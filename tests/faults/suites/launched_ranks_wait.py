@@ -16,19 +16,19 @@ FAULT = {
     "verdict": ("error", "timed_out"),
     "leading": 1,
     "ranks": ["failed", "timed_out"],
-    "words": ["rank 1 timed out", "waited for it in vain", "in sleep"],
+    "words": ["rank 1 timed out", "waited for it", "in sleep"],
     "others": {
         "test_polls": {
             "verdict": ("error", "timed_out"),
             "leading": 1,
             "ranks": ["failed", "timed_out"],
-            "words": ["rank 1 timed out", "waited for it in vain", "in sleep"],
+            "words": ["rank 1 timed out", "waited for it", "in sleep"],
         },
         "test_kept_ranks_swallow": {
             "verdict": ("error", "timed_out"),
             "leading": 1,
             "ranks": ["failed", "timed_out"],
-            "words": ["rank 1 timed out", "waited for it in vain", "in sleep"],
+            "words": ["rank 1 timed out", "waited for it", "in sleep"],
         },
         "test_calls_something_else": {
             "verdict": [("failure", "failed"), ("error", "timed_out")],

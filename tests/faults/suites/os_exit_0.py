@@ -1,4 +1,4 @@
-"""One rank leaves with exit code 0 in mid-test."""
+"""One rank exits with code 0 during the test."""
 
 import os
 
@@ -11,7 +11,7 @@ FAULT = {
     "verdict": ("error", "crashed"),
     "leading": 1,
     "ranks": ["failed", "crashed"],
-    "words": ["rank 1 left with exit code 0 in mid-test"],
+    "words": ["rank 1 exited with code 0 during the test"],
     "seconds": 2,
 }
 

@@ -1,4 +1,4 @@
-"""One rank leaves with exit code 90 in mid-test, which is none of torch's skips."""
+"""One rank exits with code 90 during the test, which is none of torch's skips."""
 
 import os
 
@@ -11,7 +11,7 @@ FAULT = {
     "verdict": ("error", "crashed"),
     "leading": 1,
     "ranks": ["failed", "crashed"],
-    "words": ["rank 1 left with exit code 90 in mid-test"],
+    "words": ["rank 1 exited with code 90 during the test"],
     "seconds": 2,
 }
 

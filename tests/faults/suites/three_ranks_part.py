@@ -49,7 +49,7 @@ FAULT = {
             "verdict": ("error", "timed_out"),
             "leading": [1, 2],
             "ranks": ["failed", "timed_out", "timed_out"],
-            "words": ["waited for it in vain", "in sleep"],
+            "words": ["waited for it", "in sleep"],
             "undetermined": "both sleep",
         },
     },

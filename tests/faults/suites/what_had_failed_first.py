@@ -34,7 +34,7 @@ FAULT = {
             "verdict": ("error", "crashed"),
             "leading": [0, 1, 2],
             "ranks": ["crashed", "crashed", "crashed"],
-            "words": ["left with exit code 77 in mid-test"],
+            "words": ["exited with code 77 during the test"],
             "undetermined": "all leave at once",
         },
     },

@@ -108,7 +108,7 @@ def test_rule_1_a_missing_rank_is_an_error_that_still_names_the_first_to_go_wron
     ("outcome", "said", "kind"),
     [
         ("crashed", {"at": 1.0, "message": "rank 1 was killed by SIGSEGV"}, VerdictKind.ERROR),
-        ("crashed", {"at": 1.0, "message": "rank 1 left with exit code 3 in mid-test"}, VerdictKind.ERROR),
+        ("crashed", {"at": 1.0, "message": "rank 1 exited with code 3 during the test"}, VerdictKind.ERROR),
         ("crashed", {"message": "rank 1 was killed by SIGABRT"}, VerdictKind.ERROR),
         ("failed", {"at": 1.0, "message": "boom"}, VerdictKind.FAILURE),
         ("errored", {"at": 1.0, "message": "no such fixture"}, VerdictKind.ERROR),
@@ -215,21 +215,31 @@ def test_rule_2_the_message_says_where_a_stopped_peer_was():
     assert judged.message == f"rank 0 failed: x (ranks 1, 2, 4, 5: {where})"
 
 
-PARTED = (
-    "the ranks' calls differ: rank 0 called barrier #1; rank 0 waited for it in vain; no end after 8 s (limits.test)"
-)
+PARTED = "the ranks' calls differ: rank 0 called barrier #1; rank 0 waited for it; not finished after 8 s (limits.test)"
 
 
 @pytest.mark.parametrize(
     ("outcome", "message", "sentence"),
     [
-        ("timed_out", "no end after 60 s (limits.test)", "rank 1 timed out: no end after 60 s (limits.test)"),
-        ("timed_out", "tight time-out: no end after 2 s", "rank 1 timed out: tight time-out: no end after 2 s"),
+        (
+            "timed_out",
+            "not finished after 60 s (limits.test)",
+            "rank 1 timed out: not finished after 60 s (limits.test)",
+        ),
+        (
+            "timed_out",
+            "tight time-out: not finished after 2 s",
+            "rank 1 timed out: tight time-out: not finished after 2 s",
+        ),
         ("timed_out", PARTED, f"rank 1 timed out: {PARTED}"),
         ("timed_out", "ended by pytest-timeout after 8 s", "rank 1 timed out: ended by pytest-timeout after 8 s"),
-        ("timed_out", "rank 1 timed out: no end after 20 s", "rank 1 timed out: no end after 20 s"),  # an older report
+        (
+            "timed_out",
+            "rank 1 timed out: not finished after 20 s",
+            "rank 1 timed out: not finished after 20 s",
+        ),  # an older report
         ("crashed", "rank 1 was killed by SIGKILL", "rank 1 was killed by SIGKILL"),
-        ("crashed", "rank 1 left with exit code 3 in mid-test", "rank 1 left with exit code 3 in mid-test"),
+        ("crashed", "rank 1 exited with code 3 during the test", "rank 1 exited with code 3 during the test"),
         ("failed", "", "rank 1 failed"),
     ],
 )

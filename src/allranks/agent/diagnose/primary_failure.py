@@ -136,7 +136,7 @@ def stopped_outcomes(
     if step.has_failed:
         waiting = {outcome.rank for outcome in step.outcomes if outcome.outcome.is_bad}
         waiting |= {rank for rank, hang in hangs.items() if rank not in late and waits_for_peers(hang)}
-        reason = f"{words_for_ranks(sorted(waiting))} waited for it in vain; {reason}"
+        reason = f"{words_for_ranks(sorted(waiting))} waited for it; {reason}"
     timed_out = [_timed_out(rank, hangs[rank], reason, hangs[rank].phase or step.current_phase(rank)) for rank in late]
     first = next(iter(timed_out), step.primary_failure)
     others = sorted(set(hangs) - set(late))

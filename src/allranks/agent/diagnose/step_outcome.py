@@ -464,7 +464,7 @@ def describe_exit(rank_exit: RankExit) -> str:
         return f"{rank_exit.cut_off} and was killed"
     if rank_exit.status < 0:
         return f"was {linux.killed(-rank_exit.status, for_memory=rank_exit.by_memory_killer)}"
-    return f"left with exit code {rank_exit.status} in mid-test"
+    return f"exited with code {rank_exit.status} during the test"
 
 
 MAX_COLLECTIVES = 16

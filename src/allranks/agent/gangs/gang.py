@@ -421,7 +421,7 @@ class _Clock:
 
     def _start(self) -> None:
         self._deadline = self._last = clock.monotonic() + self._limit.seconds
-        self.reason = f"no end after {self._limit.words(self._deadlines.during)}"
+        self.reason = f"not finished after {self._limit.words(self._deadlines.during)}"
 
     def pause(self, rank: int, *, is_debugged: bool) -> None:
         """Pause while a debugger waits for a command; restart when it no longer does, or its rank has ended."""
