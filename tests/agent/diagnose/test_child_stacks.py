@@ -1,4 +1,4 @@
-"""Stacks of processes that a rank has started, where py-spy is not installed."""
+"""Stacks of processes that a rank has started, without py-spy."""
 
 import faulthandler
 import os
@@ -41,7 +41,7 @@ def without_py_spy(monkeypatch):
 
 @pytest.fixture
 def parent(tmp_path):
-    """What is known of a rank, and the writing end of its standard error."""
+    """Returns this process as a parent rank, and the writing end of its standard error."""
     reading, writing = os.pipe()
     stream = OutputStream(reading)
     pipes = frozenset({os.fstat(reading).st_ino})
@@ -111,7 +111,7 @@ def test_a_fork_writes_its_stacks_to_the_stack_file_and_is_stopped(parent, tmp_p
 
 
 @pytest.mark.usefixtures("without_py_spy")
-def test_another_python_writes_its_stacks_as_it_is_aborted(parent, tmp_path):
+def test_another_python_writes_its_stacks_when_it_is_aborted(parent, tmp_path):
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
     environment = {**os.environ, "PYTHONFAULTHANDLER": "1", "RANK": "3"}
@@ -125,7 +125,7 @@ def test_another_python_writes_its_stacks_as_it_is_aborted(parent, tmp_path):
 
 
 @pytest.mark.usefixtures("without_py_spy")
-def test_a_python_whose_errors_go_elsewhere_is_left_alone(parent, tmp_path):
+def test_a_python_whose_stderr_is_not_the_ranks_is_not_aborted(parent, tmp_path):
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
     environment = {**os.environ, "PYTHONFAULTHANDLER": "1"}
@@ -136,7 +136,7 @@ def test_a_python_whose_errors_go_elsewhere_is_left_alone(parent, tmp_path):
     assert (found.location, found.stacks) == ("", Stacks())
 
 
-def test_of_another_program_only_the_kernels_words_are_known(parent):
+def test_another_program_is_described_by_the_kernel(parent):
     with child(["sleep", "600"]) as process:
         found = of(process.pid, parent[0])
     assert found.about.startswith(f"pid {process.pid}, state ")
@@ -144,13 +144,13 @@ def test_of_another_program_only_the_kernels_words_are_known(parent):
     assert found.location == ""
 
 
-def test_so_many_processes_that_they_are_a_mistake_are_not_looked_at(parent, monkeypatch):
+def test_a_hundred_children_are_not_inspected(parent, monkeypatch):
     monkeypatch.setattr(linux, "descendants", lambda _pid: list(range(10**6, 10**6 + 100)))
     assert inspect_children(parent[0], time.monotonic() + 1) == []
 
 
 @pytest.mark.usefixtures("without_py_spy")
-def test_after_the_deadline_no_process_is_asked(parent, tmp_path):
+def test_no_stacks_are_requested_after_the_deadline(parent, tmp_path):
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
     environment = {**os.environ, "PYTHONFAULTHANDLER": "1"}
@@ -166,18 +166,18 @@ def hang(name, frame):
     return ChildHang(pid=1, name=name, seconds=2.5, about="pid 1", stacks=Stacks(stacks))
 
 
-def test_a_message_names_those_first_that_do_not_wait_for_a_peer():
+def test_children_that_do_not_wait_for_a_peer_come_first():
     waits = '/x-packages/torch/distributed/a.py", line 1 in wait\n  File "/user.py'
     children = [hang("a", waits), hang("b", "/user.py"), hang("c", "<string>"), hang("d", "")]
     where = "was in /user.py:1 in call, 2.5 s after its start"
     assert describe_children(children) == f"; b {where}; a {where}"
 
 
-def test_a_message_names_no_more_than_three():
+def test_a_message_describes_at_most_three_children():
     assert describe_children([hang(name, "/user.py") for name in "abcde"]).endswith(
         "; c was in /user.py:1 in call, 2.5 s after its start; 2 more child processes"
     )
 
 
-def test_without_children_there_are_no_words():
+def test_the_description_of_no_children_is_empty():
     assert (describe_children([]), child_stacks_text([])) == ("", "")

@@ -34,21 +34,21 @@ NEW = "TORCH_FR_DUMP_TEMP_FILE"
         ("2.14.0a0+git1234", {PIPE, NEW}),
     ],
 )
-def test_each_torch_gets_the_names_that_it_reads_and_needs(recorder, version, expected):
+def test_each_torch_version_gets_the_variables_that_it_needs(recorder, version, expected):
     assert names(recorder, version) == expected
 
 
 @pytest.mark.parametrize("name", [OLD, NEW])
-def test_a_file_that_the_user_named_is_left_alone(recorder, name):
+def test_a_file_name_of_the_user_is_kept(recorder, name):
     assert not {OLD, NEW} & names(recorder, "2.13.0", [name])
 
 
 @pytest.mark.parametrize("name", [SIZE, "TORCH_FR_BUFFER_SIZE", DUMP, PIPE])
-def test_nothing_that_the_user_set_is_set_again(recorder, name):
+def test_variables_of_the_user_are_kept(recorder, name):
     assert name not in names(recorder, "2.8.0", [name])
 
 
-def test_recordings_come_home_and_pipes_do_not(recorder):
+def test_recordings_are_among_the_results_and_pipes_are_not(recorder):
     variables = recorder.environment("2.13.0", {})
     assert variables[NEW] == str(recorder.results / "flight-recorder-gang-3-rank-")
     assert variables[PIPE].startswith(str(recorder.shared))
@@ -69,7 +69,7 @@ with open(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + number, "wb") as file:
 
 @pytest.fixture
 def start_torch(recorder):
-    """Starts a process that does what torch does about its flight recorder."""
+    """Starts a process that imitates torch's flight recorder."""
     processes = []
 
     def start(rank):
@@ -106,12 +106,12 @@ def test_a_rank_that_is_dead_is_not_waited_for(recorder, start_torch):
     assert recorder.request([0]) == []
 
 
-def test_a_file_that_is_no_pipe_is_left_alone(recorder):
+def test_a_file_that_is_not_a_pipe_is_unchanged(recorder):
     path = recorder.shared / ".flight-recorder-gang-3-rank-0.pipe"
     path.write_text("not a pipe")
     assert recorder.request([0]) == []
     assert path.read_text() == "not a pipe"
 
 
-def test_a_rank_that_never_writes_is_given_up(recorder):
+def test_waiting_for_a_recording_times_out(recorder):
     assert recorder.wait([recorder.results / "never"], timeout=0.1) == []

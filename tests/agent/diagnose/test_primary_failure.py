@@ -1,4 +1,7 @@
-"""Which ranks called something else than most, and how that is said."""
+"""Which ranks others waited for, and which called something other than most."""
+
+from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
 from hypothesis import given
@@ -6,10 +9,17 @@ from hypothesis import strategies as st
 
 from allranks.agent.call_log import LastCall, Wait
 from allranks.agent.channel import RankHang
-from allranks.agent.diagnose.primary_failure import FailureAnalysis, describe_diverging_groups, odd_ones_out, outliers
+from allranks.agent.diagnose.primary_failure import (
+    FailureAnalysis,
+    describe_conflicting_call,
+    describe_diverging_groups,
+    odd_ones_out,
+    outliers,
+    stopped_outcomes,
+)
 from allranks.agent.diagnose.step_outcome import Step, StepOutcome
 from allranks.agent.stacks import Stacks
-from allranks.protocol.outcomes import Outcome
+from allranks.protocol.outcomes import Outcome, Phase
 
 
 def call(kind, number=1, group="default", order=1, **more):
@@ -31,7 +41,7 @@ def call(kind, number=1, group="default", order=1, **more):
         ([], []),
     ],
 )
-def test_the_odd_ones_are_those_that_called_something_else_than_most(calls, odd):
+def test_odd_ones_out_called_something_other_than_most(calls, odd):
     assert odd_ones_out(dict(enumerate(calls))) == odd
 
 
@@ -48,14 +58,14 @@ REDUCES = [[call("all_reduce", shape="6", dtype="float32")]] * 3
         (call("all_reduce", 2, shape="7", dtype="float32"), []),
     ],
 )
-def test_strays_are_the_ranks_that_called_something_else_where_a_rank_made_its_last_call(other, found):
+def test_outliers_called_something_other_than_most_at_a_ranks_last_call(other, found):
     calls = dict(enumerate([*REDUCES, [other]]))
     assert outliers(calls, 0) == found
     assert outliers(calls, 3) == []
     assert outliers({**calls, 0: []}, 0) == []
 
 
-def test_another_shape_strays_where_the_call_killed_a_rank():
+def test_another_shape_is_an_outlier_if_the_call_killed_a_rank():
     calls = dict(enumerate([[call("all_gather", shape=shape)] for shape in ("2", "2", "3")]))
     frame = '  File "/x/site-packages/torch/distributed/c10d.py", line 9 in all_gather'
     assert outliers(calls, 0) == []
@@ -71,11 +81,11 @@ CALLS = st.lists(
 
 
 @given(st.dictionaries(st.integers(0, 7), CALLS, max_size=8))
-def test_the_odd_ones_are_always_the_minority(calls):
+def test_odd_ones_out_are_always_the_minority(calls):
     assert 2 * len(odd_ones_out(calls)) < max(1, len(calls))
 
 
-def test_ranks_in_different_groups_are_named():
+def test_ranks_in_different_groups_are_described():
     calls = {0: [call("all_reduce", 4)], 1: [call("all_reduce", 2, "7")], 2: [call("all_reduce", 4)]}
     words = "ranks 0 and 2 called all_reduce #4 of group default, rank 1 called all_reduce #2 of group 7"
     assert describe_diverging_groups(calls) == words
@@ -121,7 +131,7 @@ def analysis(calls, *outcomes, **hangs):
     ],
 )
 @pytest.mark.parametrize("seconds", [None, 2.0])
-def test_a_failed_collective_follows_from_a_member_that_has_not_entered_it(peers, follows, seconds):
+def test_a_failed_collective_is_secondary_if_a_member_has_not_entered_it(peers, follows, seconds):
     failed = outcome(0, waits_for=Wait(REDUCED.order, seconds))
     assert analysis({0: [REDUCED], **peers}, failed).is_secondary(failed) is follows
 
@@ -139,7 +149,7 @@ def test_a_failed_collective_follows_from_a_member_that_has_not_entered_it(peers
         ([call("recv", 3, peer=0, tag=5)], True),
     ],
 )
-def test_a_message_that_did_not_come_follows_from_a_peer_that_has_not_sent_it(sent, follows):
+def test_a_failed_receive_is_secondary_if_the_peer_has_not_sent_the_message(sent, follows):
     failed = outcome(0, waits_for=Wait(RECEIVED.order, 2.0))
     assert analysis({0: [RECEIVED], 1: sent, 2: []}, failed).is_secondary(failed) is follows
 
@@ -156,7 +166,7 @@ def test_a_message_that_did_not_come_follows_from_a_peer_that_has_not_sent_it(se
         (outcome(1, "passed", at=0.5), 2.0, True),
     ],
 )
-def test_a_call_that_failed_at_once_follows_only_from_a_peer_that_had_failed(peer, seconds, follows):
+def test_a_call_that_failed_at_once_is_secondary_only_to_an_earlier_failure(peer, seconds, follows):
     failed = outcome(0, waits_for=Wait(REDUCED.order, seconds))
     assert analysis({0: [REDUCED], 1: [], 2: [REDUCED]}, failed, peer).is_secondary(failed) is follows
 
@@ -165,7 +175,7 @@ def test_a_call_that_failed_at_once_follows_only_from_a_peer_that_had_failed(pee
     ("place", "seconds", "follows"),
     [(IN_A_TEST, 2.0, True), (IN_A_WAIT, 2.0, False), (IN_A_TEST, 0.001, False)],
 )
-def test_a_wait_for_a_store_follows_from_a_rank_that_does_something_else(place, seconds, follows):
+def test_a_failed_wait_for_a_store_is_secondary_if_a_peer_does_not_wait(place, seconds, follows):
     failed = outcome(0, waits_for=Wait(0, seconds))
     assert analysis({0: [], 1: []}, failed, r1=place).is_secondary(failed) is follows
 
@@ -182,12 +192,12 @@ def test_a_wait_for_a_store_follows_from_a_rank_that_does_something_else(place, 
         (outcome(1, "passed", at=0.5), 2.0, False),
     ],
 )
-def test_a_remote_call_follows_from_a_peer_that_failed_by_itself_if_only_a_moment_later(peer, seconds, follows):
+def test_a_failed_remote_call_is_secondary_to_a_peer_that_failed_by_itself(peer, seconds, follows):
     failed = outcome(0, waits_for=Wait(0, seconds))
     assert analysis({0: [], 1: []}, failed, peer).is_secondary(failed) is follows
 
 
-def test_a_failure_of_a_rank_that_did_not_wait_follows_from_nothing():
+def test_a_failure_without_a_wait_is_primary():
     failed = outcome(0, at=2.0)
     assert not analysis({0: [REDUCED], 1: []}, failed, outcome(1)).is_secondary(failed)
 
@@ -206,3 +216,255 @@ def test_a_failure_of_a_rank_that_did_not_wait_follows_from_nothing():
 )
 def test_the_ranks_that_others_wait_for_are_late(calls, hangs, late):
     assert analysis(dict(enumerate(calls)), **hangs).late_ranks(has_failed=False) == late
+
+
+def all_reduce(number, shape="4", group="default"):
+    return [call("all_reduce", number, group, number, dtype="float32", shape=shape)]
+
+
+HEAD = "Current thread 0x1 (most recent call first):\n"
+WAITING = '  File "/x/site-packages/torch/distributed/c10d.py", line 9 in wait\n'
+IN_A_COLLECTIVE = RankHang(stacks=Stacks(f'{HEAD}{WAITING}  File "/home/me/test_a.py", line 5 in test_a\n'))
+BUSY = RankHang(stacks=Stacks(f'{HEAD}  File "/home/me/test_a.py", line 7 in loop\n'))
+REPORTING = RankHang(stacks=Stacks(f'{HEAD}  File "/x/site-packages/_pytest/_code/code.py", line 9 in repr_excinfo\n'))
+SECONDARY = outcome(0, at=0.0, is_secondary=True)
+
+
+def stop_ranks(earlier, hangs, calls=MappingProxyType({}), first_skip=None, **fields):
+    """Return the outcomes of hanging ranks after some earlier outcomes."""
+    step = Step(outcomes=list(earlier), **fields)
+    late = FailureAnalysis(step, hangs, calls).late_ranks(has_failed=step.has_failed)
+    return stopped_outcomes(step, hangs, late, reason="not finished after 9 s", first_skip=first_skip)
+
+
+def as_text(outcomes):
+    """Return each outcome as in "timed_out" or "aborted by 1"."""
+    return {
+        each.rank: each.outcome.value + ("" if each.caused_by is None else f" by {each.caused_by}") for each in outcomes
+    }
+
+
+TWO_WAIT = {0: IN_A_COLLECTIVE, 1: IN_A_COLLECTIVE}
+THREE_WAIT = dict.fromkeys(range(3), IN_A_COLLECTIVE)
+AFTER_BROADCAST = {0: all_reduce(12), 1: [call("broadcast", 12, order=12)], 2: all_reduce(12)}
+
+
+@pytest.mark.parametrize(
+    ("earlier", "hangs", "calls", "expected"),
+    [
+        pytest.param(
+            [outcome(2)], {0: BUSY, 1: IN_A_COLLECTIVE}, {}, {0: "aborted by 2", 1: "aborted by 2"}, id="after a cause"
+        ),
+        pytest.param(
+            [SECONDARY],
+            {1: IN_A_COLLECTIVE, 2: BUSY},
+            {},
+            {1: "aborted by 2", 2: "timed_out"},
+            id="after a secondary failure, a busy rank is late",
+        ),
+        pytest.param(
+            [SECONDARY],
+            {1: IN_A_COLLECTIVE, 2: IN_A_COLLECTIVE},
+            {},
+            {1: "aborted by 0", 2: "aborted by 0"},
+            id="after a secondary failure, all wait",
+        ),
+        pytest.param([SECONDARY], {1: RankHang()}, {}, {1: "timed_out"}, id="without stacks and calls"),
+        pytest.param([SECONDARY], {1: REPORTING}, {}, {1: "timed_out"}, id="without user code and calls"),
+        pytest.param(
+            [SECONDARY],
+            {1: RankHang()},
+            {0: all_reduce(2), 1: all_reduce(1)},
+            {1: "timed_out"},
+            id="without stacks, behind",
+        ),
+        pytest.param(
+            [SECONDARY],
+            {1: REPORTING},
+            {0: all_reduce(2), 1: all_reduce(1)},
+            {1: "timed_out"},
+            id="without user code, behind",
+        ),
+        pytest.param(
+            [SECONDARY],
+            {1: RankHang()},
+            {0: all_reduce(2), 1: all_reduce(2)},
+            {1: "aborted by 0"},
+            id="without stacks, in the same call",
+        ),
+        pytest.param(
+            [SECONDARY],
+            {1: REPORTING},
+            {0: all_reduce(2), 1: all_reduce(2)},
+            {1: "aborted by 0"},
+            id="without user code, after the same call",
+        ),
+        pytest.param(
+            [SECONDARY],
+            {1: RankHang()},
+            {0: all_reduce(2), 1: all_reduce(1, group="7"), 2: all_reduce(2)},
+            {1: "timed_out"},
+            id="without stacks, in another group",
+        ),
+        pytest.param(
+            [SECONDARY],
+            {1: IN_A_COLLECTIVE, 2: IN_A_COLLECTIVE},
+            {0: all_reduce(1), 1: [], 2: all_reduce(1)},
+            {1: "timed_out", 2: "aborted by 1"},
+            id="after a secondary failure, a rank waits for a key",
+        ),
+        pytest.param(
+            [],
+            {1: IN_A_COLLECTIVE, 2: IN_A_COLLECTIVE},
+            {0: all_reduce(1), 1: [], 2: all_reduce(1)},
+            {1: "timed_out", 2: "aborted by 1"},
+            id="at the limit, a rank waits for a key",
+        ),
+        pytest.param(
+            [], TWO_WAIT, {0: all_reduce(1), 1: []}, {0: "aborted by 1", 1: "timed_out"}, id="one waits for a key"
+        ),
+        pytest.param(
+            [], {0: IN_A_COLLECTIVE, 1: BUSY}, {}, {0: "aborted by 1", 1: "timed_out"}, id="at the limit, one is busy"
+        ),
+        pytest.param([], TWO_WAIT, {}, {0: "timed_out", 1: "timed_out"}, id="at the limit, all wait"),
+        pytest.param(
+            [],
+            {0: BUSY, 1: BUSY, 2: IN_A_COLLECTIVE},
+            {0: all_reduce(3), 1: all_reduce(2), 2: all_reduce(3)},
+            {0: "aborted by 1", 1: "timed_out", 2: "aborted by 1"},
+            id="of busy ranks, one is behind",
+        ),
+        pytest.param(
+            [],
+            {0: replace(BUSY, waits_for=Wait(1)), 1: BUSY},
+            {0: all_reduce(1), 1: []},
+            {0: "aborted by 1", 1: "timed_out"},
+            id="a rank polls for a collective",
+        ),
+        pytest.param(
+            [], {0: BUSY, 1: BUSY}, {0: all_reduce(1), 1: []}, {0: "timed_out", 1: "timed_out"}, id="both are busy"
+        ),
+        pytest.param(
+            [],
+            THREE_WAIT,
+            AFTER_BROADCAST,
+            {0: "aborted by 1", 1: "timed_out", 2: "aborted by 1"},
+            id="one waits in another call than most",
+        ),
+        pytest.param(
+            [],
+            TWO_WAIT,
+            {rank: AFTER_BROADCAST[rank] for rank in (0, 1)},
+            {0: "timed_out", 1: "timed_out"},
+            id="no call has a majority",
+        ),
+    ],
+)
+def test_late_ranks_time_out_and_the_others_are_aborted(earlier, hangs, calls, expected):
+    stopped = stop_ranks(earlier, hangs, calls)
+    assert as_text(stopped) == expected
+    assert [each.outcome for each in stopped] == sorted((each.outcome for each in stopped), reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "hangs", "message"),
+    [
+        ([0], {1: BUSY}, "rank 0 waited for it; not finished after 9 s; it was in /home/me/test_a.py:7 in loop"),
+        ([0, 2], {1: BUSY}, "ranks 0 and 2 waited for it; not finished after 9 s"),
+        ([3], {0: IN_A_COLLECTIVE, 1: BUSY, 2: IN_A_COLLECTIVE}, "ranks 0, 2 and 3 waited for it; not finished"),
+        ([0, 1, 2], {3: BUSY, 4: IN_A_COLLECTIVE}, "ranks 0-2 and 4 waited for it; not finished after 9 s"),
+        ([0], {1: BUSY, 2: BUSY}, "rank 0 waited for it; not finished after 9 s"),
+        ([], {0: IN_A_COLLECTIVE, 1: BUSY}, "not finished after 9 s"),
+    ],
+)
+def test_the_message_of_a_time_out_names_the_ranks_that_waited_and_the_limit(earlier, hangs, message):
+    failures = [outcome(rank, is_secondary=True) for rank in earlier]
+    timed_out = [each for each in stop_ranks(failures, hangs) if each.outcome is Outcome.TIMED_OUT]
+    assert timed_out
+    assert all(each.message.startswith(message) for each in timed_out)
+
+
+def test_the_message_of_a_time_out_has_the_phase_and_the_state_of_the_process():
+    phases = {1: [Phase(when="setup", outcome=Outcome.PASSED, duration=0.0)]}
+    [stopped] = stop_ranks([], {1: RankHang(held="it is stopped (SIGSTOP)")}, nodeid="t::x", phases=phases)
+    assert stopped.message == "not finished after 9 s, in the call of this test; it is stopped (SIGSTOP)"
+
+
+@pytest.mark.parametrize(
+    ("kind", "hang", "message"),
+    [
+        ("failed", IN_A_COLLECTIVE, "aborted by rank 0 while waiting at /home/me/test_a.py:5 in test_a"),
+        ("failed", BUSY, "aborted by rank 0 at /home/me/test_a.py:7 in loop"),
+        ("failed", RankHang(), "aborted by rank 0"),
+        (
+            "skipped",
+            IN_A_COLLECTIVE,
+            "aborted by rank 0, which skipped, while waiting at /home/me/test_a.py:5 in test_a",
+        ),
+        ("skipped", RankHang(), "aborted by rank 0, which skipped"),
+    ],
+)
+def test_the_message_of_an_aborted_rank_has_its_location(kind, hang, message):
+    first = outcome(0, kind)
+    [aborted] = stop_ranks([first], {1: hang}, first_skip=first if kind == "skipped" else None)
+    assert aborted.message == message
+
+
+@pytest.mark.parametrize(
+    ("earlier", "kind", "hang", "expected"),
+    [
+        ([SECONDARY], "skipped", BUSY, "aborted by 3"),
+        ([], "xfailed", IN_A_COLLECTIVE, "aborted by 3"),
+        ([], "xfailed", BUSY, "timed_out"),
+    ],
+)
+def test_peers_of_a_skip_are_aborted_and_those_of_an_expected_failure_only_if_they_wait(earlier, kind, hang, expected):
+    first_skip = outcome(3, kind)
+    assert as_text(stop_ranks([*earlier, first_skip], {1: hang}, first_skip=first_skip)) == {1: expected}
+
+
+EARLIER = st.builds(
+    outcome,
+    st.integers(0, 3),
+    st.sampled_from(["passed", "failed", "crashed", "skipped"]),
+    is_secondary=st.booleans(),
+)
+
+
+@given(st.lists(EARLIER, max_size=4), st.sets(st.integers(4, 7), min_size=1), st.data())
+def test_every_stopped_rank_gets_one_failure_and_every_abort_has_a_cause(earlier, ranks, data):
+    hangs = {rank: data.draw(st.sampled_from([IN_A_COLLECTIVE, BUSY, RankHang()])) for rank in ranks}
+    stopped = stop_ranks(earlier, hangs)
+    assert sorted(each.rank for each in stopped) == sorted(ranks)
+    for each in stopped:
+        assert each.outcome.is_bad
+        assert (each.outcome is Outcome.ABORTED) == (each.caused_by is not None)
+
+
+@pytest.mark.parametrize(
+    ("calls", "words"),
+    [
+        ({0: all_reduce(3), 1: all_reduce(3)}, ""),
+        ({0: all_reduce(3), 1: all_reduce(2, "5")}, ""),
+        ({0: all_reduce(3), 1: all_reduce(3, "5", group="7")}, ""),
+        ({0: [call("send", 3, peer=1)], 1: [call("recv", 3, peer=0)]}, ""),
+        (
+            {0: [call("all_to_all", 3, shape="1")], 1: [call("all_to_all", 3, shape="2")]},
+            "",
+        ),
+        (
+            {0: all_reduce(3), 1: [call("broadcast", 3)], 2: all_reduce(3)},
+            "ranks 0 and 2 called all_reduce #3, rank 1 broadcast #3",
+        ),
+        (
+            {0: all_reduce(3, "4x2", "7"), 1: all_reduce(3, "", "7")},
+            "rank 0 called all_reduce #3 of 4x2 float32, rank 1 all_reduce #3 of no shape float32 of group 7",
+        ),
+        (
+            {rank: [call("reduce", 3, peer=rank // 2, dtype="int8", shape="2")] for rank in range(3)},
+            "ranks 0 and 1 called reduce #3 of 2 int8 with root 0, rank 2 reduce #3 of 2 int8 with root 1",
+        ),
+    ],
+)
+def test_a_collective_that_differs_between_ranks_is_described(calls, words):
+    assert describe_conflicting_call(calls) == words

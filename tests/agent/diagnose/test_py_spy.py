@@ -9,7 +9,7 @@ from allranks.agent.diagnose.stacks import NATIVE, PySpyDump, find_py_spy, run_p
 
 @pytest.fixture
 def program(tmp_path):
-    """Makes a program that stands in for py-spy: it prints what it is told, or waits for ever."""
+    """Writes a Python program that is run instead of py-spy."""
 
     def make(body):
         path = tmp_path / "py-spy"
@@ -19,20 +19,20 @@ def program(tmp_path):
     return make
 
 
-def test_it_is_found_on_path(program, monkeypatch):
+def test_py_spy_is_found_on_path(program, monkeypatch):
     path = program("")
     monkeypatch.setenv("PATH", str(Path(path).parent))
     assert find_py_spy() == path
 
 
-def test_it_is_found_beside_the_interpreter(program, monkeypatch, tmp_path):
+def test_py_spy_is_found_next_to_the_interpreter(program, monkeypatch, tmp_path):
     path = program("")
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     assert find_py_spy() == path
 
 
-def test_it_need_not_be_installed(monkeypatch, tmp_path):
+def test_py_spy_may_be_missing(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     assert find_py_spy() is None
@@ -51,7 +51,7 @@ print(json.dumps([
 """
 
 
-def test_threads_are_written_as_python_writes_them_the_main_one_last(program):
+def test_threads_have_the_format_of_faulthandler_with_the_main_thread_last(program):
     stacks = run_py_spy(program(THREADS), {0: 7}, NATIVE)[0].stacks
     other, _, main = stacks.partition("Current thread 0x")
     assert 'Thread 0x00000000000000ff (most recent call first):\n  File "/suite/test_a.py", line 9 in other\n' in other
@@ -59,7 +59,7 @@ def test_threads_are_written_as_python_writes_them_the_main_one_last(program):
     assert main.splitlines()[3] == '  File "/suite/test_a.py", line 3 in test_a'
 
 
-def test_a_name_of_many_thousand_characters_is_cut(program):
+def test_a_long_name_is_shortened(program):
     stacks = run_py_spy(program(THREADS), {0: 7}, NATIVE)[0].stacks
     assert max(map(len, stacks.splitlines())) < 250
 
@@ -76,11 +76,11 @@ def test_a_name_of_many_thousand_characters_is_cut(program):
         ("time.sleep(600)", "py-spy timed out"),
     ],
 )
-def test_what_goes_wrong_is_said_in_one_line(program, body, error):
+def test_errors_are_reported_in_one_line(program, body, error):
     assert run_py_spy(program(body), {3: 7}, NATIVE, timeout=0.5) == {3: PySpyDump(error=error)}
 
 
-def test_a_program_that_cannot_be_started_is_said_too(tmp_path):
+def test_a_program_that_cannot_be_started_is_reported(tmp_path):
     [dump] = run_py_spy(str(tmp_path), {0: 7}, NATIVE).values()
     assert dump.error.startswith("py-spy could not be started")
 

@@ -23,7 +23,7 @@ USER = ("/home/me/suite/test_a.py", 12, "test_a")
 PYTEST = ("/env/lib/python3.11/site-packages/_pytest/python.py", 166, "pytest_pyfunc_call")
 
 
-def test_a_stack_file_gives_what_was_added_since(tmp_path):
+def test_a_stack_file_returns_later_additions(tmp_path):
     path = tmp_path / "rank-0.stacks.txt"
     path.write_text("of an earlier gang")
     file = StackFile(path)
@@ -33,34 +33,34 @@ def test_a_stack_file_gives_what_was_added_since(tmp_path):
     assert file.added() == ", and new \ufffd"
 
 
-def test_a_stack_file_need_not_be_there(tmp_path):
+def test_a_missing_stack_file_is_empty(tmp_path):
     assert StackFile(tmp_path / "none").added() == ""
 
 
-def test_a_rank_that_writes_nothing_is_not_waited_for_for_long(tmp_path):
+def test_waiting_for_a_silent_rank_times_out(tmp_path):
     assert wait_for_stacks({0: StackFile(tmp_path / "none")}, {0: os.getpid()}) == {0: ""}
 
 
-def test_stacks_that_are_written_in_pieces_are_waited_for(tmp_path):
+def test_stacks_that_are_written_in_parts_are_waited_for(tmp_path):
     path = tmp_path / "rank-0.stacks.txt"
     path.write_text("")
     whole = dump(("/home/me/suite/conftest.py", 1, "<module>"), USER, ("<frozen runpy>", 88, "_run_module_as_main"))
 
-    class InPieces(StackFile):
-        looks = 0
+    class InParts(StackFile):
+        reads = 0
 
         def added(self):
-            self.looks += 1
-            if self.looks % 5 == 0 or self.looks == 1:  # a piece comes, and for four looks none does
-                path.write_text(whole[: 20 * self.looks])
+            self.reads += 1
+            if self.reads % 5 == 0 or self.reads == 1:  # four of five reads find nothing new
+                path.write_text(whole[: 20 * self.reads])
             return super().added()
 
-    assert wait_for_stacks({0: InPieces(path)}, {0: os.getpid()}) == {0: whole}
+    assert wait_for_stacks({0: InParts(path)}, {0: os.getpid()}) == {0: whole}
 
 
 @pytest.fixture
 def stacks_of(tmp_path):
-    """The stacks of one process that is stuck in some manner, and what its stack file holds."""
+    """Returns the stacks of a process that is stuck in some manner, and the text of its stack file."""
 
     def dump_one(manner="answers"):
         path = tmp_path / "rank-0.stacks.txt"
@@ -77,7 +77,7 @@ def stacks_of(tmp_path):
     return dump_one
 
 
-def test_the_main_thread_answers_a_process_that_was_stopped_too(tmp_path):
+def test_the_main_thread_of_a_stopped_process_writes_the_stacks(tmp_path):
     path = tmp_path / "rank-0.stacks.txt"
     with stuck_process(path, STACKS_SIGNAL, "has threads") as pid:
         for _ in range(20):
@@ -88,7 +88,7 @@ def test_the_main_thread_answers_a_process_that_was_stopped_too(tmp_path):
             assert Stacks(wait_for_stacks({0: file}, {0: pid})[0]).innermost.endswith(" in waits_for_ever")
 
 
-def test_a_rank_has_its_python_stacks_and_its_native_ones(stacks_of):
+def test_a_rank_has_python_and_native_stacks(stacks_of):
     stacks, _ = stacks_of()
     own, outside = stacks.text.split("Seen from outside by py-spy")
     assert "in waits_for_ever" in own
@@ -97,24 +97,24 @@ def test_a_rank_has_its_python_stacks_and_its_native_ones(stacks_of):
 
 
 @pytest.mark.parametrize("manner", ["blocks", "is stopped"])
-def test_a_rank_that_does_not_answer_is_seen_from_outside(stacks_of, manner):
+def test_py_spy_reads_the_stacks_of_a_rank_that_does_not_respond(stacks_of, manner):
     stacks, _ = stacks_of(manner)
     assert stacks.innermost.endswith(" in waits_for_ever")
 
 
-def test_what_is_returned_is_in_the_file_too(stacks_of):
+def test_returned_stacks_are_also_in_the_file(stacks_of):
     stacks, file = stacks_of()
     assert file == stacks.text
 
 
-def test_without_py_spy_there_are_the_ranks_own_stacks_alone(stacks_of, monkeypatch):
+def test_without_py_spy_there_are_only_the_ranks_own_stacks(stacks_of, monkeypatch):
     monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
     found, _ = stacks_of()
     assert found.innermost.endswith(" in waits_for_ever")
     assert "py-spy" not in found.text
 
 
-def test_what_stops_py_spy_is_said_after_the_ranks_own_stacks(stacks_of, monkeypatch):
+def test_an_error_of_py_spy_follows_the_ranks_own_stacks(stacks_of, monkeypatch):
     monkeypatch.setattr(stacks, "find_py_spy", lambda: "/bin/false")
     found, _ = stacks_of()
     assert found.innermost.endswith(" in waits_for_ever")

@@ -1,4 +1,4 @@
-"""Whose a child of the supervisor is, and what becomes of a fork server that makes no sense."""
+"""Leftover processes of gangs, and fork servers that fail or send invalid data."""
 
 import os
 import signal
@@ -23,11 +23,11 @@ from allranks.agent.program import Finish, Program, SessionEnded, Settled, Start
 from allranks.protocol.config import Folders, NodeConfig
 from allranks.protocol.records import AgentFailed, Imported, Notice
 
-SECRET = replace(CONFIG, post=NodeConfig(node=0, leader="127.0.0.1", port=1, token="secret"))  # noqa: S106 - none is asked
+SECRET = replace(CONFIG, post=NodeConfig(node=0, leader="127.0.0.1", port=1, token="secret"))  # noqa: S106 - no real secret
 
 
-class Nation:
-    """Ranks that lead sessions, and processes in their sessions and out of them, as the kernel would tell of them."""
+class FakeProcesses:
+    """Replaces the kernel's view of ranks and of the processes that they start, in their sessions or in others."""
 
     def __init__(self, monkeypatch):
         self.sessions, self._environments = {}, {}
@@ -36,7 +36,7 @@ class Nation:
         monkeypatch.setattr(linux, "variables_of", lambda pid: self._environments[pid])
 
     def add(self, pid, session, gang=None):
-        """A process, which bears the mark of a gang's rank 0 unless it emptied its environment."""
+        """Add a process, with the mark of a gang's rank 0 unless it emptied its environment."""
         variables = {} if gang is None else Mark.of_gang(gang).environment(0)
         self._environments[pid] = ["=".join(each) for each in variables.items()]
         self.sessions[pid] = session
@@ -51,10 +51,10 @@ A, B, C = (Mark.of_gang(number) for number in (1, 2, 3))
 
 
 @pytest.fixture
-def nation(monkeypatch):
-    nation = Nation(monkeypatch)
-    nation.add(SERVER, SERVER)
-    return nation
+def processes(monkeypatch):
+    processes = FakeProcesses(monkeypatch)
+    processes.add(SERVER, SERVER)
+    return processes
 
 
 @pytest.fixture
@@ -62,121 +62,121 @@ def registry():
     return RankRegistry(SERVER)
 
 
-def start(registry, nation, mark, *pids):
+def start(registry, processes, mark, *pids):
     """Start a gang of these ranks."""
     with registry.expecting(mark):
         for pid in pids:
-            nation.add(pid, pid, int(mark.owner))
+            processes.add(pid, pid, int(mark.owner))
         registry.register(mark, pids)
 
 
-def end_gang(registry, nation, mark, *pids):
+def end_gang(registry, processes, mark, *pids):
     """End a gang of these ranks; return what they left behind."""
-    nation.end(*pids)
+    processes.end(*pids)
     return registry.leftovers_of(mark, pids)
 
 
-def test_ranks_that_have_ended_and_the_fork_server_are_left_by_nobody(nation, registry):
-    start(registry, nation, A, 100, 200)
+def test_ended_ranks_and_the_fork_server_are_no_leftovers(processes, registry):
+    start(registry, processes, A, 100, 200)
     assert registry.leftovers_of(A, [100, 200]) == set()
 
 
-def test_whatever_else_there_is_was_left_by_the_last_gang(nation, registry):
-    start(registry, nation, A, 100)
-    nation.add(101, 100)
-    nation.add(102, 102)
-    assert end_gang(registry, nation, A, 100) == {101, 102}
+def test_all_other_children_are_leftovers_of_the_last_gang(processes, registry):
+    start(registry, processes, A, 100)
+    processes.add(101, 100)
+    processes.add(102, 102)
+    assert end_gang(registry, processes, A, 100) == {101, 102}
 
 
 @pytest.mark.parametrize("gang", [1, None])
-def test_while_other_gangs_live_what_stayed_in_the_sessions_of_these_ranks_was_left_by_them(nation, registry, gang):
-    start(registry, nation, A, 100)
-    start(registry, nation, B, 200)
-    nation.add(101, 100, gang)
-    nation.add(201, 200, 2)
-    assert end_gang(registry, nation, A, 100) == {101}
-    nation.end(101)
-    assert end_gang(registry, nation, B, 200) == {201}
+def test_processes_in_the_sessions_of_ended_ranks_are_leftovers(processes, registry, gang):
+    start(registry, processes, A, 100)
+    start(registry, processes, B, 200)
+    processes.add(101, 100, gang)
+    processes.add(201, 200, 2)
+    assert end_gang(registry, processes, A, 100) == {101}
+    processes.end(101)
+    assert end_gang(registry, processes, B, 200) == {201}
 
 
-def test_while_other_gangs_live_what_bears_the_mark_of_these_ranks_was_left_by_them(nation, registry):
-    start(registry, nation, A, 100)
-    start(registry, nation, B, 200)
+def test_processes_with_the_mark_of_ended_ranks_are_leftovers(processes, registry):
+    start(registry, processes, A, 100)
+    start(registry, processes, B, 200)
     for pid, gang in ((101, 1), (102, 1), (201, 2)):
-        nation.add(pid, pid, gang)
-    assert end_gang(registry, nation, A, 100) == {101, 102}
+        processes.add(pid, pid, gang)
+    assert end_gang(registry, processes, A, 100) == {101, 102}
 
 
-def test_a_mark_counts_for_more_than_a_session(nation, registry):
-    start(registry, nation, A, 100)
-    start(registry, nation, B, 200)
-    nation.add(201, 100, 2)  # its session has the number of a rank that has ended
-    assert end_gang(registry, nation, A, 100) == set()
+def test_the_mark_takes_precedence_over_the_session(processes, registry):
+    start(registry, processes, A, 100)
+    start(registry, processes, B, 200)
+    processes.add(201, 100, 2)  # its session has the process id of a rank that has ended
+    assert end_gang(registry, processes, A, 100) == set()
 
 
-def test_what_comes_late_from_a_gang_that_has_ended_was_left_by_the_next_that_ends(nation, registry):
-    start(registry, nation, A, 100)
-    start(registry, nation, B, 200)
-    start(registry, nation, C, 300)
-    assert end_gang(registry, nation, A, 100) == set()
-    nation.add(101, 101, 1)
-    assert end_gang(registry, nation, B, 200) == {101}
+def test_a_late_process_of_an_ended_gang_is_a_leftover_of_the_next_one(processes, registry):
+    start(registry, processes, A, 100)
+    start(registry, processes, B, 200)
+    start(registry, processes, C, 300)
+    assert end_gang(registry, processes, A, 100) == set()
+    processes.add(101, 101, 1)
+    assert end_gang(registry, processes, B, 200) == {101}
 
 
-def test_a_process_without_a_mark_in_no_session_of_a_rank_was_left_by_the_last_gang(nation, registry):
-    start(registry, nation, A, 100)
-    start(registry, nation, B, 200)
-    nation.add(500, 500)
-    assert end_gang(registry, nation, A, 100) == set()
+def test_a_process_without_mark_and_session_is_a_leftover_of_the_last_gang(processes, registry):
+    start(registry, processes, A, 100)
+    start(registry, processes, B, 200)
+    processes.add(500, 500)
+    assert end_gang(registry, processes, A, 100) == set()
     with registry.expecting(C):
-        assert end_gang(registry, nation, B, 200) == set()
+        assert end_gang(registry, processes, B, 200) == set()
         registry.register(C, [])
-    assert end_gang(registry, nation, C) == {500}
+    assert end_gang(registry, processes, C) == {500}
 
 
-def test_a_rank_of_a_gang_that_lives_was_left_by_nobody(nation, registry):
-    start(registry, nation, A, 100)
-    start(registry, nation, B, 200)
-    assert end_gang(registry, nation, A, 100) == set()
+def test_a_rank_of_a_running_gang_is_no_leftover(processes, registry):
+    start(registry, processes, A, 100)
+    start(registry, processes, B, 200)
+    assert end_gang(registry, processes, A, 100) == set()
 
 
 @pytest.mark.parametrize("gang", [2, None])
-def test_a_rank_that_another_lane_has_just_started_was_left_by_nobody(nation, registry, gang):
-    start(registry, nation, A, 100)
-    nation.add(101, 100, 1)
+def test_a_rank_that_another_worker_is_starting_is_no_leftover(processes, registry, gang):
+    start(registry, processes, A, 100)
+    processes.add(101, 100, 1)
     with registry.expecting(B):
-        nation.add(200, SERVER, gang)
-        assert end_gang(registry, nation, A, 100) == {101}
+        processes.add(200, SERVER, gang)
+        assert end_gang(registry, processes, A, 100) == {101}
         registry.register(B, [200])
     assert registry.leftovers_of(A, [100]) == set()
 
 
-def test_a_gang_that_did_not_start_keeps_nobody_from_being_ended(nation, registry):
-    start(registry, nation, A, 100)
+def test_a_gang_that_did_not_start_does_not_count_as_running(processes, registry):
+    start(registry, processes, A, 100)
     with suppress(OSError), registry.expecting(B):
         raise OSError
-    nation.add(500, 500)
-    assert end_gang(registry, nation, A, 100) == {500}
+    processes.add(500, 500)
+    assert end_gang(registry, processes, A, 100) == {500}
 
 
-def test_to_ask_again_gives_what_is_new(nation, registry):
-    start(registry, nation, A, 100)
-    nation.add(101, 100, 1)
-    assert end_gang(registry, nation, A, 100) == {101}
-    nation.end(101)
-    nation.add(102, 102, 1)
+def test_a_second_call_returns_only_new_leftovers(processes, registry):
+    start(registry, processes, A, 100)
+    processes.add(101, 100, 1)
+    assert end_gang(registry, processes, A, 100) == {101}
+    processes.end(101)
+    processes.add(102, 102, 1)
     assert registry.leftovers_of(A, [100]) == {102}
 
 
-def test_what_cannot_be_ended_was_left_by_one_gang_alone(nation, registry):
-    start(registry, nation, A, 100)
-    nation.add(500, 500)
-    assert end_gang(registry, nation, A, 100) == {500}
-    start(registry, nation, B, 200)
-    assert end_gang(registry, nation, B, 200) == set()
-    nation.end(500)
+def test_a_process_that_cannot_be_killed_is_a_leftover_of_one_gang(processes, registry):
+    start(registry, processes, A, 100)
+    processes.add(500, 500)
+    assert end_gang(registry, processes, A, 100) == {500}
+    start(registry, processes, B, 200)
+    assert end_gang(registry, processes, B, 200) == set()
+    processes.end(500)
     assert registry.leftovers_of(B, [200]) == set()
-    nation.add(500, 500)  # another process with its number
+    processes.add(500, 500)  # another process with its number
     assert registry.leftovers_of(B, [200]) == {500}
 
 
@@ -185,7 +185,7 @@ import json, os, signal, socket, sys, time
 control, handover = (socket.socket(fileno=int(each)) for each in sys.argv[1:])
 lines = control.makefile("rb")
 request = json.loads(lines.readline())
-def tell(*message):
+def reply(*message):
     control.sendall(json.dumps(message).encode() + b"\\n")
 """
 
@@ -199,7 +199,7 @@ def end():
 
 @pytest.fixture
 def start_server(tmp_path, monkeypatch):
-    """Starts some other program in a fork server's place."""
+    """Starts a Python program instead of a fork server."""
     servers = []
 
     def start(program):
@@ -225,27 +225,27 @@ def start_server(tmp_path, monkeypatch):
         os.close(server._pidfd)
 
 
-def test_what_a_fork_server_tells_comes_in_its_order_until_it_ends(start_server, end):
+def test_replies_arrive_in_order_until_the_server_ends(start_server, end):
     server = start_server(
         """
-tell("Imported", {"torch": "2.13", "seconds": 1.0})
-tell("Notice", {"text": "hello"})
-tell("Program", {"tests": ["a"]})
+reply("Imported", {"torch": "2.13", "seconds": 1.0})
+reply("Notice", {"text": "hello"})
+reply("Program", {"tests": ["a"]})
 """
     )
-    told = list(server.replies(end))
-    assert told == [Imported(torch="2.13", seconds=1.0), Notice(text="hello"), Program(tests=("a",))]
+    replies = list(server.replies(end))
+    assert replies == [Imported(torch="2.13", seconds=1.0), Notice(text="hello"), Program(tests=("a",))]
     assert server.torch == "2.13"
     assert server.describe_exit() == "ended with exit status 0"
 
 
-def test_a_fork_server_is_told_no_secret(start_server, end):
-    [told] = start_server('tell("Notice", {"text": json.dumps(request)})').replies(end)
-    start = parse_start(told.text.encode())
+def test_the_fork_server_gets_no_secrets(start_server, end):
+    [replies] = start_server('reply("Notice", {"text": json.dumps(request)})').replies(end)
+    start = parse_start(replies.text.encode())
     assert start.config == replace(SECRET, post=replace(SECRET.post, token=""))
 
 
-def test_a_fork_server_that_the_out_of_memory_killer_ended_says_so(start_server, end, monkeypatch):
+def test_a_server_killed_for_memory_is_described_as_such(start_server, end, monkeypatch):
     kills = iter([3, 4])
     monkeypatch.setattr(linux, "killed_for_memory", lambda: next(kills))
     server = start_server("os.kill(os.getpid(), 9)")
@@ -257,73 +257,73 @@ def test_a_fork_server_that_the_out_of_memory_killer_ended_says_so(start_server,
     ("program", "why"),
     [
         ('control.sendall(b"hello\\n")', "sent a line that is not JSON"),
-        ('tell("Program", {"tests": 3})', "sent a line that has '3' as tests of Program"),
-        ('tell("StartRanks", {})', "sent a line that is of an unknown kind"),
+        ('reply("Program", {"tests": 3})', "sent a line that has '3' as tests of Program"),
+        ('reply("StartRanks", {})', "sent a line that is of an unknown kind"),
     ],
 )
-def test_what_makes_no_sense_is_a_fork_server_error(start_server, end, program, why):
+def test_an_invalid_reply_is_a_fork_server_error(start_server, end, program, why):
     with pytest.raises(ForkServerError, match=why):
         list(start_server(f"{program}\ntime.sleep(60)").replies(end))
 
 
-def test_a_fork_server_that_is_asked_for_nonsense_says_so():
+def test_the_fork_server_reports_an_invalid_request():
     with ExitStack() as stack:
         own, its, handover = (stack.enter_context(each) for each in (*socket.socketpair(), socket.socket()))
         numbers = (its.fileno(), handover.fileno())
         command = [sys.executable, "-m", "allranks.agent.collect.fork_server", *map(str, numbers)]
         own.sendall(b'["ServerStart", {"supervisor": "me"}]\n')
         done = subprocess.run(command, pass_fds=numbers, capture_output=True, text=True, check=False)
-        told = parse_reply(own.recv(1 << 16))
-    assert isinstance(told, AgentFailed)
-    assert told.message.startswith("what the supervisor asked for ")
+        replies = parse_reply(own.recv(1 << 16))
+    assert isinstance(replies, AgentFailed)
+    assert replies.message.startswith("what the supervisor asked for ")
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_a_line_without_end_is_a_fork_server_error(start_server, end, monkeypatch):
+def test_an_endless_line_is_a_fork_server_error(start_server, end, monkeypatch):
     monkeypatch.setattr(forks, "LINE_LIMIT", 1 << 20)
     with pytest.raises(ForkServerError, match="a line of more than"):
         list(start_server('while True: control.sendall(b"x" * 65536)').replies(end))
 
 
-def test_lines_come_whole_however_they_are_torn(start_server, end):
+def test_a_line_in_parts_is_joined(start_server, end):
     program = """
 data = json.dumps(["Notice", {"text": "x" * 300000}]).encode() + b"\\n"
 for start in range(0, len(data), 7001):
     control.sendall(data[start:start + 7001])
 """
-    [told] = start_server(program).replies(end)
-    assert told == Notice(text="x" * 300000)
+    [replies] = start_server(program).replies(end)
+    assert replies == Notice(text="x" * 300000)
 
 
-def test_what_a_child_of_the_fork_server_tells_is_left_out(start_server, end):
+def test_data_of_a_child_of_the_server_is_ignored(start_server, end):
     program = """
 if os.fork() == 0:
-    tell("Notice", {"text": "forged"})
+    reply("Notice", {"text": "forged"})
     os._exit(0)
 os.wait()
-tell("Notice", {"text": "true"})
+reply("Notice", {"text": "true"})
 """
     assert list(start_server(program).replies(end)) == [Notice(text="true")]
 
 
-def test_a_child_that_keeps_the_connection_open_does_not_keep_the_end_from_being_seen(start_server, end):
+def test_the_servers_end_is_seen_while_a_child_keeps_the_connection_open(start_server, end):
     server = start_server("if os.fork() == 0: time.sleep(60)\nos._exit(3)")
     assert list(server.replies(end)) == []
     assert server.describe_exit() == "ended with exit status 3"
 
 
-def test_a_fork_server_that_a_signal_has_killed_is_named_by_it(start_server, end):
+def test_a_server_killed_by_a_signal_is_described_by_the_signal(start_server, end):
     server = start_server("os.kill(os.getpid(), signal.SIGSEGV)")
     assert list(server.replies(end)) == []
     assert server.describe_exit().startswith("was killed by SIGSEGV")
 
 
-def test_waiting_for_replies_ends_after_the_timeout(start_server, end):
+def test_waiting_for_replies_times_out(start_server, end):
     with pytest.raises(ForkServerError, match="does not answer"):
         list(start_server("signal.signal(signal.SIGRTMAX - 1, signal.SIG_IGN)\ntime.sleep(60)").replies(end, 0.2))
 
 
-def test_the_end_of_the_job_comes_first(start_server, end):
+def test_waiting_for_replies_ends_with_the_job(start_server, end):
     end.hang_up()
     with pytest.raises(HangupError):
         list(start_server("time.sleep(60)").replies(end))
@@ -341,19 +341,19 @@ def start_ranks(server, end):
 @pytest.mark.parametrize(
     ("answer", "error", "why"),
     [
-        ('tell("Forked", {"error": "no more processes"})', OSError, "no more processes"),
-        ('tell("Forked", {"pids": [1]})', OSError, "other ranks than requested"),
+        ('reply("Forked", {"error": "no more processes"})', OSError, "no more processes"),
+        ('reply("Forked", {"pids": [1]})', OSError, "other ranks than requested"),
         ("os._exit(5)", ForkServerError, "ended with exit status 5"),
         ("os.kill(os.getpid(), 9)", ForkServerError, "was killed by SIGKILL"),
     ],
 )
-def test_ranks_that_were_not_forked_are_an_error_that_says_why(start_server, end, answer, error, why):
+def test_the_error_for_a_failed_fork_has_the_reason(start_server, end, answer, error, why):
     server = start_server(f"lines.readline()\n{answer}\ntime.sleep(60)")
     with pytest.raises(error, match=why):
         start_ranks(server, end)
 
 
-def test_ranks_that_cannot_be_watched_are_an_error_and_nothing_is_closed_twice(start_server, end, monkeypatch):
+def test_a_failed_pidfd_open_closes_each_descriptor_once(start_server, end, monkeypatch):
     before = set(Path("/proc/self/fd").iterdir())
     server = start_server(f'lines.readline()\ntell("Forked", {{"pids": [{os.getpid()}, -1]}})\ntime.sleep(60)')
     opened = set(Path("/proc/self/fd").iterdir())
@@ -366,16 +366,16 @@ def test_ranks_that_cannot_be_watched_are_an_error_and_nothing_is_closed_twice(s
     assert set(Path("/proc/self/fd").iterdir()) == opened >= before
 
 
-def test_a_fork_server_that_is_gone_already_is_an_error_that_says_how(start_server, end):
+def test_starting_ranks_after_the_servers_end_is_an_error(start_server, end):
     server = start_server("os._exit(5)")
     list(server.replies(end))
     with pytest.raises(ForkServerError, match="ended with exit status 5"):
         start_ranks(server, end)
 
 
-def test_a_fork_server_that_ends_with_what_it_was_asked_unread_is_an_error_that_says_how(start_server, end):
+def test_a_server_that_ends_with_an_unread_request_is_an_error(start_server, end):
     server = start_server(
-        'tell("Notice", {"text": "ready"})\nimport select\nselect.select([control], [], [])\nos._exit(5)'
+        'reply("Notice", {"text": "ready"})\nimport select\nselect.select([control], [], [])\nos._exit(5)'
     )
     assert next(server.replies(end)) == Notice(text="ready")
     with pytest.raises(ForkServerError, match="ended with exit status 5"):
@@ -383,47 +383,47 @@ def test_a_fork_server_that_ends_with_what_it_was_asked_unread_is_an_error_that_
 
 
 MANY = Finish(tests=tuple(Settled(nodeid=f"test_many.py::test[{number}]", is_bad=False) for number in range(100_000)))
-DEAF = "signal.signal(signal.SIGRTMAX - 1, signal.SIG_IGN)\n"
+IGNORE_STACKS_SIGNAL = "signal.signal(signal.SIGRTMAX - 1, signal.SIG_IGN)\n"
 
 
-def test_a_request_about_a_hundred_thousand_tests_arrives_whole(start_server, end):
+def test_a_request_with_a_hundred_thousand_tests_arrives_complete(start_server, end):
     program = (
-        'tell("SessionEnded", {"own": 0, "status": len(json.loads(lines.readline())[1]["tests"])})\ntime.sleep(60)'
+        'reply("SessionEnded", {"own": 0, "status": len(json.loads(lines.readline())[1]["tests"])})\ntime.sleep(60)'
     )
     assert start_server(program).finish(MANY, end) == ([], SessionEnded(own=0, status=100_000))
 
 
-def test_a_fork_server_that_reads_no_request_is_an_error_after_the_timeout(start_server, end):
-    server = start_server(f"{DEAF}time.sleep(60)")
+def test_a_server_that_does_not_read_times_out(start_server, end):
+    server = start_server(f"{IGNORE_STACKS_SIGNAL}time.sleep(60)")
     with pytest.raises(ForkServerError, match="does not answer"):
         server.finish(MANY, end, 0.2)
 
 
-def test_a_fork_server_that_reads_no_request_does_not_keep_the_job_from_ending(start_server, end):
+def test_a_server_that_does_not_read_does_not_delay_the_end_of_the_job(start_server, end):
     server = start_server("time.sleep(60)")
     end.hang_up()
     with pytest.raises(HangupError):
         server.finish(MANY, end)
 
 
-def test_a_fork_server_that_dies_within_a_request_is_an_error_that_says_how(start_server, end):
+def test_a_server_that_ends_within_a_request_has_no_session_end(start_server, end):
     server = start_server("control.recv(1000)\nos._exit(5)")
     assert server.finish(MANY, end) == ([], None)
     assert server.describe_exit() == "ended with exit status 5"
 
 
-def test_a_fork_server_gets_a_request_that_it_reads_while_it_reports(start_server, end):
+def test_the_server_can_report_and_read_at_the_same_time(start_server, end):
     program = """
 for number in range(2000):
-    tell("Notice", {"text": "x" * 1000})
-tell("SessionEnded", {"own": 0, "status": len(json.loads(lines.readline())[1]["tests"])})
+    reply("Notice", {"text": "x" * 1000})
+reply("SessionEnded", {"own": 0, "status": len(json.loads(lines.readline())[1]["tests"])})
 time.sleep(60)
 """
     records, ended = start_server(program).finish(MANY, end)
     assert (len(records), ended) == (2000, SessionEnded(own=0, status=100_000))
 
 
-def test_a_fork_server_that_does_not_read_its_configuration_does_not_keep_the_job_from_ending(
+def test_a_server_that_does_not_read_its_configuration_does_not_delay_the_end_of_the_job(
     start_server, end, monkeypatch
 ):
     monkeypatch.setitem(globals(), "PRELUDE", "import time\n")
@@ -434,16 +434,16 @@ def test_a_fork_server_that_does_not_read_its_configuration_does_not_keep_the_jo
         list(server.replies(end))
 
 
-def test_what_a_fork_server_says_before_it_ends_instead_of_its_session_is_heard(start_server, end):
+def test_records_before_an_early_exit_are_returned(start_server, end):
     server = start_server('lines.readline()\ntell("Notice", {"text": "oh"})\nos._exit(5)')
     assert server.finish(Finish(), end) == ([Notice(text="oh")], None)
     assert server.describe_exit() == "ended with exit status 5"
 
 
-def test_whoever_asks_how_it_ended_gets_the_same_answer(start_server, end, monkeypatch):
+def test_concurrent_calls_describe_the_same_exit(start_server, end, monkeypatch):
     server = start_server("os._exit(5)")
     list(server.replies(end))
-    reap, both, told = linux.reap, threading.Barrier(2), []
+    reap, both, replies = linux.reap, threading.Barrier(2), []
 
     def reap_at_once(*arguments):
         with suppress(threading.BrokenBarrierError):
@@ -451,22 +451,22 @@ def test_whoever_asks_how_it_ended_gets_the_same_answer(start_server, end, monke
         return reap(*arguments)
 
     monkeypatch.setattr(linux, "reap", reap_at_once)
-    threads = [threading.Thread(target=lambda: told.append(server.describe_exit())) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: replies.append(server.describe_exit())) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert told == ["ended with exit status 5"] * 2
+    assert replies == ["ended with exit status 5"] * 2
 
 
-def test_what_hooks_have_to_say_at_the_end_comes_with_how_it_ended(start_server, end):
+def test_records_of_hooks_are_returned_with_the_session_end(start_server, end):
     server = start_server(
         'lines.readline()\ntell("Notice", {"text": "late"})\ntell("SessionEnded", {"status": 1, "own": 0})'
     )
     assert server.finish(Finish(), end) == ([Notice(text="late")], SessionEnded(status=1, own=0))
 
 
-def test_close_ends_a_fork_server_that_does_not(start_server):
+def test_close_kills_a_server_that_does_not_end(start_server):
     server = start_server("time.sleep(60)")
     assert server.close() == -signal.SIGKILL
     assert server.close() == -signal.SIGKILL

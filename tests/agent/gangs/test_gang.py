@@ -1,4 +1,4 @@
-"""Gangs of ranks that are no pytest: plain functions at their end of the connection."""
+"""Gangs whose ranks are plain functions instead of pytest sessions."""
 
 import itertools
 import os
@@ -34,7 +34,7 @@ def phases(when, outcome, message=""):
 
 FAILED = StepEnded(nodeid=TEST, phases=phases("call", "failed", "broken"))
 SKIPPED = StepEnded(nodeid=TEST, phases=phases("setup", "skipped", "not here"), early_skip=True)
-WAITED_IN_VAIN = PhasesEnded(nodeid=TEST, phases=phases("call", "failed", "peer closed connection"), is_symptom=True)
+FAILED_WAIT = PhasesEnded(nodeid=TEST, phases=phases("call", "failed", "peer closed connection"), is_symptom=True)
 
 
 def of_test(seconds):
@@ -52,8 +52,8 @@ def phase(when, outcome="passed", message=""):
     return PhasesEnded(nodeid=TEST, phases=phases(when, outcome, message))
 
 
-def obeying(answers):
-    """A rank that reports its start, and then answers each command with the next of its answers."""
+def rank_main_of(answers):
+    """Return the main function of ranks, which report their start and then answer each command with the next answer."""
 
     def rank_main(rank, connection, _board):
         try:
@@ -72,11 +72,11 @@ def obeying(answers):
 
 
 def report(*answers):
-    def tell(end):
+    def send_all(end):
         for answer in answers:
             end.send(answer)
 
-    return tell
+    return send_all
 
 
 def leave(status):
@@ -97,7 +97,7 @@ def close_connection(end):
     signal.pause()
 
 
-def garble(end):
+def send_garbage(end):
     end._socket.sendall(b'\n\x1e{"event": ["x"]}\n')
     signal.pause()
 
@@ -123,7 +123,7 @@ def start_gang(tmp_path, job_end):
 
     def start(*answers):
         known = linux.children()
-        ranks = fork_ranks(range(len(answers)), obeying(answers))
+        ranks = fork_ranks(range(len(answers)), rank_main_of(answers))
         gang = Gang([LocalRanks(ranks, tmp_path, orphans_since(known))], limits=LIMITS, end=job_end)
         gangs.append(gang)
         assert gang.start().is_clean
@@ -145,7 +145,7 @@ def test_a_step_ends_with_the_report_of_the_last_rank(start_gang):
     assert step.primary_failure is None
 
 
-def test_the_first_bad_outcome_leads_and_peers_get_the_grace(start_gang):
+def test_the_first_failure_is_primary_and_peers_get_the_grace(start_gang):
     step = start_gang([wait], [report(FAILED)]).run(RUN, DEADLINES)
     assert step.primary_failure.rank == 1
     assert outcomes(step) == {1: Outcome.FAILED, 0: Outcome.ABORTED}
@@ -163,10 +163,10 @@ def test_the_first_bad_outcome_leads_and_peers_get_the_grace(start_gang):
         (announce_and_leave(77, announced=72), Outcome.CRASHED, "rank 0 exited with code 77 during the test"),
         (lambda _: os.kill(os.getpid(), signal.SIGKILL), Outcome.CRASHED, "rank 0 was killed by SIGKILL"),
         (close_connection, Outcome.CRASHED, "rank 0 closed its connection to the supervisor and was killed"),
-        (garble, Outcome.CRASHED, "rank 0 wrote into its connection to the supervisor and was killed"),
+        (send_garbage, Outcome.CRASHED, "rank 0 wrote into its connection to the supervisor and was killed"),
     ],
 )
-def test_a_rank_that_ends_instead_of_reporting_is_named_by_its_end(start_gang, answer, outcome, message):
+def test_a_rank_that_ends_without_a_report_is_described_by_its_exit(start_gang, answer, outcome, message):
     [ended] = start_gang([answer]).run(RUN, DEADLINES).outcomes
     assert (ended.outcome, ended.message, ended.observed) == (outcome, message, True)
 
@@ -199,7 +199,7 @@ def stop_first(answer):
     return act
 
 
-def test_a_stopped_rank_that_takes_no_command_keeps_no_other_rank_waiting(start_gang):
+def test_a_stopped_rank_that_reads_no_command_does_not_block_others(start_gang):
     gang = start_gang([stop_first(report(PASSED)), pass_long], [report(PASSED), report(StepEnded(nodeid=LONG))])
     assert gang.run(RUN, DEADLINES).is_clean
     step = gang.run(long_run(), within(1))
@@ -207,7 +207,7 @@ def test_a_stopped_rank_that_takes_no_command_keeps_no_other_rank_waiting(start_
     assert step.primary_failure.message.endswith("it is stopped (SIGSTOP)")
 
 
-def test_a_stopped_rank_gets_the_rest_of_its_command_when_it_goes_on(start_gang):
+def test_a_stopped_rank_gets_the_rest_of_its_command_when_it_continues(start_gang):
     gang = start_gang([stop_first(report(PASSED)), pass_long])
     assert gang.run(RUN, DEADLINES).is_clean
     [pid] = gang._ranks[0].pids
@@ -231,7 +231,7 @@ def wait_for_state(pid, state):
 
 
 @pytest.mark.parametrize("die", [leave(3), lambda _: os.kill(os.getpid(), signal.SIGKILL), close_connection])
-def test_a_rank_that_dies_before_it_has_taken_a_long_command_is_named_by_its_end(start_gang, die):
+def test_a_rank_that_dies_while_it_reads_a_long_command_has_crashed(start_gang, die):
     def pass_and_die(end):
         end.send(PASSED)
         end._socket.recv(1, socket.MSG_PEEK)  # the next command has begun to arrive
@@ -243,7 +243,7 @@ def test_a_rank_that_dies_before_it_has_taken_a_long_command_is_named_by_its_end
     assert outcomes(step) == {0: Outcome.CRASHED, 1: Outcome.PASSED}
 
 
-def test_a_rank_that_shuts_its_connection_down_is_named_by_that(start_gang):
+def test_a_rank_that_shuts_its_connection_down_is_killed(start_gang):
     def shut_down(end):
         end._socket.shutdown(socket.SHUT_RD)
         end.send(PASSED)
@@ -255,7 +255,7 @@ def test_a_rank_that_shuts_its_connection_down_is_named_by_that(start_gang):
     assert ended.message == "rank 0 closed its connection to the supervisor and was killed"
 
 
-def test_a_rank_whose_own_end_takes_long_has_not_closed_its_connection(start_gang, monkeypatch):
+def test_a_rank_that_exits_slowly_has_not_closed_its_connection(start_gang, monkeypatch):
     is_readable = linux.is_readable
     monkeypatch.setattr(
         linux, "is_readable", lambda end, seconds: is_readable(end, seconds) and seconds != CLOSED_TIMEOUT
@@ -264,7 +264,7 @@ def test_a_rank_whose_own_end_takes_long_has_not_closed_its_connection(start_gan
     assert ended.message == "rank 0 exited with code 3 during the test"
 
 
-def test_a_report_that_was_sent_before_a_death_counts(start_gang):
+def test_a_report_before_an_exit_counts(start_gang):
     def report_and_leave(end):
         end.send(FAILED)
         os._exit(1)
@@ -273,7 +273,7 @@ def test_a_report_that_was_sent_before_a_death_counts(start_gang):
     assert (outcome.outcome, outcome.message) == (Outcome.FAILED, "broken")
 
 
-def test_a_death_between_two_tests_is_an_outcome_of_the_second(start_gang):
+def test_an_exit_between_two_tests_is_an_outcome_of_the_second(start_gang):
     def report_and_leave(end):
         end.send(PASSED)
         os._exit(1)
@@ -283,7 +283,7 @@ def test_a_death_between_two_tests_is_an_outcome_of_the_second(start_gang):
     assert outcomes(gang.run(RUN, DEADLINES)) == {0: Outcome.CRASHED}
 
 
-def test_a_death_after_its_own_part_counts_while_a_peer_is_in_the_test(start_gang):
+def test_an_exit_after_the_ranks_own_part_counts_while_a_peer_is_in_the_test(start_gang):
     def report_and_leave(end):
         end.send(PASSED)
         os._exit(1)
@@ -296,26 +296,26 @@ def test_a_death_after_its_own_part_counts_while_a_peer_is_in_the_test(start_gan
     )
 
 
-def test_a_report_of_another_test_is_none_of_this_one(start_gang):
+def test_a_report_of_another_test_is_ignored(start_gang):
     stale = StepEnded(nodeid="t::before")
     step = start_gang([report(stale, FAILED, PASSED)]).run(RUN, DEADLINES)
     assert outcomes(step) == {0: Outcome.FAILED}
 
 
-def test_the_first_bad_phase_decides_whatever_a_rank_says_after_it(start_gang):
+def test_the_first_failed_phase_decides(start_gang):
     step = start_gang([report(phase("setup"), phase("call", "failed", "broken"), PASSED)]).run(RUN, DEADLINES)
     [outcome] = step.outcomes
     assert (outcome.outcome, outcome.message) == (Outcome.FAILED, "broken")
 
 
-def test_the_phases_that_a_rank_has_reported_are_kept(start_gang):
+def test_the_phases_of_a_rank_are_kept(start_gang):
     step = start_gang([report(phase("setup"), phase("call"), phase("teardown"), PASSED)]).run(RUN, DEADLINES)
     assert [each.when for each in step.phases[0]] == ["setup", "call", "teardown"]
     [passed] = outcome_records(step, TEST, 1, {})
     assert passed.seconds == (1.5,)
 
 
-def test_an_exit_with_a_skip_code_is_a_skip_before_the_call_has_ended_alone(start_gang):
+def test_an_exit_with_a_skip_code_after_the_call_is_a_crash(start_gang):
     def pass_and_leave(end):
         report(phase("setup"), phase("call"))(end)
         announce_and_leave(77)(end)
@@ -337,7 +337,7 @@ def fork_and(deed):
     return act
 
 
-def test_what_a_forked_child_says_in_its_parents_place_is_left_out_and_noted(start_gang):
+def test_data_of_a_forked_child_is_ignored_and_noted(start_gang):
     def fork_and_fail(end):
         fork_and(report(PASSED))(end)
         end.send(FAILED)
@@ -347,7 +347,7 @@ def test_what_a_forked_child_says_in_its_parents_place_is_left_out_and_noted(sta
     assert step.foreign_senders == {0}
 
 
-def test_a_forked_child_is_noted_in_its_own_test_alone(start_gang):
+def test_data_of_a_forked_child_is_noted_only_in_its_own_test(start_gang):
     def fork_and_pass(end):
         fork_and(report(FAILED))(end)
         end.send(PASSED)
@@ -359,7 +359,7 @@ def test_a_forked_child_is_noted_in_its_own_test_alone(start_gang):
 
 @pytest.mark.parametrize("jump", [-3600.0, 3600.0])
 @pytest.mark.parametrize("moment", range(6))
-def test_the_day_may_be_set_at_any_moment_of_a_test(monkeypatch, start_gang, jump, moment):
+def test_the_system_clock_may_be_set_at_any_moment_of_a_test(monkeypatch, start_gang, jump, moment):
     real, looks = time.time, itertools.count()
     gang = start_gang([wait], [report(FAILED)], [wait])
     select = gang._selector.select
@@ -377,7 +377,7 @@ def test_the_day_may_be_set_at_any_moment_of_a_test(monkeypatch, start_gang, jum
     assert all(each.observed < 20 for each in ends)
 
 
-def test_an_aborted_step_keeps_what_had_arrived(start_gang, job_end):
+def test_an_aborted_step_keeps_earlier_reports(start_gang, job_end):
     def fail_and_interrupt(end):
         end.send(FAILED)
         os.kill(os.getppid(), signal.SIGUSR1)
@@ -390,12 +390,12 @@ def test_an_aborted_step_keeps_what_had_arrived(start_gang, job_end):
             gang.run(RUN, DEADLINES)
     finally:
         signal.signal(signal.SIGUSR1, before)
-    step = gang.abort("told to")
+    step = gang.abort("stopped")
     assert outcomes(step) == {0: Outcome.FAILED, 1: Outcome.ABORTED}
-    assert {each.message for each in step.outcomes} == {"broken", "told to"}
+    assert {each.message for each in step.outcomes} == {"broken", "stopped"}
 
 
-def test_end_waits_until_all_ranks_have_left(start_gang):
+def test_end_waits_until_all_ranks_have_exited(start_gang):
     gang = start_gang([report(PASSED), None], [report(PASSED), None])
     gang.run(RUN, DEADLINES)
     assert outcomes(gang.end()) == {0: Outcome.PASSED, 1: Outcome.PASSED}
@@ -403,7 +403,7 @@ def test_end_waits_until_all_ranks_have_left(start_gang):
 
 def test_close_leaves_no_child_and_no_descriptor(tmp_path, job_end):
     known, before = linux.children(), open_descriptors()
-    local_ranks = LocalRanks(fork_ranks(range(3), obeying([[wait]] * 3)), tmp_path, orphans_since(known))
+    local_ranks = LocalRanks(fork_ranks(range(3), rank_main_of([[wait]] * 3)), tmp_path, orphans_since(known))
     Gang([local_ranks], limits=LIMITS, end=job_end).close()
     assert linux.children() == known
     assert open_descriptors() == before
@@ -413,14 +413,16 @@ def open_descriptors():
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_a_rank_that_was_found_starts_nothing_more_before_it_is_ended(tmp_path):
+def test_a_rank_that_was_inspected_stays_frozen_until_it_is_stopped(tmp_path):
     def lead_and_wait(_end):
         signal.signal(STACKS_SIGNAL, lambda *_: None)
         os.setsid()
         while True:
             signal.pause()
 
-    local_ranks = LocalRanks(fork_ranks([0], obeying([[lead_and_wait]])), tmp_path, orphans_since(linux.children()))
+    local_ranks = LocalRanks(
+        fork_ranks([0], rank_main_of([[lead_and_wait]])), tmp_path, orphans_since(linux.children())
+    )
     [pid] = local_ranks.pids
     try:
         local_ranks.send(RUN)
@@ -443,7 +445,7 @@ def is_soon(condition):
     return holds
 
 
-def test_what_a_stopped_rank_had_started_ends_with_it_and_is_no_news(tmp_path, job_end):
+def test_processes_of_a_stopped_rank_are_killed_and_not_reported(tmp_path, job_end):
     def start_another_and_wait(end):
         os.setsid()
         if os.fork():
@@ -452,7 +454,7 @@ def test_what_a_stopped_rank_had_started_ends_with_it_and_is_no_news(tmp_path, j
 
     known = linux.children()
     gang = Gang(
-        [LocalRanks(fork_ranks([0], obeying([[start_another_and_wait]])), tmp_path, orphans_since(known))],
+        [LocalRanks(fork_ranks([0], rank_main_of([[start_another_and_wait]])), tmp_path, orphans_since(known))],
         limits=LIMITS,
         end=job_end,
     )
@@ -463,8 +465,8 @@ def test_what_a_stopped_rank_had_started_ends_with_it_and_is_no_news(tmp_path, j
 
 
 @pytest.mark.parametrize("closes", [True, False], ids=["after its connection", "after all"])
-def test_a_rank_that_is_slow_to_end_after_its_test_hides_nothing_that_it_leaves_behind(tmp_path, job_end, closes):
-    """On a busy host it takes seconds, and it is killed; as when a fork bomb was left."""
+def test_processes_that_a_slow_rank_leaves_behind_are_reported(tmp_path, job_end, closes):
+    """On a busy host an exit takes seconds, and the rank is killed."""
 
     def leave_another_and_linger(end):
         os.setsid()
@@ -481,7 +483,7 @@ def test_a_rank_that_is_slow_to_end_after_its_test_hides_nothing_that_it_leaves_
         time.sleep(60)
 
     known = linux.children()
-    ranks = LocalRanks(fork_ranks([0], obeying([[leave_another_and_linger]])), tmp_path, orphans_since(known))
+    ranks = LocalRanks(fork_ranks([0], rank_main_of([[leave_another_and_linger]])), tmp_path, orphans_since(known))
     gang = Gang([ranks], limits=LIMITS, end=job_end)
     with linux.adopting_orphans():
         gang.start()
@@ -505,7 +507,7 @@ def test_a_rank_that_is_slow_to_end_after_its_test_hides_nothing_that_it_leaves_
         ([("skipped", {"early_skip": True, "left": ("builtins",)})] * 2, False),
     ],
 )
-def test_a_gang_is_kept_only_when_all_passed_or_all_skipped_early(outcomes_and_reports, is_clean):
+def test_a_gang_is_kept_only_if_all_ranks_passed_or_all_skipped_early(outcomes_and_reports, is_clean):
     made = [
         StepOutcome(rank=rank, at=0.0, outcome=Outcome(outcome), report=StepEnded(**report))
         for rank, (outcome, report) in enumerate(outcomes_and_reports)
@@ -524,18 +526,18 @@ def test_a_gang_is_kept_only_when_all_passed_or_all_skipped_early(outcomes_and_r
         ({"status": None, "lost": "the agent of node 1 is gone"}, "is lost: the agent of node 1 is gone"),
     ],
 )
-def test_an_end_is_put_in_words(end, words):
+def test_an_exit_is_described(end, words):
     assert describe_exit(RankExit(rank=0, at=0.0, **end)) == words
 
 
-def test_the_end_of_the_job_breaks_a_step_off(start_gang, job_end):
+def test_a_stop_request_interrupts_a_step(start_gang, job_end):
     gang = start_gang([wait])
     job_end.hang_up()
     with pytest.raises(HangupError):
         gang.run(RUN, DEADLINES)
 
 
-def test_the_limit_of_the_job_breaks_a_step_off_and_says_who_hung(start_gang, job_end, monkeypatch):
+def test_the_time_limit_of_the_job_interrupts_a_step_and_names_the_hanging_rank(start_gang, job_end, monkeypatch):
     gang = start_gang([wait])
     monkeypatch.setattr(job_end, "_deadline", 0.0)
     with pytest.raises(JobLimitError):
@@ -545,8 +547,8 @@ def test_the_limit_of_the_job_breaks_a_step_off_and_says_who_hung(start_gang, jo
     assert outcome.message.startswith("the time is up, in the set-up of this test")
 
 
-def test_what_came_with_the_end_of_the_job_is_not_lost(tmp_path, job_end):
-    [rank] = fork_ranks([0], obeying([[wait]]))
+def test_an_exit_that_came_with_the_stop_request_is_not_lost(tmp_path, job_end):
+    [rank] = fork_ranks([0], rank_main_of([[wait]]))
     gang = Gang([LocalRanks([rank], tmp_path, lambda _pids: ())], limits=LIMITS, end=job_end)
     gang.start()
     rank.signal(signal.SIGKILL)
@@ -554,12 +556,12 @@ def test_what_came_with_the_end_of_the_job_is_not_lost(tmp_path, job_end):
     job_end.hang_up()
     with pytest.raises(HangupError):
         gang.run(RUN, DEADLINES)
-    [outcome] = gang.abort("told to").outcomes
+    [outcome] = gang.abort("stopped").outcomes
     assert outcome.message == "rank 0 was killed by SIGKILL"
     gang.close()
 
 
-def test_a_rank_that_says_it_is_debugged_stops_no_clock_where_nobody_debugs(start_gang):
+def test_a_debugging_report_does_not_pause_the_clock_without_a_debugger(start_gang):
     def pretend(end):
         end.send(Debugging(is_waiting=True))
         signal.pause()
@@ -568,12 +570,12 @@ def test_a_rank_that_says_it_is_debugged_stops_no_clock_where_nobody_debugs(star
     assert outcome.outcome is Outcome.TIMED_OUT
 
 
-def test_a_rank_that_dies_in_the_debugger_holds_no_clock(tmp_path, job_end):
+def test_a_rank_that_dies_in_the_debugger_does_not_pause_the_clock(tmp_path, job_end):
     def die(end):
         end.send(Debugging(is_waiting=True))
         os.kill(os.getpid(), signal.SIGKILL)
 
-    ranks = fork_ranks([0, 1], obeying([[die], [wait]]))
+    ranks = fork_ranks([0, 1], rank_main_of([[die], [wait]]))
     local_ranks = LocalRanks(ranks, tmp_path, lambda _pids: ())
     gang = Gang([local_ranks], limits=LIMITS, end=job_end, may_be_debugged=True)
     gang.start()
@@ -583,7 +585,7 @@ def test_a_rank_that_dies_in_the_debugger_holds_no_clock(tmp_path, job_end):
     gang.close()
 
 
-def test_a_driver_can_start_the_clock_anew(start_gang):
+def test_a_launcher_can_restart_the_clock(start_gang):
     def start_clock_and_wait(end):
         end.send(Released(nodeid=TEST, world_size=2))
         signal.pause()
@@ -593,7 +595,7 @@ def test_a_driver_can_start_the_clock_anew(start_gang):
     assert outcome.message.startswith("not finished after 0.1 s (limits.test)")
 
 
-def test_an_observed_end_is_reported_with_its_skip_code(start_gang):
+def test_a_skip_by_exit_is_recorded_with_its_code(start_gang):
     step = start_gang([report(PASSED)], [announce_and_leave(76)]).run(RUN, DEADLINES)
     [_, skipped] = outcome_records(step, TEST, 2, {})
     assert (skipped.nodeid, skipped.rank, skipped.outcome) == (TEST, 1, Outcome.SKIPPED)
@@ -604,30 +606,30 @@ def consequences(step):
     return {each.rank: each.consequence for each in step.outcomes}
 
 
-def test_a_crash_within_the_grace_leads_over_the_symptom_that_came_before_it(start_gang):
-    told, tell = os.pipe()
+def test_a_crash_within_the_grace_is_primary_to_an_earlier_secondary_failure(start_gang):
+    reading, writing = os.pipe()
 
-    def die_when_told(_end):
-        os.read(told, 1)
+    def die_on_signal(_end):
+        os.read(reading, 1)
         os.kill(os.getpid(), signal.SIGKILL)
 
     def complain(end):
-        report(WAITED_IN_VAIN, PASSED)(end)
-        os.write(tell, b".")
+        report(FAILED_WAIT, PASSED)(end)
+        os.write(writing, b".")
         signal.pause()
 
     try:
-        step = start_gang([complain], [die_when_told]).run(RUN, DEADLINES)
+        step = start_gang([complain], [die_on_signal]).run(RUN, DEADLINES)
     finally:
-        os.close(told)
-        os.close(tell)
+        os.close(reading)
+        os.close(writing)
     assert outcomes(step) == {0: Outcome.FAILED, 1: Outcome.CRASHED}
     assert step.primary_failure.rank == 1
     assert consequences(step) == {0: True, 1: False}
 
 
-def test_a_rank_that_its_peers_waited_for_in_vain_leads(start_gang):
-    step = start_gang([report(WAITED_IN_VAIN, PASSED)], [wait]).run(RUN, DEADLINES)
+def test_the_rank_that_its_peers_waited_for_is_primary(start_gang):
+    step = start_gang([report(FAILED_WAIT, PASSED)], [wait]).run(RUN, DEADLINES)
     assert (step.primary_failure.rank, step.primary_failure.outcome) == (1, Outcome.TIMED_OUT)
     assert step.primary_failure.message.startswith(
         "rank 0 waited for it; stopped 0.1 s after rank 0 failed (limits.peer_grace)"
@@ -636,17 +638,17 @@ def test_a_rank_that_its_peers_waited_for_in_vain_leads(start_gang):
 
 
 MARKED = TimeLimit(value=0.2, setting="@pytest.mark.time_limit")
-OF_DRIVER = TimeLimit(value=0.1, setting="--ranks-timeout", margin=0.2)
+OF_LAUNCHER = TimeLimit(value=0.1, setting="--ranks-timeout", margin=0.2)
 
 
 @pytest.mark.parametrize(
-    ("symptoms", "deadlines", "message"),
+    ("waiting", "deadlines", "message"),
     [
         (0, within(0.2), "not finished after 0.2 s (limits.test), in the set-up of this test"),
         (0, Deadlines(limit=MARKED), "not finished after 0.2 s (@pytest.mark.time_limit), in the set-up of this test"),
         (
             0,
-            Deadlines(limit=OF_DRIVER),
+            Deadlines(limit=OF_LAUNCHER),
             "not finished after 0.3 s (--ranks-timeout = 0.1, plus 0.2 s), in the set-up of this test",
         ),
         (
@@ -662,8 +664,8 @@ OF_DRIVER = TimeLimit(value=0.1, setting="--ranks-timeout", margin=0.2)
         ),
     ],
 )
-def test_a_time_out_names_its_limit_and_what_sets_it(tmp_path, job_end, symptoms, deadlines, message):
-    ranks = fork_ranks(range(symptoms + 1), obeying([*[[report(WAITED_IN_VAIN, PASSED)]] * symptoms, [wait]]))
+def test_a_time_out_names_its_limit_and_the_setting(tmp_path, job_end, waiting, deadlines, message):
+    ranks = fork_ranks(range(waiting + 1), rank_main_of([*[[report(FAILED_WAIT, PASSED)]] * waiting, [wait]]))
     gang = Gang([LocalRanks(ranks, tmp_path, lambda _pids: ())], limits=replace(LIMITS, peer_grace=60), end=job_end)
     gang.start()
     step = gang.run(RUN, deadlines)
@@ -672,14 +674,14 @@ def test_a_time_out_names_its_limit_and_what_sets_it(tmp_path, job_end, symptoms
     assert step.primary_failure.message.startswith(message)
 
 
-def test_where_there_are_only_symptoms_the_first_leads(start_gang):
-    step = start_gang([report(WAITED_IN_VAIN, PASSED)], [report(WAITED_IN_VAIN, PASSED)]).run(RUN, DEADLINES)
+def test_the_first_of_only_secondary_failures_is_reported_first(start_gang):
+    step = start_gang([report(FAILED_WAIT, PASSED)], [report(FAILED_WAIT, PASSED)]).run(RUN, DEADLINES)
     assert step.primary_failure is step.outcomes[0]
     assert consequences(step) == {0: False, 1: False}
 
 
 def wait_in_distributed(_end):
-    # As faulthandler would write it, into a file that is not asked for.
+    # In the format of faulthandler, into the file that the supervisor reads.
     text = (
         'Current thread 0x1 (most recent call first):\n  File "/x/site-packages/torch/distributed/c.py", line 9 in w\n'
     )
@@ -695,7 +697,7 @@ def test_the_peer_of_a_rank_that_skipped_is_aborted_once_it_waits(start_gang, tm
     assert (aborted.outcome, aborted.caused_by) == (Outcome.ABORTED, 0)
 
 
-def test_the_peer_of_a_rank_that_skipped_may_go_on_with_what_it_does(start_gang):
+def test_the_peer_of_a_rank_that_skipped_may_continue_while_it_does_not_wait(start_gang):
     def skip_later(end):
         signal.signal(STACKS_SIGNAL, signal.SIG_IGN)
         time.sleep(0.7)
@@ -715,7 +717,7 @@ def test_the_peer_of_a_rank_that_skipped_is_aborted_at_the_limit(start_gang):
     assert not step.is_clean
 
 
-def test_the_peer_of_a_rank_that_may_skip_alone_has_all_its_time(start_gang):
+def test_the_peer_of_a_rank_that_may_skip_alone_has_the_whole_limit(start_gang):
     deadlines = within(0.5)
     step = start_gang([report(SKIPPED)], [wait]).run(RUN, deadlines)
     assert (step.primary_failure.rank, step.primary_failure.outcome) == (1, Outcome.TIMED_OUT)
@@ -725,7 +727,7 @@ def test_the_peers_of_a_skip_have_more_time_than_those_of_a_failure():
     assert SKIP_GRACES > 1
 
 
-def test_output_is_kept_of_a_rank_that_was_killed_in_the_middle_of_a_line(start_gang, tmp_path):
+def test_an_unfinished_line_of_a_killed_rank_is_kept(start_gang, tmp_path):
     def print_and_die(_end):
         os.write(1, b"almost don")
         os.kill(os.getpid(), signal.SIGKILL)

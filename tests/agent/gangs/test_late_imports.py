@@ -15,50 +15,50 @@ SUITE = """
 """
 
 
-def test_what_one_gang_imports_late_is_there_for_the_next(run_agent):
+def test_late_imports_of_one_gang_are_preloaded_for_the_next(run_agent):
     agent = run_agent({"test_late.py": SUITE}, isolation="test")
     assert agent.outcomes("test_first") == ("passed", "passed")
     assert agent.outcomes("test_second") == ("passed", "passed"), agent.cases(0)["test_second"].message
 
 
-def come(monkeypatch, *names):
-    """Have modules be imported, until the test ends."""
+def pretend_imports(monkeypatch, *names):
+    """Pretend that modules were imported, until the test ends."""
     for name in names:
         monkeypatch.delitem(sys.modules, name, raising=False)
         monkeypatch.setitem(sys.modules, name, sys)
 
 
-def test_only_packages_whose_import_is_harmless_are_named_in_their_order(monkeypatch):
+def test_only_harmless_packages_are_reported_in_order(monkeypatch):
     watch = ImportWatch()
-    come(monkeypatch, "torch.made_up", "made_up", "numpy.made_up")
+    pretend_imports(monkeypatch, "torch.made_up", "made_up", "numpy.made_up")
     assert watch.take() == ("torch.made_up", "numpy.made_up")
 
 
-def test_what_was_named_is_not_named_again(monkeypatch):
+def test_an_import_is_reported_once(monkeypatch):
     watch = ImportWatch()
-    come(monkeypatch, "torch.first")
+    pretend_imports(monkeypatch, "torch.first")
     watch.take()
-    come(monkeypatch, "torch.second")
+    pretend_imports(monkeypatch, "torch.second")
     assert watch.take() == ("torch.second",)
     assert watch.take() == ()
 
 
-def test_what_was_there_is_not_named_when_the_newest_module_goes(monkeypatch):
-    come(monkeypatch, "torch.newest")
+def test_old_imports_are_not_reported_when_the_newest_module_is_removed(monkeypatch):
+    pretend_imports(monkeypatch, "torch.newest")
     watch = ImportWatch()
     del sys.modules["torch.newest"]
-    come(monkeypatch, "torch.first", "torch.second")
+    pretend_imports(monkeypatch, "torch.first", "torch.second")
     assert set(watch.take()) <= {"torch.first", "torch.second"}
 
 
 def test_the_names_fit_into_a_pipe(monkeypatch):
     watch = ImportWatch()
-    come(monkeypatch, *(f"torch.made_up_{number:040}" for number in range(2000)))
+    pretend_imports(monkeypatch, *(f"torch.made_up_{number:040}" for number in range(2000)))
     names = watch.take()
     assert 0 < sum(map(len, names)) < 32_000
 
 
-def test_a_module_that_cannot_be_imported_is_left_alone(monkeypatch):
+def test_a_module_that_cannot_be_imported_is_skipped(monkeypatch):
     monkeypatch.delitem(sys.modules, "torch.version", raising=False)
     preload(["torch.there_is_no_such_module", "torch.version"])
     assert "torch.version" in sys.modules

@@ -1,4 +1,4 @@
-"""Forks of ranks that do not come to be, or are no ranks."""
+"""Forks of ranks that fail, and the supervisor's side of a rank."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ def descriptors():
     return sorted(Path("/proc/self/fd").iterdir())
 
 
-def test_an_exception_does_not_make_a_fork_go_on_as_its_parent():
+def test_an_exception_ends_a_fork():
     def break_down(*_):
         raise ValueError
 
@@ -30,32 +30,32 @@ def test_an_exception_does_not_make_a_fork_go_on_as_its_parent():
         rank.close()
 
 
-@pytest.mark.parametrize("lacking", ["fork", "pidfd_open"])
-def test_ranks_that_cannot_all_be_started_leave_nothing(monkeypatch, lacking):
-    real, calls = getattr(os, lacking), []
+@pytest.mark.parametrize("function", ["fork", "pidfd_open"])
+def test_a_failed_fork_leaves_no_process_and_no_descriptor(monkeypatch, function):
+    real, calls = getattr(os, function), []
 
-    def lack_the_second(*arguments):
+    def fail_the_second(*arguments):
         calls.append(arguments)
         if len(calls) == 2:
             raise OSError(errno.EAGAIN, "no more")
         return real(*arguments)
 
     known, before = linux.children(), descriptors()
-    monkeypatch.setattr(os, lacking, lack_the_second)
+    monkeypatch.setattr(os, function, fail_the_second)
     with pytest.raises(OSError, match="no more"):
         fork_ranks([0, 1], lambda *_: os._exit(0))
     assert linux.children() == known
     assert descriptors() == before
 
 
-def test_a_rank_has_its_own_ends_and_nobody_elses():
-    def tell_descriptors(_rank, connection, _board):
+def test_a_rank_only_has_its_own_connections():
+    def send_descriptors(_rank, connection, _call_log):
         sockets = [each.name for each in descriptors() if each.is_socket()]
         RankEnd(connection).send(GpuLost(message=" ".join(sockets), nodeid=str(connection)))
         os._exit(0)
 
     before = {each.name for each in descriptors()}
-    ranks = fork_ranks([0, 1, 2], tell_descriptors)
+    ranks = fork_ranks([0, 1, 2], send_descriptors)
     try:
         for rank in ranks:
             assert linux.is_readable(rank.pidfd, 20)
@@ -66,7 +66,7 @@ def test_a_rank_has_its_own_ends_and_nobody_elses():
             rank.end()
 
 
-def test_to_end_a_rank_leaves_neither_process_nor_descriptor():
+def test_ending_a_rank_leaves_no_process_and_no_descriptor():
     known, before = linux.children(), descriptors()
     [rank] = fork_ranks([0], lambda *_: signal.pause())
     rank.end()
@@ -75,7 +75,7 @@ def test_to_end_a_rank_leaves_neither_process_nor_descriptor():
     assert descriptors() == before
 
 
-def test_a_rank_that_somebody_else_has_reaped_has_no_status(monkeypatch):
+def test_a_rank_that_another_process_has_reaped_has_no_status(monkeypatch):
     monkeypatch.setattr(local_ranks, "REAP_TIMEOUT", 0.1)
     [rank] = fork_ranks([0], lambda *_: os._exit(3))
     os.waitpid(rank.pid, 0)
@@ -85,8 +85,8 @@ def test_a_rank_that_somebody_else_has_reaped_has_no_status(monkeypatch):
     rank.close()
 
 
-def start_two(_rank, connection, _board):
-    """A rank that leads a group of two more processes, and tells their process ids."""
+def start_two(_rank, connection, _call_log):
+    """Run a rank that leads a process group with two more processes, and sends their process ids."""
     os.setsid()
     pids: list[int] = []
     for _ in range(2):
@@ -105,7 +105,7 @@ def state_in(pid, states):
     return state
 
 
-def test_a_frozen_rank_goes_on_to_take_a_signal_and_its_children_do_not():
+def test_a_frozen_rank_handles_a_signal_while_its_children_stay_frozen():
     [rank] = fork_ranks([0], start_two)
     try:
         assert linux.is_readable(rank.link.descriptor, 20)
@@ -114,13 +114,13 @@ def test_a_frozen_rank_goes_on_to_take_a_signal_and_its_children_do_not():
         rank.freeze()
         assert [state_in(pid, "T") for pid in (rank.pid, *children)] == ["T", "T", "T"]
         rank.signal(signal.SIGWINCH)
-        assert state_in(rank.pid, "SR") in ("S", "R"), "it takes the signal"
+        assert state_in(rank.pid, "SR") in ("S", "R"), "it handles the signal"
         assert [linux.state_of(pid) for pid in children] == ["T", "T"]
         rank.signal(signal.SIGSTOP)
         assert state_in(rank.pid, "T") == "T"
         rank.freeze()
         rank.signal(signal.SIGWINCH)
-        assert linux.state_of(rank.pid) == "T", "whoever has stopped the rank may want it to stay so"
+        assert linux.state_of(rank.pid) == "T", "a rank that something else has stopped stays stopped"
     finally:
         rank.end()
     assert [state_in(pid, ("", "Z")) for pid in children] in (["", ""], ["Z", "Z"], ["", "Z"], ["Z", ""])

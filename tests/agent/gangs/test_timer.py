@@ -1,7 +1,7 @@
 from allranks.agent.linux import Timer, is_readable
 
 
-def test_a_timer_goes_off_again_and_again():
+def test_a_timer_expires_periodically():
     timer = Timer(0.01)
     try:
         for _ in range(3):
@@ -11,7 +11,7 @@ def test_a_timer_goes_off_again_and_again():
         timer.close()
 
 
-def test_a_timer_that_has_not_gone_off_says_so():
+def test_a_timer_that_has_not_expired():
     timer = Timer(3600)
     try:
         assert not timer.has_gone_off()

@@ -7,7 +7,7 @@ from allranks.agent.nodes.connection import NodeConnection
 
 @pytest.fixture
 def pair():
-    """Both ends of a connection."""
+    """Return both ends of a connection."""
     ends = [NodeConnection(end) for end in local_connection()]
     yield ends
     for end in ends:
@@ -16,13 +16,13 @@ def pair():
 
 @pytest.fixture
 def connect(request):
-    """Makes more connections, of which it returns one end each."""
+    """Opens more connections, and returns one end of each."""
 
-    def one() -> NodeConnection:
+    def open_one() -> NodeConnection:
         ends = [NodeConnection(end) for end in local_connection()]
         for end in ends:
             request.addfinalizer(end.close)
         ends[0].trust()
         return ends[0]
 
-    return one
+    return open_one

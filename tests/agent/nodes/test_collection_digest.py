@@ -13,7 +13,7 @@ def test_equal_digests_have_no_difference():
     assert difference(DIGEST, replace(DIGEST), 1) == ""
 
 
-def test_a_digest_survives_conversion_to_a_message_and_back():
+def test_a_digest_survives_encoding_and_decoding():
     digest = replace(DIGEST, failures=(CollectionFailure(nodeid="a", text="x"),))
     assert digest.shortened == digest
     assert decode_line(encode_line(digest), MESSAGES) == digest
@@ -27,11 +27,11 @@ def test_versions_are_compared_before_tests():
 
 
 def test_different_hardware_is_named():
-    said = difference(DIGEST, replace(DIGEST, lacks="no GPU"), 1)
-    assert said == "The nodes have different hardware; node 0: nothing is lacking; node 1: no GPU."
+    text = difference(DIGEST, replace(DIGEST, lacks="no GPU"), 1)
+    assert text == "The nodes have different hardware; node 0: nothing is lacking; node 1: no GPU."
 
 
-def test_tests_of_one_node_alone_are_named():
+def test_tests_that_only_one_node_has_are_named():
     assert difference(DIGEST, replace(DIGEST, tests=("a", "b", "c", "d")), 1) == (
         "Nodes 0 and 1 have collected different tests; only on node 1: d."
     )
@@ -54,7 +54,7 @@ def test_a_test_that_one_node_has_twice_is_a_difference():
 )
 def test_parameter_values_of_the_same_tests_are_compared(other, is_error, is_notice):
     leader = replace(DIGEST, digests=("1", "2.8", ""))
-    said = difference(leader, replace(DIGEST, digests=other), 1)
-    assert said.startswith("Nodes 0 and 1 have different parameter values under the same ids: ") == is_error
-    assert bool(said) == is_error
+    text = difference(leader, replace(DIGEST, digests=other), 1)
+    assert text.startswith("Nodes 0 and 1 have different parameter values under the same ids: ") == is_error
+    assert bool(text) == is_error
     assert bool(notice(leader, replace(DIGEST, digests=other), 1)) == is_notice

@@ -1,4 +1,4 @@
-"""What goes over a connection between two agents, and how each shows that it knows the token."""
+"""The connection between two agents, and its handshake."""
 
 import struct
 import time
@@ -62,17 +62,17 @@ LAST, FIRST = LeaderProof(proof="last"), LeaderProof(proof="first")
 
 
 def receive(connection, count):
-    got = []
-    while len(got) < count:
-        # What came while something was sent is in memory, where no wait sees it.
+    received = []
+    while len(received) < count:
+        # A message that arrived during a send is buffered, and no wait reports it.
         assert connection.has_message or connection.wait(time.monotonic() + 10)
-        got += connection.receive()
-        assert got or not connection.ended
-    return got
+        received += connection.receive()
+        assert received or not connection.ended
+    return received
 
 
 @given(MESSAGES)
-def test_messages_arrive_as_they_were_sent(messages):
+def test_messages_arrive_unchanged(messages):
     here, there = map(NodeConnection, local_connection())
     there.trust()
     try:
@@ -84,7 +84,7 @@ def test_messages_arrive_as_they_were_sent(messages):
         there.close()
 
 
-def test_the_last_messages_are_heard_before_the_end(pair):
+def test_messages_before_the_end_are_received(pair):
     pair[0].send(LAST, 10)
     pair[0].close()
     assert receive(pair[1], 1) == [LAST]
@@ -93,7 +93,7 @@ def test_the_last_messages_are_heard_before_the_end(pair):
     assert pair[1].ended == "is gone"
 
 
-def test_a_message_in_pieces_is_one_message():
+def test_a_message_in_parts_is_joined():
     raw, other = local_connection()
     connection = NodeConnection(other)
     data = encode_line(FIRST)
@@ -107,12 +107,12 @@ def test_a_message_in_pieces_is_one_message():
 
 
 @pytest.mark.parametrize(
-    "said", [b"[1]", b"{", b"\xff", b"1", b"[" * 900, b'["LeaderProof", {"proof": 1}]', b'["Proofs", {}]']
+    "data", [b"[1]", b"{", b"\xff", b"1", b"[" * 900, b'["LeaderProof", {"proof": 1}]', b'["Proofs", {}]']
 )
-def test_what_is_no_message_ends_the_connection(said):
+def test_an_invalid_message_ends_the_connection(data):
     raw, other = local_connection()
     connection = NodeConnection(other)
-    raw.sendall(struct.pack("!I", len(said)) + said)
+    raw.sendall(struct.pack("!I", len(data)) + data)
     connection.wait(time.monotonic() + 10)
     assert connection.receive() == []
     assert connection.ended == "sent an invalid message"
@@ -121,7 +121,7 @@ def test_what_is_no_message_ends_the_connection(said):
 
 
 @pytest.mark.parametrize(("trusted", "size"), [(False, UNTRUSTED_LIMIT + 1), (True, FRAME_LIMIT + 1)])
-def test_a_message_that_is_too_long_is_not_even_read(trusted, size):
+def test_a_message_that_is_too_long_ends_the_connection(trusted, size):
     raw, other = local_connection()
     connection = NodeConnection(other)
     if trusted:
@@ -134,12 +134,12 @@ def test_a_message_that_is_too_long_is_not_even_read(trusted, size):
     connection.close()
 
 
-def test_whoever_does_not_read_is_given_up(pair):
+def test_a_peer_that_does_not_read_is_lost(pair):
     with pytest.raises(ConnectionLostError, match="no longer reads its messages"):
         pair[0].send(LeaderProof(proof="x" * (32 << 20)), 0.2)
 
 
-def test_whoever_is_gone_cannot_be_spoken_to(pair):
+def test_a_peer_that_has_closed_the_connection_is_lost(pair):
     pair[1].close()
     with pytest.raises(ConnectionLostError, match="is gone"):
         _send_for_ever(pair[0])
@@ -150,16 +150,16 @@ def _send_for_ever(connection):
         connection.send(FIRST, 1)
 
 
-def test_two_that_send_much_at_once_do_not_wait_for_each_other(pair):
+def test_two_sides_that_send_long_messages_do_not_deadlock(pair):
     for connection in pair:
         connection.trust()
     long = LeaderProof(proof="x" * (16 << 20))
     with ThreadPoolExecutor(2) as pool:
-        heard = pool.map(lambda connection: (connection.send(long, 30), receive(connection, 1))[1], pair)
-        assert list(heard) == [[long], [long]]
+        received = pool.map(lambda connection: (connection.send(long, 30), receive(connection, 1))[1], pair)
+        assert list(received) == [[long], [long]]
 
 
-def test_what_came_while_something_was_said_is_known_to_be_there(pair):
+def test_a_message_that_arrives_during_a_send_is_available(pair):
     here, there = pair
     for end in pair:
         end.trust()
@@ -175,7 +175,7 @@ NONCES = st.text(min_size=1)
 
 
 @given(NONCES, NONCES, NONCES)
-def test_a_proof_holds_for_its_token_its_role_its_node_and_its_nonces_alone(token, here, there):
+def test_a_proof_is_only_valid_for_its_token_role_node_and_nonces(token, here, there):
     proof = make_proof(token, "follower", 1, here, there)
     assert is_proof(proof, token, "follower", 1, here, there)
     assert not is_proof(proof, token, "leader", 1, here, there)
@@ -186,5 +186,5 @@ def test_a_proof_holds_for_its_token_its_role_its_node_and_its_nonces_alone(toke
 
 
 @pytest.mark.parametrize("given_proof", ["", "é", "\ud800"])
-def test_what_is_no_proof_is_none(given_proof):
+def test_an_invalid_proof_is_rejected(given_proof):
     assert not is_proof(given_proof, "t", "leader", 1, "a", "b")

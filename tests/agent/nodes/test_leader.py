@@ -1,4 +1,4 @@
-"""The leading agent, as far as it can be had without agents."""
+"""The leader's side of connections to followers, without agents."""
 
 import threading
 from dataclasses import replace
@@ -17,7 +17,7 @@ from allranks.protocol.config import TimeLimit
 DIGEST = CollectionDigest(tests=("a",), torch="2", python="3")
 
 
-def test_a_follower_that_tells_twice_what_it_could_not_collect_is_heard_once(pair):
+def test_the_first_of_two_collection_digests_counts(pair):
     here, there = pair
     here.trust()
     failed = replace(DIGEST, failures=(CollectionFailure(nodeid="a", text="broken"),))
@@ -29,10 +29,10 @@ def test_a_follower_that_tells_twice_what_it_could_not_collect_is_heard_once(pai
 
 
 class OtherHost:
-    """An agent on a host whose monotonic clock is some seconds ahead, and which takes its time to answer."""
+    """An agent on a host whose monotonic clock is ahead by some seconds, and which answers with delays."""
 
     def __init__(self, connection, ahead, delays=()):
-        self.asked = 0
+        self.requests = 0
         self._connection = connection
         self._ahead = ahead
         self._delays = iter(delays)
@@ -47,7 +47,7 @@ class OtherHost:
         while self._connection.wait(clock.monotonic() + 60):
             for message in self._connection.receive():
                 if isinstance(message, GetTime):
-                    self.asked += 1
+                    self.requests += 1
                     clock.sleep(next(self._delays, 0.0))
                     self._connection.send(Time(now=self.now()), 10)
             if self._connection.ended:
@@ -81,7 +81,7 @@ def other_host(pair):
         host.join()
 
 
-def test_two_nodes_that_do_not_answer_are_waited_for_together(pair, connect):
+def test_silent_nodes_are_waited_for_at_the_same_time(pair, connect):
     silence = TimeLimit(value=1, setting="limits.silence")
     pair[0].trust()
     links = [FollowerLink(number, end, silence) for number, end in enumerate((pair[0], connect()), start=1)]
@@ -97,24 +97,24 @@ AHEADS = [0.0, 1.0, -1.0, 3600.0, -3600.0, 1e7]
 
 @pytest.mark.parametrize("ahead", AHEADS)
 @pytest.mark.parametrize("delays", [(), (0.2,), (0.2, 0.0, 0.2, 0.2, 0.2)])
-def test_the_clock_of_a_node_is_known_by_its_quickest_answer(other_host, link, ahead, delays):
+def test_the_clock_offset_comes_from_the_shortest_round_trip(other_host, link, ahead, delays):
     other_host(ahead, delays)
     link.compare_clocks()
     assert link.ahead == pytest.approx(ahead, abs=0.09)
 
 
-def test_clocks_are_compared_again_when_they_may_have_drifted_apart(other_host, link, monkeypatch):
+def test_clocks_are_compared_again_after_a_while(other_host, link, monkeypatch):
     host = other_host(5.0)
     link.compare_clocks()
     link.compare_clocks()
-    assert host.asked == 5
+    assert host.requests == 5
     monkeypatch.setattr(leader, "_CLOCK_VALID_FOR", 0.0)
     link.compare_clocks()
-    assert host.asked == 10
+    assert host.requests == 10
 
 
 @pytest.mark.parametrize("ahead", AHEADS)
-def test_an_event_has_the_time_at_which_it_happened_on_its_node(other_host, link, ahead):
+def test_event_times_are_converted_to_the_leaders_clock(other_host, link, ahead):
     host = other_host(ahead)
     link.compare_clocks()
     ranks = RemoteRanks(link, {2: 100, 3: 101})
@@ -126,7 +126,7 @@ def test_an_event_has_the_time_at_which_it_happened_on_its_node(other_host, link
     assert event.at == pytest.approx(happened, abs=0.09)
 
 
-def test_no_event_comes_from_the_future(other_host, link):
+def test_no_event_is_in_the_future(other_host, link):
     host = other_host(0.0)
     link.compare_clocks()
     host.report(2, host.now() + 1000, nodeid="t")

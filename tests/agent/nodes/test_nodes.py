@@ -1,4 +1,4 @@
-"""A job on two nodes: two agents on this host, two ranks each, and all that can befall either of them."""
+"""Jobs on two nodes: two agents on this host, with two ranks each."""
 
 import contextlib
 import json
@@ -41,9 +41,9 @@ def say(word):
 
 PASSING = "def test_passes(): pass\n"
 
-TALKING = """
+PRINTING = """
 import sys
-def test_talks(rank):
+def test_prints(rank):
     print("out of", rank)
     print("err of", rank, file=sys.stderr)
     assert rank != 3
@@ -62,14 +62,14 @@ def test_after(): pass
 
 @pytest.fixture
 def hanging_job(start_nodes):
-    """A job in the middle of a test that all four ranks hang in."""
+    """Returns a job in a test that hangs on all four ranks."""
     job = start_nodes(HANGING).go()
     assert [job.word() for _ in range(4)] == ["hanging"] * 4
     return job
 
 
 def lost_node(job):
-    """What the leader says of the node that it has lost."""
+    """Return the leader's message about the node that it has lost."""
     [event] = job.all(NodeLost)
     return event.message
 
@@ -79,11 +79,11 @@ def failed_nodes(job):
     return event.message
 
 
-# What goes well
+# Passing jobs
 
 
 @pytest.mark.parametrize("init_method", ["env", "tcp", "file"])
-def test_ranks_of_both_nodes_meet_and_know_their_places(run_nodes, init_method):
+def test_ranks_of_both_nodes_form_one_process_group(run_nodes, init_method):
     job = run_nodes(
         f"""{WORDS}
 def test_place(rank):
@@ -100,7 +100,7 @@ def test_all_reduce(rank):
     assert job.outcomes("test_place") == job.outcomes("test_all_reduce") == ("passed",) * 4
 
 
-def test_ranks_that_cannot_be_spread_evenly_are_spread_in_blocks(run_nodes):
+def test_ranks_are_distributed_in_blocks_if_not_evenly(run_nodes):
     job = run_nodes(
         f"""{WORDS}
 def test_place(rank):
@@ -111,7 +111,7 @@ def test_place(rank):
     assert job.outcomes("test_place") == ("passed",) * 3
 
 
-def test_a_gang_lives_on_both_nodes_until_a_bad_outcome(run_nodes):
+def test_a_gang_is_kept_on_both_nodes_until_a_failure(run_nodes):
     job = run_nodes(
         """
 def test_one(): pass
@@ -126,7 +126,7 @@ def test_three(): pass
     assert job.outcomes("test_three") == ("passed",) * 4
 
 
-def test_a_suite_that_launches_ranks_runs_on_the_first_node_alone(run_nodes):
+def test_a_suite_that_launches_ranks_runs_only_on_the_first_node(run_nodes):
     job = run_nodes(
         """
 import multiprocessing
@@ -148,11 +148,11 @@ def test_fails(): assert False
     assert [len(gang) for gang in job.gangs()] == [1]
 
 
-def test_output_of_a_rank_of_node_1_comes_home(run_nodes):
-    job = run_nodes(TALKING)
-    case = job.cases(3)["test_talks"]
+def test_output_of_ranks_on_node_1_is_recorded(run_nodes):
+    job = run_nodes(PRINTING)
+    case = job.cases(3)["test_prints"]
     assert case.stdout.strip() == "out of 3"
-    assert case.stderr.splitlines()[-1] == "err of 3"  # where no name server answers, torch's warning stands before it
+    assert case.stderr.splitlines()[-1] == "err of 3"  # without a name server, torch's warning precedes it
     assert "out of 2" in (job.home / "rank-2.log").read_text()
 
 
@@ -164,14 +164,14 @@ def test_a_module_that_skips_itself_has_an_outcome_on_every_rank(run_nodes):
     assert {end.rank for end in job.ends} == {0, 1, 2, 3}
 
 
-def test_files_of_both_agents_come_home_and_none_is_lost(run_nodes):
-    job = run_nodes(TALKING)
+def test_files_of_both_agents_are_collected(run_nodes):
+    job = run_nodes(PRINTING)
     names = {path.name for path in job.home.iterdir()}
     assert {"agent.log", "agent-1.log"} <= names
     assert {f"rank-{rank}.{kind}" for kind in ("log", "stacks.txt") for rank in range(4)} <= names
 
 
-def test_the_leader_alone_tells_what_tests_came_to(run_nodes):
+def test_only_the_leader_records_outcomes(run_nodes):
     job = run_nodes(PASSING)
     assert {end.rank for end in job.arrived("test_passes")} == {0, 1, 2, 3}
     assert job.follower.ends == []
@@ -179,7 +179,7 @@ def test_the_leader_alone_tells_what_tests_came_to(run_nodes):
     assert job.follower.all(Finished)
 
 
-def test_a_process_left_behind_on_node_1_is_killed_and_told(run_nodes):
+def test_a_process_left_behind_on_node_1_is_killed_and_recorded(run_nodes):
     job = run_nodes(
         """
 import os, signal
@@ -192,10 +192,10 @@ def test_leaves_a_child(rank):
     assert [event.rank for event in job.all(LeftBehind)] == [2]
 
 
-# Who leads
+# Primary failures
 
 
-def test_a_failure_on_node_1_leads_while_node_0_waits_for_it(run_nodes):
+def test_a_failure_on_node_1_is_primary_while_node_0_waits_for_it(run_nodes):
     job = run_nodes(
         f"""{WORDS}
 def test_waits(rank):
@@ -209,10 +209,10 @@ def test_waits(rank):
     assert job.outcomes("test_waits")[2] == "failed"
     assert all(event.consequence for event in arrived[1:])
     called = job.all(FailureCourse)[0].collectives[0]
-    assert (called.kind, called.ranks) == ("all_reduce", (0, 1, 2, 3))  # those of both nodes, on one clock
+    assert (called.kind, called.ranks) == ("all_reduce", (0, 1, 2, 3))  # from both nodes, on one clock
 
 
-def test_a_rank_of_node_1_that_is_killed_leads(run_nodes):
+def test_a_killed_rank_of_node_1_is_primary(run_nodes):
     job = run_nodes(
         f"""{WORDS}
 def test_dies(rank):
@@ -223,13 +223,13 @@ def test_dies(rank):
 def test_after(): pass
 """
     )
-    # A peer of it may have lost its connection, and said so, before the word of its end came over the wire.
+    # A peer may have lost its connection, and reported that, before the report of the rank's end arrived.
     cause = next(ended for ended in job.arrived("test_dies") if not ended.consequence)
     assert (cause.rank, cause.outcome, cause.message) == (3, "crashed", "rank 3 was killed by SIGKILL")
     assert job.outcomes("test_after") == ("passed",) * 4
 
 
-def test_a_rank_of_node_1_that_hangs_times_out_with_its_place_and_its_peers_are_aborted(run_nodes):
+def test_a_hanging_rank_of_node_1_times_out_and_its_peers_are_aborted(run_nodes):
     job = run_nodes(
         f"""{WORDS}
 def test_hangs(rank):
@@ -246,10 +246,10 @@ def test_hangs(rank):
     assert "test_hangs" in job.cases(2)["test_hangs"].text
 
 
-# Agents that do not come, or come with something else
+# Agents that do not connect, or have other tests
 
 
-def test_different_collections_are_an_error_that_names_what_is_only_where(start_nodes):
+def test_the_error_for_different_collections_names_the_tests(start_nodes):
     job = start_nodes(
         f"""{WORDS}
 import pytest
@@ -287,7 +287,7 @@ def test_different_versions_of_torch_are_an_error(start_nodes):
     assert failed_nodes(job).endswith("and node 1 has torch 0.1.")
 
 
-def test_what_cannot_be_collected_on_node_1_is_told_with_its_text(start_nodes):
+def test_a_collection_failure_on_node_1_is_recorded_with_its_text(start_nodes):
     job = start_nodes(f"{WORDS}\nassert NODE == '0', 'broken over there'\n{PASSING}").go()
     assert job.wait() == 0
     [failure] = job.all(CollectionFailed)
@@ -296,7 +296,7 @@ def test_what_cannot_be_collected_on_node_1_is_told_with_its_text(start_nodes):
     assert "broken over there" in failure.text
 
 
-def test_a_module_without_tests_that_is_broken_on_node_1_alone_is_told(start_nodes):
+def test_a_module_without_tests_that_only_fails_on_node_1_is_recorded(start_nodes):
     broken = f"{WORDS}\nassert NODE == '0', 'broken over there'\n"
     job = start_nodes({"test_it.py": PASSING, "test_none.py": broken}).go()
     assert job.wait() == 0
@@ -304,7 +304,7 @@ def test_a_module_without_tests_that_is_broken_on_node_1_alone_is_told(start_nod
     assert (failure.nodeid, "broken over there" in failure.text) == ("suite/test_none.py", True)
 
 
-def test_a_module_that_is_broken_on_every_node_is_one_error_and_the_others_run(start_nodes):
+def test_a_module_that_fails_on_every_node_is_one_error_and_the_others_run(start_nodes):
     job = start_nodes({"test_it.py": PASSING, "test_broken.py": "1 / 0"}).go()
     assert job.wait() == 0
     [failure] = job.all(CollectionFailed)
@@ -312,21 +312,21 @@ def test_a_module_that_is_broken_on_every_node_is_one_error_and_the_others_run(s
     assert job.all(GangStarted)
 
 
-def test_a_command_line_that_pytest_refuses_on_node_1_is_told_with_its_text(start_nodes):
+def test_an_invalid_command_line_on_node_1_is_recorded_with_its_text(start_nodes):
     job = start_nodes(PASSING, follower={"pytest_args": ("--no-such-option",)}).go()
     assert job.wait() == 0
     [failure] = job.all(CollectionFailed)
     assert "--no-such-option" in failure.text
 
 
-def test_a_suite_that_ends_the_process_that_imports_it_on_node_1_is_told_at_once(start_nodes):
+def test_a_suite_that_exits_on_import_on_node_1_is_recorded_at_once(start_nodes):
     job = start_nodes(f"{WORDS}\nif NODE == '1': os._exit(3)\n{PASSING}", limits={"assembly": 600}).go()
     assert job.wait() == 0
     [failure] = job.all(CollectionFailed)
     assert failure.text.startswith("On node 1: The process that imports the suite ended with exit status 3.")
 
 
-def test_an_agent_that_is_killed_while_it_collects_is_noticed_at_once(start_nodes):
+def test_an_agent_that_is_killed_during_collection_is_detected_at_once(start_nodes):
     suite = f"{WORDS}\nif NODE == '1': say('here'); time.sleep(600)\n{PASSING}"
     job = start_nodes(suite, limits={"assembly": 600}).go()
     assert job.word() == "here"
@@ -337,7 +337,7 @@ def test_an_agent_that_is_killed_while_it_collects_is_noticed_at_once(start_node
 
 
 @pytest.mark.thorough
-def test_an_agent_that_hangs_at_import_has_not_collected_within_the_limit(start_nodes):
+def test_an_agent_that_hangs_during_import_exceeds_the_limit(start_nodes):
     job = start_nodes(f"{WORDS}\nif NODE == '1': time.sleep(600)\n{PASSING}", limits={"assembly": 1}).go()
     assert job.wait() == 1
     assert failed_nodes(job) == "The agent of node 1 has not collected its tests within 1 s (limits.assembly)."
@@ -345,7 +345,7 @@ def test_an_agent_that_hangs_at_import_has_not_collected_within_the_limit(start_
     assert job.follower.wait() == HANGUP_STATUS
 
 
-def test_an_agent_that_never_comes_is_told_after_the_limit(start_nodes):
+def test_an_agent_that_does_not_connect_within_the_limit_is_an_error(start_nodes):
     job = start_nodes(PASSING, follower=None, limits={"assembly": 0.5}).go()
     assert job.wait() == 1
     assert failed_nodes(job) == (
@@ -355,7 +355,7 @@ def test_an_agent_that_never_comes_is_told_after_the_limit(start_nodes):
 
 
 @pytest.mark.thorough
-def test_an_agent_with_the_wrong_token_is_turned_away(start_nodes):
+def test_an_agent_with_the_wrong_token_is_rejected(start_nodes):
     wrong = arrange_meeting()
     wrong.held.close()
     job = start_nodes(PASSING, follower=None, limits={"assembly": 3})
@@ -370,7 +370,7 @@ def test_an_agent_with_the_wrong_token_is_turned_away(start_nodes):
     )
 
 
-# Strangers
+# Unauthenticated clients
 
 
 def connect(job):
@@ -388,10 +388,10 @@ def framed(message):
     return struct.pack("!I", len(data)) + data
 
 
-STRANGERS = {
+INVALID_MESSAGES = {
     "wrong token": framed(["FollowerProof", {"node": 1, "nonce": "n", "proof": "0" * 64}]),
     "no proof": framed(["FollowerProof", {"node": 1}]),
-    "an order": framed(["Kill", {"ranks": [0]}]),
+    "a command": framed(["Kill", {"ranks": [0]}]),
     "a number for a name": framed(["FollowerProof", {"node": "1", "nonce": 1, "proof": None}]),
     "no message": framed([1]),
     "no JSON": struct.pack("!I", 3) + b"{{{",
@@ -400,7 +400,7 @@ STRANGERS = {
 }
 
 
-@pytest.mark.parametrize("words", quick(3, STRANGERS.values()), ids=STRANGERS)
+@pytest.mark.parametrize("words", quick(3, INVALID_MESSAGES.values()), ids=INVALID_MESSAGES)
 def test_an_unauthenticated_client_at_the_port_is_disconnected_and_the_job_passes(start_nodes, words):
     job = start_nodes(PASSING, follower=None)
     job.wait_for(Begun)
@@ -430,41 +430,41 @@ def test_the_port_is_closed_while_the_job_runs(hanging_job):
 
 
 def _connected_when_open(job):
-    """A connection, as soon as the agent listens: it has a moment of Python before that, and can tell nobody."""
+    """Connect as soon as the agent listens, which it does not signal."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         with contextlib.suppress(ConnectionRefusedError):
             return connect(job)
-    pytest.fail("nobody listens")
+    pytest.fail("the agent does not listen")
 
 
-# Agents that die, stop, or are told to end
+# Agents that die, or are stopped
 
 
-def test_an_agent_that_is_killed_leaves_lost_ranks_and_a_job_error(hanging_job):
+def test_a_killed_agent_loses_its_ranks_and_fails_the_job(hanging_job):
     hanging_job.follower.signal(signal.SIGKILL)
     assert hanging_job.wait() == 1
     assert lost_node(hanging_job) == "The agent of node 1 is gone."
     hanging_job.assert_nothing_left()
     hanging_job.come_home()
     message = "the agent of node 1 is gone"
-    told = hanging_job.messages("test_hangs")
-    assert [told[rank] for rank in (2, 3)] == [("crashed", f"rank {rank} is lost: {message}") for rank in (2, 3)]
+    messages = hanging_job.messages("test_hangs")
+    assert [messages[rank] for rank in (2, 3)] == [("crashed", f"rank {rank} is lost: {message}") for rank in (2, 3)]
     assert hanging_job.arrived("test_hangs")[0].rank == 2
     assert hanging_job.outcomes("test_hangs") == ("aborted", "aborted", "crashed", "crashed")
     assert "test_after" not in hanging_job.cases(2)
 
 
-def test_an_agent_that_is_stopped_is_given_up(hanging_job):
+def test_a_stopped_agent_is_lost(hanging_job):
     hanging_job.follower.signal(signal.SIGSTOP)
     assert hanging_job.wait() == 1
     assert lost_node(hanging_job) == "The agent of node 1 does not answer within 3 s (limits.silence)."
-    told = hanging_job.messages("test_hangs")
-    assert told[2] == ("crashed", "rank 2 is lost: the agent of node 1 does not answer within 3 s (limits.silence)")
+    messages = hanging_job.messages("test_hangs")
+    assert messages[2] == ("crashed", "rank 2 is lost: the agent of node 1 does not answer within 3 s (limits.silence)")
 
 
 @pytest.mark.thorough
-def test_an_agent_that_was_stopped_and_goes_on_too_late_ends_its_ranks(hanging_job):
+def test_a_stopped_agent_that_continues_too_late_kills_its_ranks(hanging_job):
     hanging_job.follower.signal(signal.SIGSTOP)
     assert hanging_job.wait() == 1
     hanging_job.follower.signal(signal.SIGCONT)
@@ -473,7 +473,7 @@ def test_an_agent_that_was_stopped_and_goes_on_too_late_ends_its_ranks(hanging_j
 
 
 @pytest.mark.thorough
-def test_an_agent_that_is_slow_for_a_moment_is_not_given_up(start_nodes):
+def test_an_agent_that_is_stopped_for_a_moment_is_not_lost(start_nodes):
     job = start_nodes(f"{WORDS}\ndef test_it(rank):\n    say('x')\n    signal.sigtimedwait([], 0.5)\n").go()
     job.word()
     job.follower.signal(signal.SIGSTOP)
@@ -484,7 +484,7 @@ def test_an_agent_that_is_slow_for_a_moment_is_not_given_up(start_nodes):
 
 
 @pytest.mark.thorough
-def test_no_test_is_run_after_the_one_in_which_an_agent_died(start_nodes):
+def test_no_test_runs_after_an_agent_has_died(start_nodes):
     job = start_nodes(
         f"""{WORDS}
 def test_passes(rank): pass
@@ -508,8 +508,8 @@ def test_never_runs(): pass
 
 
 @pytest.mark.thorough
-def test_an_agent_that_dies_when_its_ranks_are_done_is_an_error_too(start_nodes):
-    """What it had still to write is not there, and nobody knows what that was."""
+def test_an_agent_that_dies_after_its_ranks_have_finished_fails_the_job(start_nodes):
+    """Records that it had not yet written are missing."""
     job = start_nodes(
         f"""{WORDS}
 import pytest
@@ -527,7 +527,7 @@ def test_passes(): pass
     assert lost_node(job) == "The agent of node 1 is gone."
 
 
-def test_an_agent_that_dies_before_the_go_fails_the_job(start_nodes):
+def test_an_agent_that_dies_before_the_start_fails_the_job(start_nodes):
     job = start_nodes(PASSING)
     job.wait_for(NodesAgreed)
     job.follower.signal(signal.SIGKILL)
@@ -538,20 +538,20 @@ def test_an_agent_that_dies_before_the_go_fails_the_job(start_nodes):
     job.assert_nothing_left()
 
 
-def test_an_agent_that_is_told_to_stop_says_so(hanging_job):
+def test_an_agent_that_is_told_to_stop_is_reported_as_such(hanging_job):
     hanging_job.follower.signal(signal.SIGTERM)
     assert hanging_job.finish() == (1, HANGUP_STATUS)
-    assert lost_node(hanging_job) == "The agent of node 1 was told to stop."
+    assert lost_node(hanging_job) == "The agent of node 1 was messages to stop."
 
 
-def test_a_leader_that_is_told_to_stop_aborts_the_ranks_of_both_nodes(hanging_job):
+def test_a_stopped_leader_aborts_the_ranks_of_both_nodes(hanging_job):
     hanging_job.signal(signal.SIGTERM)
     assert hanging_job.finish() == (HANGUP_STATUS, HANGUP_STATUS)
     hanging_job.assert_nothing_left()
     assert hanging_job.come_home().outcomes("test_hangs") == ("aborted",) * 4
 
 
-def test_a_leader_that_is_killed_takes_all_agents_and_ranks_with_it(hanging_job):
+def test_a_killed_leader_ends_all_agents_and_ranks(hanging_job):
     hanging_job.signal(signal.SIGKILL)
     assert hanging_job.wait() == -signal.SIGKILL
     assert hanging_job.follower.wait() == HANGUP_STATUS
@@ -559,14 +559,14 @@ def test_a_leader_that_is_killed_takes_all_agents_and_ranks_with_it(hanging_job)
 
 
 @pytest.mark.thorough
-def test_the_end_of_its_input_ends_a_follower(hanging_job):
+def test_a_follower_ends_when_its_input_is_closed(hanging_job):
     hanging_job.follower.close_stdin()
     assert hanging_job.finish() == (1, HANGUP_STATUS)
     hanging_job.assert_nothing_left()
 
 
 @pytest.mark.thorough
-def test_a_results_folder_of_node_1_that_is_deleted_costs_evidence_and_no_outcome(hanging_job):
+def test_a_deleted_results_folder_of_node_1_changes_no_outcome(hanging_job):
     shutil.rmtree(hanging_job.follower.results)
     for pid in hanging_job.ranks_of_node(1):
         os.kill(pid, signal.SIGKILL)
@@ -577,14 +577,14 @@ def test_a_results_folder_of_node_1_that_is_deleted_costs_evidence_and_no_outcom
 
 
 @pytest.mark.thorough
-def test_the_time_limit_of_the_job_ends_both(start_nodes):
+def test_the_time_limit_of_the_job_ends_both_agents(start_nodes):
     job = start_nodes(HANGING, limits={"job": 5}).go()
     assert job.wait() == 0
     job.follower.wait()
     assert job.come_home().outcomes("test_hangs") == ("timed_out",) * 4
 
 
-# The secret
+# The token
 
 
 def test_the_token_is_in_no_result_and_in_no_rank(run_nodes):
@@ -605,8 +605,8 @@ def test_environment(rank):
     assert [path for path in left if token.encode() in path.read_bytes()] == []
 
 
-def test_a_rank_has_no_hold_on_the_connection_of_its_agent(run_nodes):
-    """What outlives a rank could keep it open, and the end of an agent would tell the other nothing."""
+def test_a_rank_does_not_inherit_the_connection_of_its_agent(run_nodes):
+    """Else a process that outlives the rank could keep it open, and the leader would not notice the agent's end."""
     job = run_nodes(
         """
 import os, socket

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.agent.rank.marker_options import MarkerError, read_terms
-from allranks.agent.supervisor.test_loop import first_batch, join_test_groups
-from allranks.agent.supervisor.test_loop import split_by_gang as all_assemblies
+from allranks.agent.supervisor.test_loop import first_batch, join_test_groups, split_by_gang
 from allranks.protocol.config import TimeLimit
 
 
@@ -41,17 +40,17 @@ PATHS = st.sampled_from([Path("a.py"), Path("b.py")])
 ITEMS = st.lists(st.builds(Item, PATHS, st.booleans(), st.none() | KINDS), min_size=1, max_size=12)
 
 
-def terms_of(items, isolation="file"):
+def options_of(items, isolation="file"):
     return read_terms(items, replace(CONFIG, isolation=isolation))
 
 
-def split_by_gang(items, isolation):
-    terms = terms_of(items, isolation)
+def batches_of(items, isolation):
+    options = options_of(items, isolation)
     remaining = list(range(len(items)))
     while remaining:
-        assembly = first_batch(terms, remaining)
-        yield assembly
-        del remaining[: len(assembly)]
+        batch = first_batch(options, remaining)
+        yield batch
+        del remaining[: len(batch)]
 
 
 class TestThreads:
@@ -65,11 +64,11 @@ class LauncherItem(Item):
     test_group: str | None = None
 
 
-def test_all_tests_of_an_assembly_are_in_one_test_group():
+def test_batches_of_one_test_group_are_joined():
     groups = [None, "port", "port", "file", None]
-    terms = terms_of([LauncherItem(Path("a.py"), test_group=group) for group in groups])
-    joined = join_test_groups(terms, all_assemblies(terms, range(5)))
-    assert [[terms[index].test_group for index in indices] for indices in joined] == [
+    options = options_of([LauncherItem(Path("a.py"), test_group=group) for group in groups])
+    joined = join_test_groups(options, split_by_gang(options, range(5)))
+    assert [[options[index].test_group for index in indices] for indices in joined] == [
         [""],
         ["port"] * 2,
         ["file"],
@@ -78,35 +77,35 @@ def test_all_tests_of_an_assembly_are_in_one_test_group():
 
 
 @given(ITEMS, KINDS)
-def test_the_assemblies_are_all_items_in_their_order(items, isolation):
-    indices = [index for assembly in split_by_gang(items, isolation) for index in assembly]
+def test_batches_contain_all_tests_in_order(items, isolation):
+    indices = [index for batch in batches_of(items, isolation) for index in batch]
     assert indices == list(range(len(items)))
 
 
 @given(ITEMS, KINDS)
-def test_an_assembly_has_a_process_group_as_all_its_tests_ask(items, isolation):
-    for assembly in split_by_gang(items, isolation):
-        assert len({items[index].has_process_group for index in assembly}) == 1
+def test_all_tests_of_a_batch_need_the_process_group_or_none_does(items, isolation):
+    for batch in batches_of(items, isolation):
+        assert len({items[index].has_process_group for index in batch}) == 1
 
 
 @given(ITEMS, KINDS)
-def test_a_test_of_isolation_test_shares_with_nobody(items, isolation):
-    for assembly in split_by_gang(items, isolation):
-        kinds = [items[index].isolation or isolation for index in assembly]
+def test_a_test_with_isolation_test_is_a_batch_of_its_own(items, isolation):
+    for batch in batches_of(items, isolation):
+        kinds = [items[index].isolation or isolation for index in batch]
         assert "test" not in kinds or len(kinds) == 1
 
 
 @given(ITEMS, KINDS)
-def test_an_assembly_has_one_isolation_and_one_file_where_that_is_its_isolation(items, isolation):
-    for assembly in split_by_gang(items, isolation):
-        kinds = {items[index].isolation or isolation for index in assembly}
+def test_a_batch_has_one_isolation_and_with_isolation_file_one_file(items, isolation):
+    for batch in batches_of(items, isolation):
+        kinds = {items[index].isolation or isolation for index in batch}
         assert len(kinds) == 1
-        assert kinds != {"file"} or len({items[index].path for index in assembly}) == 1
+        assert kinds != {"file"} or len({items[index].path for index in batch}) == 1
 
 
 @given(ITEMS, KINDS)
-def test_neighbours_are_parted_only_for_a_reason(items, isolation):
-    for before, after in zip(*[list(split_by_gang(items, isolation))[start:] for start in (0, 1)], strict=False):
+def test_consecutive_tests_are_only_split_for_a_reason(items, isolation):
+    for before, after in zip(*[list(batches_of(items, isolation))[start:] for start in (0, 1)], strict=False):
         last, first = items[before[-1]], items[after[0]]
         kinds = {last.isolation or isolation, first.isolation or isolation}
         reasons = [
@@ -119,14 +118,14 @@ def test_neighbours_are_parted_only_for_a_reason(items, isolation):
 
 
 @pytest.mark.parametrize("isolation", ["test", "file", "job"])
-def test_a_gang_starts_at_the_first_test_that_is_left(isolation):
+def test_a_batch_starts_at_the_first_remaining_test(isolation):
     items = [Item(Path("a.py"))] * 3
-    assert first_batch(terms_of(items, isolation), [1, 2])[0] == 1
+    assert first_batch(options_of(items, isolation), [1, 2])[0] == 1
 
 
-def test_a_marker_of_time_overrules_the_jobs_limit():
-    terms = terms_of([Item(Path("a.py"), time_limit=3), Item(Path("a.py"))])
-    assert [term.limit for term in terms] == [
+def test_the_time_limit_marker_overrides_the_limit_of_the_job():
+    options = options_of([Item(Path("a.py"), time_limit=3), Item(Path("a.py"))])
+    assert [term.limit for term in options] == [
         TimeLimit(value=3, setting="@pytest.mark.time_limit"),
         TimeLimit(value=CONFIG.limits.test, setting="limits.test"),
     ]
@@ -144,7 +143,7 @@ def test_a_marker_of_time_overrules_the_jobs_limit():
         {"time_limit": math.nan},
     ],
 )
-def test_a_marker_that_makes_no_sense_names_its_test(wrong):
+def test_the_error_for_an_invalid_marker_names_the_test(wrong):
     with pytest.raises(MarkerError, match="makes no sense") as error:
-        terms_of([Item(Path("a.py"), **wrong)])
+        options_of([Item(Path("a.py"), **wrong)])
     assert error.value.nodeid == "a.py::test"

@@ -1,4 +1,4 @@
-"""Who gets which tests, and what becomes of what goes wrong in a lane, with workers that run none."""
+"""How tests are distributed to workers, and the errors of workers, with workers that run no tests."""
 
 import os
 import signal
@@ -18,19 +18,19 @@ TIMEOUT = 20
 
 
 class Trial:
-    """Lanes with workers that run no tests.
+    """Runs batches on workers that run no tests.
 
     Attributes:
-        ran: The tests that were given to workers, with the lane's folder, in their order.
-        waiting: The split_by_gang that nobody has got.
+        ran: The tests that workers got, with the worker's folder, in order.
+        waiting: The batches that no worker has got.
     """
 
-    def __init__(self, folder, lanes, split_by_gang, deeds=None, *, stop_after=None):
-        self.ran, self.waiting = [], list(split_by_gang)
-        self._deeds = deeds or {}
+    def __init__(self, folder, workers, batches, actions=None, *, stop_after=None):
+        self.ran, self.waiting = [], list(batches)
+        self._actions = actions or {}
         self._stop_after = stop_after
-        self.lanes = LauncherWorkers(
-            count=lanes, results=folder, make_worker=self._make_worker, next_batch=self._next_batch
+        self.workers = LauncherWorkers(
+            count=workers, results=folder, make_worker=self._make_worker, next_batch=self._next_batch
         )
 
     def _next_batch(self):
@@ -43,7 +43,7 @@ class Trial:
 
     def run_one(self, folder, index):
         self.ran.append((index, folder))
-        self._deeds.get(index, lambda: None)()
+        self._actions.get(index, lambda: None)()
 
     @property
     def tests(self):
@@ -60,75 +60,75 @@ class Worker:
 
 
 def raising(error):
-    def deed():
+    def action():
         raise error
 
-    return deed
+    return action
 
 
-def assemblies_of(sizes):
-    ends = [sum(sizes[: place + 1]) for place in range(len(sizes))]
+def batches_of(sizes):
+    ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
     return [list(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
 
 
 @given(st.lists(st.integers(1, 3), max_size=8), st.integers(1, 4))
-def test_each_test_is_run_once_and_an_assembly_in_its_order_by_one_lane(tmp_path_factory, sizes, lanes):
-    trial = Trial(tmp_path_factory.getbasetemp(), lanes, assemblies_of(sizes))
-    trial.lanes.run()
+def test_each_test_runs_once_and_a_batch_runs_in_order_on_one_worker(tmp_path_factory, sizes, workers):
+    trial = Trial(tmp_path_factory.getbasetemp(), workers, batches_of(sizes))
+    trial.workers.run()
     assert sorted(trial.tests) == list(range(sum(sizes)))
-    for indices in assemblies_of(sizes):
+    for indices in batches_of(sizes):
         own = [(index, folder) for index, folder in trial.ran if index in indices]
         assert [index for index, _ in own] == indices
         assert len({folder for _, folder in own}) == 1
 
 
-def test_lanes_run_at_the_same_time_each_with_a_folder_of_its_own(tmp_path):
+def test_workers_run_at_the_same_time_each_with_its_own_folder(tmp_path):
     both = threading.Barrier(2)
-    deed = lambda: both.wait(TIMEOUT)  # noqa: E731 - only passes while the other runs
-    trial = Trial(tmp_path, 2, assemblies_of([1, 1]), {0: deed, 1: deed})
-    trial.lanes.run()
+    action = lambda: both.wait(TIMEOUT)  # noqa: E731 - only passes while the other runs
+    trial = Trial(tmp_path, 2, batches_of([1, 1]), {0: action, 1: action})
+    trial.workers.run()
     assert {folder for _, folder in trial.ran} == {worker_folder(tmp_path, 1), worker_folder(tmp_path, 2)}
     assert all(folder.is_dir() for _, folder in trial.ran)
 
 
-def test_no_more_lanes_have_a_folder_than_have_work(tmp_path):
-    Trial(tmp_path, 4, assemblies_of([1])).lanes.run()
+def test_only_workers_with_tests_have_a_folder(tmp_path):
+    Trial(tmp_path, 4, batches_of([1])).workers.run()
     assert len(list(Path(tmp_path).iterdir())) == 1
 
 
-def test_nothing_new_is_begun_when_there_is_to_be_no_more(tmp_path):
-    trial = Trial(tmp_path, 1, assemblies_of([1] * 5), stop_after=1)
-    trial.lanes.run()
+def test_no_batch_starts_once_there_are_no_more(tmp_path):
+    trial = Trial(tmp_path, 1, batches_of([1] * 5), stop_after=1)
+    trial.workers.run()
     assert trial.tests == [0, 1]
     assert trial.waiting == [[2], [3], [4]]
 
 
-def test_a_lane_that_breaks_says_why_and_where(tmp_path):
-    trial = Trial(tmp_path, 1, assemblies_of([1, 1]), {0: raising(RuntimeError("test 0 breaks its lane"))})
-    with pytest.raises(WorkerLostError, match="test 0 breaks its lane") as error:
-        trial.lanes.run()
-    assert "in deed" in str(error.value)
+def test_the_error_of_a_worker_has_its_traceback(tmp_path):
+    trial = Trial(tmp_path, 1, batches_of([1, 1]), {0: raising(RuntimeError("test 0 breaks its worker"))})
+    with pytest.raises(WorkerLostError, match="test 0 breaks its worker") as error:
+        trial.workers.run()
+    assert "in action" in str(error.value)
     assert trial.tests == [0]
 
 
-def test_a_lane_whose_folder_cannot_be_made_is_lost(tmp_path):
+def test_a_worker_whose_folder_cannot_be_created_is_lost(tmp_path):
     (tmp_path / "worker-1").touch()
-    trial = Trial(tmp_path, 1, assemblies_of([1]))
+    trial = Trial(tmp_path, 1, batches_of([1]))
     with pytest.raises(WorkerLostError, match="FileExistsError"):
-        trial.lanes.run()
+        trial.workers.run()
     assert trial.tests == []
 
 
-def test_after_the_error_of_one_lane_the_others_end_what_they_have_and_begin_nothing(tmp_path):
+def test_after_the_error_of_one_worker_the_others_finish_their_batch(tmp_path):
     broken = threading.Event()
     both = threading.Barrier(2)
 
-    def break_down():
+    def fail():
         both.wait(TIMEOUT)
         broken.set()
         raise ValueError
 
-    def outlast():
+    def outlast_the_other():
         both.wait(TIMEOUT)
         assert broken.wait(TIMEOUT)
         other.join(TIMEOUT)
@@ -136,28 +136,28 @@ def test_after_the_error_of_one_lane_the_others_end_what_they_have_and_begin_not
     def note_thread():
         nonlocal other
         other = threading.current_thread()
-        break_down()
+        fail()
 
     other = threading.current_thread()
-    trial = Trial(tmp_path, 2, [[0], [1, 2], [3]], {0: note_thread, 1: outlast})
+    trial = Trial(tmp_path, 2, [[0], [1, 2], [3]], {0: note_thread, 1: outlast_the_other})
     with pytest.raises(WorkerLostError, match="ValueError"):
-        trial.lanes.run()
+        trial.workers.run()
     assert sorted(trial.tests) == [0, 1, 2]
     assert trial.waiting == [[3]]
 
 
 @pytest.mark.parametrize("error", [HangupError(), JobLimitError("late"), ForkServerError("is gone")])
-def test_the_end_of_the_job_is_that_of_all_lanes_and_no_lost_lane(tmp_path, error):
-    trial = Trial(tmp_path, 2, assemblies_of([1] * 8), {0: raising(error), 1: raising(error)})
+def test_the_end_of_the_job_ends_all_workers_and_none_is_lost(tmp_path, error):
+    trial = Trial(tmp_path, 2, batches_of([1] * 8), {0: raising(error), 1: raising(error)})
     with pytest.raises(type(error)):
-        trial.lanes.run()
+        trial.workers.run()
     assert trial.waiting
 
 
-def test_a_hangup_reaches_every_lane(tmp_path):
+def test_a_stop_request_reaches_every_worker(tmp_path):
     end = JobEnd()
     both = threading.Barrier(3)
-    hung_up = []
+    stopped = []
 
     def wait_for_the_end():
         both.wait(TIMEOUT)
@@ -165,30 +165,30 @@ def test_a_hangup_reaches_every_lane(tmp_path):
         try:
             end.check()
         except HangupError:
-            hung_up.append(True)
+            stopped.append(True)
             raise
 
     hang_up = threading.Thread(target=lambda: (both.wait(TIMEOUT), end.hang_up()))
     hang_up.start()
-    trial = Trial(tmp_path, 2, assemblies_of([1, 1]), {0: wait_for_the_end, 1: wait_for_the_end})
+    trial = Trial(tmp_path, 2, batches_of([1, 1]), {0: wait_for_the_end, 1: wait_for_the_end})
     with pytest.raises(HangupError):
-        trial.lanes.run()
-    assert hung_up == [True, True]
+        trial.workers.run()
+    assert stopped == [True, True]
     hang_up.join()
     end.close()
 
 
-def test_a_signal_while_lanes_run_is_that_of_the_thread_that_waits_for_them(tmp_path):
+def test_signals_are_handled_while_workers_run(tmp_path):
     end = JobEnd()
     before = signal.signal(signal.SIGUSR1, lambda *_: end.hang_up())
 
-    def be_told():
+    def signal_and_wait():
         os.kill(os.getpid(), signal.SIGUSR1)
         end.wait_for_turn()
 
     try:
         with pytest.raises(HangupError):
-            Trial(tmp_path, 1, [[0]], {0: be_told}).lanes.run()
+            Trial(tmp_path, 1, [[0]], {0: signal_and_wait}).workers.run()
     finally:
         signal.signal(signal.SIGUSR1, before)
         end.close()

@@ -1,4 +1,4 @@
-"""A share of a suite on two nodes: both agents take the same tests."""
+"""A shard of a suite on two nodes: both agents run the same tests."""
 
 import pytest
 from nodes_run import NodesRun
@@ -13,8 +13,8 @@ FILES = {
 
 
 @pytest.fixture
-def run_share(tmp_path, launch_fork):
-    """Runs one of so many shares on two nodes."""
+def run_shard(tmp_path, launch_fork):
+    """Runs one of several shards on two nodes."""
     runs = []
 
     def run(number, count):
@@ -29,16 +29,16 @@ def run_share(tmp_path, launch_fork):
         each.close()
 
 
-def test_both_nodes_run_the_tests_of_the_share_and_no_others(run_share):
-    job = run_share(2, 2)
+def test_both_nodes_run_only_the_tests_of_the_shard(run_shard):
+    job = run_shard(2, 2)
     for agent in (job, job.follower):
         assert agent.all(Collected)[0].tests == ("suite/test_a.py::test_1",)
         assert [event.elsewhere for event in agent.all(Shared)] == [2]
     assert {event.rank for event in job.arrived("test_1")} == {0, 1, 2, 3}
 
 
-def test_a_share_without_tests_ends_on_both_nodes(run_share):
-    job = run_share(3, 3)
+def test_a_shard_without_tests_ends_on_both_nodes(run_shard):
+    job = run_shard(3, 3)
     assert job.all(Collected)[0].tests == ()
     assert job.all(Finished)
     assert job.follower.all(Finished)

@@ -1,4 +1,4 @@
-"""All nodes are asked before the answer of one is waited for: a question takes as long as the slowest node."""
+"""Requests are sent to all nodes before one is waited for: a request takes as long as the slowest node."""
 
 import pytest
 from agent_run import CONFIG
@@ -13,7 +13,7 @@ from allranks.agent.program import StartRanks
 
 
 class Ranks:
-    """One rank of a node, which notes what it is asked and when the answer is taken."""
+    """One rank of a node, which notes requests, and when their results are waited for."""
 
     def __init__(self, rank, notes):
         self.ranks = self.pids = [rank]
@@ -29,22 +29,22 @@ class Ranks:
         self._notes.append(("stop", *ranks, how))
 
     def inspect(self, ranks):
-        return self._asked(Inspection(hangs={rank: RankHang(phase="call") for rank in ranks}))
+        return self._requested(Inspection(hangs={rank: RankHang(phase="call") for rank in ranks}))
 
     def take_output(self, _title):
-        return self._asked({self.ranks[0]: Output(stdout="hello")})
+        return self._requested({self.ranks[0]: Output(stdout="hello")})
 
     def close(self):
-        return self._asked(())
+        return self._requested(())
 
-    def _asked(self, answer):
-        self._notes.append(("asked", *self.ranks))
+    def _requested(self, result):
+        self._notes.append(("sent", *self.ranks))
 
-        def answered():
-            self._notes.append(("answered", *self.ranks))
-            return answer
+        def wait():
+            self._notes.append(("waited", *self.ranks))
+            return result
 
-        return answered
+        return wait
 
 
 class Node:
@@ -56,17 +56,17 @@ class Node:
         self._error = error
 
     def start_ranks(self, _request):
-        self._notes.append(("asked", self._rank))
+        self._notes.append(("sent", self._rank))
         return self._started
 
     def _started(self):
-        self._notes.append(("answered", self._rank))
+        self._notes.append(("waited", self._rank))
         if self._error is not None:
             raise self._error
         return Ranks(self._rank, self._notes)
 
 
-ALL_ASKED_FIRST = [("asked", 0), ("asked", 1), ("asked", 2), ("answered", 0), ("answered", 1), ("answered", 2)]
+ALL_SENT_FIRST = [("sent", 0), ("sent", 1), ("sent", 2), ("waited", 0), ("waited", 1), ("waited", 2)]
 
 
 @pytest.fixture
@@ -79,30 +79,30 @@ def gang():
 def test_output_is_taken_from_all_nodes_at_once(gang):
     gang, notes = gang
     assert gang.take_output("t") == {rank: Output(stdout="hello") for rank in range(3)}
-    assert notes == ALL_ASKED_FIRST
+    assert notes == ALL_SENT_FIRST
 
 
-def test_ranks_are_examined_on_all_nodes_at_once(gang):
+def test_ranks_are_inspected_on_all_nodes_at_once(gang):
     gang, notes = gang
     assert set(gang._inspect({0, 2}).hangs) == {0, 2}
-    assert notes == ALL_ASKED_FIRST
+    assert notes == ALL_SENT_FIRST
 
 
-def test_what_ranks_left_behind_is_asked_of_all_nodes_at_once(gang):
+def test_ranks_are_closed_on_all_nodes_at_once(gang):
     gang, notes = gang
     assert gang.close() == []
-    assert [each for each in notes if each[0] != "stop"] == ALL_ASKED_FIRST
+    assert [each for each in notes if each[0] != "stop"] == ALL_SENT_FIRST
 
 
 def test_ranks_are_started_on_all_nodes_at_once():
     notes = []
     ranks = start_gang([Node(rank, notes) for rank in range(3)], StartRanks(gang=1))
     assert [each.ranks for each in ranks] == [[0], [1], [2]]
-    assert notes == ALL_ASKED_FIRST
+    assert notes == ALL_SENT_FIRST
 
 
-@pytest.mark.parametrize("error", [OSError("no room"), NodeLostError(1, "is gone"), RuntimeError("broken")])
-def test_ranks_that_were_started_are_ended_if_another_node_cannot_start_its_own(error):
+@pytest.mark.parametrize("error", [OSError("no memory"), NodeLostError(1, "is gone"), RuntimeError("broken")])
+def test_started_ranks_are_killed_if_another_node_fails(error):
     notes = []
     nodes = [Node(0, notes), Node(1, notes, error), Node(2, notes)]
     with pytest.raises(type(error), match=str(error)):

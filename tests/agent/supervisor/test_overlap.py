@@ -1,4 +1,4 @@
-"""Launcher tests that overlap: each outcome is the one that the test has alone, and nothing is left."""
+"""Launcher tests that run at the same time."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ BASE = """
     import pytest
     from allranks.testing import MultiProcContinuousTest, MultiProcessTestCase
 
-    def say(word):
+    def write_word(word):
         with open(os.environ["WORDS"], "w") as words:
             words.write(f"{word}\\n")
 
@@ -38,7 +38,7 @@ BASE = """
             self._spawn_processes()
 
     def meet(name, peer):
-        # Both can only pass while both run.
+        # Both only pass if they run at the same time.
         Path(f"{name}-{os.environ['RANK']}").touch()
         deadline = time.monotonic() + 20
         while not Path(f"{peer}-{os.environ['RANK']}").exists():
@@ -46,7 +46,7 @@ BASE = """
             time.sleep(0.01)
 """
 
-ZOO = {
+SUITE = {
     "test_zoo.py": BASE
     + """
     class TestZoo(Case):
@@ -113,31 +113,31 @@ OUTCOMES = {
 
 
 @pytest.fixture(scope="module")
-def zoo(run_once):
-    return run_once("zoo", ZOO, overlap=2)
+def results(run_once):
+    return run_once("results", SUITE, overlap=2)
 
 
 @pytest.mark.parametrize("test", OUTCOMES)
-def test_each_test_has_the_outcome_that_it_has_alone(zoo, test):
-    assert zoo.outcomes(test) == OUTCOMES[test]
+def test_outcomes_are_those_of_tests_that_run_alone(results, test):
+    assert results.outcomes(test) == OUTCOMES[test]
 
 
-def test_each_rank_has_an_outcome_in_the_journal(zoo):
-    arrived = [(event.nodeid.rpartition("::")[2], event.rank) for event in zoo.ends]
+def test_each_rank_has_an_outcome_in_the_journal(results):
+    arrived = [(event.nodeid.rpartition("::")[2], event.rank) for event in results.ends]
     assert sorted(arrived) == sorted((test, rank) for test in [*OUTCOMES, "test_b_after"] for rank in (0, 1))
 
 
-def test_the_output_of_a_rank_is_that_of_its_test(zoo):
-    assert zoo.cases(1)["test_fails"].stdout == "rank 1 speaks\n"
-    assert zoo.cases(1)["test_hangs"].stdout == ""
+def test_each_test_has_the_output_of_its_own_ranks(results):
+    assert results.cases(1)["test_fails"].stdout == "rank 1 speaks\n"
+    assert results.cases(1)["test_hangs"].stdout == ""
 
 
-def test_the_stacks_of_a_rank_are_those_of_its_test(zoo):
-    assert " in test_hangs" in zoo.cases(1)["test_hangs"].text
+def test_each_test_has_the_stacks_of_its_own_ranks(results):
+    assert " in test_hangs" in results.cases(1)["test_hangs"].text
 
 
-def test_the_first_failure_stops_its_own_peers_alone(zoo):
-    assert zoo.cases(0)["test_fails"].message.startswith("aborted by rank 1")
+def test_a_failure_stops_only_its_own_peers(results):
+    assert results.cases(0)["test_fails"].message.startswith("aborted by rank 1")
 
 
 GROUPED = {
@@ -174,7 +174,7 @@ GROUPED = {
 }
 
 
-def test_tests_of_one_group_never_overlap_and_others_run_beside_them(run_agent):
+def test_tests_of_one_group_only_overlap_with_other_tests(run_agent):
     files = {"test_ports.py": GROUPED["test_ports.py"].partition("    @pytest.mark.test_group\n")[0]}
     agent = run_agent(files, overlap=2, test_groups={"port-29500": ("test_ports.py::TestOne",)})
     assert {agent.outcomes(f"test_{name}") for name in "abcd"} == {("passed", "passed")}
@@ -198,16 +198,16 @@ IN_USE = {
 }
 
 
-def test_a_port_in_use_names_the_tests_beside_it(run_agent):
+def test_a_port_in_use_names_the_concurrent_tests(run_agent):
     agent = run_agent(IN_USE, overlap=2, limits={"peer_grace": 0.3})
     [notice] = [event.text for event in agent.all(Notice) if "port" in event.text]
     assert "while suite/test_ports.py::TestPort::test_beside ran," in notice
     assert "test_groups" in notice
 
 
-def test_tests_of_the_cells_ranks_run_after_all_that_overlap(zoo):
-    begun = {event.nodeid.rpartition("::")[2]: event.at for event in zoo.all(TestStarted)}
-    ended = {event.nodeid.rpartition("::")[2]: event.at for event in zoo.all(Passed | RankEnded)}
+def test_tests_of_the_cells_ranks_run_after_all_that_overlap(results):
+    begun = {event.nodeid.rpartition("::")[2]: event.at for event in results.all(TestStarted)}
+    ended = {event.nodeid.rpartition("::")[2]: event.at for event in results.all(Passed | RankEnded)}
     last = "test_of_the_cells_ranks"
     assert max(at for test, at in ended.items() if test != last) <= begun[last]
 
@@ -254,7 +254,7 @@ MANY = {
 }
 
 
-def test_after_a_failure_nothing_new_is_begun_with_x(run_agent):
+def test_no_test_starts_after_a_failure_with_x(run_agent):
     agent = run_agent(MANY, overlap=2, pytest_args=("-x",))
     (not_run,) = agent.all(NotRun)
     begun = {event.nodeid for event in agent.ends}
@@ -268,15 +268,15 @@ HANGING = {
     + """
     class TestHanging(Case):
         def test_a(self):
-            say("hangs")
+            write_word("hangs")
             time.sleep(1000)
 
         def test_b(self):
-            say("hangs")
+            write_word("hangs")
             time.sleep(1000)
 
         def test_c(self):
-            say("never")
+            write_word("never")
 """
 }
 
@@ -289,7 +289,7 @@ def hanging(start_agent):
     return agent
 
 
-def test_a_hangup_ends_all_lanes(hanging):
+def test_a_stop_request_ends_all_workers(hanging):
     hanging.close_stdin()
     assert hanging.wait() == 130
     assert hanging.all(Interrupted)
@@ -298,7 +298,7 @@ def test_a_hangup_ends_all_lanes(hanging):
     hanging.assert_nothing_left()
 
 
-def test_sigterm_ends_all_lanes(hanging):
+def test_sigterm_ends_all_workers(hanging):
     hanging.signal(signal.SIGTERM)
     assert hanging.wait() == 130
     for test in ("test_a", "test_b"):
@@ -306,7 +306,7 @@ def test_sigterm_ends_all_lanes(hanging):
     hanging.assert_nothing_left()
 
 
-def test_the_limit_of_the_job_ends_all_lanes(run_agent):
+def test_the_time_limit_of_the_job_ends_all_workers(run_agent):
     agent = run_agent(HANGING, overlap=2, limits={"job": 2.0})
     assert agent.all(JobTimedOut)
     for test in ("test_a", "test_b"):
@@ -314,12 +314,12 @@ def test_the_limit_of_the_job_ends_all_lanes(run_agent):
     agent.assert_nothing_left()
 
 
-def test_a_fork_server_that_is_killed_ends_all_lanes_and_leaves_nothing(hanging):
-    ranks_and_drivers = {pid for gang in hanging.gangs() for pid in gang}
-    [fork_server] = set(children_of(hanging.pid)) - ranks_and_drivers
+def test_a_killed_fork_server_ends_all_workers_and_leaves_no_process(hanging):
+    launchers = {pid for gang in hanging.gangs() for pid in gang}
+    [fork_server] = set(children_of(hanging.pid)) - launchers
     os.kill(fork_server, signal.SIGKILL)
-    for driver in ranks_and_drivers:
-        os.kill(driver, signal.SIGKILL)
+    for launcher in launchers:
+        os.kill(launcher, signal.SIGKILL)
     assert hanging.wait() == 1
     (failure,) = hanging.all(AgentFailed)
     assert failure.message == "The process that has imported the suite was killed by SIGKILL."
@@ -338,7 +338,7 @@ def parent_of(process):
     return int(stat.rpartition(")")[2].split()[1])
 
 
-def test_an_agent_that_is_killed_leaves_nothing(hanging):
+def test_a_killed_agent_leaves_no_process(hanging):
     hanging.signal(signal.SIGKILL)
     hanging.wait()
     hanging.assert_nothing_left()

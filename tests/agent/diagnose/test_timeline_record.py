@@ -25,7 +25,7 @@ def step(**outcomes):
     return Step(nodeid="t.py::test", outcomes=outcomes)
 
 
-def test_each_collective_has_the_ranks_that_called_it_with_seconds_from_the_start_of_the_test():
+def test_each_collective_has_its_ranks_and_the_seconds_since_the_start_of_the_test():
     calls = {0: [call(2, 3_000_000_000), call(1, 2_000_000_000)], 1: [call(1, 2_500_000_000)]}
     assert entered_collectives(calls, began=1_000_000_000, ended=9_000_000_000) == (
         EnteredCollective(group="default", number=1, kind="all_reduce", ranks=(0, 1), seconds=(1.0, 1.5)),
@@ -33,11 +33,11 @@ def test_each_collective_has_the_ranks_that_called_it_with_seconds_from_the_star
     )
 
 
-def test_calls_of_other_tests_and_of_other_clocks_are_left_out():
+def test_calls_outside_of_the_test_are_ignored():
     assert entered_collectives({0: [call(1, 5), call(2, 10**200), call(3, -1)]}, began=10, ended=20) == ()
 
 
-def test_a_record_is_bounded_whatever_a_board_holds():
+def test_a_record_is_bounded_for_any_call_log():
     calls = {rank: [call(number, number, kind="x" * 190) for number in range(40)] for rank in range(MAX_RANKS + 9)}
     kept = entered_collectives(calls, began=0, ended=100)
     assert [each.number for each in kept] == list(range(40 - MAX_COLLECTIVES, 40))
@@ -46,7 +46,7 @@ def test_a_record_is_bounded_whatever_a_board_holds():
 
 
 @pytest.mark.parametrize("number", [-1, 2**53, 10**100])
-def test_a_record_can_be_read_whatever_number_a_rank_has_written(number):
+def test_a_record_is_valid_for_any_number_in_the_call_log(number):
     kept = entered_collectives(
         {0: [call(number, 5, kind="\ufffd\0\n\x1b"), call(1, 5, kind="\ufffd\0\n\x1b")]}, began=0, ended=9
     )
@@ -55,7 +55,7 @@ def test_a_record_can_be_read_whatever_number_a_rank_has_written(number):
     assert [each.number for each in kept] == [1]
 
 
-def test_the_first_rank_that_passed_and_printed_is_kept_to_compare_with():
+def test_the_output_of_the_first_rank_that_passed_is_kept():
     outputs = {0: Output(), 1: Output(stdout="bad"), 2: Output(stdout="good"), 3: Output(stdout="also good")}
     wrong = step(rank0=Outcome.PASSED, rank1=Outcome.FAILED, rank2=Outcome.PASSED, rank3=Outcome.PASSED)
     course = timeline_record(wrong, "t.py::test", outputs)
@@ -63,5 +63,5 @@ def test_the_first_rank_that_passed_and_printed_is_kept_to_compare_with():
 
 
 @pytest.mark.parametrize("outcome", [Outcome.PASSED, Outcome.SKIPPED])
-def test_a_test_that_did_not_go_wrong_has_no_record(outcome):
+def test_a_test_that_did_not_fail_has_no_record(outcome):
     assert timeline_record(step(rank0=Outcome.PASSED, rank1=outcome), "t.py::test", {0: Output(stdout="said")}) is None

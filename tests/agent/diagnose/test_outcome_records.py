@@ -1,4 +1,4 @@
-"""What a step of a test comes to on each rank, as records."""
+"""The records of a step."""
 
 import pytest
 from hypothesis import given
@@ -28,14 +28,14 @@ def ends(*outcomes, outputs=None, **phases):
     return outcome_records(step, TEST, 4, outputs or {})
 
 
-def test_ranks_that_simply_passed_are_one_record():
+def test_ranks_that_passed_share_a_record():
     whole = [phase("setup"), phase("call"), phase("teardown")]
     [passed] = ends(step_outcome(1, "passed"), step_outcome(0, "passed"), r0=whole, r1=whole[:2])
     assert (passed.nodeid, passed.world_size) == (TEST, 4)
     assert (passed.ranks, passed.arrived, passed.seconds) == ((1, 0), (11.0, 10.0), (1.0, 1.5))
 
 
-def test_other_ranks_have_a_record_each_in_the_order_of_their_arrival_after_those_that_passed():
+def test_other_ranks_have_their_own_records_in_order_of_arrival():
     made = ends(
         step_outcome(0, "passed"), step_outcome(3, "failed", message="a"), step_outcome(1, "aborted", consequence=True)
     )
@@ -43,11 +43,11 @@ def test_other_ranks_have_a_record_each_in_the_order_of_their_arrival_after_thos
     assert {each.outcome for each in made} == {Outcome.PASSED, Outcome.FAILED, Outcome.ABORTED}
 
 
-def test_nothing_that_arrived_is_no_record():
+def test_no_outcome_is_no_record():
     assert ends() == []
 
 
-def test_the_phase_that_decides_says_what_a_rank_came_to():
+def test_the_deciding_phase_is_the_outcome():
     bad = phase("call", "failed", message="why", text="traceback")
     [end] = ends(step_outcome(0, "failed"), r0=[phase("setup"), bad, phase("teardown")])
     assert (end.outcome, end.phase, end.message, end.text) == (Outcome.FAILED, "call", "why", "traceback")
@@ -55,7 +55,7 @@ def test_the_phase_that_decides_says_what_a_rank_came_to():
     assert end.seconds == 1.5
 
 
-def test_what_the_supervisor_saw_decides_over_phases_that_went_well():
+def test_an_observed_outcome_overrides_passed_phases():
     seen = step_outcome(0, "crashed", message="rank 0 was killed by SIGKILL", text="stacks", observed=True)
     [end] = ends(seen, r0=[phase("setup")])
     assert (end.outcome, end.phase, end.message, end.text) == (
@@ -66,7 +66,7 @@ def test_what_the_supervisor_saw_decides_over_phases_that_went_well():
     )
 
 
-def test_an_end_that_the_supervisor_saw_took_all_the_time_since_the_test_began():
+def test_an_observed_outcome_has_the_time_since_the_test_began():
     hung, own = step_outcome(0, "timed_out", observed=True), step_outcome(1, "failed")
     step = Step(nodeid=TEST, outcomes=[hung, own], phases={0: [phase("setup")], 1: [phase("setup")]}, since=7.0)
     assert [(each.seconds, each.observed) for each in outcome_records(step, TEST, 4, {})] == [(3.0, 3.0), (0.5, 0.0)]
@@ -79,13 +79,13 @@ def test_a_skip_by_exit_has_its_code():
     assert {name: getattr(end, name) for name in skip} == skip
 
 
-def test_who_went_first_is_kept():
+def test_the_cause_is_recorded():
     [end] = ends(step_outcome(1, "aborted", caused_by=3, consequence=True))
     assert (end.caused_by, end.consequence, end.is_lost) == (3, True, False)
     assert ends(step_outcome(1, "crashed", is_lost=True, observed=True))[0].is_lost
 
 
-def test_output_is_what_the_rank_printed_and_else_what_a_plugin_has_put_into_a_phase():
+def test_output_of_a_phase_is_used_if_the_rank_printed_nothing():
     bad = phase("call", "failed", stdout="a plugin's", stderr="a plugin's")
     [end] = ends(step_outcome(0, "failed"), r0=[bad], outputs={0: Output(stdout="printed")})
     assert (end.stdout, end.stderr) == ("printed", "a plugin's")
@@ -97,7 +97,7 @@ def test_texts_are_bounded():
     assert max(map(len, (end.stdout, end.stderr, end.text))) < TEXT_LIMIT + 100
 
 
-def test_a_rank_that_passed_and_has_told_torchs_line_on_standard_error_was_skipped():
+def test_a_rank_that_passed_and_printed_torchs_sandcastle_line_was_skipped():
     line = "Skipping test on sandcastle for the following reason: no such device\n"
     made = ends(step_outcome(0, "passed"), step_outcome(1, "passed"), outputs={1: Output(stderr=f"noise\n{line}")})
     [passed, skipped] = made
@@ -107,13 +107,13 @@ def test_a_rank_that_passed_and_has_told_torchs_line_on_standard_error_was_skipp
 
 
 @pytest.mark.parametrize("outcome", ["failed", "crashed", "aborted"])
-def test_torchs_line_makes_nothing_bad_good(outcome):
+def test_the_sandcastle_line_does_not_change_a_failure(outcome):
     line = "Skipping test on sandcastle for the following reason: no such device\n"
     [end] = ends(step_outcome(0, outcome), outputs={0: Output(stderr=line)})
     assert end.outcome == outcome
 
 
-def test_whoever_had_joined_is_aborted_by_the_rank_that_did_not():
+def test_ranks_that_joined_are_aborted_by_the_rank_that_did_not():
     first = step_outcome(1, "errored", message="no port")
     step = failed_start(Step(outcomes=[first, step_outcome(0, "passed")]), first)
     [bad, aborted] = step.outcomes
@@ -122,7 +122,7 @@ def test_whoever_had_joined_is_aborted_by_the_rank_that_did_not():
     assert aborted.message == "aborted by rank 1, which did not join the process group"
 
 
-def test_whoever_had_joined_is_aborted_by_the_rank_that_skipped():
+def test_ranks_that_joined_are_aborted_by_the_rank_that_skipped():
     first = step_outcome(1, "skipped")
     step = failed_start(Step(outcomes=[first, step_outcome(0, "passed")]), first)
     assert step.outcomes[1].message == "aborted by rank 1, which skipped"
@@ -140,7 +140,7 @@ OUTCOMES = st.builds(
 
 
 @given(st.lists(OUTCOMES, max_size=4, unique_by=lambda each: each.rank), st.dictionaries(st.integers(0, 3), PHASES))
-def test_each_rank_that_arrived_has_one_end_and_none_that_is_bad_gets_a_good_one(outcomes, phases):
+def test_each_outcome_has_one_record_and_a_failure_stays_one(outcomes, phases):
     made = outcome_records(Step(nodeid=TEST, outcomes=outcomes, phases=phases), TEST, 4, {})
     passed = [rank for each in made if isinstance(each, Passed) for rank in each.ranks]
     others = [each for each in made if isinstance(each, RankEnded)]
@@ -150,7 +150,7 @@ def test_each_rank_that_arrived_has_one_end_and_none_that_is_bad_gets_a_good_one
     assert all(decode(encode(record)) == record for record in made)
 
 
-def test_the_failure_of_a_scripts_test_ends_with_the_command_that_repeats_it():
+def test_the_failure_of_a_scripts_test_has_its_command():
     def options(*, is_script):
         limit = TimeLimit(value=1.0, setting="limits.test")
         return ItemOptions(gang=("file",), has_process_group=False, limit=limit, is_script=is_script)
