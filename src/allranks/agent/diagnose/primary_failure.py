@@ -6,7 +6,8 @@ of a store or of RPC on all ranks that do not wait themselves.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 from allranks.agent import clock
 from allranks.agent.call_log import DEFAULT_GROUP, MESSAGES, NEW_GROUP, LastCall, Wait
@@ -238,7 +239,7 @@ def odd_ones_out(calls: _Calls) -> list[int]:
     Calls with the same group and number are compared first: some ranks may have continued from there.
     """
     collectives = _by_number(calls).values()
-    for trait in (_kind, _essence):
+    for trait in (attrgetter("kind"), attrgetter("essence")):
         for by_rank in collectives:
             if odd := _minority({rank: trait(call) for rank, call in by_rank.items()}):
                 return odd
@@ -261,21 +262,10 @@ def outliers(calls: _Calls, rank: int, death: Stacks | None = None) -> list[int]
         return []
     by_rank = _by_number(calls)[newest.group, newest.number]
     is_in_collective = death is not None and death.waits_in_distributed()
-    traits: tuple[_Trait, ...] = (_essence, _signature) if is_in_collective else (_essence,)
+    traits = (attrgetter("essence"), _signature) if is_in_collective else (attrgetter("essence"),)
     minorities = (_minority({each: trait(call) for each, call in by_rank.items()}) for trait in traits)
     odd = next(filter(None, minorities), [])
     return [] if rank in odd else odd
-
-
-_Trait = Callable[[LastCall], object]
-
-
-def _kind(call: LastCall) -> str:
-    return call.kind
-
-
-def _essence(call: LastCall) -> tuple[object, ...]:
-    return call.essence
 
 
 def _signature(call: LastCall) -> tuple[object, ...]:

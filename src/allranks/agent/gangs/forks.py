@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -304,14 +304,13 @@ def _is_leftover(pid: int, ranks: Collection[int], running: Collection[str]) -> 
     return not running or linux.session_of(pid) in ranks
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class LocalNode:
     """Starts the ranks of gangs through this node's fork server."""
 
     server: ForkServer
     config: AgentConfig
     folders: Folders
-    _: KW_ONLY
     registry: RankRegistry
     end: JobEnd
     echo: Echo | None  # called with each line that ranks print

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from allranks.agent import clock, evidence, kernel, linux
+from allranks.agent.diagnose.step_outcome import Step, StepOutcome, outcome_records
 from allranks.agent.gangs.forks import (
     REPORT_TIMEOUT,
     SESSION_END_TIMEOUT,
@@ -33,11 +34,11 @@ from allranks.agent.nodes.follower import Follower
 from allranks.agent.nodes.leader import Leader
 from allranks.agent.nodes.node import CollectionDigest, CollectionFailure, NodeLostError
 from allranks.agent.orphans import GANG_VARIABLE, LAUNCH_VARIABLE, NOBODY, end_children
-from allranks.agent.program import Finish, Program, SessionEnded, Settled, changed_status, parts_of
+from allranks.agent.program import Finish, Program, SessionEnded, Settled, SkippedModule, changed_status, parts_of
 from allranks.agent.record_stream import RecordWriter
 from allranks.agent.supervisor.test_loop import SupervisedJob, TestLoop, WorkerLostError
 from allranks.protocol.config import AgentConfig, Folders
-from allranks.protocol.outcomes import Outcome, SkipKind, shorten
+from allranks.protocol.outcomes import Outcome, Phase, SkipKind, shorten
 from allranks.protocol.records import (
     SCHEMA,
     AgentFailed,
@@ -58,9 +59,7 @@ from allranks.protocol.records import (
     NodesMet,
     Notice,
     NotRun,
-    PhaseEnd,
     Printed,
-    RankEnded,
     Record,
     Shared,
     SuiteWarning,
@@ -126,7 +125,8 @@ def _run(config: AgentConfig, options: argparse.Namespace, stream: RecordWriter)
         linux.hide_from_others()
     end = JobEnd.of_this_process(config.limits.limit("job"))
     folders = Folders(code=options.code.resolve(), results=options.results.resolve(), shared=options.shared.resolve())
-    return Supervisor(config, folders, stream, end, is_contained=options.contained).run()
+    job = SupervisedJob(config=config, folders=folders, journal=stream, end=end)
+    return Supervisor(job, is_contained=options.contained).run()
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -170,20 +170,18 @@ class Supervisor:
     """Supervises one job, from its start to its end.
 
     Args:
-        config: The job.
-        folders: Its folders.
-        stream: The output stream to the host.
-        end: The end of the job.
+        job: The job.
         is_contained: The job has a container of its own, and shares its processor time with nothing else.
     """
 
-    def __init__(
-        self, config: AgentConfig, folders: Folders, stream: RecordWriter, end: JobEnd, *, is_contained: bool
-    ) -> None:
-        self._config = config
-        self._folders = folders
-        self._stream = stream
-        self._end = end
+    _server: ForkServer
+
+    def __init__(self, job: SupervisedJob, *, is_contained: bool) -> None:
+        self._job = job
+        self._config = job.config
+        self._folders = job.folders
+        self._stream = job.journal
+        self._end = job.end
         self._is_contained = is_contained
         self._failures: list[CollectionFailure] = []
         self._tolerated: list[CollectionFailure] = []  # the job runs in spite of these
@@ -194,16 +192,14 @@ class Supervisor:
         """Run the job; return the exit status."""
         linux.adopt_orphans()
         try:
-            server = self._start_server()
+            self._server = self._start_server()
             try:
-                return self._run_job(server)
+                return self._run_job()
             finally:
-                server.kill()
+                self._server.kill()
                 end_children()
-        except OSError as error:
-            self._fail(f"the supervisor failed: {error}", traceback.format_exc())
-        except Exception:  # noqa: BLE001 - any failure of the supervisor is the job's result
-            self._fail("the supervisor failed", traceback.format_exc())
+        except Exception as error:  # noqa: BLE001 - any failure of the supervisor is the job's result
+            self._fail(f"the supervisor failed: {type(error).__name__}: {error}", traceback.format_exc())
         return 1
 
     def _start_server(self) -> ForkServer:
@@ -211,18 +207,19 @@ class Supervisor:
         for target in (1, 2):
             os.dup2(log, target)
         present = {name: value for name, value in os.environ.items() if name not in HIDDEN_VARIABLES}
-        server = ForkServer(
-            self._config,
-            self._folders,
-            {**present, **cell_environment(self._config, present)},
-            log,
-        )
+        environment = {**present, **cell_environment(self._config, present)}
+        server = ForkServer(self._config, self._folders, environment, log)
         if self._is_contained:  # else a thousand forks would leave this process a thousandth of the processor
             os.setpriority(os.PRIO_PROCESS, server.pid, 19)
         return server
 
     def _fail(self, message: str, text: str = "", kind: FailureKind = FailureKind.BROKEN) -> None:
         self._write(AgentFailed(message=message, text=shorten(text), kind=kind))
+
+    def _fail_suite(self, message: str) -> None:
+        """Report a failure of the process that runs the suite, with the end of its log."""
+        log = evidence.read(self._folders.results / "agent.log")
+        self._fail(message, log[-_LOG_EXCERPT:], FailureKind.SUITE)
 
     def _write(self, record: Record) -> None:
         """Write a record, and keep failures, which other nodes must learn of."""
@@ -239,7 +236,7 @@ class Supervisor:
             text = "\n".join(filter(None, (record.message, record.text)))
             self._failures.append(CollectionFailure(nodeid="", text=text))
 
-    def _run_job(self, server: ForkServer) -> int:
+    def _run_job(self) -> int:
         try:
             connections = connect_nodes(self._config)
         except NodesError as error:
@@ -248,44 +245,43 @@ class Supervisor:
         if self._config.nodes > 1:
             self._stream.write(NodesMet(nodes=tuple(sorted(connections))))
         follower = Follower(connections[0], self._config.limits.silence) if self._config.node else None
-        status = self._collect_and_run(server, connections, follower)
+        try:
+            status = self._collect_and_run(connections, follower)
+        except HangupError:
+            self._stream.write(Interrupted())
+            status = HANGUP_STATUS
         if follower is not None and self._failures:
             follower.report(CollectionDigest(failures=tuple(self._failures)))
         return status
 
-    def _collect_and_run(
-        self, server: ForkServer, connections: Mapping[int, NodeConnection], follower: Follower | None
-    ) -> int:
+    def _collect_and_run(self, connections: Mapping[int, NodeConnection], follower: Follower | None) -> int:
         try:
-            program = self._collect(server)
+            program = self._collect()
         except ForkServerError as error:
-            self._fail(f"The process that imports the suite {error}.", self._log(), FailureKind.SUITE)
+            self._fail_suite(f"The process that imports the suite {error}.")
             return 1
         except JobLimitError:
-            frame = server.current_frame()
+            frame = self._server.current_frame()
             text = f"The suite was not collected when the job's time was up{f'; that was in {frame}' if frame else ''}."
             self._write(CollectionFailed(text=text))
             self._stream.write(JobTimedOut(limit=self._config.limits.job))
             return 0
-        except HangupError:
-            self._stream.write(Interrupted())
-            return HANGUP_STATUS
         if program is None:
             return 1 if self._has_job_error else 0
         leader = Leader(self._config, connections)
-        has_agreed = self._compare_nodes(server, program, follower, leader)
+        has_agreed = self._compare_nodes(program, follower, leader)
         if not has_agreed or self._failures or not program.tests or program.is_collected_only:
             return 0 if has_agreed else 1
-        return self._serve_or_lead(server, program, follower, leader)
+        return self._serve_or_lead(program, follower, leader)
 
-    def _raise_if_stopped(self, server: ForkServer) -> None:
+    def _raise_if_stopped(self) -> None:
         """If SIGTERM has ended the fork server, wait a moment for the job's end: a scheduler signals all processes."""
-        if server.close() == -signal.SIGTERM and linux.is_readable(self._end.fileno(), END_GRACE):
+        if self._server.close() == -signal.SIGTERM and linux.is_readable(self._end.fileno(), END_GRACE):
             raise HangupError
 
-    def _collect(self, server: ForkServer) -> Program | None:
+    def _collect(self) -> Program | None:
         """Wait for the fork server's collection; None if it failed."""
-        for reply in server.replies(self._end):
+        for reply in self._server.replies(self._end):
             if isinstance(reply, _FORWARDED):
                 self._write(reply)
             elif isinstance(reply, Program):
@@ -294,8 +290,8 @@ class Supervisor:
                 self._report_collection(reply)
                 return reply
         if not self._failures:
-            self._raise_if_stopped(server)
-            self._fail(f"The process that imports the suite {server.describe_exit()}.", self._log(), FailureKind.SUITE)
+            self._raise_if_stopped()
+            self._fail_suite(f"The process that imports the suite {self._server.describe_exit()}.")
         return None
 
     def _report_collection(self, program: Program) -> None:
@@ -310,10 +306,10 @@ class Supervisor:
             return
         if self._config.node == 0:
             for module in program.skipped:
-                for rank in range(self._config.ranks):
-                    self._stream.write(_skipped(module.nodeid, module.reason, rank, self._config.ranks))
+                for record in _skip_records(module, self._config.ranks):
+                    self._stream.write(record)
 
-    def _compare_nodes(self, server: ForkServer, program: Program, follower: Follower | None, leader: Leader) -> bool:
+    def _compare_nodes(self, program: Program, follower: Follower | None, leader: Leader) -> bool:
         """Compare the collections of all nodes; return False if they differ or one is missing."""
         if self._config.nodes == 1:
             return True
@@ -322,7 +318,7 @@ class Supervisor:
             tests=tests,
             digests=tuple(self._digests.get(test, "") for test in tests),
             failures=(*self._failures, *self._tolerated),
-            torch=server.torch,
+            torch=self._server.torch,
             python=program.python,
             lacks=program.lacks,
         )
@@ -344,63 +340,59 @@ class Supervisor:
             self._stream.write(NodesAgreed())
         return True
 
-    def _serve_or_lead(self, server: ForkServer, program: Program, follower: Follower | None, leader: Leader) -> int:
+    def _serve_or_lead(self, program: Program, follower: Follower | None, leader: Leader) -> int:
         try:
             self._end.may_leave_no_more()
             if follower is not None:
-                follower.serve(self._node(server, program), self._end)
+                follower.serve(self._node(program), self._end)
                 return 0
             self._end.wait_for_turn()
             self._end.restart()
             self._stream.write(Went())
             try:
-                loop = self._run_tests(server, program, leader)
+                loop = self._run_tests(program, leader)
             except ForkServerError:
-                self._raise_if_stopped(server)
+                self._raise_if_stopped()
                 raise
-            return self._end_session(server, loop, REPORT_TIMEOUT if program.measures else SESSION_END_TIMEOUT)
+            return self._end_session(loop, REPORT_TIMEOUT if program.measures else SESSION_END_TIMEOUT)
         except NodeLostError as error:
             self._stream.write(NodeLost(node=error.node, message=str(error)))
         except ForkServerError as error:
-            self._fail(f"The process that has imported the suite {error}.", self._log(), FailureKind.SUITE)
+            self._fail_suite(f"The process that has imported the suite {error}.")
         except LostGpuError as error:
             self._fail(str(error), kind=FailureKind.GPU)
         except WorkerLostError as error:
             self._fail("the supervisor failed", str(error))
-        except HangupError:
-            self._stream.write(Interrupted())
-            return HANGUP_STATUS
         except JobLimitError:
             self._stream.write(JobTimedOut(limit=self._config.limits.job))
             return 0
         return 1
 
-    def _run_tests(self, server: ForkServer, program: Program, leader: Leader) -> TestLoop:
-        job = SupervisedJob(config=self._config, folders=self._folders, journal=self._stream, end=self._end)
-        local = self._node(server, program)
-        loop = TestLoop(program, [local, *leader.nodes()], job)
+    def _run_tests(self, program: Program, leader: Leader) -> TestLoop:
+        local = self._node(program)
+        loop = TestLoop(program, [local, *leader.nodes()], self._job)
         loop.run_all(local.with_results_dir if self._config.overlap > 1 and self._config.nodes == 1 else None)
         leader.dismiss()
         return loop
 
-    def _node(self, server: ForkServer, program: Program) -> LocalNode:
+    def _node(self, program: Program) -> LocalNode:
         def echo(rank: int, line: str) -> None:
             self._stream.write(Printed(rank=rank, line=line))
 
         return LocalNode(
-            server,
-            self._config,
-            self._folders,
-            registry=RankRegistry(server.pid),
+            server=self._server,
+            config=self._config,
+            folders=self._folders,
+            registry=RankRegistry(self._server.pid),
             end=self._end,
             echo=echo if program.prints_at_once else None,
             uses_flight_recorder=self._config.backend == "nccl" and not program.lacks,
         )
 
-    def _end_session(self, server: ForkServer, loop: TestLoop, timeout: float) -> int:
+    def _end_session(self, loop: TestLoop, timeout: float) -> int:
         """Have pytest end its session in the fork server; its hooks may still report problems."""
         tests = tuple(Settled(nodeid=nodeid, is_bad=has_failed) for nodeid, has_failed in loop.results.items())
-        records, ended = server.finish(Finish(tests=tests), self._end, timeout)
+        records, ended = self._server.finish(Finish(tests=tests), self._end, timeout)
         for record in records:
             if isinstance(record, _FORWARDED):
                 self._write(record)
@@ -408,21 +400,18 @@ class Supervisor:
             return 1
         has_failed = bool(self._tolerated) or any(loop.results.values())
         if ended is None:
-            status = server.close()
+            status = self._server.close()
             if status is None or status < 0:
-                raise ForkServerError(server.describe_exit())
+                raise ForkServerError(self._server.describe_exit())
             # A hook has exited before pytest could return its status.
             ended = SessionEnded(status=status, own=int(has_failed))
         if problem := _session_problem(ended, has_failed=has_failed):
-            self._fail(problem, self._log(), FailureKind.SUITE)
+            self._fail_suite(problem)
             return 1
         if loop.session_problem is not None:
             self._write(loop.session_problem)
             return 1
         return 0
-
-    def _log(self) -> str:
-        return evidence.read(self._folders.results / "agent.log")[-_LOG_EXCERPT:]
 
 
 def _session_problem(ended: SessionEnded, *, has_failed: bool) -> str:
@@ -434,16 +423,15 @@ def _session_problem(ended: SessionEnded, *, has_failed: bool) -> str:
     return ""
 
 
-def _skipped(nodeid: str, reason: str, rank: int, world_size: int) -> RankEnded:
-    return RankEnded(
-        nodeid=nodeid,
-        rank=rank,
+def _skip_records(module: SkippedModule, world_size: int) -> Sequence[Record]:
+    skip = Phase(
+        when="collect",
         outcome=Outcome.SKIPPED,
-        world_size=world_size,
-        arrived=0.0,
-        phases=(PhaseEnd(when="collect", outcome=Outcome.SKIPPED),),
-        phase="collect",
-        message=reason,
-        text=reason,
+        duration=0.0,
+        message=module.reason,
+        text=module.reason,
         skip_kind=SkipKind.PLAIN,
     )
+    outcomes = [StepOutcome(rank=rank, outcome=Outcome.SKIPPED, at=0.0) for rank in range(world_size)]
+    step = Step(outcomes=outcomes, phases={rank: [skip] for rank in range(world_size)})
+    return outcome_records(step, module.nodeid, world_size, {})

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from allranks.agent.channel import HiddenError, LaunchedEnd, Released, RepeatsRanks, SharesOutcome
-from allranks.agent.diagnose.step_outcome import LauncherMessage, Step, StepOutcome
+from allranks.agent.diagnose.step_outcome import LauncherMessage, Step, StepOutcome, outcome_records
 from allranks.agent.gangs.gang import Gang
 from allranks.agent.output import Output
 from allranks.agent.program import DRIVER
 from allranks.agent.record_stream import Journal
 from allranks.protocol.config import AgentConfig
-from allranks.protocol.outcomes import Outcome, Phase, disagree, may_disagree, shorten
+from allranks.protocol.outcomes import Outcome, Phase, disagree, may_disagree
 from allranks.protocol.records import Passed, PhaseEnd, RankEnded
 
 _LAUNCHER = "the launching process"
@@ -23,6 +23,10 @@ _NO_RANKS = Phase(
     duration=0.0,
     message=f"{_LAUNCHER} did not wait for the ranks of this test: call setUp of the base class and _spawn_processes",
 )
+
+
+_ABORT_MESSAGE = f"aborted by {_LAUNCHER}, which did not end the test"
+_ABORTED = Phase(when="", outcome=Outcome.ABORTED, duration=0.0, message=_ABORT_MESSAGE, text=_ABORT_MESSAGE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,14 +146,16 @@ class LauncherOutcomes:
         at = max((outcome.at for outcome in step.outcomes), default=0.0)
         has_failed_rank = any(end.outcome.is_bad and not getattr(end, "consequence", False) for end in ends)
         if own is not None and not reports.shares_outcome:
-            self._write(nodeid, 0, at, _with_source(own, output), is_consequence=has_failed_rank)
-            for rank in pending:
-                if rank != 0:
-                    self._abort(nodeid, rank, at)
+            failed = StepOutcome(rank=0, outcome=own.outcome, at=at, consequence=has_failed_rank)
+            self._write(nodeid, failed, _named(own), output)
+            for rank in filter(None, pending):
+                aborted = StepOutcome(rank=rank, outcome=Outcome.ABORTED, at=at, caused_by=0, consequence=True)
+                self._write(nodeid, aborted, _ABORTED, Output())
         elif step.outcomes and pending:
             own = own or reports.default_outcome
             for rank in pending:
-                self._write(nodeid, rank, at, _with_source(own, output), is_consequence=False)
+                outcome = StepOutcome(rank=rank, outcome=own.outcome, at=at)
+                self._write(nodeid, outcome, _named(own), output)
         texts = [own.text if own else "", *(getattr(end, "text", "") for end in ends)]
         self.found_port_in_use = any(map(_PORT_IN_USE.search, texts))
         disagreement = disagree({end.outcome for end in ends}) and not may_disagree(nodeid, self._mixed_skip)
@@ -164,47 +170,11 @@ class LauncherOutcomes:
             pending.difference_update(end.ranks if isinstance(end, Passed) else (end.rank,))
         return pending
 
-    def _abort(self, nodeid: str, rank: int, at: float) -> None:
-        message = f"aborted by {_LAUNCHER}, which did not end the test"
-        aborted = Phase(when="", outcome=Outcome.ABORTED, duration=0.0, message=message, text=message)
-        self._write(nodeid, rank, at, (aborted, Output()), is_consequence=True, caused_by=0)
-
-    def _write(  # noqa: PLR0913 - all of it goes into one record
-        self,
-        nodeid: str,
-        rank: int,
-        at: float,
-        result: tuple[Phase, Output],
-        *,
-        is_consequence: bool,
-        caused_by: int | None = None,
-    ) -> None:
-        phase, output = result
-        size = self._sizes[nodeid]
-        if phase.outcome is Outcome.PASSED:
-            arrived, seconds = (round(at, 6),), (round(phase.duration, 6),)
-            self._journal.write(Passed(nodeid=nodeid, ranks=(rank,), arrived=arrived, seconds=seconds, world_size=size))
-            return
-        self._journal.write(
-            RankEnded(
-                nodeid=nodeid,
-                rank=rank,
-                outcome=phase.outcome,
-                world_size=size,
-                arrived=round(at, 6),
-                phases=(PhaseEnd(when=phase.when, outcome=phase.outcome, seconds=round(phase.duration, 6)),),
-                phase=phase.when,
-                message=phase.message,
-                text=phase.text,
-                stdout=shorten(output.stdout),
-                stderr=shorten(output.stderr),
-                caused_by=caused_by,
-                consequence=is_consequence,
-                skip_kind=phase.skip_kind,
-                skip_code=phase.skip_code,
-                gpus_needed=phase.gpus_needed,
-            )
-        )
+    def _write(self, nodeid: str, outcome: StepOutcome, phase: Phase, output: Output) -> None:
+        step = Step(nodeid=nodeid, outcomes=[outcome], phases={outcome.rank: [phase]})
+        outputs = {outcome.rank: output} if outcome.outcome.is_bad else {}
+        for record in outcome_records(step, nodeid, self._sizes[nodeid], outputs):
+            self._journal.write(record)
 
 
 def _as_phase(lost: StepOutcome) -> Phase:
@@ -214,9 +184,8 @@ def _as_phase(lost: StepOutcome) -> Phase:
     return Phase(when="call", outcome=lost.outcome, duration=0.0, message=message, text=lost.text)
 
 
-def _with_source(phase: Phase, output: Output) -> tuple[Phase, Output]:
-    """Name the launching process in the message of a failed phase, and add its output."""
-    if not phase.outcome.is_bad:
-        return phase, Output()
-    message = phase.message if phase.message.startswith(_LAUNCHER) else f"{_LAUNCHER}: {phase.message}"
-    return replace(phase, message=message), output
+def _named(phase: Phase) -> Phase:
+    """Name the launching process in the message of a failed phase."""
+    if not phase.outcome.is_bad or phase.message.startswith(_LAUNCHER):
+        return phase
+    return replace(phase, message=f"{_LAUNCHER}: {phase.message}")
