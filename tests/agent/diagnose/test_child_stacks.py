@@ -71,7 +71,7 @@ def child(command, **options):
 
 def of(pid, parent):
     deadline = time.monotonic() + stacks.CHILDREN_TIMEOUT
-    return next(each for each in inspect_children(parent, deadline) if each.pid == pid)
+    return next(child for child in inspect_children(parent, deadline) if child.pid == pid)
 
 
 def forked_child(file, ready):
@@ -158,7 +158,7 @@ def test_no_stacks_are_requested_after_the_deadline(parent, tmp_path):
         process.stdout.readline()
         found = inspect_children(parent[0], time.monotonic())
         assert process.poll() is None
-    assert [each.stacks for each in found if each.pid == process.pid] == [Stacks()]
+    assert [child.stacks for child in found if child.pid == process.pid] == [Stacks()]
 
 
 def hang(name, frame):

@@ -24,7 +24,7 @@ def phase(when, outcome="passed", **more):
 
 
 def ends(*outcomes, outputs=None, **phases):
-    step = Step(nodeid=TEST, outcomes=list(outcomes), phases={int(name[1:]): each for name, each in phases.items()})
+    step = Step(nodeid=TEST, outcomes=list(outcomes), phases={int(name[1:]): own for name, own in phases.items()})
     return outcome_records(step, TEST, 4, outputs or {})
 
 
@@ -39,8 +39,8 @@ def test_other_ranks_have_their_own_records_in_order_of_arrival():
     made = ends(
         step_outcome(0, "passed"), step_outcome(3, "failed", message="a"), step_outcome(1, "aborted", consequence=True)
     )
-    assert [getattr(each, "rank", None) for each in made] == [None, 3, 1]
-    assert {each.outcome for each in made} == {Outcome.PASSED, Outcome.FAILED, Outcome.ABORTED}
+    assert [getattr(record, "rank", None) for record in made] == [None, 3, 1]
+    assert {record.outcome for record in made} == {Outcome.PASSED, Outcome.FAILED, Outcome.ABORTED}
 
 
 def test_no_outcome_is_no_record():
@@ -48,8 +48,8 @@ def test_no_outcome_is_no_record():
 
 
 def test_the_deciding_phase_is_the_outcome():
-    bad = phase("call", "failed", message="why", text="traceback")
-    [end] = ends(step_outcome(0, "failed"), r0=[phase("setup"), bad, phase("teardown")])
+    failed = phase("call", "failed", message="why", text="traceback")
+    [end] = ends(step_outcome(0, "failed"), r0=[phase("setup"), failed, phase("teardown")])
     assert (end.outcome, end.phase, end.message, end.text) == (Outcome.FAILED, "call", "why", "traceback")
     assert end.phases[1] == PhaseEnd(when="call", outcome=Outcome.FAILED, seconds=0.5)
     assert end.seconds == 1.5
@@ -69,7 +69,10 @@ def test_an_observed_outcome_overrides_passed_phases():
 def test_an_observed_outcome_has_the_time_since_the_test_began():
     hung, own = step_outcome(0, "timed_out", observed=True), step_outcome(1, "failed")
     step = Step(nodeid=TEST, outcomes=[hung, own], phases={0: [phase("setup")], 1: [phase("setup")]}, since=7.0)
-    assert [(each.seconds, each.observed) for each in outcome_records(step, TEST, 4, {})] == [(3.0, 3.0), (0.5, 0.0)]
+    assert [(record.seconds, record.observed) for record in outcome_records(step, TEST, 4, {})] == [
+        (3.0, 3.0),
+        (0.5, 0.0),
+    ]
 
 
 def test_a_skip_by_exit_has_its_code():
@@ -86,8 +89,8 @@ def test_the_cause_is_recorded():
 
 
 def test_output_of_a_phase_is_used_if_the_rank_printed_nothing():
-    bad = phase("call", "failed", stdout="a plugin's", stderr="a plugin's")
-    [end] = ends(step_outcome(0, "failed"), r0=[bad], outputs={0: Output(stdout="printed")})
+    failed = phase("call", "failed", stdout="a plugin's", stderr="a plugin's")
+    [end] = ends(step_outcome(0, "failed"), r0=[failed], outputs={0: Output(stdout="printed")})
     assert (end.stdout, end.stderr) == ("printed", "a plugin's")
 
 
@@ -116,8 +119,8 @@ def test_the_sandcastle_line_does_not_change_a_failure(outcome):
 def test_ranks_that_joined_are_aborted_by_the_rank_that_did_not():
     first = step_outcome(1, "errored", message="no port")
     step = failed_start(Step(outcomes=[first, step_outcome(0, "passed")]), first)
-    [bad, aborted] = step.outcomes
-    assert bad == first
+    [failed, aborted] = step.outcomes
+    assert failed == first
     assert (aborted.outcome, aborted.caused_by, aborted.consequence) == (Outcome.ABORTED, 1, True)
     assert aborted.message == "aborted by rank 1, which did not join the process group"
 
@@ -139,14 +142,16 @@ OUTCOMES = st.builds(
 )
 
 
-@given(st.lists(OUTCOMES, max_size=4, unique_by=lambda each: each.rank), st.dictionaries(st.integers(0, 3), PHASES))
+@given(
+    st.lists(OUTCOMES, max_size=4, unique_by=lambda outcome: outcome.rank), st.dictionaries(st.integers(0, 3), PHASES)
+)
 def test_each_outcome_has_one_record_and_a_failure_stays_one(outcomes, phases):
     made = outcome_records(Step(nodeid=TEST, outcomes=outcomes, phases=phases), TEST, 4, {})
-    passed = [rank for each in made if isinstance(each, Passed) for rank in each.ranks]
-    others = [each for each in made if isinstance(each, RankEnded)]
+    passed = [rank for record in made if isinstance(record, Passed) for rank in record.ranks]
+    others = [record for record in made if isinstance(record, RankEnded)]
     assert sorted([*passed, *(each.rank for each in others)]) == sorted(each.rank for each in outcomes)
-    bad = {each.rank for each in others if each.outcome.is_bad}
-    assert bad >= {each.rank for each in outcomes if each.outcome.is_bad}
+    failed = {record.rank for record in others if record.outcome.is_bad}
+    assert failed >= {outcome.rank for outcome in outcomes if outcome.outcome.is_bad}
     assert all(decode(encode(record)) == record for record in made)
 
 

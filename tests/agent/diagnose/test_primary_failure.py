@@ -108,8 +108,8 @@ def hang(frame):
 
 def analysis(calls, *outcomes, **hangs):
     step = Step(nodeid="t::x")
-    for each in outcomes:
-        step.add(each)
+    for outcome in outcomes:
+        step.add(outcome)
     return FailureAnalysis(step, {int(rank[1:]): hang(frame) for rank, frame in hangs.items()}, calls)
 
 
@@ -240,7 +240,8 @@ def stop_ranks(earlier, hangs, calls=MappingProxyType({}), first_skip=None, **fi
 def as_text(outcomes):
     """Return each outcome as in "timed_out" or "aborted by 1"."""
     return {
-        each.rank: each.outcome.value + ("" if each.caused_by is None else f" by {each.caused_by}") for each in outcomes
+        outcome.rank: outcome.outcome.value + ("" if outcome.caused_by is None else f" by {outcome.caused_by}")
+        for outcome in outcomes
     }
 
 
@@ -363,7 +364,7 @@ AFTER_BROADCAST = {0: all_reduce(12), 1: [call("broadcast", 12, order=12)], 2: a
 def test_late_ranks_time_out_and_the_others_are_aborted(earlier, hangs, calls, expected):
     stopped = stop_ranks(earlier, hangs, calls)
     assert as_text(stopped) == expected
-    assert [each.outcome for each in stopped] == sorted((each.outcome for each in stopped), reverse=True)
+    assert [outcome.outcome for outcome in stopped] == sorted((outcome.outcome for outcome in stopped), reverse=True)
 
 
 @pytest.mark.parametrize(
@@ -379,9 +380,9 @@ def test_late_ranks_time_out_and_the_others_are_aborted(earlier, hangs, calls, e
 )
 def test_the_message_of_a_time_out_names_the_ranks_that_waited_and_the_limit(earlier, hangs, message):
     failures = [outcome(rank, is_secondary=True) for rank in earlier]
-    timed_out = [each for each in stop_ranks(failures, hangs) if each.outcome is Outcome.TIMED_OUT]
+    timed_out = [outcome for outcome in stop_ranks(failures, hangs) if outcome.outcome is Outcome.TIMED_OUT]
     assert timed_out
-    assert all(each.message.startswith(message) for each in timed_out)
+    assert all(outcome.message.startswith(message) for outcome in timed_out)
 
 
 def test_the_message_of_a_time_out_has_the_phase_and_the_state_of_the_process():
@@ -435,10 +436,10 @@ EARLIER = st.builds(
 def test_every_stopped_rank_gets_one_failure_and_every_abort_has_a_cause(earlier, ranks, data):
     hangs = {rank: data.draw(st.sampled_from([IN_A_COLLECTIVE, BUSY, RankHang()])) for rank in ranks}
     stopped = stop_ranks(earlier, hangs)
-    assert sorted(each.rank for each in stopped) == sorted(ranks)
-    for each in stopped:
-        assert each.outcome.is_bad
-        assert (each.outcome is Outcome.ABORTED) == (each.caused_by is not None)
+    assert sorted(outcome.rank for outcome in stopped) == sorted(ranks)
+    for outcome in stopped:
+        assert outcome.outcome.is_bad
+        assert (outcome.outcome is Outcome.ABORTED) == (outcome.caused_by is not None)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def test_an_outlier_is_primary_to_the_rank_that_its_call_killed():
     step.promote_outliers([1])
     step.attribute_secondary_failures(None)
     assert (step.primary_failure.rank, step.primary_failure.consequence) == (1, False)
-    assert [each.caused_by for each in step.outcomes] == [1, None, 1, None]
+    assert [outcome.caused_by for outcome in step.outcomes] == [1, None, 1, None]
     assert step.outcomes[2].message == "aborted by rank 1"
 
 
@@ -55,7 +55,7 @@ def test_the_primary_failure_is_explained():
     step = Step(outcomes=[SECONDARY, step_outcome(1, "failed")])
     step.explain("rank 0 called nothing")
     step.explain("")
-    assert [each.addition for each in step.outcomes] == ["", "the ranks' calls differ: rank 0 called nothing"]
+    assert [outcome.addition for outcome in step.outcomes] == ["", "the ranks' calls differ: rank 0 called nothing"]
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def test_a_rank_that_skipped_subtests_which_another_ran_counts_as_skipped(subtes
         ]
     )
     step.compare_subtests()
-    assert [each.rank for each in step.outcomes if each.outcome is Outcome.SKIPPED] == skipped
-    assert all(each.message == subtests[each.rank] for each in step.outcomes if each.rank in skipped)
+    assert [outcome.rank for outcome in step.outcomes if outcome.outcome is Outcome.SKIPPED] == skipped
+    assert all(outcome.message == subtests[outcome.rank] for outcome in step.outcomes if outcome.rank in skipped)
 
 
 STEP_OUTCOMES = st.builds(
@@ -90,10 +90,10 @@ STEP_OUTCOMES = st.builds(
 @given(st.lists(STEP_OUTCOMES, max_size=6))
 def test_a_secondary_failure_is_reported_first_only_if_all_are_secondary(noted):
     step = Step()
-    for each in noted:
-        step.add(each)
-    failures = [each for each in step.outcomes if each.outcome.is_bad]
-    primary = [each for each in failures if not each.is_secondary]
+    for outcome in noted:
+        step.add(outcome)
+    failures = [outcome for outcome in step.outcomes if outcome.outcome.is_bad]
+    primary = [outcome for outcome in failures if not outcome.is_secondary]
     assert step.primary_failure is next(iter([*primary, *failures]), None)
 
 
@@ -101,7 +101,7 @@ def test_a_secondary_failure_is_reported_first_only_if_all_are_secondary(noted):
 def test_secondary_failures_are_consequences_of_the_cause(outcome):
     step = Step(outcomes=[SECONDARY, step_outcome(1, outcome)])
     step.attribute_secondary_failures(None)
-    assert [(each.consequence, each.caused_by) for each in step.outcomes] == [(True, 1), (False, None)]
+    assert [(outcome.consequence, outcome.caused_by) for outcome in step.outcomes] == [(True, 1), (False, None)]
 
 
 SET_UP, CALL, TEAR_DOWN = ("setup",), ("call",), ("teardown",)
@@ -199,7 +199,7 @@ def note(step, event):
 
 
 @pytest.mark.parametrize(
-    ("follow", "leading", "consequences"),
+    ("secondary", "cause", "consequences"),
     [
         ({}, 0, [False, True, True]),
         ({0}, 1, [False, False, True]),
@@ -208,13 +208,13 @@ def note(step, event):
         ({0, 1, 2}, None, [False, False, False]),
     ],
 )
-def test_the_first_failure_that_is_not_secondary_is_the_cause(follow, leading, consequences):
+def test_the_first_failure_that_is_not_secondary_is_the_cause(secondary, cause, consequences):
     step = Step(nodeid="t::x")
     for rank in range(3):
         note(step, failure(rank, 1.0 + rank, waits_for=FAILED_WAIT))
-    step.classify_failures(lambda each: each.rank in follow)
-    assert (step.cause.rank if step.cause else None) == leading
-    assert [each.consequence for each in step.outcomes] == consequences
+    step.classify_failures(lambda outcome: outcome.rank in secondary)
+    assert (step.cause.rank if step.cause else None) == cause
+    assert [outcome.consequence for outcome in step.outcomes] == consequences
 
 
 OUTCOMES = st.sampled_from(["passed", "failed", "skipped", "errored", "xfailed"])
@@ -228,7 +228,7 @@ def test_a_failed_phase_decides_whatever_the_last_report_says(phases):
     last = passed(0, 1.0)
     outcome = outcome_of_report(last, last.message, step)
     assert outcome.is_final
-    assert outcome.outcome.is_bad is any(Outcome(each).is_bad for _, each in phases)
+    assert outcome.outcome.is_bad is any(Outcome(name).is_bad for _, name in phases)
 
 
 def test_kept_phases_are_limited_and_include_the_first_failure():
@@ -248,7 +248,7 @@ LOST = {"lost": "the agent of node 1 was told to stop", "was_told_to_stop": True
 
 
 @pytest.mark.parametrize(
-    ("events", "outcomes", "leader"),
+    ("events", "outcomes", "primary"),
     [
         ([death(0, 1.0), death(1, 1.1)], ["aborted", "aborted"], None),
         ([death(1, 1.0), failure(0, 1.1, is_symptom=True)], ["aborted", "aborted"], None),
@@ -266,15 +266,17 @@ LOST = {"lost": "the agent of node 1 was told to stop", "was_told_to_stop": True
         ([death(1, 1.0, signal.SIGINT)], ["crashed"], 1),
     ],
 )  # fmt: skip
-def test_only_ranks_that_ended_with_the_job_are_aborted(events, outcomes, leader):
+def test_only_ranks_that_ended_with_the_job_are_aborted(events, outcomes, primary):
     step = Step(nodeid="t::x")
     for event in events:
         note(step, event)
     step.abort_terminated_ranks("the job was ended from outside")
-    assert [str(each.outcome) for each in sorted(step.outcomes, key=lambda each: each.rank)] == outcomes
-    leading = [each for each in step.outcomes if each.outcome.is_bad and each.outcome is not Outcome.ABORTED]
-    assert (step.cause.rank if step.cause else None) == leader
-    assert [each.rank for each in leading if not each.consequence] == ([] if leader is None else [leader])
-    assert {each.message for each in step.outcomes if each.outcome is Outcome.ABORTED} <= {
+    assert [str(outcome.outcome) for outcome in sorted(step.outcomes, key=lambda outcome: outcome.rank)] == outcomes
+    failures = [
+        outcome for outcome in step.outcomes if outcome.outcome.is_bad and outcome.outcome is not Outcome.ABORTED
+    ]
+    assert (step.cause.rank if step.cause else None) == primary
+    assert [outcome.rank for outcome in failures if not outcome.consequence] == ([] if primary is None else [primary])
+    assert {outcome.message for outcome in step.outcomes if outcome.outcome is Outcome.ABORTED} <= {
         "the job was ended from outside"
     }

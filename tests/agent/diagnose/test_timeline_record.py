@@ -40,9 +40,9 @@ def test_calls_outside_of_the_test_are_ignored():
 def test_a_record_is_bounded_for_any_call_log():
     calls = {rank: [call(number, number, kind="x" * 190) for number in range(40)] for rank in range(MAX_RANKS + 9)}
     kept = entered_collectives(calls, began=0, ended=100)
-    assert [each.number for each in kept] == list(range(40 - MAX_COLLECTIVES, 40))
-    assert {len(each.ranks) for each in kept} == {MAX_RANKS}
-    assert {len(each.kind) for each in kept} == {60}
+    assert [collective.number for collective in kept] == list(range(40 - MAX_COLLECTIVES, 40))
+    assert {len(collective.ranks) for collective in kept} == {MAX_RANKS}
+    assert {len(collective.kind) for collective in kept} == {60}
 
 
 @pytest.mark.parametrize("number", [-1, 2**53, 10**100])
@@ -52,16 +52,18 @@ def test_a_record_is_valid_for_any_number_in_the_call_log(number):
     )
     record = FailureCourse(nodeid="t.py::test", collectives=kept)
     assert decode(encode(record)) == record
-    assert [each.number for each in kept] == [1]
+    assert [collective.number for collective in kept] == [1]
 
 
 def test_the_output_of_the_first_rank_that_passed_is_kept():
-    outputs = {0: Output(), 1: Output(stdout="bad"), 2: Output(stdout="good"), 3: Output(stdout="also good")}
+    outputs = {0: Output(), 1: Output(stdout="failed"), 2: Output(stdout="passed"), 3: Output(stdout="also passed")}
     wrong = step(rank0=Outcome.PASSED, rank1=Outcome.FAILED, rank2=Outcome.PASSED, rank3=Outcome.PASSED)
-    course = timeline_record(wrong, "t.py::test", outputs)
-    assert (course.passed, course.stdout, course.stderr) == (2, "good", "")
+    record = timeline_record(wrong, "t.py::test", outputs)
+    assert (record.passed, record.stdout, record.stderr) == (2, "passed", "")
 
 
 @pytest.mark.parametrize("outcome", [Outcome.PASSED, Outcome.SKIPPED])
 def test_a_test_that_did_not_fail_has_no_record(outcome):
-    assert timeline_record(step(rank0=Outcome.PASSED, rank1=outcome), "t.py::test", {0: Output(stdout="said")}) is None
+    assert (
+        timeline_record(step(rank0=Outcome.PASSED, rank1=outcome), "t.py::test", {0: Output(stdout="printed")}) is None
+    )

@@ -38,7 +38,7 @@ class FakeProcesses:
     def add(self, pid, session, gang=None):
         """Add a process, with the mark of a gang's rank 0 unless it emptied its environment."""
         variables = {} if gang is None else Mark.of_gang(gang).environment(0)
-        self._environments[pid] = ["=".join(each) for each in variables.items()]
+        self._environments[pid] = ["=".join(variable) for variable in variables.items()]
         self.sessions[pid] = session
 
     def end(self, *pids):
@@ -182,7 +182,7 @@ def test_a_process_that_cannot_be_killed_is_a_leftover_of_one_gang(processes, re
 
 PRELUDE = """
 import json, os, signal, socket, sys, time
-control, handover = (socket.socket(fileno=int(each)) for each in sys.argv[1:])
+control, handover = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
 lines = control.makefile("rb")
 request = json.loads(lines.readline())
 def reply(*message):
@@ -204,7 +204,7 @@ def start_server(tmp_path, monkeypatch):
 
     def start(program):
         def start_process(sockets, environment, _log):
-            numbers = [each.fileno() for each in sockets]
+            numbers = [end.fileno() for end in sockets]
             command = [sys.executable, "-c", PRELUDE + program, *map(str, numbers)]
             process = subprocess.Popen(command, pass_fds=numbers, env=environment, stdin=subprocess.DEVNULL)
             process.returncode = 0
@@ -268,7 +268,7 @@ def test_an_invalid_reply_is_a_fork_server_error(start_server, end, program, why
 
 def test_the_fork_server_reports_an_invalid_request():
     with ExitStack() as stack:
-        own, its, handover = (stack.enter_context(each) for each in (*socket.socketpair(), socket.socket()))
+        own, its, handover = (stack.enter_context(end) for end in (*socket.socketpair(), socket.socket()))
         numbers = (its.fileno(), handover.fileno())
         command = [sys.executable, "-m", "allranks.agent.collect.fork_server", *map(str, numbers)]
         own.sendall(b'["ServerStart", {"supervisor": "me"}]\n')

@@ -135,7 +135,7 @@ def start_gang(tmp_path, job_end):
 
 
 def outcomes(step):
-    return {each.rank: each.outcome for each in step.outcomes}
+    return {outcome.rank: outcome.outcome for outcome in step.outcomes}
 
 
 def test_a_step_ends_with_the_report_of_the_last_rank(start_gang):
@@ -310,7 +310,7 @@ def test_the_first_failed_phase_decides(start_gang):
 
 def test_the_phases_of_a_rank_are_kept(start_gang):
     step = start_gang([report(phase("setup"), phase("call"), phase("teardown"), PASSED)]).run(RUN, DEADLINES)
-    assert [each.when for each in step.phases[0]] == ["setup", "call", "teardown"]
+    assert [phase.when for phase in step.phases[0]] == ["setup", "call", "teardown"]
     [passed] = outcome_records(step, TEST, 1, {})
     assert passed.seconds == (1.5,)
 
@@ -371,10 +371,10 @@ def test_the_system_clock_may_be_set_at_any_moment_of_a_test(monkeypatch, start_
 
     gang._selector.select = set_the_day_and_select
     step = gang.run(RUN, within(20))
-    assert [(each.rank, each.caused_by) for each in step.outcomes] == [(1, None), (0, 1), (2, 1)]
+    assert [(outcome.rank, outcome.caused_by) for outcome in step.outcomes] == [(1, None), (0, 1), (2, 1)]
     ends = outcome_records(step, RUN.nodeid, 3, {})
-    assert [each.rank for each in sorted(ends, key=lambda each: each.arrived)] == [1, 0, 2]
-    assert all(each.observed < 20 for each in ends)
+    assert [end.rank for end in sorted(ends, key=lambda end: end.arrived)] == [1, 0, 2]
+    assert all(end.observed < 20 for end in ends)
 
 
 def test_an_aborted_step_keeps_earlier_reports(start_gang, job_end):
@@ -392,7 +392,7 @@ def test_an_aborted_step_keeps_earlier_reports(start_gang, job_end):
         signal.signal(signal.SIGUSR1, before)
     step = gang.abort("stopped")
     assert outcomes(step) == {0: Outcome.FAILED, 1: Outcome.ABORTED}
-    assert {each.message for each in step.outcomes} == {"broken", "stopped"}
+    assert {outcome.message for outcome in step.outcomes} == {"broken", "stopped"}
 
 
 def test_end_waits_until_all_ranks_have_exited(start_gang):
@@ -581,7 +581,7 @@ def test_a_rank_that_dies_in_the_debugger_does_not_pause_the_clock(tmp_path, job
     gang.start()
     step = gang.run(RUN, within(1000))
     assert step.primary_failure.message.startswith("rank 0 was killed by SIGKILL")
-    assert {each.rank for each in step.outcomes} == {0, 1}
+    assert {outcome.rank for outcome in step.outcomes} == {0, 1}
     gang.close()
 
 
@@ -603,7 +603,7 @@ def test_a_skip_by_exit_is_recorded_with_its_code(start_gang):
 
 
 def consequences(step):
-    return {each.rank: each.consequence for each in step.outcomes}
+    return {outcome.rank: outcome.consequence for outcome in step.outcomes}
 
 
 def test_a_crash_within_the_grace_is_primary_to_an_earlier_secondary_failure(start_gang):

@@ -50,11 +50,11 @@ def test_a_failed_fork_leaves_no_process_and_no_descriptor(monkeypatch, function
 
 def test_a_rank_only_has_its_own_connections():
     def send_descriptors(_rank, connection, _call_log):
-        sockets = [each.name for each in descriptors() if each.is_socket()]
+        sockets = [path.name for path in descriptors() if path.is_socket()]
         RankEnd(connection).send(GpuLost(message=" ".join(sockets), nodeid=str(connection)))
         os._exit(0)
 
-    before = {each.name for each in descriptors()}
+    before = {path.name for path in descriptors()}
     ranks = fork_ranks([0, 1, 2], send_descriptors)
     try:
         for rank in ranks:

@@ -91,13 +91,13 @@ def test_ranks_are_inspected_on_all_nodes_at_once(gang):
 def test_ranks_are_closed_on_all_nodes_at_once(gang):
     gang, notes = gang
     assert gang.close() == []
-    assert [each for each in notes if each[0] != "stop"] == ALL_SENT_FIRST
+    assert [note for note in notes if note[0] != "stop"] == ALL_SENT_FIRST
 
 
 def test_ranks_are_started_on_all_nodes_at_once():
     notes = []
     ranks = start_gang([Node(rank, notes) for rank in range(3)], StartRanks(gang=1))
-    assert [each.ranks for each in ranks] == [[0], [1], [2]]
+    assert [node_ranks.ranks for node_ranks in ranks] == [[0], [1], [2]]
     assert notes == ALL_SENT_FIRST
 
 
@@ -107,4 +107,4 @@ def test_started_ranks_are_killed_if_another_node_fails(error):
     nodes = [Node(0, notes), Node(1, notes, error), Node(2, notes)]
     with pytest.raises(type(error), match=str(error)):
         start_gang(nodes, StartRanks(gang=1))
-    assert [each for each in notes if each[0] == "stop"] == [("stop", 0, "kill"), ("stop", 2, "kill")]
+    assert [note for note in notes if note[0] == "stop"] == [("stop", 0, "kill"), ("stop", 2, "kill")]

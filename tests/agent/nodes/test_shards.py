@@ -25,8 +25,8 @@ def run_shard(tmp_path, launch_fork):
         return job
 
     yield run
-    for each in runs:
-        each.close()
+    for job in runs:
+        job.close()
 
 
 def test_both_nodes_run_only_the_tests_of_the_shard(run_shard):

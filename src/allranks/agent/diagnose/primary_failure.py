@@ -263,7 +263,7 @@ def outliers(calls: _Calls, rank: int, death: Stacks | None = None) -> list[int]
     by_rank = _by_number(calls)[newest.group, newest.number]
     is_in_collective = death is not None and death.waits_in_distributed()
     traits = (attrgetter("essence"), _signature) if is_in_collective else (attrgetter("essence"),)
-    minorities = (_minority({each: trait(call) for each, call in by_rank.items()}) for trait in traits)
+    minorities = (_minority({peer: trait(call) for peer, call in by_rank.items()}) for trait in traits)
     odd = next(filter(None, minorities), [])
     return [] if rank in odd else odd
 

@@ -239,7 +239,7 @@ class ForkServer:
 
 def start_process(sockets: Sequence[socket.socket], environment: Mapping[str, str], log: int) -> int:
     """Start a fork server by exec; return its process id."""
-    descriptors = [each.fileno() for each in sockets]
+    descriptors = [end.fileno() for end in sockets]
     process = subprocess.Popen(
         [sys.executable, "-m", "allranks.agent.collect.fork_server", *map(str, descriptors)],
         stdin=subprocess.DEVNULL,

@@ -215,7 +215,10 @@ def fork_ranks(numbers: Iterable[int], rank_main: RankMain, echo: Echo | None = 
         for number in numbers:
             with linux.adopting_orphans(), ExitStack() as undo:
                 connections = open_connections(number, echo, undo)
-                inherited = [*connections.supervisor_ends, *(each for rank in ranks for each in rank.descriptors)]
+                inherited = [
+                    *connections.supervisor_ends,
+                    *(descriptor for rank in ranks for descriptor in rank.descriptors),
+                ]
                 pid = fork_rank(number, connections.rank_ends, rank_main, inherited)
                 undo.callback(_end, pid)
                 ranks.append(connections.process(pid, os.pidfd_open(pid)))
