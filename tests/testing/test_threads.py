@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from allranks.agent.diagnose.unmatched_calls import words_for_ranks
+from allranks.agent.diagnose.unmatched_calls import format_ranks
 from allranks.agent.environment_skips import EnvironmentSkip
 from allranks.protocol.config import TimeLimit
 from allranks.protocol.outcomes import Outcome
@@ -94,7 +94,7 @@ def test_ranks_that_fail_alike_are_all_failures():
         assert dist.get_world_size() == 7
 
     error = error_of(3, body, JoinLimits(total=of_test(60), settling=20))
-    peers = words_for_ranks([rank for rank in range(3) if rank != error.leading])
+    peers = format_ranks([rank for rank in range(3) if rank != error.leading])
     assert str(error).splitlines()[1:] == [f"  {peers} failed alike"]
 
 

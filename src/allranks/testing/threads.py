@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but not exported for mypy
 
-from allranks.agent.diagnose.unmatched_calls import words_for_ranks
+from allranks.agent.diagnose.unmatched_calls import format_ranks
 from allranks.agent.environment_skips import EnvironmentSkip
 from allranks.agent.launch.plain import default_limit, default_timeout
 from allranks.protocol.config import TimeLimit
@@ -148,7 +148,7 @@ def _peer_lines(peers: Sequence[Ending], leading: Ending) -> Iterator[str]:
         alike.setdefault((_peer_words(peer, leading), _where(peer)), []).append(peer.rank)
     for (words, place), ranks in alike.items():
         subject = "it" if len(ranks) == 1 else "each"
-        yield f"  {words_for_ranks(ranks)} {words}{f': {subject} {place}' if place else ''}"
+        yield f"  {format_ranks(ranks)} {words}{f': {subject} {place}' if place else ''}"
 
 
 def _headline(leading: Ending, endings: Sequence[Ending]) -> str:

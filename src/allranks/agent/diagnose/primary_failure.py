@@ -13,7 +13,7 @@ from allranks.agent import clock
 from allranks.agent.call_log import DEFAULT_GROUP, MESSAGES, NEW_GROUP, LastCall, Wait
 from allranks.agent.channel import RankHang
 from allranks.agent.diagnose.step_outcome import Step, StepOutcome
-from allranks.agent.diagnose.unmatched_calls import words_for_ranks
+from allranks.agent.diagnose.unmatched_calls import format_ranks
 from allranks.agent.stacks import Stacks
 from allranks.protocol.outcomes import Outcome
 
@@ -137,7 +137,7 @@ def stopped_outcomes(
     if step.has_failed:
         waiting = {outcome.rank for outcome in step.outcomes if outcome.outcome.is_bad}
         waiting |= {rank for rank, hang in hangs.items() if rank not in late and waits_for_peers(hang)}
-        reason = f"{words_for_ranks(sorted(waiting))} waited for it; {reason}"
+        reason = f"{format_ranks(sorted(waiting))} waited for it; {reason}"
     timed_out = [_timed_out(rank, hangs[rank], reason, hangs[rank].phase or step.current_phase(rank)) for rank in late]
     first = next(iter(timed_out), step.primary_failure)
     others = sorted(set(hangs) - set(late))
@@ -311,8 +311,8 @@ def _describe(calls: Mapping[int, LastCall], number: int) -> str:
         root = f" with root {call.peer}" if has_one_kind and not has_one_root else ""
         ranks_of.setdefault(f"{call.kind} #{number}{tensor}{root}", []).append(rank)
     (first, ranks), *others = ranks_of.items()
-    rest = "".join(f", {words_for_ranks(ranks)} {name}" for name, ranks in others)
-    return f"{words_for_ranks(ranks)} called {first}{rest}"
+    rest = "".join(f", {format_ranks(ranks)} {name}" for name, ranks in others)
+    return f"{format_ranks(ranks)} called {first}{rest}"
 
 
 def describe_diverging_groups(calls: _Calls) -> str:
@@ -323,4 +323,4 @@ def describe_diverging_groups(calls: _Calls) -> str:
     ranks_of: dict[str, list[int]] = {}
     for rank, call in current.items():
         ranks_of.setdefault(f"{call.kind} #{call.number} of group {call.group}", []).append(rank)
-    return ", ".join(f"{words_for_ranks(ranks)} called {name}" for name, ranks in ranks_of.items())
+    return ", ".join(f"{format_ranks(ranks)} called {name}" for name, ranks in ranks_of.items())

@@ -142,8 +142,8 @@ def _describe_numbers(kind: str, numbers: Mapping[int, int], group: _Group) -> s
         ranks_of.setdefault(number, []).append(rank)
     # The ranks that called nothing come last: a sentence that begins with them reads badly.
     (number, ranks), *others = sorted(ranks_of.items(), key=lambda item: (item[0] == 0, item[1]))
-    rest = "".join(f", {words_for_ranks(ranks)} {_times(number)}" for number, ranks in others)
-    return f"{words_for_ranks(ranks)} called {kind} {_times(number)} in {_name(group)}{rest}"
+    rest = "".join(f", {format_ranks(ranks)} {_times(number)}" for number, ranks in others)
+    return f"{format_ranks(ranks)} called {kind} {_times(number)} in {_name(group)}{rest}"
 
 
 def _unusual(numbers: Mapping[int, int]) -> tuple[int, ...]:
@@ -164,7 +164,7 @@ def _mismatches_of_receiver(receiver: int, surplus: _Surplus, group: _Group) -> 
     from_any, _ = surplus.get(None, (0, 0))
     excess = sum(known[sender] for sender in senders) + from_any
     if excess > 0:
-        text = f"{words_for_ranks(senders)} sent {_messages(excess)} that rank {receiver} did not receive {where}"
+        text = f"{format_ranks(senders)} sent {_messages(excess)} that rank {receiver} did not receive {where}"
         yield Mismatch(message=text, ranks=senders, is_error=True)
     elif excess < 0:
         text = f"rank {receiver} waits for {_messages(-excess)} from any rank that no rank sent {where}"
@@ -184,10 +184,10 @@ def _is_default(group: _Group) -> bool:
 
 
 def _name(group: _Group) -> str:
-    return "group default" if _is_default(group) else f"the group of {words_for_ranks(group)}"
+    return "group default" if _is_default(group) else f"the group of {format_ranks(group)}"
 
 
-def words_for_ranks(ranks: Collection[int]) -> str:
+def format_ranks(ranks: Collection[int]) -> str:
     """Format ranks: ``rank 0``, ``ranks 0 and 2``, ``ranks 0, 2 and 4-63``."""
     # Consecutive ranks have the same difference to their index in the list.
     runs = [[rank for _, rank in run] for _, run in itertools.groupby(enumerate(ranks), lambda at: at[1] - at[0])]

@@ -12,7 +12,7 @@ import pytest
 
 from allranks.agent.channel import End
 from allranks.agent.diagnose.step_outcome import Step, StepOutcome
-from allranks.agent.diagnose.unmatched_calls import words_for_ranks
+from allranks.agent.diagnose.unmatched_calls import format_ranks
 from allranks.agent.launch.launch import Excuse, Launch, LaunchContext, LaunchTerms, excuse_nothing
 from allranks.agent.launch.launched_rank import LaunchedRank, RankTerms
 from allranks.agent.launch.plain import meeting_file
@@ -86,7 +86,7 @@ def _headlines(outcomes: Iterable[StepOutcome]) -> Iterator[str]:
     alike: dict[tuple[str, str, bool], list[StepOutcome]] = {}
     for each in sorted(outcomes, key=lambda each: each.rank):
         alike.setdefault((each.outcome, each.message, each.consequence), []).append(each)
-    yield from (_headline(group[0], words_for_ranks([each.rank for each in group])) for group in alike.values())
+    yield from (_headline(group[0], format_ranks([each.rank for each in group])) for group in alike.values())
 
 
 def _headline(outcome: StepOutcome, who: str) -> str:

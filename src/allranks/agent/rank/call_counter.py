@@ -33,7 +33,7 @@ from torch.distributed import distributed_c10d
 
 from allranks.agent.call_log import DEFAULT_GROUP, NEW_GROUP, OF, CallLog, LastCall, Wait
 from allranks.agent.clock import monotonic_ns
-from allranks.agent.diagnose.unmatched_calls import words_for_ranks
+from allranks.agent.diagnose.unmatched_calls import format_ranks
 
 _POLLS = 3
 """Consecutive negative answers of a store from which on a rank counts as polling."""
@@ -511,7 +511,7 @@ class CallCounter:
                 known.count(NEW_GROUP)
                 ranks = next(iter(arguments), options.get("ranks"))
                 with suppress(TypeError, ValueError):  # torch refuses such ranks
-                    members = words_for_ranks(sorted(range(world.size()) if ranks is None else map(int, ranks)))
+                    members = format_ranks(sorted(range(world.size()) if ranks is None else map(int, ranks)))
                     made = LastCall(NEW_GROUP, next(self._made_groups), f"{NEW_GROUP} of {members}", at=monotonic_ns())
                     self._log.note(self._new_groups, made._replace(order=next(self._order)))
             return original(*arguments, **options)

@@ -18,7 +18,7 @@ from typing import Protocol
 from allranks.agent import linux
 from allranks.agent.channel import RunTest
 from allranks.agent.diagnose.step_outcome import Step, failed_start, outcome_records, timeline_record
-from allranks.agent.diagnose.unmatched_calls import words_for_ranks
+from allranks.agent.diagnose.unmatched_calls import format_ranks
 from allranks.agent.gangs.forks import SESSION_END_TIMEOUT, ForkServerError, LocalNode
 from allranks.agent.gangs.gang import SKIP_GRACES, STORE_ROUNDING, Deadlines, Gang
 from allranks.agent.job_end import HangupError, JobEnd, JobLimitError, LostGpuError
@@ -614,7 +614,7 @@ class TestLoop:
             text = f"a process that rank {rank} had forked used the rank's connection; its messages were ignored"
             self._journal.write(Notice(nodeid=self._current, text=text))
         for failure, ranks in step.unchecked_children.items():
-            where = f" (on {words_for_ranks(ranks)})" if self._config.ranks > 1 else ""
+            where = f" (on {format_ranks(ranks)})" if self._config.ranks > 1 else ""
             self._journal.write(Notice(nodeid=self._current, text=f"{failure}, and the test passed{where}"))
         for reason in dict.fromkeys(reason for outcome in step.outcomes for reason in outcome.report.cold_starts):
             if reason not in self._state.cold_starts:
