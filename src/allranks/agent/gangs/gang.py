@@ -1,4 +1,9 @@
-"""A gang: ranks that are started together, run tests in lockstep under supervision, and end together."""
+"""A gang: ranks that are started together, run tests in lockstep under supervision, and end together.
+
+When a test fails or hangs, :meth:`Gang._diagnose` freezes the pending ranks and has their nodes inspect them
+(``local_ranks.py``, ``diagnose/stacks.py``), decides which failures are primary (``diagnose/primary_failure.py``) and
+stops the ranks. The resulting step (``diagnose/step_outcome.py``) is what the test loop records.
+"""
 
 import selectors
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
