@@ -13,9 +13,9 @@ from allranks.agent.diagnose.primary_failure import (
     FailureAnalysis,
     describe_conflicting_call,
     describe_diverging_groups,
+    diagnose,
     odd_ones_out,
     outliers,
-    stopped_outcomes,
 )
 from allranks.agent.diagnose.step_outcome import Step, StepOutcome
 from allranks.agent.stacks import Stacks
@@ -233,8 +233,8 @@ SECONDARY = outcome(0, at=0.0, is_secondary=True)
 def stop_ranks(earlier, hangs, calls=MappingProxyType({}), first_skip=None, **fields):
     """Return the outcomes of hanging ranks after some earlier outcomes."""
     step = Step(outcomes=list(earlier), **fields)
-    late = FailureAnalysis(step, hangs, calls).late_ranks(has_failed=step.has_failed)
-    return stopped_outcomes(step, hangs, late, reason="not finished after 9 s", first_skip=first_skip)
+    diagnose(step, hangs, calls, reason="not finished after 9 s", first_skip=first_skip)
+    return [outcome for outcome in step.outcomes if outcome.rank in hangs]
 
 
 def as_text(outcomes):

@@ -24,6 +24,44 @@ _UNEVEN = ("all_to_all",)
 """Calls whose tensors may have different shapes on different ranks."""
 
 
+def diagnose(
+    step: Step, hangs: Mapping[int, RankHang], calls: _Calls, *, reason: str, first_skip: StepOutcome | None
+) -> None:
+    """Decide which failures of a step are primary, and add the outcomes of the ranks that had to be stopped.
+
+    Args:
+        step: The step so far.
+        hangs: Where each of these ranks was.
+        calls: The last calls of each rank of the gang.
+        reason: Why they had to be stopped: the time limit that they reached.
+        first_skip: The rank that skipped, or failed as expected, if its peers had to do the same.
+    """
+    analysis = FailureAnalysis(step, hangs, calls)
+    step.classify_failures(analysis.is_secondary)
+    if hangs:
+        late = analysis.late_ranks(has_failed=step.has_failed)
+        for outcome in _stopped_outcomes(step, hangs, late, reason=reason, first_skip=first_skip):
+            step.add(outcome)
+
+
+def explain(step: Step, calls: _Calls, first_skip: StepOutcome | None) -> None:
+    """Explain a failed step by the ranks' last calls, and attribute secondary failures to their cause."""
+    if step.cause is not None:
+        death = step.cause.stacks if step.cause.outcome is Outcome.CRASHED else None
+        step.promote_outliers(outliers(calls, step.cause.rank, death))
+    odd, cause = odd_ones_out(calls), step.cause
+    # A rank that timed out in another group's call is a cause because of that call, and so are all in a circle.
+    is_circle = all(outcome.outcome is Outcome.TIMED_OUT for outcome in step.outcomes)
+    is_odd = cause is not None and cause.outcome is Outcome.TIMED_OUT and cause.observed and cause.rank in odd
+    may_diverge = cause is None or is_odd or is_circle
+    step.attribute_secondary_failures(first_skip, odd)
+    step.explain(
+        describe_conflicting_call(calls)
+        or (describe_diverging_groups(calls) if may_diverge else "")
+        or step.describe_unmatched_call()
+    )
+
+
 class FailureAnalysis:
     """Decides which ranks others waited for in a step.
 
@@ -117,18 +155,10 @@ class FailureAnalysis:
         return odd or free or ([] if has_failed else list(self._hangs))
 
 
-def stopped_outcomes(
+def _stopped_outcomes(
     step: Step, hangs: Mapping[int, RankHang], late: Sequence[int], *, reason: str, first_skip: StepOutcome | None
 ) -> list[StepOutcome]:
-    """Return the outcomes of ranks that had to be stopped, the late ones first.
-
-    Args:
-        step: The step so far: if it has failed, the grace after that is over; else the time limit is reached.
-        hangs: Where each of these ranks was.
-        late: Those that others wait for.
-        reason: Why they had to be stopped: the time limit that they reached.
-        first_skip: The rank that skipped, or failed as expected, if its peers had to do the same.
-    """
+    """Return the outcomes of ranks that had to be stopped, the late ones first, as for :func:`diagnose`."""
     first = step.cause or first_skip
     if first is not None and first.outcome is Outcome.XFAILED and not all(map(waits_for_peers, hangs.values())):
         first = None  # where the test is expected to fail on each rank, a hang is not

@@ -25,15 +25,7 @@ from allranks.agent.channel import (
     RunTest,
     StepEnded,
 )
-from allranks.agent.diagnose.primary_failure import (
-    FailureAnalysis,
-    describe_conflicting_call,
-    describe_diverging_groups,
-    odd_ones_out,
-    outliers,
-    stopped_outcomes,
-    waits_for_peers,
-)
+from allranks.agent.diagnose.primary_failure import diagnose, explain, waits_for_peers
 from allranks.agent.diagnose.step_outcome import (
     Step,
     StepOutcome,
@@ -235,7 +227,7 @@ class Gang:
         calls = self._diagnose(timer.reason, first_skip)
         self._wait_for_job_end(step)
         if step.has_failed:
-            self._explain(step, first_skip, calls)
+            explain(step, calls, first_skip)
         step.compare_subtests()
         return step
 
@@ -263,30 +255,8 @@ class Gang:
         calls = {rank: blamed(own) for rank, own in inspection.calls.items()}
         pending, self._pending = self._pending, set()
         self._stop(pending)
-        analysis = FailureAnalysis(step, inspection.hangs, calls)
-        step.classify_failures(analysis.is_secondary)
-        if inspection.hangs:
-            late = analysis.late_ranks(has_failed=step.has_failed)
-            for outcome in stopped_outcomes(step, inspection.hangs, late, reason=reason, first_skip=first_skip):
-                step.add(outcome)
+        diagnose(step, inspection.hangs, calls, reason=reason, first_skip=first_skip)
         return calls
-
-    def _explain(self, step: Step, first_skip: StepOutcome | None, calls: Mapping[int, Sequence[LastCall]]) -> None:
-        """Explain a failed step by the ranks' last calls."""
-        if step.cause is not None:
-            death = step.cause.stacks if step.cause.outcome is Outcome.CRASHED else None
-            step.promote_outliers(outliers(calls, step.cause.rank, death))
-        odd, cause = odd_ones_out(calls), step.cause
-        # A rank that timed out in another group's call is a cause because of that call, and so are all in a circle.
-        is_circle = all(outcome.outcome is Outcome.TIMED_OUT for outcome in step.outcomes)
-        is_odd = cause is not None and cause.outcome is Outcome.TIMED_OUT and cause.observed and cause.rank in odd
-        may_diverge = cause is None or is_odd or is_circle
-        step.attribute_secondary_failures(first_skip, odd)
-        step.explain(
-            describe_conflicting_call(calls)
-            or (describe_diverging_groups(calls) if may_diverge else "")
-            or step.describe_unmatched_call()
-        )
 
     def _inspect(self, ranks: Collection[int]) -> Inspection:
         results = self._request(lambda own: own.inspect([rank for rank in own.ranks if rank in ranks]))
