@@ -224,9 +224,11 @@ def all_reduce(number, shape="4", group="default"):
 
 HEAD = "Current thread 0x1 (most recent call first):\n"
 WAITING = '  File "/x/site-packages/torch/distributed/c10d.py", line 9 in wait\n'
-IN_A_COLLECTIVE = RankHang(stacks=Stacks(f'{HEAD}{WAITING}  File "/home/me/test_a.py", line 5 in test_a\n'))
+WAITS = RankHang(stacks=Stacks(f'{HEAD}{WAITING}  File "/home/me/test_a.py", line 5 in test_a\n'))
 BUSY = RankHang(stacks=Stacks(f'{HEAD}  File "/home/me/test_a.py", line 7 in loop\n'))
-REPORTING = RankHang(stacks=Stacks(f'{HEAD}  File "/x/site-packages/_pytest/_code/code.py", line 9 in repr_excinfo\n'))
+REPORTS = RankHang(stacks=Stacks(f'{HEAD}  File "/x/site-packages/_pytest/_code/code.py", line 9 in repr_excinfo\n'))
+POLLS = replace(BUSY, waits_for=Wait(1))
+UNKNOWN = RankHang()
 SECONDARY = outcome(0, at=0.0, is_secondary=True)
 
 
@@ -237,133 +239,62 @@ def stop_ranks(earlier, hangs, calls=MappingProxyType({}), first_skip=None, **fi
     return [outcome for outcome in step.outcomes if outcome.rank in hangs]
 
 
-def as_text(outcomes):
-    """Return each outcome as in "timed_out" or "aborted by 1"."""
-    return {
-        outcome.rank: outcome.outcome.value + ("" if outcome.caused_by is None else f" by {outcome.caused_by}")
-        for outcome in outcomes
-    }
+def aborted_by(outcomes):
+    """Return the rank that each rank was aborted by; None for one that timed out."""
+    assert {outcome.outcome for outcome in outcomes} <= {Outcome.ABORTED, Outcome.TIMED_OUT}
+    return {outcome.rank: outcome.caused_by for outcome in outcomes}
 
 
-TWO_WAIT = {0: IN_A_COLLECTIVE, 1: IN_A_COLLECTIVE}
-THREE_WAIT = dict.fromkeys(range(3), IN_A_COLLECTIVE)
-AFTER_BROADCAST = {0: all_reduce(12), 1: [call("broadcast", 12, order=12)], 2: all_reduce(12)}
+ONE, TWO = all_reduce(1), all_reduce(2)
+BROADCAST = [call("broadcast", 12, order=12)]
+HANGS = {
+    "after a cause": ([outcome(2)], {0: BUSY, 1: WAITS}, {}, {0: 2, 1: 2}),
+    "after a secondary failure, one is busy": ([SECONDARY], {1: WAITS, 2: BUSY}, {}, {1: 2, 2: None}),
+    "after a secondary failure, all wait": ([SECONDARY], {1: WAITS, 2: WAITS}, {}, {1: 0, 2: 0}),
+    "without stacks and calls": ([SECONDARY], {1: UNKNOWN}, {}, {1: None}),
+    "without user code and calls": ([SECONDARY], {1: REPORTS}, {}, {1: None}),
+    "without stacks, behind": ([SECONDARY], {1: UNKNOWN}, {0: TWO, 1: ONE}, {1: None}),
+    "without user code, behind": ([SECONDARY], {1: REPORTS}, {0: TWO, 1: ONE}, {1: None}),
+    "without stacks, in the same call": ([SECONDARY], {1: UNKNOWN}, {0: TWO, 1: TWO}, {1: 0}),
+    "without user code, after the same call": ([SECONDARY], {1: REPORTS}, {0: TWO, 1: TWO}, {1: 0}),
+    "without stacks, in another group": (
+        [SECONDARY],
+        {1: UNKNOWN},
+        {0: TWO, 1: all_reduce(1, group="7"), 2: TWO},
+        {1: None},
+    ),
+    "after a secondary failure, one waits for a key": (
+        [SECONDARY],
+        {1: WAITS, 2: WAITS},
+        {0: ONE, 1: [], 2: ONE},
+        {1: None, 2: 1},
+    ),
+    "one of three waits for a key": ([], {1: WAITS, 2: WAITS}, {0: ONE, 1: [], 2: ONE}, {1: None, 2: 1}),
+    "one of two waits for a key": ([], {0: WAITS, 1: WAITS}, {0: ONE, 1: []}, {0: 1, 1: None}),
+    "one is busy": ([], {0: WAITS, 1: BUSY}, {}, {0: 1, 1: None}),
+    "all wait": ([], {0: WAITS, 1: WAITS}, {}, {0: None, 1: None}),
+    "one of the busy ranks is behind": (
+        [],
+        {0: BUSY, 1: BUSY, 2: WAITS},
+        {0: all_reduce(3), 1: TWO, 2: all_reduce(3)},
+        {0: 1, 1: None, 2: 1},
+    ),
+    "one polls for a collective": ([], {0: POLLS, 1: BUSY}, {0: ONE, 1: []}, {0: 1, 1: None}),
+    "both are busy": ([], {0: BUSY, 1: BUSY}, {0: ONE, 1: []}, {0: None, 1: None}),
+    "one waits in another call than most": (
+        [],
+        dict.fromkeys(range(3), WAITS),
+        {0: all_reduce(12), 1: BROADCAST, 2: all_reduce(12)},
+        {0: 1, 1: None, 2: 1},
+    ),
+    "no call has a majority": ([], {0: WAITS, 1: WAITS}, {0: all_reduce(12), 1: BROADCAST}, {0: None, 1: None}),
+}
 
 
-@pytest.mark.parametrize(
-    ("earlier", "hangs", "calls", "expected"),
-    [
-        pytest.param(
-            [outcome(2)], {0: BUSY, 1: IN_A_COLLECTIVE}, {}, {0: "aborted by 2", 1: "aborted by 2"}, id="after a cause"
-        ),
-        pytest.param(
-            [SECONDARY],
-            {1: IN_A_COLLECTIVE, 2: BUSY},
-            {},
-            {1: "aborted by 2", 2: "timed_out"},
-            id="after a secondary failure, a busy rank is late",
-        ),
-        pytest.param(
-            [SECONDARY],
-            {1: IN_A_COLLECTIVE, 2: IN_A_COLLECTIVE},
-            {},
-            {1: "aborted by 0", 2: "aborted by 0"},
-            id="after a secondary failure, all wait",
-        ),
-        pytest.param([SECONDARY], {1: RankHang()}, {}, {1: "timed_out"}, id="without stacks and calls"),
-        pytest.param([SECONDARY], {1: REPORTING}, {}, {1: "timed_out"}, id="without user code and calls"),
-        pytest.param(
-            [SECONDARY],
-            {1: RankHang()},
-            {0: all_reduce(2), 1: all_reduce(1)},
-            {1: "timed_out"},
-            id="without stacks, behind",
-        ),
-        pytest.param(
-            [SECONDARY],
-            {1: REPORTING},
-            {0: all_reduce(2), 1: all_reduce(1)},
-            {1: "timed_out"},
-            id="without user code, behind",
-        ),
-        pytest.param(
-            [SECONDARY],
-            {1: RankHang()},
-            {0: all_reduce(2), 1: all_reduce(2)},
-            {1: "aborted by 0"},
-            id="without stacks, in the same call",
-        ),
-        pytest.param(
-            [SECONDARY],
-            {1: REPORTING},
-            {0: all_reduce(2), 1: all_reduce(2)},
-            {1: "aborted by 0"},
-            id="without user code, after the same call",
-        ),
-        pytest.param(
-            [SECONDARY],
-            {1: RankHang()},
-            {0: all_reduce(2), 1: all_reduce(1, group="7"), 2: all_reduce(2)},
-            {1: "timed_out"},
-            id="without stacks, in another group",
-        ),
-        pytest.param(
-            [SECONDARY],
-            {1: IN_A_COLLECTIVE, 2: IN_A_COLLECTIVE},
-            {0: all_reduce(1), 1: [], 2: all_reduce(1)},
-            {1: "timed_out", 2: "aborted by 1"},
-            id="after a secondary failure, a rank waits for a key",
-        ),
-        pytest.param(
-            [],
-            {1: IN_A_COLLECTIVE, 2: IN_A_COLLECTIVE},
-            {0: all_reduce(1), 1: [], 2: all_reduce(1)},
-            {1: "timed_out", 2: "aborted by 1"},
-            id="at the limit, a rank waits for a key",
-        ),
-        pytest.param(
-            [], TWO_WAIT, {0: all_reduce(1), 1: []}, {0: "aborted by 1", 1: "timed_out"}, id="one waits for a key"
-        ),
-        pytest.param(
-            [], {0: IN_A_COLLECTIVE, 1: BUSY}, {}, {0: "aborted by 1", 1: "timed_out"}, id="at the limit, one is busy"
-        ),
-        pytest.param([], TWO_WAIT, {}, {0: "timed_out", 1: "timed_out"}, id="at the limit, all wait"),
-        pytest.param(
-            [],
-            {0: BUSY, 1: BUSY, 2: IN_A_COLLECTIVE},
-            {0: all_reduce(3), 1: all_reduce(2), 2: all_reduce(3)},
-            {0: "aborted by 1", 1: "timed_out", 2: "aborted by 1"},
-            id="of busy ranks, one is behind",
-        ),
-        pytest.param(
-            [],
-            {0: replace(BUSY, waits_for=Wait(1)), 1: BUSY},
-            {0: all_reduce(1), 1: []},
-            {0: "aborted by 1", 1: "timed_out"},
-            id="a rank polls for a collective",
-        ),
-        pytest.param(
-            [], {0: BUSY, 1: BUSY}, {0: all_reduce(1), 1: []}, {0: "timed_out", 1: "timed_out"}, id="both are busy"
-        ),
-        pytest.param(
-            [],
-            THREE_WAIT,
-            AFTER_BROADCAST,
-            {0: "aborted by 1", 1: "timed_out", 2: "aborted by 1"},
-            id="one waits in another call than most",
-        ),
-        pytest.param(
-            [],
-            TWO_WAIT,
-            {rank: AFTER_BROADCAST[rank] for rank in (0, 1)},
-            {0: "timed_out", 1: "timed_out"},
-            id="no call has a majority",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("earlier", "hangs", "calls", "expected"), HANGS.values(), ids=HANGS)
 def test_late_ranks_time_out_and_the_others_are_aborted(earlier, hangs, calls, expected):
     stopped = stop_ranks(earlier, hangs, calls)
-    assert as_text(stopped) == expected
+    assert aborted_by(stopped) == expected
     assert [outcome.outcome for outcome in stopped] == sorted((outcome.outcome for outcome in stopped), reverse=True)
 
 
@@ -372,10 +303,10 @@ def test_late_ranks_time_out_and_the_others_are_aborted(earlier, hangs, calls, e
     [
         ([0], {1: BUSY}, "rank 0 waited for it; not finished after 9 s; it was in /home/me/test_a.py:7 in loop"),
         ([0, 2], {1: BUSY}, "ranks 0 and 2 waited for it; not finished after 9 s"),
-        ([3], {0: IN_A_COLLECTIVE, 1: BUSY, 2: IN_A_COLLECTIVE}, "ranks 0, 2 and 3 waited for it; not finished"),
-        ([0, 1, 2], {3: BUSY, 4: IN_A_COLLECTIVE}, "ranks 0-2 and 4 waited for it; not finished after 9 s"),
+        ([3], {0: WAITS, 1: BUSY, 2: WAITS}, "ranks 0, 2 and 3 waited for it; not finished"),
+        ([0, 1, 2], {3: BUSY, 4: WAITS}, "ranks 0-2 and 4 waited for it; not finished after 9 s"),
         ([0], {1: BUSY, 2: BUSY}, "rank 0 waited for it; not finished after 9 s"),
-        ([], {0: IN_A_COLLECTIVE, 1: BUSY}, "not finished after 9 s"),
+        ([], {0: WAITS, 1: BUSY}, "not finished after 9 s"),
     ],
 )
 def test_the_message_of_a_time_out_names_the_ranks_that_waited_and_the_limit(earlier, hangs, message):
@@ -394,15 +325,15 @@ def test_the_message_of_a_time_out_has_the_phase_and_the_state_of_the_process():
 @pytest.mark.parametrize(
     ("kind", "hang", "message"),
     [
-        ("failed", IN_A_COLLECTIVE, "aborted by rank 0 while waiting at /home/me/test_a.py:5 in test_a"),
+        ("failed", WAITS, "aborted by rank 0 while waiting at /home/me/test_a.py:5 in test_a"),
         ("failed", BUSY, "aborted by rank 0 at /home/me/test_a.py:7 in loop"),
-        ("failed", RankHang(), "aborted by rank 0"),
+        ("failed", UNKNOWN, "aborted by rank 0"),
         (
             "skipped",
-            IN_A_COLLECTIVE,
+            WAITS,
             "aborted by rank 0, which skipped, while waiting at /home/me/test_a.py:5 in test_a",
         ),
-        ("skipped", RankHang(), "aborted by rank 0, which skipped"),
+        ("skipped", UNKNOWN, "aborted by rank 0, which skipped"),
     ],
 )
 def test_the_message_of_an_aborted_rank_has_its_location(kind, hang, message):
@@ -414,14 +345,14 @@ def test_the_message_of_an_aborted_rank_has_its_location(kind, hang, message):
 @pytest.mark.parametrize(
     ("earlier", "kind", "hang", "expected"),
     [
-        ([SECONDARY], "skipped", BUSY, "aborted by 3"),
-        ([], "xfailed", IN_A_COLLECTIVE, "aborted by 3"),
-        ([], "xfailed", BUSY, "timed_out"),
+        ([SECONDARY], "skipped", BUSY, 3),
+        ([], "xfailed", WAITS, 3),
+        ([], "xfailed", BUSY, None),
     ],
 )
 def test_peers_of_a_skip_are_aborted_and_those_of_an_expected_failure_only_if_they_wait(earlier, kind, hang, expected):
     first_skip = outcome(3, kind)
-    assert as_text(stop_ranks([*earlier, first_skip], {1: hang}, first_skip=first_skip)) == {1: expected}
+    assert aborted_by(stop_ranks([*earlier, first_skip], {1: hang}, first_skip=first_skip)) == {1: expected}
 
 
 EARLIER = st.builds(
@@ -434,7 +365,7 @@ EARLIER = st.builds(
 
 @given(st.lists(EARLIER, max_size=4), st.sets(st.integers(4, 7), min_size=1), st.data())
 def test_every_stopped_rank_gets_one_failure_and_every_abort_has_a_cause(earlier, ranks, data):
-    hangs = {rank: data.draw(st.sampled_from([IN_A_COLLECTIVE, BUSY, RankHang()])) for rank in ranks}
+    hangs = {rank: data.draw(st.sampled_from([WAITS, BUSY, UNKNOWN])) for rank in ranks}
     stopped = stop_ranks(earlier, hangs)
     assert sorted(outcome.rank for outcome in stopped) == sorted(ranks)
     for outcome in stopped:
