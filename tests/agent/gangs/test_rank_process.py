@@ -80,7 +80,7 @@ def test_a_rank_that_another_process_has_reaped_has_no_status(monkeypatch):
     [rank] = fork_ranks([0], lambda *_: os._exit(3))
     os.waitpid(rank.pid, 0)
     assert rank.reap() is None
-    rank.signal(signal.SIGKILL)  # to nobody: its process id may be anyone's
+    rank.signal(signal.SIGKILL)  # has no effect: another process may have its process id
     rank.kill_group()
     rank.close()
 

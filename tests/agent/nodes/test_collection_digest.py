@@ -27,8 +27,8 @@ def test_versions_are_compared_before_tests():
 
 
 def test_different_hardware_is_named():
-    text = difference(DIGEST, replace(DIGEST, lacks="no GPU"), 1)
-    assert text == "The nodes have different hardware; node 0: nothing is lacking; node 1: no GPU."
+    text = difference(DIGEST, replace(DIGEST, missing_hardware="no GPU"), 1)
+    assert text == "The nodes have different hardware; node 0: nothing is missing; node 1: no GPU."
 
 
 def test_tests_that_only_one_node_has_are_named():

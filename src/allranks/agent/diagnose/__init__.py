@@ -1,1 +1,1 @@
-"""What went wrong in a gang: stacks, calls, and the rank that is the cause."""
+"""Diagnosis of a failed or hanging gang: stacks, calls, and the primary failure."""

@@ -9,7 +9,7 @@ non-blocking mode instead.
 Child processes of a rank are inspected when the rank and all that it has started are about to be killed. Without py-spy
 they write their stacks themselves: a fork of the rank to the rank's stack file; another Python on SIGABRT to its
 standard error, if that is the rank's (``PYTHONFAULTHANDLER``, which ranks set, has faulthandler do that), and then it
-ends. For other processes there is only what the kernel knows.
+ends. For other processes there is only the kernel's information.
 """
 
 import json

@@ -586,7 +586,7 @@ def _rank_ended(outcome: StepOutcome, step: Step, nodeid: str, world_size: int, 
 
 
 def _printed(output: str, phases: Sequence[Phase], name: str) -> str:
-    """Return a rank's output; a phase has output of its own only if a plugin put it there."""
+    """Return a rank's output; a phase only has its own output if a plugin added it."""
     sources = (output, *(getattr(phase, name) for phase in reversed(phases)))
     return shorten(next(filter(None, sources), ""))
 

@@ -86,7 +86,7 @@ class Gang:
         imported: Modules that its ranks imported late, in order, for the next gang to import before its forks.
         ranks_may_leave: A rank whose test is over may exit before its peers' are.
         has_quit: The user has quit the debugger.
-        session_problem: What went wrong when ranks ended pytest sessions of their own.
+        session_problem: The first failure of a rank to end its own pytest session.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Gang:
             self._send(Disturb(how=""))
 
     def end(self, session_end: float = 0.0) -> Step:
-        """Have the ranks tear down, end pytest sessions of their own in so many seconds, and exit; stop late ones."""
+        """Have the ranks tear down, end their own pytest sessions within `session_end` seconds, and exit."""
         self._send(End(is_condemned=False))
         during = "while fixtures and process group were torn down"
         step = self._supervise(Deadlines(limit=self._limits.limit("process_group"), during=during), Step())
@@ -187,7 +187,7 @@ class Gang:
 
     def take_output(self, title: str) -> Mapping[int, Output]:
         outputs = self._request(lambda node_ranks: node_ranks.take_output(title))
-        return {rank: output for of_node in outputs for rank, output in of_node.items()}
+        return {rank: output for node_outputs in outputs for rank, output in node_outputs.items()}
 
     def close(self) -> Sequence[KilledOrphan]:
         """End all live ranks, close all descriptors, and kill and return descendants that outlived their rank."""
@@ -355,7 +355,7 @@ class Gang:
 
 
 def _session_problem(rank_exit: RankExit, overdue: float | None) -> AgentFailed | None:
-    """Return what went wrong when a rank ended its own pytest session, all of whose tests had passed.
+    """Return the failure of a rank to end its own pytest session, all of whose tests had passed.
 
     Args:
         rank_exit: How it ended.

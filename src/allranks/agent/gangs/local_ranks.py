@@ -628,7 +628,7 @@ class LocalRanks:
         )
         children = inspect_children(parent, deadline)
         file.append(child_stacks_text(children))
-        # Those that lead a session of their own, as torchrun's do, are no orphans of the rank: it is killed.
+        # Those that lead their own session, as torchrun's do, are not orphans of the rank, which is killed with them.
         self._stopped.update(child.pid for child in children)
         return children
 

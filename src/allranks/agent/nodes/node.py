@@ -30,7 +30,7 @@ class CollectionDigest:
     failures: tuple[CollectionFailure, ...] = ()
     torch: str = ""  # version; empty if the import failed
     python: str = ""  # version
-    lacks: str = ""  # what the node lacks for the cell
+    missing_hardware: str = ""  # what this node lacks for the cell; empty for nothing
 
     @property
     def parameters(self) -> Mapping[str, str]:
@@ -52,8 +52,8 @@ def difference(leader: CollectionDigest, other: CollectionDigest, node: int) -> 
         ours, theirs = getattr(leader, name), getattr(other, name)
         if ours != theirs:
             return f"Node 0 has {title} {ours}, and node {node} has {title} {theirs}."
-    if leader.lacks != other.lacks:
-        here, there = (digest.lacks or "nothing is lacking" for digest in (leader, other))
+    if leader.missing_hardware != other.missing_hardware:
+        here, there = (digest.missing_hardware or "nothing is missing" for digest in (leader, other))
         return f"The nodes have different hardware; node 0: {here}; node {node}: {there}."
     if leader.tests != other.tests:
         return _difference_of_tests(leader.tests, other.tests, node)

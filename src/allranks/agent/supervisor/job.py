@@ -158,7 +158,7 @@ def cell_environment(config: AgentConfig, present: Mapping[str, str]) -> dict[st
         GANG_VARIABLE: NOBODY,
         LAUNCH_VARIABLE: NOBODY,
         "BACKEND": config.backend,
-        # A launching process is no rank: libraries treat a process with WORLD_SIZE as one.
+        # A launching process is not a rank, but libraries treat a process with WORLD_SIZE as one.
         "ALLRANKS_WORLD_SIZE" if config.launches_ranks else "WORLD_SIZE": str(config.world_size),
         "INIT_METHOD": config.init_method,
         "ALLRANKS_GPU_COUNT": str(config.gpu_count),
@@ -171,7 +171,7 @@ class Supervisor:
 
     Args:
         job: The job.
-        is_contained: The job has a container of its own, and shares its processor time with nothing else.
+        is_contained: The job has its own container, and shares its processor time with nothing else.
     """
 
     _server: ForkServer
@@ -320,7 +320,7 @@ class Supervisor:
             failures=(*self._failures, *self._tolerated),
             torch=self._server.torch,
             python=program.python,
-            lacks=program.lacks,
+            missing_hardware=program.lacks,
         )
         if follower is not None:
             follower.report(digest)

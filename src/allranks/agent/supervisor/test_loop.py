@@ -1,7 +1,7 @@
-"""Runs the collected tests on gangs, each of which has a rendezvous of its own.
+"""Runs the collected tests on gangs, each with its own rendezvous.
 
-Launcher tests may overlap: workers are threads of the supervisor that each run some of them, and have a folder of their
-own for the files of their ranks, so that only one test at a time writes to a file.
+Launcher tests may overlap: workers are threads of the supervisor that each run some of them. A worker has its own
+folder for the files of its ranks, so that only one test at a time writes to a file.
 """
 
 import itertools
@@ -81,7 +81,7 @@ class LoopState:
     changed: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
     cold_starts: set[str] = field(default_factory=set)  # reported reasons why processes could not be started warm
     has_quit: bool = False  # the user has quit the debugger: no further test begins
-    # What went wrong when ranks ended pytest sessions of their own.
+    # Failures of ranks to end their own pytest sessions.
     session_problems: list[AgentFailed] = field(default_factory=list)
     running: dict[int, str] = field(default_factory=dict)  # the test of each worker
 
@@ -218,7 +218,7 @@ _COMMAND_LENGTH = 1000
 """Characters of a command line in a record."""
 
 FRESH_START = 120.0
-"""Seconds for ranks that are no forks to import torch and their file: a second or two each on an idle host."""
+"""Seconds for ranks that are not forks to import torch and their file: a second or two each on an idle host."""
 
 _RESTORED = "that was restored"
 _REPLACED = "its ranks ran no other test"
@@ -306,7 +306,7 @@ class TestLoop:
 
     @property
     def session_problem(self) -> AgentFailed | None:
-        """What went wrong first when ranks ended pytest sessions of their own."""
+        """The first failure of a rank to end its own pytest session."""
         return next(iter(self._state.session_problems), None)
 
     @property
@@ -570,7 +570,7 @@ class TestLoop:
         skip = None if self._may_disagree else SKIP_GRACES * limits.peer_grace
         if not options.launches:
             return Deadlines(limit=options.limit, skip=skip, plugin_limit=options.plugin_limit)
-        # Set-up, which may include a rendezvous, has a limit of its own; the test's limit counts once ranks start.
+        # Set-up, which may include a rendezvous, has its own limit; the test's limit counts once ranks start.
         margin = LAUNCHER_MARGIN + limits.peer_grace
         rendezvous = limits.limit("process_group").plus(STORE_ROUNDING)
         set_up = max(options.limit, rendezvous, key=attrgetter("seconds"))
