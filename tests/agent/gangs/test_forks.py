@@ -240,8 +240,8 @@ reply("Program", {"tests": ["a"]})
 
 
 def test_the_fork_server_gets_no_secrets(start_server, end):
-    [replies] = start_server('reply("Notice", {"text": json.dumps(request)})').replies(end)
-    start = parse_start(replies.text.encode())
+    [notice] = start_server('reply("Notice", {"text": json.dumps(request)})').replies(end)
+    start = parse_start(notice.text.encode())
     assert start.config == replace(SECRET, post=replace(SECRET.post, token=""))
 
 
@@ -273,9 +273,9 @@ def test_the_fork_server_reports_an_invalid_request():
         command = [sys.executable, "-m", "allranks.agent.collect.fork_server", *map(str, numbers)]
         own.sendall(b'["ServerStart", {"supervisor": "me"}]\n')
         done = subprocess.run(command, pass_fds=numbers, capture_output=True, text=True, check=False)
-        replies = parse_reply(own.recv(1 << 16))
-    assert isinstance(replies, AgentFailed)
-    assert replies.message.startswith("what the supervisor asked for ")
+        failure = parse_reply(own.recv(1 << 16))
+    assert isinstance(failure, AgentFailed)
+    assert failure.message.startswith("what the supervisor asked for ")
     assert (done.returncode, done.stderr) == (1, "")
 
 
@@ -291,8 +291,8 @@ data = json.dumps(["Notice", {"text": "x" * 300000}]).encode() + b"\\n"
 for start in range(0, len(data), 7001):
     control.sendall(data[start:start + 7001])
 """
-    [replies] = start_server(program).replies(end)
-    assert replies == Notice(text="x" * 300000)
+    [notice] = start_server(program).replies(end)
+    assert notice == Notice(text="x" * 300000)
 
 
 def test_data_of_a_child_of_the_server_is_ignored(start_server, end):
@@ -355,7 +355,7 @@ def test_the_error_for_a_failed_fork_has_the_reason(start_server, end, answer, e
 
 def test_a_failed_pidfd_open_closes_each_descriptor_once(start_server, end, monkeypatch):
     before = set(Path("/proc/self/fd").iterdir())
-    server = start_server(f'lines.readline()\ntell("Forked", {{"pids": [{os.getpid()}, -1]}})\ntime.sleep(60)')
+    server = start_server(f'lines.readline()\nreply("Forked", {{"pids": [{os.getpid()}, -1]}})\ntime.sleep(60)')
     opened = set(Path("/proc/self/fd").iterdir())
     closed = []
     close = os.close
@@ -435,7 +435,7 @@ def test_a_server_that_does_not_read_its_configuration_does_not_delay_the_end_of
 
 
 def test_records_before_an_early_exit_are_returned(start_server, end):
-    server = start_server('lines.readline()\ntell("Notice", {"text": "oh"})\nos._exit(5)')
+    server = start_server('lines.readline()\nreply("Notice", {"text": "oh"})\nos._exit(5)')
     assert server.finish(Finish(), end) == ([Notice(text="oh")], None)
     assert server.describe_exit() == "ended with exit status 5"
 
@@ -443,7 +443,7 @@ def test_records_before_an_early_exit_are_returned(start_server, end):
 def test_concurrent_calls_describe_the_same_exit(start_server, end, monkeypatch):
     server = start_server("os._exit(5)")
     list(server.replies(end))
-    reap, both, replies = linux.reap, threading.Barrier(2), []
+    reap, both, exits = linux.reap, threading.Barrier(2), []
 
     def reap_at_once(*arguments):
         with suppress(threading.BrokenBarrierError):
@@ -451,17 +451,17 @@ def test_concurrent_calls_describe_the_same_exit(start_server, end, monkeypatch)
         return reap(*arguments)
 
     monkeypatch.setattr(linux, "reap", reap_at_once)
-    threads = [threading.Thread(target=lambda: replies.append(server.describe_exit())) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: exits.append(server.describe_exit())) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert replies == ["ended with exit status 5"] * 2
+    assert exits == ["ended with exit status 5"] * 2
 
 
 def test_records_of_hooks_are_returned_with_the_session_end(start_server, end):
     server = start_server(
-        'lines.readline()\ntell("Notice", {"text": "late"})\ntell("SessionEnded", {"status": 1, "own": 0})'
+        'lines.readline()\nreply("Notice", {"text": "late"})\nreply("SessionEnded", {"status": 1, "own": 0})'
     )
     assert server.finish(Finish(), end) == ([Notice(text="late")], SessionEnded(status=1, own=0))
 

@@ -541,7 +541,7 @@ def test_an_agent_that_dies_before_the_start_fails_the_job(start_nodes):
 def test_an_agent_that_is_told_to_stop_is_reported_as_such(hanging_job):
     hanging_job.follower.signal(signal.SIGTERM)
     assert hanging_job.finish() == (1, HANGUP_STATUS)
-    assert lost_node(hanging_job) == "The agent of node 1 was messages to stop."
+    assert lost_node(hanging_job) == "The agent of node 1 was told to stop."
 
 
 def test_a_stopped_leader_aborts_the_ranks_of_both_nodes(hanging_job):
