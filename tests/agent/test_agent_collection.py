@@ -106,7 +106,10 @@ instantiate_device_type_tests(Test, globals(), only_for=DEVICES)
     assert agent.outcomes("test_it_cpu") == ("passed",)
     skipped = agent.cases(0)["suite.test_absent"]
     assert skipped.outcome == "skipped"
-    assert skipped.message == "its tests are for devices that this host lacks (instantiate_device_type_tests made none)"
+    assert (
+        skipped.message
+        == "its tests are for devices that this host lacks (instantiate_device_type_tests generated no test)"
+    )
 
 
 FOLDERS = {

@@ -10,7 +10,7 @@ import pytest
 from agent_run import wait_for_pid
 from long_lists import quick
 
-from allranks.agent.job_end import HANGUP_STATUS
+from allranks.agent.job_end import STOPPED_STATUS
 from allranks.protocol.records import AgentFailed, Begun, Collected, GangStarted, Imported, Interrupted, JobTimedOut
 
 PASSING = "def test_passes(): pass\n"
@@ -48,7 +48,7 @@ def hanging_agent(start_agent):
     return start
 
 
-def hang_up(agent):
+def close_stdin(agent):
     agent.close_stdin()
 
 
@@ -56,11 +56,11 @@ def terminate(agent):
     agent.signal(signal.SIGTERM)
 
 
-@pytest.mark.parametrize("end", [hang_up, terminate])
+@pytest.mark.parametrize("end", [close_stdin, terminate])
 def test_an_agent_that_is_told_to_stop_writes_what_it_knows_and_leaves(hanging_agent, end):
     agent = hanging_agent(children=1)
     end(agent)
-    assert agent.wait() == HANGUP_STATUS
+    assert agent.wait() == STOPPED_STATUS
     agent.assert_nothing_left()
     assert agent.outcomes("test_before") == ("passed", "passed")
     assert agent.outcomes("test_hangs") == ("aborted", "aborted")
@@ -82,7 +82,7 @@ def test_is_slow_to_stop():
     agent.signal(signal.SIGTERM)
     assert agent.word() == "stopping"
     agent.signal(signal.SIGTERM)
-    assert agent.wait() == HANGUP_STATUS
+    assert agent.wait() == STOPPED_STATUS
     assert agent.outcomes("test_is_slow_to_stop") == ("aborted",)
 
 
@@ -120,20 +120,20 @@ def test_an_agent_leaves_a_collection_that_hangs(start_agent):
     assert agent.word() == "importing"
     agent.go()
     agent.close_stdin()
-    assert agent.wait() == HANGUP_STATUS
+    assert agent.wait() == STOPPED_STATUS
 
 
 def test_an_agent_leaves_while_it_waits_for_the_word_go(start_agent):
     agent = start_agent({"test_a.py": PASSING})
     agent.wait_for(Collected)
     agent.close_stdin()
-    assert agent.wait() == HANGUP_STATUS
+    assert agent.wait() == STOPPED_STATUS
     assert not agent.all(GangStarted)
 
 
 def test_an_agent_whose_standard_input_never_was_there_imports_nothing(start_agent):
     agent = start_agent({"test_a.py": PASSING}, closed_stdin=True)
-    assert agent.wait() == HANGUP_STATUS
+    assert agent.wait() == STOPPED_STATUS
     assert not agent.all(Imported)
 
 
@@ -141,7 +141,7 @@ def test_an_agent_leaves_its_import_of_torch(start_command):
     agent = start_command({"test_a.py": PASSING})
     agent.wait_for(Begun)
     agent.close_stdin()
-    assert agent.wait() == HANGUP_STATUS
+    assert agent.wait() == STOPPED_STATUS
     assert not agent.all(Collected)
 
 
@@ -218,7 +218,7 @@ def test_ranks_that_a_scheduler_ends_with_the_agent_are_aborted(start_agent, ord
         end_ranks()
         time.sleep(seconds)
         agent.signal(signal.SIGTERM)
-    assert agent.wait() == HANGUP_STATUS
+    assert agent.wait() == STOPPED_STATUS
     assert agent.outcomes("test_before") == ("passed", "passed")
     assert agent.outcomes("test_hangs") == ("aborted", "aborted")
     assert "killed by SIGTERM" not in agent.cases(0)["test_hangs"].message + agent.cases(1)["test_hangs"].message
@@ -250,7 +250,7 @@ def test_a_scheduler_that_ends_all_processes_at_collection_interrupts_the_job(st
     end_children(agent)
     time.sleep(seconds)
     agent.signal(signal.SIGTERM)
-    assert agent.wait() == HANGUP_STATUS
+    assert agent.wait() == STOPPED_STATUS
     assert agent.all(AgentFailed) == []
 
 
@@ -261,7 +261,7 @@ def test_a_scheduler_that_ends_all_processes_of_a_test_interrupts_the_job(start_
     end_children(agent)
     time.sleep(seconds)
     agent.signal(signal.SIGTERM)
-    assert agent.wait() == HANGUP_STATUS
+    assert agent.wait() == STOPPED_STATUS
     assert agent.outcomes("test_hangs") == ("aborted", "aborted")
     assert agent.all(AgentFailed) == []
     assert agent.all(Interrupted)
@@ -276,7 +276,7 @@ def test_a_scheduler_that_ends_the_fork_server_first_interrupts_the_job(start_co
     (agent.folder / "code" / "go").touch()
     time.sleep(seconds)
     agent.signal(signal.SIGTERM)
-    assert agent.wait() == HANGUP_STATUS
+    assert agent.wait() == STOPPED_STATUS
     assert agent.all(AgentFailed) == []
     assert agent.all(Interrupted)
 
@@ -297,7 +297,7 @@ def test_a_rank_that_another_signal_killed_before_the_jobs_end_keeps_the_blame(s
     os.kill(second, signal.SIGTERM)
     time.sleep(0.3)
     agent.signal(signal.SIGTERM)
-    assert agent.wait() == HANGUP_STATUS
+    assert agent.wait() == STOPPED_STATUS
     assert agent.outcomes("test_hangs") == ("crashed", "aborted")
 
 

@@ -10,25 +10,25 @@ from pathlib import Path
 import pytest
 
 from allranks.agent import linux
-from allranks.agent.job_end import HANGUP_STATUS, HangupError, JobEnd, JobLimitError
+from allranks.agent.job_end import STOPPED_STATUS, JobEnd, JobLimitError, StopRequestedError
 
 SUPERVISOR = """
 import sys, time
 from allranks.protocol.config import TimeLimit
-from allranks.agent.job_end import HangupError, JobEnd, JobLimitError
+from allranks.agent.job_end import StopRequestedError, JobEnd, JobLimitError
 
 end = JobEnd.of_this_process(TimeLimit(value=float(sys.argv[1]), setting="limits.job"))
 if sys.argv[2] == "looks":
-    end.may_leave_no_more()
+    end.disarm_immediate_exit()
 print("ready", flush=True)
 try:
-    end.wait_for_turn()
+    end.wait_for_start()
     print("went", end.remaining() <= float(sys.argv[1]), flush=True)
     while True:
         from allranks.agent import linux
         linux.is_readable(end.fileno(), min(end.remaining(), 20))
         end.check()
-except (HangupError, JobLimitError) as error:
+except (StopRequestedError, JobLimitError) as error:
     print(type(error).__name__, error, flush=True)
 """
 
@@ -78,26 +78,26 @@ def terminate(supervisor):
     supervisor.process.terminate()
 
 
-@pytest.mark.parametrize("hang_up", [close_stdin, terminate])
-def test_whoever_hangs_up_ends_the_job(start, hang_up):
+@pytest.mark.parametrize("request_stop", [close_stdin, terminate])
+def test_whoever_requests_a_stop_ends_the_job(start, request_stop):
     supervisor = start()
     supervisor.go()
-    hang_up(supervisor)
-    assert supervisor.line() == "HangupError the job was ended from outside"
+    request_stop(supervisor)
+    assert supervisor.line() == "StopRequestedError the job was ended from outside"
 
 
-@pytest.mark.parametrize("hang_up", [close_stdin, terminate])
-def test_a_job_that_has_not_had_its_turn_ends_all_the_same(start, hang_up):
+@pytest.mark.parametrize("request_stop", [close_stdin, terminate])
+def test_a_job_that_has_not_had_its_turn_ends_all_the_same(start, request_stop):
     supervisor = start()
-    hang_up(supervisor)
-    assert supervisor.line() == "HangupError the job was ended from outside"
+    request_stop(supervisor)
+    assert supervisor.line() == "StopRequestedError the job was ended from outside"
 
 
-@pytest.mark.parametrize("hang_up", [close_stdin, terminate])
-def test_a_process_with_nothing_to_put_away_ends_at_once(start, hang_up):
+@pytest.mark.parametrize("request_stop", [close_stdin, terminate])
+def test_a_process_with_nothing_to_put_away_ends_at_once(start, request_stop):
     supervisor = start(manner="leaves")
-    hang_up(supervisor)
-    assert supervisor.process.wait(20) == HANGUP_STATUS
+    request_stop(supervisor)
+    assert supervisor.process.wait(20) == STOPPED_STATUS
     assert supervisor.line() == ""
 
 
@@ -129,35 +129,35 @@ def test_a_job_without_a_limit_goes_on(end):
 
 
 def test_an_end_stays_readable_for_every_loop_that_waits_for_it(end):
-    end.hang_up()
+    end.request_stop()
     for _ in range(2):
         assert linux.is_readable(end.fileno(), 0)
-        assert end.has_hung_up
-        with pytest.raises(HangupError):
+        assert end.is_stop_requested
+        with pytest.raises(StopRequestedError):
             end.check()
 
 
 def test_to_hang_up_again_changes_nothing(end):
     for _ in range(100_000):  # more than a pipe holds
-        end.hang_up()
-    with pytest.raises(HangupError):
-        end.wait_for_turn()
+        end.request_stop()
+    with pytest.raises(StopRequestedError):
+        end.wait_for_start()
 
 
-def test_any_thread_may_hang_up(end):
-    thread = threading.Thread(target=end.hang_up)
+def test_any_thread_may_request_a_stop(end):
+    thread = threading.Thread(target=end.request_stop)
     thread.start()
     assert linux.is_readable(end.fileno(), 20)
     thread.join()
 
 
-def test_the_handler_of_a_signal_may_hang_up_while_the_turn_is_waited_for(end):
-    before = signal.signal(signal.SIGUSR1, lambda *_: end.hang_up())
+def test_the_handler_of_a_signal_may_request_a_stop_while_the_turn_is_waited_for(end):
+    before = signal.signal(signal.SIGUSR1, lambda *_: end.request_stop())
     killer = threading.Thread(target=lambda: os.kill(os.getpid(), signal.SIGUSR1))
     try:
         killer.start()
-        with pytest.raises(HangupError):
-            end.wait_for_turn()
+        with pytest.raises(StopRequestedError):
+            end.wait_for_start()
     finally:
         killer.join()
         signal.signal(signal.SIGUSR1, before)
@@ -169,14 +169,14 @@ def wait_interrupted_at(end, step):
 
     def interrupt(_frame, _event, _argument):
         if next(steps) == step:
-            end.hang_up()
+            end.request_stop()
         return interrupt
 
     def wait():
         sys.settrace(interrupt)
         try:
-            end.wait_for_turn()
-        except HangupError:
+            end.wait_for_start()
+        except StopRequestedError:
             raised.append(step)
 
     thread = threading.Thread(target=wait, daemon=True)
@@ -185,11 +185,11 @@ def wait_interrupted_at(end, step):
 
 
 @pytest.mark.parametrize("step", range(30))
-def test_a_handler_may_hang_up_wherever_the_wait_for_the_turn_is(step):
+def test_a_handler_may_request_a_stop_wherever_the_wait_for_the_turn_is(step):
     end = JobEnd()
     thread, raised = wait_interrupted_at(end, step)
     if not linux.is_readable(end.fileno(), 0.2):
-        end.hang_up()  # the wait has fewer steps
+        end.request_stop()  # the wait has fewer steps
     thread.join(5)
     assert raised == [step]
     end.close()
@@ -200,8 +200,8 @@ def test_a_limit_that_is_over_is_a_limit_and_no_hangup(end, monkeypatch):
     assert end.remaining() == 0.0
     with pytest.raises(JobLimitError):
         end.check()
-    end.hang_up()
-    with pytest.raises(HangupError):
+    end.request_stop()
+    with pytest.raises(StopRequestedError):
         end.check()
 
 

@@ -7,18 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.agent.program import (
+    FinalResult,
     Finish,
     Forked,
     ItemOptions,
     Program,
     SessionEnded,
-    Settled,
     SkippedModule,
     StartRanks,
-    line_of,
+    batches,
+    encode_message,
     parse_reply,
     parse_request,
-    parts_of,
 )
 from allranks.protocol.config import TimeLimit
 from allranks.protocol.records import Imported, Notice, Record
@@ -48,8 +48,8 @@ PROGRAMS = st.builds(
     deselected=WHOLE,
     maxfail=WHOLE,
     is_collected_only=st.booleans(),
-    prints_at_once=st.booleans(),
-    lacks=TEXT,
+    prints_live=st.booleans(),
+    missing_hardware=TEXT,
     python=TEXT,
 )
 TOLD = (
@@ -70,22 +70,22 @@ ASKED = st.builds(
     preload=TEXTS,
     has_many_forks=st.booleans(),
     results=st.sampled_from([Path(), Path("/results"), Path("a/\u00fc")]),
-) | st.builds(Finish, tests=st.lists(st.builds(Settled, nodeid=TEXT, is_bad=st.booleans()), max_size=3).map(tuple))
+) | st.builds(Finish, tests=st.lists(st.builds(FinalResult, nodeid=TEXT, is_bad=st.booleans()), max_size=3).map(tuple))
 
 
 @given(TOLD)
 def test_a_reply_survives_its_line(reply):
-    assert parse_reply(line_of(reply)) == reply
+    assert parse_reply(encode_message(reply)) == reply
 
 
 @given(ASKED)
 def test_a_request_survives_its_line(message):
-    assert parse_request(line_of(message)) == message
+    assert parse_request(encode_message(message)) == message
 
 
 @given(TOLD | ASKED)
 def test_a_message_is_one_line(message):
-    line = line_of(message)
+    line = encode_message(message)
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
 
@@ -93,13 +93,13 @@ def test_a_message_is_one_line(message):
 @given(TOLD)
 def test_a_reply_is_no_request(reply):
     with pytest.raises(RecordError):
-        parse_request(line_of(reply))
+        parse_request(encode_message(reply))
 
 
 @given(ASKED)
 def test_a_request_is_no_reply(message):
     with pytest.raises(RecordError):
-        parse_reply(line_of(message))
+        parse_reply(encode_message(message))
 
 
 def assert_reads_or_refuses(read, kinds, line):
@@ -121,7 +121,7 @@ def test_any_bytes_are_a_message_or_a_record_error(line):
 
 @given(TOLD | ASKED, st.data())
 def test_a_damaged_line_is_a_message_or_a_record_error(message, data):
-    line = bytearray(line_of(message))
+    line = bytearray(encode_message(message))
     place = data.draw(st.integers(0, len(line) - 1))
     line[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
     for read, kinds in READERS:
@@ -156,10 +156,10 @@ def test_what_is_no_request_is_refused(line):
 @pytest.mark.parametrize(("length", "most"), [(20, 2000), (3_000, 87), (200_000, 1), (900_000, 1)])
 def test_tests_with_long_names_are_split_into_more_records(length, most):
     names = [f"{number:04}{'n' * length}" for number in range(2 * most + 1)]
-    parts = list(parts_of(names))
+    parts = list(batches(names))
     assert list(map(len, parts)) == [most, most, 1]
     assert [name for part in parts for name in part] == names
 
 
 def test_no_tests_have_no_parts():
-    assert list(parts_of([])) == []
+    assert list(batches([])) == []

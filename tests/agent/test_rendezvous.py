@@ -17,7 +17,7 @@ def port_of(rendezvous):
 def held(tmp_path):
     rendezvous = make_rendezvous(replace(CONFIG, init_method="tcp"), tmp_path)
     yield rendezvous
-    rendezvous.joined()
+    rendezvous.release()
 
 
 def test_a_file_rendezvous_is_a_path_that_never_existed(tmp_path):
@@ -35,7 +35,7 @@ def test_tcp_names_address_and_port_in_its_url_too(held):
 def test_env_is_all_in_the_environment(tmp_path):
     rendezvous = make_rendezvous(replace(CONFIG, master_addr="node0"), tmp_path)
     assert (rendezvous.url, rendezvous.environment["MASTER_ADDR"]) == ("env://", "node0")
-    rendezvous.joined()
+    rendezvous.release()
 
 
 def test_a_held_port_cannot_be_bound_by_who_does_not_ask_to_share_it(held):
@@ -52,15 +52,15 @@ def test_a_held_port_can_be_listened_on_by_a_store(held):
 
 
 def test_a_port_is_free_when_all_have_joined(held):
-    held.joined()
-    held.joined()
+    held.release()
+    held.release()
     with socket.socket() as other:
         other.bind(("127.0.0.1", port_of(held)))
         assert other.getsockname()[1] == port_of(held)
 
 
 def test_an_unknown_init_method_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="'carrier-pigeon' is none of env, tcp, file"):
+    with pytest.raises(ValueError, match="'carrier-pigeon' is not one of env, tcp, file"):
         make_rendezvous(replace(CONFIG, init_method="carrier-pigeon"), tmp_path)
 
 

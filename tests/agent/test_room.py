@@ -50,7 +50,7 @@ def test_who_has_written_what_filled_a_folder_is_told_with_its_size(looks, folde
     overrun = looks((VOLUME, VOLUME), (0, VOLUME), written=VOLUME)
     assert overrun.is_own
     assert overrun.message.startswith(
-        f"{folders[0]}, which has room for 512 MiB, was filled during this test: this rank wrote 512 MiB."
+        f"{folders[0]}, which has a size of 512 MiB, was filled during this test: this rank wrote 512 MiB."
     )
     assert "limits.disk_mib" in overrun.message
 

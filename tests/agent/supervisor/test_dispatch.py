@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from allranks.agent import linux
 from allranks.agent.gangs.forks import ForkServerError
-from allranks.agent.job_end import HangupError, JobEnd, JobLimitError
+from allranks.agent.job_end import JobEnd, JobLimitError, StopRequestedError
 from allranks.agent.supervisor.test_loop import DriverWorkers, WorkerLostError, lane_folder
 
 PATIENCE = 20
@@ -146,7 +146,7 @@ def test_after_the_error_of_one_lane_the_others_end_what_they_have_and_begin_not
     assert trial.waiting == [[3]]
 
 
-@pytest.mark.parametrize("error", [HangupError(), JobLimitError("late"), ForkServerError("is gone")])
+@pytest.mark.parametrize("error", [StopRequestedError(), JobLimitError("late"), ForkServerError("is gone")])
 def test_the_end_of_the_job_is_that_of_all_lanes_and_no_lost_lane(tmp_path, error):
     trial = Trial(tmp_path, 2, assemblies_of([1] * 8), {0: raising(error), 1: raising(error)})
     with pytest.raises(type(error)):
@@ -164,30 +164,30 @@ def test_a_hangup_reaches_every_lane(tmp_path):
         assert linux.is_readable(end.fileno(), PATIENCE)
         try:
             end.check()
-        except HangupError:
+        except StopRequestedError:
             hung_up.append(True)
             raise
 
-    hang_up = threading.Thread(target=lambda: (both.wait(PATIENCE), end.hang_up()))
-    hang_up.start()
+    stop = threading.Thread(target=lambda: (both.wait(PATIENCE), end.request_stop()))
+    stop.start()
     trial = Trial(tmp_path, 2, assemblies_of([1, 1]), {0: wait_for_the_end, 1: wait_for_the_end})
-    with pytest.raises(HangupError):
+    with pytest.raises(StopRequestedError):
         trial.lanes.run()
     assert hung_up == [True, True]
-    hang_up.join()
+    stop.join()
     end.close()
 
 
 def test_a_signal_while_lanes_run_is_that_of_the_thread_that_waits_for_them(tmp_path):
     end = JobEnd()
-    before = signal.signal(signal.SIGUSR1, lambda *_: end.hang_up())
+    before = signal.signal(signal.SIGUSR1, lambda *_: end.request_stop())
 
     def be_told():
         os.kill(os.getpid(), signal.SIGUSR1)
-        end.wait_for_turn()
+        end.wait_for_start()
 
     try:
-        with pytest.raises(HangupError):
+        with pytest.raises(StopRequestedError):
             Trial(tmp_path, 1, [[0]], {0: be_told}).lanes.run()
     finally:
         signal.signal(signal.SIGUSR1, before)

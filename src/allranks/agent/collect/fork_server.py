@@ -20,7 +20,7 @@ from allranks.agent import clock, evidence, linux
 from allranks.agent.diagnose.stacks import STACKS_SIGNAL
 from allranks.agent.gangs.forks import STACKS
 from allranks.agent.gangs.local_ranks import BeRank, fork_rank
-from allranks.agent.program import Forked, Reply, Request, line_of, parse_request, parse_start
+from allranks.agent.program import Forked, Reply, Request, encode_message, parse_request, parse_start
 from allranks.agent.rank import rank_setup
 from allranks.agent.rank.rank_setup import seed_generators
 from allranks.protocol.config import AgentConfig, Folders
@@ -40,7 +40,7 @@ class Supervisor:
 
     def write(self, reply: Reply) -> None:
         """Send a message; if the supervisor is gone, this process ends."""
-        self._control.sendall(line_of(reply))
+        self._control.sendall(encode_message(reply))
 
     def next_request(self) -> Request:
         """Wait for the next request; exit when the supervisor has closed the connection."""

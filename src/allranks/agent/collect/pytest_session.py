@@ -59,7 +59,7 @@ from allranks.agent.program import (
     SessionEnded,
     SkippedModule,
     StartRanks,
-    parts_of,
+    batches,
 )
 from allranks.agent.rank import debugging
 from allranks.agent.rank.coverage import Measurement
@@ -334,10 +334,10 @@ class ServerPlugin:
                 deselected=self._deselected,
                 maxfail=session.config.getvalue("maxfail") or 0,
                 is_collected_only=is_collected_only,
-                prints_at_once=self._prints_at_once(session),
-                lacks=self._lack[1] if self._lack else "",
-                goes_on=not self._has_failed,
-                measures=self._measurement.is_asked_for,
+                prints_live=self._prints_at_once(session),
+                missing_hardware=self._lack[1] if self._lack else "",
+                ignores_collection_errors=not self._has_failed,
+                measures_coverage=self._measurement.is_asked_for,
                 python=platform.python_version(),
             )
         )
@@ -360,7 +360,7 @@ class ServerPlugin:
         return SessionEnded(status=status, own=status if self.own_status is None else self.own_status)
 
     def _report_collection(self) -> None:
-        for part in parts_of(list(self._digests)):
+        for part in batches(list(self._digests)):
             self._supervisor.write(FullCollection(tests=part, digests=tuple(self._digests[test] for test in part)))
 
     def _prints_at_once(self, session: pytest.Session) -> bool:

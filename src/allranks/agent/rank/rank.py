@@ -54,7 +54,7 @@ from allranks.agent.rank.reports import (
 )
 from allranks.agent.rank.script_folders import FOLDERS
 from allranks.agent.rank.state import InitialState
-from allranks.agent.rendezvous import give_ports, wait_for_store
+from allranks.agent.rendezvous import rotate_ports, wait_for_store
 from allranks.protocol.config import AgentConfig, TimeLimit
 from allranks.protocol.outcomes import MESSAGE_LIMIT, Outcome, Phase, following, overall, shorten
 from allranks.protocol.skip_codes import SkipCode
@@ -193,7 +193,7 @@ class _Rank:
         """Join the process group of the cell; failing to is an error of the gang's first test."""
         url = self._assignment.request.url
         if url is None:
-            give_ports()
+            rotate_ports()
             return
         began, limit = monotonic(), self._assignment.config.limits.limit("process_group")
         try:

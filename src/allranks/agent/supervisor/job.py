@@ -26,14 +26,14 @@ from allranks.agent.gangs.forks import (
     LocalNode,
 )
 from allranks.agent.gangs.gang import END_GRACE
-from allranks.agent.job_end import HANGUP_STATUS, HangupError, JobEnd, JobLimitError, LostGpuError
+from allranks.agent.job_end import STOPPED_STATUS, JobEnd, JobLimitError, LostGpuError, StopRequestedError
 from allranks.agent.job_plugins import JobPluginError, check_plugins
 from allranks.agent.nodes.connection import NodeConnection, NodesError, meet
 from allranks.agent.nodes.follower import Follower
 from allranks.agent.nodes.leader import Leader
 from allranks.agent.nodes.node import CollectionDigest, CollectionFailure, NodeLostError
 from allranks.agent.orphans import GANG_VARIABLE, LAUNCH_VARIABLE, NOBODY, end_children
-from allranks.agent.program import Finish, Program, SessionEnded, Settled, changed_status, parts_of
+from allranks.agent.program import FinalResult, Finish, Program, SessionEnded, batches, changed_status
 from allranks.agent.record_stream import RecordWriter
 from allranks.agent.supervisor.test_loop import SupervisedJob, TestLoop, WorkerLostError
 from allranks.protocol.config import AgentConfig, Folders
@@ -259,9 +259,9 @@ class Supervision:
             self._write(CollectionFailed(text=text))
             self._stream.write(JobTimedOut(limit=self._config.limits.job))
             return 0
-        except HangupError:
+        except StopRequestedError:
             self._stream.write(Interrupted())
-            return HANGUP_STATUS
+            return STOPPED_STATUS
         if program is None:
             return 1 if self._has_broken else 0
         leader = Leader(self._config, connections)
@@ -273,7 +273,7 @@ class Supervision:
     def _check_for_the_end(self, server: ForkServer) -> None:
         """If SIGTERM has ended the fork server, wait a moment for the end of the job, as a scheduler signals all."""
         if server.close() == -signal.SIGTERM and linux.is_readable(self._end.fileno(), END_GRACE):
-            raise HangupError
+            raise StopRequestedError
 
     def _collect(self, server: ForkServer) -> Program | None:
         """Wait for the fork server's collection; None if it failed."""
@@ -281,7 +281,7 @@ class Supervision:
             if isinstance(reply, _FORWARDED):
                 self._write(reply)
             elif isinstance(reply, Program):
-                if reply.goes_on:
+                if reply.ignores_collection_errors:
                     self._uncollected, self._failures = self._failures, []
                 self._report(reply)
                 return reply
@@ -293,7 +293,7 @@ class Supervision:
     def _report(self, program: Program) -> None:
         """Report the collected tests, and the outcomes that are already settled."""
         tests = [*(module.nodeid for module in program.skipped), *program.tests]
-        parts = list(parts_of(tests)) or [()]
+        parts = list(batches(tests)) or [()]
         for part in parts:
             self._stream.write(Collected(tests=part, deselected=program.deselected, is_last=part is parts[-1]))
         if program.is_collected_only:
@@ -316,7 +316,7 @@ class Supervision:
             failures=(*self._failures, *self._uncollected),
             torch=server.torch,
             python=program.python,
-            lacks=program.lacks,
+            lacks=program.missing_hardware,
         )
         if follower is not None:
             follower.report(digest)
@@ -338,11 +338,11 @@ class Supervision:
 
     def _supervise(self, server: ForkServer, program: Program, follower: Follower | None, leader: Leader) -> int:
         try:
-            self._end.may_leave_no_more()
+            self._end.disarm_immediate_exit()
             if follower is not None:
                 follower.serve(self._node(server, program), self._end)
                 return 0
-            self._end.wait_for_turn()
+            self._end.wait_for_start()
             self._end.restart()
             self._stream.write(Went())
             try:
@@ -350,7 +350,7 @@ class Supervision:
             except ForkServerError:
                 self._check_for_the_end(server)
                 raise
-            return self._end_session(server, loop, REPORT_TIMEOUT if program.measures else SESSION_END_TIMEOUT)
+            return self._end_session(server, loop, REPORT_TIMEOUT if program.measures_coverage else SESSION_END_TIMEOUT)
         except NodeLostError as error:
             self._stream.write(NodeLost(node=error.node, message=str(error)))
         except ForkServerError as error:
@@ -359,9 +359,9 @@ class Supervision:
             self._fail(str(error), kind=FailureKind.GPU)
         except WorkerLostError as error:
             self._fail("the supervisor broke down", str(error))
-        except HangupError:
+        except StopRequestedError:
             self._stream.write(Interrupted())
-            return HANGUP_STATUS
+            return STOPPED_STATUS
         except JobLimitError:
             self._stream.write(JobTimedOut(limit=self._config.limits.job))
             return 0
@@ -385,13 +385,13 @@ class Supervision:
             self._folders,
             family=Family(server.pid),
             end=self._end,
-            echo=echo if program.prints_at_once else None,
-            records_flights=self._config.backend == "nccl" and not program.lacks,
+            echo=echo if program.prints_live else None,
+            records_flights=self._config.backend == "nccl" and not program.missing_hardware,
         )
 
     def _end_session(self, server: ForkServer, loop: TestLoop, timeout: float) -> int:
         """Have pytest end its session in the fork server; its hooks may still report problems."""
-        settled = tuple(Settled(nodeid=nodeid, is_bad=is_bad) for nodeid, is_bad in loop.settled.items())
+        settled = tuple(FinalResult(nodeid=nodeid, is_bad=is_bad) for nodeid, is_bad in loop.settled.items())
         records, ended = server.finish(Finish(tests=settled), self._end, timeout)
         for record in records:
             if isinstance(record, _FORWARDED):

@@ -21,11 +21,11 @@ from allranks.agent.diagnose.step_outcome import Step, course_of, ends_of, faile
 from allranks.agent.diagnose.unmatched_calls import words_for_ranks
 from allranks.agent.gangs.forks import SESSION_END_TIMEOUT, ForkServerError, LocalNode
 from allranks.agent.gangs.gang import ROUNDED_UP, SKIP_GRACES, Deadlines, Gang
-from allranks.agent.job_end import HangupError, JobEnd, JobLimitError, LostGpuError
+from allranks.agent.job_end import JobEnd, JobLimitError, LostGpuError, StopRequestedError
 from allranks.agent.job_plugins import functions
 from allranks.agent.nodes.node import Node, start_gang
 from allranks.agent.output import Output
-from allranks.agent.program import ItemOptions, Program, StartRanks, parts_of
+from allranks.agent.program import ItemOptions, Program, StartRanks, batches
 from allranks.agent.record_stream import Journal
 from allranks.agent.rendezvous import OWN_GROUPS, Rendezvous, make_rendezvous
 from allranks.agent.supervisor.driver_account import DriverAccount
@@ -143,7 +143,7 @@ class DriverWorkers:
             while work is not None:
                 worker.run_some(work)
                 work = self._next()
-        except (HangupError, JobLimitError, LostGpuError, ForkServerError) as error:
+        except (StopRequestedError, JobLimitError, LostGpuError, ForkServerError) as error:
             self._errors.append(error)
         except Exception:  # noqa: BLE001 - any failure of a worker is the job's result
             self._errors.append(WorkerLostError(traceback.format_exc()))
@@ -332,7 +332,7 @@ class TestLoop:
             of_lane: Makes the node of a worker for overlapping launcher tests; None if they do not overlap.
 
         Raises:
-            HangupError: The job was ended from outside.
+            StopRequestedError: The job was ended from outside.
             JobLimitError: The job's time is up.
             LostGpuError: A GPU no longer computes; the tests that are left have no outcome.
             NodeLostError: A node is lost; the tests that are left have no outcome.
@@ -385,7 +385,7 @@ class TestLoop:
         if self._counting is not None:
             try:
                 self._run_gang(indices)
-            except HangupError:
+            except StopRequestedError:
                 self._counting.drop()
                 raise
             finally:
@@ -398,7 +398,7 @@ class TestLoop:
 
     def _leave_out(self, remaining: Sequence[int]) -> None:
         reason = QUIT if self._count.has_quit else f"-x or --maxfail, {self._count.bad_tests} bad"
-        for part in parts_of([self.program.tests[index] for index in remaining]):
+        for part in batches([self.program.tests[index] for index in remaining]):
             self._journal.write(NotRun(tests=part, reason=reason))
 
     def _launchers_ahead(self, remaining: Sequence[int]) -> list[list[int]]:
@@ -451,7 +451,7 @@ class TestLoop:
             gang = self._start(number, rendezvous, indices)
             try:
                 return self._lead(gang, indices, rendezvous if terms.has_process_group else None)
-            except HangupError as error:
+            except StopRequestedError as error:
                 step = gang.abort(str(error))
                 step.end_from_outside(str(error))
                 self._record_bad(gang, step)
@@ -463,7 +463,7 @@ class TestLoop:
                 self._close(gang)
         finally:
             if rendezvous is not None:
-                rendezvous.joined()
+                rendezvous.release()
 
     def _start(self, number: int, rendezvous: Rendezvous | None, indices: Sequence[int]) -> Gang:
         terms = self.program.terms[indices[0]]
@@ -504,7 +504,7 @@ class TestLoop:
         with gang.disturbed(self._disturbance(first[0], is_joining=True)):
             start = gang.start()
         if rendezvous is not None:
-            rendezvous.joined()
+            rendezvous.release()
         if start.lost_gpus:
             rank, trouble = next(iter(start.lost_gpus.items()))
             msg = f"before {self._current}, the GPU of rank {rank} no longer computes: {trouble}"

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from agent_run import CONFIG
 
-from allranks.agent.job_end import HangupError, JobEnd
+from allranks.agent.job_end import JobEnd, StopRequestedError
 from allranks.agent.program import ItemOptions, Program
 from allranks.agent.supervisor.test_loop import SupervisedJob
 from allranks.plugins.stress.agent.beside_run import LOG, command_of, outcome_of, repeat_beside
@@ -123,11 +123,11 @@ def test_a_job_that_is_ended_ends_the_process_and_tells_what_was_done(beside):
     def hang_up():
         while not (beside.folders.code / "count").exists():
             time.sleep(0.01)
-        beside.end.hang_up()
+        beside.end.request_stop()
 
     thread = threading.Thread(target=hang_up)
     thread.start()
-    with pytest.raises(HangupError):
+    with pytest.raises(StopRequestedError):
         beside("time.sleep(600)", count=1)
     thread.join()
 

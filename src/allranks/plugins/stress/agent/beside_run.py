@@ -81,7 +81,7 @@ def repeat_beside(repetitions: Repetitions, stress: Stress, program: Program, jo
     """Repeat the tests that start their ranks as often, or for as long, as here.
 
     Raises:
-        HangupError: The job was ended from outside.
+        StopRequestedError: The job was ended from outside.
         JobLimitError: Its time is up.
     """
     if not stress.beside:
