@@ -17,7 +17,7 @@ from allranks.agent.call_log import (
     GroupCalls,
     LastCall,
     Wait,
-    blamed,
+    compared,
     map_log,
     open_log,
     read_calls,
@@ -88,7 +88,7 @@ def test_of_many_calls_the_last_are_kept(log, seen):
 def test_ranks_are_compared_by_messages_and_the_last_four_collectives_of_each_group():
     others = [ALL_REDUCE._replace(group="5", number=number) for number in (3, 2)]
     calls = [*(ALL_REDUCE._replace(number=number) for number in range(100, 84, -1)), SEND, *others]
-    assert blamed(calls) == [*calls[:4], SEND, *others]
+    assert compared(calls) == [*calls[:4], SEND, *others]
 
 
 def test_another_process_reads_the_counts_of_a_test_in_each_group(log, seen):
@@ -299,11 +299,11 @@ def test_a_call_on_a_host_that_is_up_for_a_year_is_kept(log, seen):
 
 
 @pytest.mark.parametrize(
-    ("place", "seconds"),
+    ("next_order", "seconds"),
     [(2**52 + 1, 1.0), (2**63 - 1, nan), (-1, 1.0), (0, 1.0), (5, inf), (5, -inf), (5, -0.5), (5, 1e13)],
 )
-def test_a_wait_with_a_number_that_no_rank_has_is_none(log, seen, place, seconds):
-    log._log.wait.place, log._log.wait.seconds = place, seconds
+def test_a_wait_with_a_number_that_no_rank_has_is_none(log, seen, next_order, seconds):
+    log._log.wait.next_order, log._log.wait.seconds = next_order, seconds
     assert read_wait(seen) is None
 
 

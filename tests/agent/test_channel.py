@@ -396,13 +396,13 @@ def test_what_a_forked_child_says_is_left_out_and_noted(pair):
     pair.in_a_child(lambda: pair.rank.send(FAILED))
     pair.rank.send(PASSED)
     assert pair.link.read() == [PASSED, PASSED]
-    assert pair.link.has_strangers
+    assert pair.link.has_foreign_data
 
 
 def test_without_strangers_nothing_is_noted(pair):
     pair.rank.send(PASSED)
     pair.link.read()
-    assert not pair.link.has_strangers
+    assert not pair.link.has_foreign_data
 
 
 def test_a_child_cannot_break_into_a_message_of_the_ranks_own(pair):

@@ -18,7 +18,7 @@ from allranks.agent.child_processes import (
     Ranked,
     Replaced,
     Signaled,
-    names_of_children,
+    labels_of_children,
     primary,
     read_children,
     table,
@@ -51,7 +51,7 @@ def left(pid, at, stack=IN_TEST, **fields):
 
 
 def words(folder, own_rank=None):
-    return [f"{child.who} {child.how(Path('/s'))}" for child in read_children(folder, own_rank)]
+    return [f"{child.label} {child.ending(Path('/s'))}" for child in read_children(folder, own_rank)]
 
 
 def test_a_process_has_the_rank_of_its_group_and_the_line_of_its_exception(events):
@@ -66,8 +66,8 @@ def test_a_rank_that_all_have_inherited_tells_them_not_apart(events):
         p12=[Began(pid=SECOND, at=1, rank=1)],
     )
     assert words(folder, own_rank=1) == ["child process Process-1 raised ValueError: boom at a.py:3"]
-    assert names_of_children(folder, 1) == {FIRST: "child process Process-1", SECOND: "child process Process-2"}
-    assert names_of_children(folder, 0) == {FIRST: "child process (rank 1)", SECOND: "child process (rank 1)"}
+    assert labels_of_children(folder, 1) == {FIRST: "child process Process-1", SECOND: "child process Process-2"}
+    assert labels_of_children(folder, 0) == {FIRST: "child process (rank 1)", SECOND: "child process (rank 1)"}
 
 
 @pytest.mark.parametrize(("index", "own_rank"), [(0, 0), (1, 0), (0, 1), (1, 1)])
@@ -88,7 +88,7 @@ def test_processes_without_a_name_are_told_apart_by_the_order_of_their_starts(ev
         p12=[Began(pid=SECOND, parent=STARTER, at=1)],
         p13=[Began(pid=13, parent=SECOND, at=3), left(13, 6)],
     )
-    assert [child.who for child in read_children(folder, None)] == [
+    assert [child.label for child in read_children(folder, None)] == [
         "child process 2 of 2",
         "child process 1 of 2",
         "a child process",
@@ -101,7 +101,7 @@ def test_a_process_that_has_set_its_rank_has_that(events):
         p11=[Began(pid=FIRST, at=1, rank=0), Ranked(pid=FIRST, at=2, rank=4)],
     )
     assert words(folder, own_rank=0) == ["child process (rank 4) was killed by SIGKILL"]
-    assert names_of_children(folder, 0) == {FIRST: "child process (rank 4)"}
+    assert labels_of_children(folder, 0) == {FIRST: "child process (rank 4)"}
 
 
 def test_what_had_ended_before_the_test_is_left_out_and_what_had_begun_is_of_an_earlier_test(events):
@@ -111,7 +111,7 @@ def test_what_had_ended_before_the_test_is_left_out_and_what_had_begun_is_of_an_
         p12=[Began(pid=SECOND, at=1), left(SECOND, 3)],
     )
     [child] = read_children(folder, None)
-    assert child.who == "child process A of an earlier test"
+    assert child.label == "child process A of an earlier test"
 
 
 def test_an_earlier_tests_process_leads_last(events):
@@ -189,7 +189,7 @@ def test_a_signal_stops_what_ends_by_it_afterwards(events, number, status, sent,
     signaled, ended = Signaled(pid=FIRST, at=sent, number=number), Ended(pid=FIRST, at=3, status=status)
     [child] = read_children(events(p10=[Named(pid=FIRST, at=1, name="A"), signaled, ended]), None)
     assert child.was_stopped == stopped
-    assert (child.how(Path()) == "was stopped by the test (SIGTERM)") == stopped
+    assert (child.ending(Path()) == "was stopped by the test (SIGTERM)") == stopped
 
 
 def test_any_process_above_it_stops_a_process(events):
@@ -271,4 +271,4 @@ def test_an_observed_program_fails_as_otherwise_and_is_noted(tmp_path):
     observed, plain = (run(tmp_path, "1 / 0", observed=each) for each in (True, False))
     assert (observed.returncode, observed.stderr) == (plain.returncode, plain.stderr)
     [child] = read_children(tmp_path / "events", None)
-    assert child.how(Path()) == "raised ZeroDivisionError: division by zero at <string>:1"
+    assert child.ending(Path()) == "raised ZeroDivisionError: division by zero at <string>:1"

@@ -33,7 +33,7 @@ def of_a_rank(deed):
     try:
         while not link.at_end and linux.is_readable(link.descriptor, 20):
             reports += link.read()
-        return reports, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), link.has_strangers
+        return reports, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), link.has_foreign_data
     finally:
         link.close()
 

@@ -460,8 +460,8 @@ def describe_end(rank_exit: RankExit) -> str:
     """In words, how a rank's process ended."""
     if rank_exit.status is None:
         return f"is lost: {rank_exit.lost}"
-    if rank_exit.cut_off:
-        return f"{rank_exit.cut_off} and was killed"
+    if rank_exit.kill_reason:
+        return f"{rank_exit.kill_reason} and was killed"
     if rank_exit.status < 0:
         return f"was {linux.killed(-rank_exit.status, for_memory=rank_exit.by_memory_killer)}"
     return f"left with exit code {rank_exit.status} in mid-test"

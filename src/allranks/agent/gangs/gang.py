@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from allranks.agent import clock, linux
-from allranks.agent.call_log import LastCall, blamed
+from allranks.agent.call_log import LastCall, compared
 from allranks.agent.channel import (
     Debugging,
     End,
@@ -301,13 +301,13 @@ class Gang:
         if message.nodeid != step.nodeid or event.rank not in self._pending:
             # About another test, or from a rank whose step has ended: it changes nothing.
             return
-        if event.has_strangers:
+        if event.has_foreign_data:
             step.strangers.add(event.rank)
         step.take(event.rank, message)
         match message:
             case Released():
                 self._restart_clock()
-            case StepEnded() | PhasesEnded(tells_of_trouble=True):
+            case StepEnded() | PhasesEnded(has_failed=True):
                 self._add(reported(event, message, step))
 
     def _add(self, outcome: StepOutcome) -> None:
@@ -335,7 +335,7 @@ class Gang:
         found = self._examine(self._pending)
         hangs = found.hangs
         step.collectives = entered(found.calls, step.began, clock.monotonic_ns())
-        calls = {rank: blamed(each) for rank, each in found.calls.items()}
+        calls = {rank: compared(each) for rank, each in found.calls.items()}
         out = set(self._pending)
         self._pending = set()
         self._stop(out)

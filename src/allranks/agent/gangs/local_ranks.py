@@ -28,7 +28,7 @@ from allranks.agent.channel import (
     StepEnded,
     link_pair,
 )
-from allranks.agent.child_processes import children_folder, names_of_children, primary, read_children
+from allranks.agent.child_processes import children_folder, labels_of_children, primary, read_children
 from allranks.agent.diagnose.flight_recorder import FlightRecorder
 from allranks.agent.diagnose.stacks import (
     PATIENCE,
@@ -490,9 +490,13 @@ class LocalRanks:
         return events
 
     def _event(self, rank: RankProcess, message: Progress | Debugging) -> RankReport:
-        strangers = rank.link.take_strangers()
-        calls = read_calls(rank.board) if isinstance(message, StepEnded) else None
-        return RankReport(rank=rank.number, message=message, at=clock.now(), has_strangers=strangers, calls=calls)
+        return RankReport(
+            rank=rank.number,
+            message=message,
+            at=clock.now(),
+            has_foreign_data=rank.link.take_foreign_data(),
+            calls=read_calls(rank.board) if isinstance(message, StepEnded) else None,
+        )
 
     def _look_at_output(self, rank: RankProcess) -> Sequence[RankEvent]:
         for stream in (rank.stdout, rank.stderr):
@@ -506,14 +510,14 @@ class LocalRanks:
         if rank.exit_status is not None:
             return ()
         events = self._reports(rank)
-        cut_off = _cut_off(rank)
+        kill_reason = _kill_reason(rank)
         while more := self._reports(rank):
             events += more
         for descriptor in (rank.pidfd, rank.link.descriptor):
             self._forget(descriptor)
-        return [*events, self._exit_of(rank, cut_off)]
+        return [*events, self._exit_of(rank, kill_reason)]
 
-    def _exit_of(self, rank: RankProcess, cut_off: str) -> RankExit:
+    def _exit_of(self, rank: RankProcess, kill_reason: str) -> RankExit:
         if rank.pid in self._stopped:
             # It ended on TERM; once it is reaped, its frozen descendants would have to be found one by one.
             rank.kill_group()
@@ -524,7 +528,7 @@ class LocalRanks:
             rank=rank.number,
             status=status,
             at=clock.now(),
-            cut_off=cut_off if was_killed else "",
+            kill_reason=kill_reason if was_killed else "",
             lost="" if status is not None else "its tracer took its exit status",
             by_memory_killer=linux.is_memory_kill(status, self._killed_for_memory),
             stacks=Stacks(self._stacks[rank.number].added(), self._code),
@@ -624,7 +628,7 @@ class LocalRanks:
         events = children_folder(self._shared, number) if self._shared else None
         around = Surroundings(
             number=number,
-            names=names_of_children(events, number) if events else {},
+            names=labels_of_children(events, number) if events else {},
             stacks=file,
             printed=rank.stderr.glance,
             pipes=frozenset(os.fstat(each.descriptor).st_ino for each in (rank.stdout, rank.stderr)),
@@ -660,7 +664,7 @@ class LocalRanks:
         return left
 
 
-def _cut_off(rank: RankProcess) -> str:
+def _kill_reason(rank: RankProcess) -> str:
     """Wait for the end of a rank that cannot report any more; if it lives on, kill it and return the reason."""
     is_garbled = rank.link.is_garbled
     if not is_garbled and linux.is_readable(rank.pidfd, CLOSED_TIMEOUT):

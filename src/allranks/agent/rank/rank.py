@@ -284,7 +284,7 @@ class _Rank:
         errors = [child for child in failed if (child.has_crashed or policy == "error") and not child.is_earlier]
         if errors:
             child = errors[0]
-            message = f"{child.words(root)}, and the test passed"
+            message = f"{child.message(root)}, and the test passed"
             text = table(failed, root) + (child.left.text if child.left else "")
             self._add_phase(
                 Phase(
@@ -298,7 +298,7 @@ class _Rank:
             )
         if errors or policy == "ignore":
             return ()
-        words = [shorten(child.words(root), MESSAGE_LIMIT) for child in failed]
+        words = [shorten(child.message(root), MESSAGE_LIMIT) for child in failed]
         more = [f"{len(words) - _MOST_CHILDREN} more child processes failed"] if len(words) > _MOST_CHILDREN else []
         return (*words[:_MOST_CHILDREN], *more)
 
@@ -313,9 +313,9 @@ class _Rank:
         if first is None:
             return phase
         root = self._session.config.rootpath
-        message = f"{first.words(root)}; {phase.message}"
+        message = f"{first.message(root)}; {phase.message}"
         raised = first.left.text if first.left else ""
-        own = f"{raised}\nThe above exception was raised in {first.who}.\n\n" if raised else ""
+        own = f"{raised}\nThe above exception was raised in {first.label}.\n\n" if raised else ""
         text = f"{own}{phase.text}\nChild processes:\n{table(children, root)}"
         return replace(phase, message=shorten(message, MESSAGE_LIMIT), text=shorten(text))
 
