@@ -36,7 +36,7 @@ def without(feature, *command, **options):
 
 
 def test_this_kernel_is_not_refused():
-    found = kernel.examine()
+    found = kernel.check()
     assert found.refusal == ""
     assert {each.name for each in found.found} >= {*FEATURES, "/proc/PID/stat", "/proc/PID/environ"}
     assert found.summary.startswith(f"Linux {os.uname().release} has pidfd, ")
@@ -44,7 +44,7 @@ def test_this_kernel_is_not_refused():
 
 @pytest.mark.parametrize("feature", FEATURES)
 def test_a_missing_feature_is_found_and_refused(feature):
-    code = "from allranks.agent import kernel; found = kernel.examine(); print(found.summary); print(found.refusal)"
+    code = "from allranks.agent import kernel; found = kernel.check(); print(found.summary); print(found.refusal)"
     done = without(feature, "-c", code)
     summary, refusal = done.stdout.splitlines()
     assert f"; {feature} is missing: allranks needs it to " in summary
@@ -66,7 +66,7 @@ def proc(tmp_path):
 def test_a_smaller_proc_is_refused_where_nothing_can_replace_it(proc, feature):
     path = proc / "self" / IN_PROC[feature]
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    found = kernel.examine(proc)
+    found = kernel.check(proc)
     assert [each.name for each in found.missing] == [feature]
     assert bool(found.refusal) == (feature not in OPTIONAL)
     assert f"{feature} is missing: " in found.summary
@@ -76,7 +76,7 @@ def test_fields_that_mean_something_else_are_missing(proc):
     stat = (proc / "self/stat").read_text()
     (proc / "self/stat").write_text(stat.replace(f" {os.getppid()} ", " 77 ", 1))
     (proc / "self/status").write_text("Name:\tpython\n")
-    assert [each.name for each in kernel.examine(proc).missing] == ["/proc/PID/stat", "signal sets of /proc/PID/status"]
+    assert [each.name for each in kernel.check(proc).missing] == ["/proc/PID/stat", "signal sets of /proc/PID/status"]
 
 
 @pytest.mark.parametrize("feature", quick(3, FEATURES))

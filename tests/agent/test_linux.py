@@ -131,11 +131,11 @@ def test_memory_is_gathered_into_huge_pages_and_stays_what_it_was():
 def test_a_signal_is_coming_until_it_has_been_taken():
     child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     try:
-        assert not linux.is_coming(child.pid, signal.SIGUSR1)
+        assert not linux.is_pending(child.pid, signal.SIGUSR1)
         child.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
         child.send_signal(signal.SIGUSR1)
-        assert linux.is_coming(child.pid, signal.SIGUSR1)
+        assert linux.is_pending(child.pid, signal.SIGUSR1)
     finally:
         child.kill()
         child.wait()
@@ -145,14 +145,14 @@ def test_a_signal_that_is_blocked_is_not_coming():
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     try:
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
-        assert not linux.is_coming(os.getpid(), signal.SIGUSR1)
+        assert not linux.is_pending(os.getpid(), signal.SIGUSR1)
         assert signal.sigwait({signal.SIGUSR1}) == signal.SIGUSR1
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
 
 def test_nothing_is_coming_to_a_process_that_is_gone():
-    assert not linux.is_coming(2**22 + 1, signal.SIGUSR1)
+    assert not linux.is_pending(2**22 + 1, signal.SIGUSR1)
 
 
 def test_the_kernel_prefers_a_process_that_offers_itself_to_the_memory_killer():

@@ -168,7 +168,7 @@ def _is_driver_initialized() -> bool:
 
 def _ask(question: Callable[[], Any]) -> Any:  # noqa: ANN401 - as the question answers
     """What a fork of this process finds: the answer must be of JSON's types."""
-    pid, answer = linux.fork_to_answer(lambda: _answer(question))
+    pid, answer = linux.call_in_fork(lambda: _answer(question))
     try:
         text = b"".join(iter(lambda: os.read(answer, _PART), b""))
     finally:
@@ -311,7 +311,7 @@ def _ending(status: int | None) -> str:
 
 
 def _start(gpu: GpuToCheck, work: Callable[[], None]) -> _Check:
-    pid, answer = linux.fork_to_answer(lambda: _try(gpu, work))
+    pid, answer = linux.call_in_fork(lambda: _try(gpu, work))
     return _Check(gpu.gpu, pid, answer)
 
 

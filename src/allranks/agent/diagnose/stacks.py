@@ -236,7 +236,7 @@ def wait_for_stacks(files: Mapping[int, StackFile], pids: Mapping[int, int]) -> 
         if all(map(_END_OF_STACKS.search, added.values())):
             break
         is_over = now > changed + (_QUIET if all(added.values()) else _TIMEOUT)
-        if is_over and not any(linux.is_coming(pids[rank], STACKS_SIGNAL) for rank in files):
+        if is_over and not any(linux.is_pending(pids[rank], STACKS_SIGNAL) for rank in files):
             break
     return before
 
@@ -341,7 +341,7 @@ def _place_of(pid: int) -> str | None:
 def _about(pid: int) -> str:
     process = linux.describe(pid)
     command = clipped(process.command, _COMMAND) if process else ""
-    return ", ".join(filter(None, (f"pid {pid}", f"state {linux.state_of(pid)}", linux.waits_in(pid), command)))
+    return ", ".join(filter(None, (f"pid {pid}", f"state {linux.state_of(pid)}", linux.kernel_wait(pid), command)))
 
 
 def _ask(pid: int, around: Surroundings) -> str:

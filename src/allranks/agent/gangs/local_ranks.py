@@ -250,7 +250,7 @@ def fork_rank(number: int, ends: tuple[int, ...], be_rank: BeRank, others: Itera
     told = loads(answer) if answer else "the process that forks a rank ended"
     if isinstance(told, str):
         raise OSError(told)
-    child_observer.disregard(int(told))
+    child_observer.ignore(int(told))
     return int(told)
 
 

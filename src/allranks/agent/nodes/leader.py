@@ -125,11 +125,11 @@ class FollowerLink:
 
     def take(self) -> list[RankEvent]:
         """The rank events since the last call; pings the agent when the timer has expired."""
-        has_gone_off = self._timer.has_gone_off()
+        has_expired = self._timer.has_expired()
         with suppress(BlockingIOError):
             os.eventfd_read(self._bell)
         self.receive()
-        if has_gone_off:
+        if has_expired:
             self._beat()
         events, self._unread = self._unread, []
         return events

@@ -263,7 +263,7 @@ class _Rank:
 
     def _children(self) -> Sequence[ChildProcess]:
         """The processes that the test has started and that did not end well."""
-        child_observer.settle()
+        child_observer.note_ends()
         return read_children(self._events, self._inherited_rank) if child_observer.has_events() else ()
 
     @property

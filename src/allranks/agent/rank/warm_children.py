@@ -121,7 +121,7 @@ class _Server:
             command = spawn.get_command_line()
             command[command.index("-c") + 1] = program
             self._pid = util.spawnv_passfds(os.fsencode(command[0]), command, [theirs.fileno()])
-        child_observer.disregard(self._pid)
+        child_observer.ignore(self._pid)
         try:
             answer = self._ask(packages)
         except _ServerError:

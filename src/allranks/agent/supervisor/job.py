@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         options.config.unlink()
     stream = RecordWriter(os.dup(1))
     stream.write(Begun(schema=SCHEMA, node=config.node, pid=os.getpid(), python=sys.version.split()[0]))
-    if refusal := kernel.examine().refusal:
+    if refusal := kernel.check().refusal:
         stream.write(AgentFailed(message=refusal, kind=FailureKind.KERNEL))
         status = 1
     else:
