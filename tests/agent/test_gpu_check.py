@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from allranks.agent import linux
-from allranks.agent.gpus import check_gpus, compute, troubles_of
+from allranks.agent.gpus import check_gpus, compute, errors_of_gpus
 from allranks.protocol.config import GpuToCheck
 from allranks.protocol.records import AgentFailed, Collected, FailureKind, GpuFailed, GpusChecked, TestStarted
 
@@ -48,7 +48,7 @@ def on_b(act):
 
 def test_a_device_that_computes_is_well():
     compute("cpu")
-    assert troubles_of(GPUS, lambda: compute("cpu"), 60) == {}
+    assert errors_of_gpus(GPUS, lambda: compute("cpu"), 60) == {}
 
 
 def test_one_wrong_number_is_noticed():
@@ -74,12 +74,12 @@ def test_a_device_on_which_nothing_comes_out_is_sick():
         (lambda: torch.zeros(1).to("cuda"), 60, "(AssertionError|RuntimeError): .*CUDA|NVIDIA"),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), 60, "the process that used it was killed by SIGKILL"),
         (lambda: os._exit(3), 60, "the process that used it ended with exit status 3"),
-        (signal.pause, 0.5, "it has not computed anything within 0.5 s"),
+        (signal.pause, 0.5, "it did not compute a result within 0.5 s"),
     ],
     ids=["wrong numbers", "an error", "a crash", "an exit", "a hang"],
 )
 def test_what_goes_wrong_on_one_gpu_is_told_of_that_one_and_befalls_nobody_else(act, limit, told):
-    troubles = troubles_of(GPUS, on_b(act), limit)
+    troubles = errors_of_gpus(GPUS, on_b(act), limit)
     assert list(troubles) == ["GPU-b"]
     assert re.match(told, troubles["GPU-b"])
     assert os.environ.get("CUDA_VISIBLE_DEVICES") != "UUID-b"

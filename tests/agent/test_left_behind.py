@@ -9,7 +9,7 @@ import pytest
 from agent_run import AgentRun, launch_command
 
 from allranks.agent import linux
-from allranks.agent.orphans import GANG_VARIABLE, NOBODY, Mark, bear_marks
+from allranks.agent.orphans import GANG_VARIABLE, NOBODY, Mark, show_marks
 from allranks.protocol.records import LeftBehind
 
 SUITE = """
@@ -155,11 +155,11 @@ def test_the_rank_that_left_a_session_of_its_own_is_known(start_command):
 SHOW = """
 import os, sys
 from allranks.agent import linux
-from allranks.agent.orphans import Mark, bear_marks
+from allranks.agent.orphans import Mark, show_marks
 
 mark = Mark.of_gang(7)
 {prelude}
-bear_marks(mark.environment(3))
+show_marks(mark.environment(3))
 if os.fork() == 0:
     os.setsid()
     print(*linux.variables_of(os.getpid()), sep="\\n", flush=True)
@@ -207,5 +207,5 @@ def test_a_mark_is_read_from_the_environment(monkeypatch, value, rank):
 
 def test_marks_of_launches_differ():
     assert Mark.of_launch() != Mark.of_launch()
-    bear_marks({})
+    show_marks({})
     assert Path("/proc/self/environ").exists()

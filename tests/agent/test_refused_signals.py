@@ -67,7 +67,7 @@ def in_a_gang(act):
 
 def check_a_gpu(_folder, _ranks, child):
     answer, end = os.pipe()
-    gpus._Check("GPU-a", child.pid, answer).end(0.0, 0.0)
+    gpus._Check("GPU-a", child.pid, answer).error(0.0, 0.0)
     os.close(end)
 
 

@@ -141,9 +141,9 @@ def serve(config: AgentConfig, folders: Folders, supervisor: Supervisor) -> int:
 
         if not check_gpus(config.check_gpus, config.gpu_device, config.limits.gpu_check, supervisor):
             return 1
-    from allranks.agent.gpus import answer_without_cuda  # noqa: PLC0415 - needs torch
+    from allranks.agent.gpus import query_gpus_in_forks  # noqa: PLC0415 - needs torch
 
-    answer_without_cuda()
+    query_gpus_in_forks()
     import pytest  # noqa: PLC0415 - after torch, whose import is measured
 
     if refusal := too_old(pytest.__version__):

@@ -27,7 +27,7 @@ from allranks.agent.channel import (
 )
 from allranks.agent.diagnose.unmatched_calls import Mismatch, find_mismatch, name_unmatched
 from allranks.agent.output import Output
-from allranks.agent.stacks import Stacks, is_machinery, with_source
+from allranks.agent.stacks import Stacks, is_library, with_source
 from allranks.protocol import skip_codes
 from allranks.protocol.config import TimeLimit
 from allranks.protocol.outcomes import Outcome, Phase, SkipKind, following, overall, shorten
@@ -54,7 +54,7 @@ def _innermost(text: str) -> str:
     parts = _STACK.split(text)
     stacks = dict(zip(parts[1::2], parts[2::2], strict=False))
     frames = reversed(list(_FRAME.finditer(stacks.get("MainThread", ""))))
-    frame = next((frame for frame in frames if not is_machinery(frame["file"])), None)
+    frame = next((frame for frame in frames if not is_library(frame["file"])), None)
     return f"{frame['file']}:{frame['line']} in {frame['name']}" if frame else ""
 
 

@@ -29,7 +29,7 @@ from allranks.agent.child_processes import (
 from allranks.agent.clock import monotonic
 from allranks.agent.environment_skips import EnvironmentSkip
 from allranks.agent.evidence import DiskUse
-from allranks.agent.gpus import compute, trouble_of
+from allranks.agent.gpus import compute, error_of
 from allranks.agent.marks import CHILDREN_MAY_FAIL
 from allranks.agent.orphans import Mark
 from allranks.agent.program import StartRanks
@@ -199,17 +199,17 @@ class _Rank:
         try:
             init_process_group(self._assignment, url)
         except Exception as error:  # noqa: BLE001 - whatever torch raises here is the result
-            if trouble := self._trouble_of_gpu():
-                self._connection.send(GpuLost(message=trouble))
+            if error_of_gpu := self._gpu_error():
+                self._connection.send(GpuLost(message=error_of_gpu))
             within = f" within {limit.words()}" if monotonic() - began >= limit.seconds else ""
             self._add_error("setup", f"the process group could not be made{within}", error)
 
-    def _trouble_of_gpu(self) -> str:
+    def _gpu_error(self) -> str:
         """Why this rank's GPU does not compute: then no test is to blame for a gang that cannot start."""
         config = self._assignment.config
         if not config.gpu_count:
             return ""
-        return trouble_of(lambda: compute(f"{config.gpu_device}:{_gpu_of(self._assignment)}"))
+        return error_of(lambda: compute(f"{config.gpu_device}:{_gpu_of(self._assignment)}"))
 
     def _leave(self) -> None:
         """Destroy all process groups; failing to is an error of the gang's last test."""

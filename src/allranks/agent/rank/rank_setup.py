@@ -29,7 +29,7 @@ from _pytest.terminal import TerminalReporter
 from allranks.agent import clock, evidence, linux
 from allranks.agent.channel import Leaving, Message, PhasesEnded, RankEnd
 from allranks.agent.diagnose.stacks import STACKS_SIGNAL
-from allranks.agent.orphans import bear_marks
+from allranks.agent.orphans import show_marks
 from allranks.agent.rank.coverage import save_coverage
 from allranks.protocol import skip_codes
 from allranks.protocol.outcomes import Phase
@@ -256,7 +256,7 @@ def _set_up(stacks: Path, environment: Mapping[str, str]) -> None:
     # Not to standard error: that pipe holds little, and the stacks are needed separately.
     faulthandler.enable(file=file, all_threads=True)
     os.environ.update(environment)
-    bear_marks(environment)
+    show_marks(environment)
     gc.enable()
 
 

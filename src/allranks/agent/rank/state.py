@@ -36,7 +36,7 @@ import torch
 from torch import distributed
 from torch.utils import _device as _device_module
 
-from allranks.agent.stacks import is_machinery, is_of_python
+from allranks.agent.stacks import is_library, is_standard_library
 
 GROUP: Final = "the default process group"
 """A rank that has left it cannot rejoin alone."""
@@ -255,9 +255,9 @@ def _is_of_suite(file: str, frame: FrameType | None) -> bool:
 
     A thread of the standard library's, such as one of a pool, is the suite's while it works for others.
     """
-    if not is_of_python(file):
-        return "-packages/" not in file and not is_machinery(file)
-    while frame is not None and is_of_python(frame.f_code.co_filename):
+    if not is_standard_library(file):
+        return "-packages/" not in file and not is_library(file)
+    while frame is not None and is_standard_library(frame.f_code.co_filename):
         frame = frame.f_back
     return frame is not None
 

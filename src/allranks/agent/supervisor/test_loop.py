@@ -492,7 +492,7 @@ class TestLoop:
         for process in gang.close():
             command = clipped(process.command, _COMMAND)
             if process.has_survived:
-                text = f"process {process.pid}, which a rank left behind, could not be ended: {command}"
+                text = f"process {process.pid}, which a rank left behind, could not be killed: {command}"
                 self._journal.write(Notice(nodeid=self._current, text=text))
                 continue
             self._journal.write(LeftBehind(nodeid=self._current, rank=process.rank, pid=process.pid, command=command))
