@@ -75,9 +75,9 @@ def test_a_module_that_exits_as_a_script_costs_no_other_its_tests(run_agent):
     }
     agent = run_agent(files, world_size=1)
     failed = {each.nodeid.removeprefix("suite/"): each.text for each in agent.all(CollectionFailed)}
-    assert failed.pop("test_wrong.py") == "importing it calls sys.exit('at import'), which makes its tests unknown"
-    assert failed.pop("test_status_1.py") == "importing it calls sys.exit(0.0), which makes its tests unknown"
-    assert "after TestA: do so above all tests, or where __name__ is '__main__'" in failed.pop("test_unguarded.py")
+    assert failed.pop("test_wrong.py") == "importing it calls sys.exit('at import'), so its tests are unknown"
+    assert failed.pop("test_status_1.py") == "importing it calls sys.exit(0.0), so its tests are unknown"
+    assert "after the definition of TestA: call it above all tests, or only if" in failed.pop("test_unguarded.py")
     assert {place: text.rpartition("/suite/")[2] for place, text in failed.items()} == {
         "test_class.py::TestA": "test_class.py:4 calls sys.exit(0) while the tests are collected",
         "inner": "inner/conftest.py:2 calls sys.exit(0) while the tests are collected",

@@ -20,9 +20,9 @@ def of_a_rank(deed):
     pid = os.fork()
     if pid == 0:
         link.close()
-        rank_setup.watch_exits()
+        rank_setup.announce_exits()
         rank_setup.announce_to(RankEnd(theirs))
-        rank_setup.now_running(TEST)
+        rank_setup.set_running_test(TEST)
         try:
             deed()
         finally:
@@ -140,7 +140,7 @@ def test_an_announcement_that_nobody_can_get_does_not_keep_a_rank():
     if pid == 0:
         link.close()
         rank_setup.announce_to(RankEnd(theirs))
-        rank_setup.exit_announced(5)
+        rank_setup.announce_and_exit(5)
     os.close(theirs)
     link.close()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
@@ -149,7 +149,7 @@ def test_an_announcement_that_nobody_can_get_does_not_keep_a_rank():
 def test_a_process_that_is_no_rank_leaves_as_it_would():
     pid = os.fork()
     if pid == 0:
-        rank_setup.exit_announced(6)
+        rank_setup.announce_and_exit(6)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 6
 
 

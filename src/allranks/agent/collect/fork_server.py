@@ -46,7 +46,7 @@ class Supervisor:
         """Wait for the next request; exit when the supervisor has closed the connection."""
         line = self._lines.readline()
         if not line:
-            rank_setup.exit_announced(0)
+            rank_setup.announce_and_exit(0)
         return parse_request(line)
 
     def start_ranks(self, ranks: Iterable[int], be_rank: BeRank) -> None:
@@ -94,14 +94,14 @@ def main(arguments: list[str]) -> NoReturn:
     if os.getppid() != start.supervisor:
         os._exit(1)
     # Ranks would inherit buffered text and print it as their own, and a killed process would lose it.
-    _streams = rank_setup.print_at_once()
+    _streams = rank_setup.unbuffer_output()
     stacks = os.fdopen(evidence.open_end(start.folders.results / STACKS), "ab")
     faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
     faulthandler.enable(file=stacks, all_threads=True)
     # Imported and collected objects live as long as the job: scanning them for garbage would only cost time
     # and, in the forks, memory. Ranks turn the collector on again.
     gc.disable()
-    rank_setup.watch_exits()
+    rank_setup.announce_exits()
     supervisor = Supervisor(control, lines, handover, start.supervisor)
     status = 1
     try:
@@ -114,7 +114,7 @@ def main(arguments: list[str]) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     # With torch loaded, a regular interpreter exit takes a tenth of a second and can hang; everything is reported.
-    rank_setup.exit_announced(status)
+    rank_setup.announce_and_exit(status)
 
 
 def _report(supervisor: Supervisor, error: BaseException) -> None:

@@ -308,7 +308,7 @@ class ServerPlugin:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Report the collected tests, and fork ranks until all of them have run."""
         self.has_collected = True
-        self._script_folders.settle()
+        self._script_folders.find_conflicts()
         # Not earlier: plugins and conftest files of the suite may change which devices are visible.
         self._lack = missing_hardware(self._config)
         self._look_at_process("", _BY_HOOK)
@@ -337,7 +337,7 @@ class ServerPlugin:
                 prints_live=self._prints_at_once(session),
                 missing_hardware=self._lack[1] if self._lack else "",
                 ignores_collection_errors=not self._has_failed,
-                measures_coverage=self._measurement.is_asked_for,
+                measures_coverage=self._measurement.is_requested,
                 python=platform.python_version(),
             )
         )

@@ -80,8 +80,8 @@ class _Debugger(pdb.Pdb):
 
     def interaction(self, *where: Any) -> None:  # noqa: ANN401 - pdb changes its parameters from version to version
         """See pdb; every stop comes here, whatever it stops at."""
-        rank_setup.tell(Debugging(is_waiting=True))
+        rank_setup.send(Debugging(is_waiting=True))
         try:
             super().interaction(*where)
         finally:
-            rank_setup.tell(Debugging(is_waiting=False, has_quit=bool(self.quitting)))
+            rank_setup.send(Debugging(is_waiting=False, has_quit=bool(self.quitting)))

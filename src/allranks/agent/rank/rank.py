@@ -38,7 +38,7 @@ from allranks.agent.rank.call_counter import CallCounter
 from allranks.agent.rank.coverage import save_coverage
 from allranks.agent.rank.imports import ImportWatch
 from allranks.agent.rank.marker_options import has_thread_ranks, never_runs
-from allranks.agent.rank.rank_setup import flush_output, live, next_item, seed_everything, silence_terminal
+from allranks.agent.rank.rank_setup import flush_output, next_item, run_in_fork, seed_everything, silence_terminal
 from allranks.agent.rank.reports import (
     Subtests,
     broken_by_a_hook,
@@ -99,7 +99,7 @@ def run_rank(session: pytest.Session, assignment: Assignment) -> NoReturn:
         return _Rank(session, assignment).run()
 
     stacks = assignment.request.results / f"rank-{assignment.rank}.stacks.txt"
-    live(work, assignment.supervisor, stacks=stacks, environment=_rank_environment(assignment))
+    run_in_fork(work, assignment.supervisor, stacks=stacks, environment=_rank_environment(assignment))
 
 
 def _warm_children(code: Path, config: AgentConfig) -> "WarmChildren | None":
@@ -322,7 +322,7 @@ class _Rank:
     def _enter_folder(self, file: Path) -> None:
         """Exchange modules of one name if several test folders have them; the file's own are then imported."""
         folders = self._session.config.stash.get(FOLDERS, None)
-        if folders is not None and folders.is_contested(file):
+        if folders is not None and folders.has_conflict(file):
             with self._surroundings.widening():
                 folders.enter(file)
 
@@ -331,7 +331,7 @@ class _Rank:
         self._has_exited, self._phase_began = False, monotonic()
         self._calls.begin()
         self._board.enter("set-up" if nodeid else "")
-        rank_setup.now_running(nodeid)
+        rank_setup.set_running_test(nodeid)
 
     def _conclude(self) -> StepEnded:
         deciding = overall(self._phases)
@@ -430,7 +430,7 @@ class _Rank:
         self, call: pytest.CallInfo[Any]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Keep the exception: the report has only its text. An exit during the report cannot be a skip of the test."""
-        rank_setup.now_running("")
+        rank_setup.set_running_test("")
         self._wait = None
         if call.excinfo is not None:
             self._wait = self._calls.wait_behind(call.excinfo.value)  # now: the report takes its time
@@ -440,7 +440,7 @@ class _Rank:
             if report.failed:
                 debugging.look_at(call.excinfo.value)
         elif call.when == "setup":
-            rank_setup.now_running(self._nodeid)
+            rank_setup.set_running_test(self._nodeid)
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
