@@ -29,7 +29,7 @@ TEXTS = st.lists(TEXT, max_size=3).map(tuple)
 WHOLE = st.integers(-(2**63), 2**63 - 1)
 SECONDS = st.floats(0, 1e9)
 LIMITS = st.builds(TimeLimit, value=SECONDS, setting=TEXT, margin=SECONDS)
-TERMS = st.builds(
+OPTIONS = st.builds(
     ItemOptions,
     gang=TEXTS,
     has_process_group=st.booleans(),
@@ -43,7 +43,7 @@ TERMS = st.builds(
 PROGRAMS = st.builds(
     Program,
     tests=TEXTS,
-    terms=st.lists(TERMS, max_size=3).map(tuple),
+    options=st.lists(OPTIONS, max_size=3).map(tuple),
     skipped=st.lists(st.builds(SkippedModule, nodeid=TEXT, reason=TEXT), max_size=2).map(tuple),
     deselected=WHOLE,
     maxfail=WHOLE,

@@ -53,7 +53,7 @@ class Program:
     """The tests to run."""
 
     tests: tuple[str, ...] = ()
-    terms: tuple[ItemOptions, ...] = ()
+    options: tuple[ItemOptions, ...] = ()
     skipped: tuple[SkippedModule, ...] = ()  # modules that skipped themselves
     deselected: int = 0  # the number of tests that the user deselected
     maxfail: int = 0  # the number of failed tests after which the job stops; 0 for no limit

@@ -8,7 +8,7 @@ from agent_run import CONFIG
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.agent.rank.marker_options import MarkerError, read_terms
+from allranks.agent.rank.marker_options import MarkerError, read_options
 from allranks.agent.supervisor.test_loop import assemblies as all_assemblies
 from allranks.agent.supervisor.test_loop import first_assembly, joined_by_group
 from allranks.protocol.config import TimeLimit
@@ -42,7 +42,7 @@ ITEMS = st.lists(st.builds(Item, PATHS, st.booleans(), st.none() | KINDS), min_s
 
 
 def terms_of(items, isolation="file"):
-    return read_terms(items, replace(CONFIG, isolation=isolation))
+    return read_options(items, replace(CONFIG, isolation=isolation))
 
 
 def assemblies(items, isolation):

@@ -64,7 +64,7 @@ from allranks.agent.program import (
 from allranks.agent.rank import debugging
 from allranks.agent.rank.coverage import Measurement
 from allranks.agent.rank.imports import ThreadWatch, end_pools, preload, redirect_handlers
-from allranks.agent.rank.marker_options import MarkerError, read_terms
+from allranks.agent.rank.marker_options import MarkerError, read_options
 from allranks.agent.rank.rank import Assignment, run_rank
 from allranks.agent.rank.rank_setup import seed_generators
 from allranks.agent.rank.reports import skip_reason
@@ -329,7 +329,7 @@ class ServerPlugin:
         self._supervisor.write(
             Program(
                 tests=tuple(item.nodeid for item in session.items),
-                terms=tuple(terms),
+                options=tuple(terms),
                 skipped=tuple(SkippedModule(nodeid=nodeid, reason=reason) for nodeid, reason in self._skipped.items()),
                 deselected=self._deselected,
                 maxfail=session.config.getvalue("maxfail") or 0,
@@ -370,7 +370,7 @@ class ServerPlugin:
         if self._has_failed:
             return []
         try:
-            terms = zip(session.items, read_terms(session.items, self._config), strict=True)
+            terms = zip(session.items, read_options(session.items, self._config), strict=True)
             return [
                 replace(self._in_a_fresh_process(with_reruns(item, each), item.nodeid), is_script=_is_script(item))
                 for item, each in terms
@@ -451,7 +451,7 @@ class ServerPlugin:
         if share is None or self._has_failed:
             return
         try:
-            terms = read_terms(session.items, self._config)
+            terms = read_options(session.items, self._config)
         except MarkerError as error:
             self._fail(error.nodeid, str(error))
             return

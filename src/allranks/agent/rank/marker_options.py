@@ -37,7 +37,7 @@ class MarkerError(Exception):
         self.nodeid = nodeid
 
 
-def read_terms(items: Sequence[pytest.Item], config: AgentConfig) -> list[ItemOptions]:
+def read_options(items: Sequence[pytest.Item], config: AgentConfig) -> list[ItemOptions]:
     """Read the options of each collected test; a :class:`MarkerError` names one with wrong arguments."""
     return [_terms(item, index, config) for index, item in enumerate(items)]
 

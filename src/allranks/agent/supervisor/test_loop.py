@@ -237,7 +237,7 @@ class WithCommands:
 
     def __init__(self, journal: Journal, program: Program) -> None:
         self._journal = journal
-        self._scripts = {test for test, options in zip(program.tests, program.terms, strict=False) if options.is_script}
+        self._scripts = {test for test, how in zip(program.tests, program.options, strict=False) if how.is_script}
 
     def write(self, record: Record) -> None:
         if isinstance(record, RankEnded) and record.outcome.is_bad and not record.consequence:
@@ -318,7 +318,7 @@ class TestLoop:
 
     def _shares_ranks(self, index: int) -> bool:
         """Whether another test may run in the processes of this one, which end with it if it starts its own ranks."""
-        return self._driver is None and self.program.terms[index].shares_ranks
+        return self._driver is None and self.program.options[index].shares_ranks
 
     @property
     def _has_ranks(self) -> bool:
@@ -366,18 +366,18 @@ class TestLoop:
         self._has_many_forks = self._forks_ahead() >= MANY_FORKS
         remaining = list(range(len(self.program.tests)))
         if of_lane:  # Launcher tests come first: each other test between them would wait for all that overlap.
-            remaining.sort(key=lambda index: not self.program.terms[index].launches)
+            remaining.sort(key=lambda index: not self.program.options[index].launches)
         while remaining and not self._is_over():
             launchers = self._launchers_ahead(remaining) if of_lane else []
             if of_lane and len(launchers) > 1:
                 remaining[: sum(map(len, launchers))] = self._run_in_lanes(of_lane, launchers)
             else:
-                del remaining[: self._run(first_assembly(self.program.terms, remaining))]
+                del remaining[: self._run(first_assembly(self.program.options, remaining))]
         self._leave_out(remaining)
 
     def _forks_ahead(self) -> int:
         """Estimate the forks on this node, drivers and the ranks of launcher tests included."""
-        terms = self.program.terms
+        terms = self.program.options
         ranks = len(self._config.local_ranks)
         return sum(ranks + terms[indices[0]].launches for indices in assemblies(terms, range(len(terms))))
 
@@ -393,7 +393,7 @@ class TestLoop:
             return
         remaining = list(indices)
         while remaining and not self._is_over():
-            del remaining[: self._run(first_assembly(self.program.terms, remaining))]
+            del remaining[: self._run(first_assembly(self.program.options, remaining))]
         self._leave_out(remaining)
 
     def _leave_out(self, remaining: Sequence[int]) -> None:
@@ -402,12 +402,12 @@ class TestLoop:
             self._journal.write(NotRun(tests=part, reason=reason))
 
     def _launchers_ahead(self, remaining: Sequence[int]) -> list[list[int]]:
-        terms = self.program.terms
+        terms = self.program.options
         return list(assemblies(terms, itertools.takewhile(lambda index: terms[index].launches, remaining)))
 
     def _run_in_lanes(self, of_lane: OfLane, launchers: Sequence[list[int]]) -> list[int]:
         """Run assemblies side by side; return the tests that did not begin because the job stops."""
-        waiting = deque(joined_by_group(self.program.terms, launchers))
+        waiting = deque(joined_by_group(self.program.options, launchers))
 
         def next_work() -> Sequence[int] | None:
             return None if self._is_over() or not waiting else waiting.popleft()
@@ -427,7 +427,7 @@ class TestLoop:
     def _run(self, indices: Sequence[int]) -> int:
         """Run tests until one goes wrong, then its permitted reruns; return how many tests have run."""
         done = self._run_gang(indices)
-        delay = self.program.terms[self._index].delay
+        delay = self.program.options[self._index].delay
         while self._runs_again:
             linux.is_readable(self.job.end.fileno(), min(delay, self.job.end.remaining()))
             self.job.end.check()
@@ -440,7 +440,7 @@ class TestLoop:
     def _run_gang(self, indices: Sequence[int]) -> int:
         """Start a gang for some tests and run as many as it can; return how many tests have run."""
         self._index = indices[0]
-        terms = self.program.terms[indices[0]]
+        terms = self.program.options[indices[0]]
         # Without a process group, too: a fixture of the suite may make one.
         self._driver = DriverAccount(self._journal, self._config) if terms.launches else None
         groups = 1 if terms.has_process_group else OWN_GROUPS
@@ -466,7 +466,7 @@ class TestLoop:
                 rendezvous.release()
 
     def _start(self, number: int, rendezvous: Rendezvous | None, indices: Sequence[int]) -> Gang:
-        terms = self.program.terms[indices[0]]
+        terms = self.program.options[indices[0]]
         request = StartRanks(
             gang=number,
             url=rendezvous.url if rendezvous and terms.has_process_group else None,
@@ -522,7 +522,7 @@ class TestLoop:
             self._count.running[id(self)] = self._current
             with gang.disturbed(self._disturbance(command, is_joining=False)):
                 step = gang.run(command, self._deadlines(command.index))
-            mismatch = step.compare_calls() if self.program.terms[command.index].shares_ranks else None
+            mismatch = step.compare_calls() if self.program.options[command.index].shares_ranks else None
             self._count.has_quit = self._count.has_quit or gang.has_quit
             self._record(gang, step)
             if step.leader is not None:
@@ -534,10 +534,10 @@ class TestLoop:
             if (
                 gang.has_quit
                 or mismatch is not None
-                or (not step.is_clean and not self.program.terms[command.index].is_skipped)
+                or (not step.is_clean and not self.program.options[command.index].is_skipped)
             ):
                 break
-        session_end = SESSION_END_TIMEOUT if self.program.terms[indices[0]].is_fresh else 0.0
+        session_end = SESSION_END_TIMEOUT if self.program.options[indices[0]].is_fresh else 0.0
         self._record_bad(gang, gang.end(session_end))
         if gang.session_problem is not None:
             self._count.session_problems.append(gang.session_problem)
@@ -560,7 +560,7 @@ class TestLoop:
         return self._repetitions.disturbance(command, self._config.world_size, is_joining=is_joining)
 
     def _deadlines(self, index: int) -> Deadlines:
-        terms = self.program.terms[index]
+        terms = self.program.options[index]
         may = may_disagree(self.program.tests[index], self._config.mixed_skip)
         skip = None if may else SKIP_GRACES * self._config.limits.peer_grace
         if terms.launches:
@@ -620,7 +620,7 @@ class TestLoop:
 
     def _settle(self, outcomes: AbstractSet[Outcome], *, is_bad: bool) -> None:
         """Count the test, unless it will run again: another worker would stop the job for it."""
-        reruns = 0 if self._count.has_quit else self.program.terms[self._index].reruns
+        reruns = 0 if self._count.has_quit else self.program.options[self._index].reruns
         self._runs_again = self._runs_again or (is_bad and self._number <= reruns)
         if self._runs_again:
             return

@@ -71,7 +71,7 @@ def beside(tmp_path):
         repetitions = FakeRepetitions({NODEID: 4, "test_r.py::test_r": 4})
         ranks = replace(LAUNCHER, launches=False)
         program = Program(
-            tests=tuple(repetitions.runs), terms=(replace(terms, limit=replace(LIMIT, value=limit)), ranks)
+            tests=tuple(repetitions.runs), options=(replace(terms, limit=replace(LIMIT, value=limit)), ranks)
         )
         job = SupervisedJob(config=CONFIG, folders=folders, journal=None, end=end)
         repeat_beside(repetitions, Stress(**{"beside": True, **stress}), program, job)

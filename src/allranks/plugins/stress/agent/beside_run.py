@@ -88,7 +88,7 @@ def repeat_beside(repetitions: Repetitions, stress: Stress, program: Program, jo
         return
     tests = {}
     for nodeid in repetitions.ran():
-        terms = program.terms[program.tests.index(nodeid)]
+        terms = program.options[program.tests.index(nodeid)]
         most = stress.count or (repetitions.runs_of(nodeid) if stress.seconds is None else math.inf)
         if terms.launches:
             tests[nodeid] = _Beside(command=command_of(nodeid, terms), limit=terms.limit.seconds + _START, most=most)
