@@ -184,7 +184,7 @@ def test_a_failing_process_group_is_an_error_of_the_test_that_was_to_come(run_ag
     suite = "def test_first(): pass"
     agent = run_agent({"conftest.py": conftest, "test_first.py": suite}, limits={"process_group": 20.0})
     assert agent.outcomes("test_first") == ("aborted", "errored")
-    assert agent.cases(1)["test_first"].message == "the process group could not be made: no such network"
+    assert agent.cases(1)["test_first"].message == "the process group could not be created: no such network"
     assert agent.cases(0)["test_first"].message.startswith("aborted by rank 1")
 
 

@@ -92,7 +92,7 @@ def test_a_case_without_the_group_that_uses_it_is_told_how_to_get_it(cases):
 def test_a_test_that_makes_the_group_again_is_told_of_the_marker_and_the_key(cases):
     case = cases.cases(0)["test_makes_its_own"]
     assert case.outcome == "failed"
-    assert "trying to initialize the default process group twice. The agent made" in case.message
+    assert "trying to initialize the default process group twice. The agent created" in case.message
     assert "@pytest.mark.no_process_group" in case.message
     assert "process_group = false" in case.message
     assert "process_group = false" in case.text

@@ -167,9 +167,8 @@ def test_a_gang_that_cannot_start_on_gpus_that_compute_is_an_error_of_its_test(s
     assert run.wait() == 0
     assert run.all(AgentFailed) == []
     assert run.outcomes("test_b") == ("aborted", "errored")
-    assert (
-        run.cases(1)["test_b"].message == "the process group could not be made: CUDA error: unspecified launch failure"
-    )
+    message = run.cases(1)["test_b"].message
+    assert message == "the process group could not be created: CUDA error: unspecified launch failure"
 
 
 def test_an_agent_whose_gpu_is_sick_collects_nothing_and_says_why(start_agent):

@@ -163,6 +163,6 @@ def test_a_skip_has_torchs_own_reason(plain):
 
 
 def test_a_limit_that_is_no_number_is_named(plain):
-    assert "time_limit() makes no sense: it takes one number of seconds" in plain.text(
+    assert "time_limit() is invalid: it takes one number of seconds" in plain.text(
         "TestMine.test_limit_without_a_number"
     )

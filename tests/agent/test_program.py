@@ -136,7 +136,7 @@ def test_a_damaged_line_is_a_message_or_a_record_error(message, data):
         (b"{}", "is not a record"),
         (b'["Program", []]', "has no object as its Program"),
         (b'["Forked", {"pids": ["1"]}]', "as pids of Forked"),
-        (b'["Program", {"terms": [{}]}]', "lacks gang of ItemOptions"),
+        (b'["Program", {"options": [{}]}]', "lacks gang of ItemOptions"),
         (b'["SessionEnded", {"own": 0}]', "lacks status of SessionEnded"),
         (b'["StartRanks", {"ranks": [0], "gang": 1}]', "is of an unknown kind: 'StartRanks'"),
     ],

@@ -326,8 +326,8 @@ def test_a_segmentation_fault_names_signal_and_line(zoo):
         ("test_sys_exit_5", "SystemExit: 5"),
         ("test_sys_exit_with_a_list", "SystemExit: ['neither', 'number', 'nor', 'text']"),
         ("test_fixture_exits", "SystemExit: 4"),
-        ("test_pytest_exit", "the test broke off the whole session: Exit('enough')"),
-        ("test_interrupts_itself", "the test broke off the whole session: KeyboardInterrupt()"),
+        ("test_pytest_exit", "the test aborted the whole session: Exit('enough')"),
+        ("test_interrupts_itself", "the test aborted the whole session: KeyboardInterrupt()"),
         ("test_closes_descriptors", ""),
     ],
 )
@@ -375,8 +375,8 @@ def test_a_rank_may_skip_by_an_exit_code_while_its_peer_passes(zoo):
         ("test_setup_error", "errored", "OSError: fixture broke"),
         ("test_teardown_error", "errored", "OSError: teardown broke"),
         ("test_subtests", "failed", "AssertionError: 1 == 1"),
-        ("test_asks_pytest_to_stop", "errored", "the test, or a hook, has asked pytest to stop its session: enough"),
-        ("test_asks_pytest_to_fail", "errored", "the test, or a hook, has asked pytest to stop its session: too much"),
+        ("test_asks_pytest_to_stop", "errored", "the test or a hook requested the end of pytest's session: enough"),
+        ("test_asks_pytest_to_fail", "errored", "the test or a hook requested the end of pytest's session: too much"),
     ],
 )
 def test_pytests_own_outcomes_are_kept(zoo, test, outcome, message):
@@ -524,4 +524,4 @@ def test_a_test_whose_call_nobody_reports_is_an_error(run_agent):
     for rank in (0, 1):
         [case] = agent.cases(rank).values()
         assert case.outcome == "errored"
-        assert case.message.startswith("pytest has reported no call of this test")
+        assert case.message.startswith("pytest reported no call of this test")

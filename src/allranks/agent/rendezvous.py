@@ -47,7 +47,7 @@ def make_rendezvous(config: AgentConfig, shared: Path, *, groups: int = 1) -> Re
     if config.init_method == "file":
         return Rendezvous(url=f"file://{shared}/rendezvous-{uuid.uuid4().hex}")
     held = [hold_port() for _ in range(groups)]
-    port, *others = (each.getsockname()[1] for each in held)
+    port, *others = (socket_.getsockname()[1] for socket_ in held)
     # Also set for tcp: suites read them to create stores of their own.
     environment = {"MASTER_ADDR": config.master_addr, "MASTER_PORT": str(port)}
     if others:

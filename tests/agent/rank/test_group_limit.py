@@ -62,7 +62,7 @@ def test_a_process_group_that_is_not_made_in_time_names_its_limit(run_agent):
     limits = {"process_group": 1.5, "peer_grace": 0.3}
     late = run_agent({"conftest.py": DELAYED, "test_it.py": SUITE}, limits=limits, pytest_args=("-k", "joins"))
     messages = [case["test_joins_too_late"].message for case in (late.cases(0), late.cases(1))]
-    assert messages[0].startswith("the process group could not be made within 1.5 s (limits.process_group): ")
+    assert messages[0].startswith("the process group could not be created within 1.5 s (limits.process_group): ")
     assert messages[1].startswith(
         "rank 0 waited for it in vain; stopped 0.3 s after rank 0 errored (limits.peer_grace)"
     )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.multiprocessing import ProcessRaisedException
 
 from allranks.agent.environment_skips import EnvironmentSkip
-from allranks.agent.rank.reports import Subtests, broken_off, phase_of
+from allranks.agent.rank.reports import Subtests, phase_of, session_aborted
 from allranks.protocol.outcomes import MESSAGE_LIMIT, TEXT_LIMIT, Outcome, Phase, SkipKind
 from allranks.protocol.skip_codes import SkipCode
 
@@ -312,7 +312,7 @@ def test_an_end_of_the_session_whose_exception_cannot_be_told_is_told_all_the_sa
         def __repr__(self):
             raise ValueError
 
-    assert "Untold" in broken_off(Untold()).message
+    assert "Untold" in session_aborted(Untold()).message
 
 
 def test_texts_are_bounded():

@@ -16,7 +16,7 @@ STEPS = {
     END: lambda waits, order: waits.succeed(order),
     FAIL: lambda waits, order: waits.fail(order, monotonic_ns()),
     "forgive": lambda waits, _: waits.forgive(),
-    "refuse": lambda waits, _: waits.refuse(),
+    "poll": lambda waits, _: waits.poll(),
     "clear": lambda waits, _: waits.clear(),
 }
 
@@ -53,10 +53,10 @@ def after(steps, log):
         ([(BEGIN, 1), (FAIL, 1), ("forgive", 0)], None),
         ([(BEGIN, 1), (BEGIN, 2), (FAIL, 1), ("forgive", 0)], 2),
         ([(FAIL, 0), (END, 0)], None),
-        ([("refuse", 0)] * 2, None),
-        ([("refuse", 0)] * 3, 0),
-        ([*[("refuse", 0)] * 3, (BEGIN, 1)], 1),
-        ([*[("refuse", 0)] * 3, (BEGIN, 1), (END, 1)], None),
+        ([("poll", 0)] * 2, None),
+        ([("poll", 0)] * 3, 0),
+        ([*[("poll", 0)] * 3, (BEGIN, 1)], 1),
+        ([*[("poll", 0)] * 3, (BEGIN, 1), (END, 1)], None),
         ([(BEGIN, 1), (FAIL, 1), ("clear", 0)], None),
     ],
 )
@@ -80,7 +80,7 @@ def test_the_supervisor_sees_what_the_rank_waits_for_or_the_call_that_it_has_jus
     # A call that has just begun is where the rank hangs, if it hangs, whatever has failed before.
     expected = steps[-1][1] if steps and steps[-1][0] == BEGIN else current and current.order
     assert (shown and shown.order) == expected
-    waits.begin_elsewhere()
+    waits.begin_other()
     assert read_wait(seen).order == 0
-    waits.end_elsewhere()
+    waits.end_other()
     assert (read_wait(seen) is None) == (current is None)

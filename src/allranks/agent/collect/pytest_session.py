@@ -189,7 +189,7 @@ class ServerPlugin:
     def pytest_sessionstart(self, session: pytest.Session) -> Generator[None, None, None]:
         """Report threads of plugins and of the first conftest files, before any module is imported."""
         stop_at_first_failure(session.config)
-        news = self._threads.news()
+        news = self._threads.take()
         self._note_threads("", "A plugin or a conftest file", (*news.python, *news.native))
         yield
         self._look_at_process("", _BY_HOOK)
@@ -266,7 +266,7 @@ class ServerPlugin:
         """Check that it is safe to fork this process; otherwise report the cause."""
         if not self._has_failed and (initializes := cuda_in_this_process()):
             self._fail(nodeid, f"{cause} {initializes}, and no fork of this process could use CUDA then")
-        news = self._threads.news()
+        news = self._threads.take()
         if news.python:
             self._threaded.append(nodeid)
             text = (
@@ -324,7 +324,7 @@ class ServerPlugin:
         for record in tagged(session.items):
             self._supervisor.write(record)
         forget_plugin(session.config)
-        debugging.take_over(self._config)
+        debugging.install(self._config)
         is_collected_only = bool(session.config.option.collectonly)
         self._supervisor.write(
             Program(

@@ -59,7 +59,7 @@ class LaunchedRank:
         self._imports = ImportWatch()
         self._calls = CallCounter(CallLog(map_log(place.board)), place.world_size)
         rank_setup.announce_to(self._connection)
-        debugging.be_rank(place.rank)
+        debugging.set_rank(place.rank)
 
     def start(self, body: Callable[[], object]) -> bool:
         """Run the set-up before the first test; its errors are this rank's. Returns whether it passed."""
@@ -109,7 +109,7 @@ class LaunchedRank:
 
     def _note(self, error: BaseException) -> None:
         """Note what the rank waits for when it goes wrong; to report it takes its time."""
-        self._wait = self._calls.wait_behind(error)
+        self._wait = self._calls.wait_of_failure(error)
 
     def _report(self, nodeid: str, phase: Phase, error: BaseException | None) -> None:
         wait, self._wait = waited_for(error, self._wait), None
@@ -161,7 +161,7 @@ def _attempt(
         note(error)
         phase = _ended_by(error, when, monotonic() - began)
         if phase.outcome.is_bad:
-            debugging.look_at(error)
+            debugging.post_mortem(error)
         return phase, error
     return Phase(when=when, outcome=Outcome.PASSED, duration=monotonic() - began), None
 

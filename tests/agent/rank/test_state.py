@@ -46,7 +46,7 @@ def surroundings(monkeypatch, tmp_path):
     logging.getLogger("of_suite.gone").addHandler(logging.NullHandler())
     monkeypatch.chdir(tmp_path)
     yield InitialState()
-    outer.put_back()
+    outer.restore()
 
 
 def ignore(number):
@@ -126,8 +126,8 @@ LEFT = {
 @pytest.mark.parametrize("name", RESTORED)
 def test_what_one_assignment_restores_is_named_and_put_back(surroundings, name):
     RESTORED[name]()
-    assert surroundings.put_back() == ([name], [])
-    assert surroundings.put_back() == ([], [])
+    assert surroundings.restore() == ([name], [])
+    assert surroundings.restore() == ([], [])
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def undone(monkeypatch):
 @pytest.mark.parametrize("name", LEFT)
 def test_what_only_a_new_process_is_sure_to_have_is_named_and_left(surroundings, name):
     LEFT[name]()
-    assert surroundings.put_back() == ([], [name])
+    assert surroundings.restore() == ([], [name])
 
 
 @pytest.mark.usefixtures("undone")
@@ -159,7 +159,7 @@ def test_modules_and_names_are_there_again_for_the_tear_down(surroundings):
     barrier, distributed.barrier = distributed.barrier, print_nothing
     sys.modules.clear()
     sys.meta_path.clear()
-    _, left = surroundings.put_back()
+    _, left = surroundings.restore()
     assert left == ["imported modules", "names of torch.distributed"]
     assert (sys.modules["socket"], distributed.barrier) == (socket, barrier)
     assert importlib.import_module("wave")
@@ -167,16 +167,16 @@ def test_modules_and_names_are_there_again_for_the_tear_down(surroundings):
 
 def test_a_configuration_of_logging_names_every_logger(surroundings):
     logging.config.dictConfig({"version": 1, "loggers": {"of_a_test": {"level": "INFO"}}})
-    restored, left = surroundings.put_back()
+    restored, left = surroundings.restore()
     assert restored == []
     assert {"logger of_suite.d", "logger of_suite.gone", "logger of_a_test"} <= set(left)
 
 
 def test_a_logger_that_a_test_makes_is_none_of_its_changes(surroundings):
     made = logging.getLogger("of_a_test.made")
-    assert surroundings.put_back() == ([], [])
+    assert surroundings.restore() == ([], [])
     made.setLevel(logging.ERROR)
-    assert surroundings.put_back() == ([], ["logger of_a_test.made"])
+    assert surroundings.restore() == ([], ["logger of_a_test.made"])
 
 
 def test_a_logger_that_a_module_configures_when_a_test_imports_it_stays(surroundings, monkeypatch, tmp_path):
@@ -184,32 +184,32 @@ def test_a_logger_that_a_module_configures_when_a_test_imports_it_stays(surround
     (tmp_path / "logs.py").write_text("import logging\nlogging.getLogger('of_module').setLevel('ERROR')\n")
     surroundings = InitialState()
     importlib.import_module("logs")
-    assert surroundings.put_back() == ([], [])
+    assert surroundings.restore() == ([], [])
     logging.getLogger("of_module").setLevel("DEBUG")
-    assert surroundings.put_back() == ([], ["logger of_module"])
+    assert surroundings.restore() == ([], ["logger of_module"])
 
 
 def test_a_logger_that_a_wider_fixture_configures_stays_until_it_puts_it_back(surroundings):
     logger = logging.getLogger("of_suite")
-    with surroundings.widening():
+    with surroundings.extending():
         logger.setLevel("DEBUG")
-    assert surroundings.put_back() == ([], [])
+    assert surroundings.restore() == ([], [])
     logger.setLevel("NOTSET")
-    surroundings.narrow()
-    assert surroundings.put_back() == ([], [])
+    surroundings.accept_restored()
+    assert surroundings.restore() == ([], [])
 
 
 def test_the_time_zone_is_that_of_its_variable(surroundings):
     before = time.tzname
     os.environ["TZ"] = "Antarctica/Troll"
     time.tzset()
-    assert surroundings.put_back() == (["variable TZ"], [])
+    assert surroundings.restore() == (["variable TZ"], [])
     assert time.tzname == before
 
 
 def test_a_mode_that_cannot_be_left_is_said(surroundings):
     with torch.inference_mode():
-        _, left = surroundings.put_back()
+        _, left = surroundings.restore()
     assert "torch's inference mode" in left
 
 
@@ -299,7 +299,7 @@ def leave_an_agent():
 def test_what_is_left_for_good_replaces_the_gang(surroundings, name, leave):
     undo = leave()
     try:
-        assert surroundings.put_back() == ([], [name])
+        assert surroundings.restore() == ([], [name])
     finally:
         undo()
 
@@ -307,20 +307,20 @@ def test_what_is_left_for_good_replaces_the_gang(surroundings, name, leave):
 def test_an_idle_pool_stays(surroundings):
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(sum, (1, 2)).result() == 3
-        assert surroundings.put_back() == ([], [])
+        assert surroundings.restore() == ([], [])
 
 
 def test_a_closed_stream_replaces_the_gang(monkeypatch):
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO()))
     surroundings = InitialState()
     sys.stdout.close()
-    assert surroundings.put_back() == ([], ["the standard streams"])
+    assert surroundings.restore() == ([], ["the standard streams"])
 
 
 def test_modules_and_finders_that_a_test_adds_stay(surroundings, monkeypatch):
     monkeypatch.setitem(sys.modules, "of_a_test", threading)
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, object()])
-    assert surroundings.put_back() == ([], [])
+    assert surroundings.restore() == ([], [])
 
 
 def test_what_a_module_sets_when_a_test_imports_it_stays(surroundings, monkeypatch, tmp_path):
@@ -330,7 +330,7 @@ def test_what_a_module_sets_when_a_test_imports_it_stays(surroundings, monkeypat
     surroundings = InitialState()
     os.environ["OF_TEST"] = "1"
     importlib.import_module("late")
-    assert surroundings.put_back() == (["variable OF_TEST"], [])
+    assert surroundings.restore() == (["variable OF_TEST"], [])
     assert (os.environ["OF_MODULE"], os.umask(0o7), sys.getrecursionlimit()) == ("1", 0o7, 4321)
 
 
@@ -339,57 +339,57 @@ def test_a_timer_that_was_there_may_stay():
     try:
         others = InitialState()
         signal.setitimer(signal.ITIMER_VIRTUAL, 500.0)
-        assert others.put_back() == ([], [])
+        assert others.restore() == ([], [])
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
 
 
 def test_the_device_is_put_back_without_a_mode_that_slows_all_down(surroundings):
     torch.set_default_device("meta")
-    surroundings.put_back()
+    surroundings.restore()
     assert torch.ones(1).device.type == "cpu"
     assert not torch.overrides._len_torch_function_stack()
 
 
 def test_a_folder_that_was_removed_is_left(surroundings):
     remove_folder()
-    assert surroundings.put_back() == (["the working directory"], [])
+    assert surroundings.restore() == (["the working directory"], [])
 
 
 def test_what_cannot_be_put_back_is_said(surroundings, tmp_path):
     os.chdir("/")
     tmp_path.rmdir()
-    assert surroundings.put_back() == ([], ["the working directory"])
+    assert surroundings.restore() == ([], ["the working directory"])
 
 
 def test_what_a_wider_fixture_sets_stays_until_it_puts_it_back(surroundings):
-    with surroundings.widening():
+    with surroundings.extending():
         os.environ["LEFT_BEHIND"] = "1"
-    assert surroundings.put_back() == ([], [])
+    assert surroundings.restore() == ([], [])
     os.environ["LEFT_BEHIND"] = "2"
-    assert surroundings.put_back() == (["variable LEFT_BEHIND"], [])
+    assert surroundings.restore() == (["variable LEFT_BEHIND"], [])
     assert os.environ["LEFT_BEHIND"] == "1"
     del os.environ["LEFT_BEHIND"]
-    assert surroundings.put_back() == (["variable LEFT_BEHIND"], [])
+    assert surroundings.restore() == (["variable LEFT_BEHIND"], [])
     del os.environ["LEFT_BEHIND"]
-    surroundings.narrow()
-    assert surroundings.put_back() == ([], [])
+    surroundings.accept_restored()
+    assert surroundings.restore() == ([], [])
     os.environ["LEFT_BEHIND"] = "1"
-    assert surroundings.put_back() == (["variable LEFT_BEHIND"], [])
+    assert surroundings.restore() == (["variable LEFT_BEHIND"], [])
 
 
 def test_a_test_that_undoes_what_a_wider_fixture_set_is_seen(surroundings):
-    with surroundings.widening():
+    with surroundings.extending():
         os.environ["LEFT_BEHIND"] = "1"
     del os.environ["LEFT_BEHIND"]
-    assert surroundings.put_back() == (["variable LEFT_BEHIND"], [])
+    assert surroundings.restore() == (["variable LEFT_BEHIND"], [])
     assert os.environ.pop("LEFT_BEHIND") == "1"
 
 
 def test_variables_of_pytest_and_of_torch_are_theirs(surroundings):
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = "/x"
     try:
-        assert surroundings.put_back() == ([], [])
+        assert surroundings.restore() == ([], [])
     finally:
         del os.environ["TORCHINDUCTOR_CACHE_DIR"]
 
@@ -400,4 +400,4 @@ def test_the_hook_of_a_default_group_is_none_of_the_tests(surroundings, monkeypa
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     distributed.destroy_process_group()
     assert sys.excepthook is not before
-    assert surroundings.put_back() == ([], [])
+    assert surroundings.restore() == ([], [])
