@@ -1,4 +1,4 @@
-"""What can go wrong before the first test, and what is left out."""
+"""Collection: its errors, skipped modules, and the selection of tests."""
 
 import pytest
 
@@ -17,7 +17,7 @@ UNGUARDED = "import unittest\nclass TestA(unittest.TestCase):\n  def test_a(self
 EXITING_HOOK = "def pytest_generate_tests(): sys.exit(0)\n"
 
 
-def test_what_cannot_be_imported_is_written_down_and_the_others_run(run_agent):
+def test_modules_that_cannot_be_imported_are_reported_and_others_run(run_agent):
     files = {
         "test_syntax.py": "def test_broken(:",
         "test_import.py": "import there_is_no_such_module",
@@ -35,7 +35,7 @@ def test_what_cannot_be_imported_is_written_down_and_the_others_run(run_agent):
     assert agent.outcomes("test_passes") == ("passed", "passed")
 
 
-def test_under_x_nothing_runs_where_a_module_is_broken(run_agent):
+def test_with_dash_x_a_broken_module_prevents_all_tests(run_agent):
     agent = run_agent({"test_broken.py": "1 / 0", "test_fine.py": PASSING}, pytest_args=("-x",))
     assert "ZeroDivisionError" in agent.all(CollectionFailed)[0].text
     assert not agent.all(GangStarted)
@@ -50,7 +50,7 @@ def test_under_x_nothing_runs_where_a_module_is_broken(run_agent):
         ({"test_a.py": "def test_a(no_such_mark):\n  pass\nimport pytest\npytest.exit('at import')"}, "at import"),
     ],
 )
-def test_pytests_own_explanation_is_the_text_of_the_failure(start_agent, files, words):
+def test_the_text_of_a_failed_collection_is_from_pytest(start_agent, files, words):
     agent = start_agent(files, world_size=1).go()
     agent.wait()
     failures = agent.all(CollectionFailed)
@@ -60,7 +60,7 @@ def test_pytests_own_explanation_is_the_text_of_the_failure(start_agent, files, 
     assert not agent.all(GangStarted)
 
 
-def test_a_module_that_exits_as_a_script_costs_no_other_its_tests(run_agent):
+def test_a_module_that_exits_like_a_script_does_not_affect_others(run_agent):
     files = {
         "test_lacking.py": "import sys\nprint('no GPUs')\nsys.exit(0)\n" + PASSING,
         "test_wrong.py": "import sys\nsys.exit('at import')",
@@ -88,7 +88,7 @@ def test_a_module_that_exits_as_a_script_costs_no_other_its_tests(run_agent):
     assert agent.outcomes("test_passes") == ("passed",)
 
 
-def test_a_file_whose_tests_are_for_devices_that_are_not_here_is_skipped(run_agent):
+def test_a_file_whose_tests_are_for_absent_devices_is_skipped(run_agent):
     of_devices = """
 from torch.testing._internal.common_device_type import instantiate_device_type_tests
 from torch.testing._internal.common_utils import TestCase
@@ -148,14 +148,14 @@ def test_three():
 }
 
 
-def test_each_file_finds_the_modules_of_its_own_folder_and_the_files_of_one_name_each_other_not(run_agent):
+def test_each_file_imports_the_modules_of_its_own_folder(run_agent):
     agent = run_agent(FOLDERS, world_size=1)
     assert not agent.all(CollectionFailed)
     tests = ("test_five", "test_one", "test_two", "test_three", "test_four", "test_passes")
     assert [agent.outcomes(test) for test in tests] == [("passed",)] * 6
 
 
-def test_what_was_collected_runs_where_errors_are_to_stop_nothing(run_agent):
+def test_collected_tests_run_with_continue_on_collection_errors(run_agent):
     files = {"test_import.py": "import there_is_no_such_module", "test_fine.py": PASSING}
     agent = run_agent(files, pytest_args=("--continue-on-collection-errors",))
     assert [failed.nodeid for failed in agent.all(CollectionFailed)] == ["suite/test_import.py"]
@@ -165,21 +165,21 @@ def test_what_was_collected_runs_where_errors_are_to_stop_nothing(run_agent):
 SEVERAL = {"a/test_a.py": PASSING, "b/test_b.py": PASSING, "c/test_[c].py": PASSING, "c/test_d.py": "1 / 0"}
 
 
-def test_a_suite_of_several_paths_is_all_of_them_in_their_order(run_agent):
+def test_a_suite_of_several_paths_runs_them_in_order(run_agent):
     agent = run_agent(SEVERAL, paths=("suite/b/test_b.py", "suite/a"), world_size=1)
     nodeids = ["suite/b/test_b.py::test_passes", "suite/a/test_a.py::test_passes"]
     assert [nodeid for part in agent.all(Collected) for nodeid in part.tests] == nodeids
     assert not agent.all(CollectionFailed)
 
 
-def test_a_path_is_no_pattern_of_other_files(start_agent):
+def test_a_path_is_not_a_pattern(start_agent):
     agent = start_agent({"ab/test_a.py": PASSING, "a[b]/test_a.py": PASSING}, paths=("suite/a[b]",), world_size=1).go()
     assert agent.wait() == 1
     assert "suite/a[b]" in agent.all(AgentFailed)[0].message  # pytest takes the bracket for that of a parameter
     assert not agent.all(GangStarted)
 
 
-def test_what_a_suite_excludes_is_not_collected(run_agent):
+def test_excluded_paths_are_not_collected(run_agent):
     agent = run_agent(SEVERAL, ignored=("suite/c/test_d.py", "suite/b"), world_size=1)
     nodeids = ["suite/a/test_a.py::test_passes", "suite/c/test_[c].py::test_passes"]
     assert [nodeid for part in agent.all(Collected) for nodeid in part.tests] == nodeids
@@ -189,7 +189,7 @@ def test_what_a_suite_excludes_is_not_collected(run_agent):
 @pytest.mark.parametrize(
     ("paths", "name"), [(("suite/a", "suite/b"), "found_it"), (("suite/a/in", "suite/a"), "own_it")]
 )
-def test_the_configuration_is_that_of_the_folder_that_all_paths_share(run_agent, paths, name):
+def test_the_configuration_is_from_the_common_folder_of_all_paths(run_agent, paths, name):
     files = {
         "pytest.ini": "[pytest]\npython_functions = found_*",
         "a/pytest.ini": "[pytest]\npython_functions = own_*",
@@ -206,7 +206,7 @@ def test_an_absent_suite_is_a_failed_collection(run_agent):
     assert "elsewhere" in agent.all(CollectionFailed)[0].text
 
 
-def test_an_empty_suite_collects_nothing_and_fails_nothing(run_agent):
+def test_an_empty_suite_passes(run_agent):
     agent = run_agent({"helper.py": ""})
     assert list(agent.all(Collected)[0].tests) == []
     assert not agent.all(CollectionFailed)
@@ -236,7 +236,7 @@ def test_a_module_that_skips_itself_is_skipped_on_every_rank(run_agent):
     assert agent.outcomes("test_passes") == ("passed", "passed")
 
 
-def test_ranks_wait_for_the_word_go(start_agent):
+def test_ranks_wait_for_the_start_of_the_job(start_agent):
     agent = start_agent({"test_a.py": PASSING}, world_size=1)
     agent.wait_for(Collected)
     assert not agent.all(GangStarted)
@@ -262,12 +262,12 @@ def test_paths_and_node_ids_of_the_report_choose_tests(run_agent, arguments, exp
     assert list(agent.all(Collected)[0].tests) == expected
 
 
-def test_tests_work_in_the_shared_folder_wherever_paths_start(run_agent):
+def test_the_working_directory_of_tests_is_the_shared_folder(run_agent):
     agent = run_agent({"test_a.py": "import os\ndef test_place(): assert os.path.basename(os.getcwd()) == 'shared'\n"})
     assert agent.outcomes("test_place") == ("passed", "passed")
 
 
-def test_what_is_only_collected_is_written_down_as_not_run(run_agent):
+def test_collected_tests_are_reported_as_not_run(run_agent):
     agent = run_agent(TWO, pytest_args=("--collect-only",), world_size=1)
     assert agent.all(NotRun)[0].reason == "--collect-only"
     assert len(agent.all(NotRun)[0].tests) == 3

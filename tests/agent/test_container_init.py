@@ -1,4 +1,4 @@
-"""The keeper, as a container starts it: a process between the engine and an agent."""
+"""The first process of a container, between the engine and an agent."""
 
 import os
 import signal
@@ -81,39 +81,39 @@ def ended(process: subprocess.Popen) -> ContainerEnded:
     return record
 
 
-def test_the_agent_starts_when_its_files_are_there_and_reads_what_is_for_it(keeper):
+def test_the_agent_reads_standard_input_itself(keeper):
     process = keeper("print(input(), flush=True)")
     say(process, b"begin\ngo\n")
     assert process.stdout.readline() == b"go\n"
     assert ended(process).status == 0
 
 
-def test_nobody_who_lets_it_begin_is_no_reason_to_stay(keeper):
+def test_an_agent_that_never_starts_exits(keeper):
     process = keeper("raise SystemExit(3)")
     process.stdin.close()
     assert process.wait(20) == 130
 
 
-def test_the_files_stay_until_standard_input_ends(keeper):
+def test_the_files_are_kept_until_standard_input_ends(keeper):
     process = keeper("raise SystemExit(3)")
     say(process, b"begin\n")
     assert ended(process).status == 3
     assert process.poll() is None
 
 
-def test_an_agent_that_was_killed_is_told_with_its_signal(keeper):
+def test_a_killed_agent_is_reported_with_its_signal(keeper):
     process = keeper("import os; os.kill(os.getpid(), 9)")
     say(process, b"begin\n")
     assert ended(process).status == -signal.SIGKILL
 
 
-def test_a_line_that_the_agent_began_does_not_hide_the_end(keeper):
+def test_an_unfinished_line_of_the_agent_does_not_hide_its_end(keeper):
     process = keeper("print('half a line', end='', flush=True)")
     say(process, b"begin\n")
     assert ended(process).status == 0
 
 
-def test_what_the_agent_left_is_killed_before_its_end_is_told(keeper):
+def test_orphans_of_the_agent_are_killed_before_its_end_is_reported(keeper):
     left = "import subprocess, sys; print(subprocess.Popen(['sleep', '300']).pid, flush=True)"
     process = keeper(left)
     say(process, b"begin\n")
@@ -131,7 +131,7 @@ def test_an_agent_that_does_not_stop_at_the_end_of_its_input_is_killed(keeper):
     assert ended(process).status == -signal.SIGKILL
 
 
-def test_an_agent_that_ignores_a_termination_is_killed_and_its_files_stay(keeper):
+def test_an_agent_that_ignores_a_termination_is_killed_and_its_files_are_kept(keeper):
     agent = "import signal, time; signal.signal(15, signal.SIG_IGN); print('here', flush=True); time.sleep(300)"
     process = keeper(agent, grace="0.1")
     say(process, b"begin\n")
@@ -141,7 +141,7 @@ def test_an_agent_that_ignores_a_termination_is_killed_and_its_files_stay(keeper
     assert process.poll() is None
 
 
-def test_a_termination_is_the_agents(keeper):
+def test_a_termination_is_forwarded_to_the_agent(keeper):
     agent = "import signal, sys; signal.signal(15, lambda *_: sys.exit(7)); print('here', flush=True); signal.pause()"
     process = keeper(agent)
     say(process, b"begin\n")
@@ -150,7 +150,7 @@ def test_a_termination_is_the_agents(keeper):
     assert ended(process).status == 7
 
 
-def test_a_process_that_does_not_go_keeps_no_other_from_being_killed(monkeypatch):
+def test_all_processes_are_killed_even_if_one_does_not_end(monkeypatch):
     killed, left = [], iter([frozenset({1, 2, 3})])
     monkeypatch.setattr(keeper_module.linux, "children", lambda: next(left, frozenset()))
     monkeypatch.setattr(keeper_module.os, "kill", lambda pid, number: killed.append((pid, number)))

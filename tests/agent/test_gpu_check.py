@@ -1,4 +1,4 @@
-"""GPUs are tried before anything else: here on the CPU, which torch takes for a device like any other."""
+"""Health checks of GPUs at the start of a job; here with the CPU as the device."""
 
 import os
 import re
@@ -46,7 +46,7 @@ def on_b(act):
     return work
 
 
-def test_a_device_that_computes_is_well():
+def test_a_device_that_computes_is_healthy():
     compute("cpu")
     assert errors_of_gpus(GPUS, lambda: compute("cpu"), 60) == {}
 
@@ -61,7 +61,7 @@ def test_one_wrong_number_is_noticed():
         compute("cpu", multiply)
 
 
-def test_a_device_on_which_nothing_comes_out_is_sick():
+def test_a_device_that_hangs_is_unhealthy():
     with pytest.raises(NotImplementedError):
         compute("meta")
 
@@ -78,14 +78,14 @@ def test_a_device_on_which_nothing_comes_out_is_sick():
     ],
     ids=["wrong numbers", "an error", "a crash", "an exit", "a hang"],
 )
-def test_what_goes_wrong_on_one_gpu_is_told_of_that_one_and_befalls_nobody_else(act, limit, told):
+def test_an_error_on_one_gpu_affects_no_other(act, limit, told):
     troubles = errors_of_gpus(GPUS, on_b(act), limit)
     assert list(troubles) == ["GPU-b"]
     assert re.match(told, troubles["GPU-b"])
     assert os.environ.get("CUDA_VISIBLE_DEVICES") != "UUID-b"
 
 
-def test_which_gpus_compute_is_written_down():
+def test_healthy_gpus_are_recorded():
     journal = Journal()
     assert check_gpus(GPUS, "cpu", 60, journal)
     [checked] = journal
@@ -93,7 +93,7 @@ def test_which_gpus_compute_is_written_down():
     assert checked.gpus == ("GPU-a", "GPU-b")
 
 
-def test_a_check_that_the_kernel_ends_of_memory_says_nothing_of_the_device(monkeypatch):
+def test_a_check_that_runs_out_of_memory_does_not_blame_the_device(monkeypatch):
     journal, kills = Journal(), iter((0, 1))
     monkeypatch.setattr(linux, "killed_for_memory", lambda: next(kills))
     assert not check_gpus(GPUS, "cpu", 60, journal)
@@ -103,7 +103,7 @@ def test_a_check_that_the_kernel_ends_of_memory_says_nothing_of_the_device(monke
     assert "limits.memory_mib" in failed.message
 
 
-def test_a_torch_without_cuda_tries_nothing(monkeypatch):
+def test_with_a_torch_for_cpus_no_gpu_is_checked(monkeypatch):
     journal = Journal()
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None)
@@ -112,7 +112,7 @@ def test_a_torch_without_cuda_tries_nothing(monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this host has GPUs")
-def test_a_torch_with_cuda_that_sees_no_device_has_sick_gpus(monkeypatch):
+def test_with_a_torch_for_cuda_absent_gpus_are_unhealthy(monkeypatch):
     journal = Journal()
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert not check_gpus(GPUS, "cuda", 60, journal)
@@ -123,7 +123,7 @@ def test_a_torch_with_cuda_that_sees_no_device_has_sick_gpus(monkeypatch):
 SUITE = {"suite/test_small.py": "def test_small(): pass\n"}
 
 
-def test_an_agent_has_its_gpus_tried_and_runs_its_tests(start_agent):
+def test_an_agent_checks_its_gpus_and_runs_its_tests(start_agent):
     run = start_agent(SUITE, check_gpus=GPUS, gpu_device="cpu").go()
     assert run.wait() == 0
     assert run.all(GpusChecked)[0].gpus == ("GPU-a", "GPU-b")
@@ -150,7 +150,7 @@ TESTS = "def test_a(rank): assert rank\ndef test_b(): pass\ndef test_c(): pass\n
 
 
 @pytest.mark.parametrize(("gangs", "ended"), [(0, []), (1, ["test_a"]), (2, ["test_a", "test_b"])])
-def test_a_gang_that_cannot_start_on_a_lost_gpu_is_no_failure_of_a_test(start_agent, gangs, ended):
+def test_a_gang_that_cannot_start_on_a_lost_gpu_does_not_fail_its_test(start_agent, gangs, ended):
     files = {"conftest.py": RESET.replace("FIRST", str(gangs)), "test_it.py": TESTS}
     run = start_agent(files, gpu_count=2, gpu_device="meta", isolation="test", limits={"peer_grace": 0.3}).go()
     assert run.wait() == 1
@@ -161,7 +161,7 @@ def test_a_gang_that_cannot_start_on_a_lost_gpu_is_no_failure_of_a_test(start_ag
     assert [each.nodeid.partition("::")[2] for each in run.all(TestStarted)] == ended
 
 
-def test_a_gang_that_cannot_start_on_gpus_that_compute_is_an_error_of_its_test(start_agent):
+def test_a_gang_that_cannot_start_on_healthy_gpus_is_an_error_of_its_test(start_agent):
     files = {"conftest.py": RESET.replace("FIRST", "1"), "test_it.py": TESTS}
     run = start_agent(files, gpu_count=2, gpu_device="cpu", isolation="test", limits={"peer_grace": 0.3}).go()
     assert run.wait() == 0
@@ -171,7 +171,7 @@ def test_a_gang_that_cannot_start_on_gpus_that_compute_is_an_error_of_its_test(s
     assert message == "the process group could not be created: CUDA error: unspecified launch failure"
 
 
-def test_an_agent_whose_gpu_is_sick_collects_nothing_and_says_why(start_agent):
+def test_an_agent_with_an_unhealthy_gpu_collects_nothing(start_agent):
     run = start_agent(SUITE, check_gpus=GPUS[:1], gpu_device="meta")
     assert run.wait() == 1
     [failed] = run.all(GpuFailed)

@@ -1,4 +1,4 @@
-"""When a job is over, and who learns of it."""
+"""The end of a job by a stop request or its time limit."""
 
 import os
 import signal
@@ -18,12 +18,12 @@ from allranks.protocol.config import TimeLimit
 from allranks.agent.job_end import StopRequestedError, JobEnd, JobLimitError
 
 end = JobEnd.of_this_process(TimeLimit(value=float(sys.argv[1]), setting="limits.job"))
-if sys.argv[2] == "looks":
+if sys.argv[2] == "checks":
     end.disarm_immediate_exit()
 print("ready", flush=True)
 try:
     end.wait_for_start()
-    print("went", end.remaining() <= float(sys.argv[1]), flush=True)
+    print("started", end.remaining() <= float(sys.argv[1]), flush=True)
     while True:
         from allranks.agent import linux
         linux.is_readable(end.fileno(), min(end.remaining(), 20))
@@ -34,9 +34,9 @@ except (StopRequestedError, JobLimitError) as error:
 
 
 class Supervisor:
-    """A process that waits for its turn, and then for the end of its job."""
+    """A process that waits for the start, and then for the end of its job."""
 
-    def __init__(self, limit=1000, manner="looks"):
+    def __init__(self, limit=1000, manner="checks"):
         self.process = subprocess.Popen(
             [sys.executable, "-c", SUPERVISOR, str(limit), manner], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -48,7 +48,7 @@ class Supervisor:
     def go(self):
         self.process.stdin.write(b"go\n")
         self.process.stdin.flush()
-        assert self.line() == "went True"
+        assert self.line() == "started True"
 
     def close(self):
         self.process.kill()
@@ -79,7 +79,7 @@ def terminate(supervisor):
 
 
 @pytest.mark.parametrize("request_stop", [close_stdin, terminate])
-def test_whoever_requests_a_stop_ends_the_job(start, request_stop):
+def test_a_stop_request_ends_the_job(start, request_stop):
     supervisor = start()
     supervisor.go()
     request_stop(supervisor)
@@ -87,27 +87,27 @@ def test_whoever_requests_a_stop_ends_the_job(start, request_stop):
 
 
 @pytest.mark.parametrize("request_stop", [close_stdin, terminate])
-def test_a_job_that_has_not_had_its_turn_ends_all_the_same(start, request_stop):
+def test_a_job_that_has_not_started_can_be_stopped(start, request_stop):
     supervisor = start()
     request_stop(supervisor)
     assert supervisor.line() == "StopRequestedError the job was ended from outside"
 
 
 @pytest.mark.parametrize("request_stop", [close_stdin, terminate])
-def test_a_process_with_nothing_to_put_away_ends_at_once(start, request_stop):
-    supervisor = start(manner="leaves")
+def test_a_stop_request_ends_a_process_without_state_immediately(start, request_stop):
+    supervisor = start(manner="exits")
     request_stop(supervisor)
     assert supervisor.process.wait(20) == STOPPED_STATUS
     assert supervisor.line() == ""
 
 
-def test_the_time_is_up_so_long_after_the_turn(start):
+def test_the_time_limit_counts_from_the_start(start):
     supervisor = start(limit=0.2)
     supervisor.go()
     assert supervisor.line() == "JobLimitError the job's time limit of 0.2 s was reached (limits.job)"
 
 
-def test_a_second_word_does_not_start_the_clock_again(start):
+def test_further_input_does_not_restart_the_time_limit(start):
     supervisor = start(limit=0.2)
     supervisor.go()
     supervisor.process.stdin.write(b"go\n" * 1000)
@@ -122,13 +122,13 @@ def end():
     end.close()
 
 
-def test_a_job_without_a_limit_goes_on(end):
+def test_a_job_without_a_limit_continues(end):
     end.check()
     assert end.remaining() == float("inf")
     assert not linux.is_readable(end.fileno(), 0)
 
 
-def test_an_end_stays_readable_for_every_loop_that_waits_for_it(end):
+def test_the_descriptor_stays_readable_after_a_stop_request(end):
     end.request_stop()
     for _ in range(2):
         assert linux.is_readable(end.fileno(), 0)
@@ -137,21 +137,21 @@ def test_an_end_stays_readable_for_every_loop_that_waits_for_it(end):
             end.check()
 
 
-def test_to_hang_up_again_changes_nothing(end):
+def test_further_stop_requests_change_nothing(end):
     for _ in range(100_000):  # more than a pipe holds
         end.request_stop()
     with pytest.raises(StopRequestedError):
         end.wait_for_start()
 
 
-def test_any_thread_may_request_a_stop(end):
+def test_any_thread_can_request_a_stop(end):
     thread = threading.Thread(target=end.request_stop)
     thread.start()
     assert linux.is_readable(end.fileno(), 20)
     thread.join()
 
 
-def test_the_handler_of_a_signal_may_request_a_stop_while_the_turn_is_waited_for(end):
+def test_a_signal_handler_can_request_a_stop_while_waiting_for_the_start(end):
     before = signal.signal(signal.SIGUSR1, lambda *_: end.request_stop())
     killer = threading.Thread(target=lambda: os.kill(os.getpid(), signal.SIGUSR1))
     try:
@@ -164,7 +164,7 @@ def test_the_handler_of_a_signal_may_request_a_stop_while_the_turn_is_waited_for
 
 
 def wait_interrupted_at(end, step):
-    """Wait for the turn in a thread, with a hang-up in the middle of it, as a handler of a signal comes."""
+    """Wait for the start in a thread, with a stop request at some step, as from a signal handler."""
     raised, steps = [], iter(range(1000))
 
     def interrupt(_frame, _event, _argument):
@@ -185,7 +185,7 @@ def wait_interrupted_at(end, step):
 
 
 @pytest.mark.parametrize("step", range(30))
-def test_a_handler_may_request_a_stop_wherever_the_wait_for_the_turn_is(step):
+def test_a_handler_may_request_a_stop_at_any_step_of_the_wait(step):
     end = JobEnd()
     thread, raised = wait_interrupted_at(end, step)
     if not linux.is_readable(end.fileno(), 0.2):
@@ -195,7 +195,7 @@ def test_a_handler_may_request_a_stop_wherever_the_wait_for_the_turn_is(step):
     end.close()
 
 
-def test_a_limit_that_is_over_is_a_limit_and_no_hangup(end, monkeypatch):
+def test_a_reached_limit_is_no_stop_request(end, monkeypatch):
     monkeypatch.setattr(end, "_deadline", 0.0)
     assert end.remaining() == 0.0
     with pytest.raises(JobLimitError):

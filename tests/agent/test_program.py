@@ -1,4 +1,4 @@
-"""What a fork server and its supervisor say to each other."""
+"""The messages between a fork server and its supervisor."""
 
 from pathlib import Path
 
@@ -74,12 +74,12 @@ ASKED = st.builds(
 
 
 @given(TOLD)
-def test_a_reply_survives_its_line(reply):
+def test_a_reply_round_trips(reply):
     assert parse_reply(encode_message(reply)) == reply
 
 
 @given(ASKED)
-def test_a_request_survives_its_line(message):
+def test_a_request_round_trips(message):
     assert parse_request(encode_message(message)) == message
 
 
@@ -91,13 +91,13 @@ def test_a_message_is_one_line(message):
 
 
 @given(TOLD)
-def test_a_reply_is_no_request(reply):
+def test_a_reply_is_not_a_request(reply):
     with pytest.raises(RecordError):
         parse_request(encode_message(reply))
 
 
 @given(ASKED)
-def test_a_request_is_no_reply(message):
+def test_a_request_is_not_a_reply(message):
     with pytest.raises(RecordError):
         parse_reply(encode_message(message))
 
@@ -141,25 +141,25 @@ def test_a_damaged_line_is_a_message_or_a_record_error(message, data):
         (b'["StartRanks", {"ranks": [0], "gang": 1}]', "is of an unknown kind: 'StartRanks'"),
     ],
 )
-def test_the_error_says_why_a_line_is_no_reply(line, why):
+def test_the_error_has_the_reason_why_a_line_is_not_a_reply(line, why):
     with pytest.raises(RecordError) as error:
         parse_reply(line)
     assert why in str(error.value)
 
 
 @pytest.mark.parametrize("line", [b'["Forked", {}]', b"[]", b"3", b'["StartRanks", {}]', b'["Finish", {"tests": [1]}]'])
-def test_what_is_no_request_is_refused(line):
+def test_invalid_requests_are_rejected(line):
     with pytest.raises(RecordError):
         parse_request(line)
 
 
 @pytest.mark.parametrize(("length", "most"), [(20, 2000), (3_000, 87), (200_000, 1), (900_000, 1)])
-def test_tests_with_long_names_are_split_into_more_records(length, most):
+def test_tests_with_long_names_are_split_into_more_batches(length, most):
     names = [f"{number:04}{'n' * length}" for number in range(2 * most + 1)]
     parts = list(batches(names))
     assert list(map(len, parts)) == [most, most, 1]
     assert [name for part in parts for name in part] == names
 
 
-def test_no_tests_have_no_parts():
+def test_no_tests_make_no_batches():
     assert list(batches([])) == []

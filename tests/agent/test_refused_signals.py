@@ -1,4 +1,4 @@
-"""What cannot be signaled or waited for (ESRCH, EPERM, ECHILD) never keeps a supervisor from its work."""
+"""Processes that cannot be signaled or reaped (ESRCH, EPERM, ECHILD) never make a supervisor fail."""
 
 import errno
 import os
@@ -39,7 +39,7 @@ def ranks():
 
 @pytest.fixture(params=ANSWERS, ids=errno.errorcode.get)
 def refuse(request, monkeypatch, child):
-    """Has the kernel refuse, from now on, each request about a process."""
+    """Make all requests about processes fail, as if by the kernel."""
     monkeypatch.setattr(orphans, "REAP_TIMEOUT", 0.01)
     monkeypatch.setattr(orphans, "_ORPHANS_TIMEOUT", 0.1)
     monkeypatch.setattr(local_ranks, "REAP_TIMEOUT", 0.01)

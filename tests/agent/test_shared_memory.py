@@ -1,4 +1,4 @@
-"""No segment of shared memory outlives its job, however its ranks end; what tidies up is not reproached to them."""
+"""No shared memory outlives its job, however its ranks end, and resource trackers are not reported as orphans."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Time limits, and how messages name them."""
+"""Time limits in messages."""
 
 from dataclasses import replace
 

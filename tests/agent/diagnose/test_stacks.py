@@ -85,21 +85,21 @@ def test_the_main_thread_answers_a_process_that_was_stopped_too(tmp_path):
             os.kill(pid, signal.SIGSTOP)
             ask_for_stacks(pid)
             os.kill(pid, signal.SIGCONT)
-            assert Stacks(wait_for_stacks({0: file}, {0: pid})[0]).innermost.endswith(" in waits_for_ever")
+            assert Stacks(wait_for_stacks({0: file}, {0: pid})[0]).innermost.endswith(" in waits_forever")
 
 
 def test_a_rank_has_its_python_stacks_and_its_native_ones(stacks_of):
     stacks, _ = stacks_of()
     own, outside = stacks.text.split("Seen from outside by py-spy")
-    assert "in waits_for_ever" in own
-    assert "in waits_for_ever" in outside
+    assert "in waits_forever" in own
+    assert "in waits_forever" in outside
     assert "(libc.so.6)" in outside
 
 
 @pytest.mark.parametrize("manner", ["blocks", "is stopped"])
 def test_a_rank_that_does_not_answer_is_seen_from_outside(stacks_of, manner):
     stacks, _ = stacks_of(manner)
-    assert stacks.innermost.endswith(" in waits_for_ever")
+    assert stacks.innermost.endswith(" in waits_forever")
 
 
 def test_what_is_returned_is_in_the_file_too(stacks_of):
@@ -110,12 +110,12 @@ def test_what_is_returned_is_in_the_file_too(stacks_of):
 def test_without_py_spy_there_are_the_ranks_own_stacks_alone(stacks_of, monkeypatch):
     monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
     found, _ = stacks_of()
-    assert found.innermost.endswith(" in waits_for_ever")
+    assert found.innermost.endswith(" in waits_forever")
     assert "py-spy" not in found.text
 
 
 def test_what_stops_py_spy_is_said_after_the_ranks_own_stacks(stacks_of, monkeypatch):
     monkeypatch.setattr(stacks, "find_py_spy", lambda: "/bin/false")
     found, _ = stacks_of()
-    assert found.innermost.endswith(" in waits_for_ever")
+    assert found.innermost.endswith(" in waits_forever")
     assert "Seen from outside by py-spy: py-spy failed" in found.text

@@ -1,4 +1,4 @@
-"""Calls of gloo ranks, right and wrong ones. As a program it makes them all, and prints what each rank counted.
+"""Matching and mismatched calls of gloo ranks. As a program, it makes them all and prints the counts of each rank.
 
 A process of its own: ranks are forks, and torch's autograd refuses to work in a fork of a process that has used it.
 """

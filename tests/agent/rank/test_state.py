@@ -1,4 +1,4 @@
-"""What a test changed is put back if one assignment can do that, or named; what a wider fixture set stays."""
+"""Changes of a test are restored if one assignment can do that, else reported; those of wider fixtures are kept."""
 
 import builtins
 import contextlib
@@ -124,7 +124,7 @@ LEFT = {
 
 
 @pytest.mark.parametrize("name", RESTORED)
-def test_what_one_assignment_restores_is_named_and_put_back(surroundings, name):
+def test_state_that_one_assignment_restores_is_restored(surroundings, name):
     RESTORED[name]()
     assert surroundings.restore() == ([name], [])
     assert surroundings.restore() == ([], [])
@@ -149,13 +149,13 @@ def undone(monkeypatch):
 
 @pytest.mark.usefixtures("undone")
 @pytest.mark.parametrize("name", LEFT)
-def test_what_only_a_new_process_is_sure_to_have_is_named_and_left(surroundings, name):
+def test_state_that_cannot_be_restored_with_certainty_is_reported(surroundings, name):
     LEFT[name]()
     assert surroundings.restore() == ([], [name])
 
 
 @pytest.mark.usefixtures("undone")
-def test_modules_and_names_are_there_again_for_the_tear_down(surroundings):
+def test_modules_and_names_are_restored_for_the_tear_down(surroundings):
     barrier, distributed.barrier = distributed.barrier, print_nothing
     sys.modules.clear()
     sys.meta_path.clear()
@@ -165,21 +165,21 @@ def test_modules_and_names_are_there_again_for_the_tear_down(surroundings):
     assert importlib.import_module("wave")
 
 
-def test_a_configuration_of_logging_names_every_logger(surroundings):
+def test_a_logging_configuration_changes_every_logger(surroundings):
     logging.config.dictConfig({"version": 1, "loggers": {"of_a_test": {"level": "INFO"}}})
     restored, left = surroundings.restore()
     assert restored == []
     assert {"logger of_suite.d", "logger of_suite.gone", "logger of_a_test"} <= set(left)
 
 
-def test_a_logger_that_a_test_makes_is_none_of_its_changes(surroundings):
+def test_a_new_logger_is_not_a_change(surroundings):
     made = logging.getLogger("of_a_test.made")
     assert surroundings.restore() == ([], [])
     made.setLevel(logging.ERROR)
     assert surroundings.restore() == ([], ["logger of_a_test.made"])
 
 
-def test_a_logger_that_a_module_configures_when_a_test_imports_it_stays(surroundings, monkeypatch, tmp_path):
+def test_a_logger_configured_by_an_imported_module_stays(surroundings, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "logs.py").write_text("import logging\nlogging.getLogger('of_module').setLevel('ERROR')\n")
     surroundings = InitialState()
@@ -189,7 +189,7 @@ def test_a_logger_that_a_module_configures_when_a_test_imports_it_stays(surround
     assert surroundings.restore() == ([], ["logger of_module"])
 
 
-def test_a_logger_that_a_wider_fixture_configures_stays_until_it_puts_it_back(surroundings):
+def test_a_logger_configured_by_a_wider_fixture_stays_until_its_tear_down(surroundings):
     logger = logging.getLogger("of_suite")
     with surroundings.extending():
         logger.setLevel("DEBUG")
@@ -207,7 +207,7 @@ def test_the_time_zone_is_that_of_its_variable(surroundings):
     assert time.tzname == before
 
 
-def test_a_mode_that_cannot_be_left_is_said(surroundings):
+def test_a_mode_that_cannot_be_restored_is_reported(surroundings):
     with torch.inference_mode():
         _, left = surroundings.restore()
     assert "torch's inference mode" in left
@@ -296,7 +296,7 @@ def leave_an_agent():
         ("the standard descriptors", leave_another_descriptor),
     ],
 )
-def test_what_is_left_for_good_replaces_the_gang(surroundings, name, leave):
+def test_permanent_changes_replace_the_gang(surroundings, name, leave):
     undo = leave()
     try:
         assert surroundings.restore() == ([], [name])
@@ -323,7 +323,7 @@ def test_modules_and_finders_that_a_test_adds_stay(surroundings, monkeypatch):
     assert surroundings.restore() == ([], [])
 
 
-def test_what_a_module_sets_when_a_test_imports_it_stays(surroundings, monkeypatch, tmp_path):
+def test_changes_by_an_imported_module_stay(surroundings, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "late.py").write_text("import os, later\nos.environ['OF_MODULE'] = '1'\nos.umask(0o7)\n")
     (tmp_path / "later.py").write_text("import sys\nsys.setrecursionlimit(4321)\n")
@@ -344,7 +344,7 @@ def test_a_timer_that_was_there_may_stay():
         signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
 
 
-def test_the_device_is_put_back_without_a_mode_that_slows_all_down(surroundings):
+def test_the_device_is_restored_without_a_mode_that_slows_down_all_functions(surroundings):
     torch.set_default_device("meta")
     surroundings.restore()
     assert torch.ones(1).device.type == "cpu"
@@ -356,13 +356,13 @@ def test_a_folder_that_was_removed_is_left(surroundings):
     assert surroundings.restore() == (["the working directory"], [])
 
 
-def test_what_cannot_be_put_back_is_said(surroundings, tmp_path):
+def test_state_that_cannot_be_restored_is_reported(surroundings, tmp_path):
     os.chdir("/")
     tmp_path.rmdir()
     assert surroundings.restore() == ([], ["the working directory"])
 
 
-def test_what_a_wider_fixture_sets_stays_until_it_puts_it_back(surroundings):
+def test_changes_by_a_wider_fixture_stay_until_its_tear_down(surroundings):
     with surroundings.extending():
         os.environ["LEFT_BEHIND"] = "1"
     assert surroundings.restore() == ([], [])
@@ -378,7 +378,7 @@ def test_what_a_wider_fixture_sets_stays_until_it_puts_it_back(surroundings):
     assert surroundings.restore() == (["variable LEFT_BEHIND"], [])
 
 
-def test_a_test_that_undoes_what_a_wider_fixture_set_is_seen(surroundings):
+def test_a_test_that_undoes_changes_of_a_wider_fixture_is_reported(surroundings):
     with surroundings.extending():
         os.environ["LEFT_BEHIND"] = "1"
     del os.environ["LEFT_BEHIND"]
@@ -386,7 +386,7 @@ def test_a_test_that_undoes_what_a_wider_fixture_set_is_seen(surroundings):
     assert os.environ.pop("LEFT_BEHIND") == "1"
 
 
-def test_variables_of_pytest_and_of_torch_are_theirs(surroundings):
+def test_variables_of_pytest_and_torch_are_ignored(surroundings):
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = "/x"
     try:
         assert surroundings.restore() == ([], [])
@@ -394,7 +394,7 @@ def test_variables_of_pytest_and_of_torch_are_theirs(surroundings):
         del os.environ["TORCHINDUCTOR_CACHE_DIR"]
 
 
-def test_the_hook_of_a_default_group_is_none_of_the_tests(surroundings, monkeypatch):
+def test_the_exception_hook_of_a_default_group_is_ignored(surroundings, monkeypatch):
     before = sys.excepthook
     monkeypatch.setattr(sys, "excepthook", before)
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)

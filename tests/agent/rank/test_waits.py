@@ -1,4 +1,4 @@
-"""What a rank waits for, after calls that began, succeeded and failed in every order."""
+"""The current wait of a rank, after calls that began, succeeded and failed in every order."""
 
 import os
 
@@ -60,19 +60,19 @@ def after(steps, log):
         ([(BEGIN, 1), (FAIL, 1), ("clear", 0)], None),
     ],
 )
-def test_a_rank_waits_for_what_has_failed_or_else_for_its_last_call_that_goes_on(ends, steps, order):
+def test_the_current_wait_is_the_last_failed_or_the_last_running_call(ends, steps, order):
     wait = after(steps, ends[1]).current
     assert (wait and wait.order) == order
 
 
-def test_a_wait_that_failed_has_taken_the_time_since_its_call_began(ends):
+def test_a_failed_wait_has_the_time_since_its_call_began(ends):
     waits = Waits(ends[1])
     waits.fail(1, monotonic_ns() - 2 * 10**9)
     assert 2 <= waits.current.seconds < 60
 
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(1, 4)), max_size=12))
-def test_the_supervisor_sees_what_the_rank_waits_for_or_the_call_that_it_has_just_begun(ends, steps):
+def test_the_supervisor_reads_the_current_wait_or_the_newest_call(ends, steps):
     seen, log = ends
     waits = after(steps, log)
     shown, current = read_wait(seen), waits.current

@@ -1,4 +1,4 @@
-"""Processes that a test leaves behind end with the gang that started them, wherever they went."""
+"""Processes that a test leaves behind are killed with their gang, even in other sessions."""
 
 import os
 import subprocess
@@ -118,13 +118,13 @@ def beside(tmp_path_factory):
     run.close()
 
 
-def test_what_a_test_left_ends_while_another_test_goes_on(beside):
+def test_orphans_are_killed_while_another_test_runs(beside):
     case = beside.cases(0)["test_until_all_others_have_left_nothing"]
     assert case.outcome == "passed", case.message
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_launching_process_left_is_reported_with_its_test(beside, kind):
+def test_an_orphan_of_a_launcher_is_reported_with_its_test(beside, kind):
     reported = [record for record in beside.all(LeftBehind) if record.nodeid.endswith(f"::test_{kind}")]
     assert reported
 
@@ -145,7 +145,7 @@ GANGS = """
 """
 
 
-def test_the_rank_that_left_a_session_of_its_own_is_known(start_command):
+def test_the_rank_of_an_orphan_in_its_own_session_is_reported(start_command):
     agent = start_command({"test_gangs.py": GANGS}, isolation="test").go()
     assert agent.wait() == 0, agent.log
     assert [(record.nodeid[-2], record.rank) for record in agent.all(LeftBehind)] == [("0", 0), ("1", 1), ("2", 0)]
@@ -170,7 +170,7 @@ os.wait()
 
 @pytest.mark.parametrize("prelude", ["", "os.environ.clear()", "os.environ['LONG'] = 'x' * 100_000", "os.chdir('/')"])
 @pytest.mark.parametrize("others", [{}, {"A" + GANG_VARIABLE: "other"}, {"Z": f"{GANG_VARIABLE}={NOBODY}"}])
-def test_a_fork_bears_the_mark_that_its_parent_took(prelude, others):
+def test_a_fork_shows_the_mark_of_its_parent(prelude, others):
     environment = {**others, **os.environ, GANG_VARIABLE: NOBODY}
     command = [sys.executable, "-c", SHOW.format(prelude=prelude)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -179,7 +179,7 @@ def test_a_fork_bears_the_mark_that_its_parent_took(prelude, others):
 
 
 @pytest.mark.parametrize("given", [None, "", "0", NOBODY[1:], NOBODY + "0"])
-def test_a_process_without_room_for_a_mark_keeps_its_environment(given):
+def test_a_process_without_the_variable_keeps_its_environment(given):
     environment = {**os.environ, **({} if given is None else {GANG_VARIABLE: given})}
     done = subprocess.run(
         [sys.executable, "-c", SHOW.format(prelude="")], env=environment, capture_output=True, text=True, check=True

@@ -1,6 +1,6 @@
-"""Waits of one rank, in vain or not. As a program it makes them all, and prints what the counter says after each.
+"""Waits of one rank. As a program, it makes them all and prints whether the call counter has a failed wait after each.
 
-A process of its own, because a counter wraps torch's methods for good.
+This needs its own process, because a counter wraps torch's methods permanently.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ def fail(error):
     raise error
 
 
-def wait_in_vain():
+def failing_wait():
     ended(RuntimeError("words that nobody knows")).wait()
 
 
@@ -55,7 +55,7 @@ def nothing():
 @act
 def swallows():
     with contextlib.suppress(RuntimeError):
-        wait_in_vain()
+        failing_wait()
 
 
 @act
@@ -67,19 +67,19 @@ def swallows_and_has_its_peer_later():
 @act
 def expects_it():
     with pytest.raises(RuntimeError, match="nobody knows"):
-        wait_in_vain()
+        failing_wait()
 
 
 @act
 def expects_it_by_unittest():
     with unittest.TestCase().assertRaises(RuntimeError):  # noqa: PT027 - the other way
-        wait_in_vain()
+        failing_wait()
 
 
 @act
 def expects_something_else():
     with contextlib.suppress(AssertionError), pytest.raises(RuntimeError, match="mismatch"):
-        wait_in_vain()
+        failing_wait()
 
 
 @act
