@@ -25,9 +25,9 @@ waits_forever()
 
 
 @contextmanager
-def stuck_process(stack_file, number, manner="answers"):
+def stuck_process(stack_file, number, behavior="answers"):
     """Start the process and yield its id when it is stuck."""
-    arguments = [sys.executable, "-c", SOURCE, str(stack_file), manner, str(int(number))]
+    arguments = [sys.executable, "-c", SOURCE, str(stack_file), behavior, str(int(number))]
     process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"ready\n"
     try:

@@ -283,7 +283,7 @@ def test_is_innocent(rank):
     agent = run_agent({"test_suspicious.py": suite})
     assert agent.outcomes("test_is_suspicious") == ("passed", "passed")
     assert agent.outcomes("test_is_innocent") == ("passed", "passed")
-    [notice] = [each for each in agent.all(Notice) if each.nodeid.endswith("test_is_suspicious")]
+    [notice] = [notice for notice in agent.all(Notice) if notice.nodeid.endswith("test_is_suspicious")]
     assert notice.text.startswith("calls differ: ")
 
 
@@ -307,12 +307,12 @@ def test_a_dead_rank_is_compared_by_its_log(run_agent, death):
     """
     agent = run_agent({"test_dies.py": suite})
     assert agent.outcomes("test_dies") == ("passed", "crashed")
-    told = "the ranks' calls differ: rank 1 called broadcast once in group default, rank 0 not at all"
-    assert told in agent.cases(1)["test_dies"].message
+    message = "the ranks' calls differ: rank 1 called broadcast once in group default, rank 0 not at all"
+    assert message in agent.cases(1)["test_dies"].message
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "message"),
     quick(
         1,
         [
@@ -328,7 +328,7 @@ def test_a_dead_rank_is_compared_by_its_log(run_agent, death):
         ],
     ),
 )
-def test_a_launched_rank_that_dies_is_compared_in_every_group(run_agent, call, told):
+def test_a_launched_rank_that_dies_is_compared_in_every_group(run_agent, call, message):
     suite = f"""
         import os, torch, torch.distributed as dist
         from torch.testing._internal.common_distributed import MultiProcessTestCase
@@ -354,5 +354,5 @@ def test_a_launched_rank_that_dies_is_compared_in_every_group(run_agent, call, t
     agent = run_agent({"test_launched.py": suite}, launches_ranks=True, world_size=3)
     case = agent.cases(1)["test_dies"]
     assert case.is_bad
-    assert ("the ranks' calls differ" in case.message) == bool(told)
-    assert told in case.message
+    assert ("the ranks' calls differ" in case.message) == bool(message)
+    assert message in case.message

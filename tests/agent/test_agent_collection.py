@@ -74,7 +74,7 @@ def test_a_module_that_exits_like_a_script_does_not_affect_others(run_agent):
         "test_fine.py": PASSING,
     }
     agent = run_agent(files, world_size=1)
-    failed = {each.nodeid.removeprefix("suite/"): each.text for each in agent.all(CollectionFailed)}
+    failed = {record.nodeid.removeprefix("suite/"): record.text for record in agent.all(CollectionFailed)}
     assert failed.pop("test_wrong.py") == "importing it calls sys.exit('at import'), so its tests are unknown"
     assert failed.pop("test_status_1.py") == "importing it calls sys.exit(0.0), so its tests are unknown"
     assert "after the definition of TestA: call it above all tests, or only if" in failed.pop("test_unguarded.py")
@@ -294,7 +294,7 @@ def test_an_interpreter_that_ignores_assert_statements_is_reported(start_command
     job = start_command(files, environment={"PYTHONOPTIMIZE": optimization}).go()
     job.wait()
     assert job.outcomes("test_fails") == ("passed", "failed")
-    [warning] = [each for each in job.all(SuiteWarning) if "assert" in each.text]
+    [warning] = [warning for warning in job.all(SuiteWarning) if "assert" in warning.text]
     assert warning.category == "PytestConfigWarning"
     assert warning.text.startswith("assertions not in test modules or plugins will be ignored")
 
@@ -304,4 +304,4 @@ def test_a_warning_about_the_configuration_is_reported_unless_it_is_ignored(run_
     files = {"pytest.ini": "[pytest]\nno_such_option = 1", "test_small.py": "def test_passes(): pass"}
     job = run_agent(files, pytest_args=arguments)
     expected = [] if arguments else ["Unknown config option: no_such_option"]
-    assert [each.text for each in job.all(SuiteWarning)] == expected
+    assert [warning.text for warning in job.all(SuiteWarning)] == expected

@@ -145,11 +145,11 @@ def test_a_failure_records_which_ranks_entered_which_collective(run_agent):
             dist.barrier()
     """
     agent = run_agent({"test_course.py": suite}, isolation="job")
-    courses = {each.nodeid.partition("::")[2]: each for each in agent.records if isinstance(each, FailureCourse)}
+    courses = {course.nodeid.partition("::")[2]: course for course in agent.all(FailureCourse)}
     assert courses.keys() == {"test_rank_1_fails", "test_rank_1_stays_away"}
     fails, stays_away = courses.values()
     assert (fails.passed, fails.stdout) == (0, "rank 0 speaks\n")
     # The barrier of the test before, on the same ranks, is not this one's.
-    assert [(each.kind, each.number, each.ranks) for each in fails.collectives] == [("all_reduce", 2, (0, 1))]
-    assert [(each.kind, each.ranks) for each in stays_away.collectives] == [("all_reduce", (0, 1)), ("barrier", (0,))]
-    assert all(0 <= seconds < 60 for each in stays_away.collectives for seconds in each.seconds)
+    assert [(call.kind, call.number, call.ranks) for call in fails.collectives] == [("all_reduce", 2, (0, 1))]
+    assert [(call.kind, call.ranks) for call in stays_away.collectives] == [("all_reduce", (0, 1)), ("barrier", (0,))]
+    assert all(0 <= seconds < 60 for collective in stays_away.collectives for seconds in collective.seconds)

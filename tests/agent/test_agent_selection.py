@@ -73,7 +73,7 @@ def test_shuffling_keeps_files_and_classes_together_and_ignores_the_selection(or
     assert of_class == list(range(of_class[0], of_class[0] + 3))
     part = {A1, A5, B2}
     assert order(shuffle=3, only=tuple(f"suite/{name}" for name in part)) == [
-        each for each in everything if each in part
+        name for name in everything if name in part
     ]
 
 

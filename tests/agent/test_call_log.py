@@ -121,7 +121,7 @@ def tags_of(log, seen, tags):
     group = log.open("default", (0, 1))
     for tag in tags:
         log.count(group, "send", 1, tag)
-    [[count]] = [each.counts for each in read_calls(seen).groups if each.counts]
+    [[count]] = [group.counts for group in read_calls(seen).groups if group.counts]
     log.close(group)
     return count
 

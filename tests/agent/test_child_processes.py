@@ -256,7 +256,8 @@ def test_the_folder_of_events_is_not_recreated_after_its_gang(tmp_path):
 
 
 def test_a_sitecustomize_of_the_user_that_fails_is_visible(tmp_path):
-    observed, plain = (run(tmp_path, "", observed=each, sitecustomize="import absent") for each in (True, False))
+    runs = (run(tmp_path, "", observed=observed, sitecustomize="import absent") for observed in (True, False))
+    observed, plain = runs
     assert "No module named 'absent'" in plain.stderr
     assert observed.stderr == plain.stderr
 
@@ -268,7 +269,7 @@ def test_an_exception_that_a_program_only_prints_is_not_its_end(tmp_path):
 
 
 def test_an_observed_program_fails_as_without_the_observer(tmp_path):
-    observed, plain = (run(tmp_path, "1 / 0", observed=each) for each in (True, False))
+    observed, plain = (run(tmp_path, "1 / 0", observed=is_observed) for is_observed in (True, False))
     assert (observed.returncode, observed.stderr) == (plain.returncode, plain.stderr)
     [child] = read_children(tmp_path / "events", None)
     assert child.ending(Path()) == "raised ZeroDivisionError: division by zero at <string>:1"

@@ -93,7 +93,7 @@ def test_the_first_of_the_ranks_in_time_leads_in_whatever_order_their_nodes_repo
 @given(st.permutations(range(5)))
 def test_records_keep_the_order_of_outcomes(order):
     step = step_with(*(failed(rank, float(rank)) for rank in order))
-    assert [each.rank for each in step.outcomes] == [0, 1, 2, 3, 4]
+    assert [outcome.rank for outcome in step.outcomes] == [0, 1, 2, 3, 4]
     assert step.cause.rank == 0
 
 
@@ -141,18 +141,18 @@ def patched(run_once):
 @pytest.mark.parametrize("jump", ["back", "ahead", "frozen"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_patches_time_changes_no_order(patched, jump, rank):
-    first, *others = [each for each in patched.arrived(f"test_rank_1_is_wrong[{jump}-{rank}]") if each.outcome.is_bad]
+    first, *others = [end for end in patched.arrived(f"test_rank_1_is_wrong[{jump}-{rank}]") if end.outcome.is_bad]
     assert (first.rank, first.message) == (1, "AssertionError: a bug of rank 1")
-    assert [each.caused_by for each in others] == [1]
-    assert all(first.arrived <= each.arrived < first.arrived + 60 for each in others)
+    assert [end.caused_by for end in others] == [1]
+    assert all(first.arrived <= end.arrived < first.arrived + 60 for end in others)
     assert patched.outcomes(f"test_right[{jump}-{rank}]") == ("passed", "passed")
 
 
 def test_timestamps_never_decrease(patched):
     stamps = [record.at for record in patched.records]
     assert stamps == sorted(stamps)
-    ends = [each.arrived for each in patched.ends if isinstance(each, RankEnded)]
-    assert all(stamps[0] <= each <= stamps[-1] for each in ends)
+    ends = [end.arrived for end in patched.ends if isinstance(end, RankEnded)]
+    assert all(stamps[0] <= at <= stamps[-1] for at in ends)
 
 
 LAUNCHING = """
@@ -181,7 +181,7 @@ LAUNCHING = """
 
 def test_a_launcher_that_freezes_time_still_stops_ranks_that_hang(run_agent):
     agent = run_agent({"test_launching.py": LAUNCHING}, launches_ranks=True, limits={"test": 20})
-    [first, *others] = [each for each in agent.arrived("TestFrozen::test_rank_1_is_wrong") if each.outcome.is_bad]
+    [first, *others] = [end for end in agent.arrived("TestFrozen::test_rank_1_is_wrong") if end.outcome.is_bad]
     assert (first.rank, first.outcome) == (1, Outcome.FAILED)
     assert first.message.endswith("a bug of rank 1")
-    assert [(each.rank, each.caused_by) for each in others] == [(0, 1)]
+    assert [(end.rank, end.caused_by) for end in others] == [(0, 1)]

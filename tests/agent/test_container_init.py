@@ -53,7 +53,7 @@ def keeper(tmp_path):
             text = (SOURCE / name).read_text()
             (package / name).write_text(text.replace("STOP_GRACE = 6.0", f"STOP_GRACE = {grace}"))
         command.write_text(COMMAND + agent)
-        arguments = [str(command) if each.endswith(command.name) else each for each in keeper_arguments(0)]
+        arguments = [str(command) if argument.endswith(command.name) else argument for argument in keeper_arguments(0)]
         process = subprocess.Popen(
             [sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )

@@ -228,7 +228,7 @@ def test_no_further_test_starts_after_the_user_has_quit(start_agent, terminal, t
     agent = start_agent(files, pdb_rank=1, pdb_terminal=terminal.path).go()
     terminal.type("q")
     assert agent.wait() == 0
-    assert [each.nodeid.rpartition("::")[2] for each in agent.all(TestStarted)] == ["test_stops"]
+    assert [record.nodeid.rpartition("::")[2] for record in agent.all(TestStarted)] == ["test_stops"]
     (left_out,) = agent.all(NotRun)
     assert left_out.reason == "q in the debugger"
     assert [test.rpartition("::")[2] for test in left_out.tests] == ["test_later"]

@@ -28,9 +28,9 @@ def somewhere(tmp_path):
 @pytest.fixture(
     params=["fifo", "folder", "circle", "outside", "endless", "socket", "absent folder", "no path"],
 )
-def place(request, tmp_path, somewhere, monkeypatch):
+def not_a_file(request, tmp_path, somewhere, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    path = Path("place")
+    path = Path("file")
     match request.param:
         case "fifo":
             os.mkfifo(path)
@@ -51,11 +51,11 @@ def place(request, tmp_path, somewhere, monkeypatch):
     return path
 
 
-def test_only_regular_files_are_read_or_written(place, somewhere):
-    assert evidence.size_of(place) == 0
-    evidence.append(place, b"text", 100)
-    os.close(evidence.open_end(place))
-    assert evidence.read(place) == ""
+def test_only_regular_files_are_read_or_written(not_a_file, somewhere):
+    assert evidence.size_of(not_a_file) == 0
+    evidence.append(not_a_file, b"text", 100)
+    os.close(evidence.open_end(not_a_file))
+    assert evidence.read(not_a_file) == ""
     assert somewhere.read_text() == "else"
 
 

@@ -68,9 +68,9 @@ def test_a_device_that_hangs_is_unhealthy():
 
 @pytest.mark.usefixtures("no_child_is_left")
 @pytest.mark.parametrize(
-    ("act", "limit", "told"),
+    ("act", "limit", "message"),
     [
-        (lambda: compute("cpu", torch.sub), 60, "ArithmeticError: .* of the 65536 numbers"),
+        (lambda: compute("cpu", torch.sub), 60, "ArithmeticError: .* of 65536 elements"),
         (lambda: torch.zeros(1).to("cuda"), 60, "(AssertionError|RuntimeError): .*CUDA|NVIDIA"),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), 60, "the process that used it was killed by SIGKILL"),
         (lambda: os._exit(3), 60, "the process that used it ended with exit status 3"),
@@ -78,10 +78,10 @@ def test_a_device_that_hangs_is_unhealthy():
     ],
     ids=["wrong numbers", "an error", "a crash", "an exit", "a hang"],
 )
-def test_an_error_on_one_gpu_affects_no_other(act, limit, told):
-    troubles = errors_of_gpus(GPUS, on_b(act), limit)
-    assert list(troubles) == ["GPU-b"]
-    assert re.match(told, troubles["GPU-b"])
+def test_an_error_on_one_gpu_affects_no_other(act, limit, message):
+    errors = errors_of_gpus(GPUS, on_b(act), limit)
+    assert list(errors) == ["GPU-b"]
+    assert re.match(message, errors["GPU-b"])
     assert os.environ.get("CUDA_VISIBLE_DEVICES") != "UUID-b"
 
 
@@ -158,7 +158,7 @@ def test_a_gang_that_cannot_start_on_a_lost_gpu_does_not_fail_its_test(start_age
     assert failed.kind is FailureKind.GPU
     following = ["test_a", "test_b", "test_c"][gangs]
     assert failed.message.startswith(f"before suite/test_it.py::{following}, the GPU of rank 1 no longer computes: Not")
-    assert [each.nodeid.partition("::")[2] for each in run.all(TestStarted)] == ended
+    assert [record.nodeid.partition("::")[2] for record in run.all(TestStarted)] == ended
 
 
 def test_a_gang_that_cannot_start_on_healthy_gpus_is_an_error_of_its_test(start_agent):

@@ -36,9 +36,9 @@ except (StopRequestedError, JobLimitError) as error:
 class Supervisor:
     """A process that waits for the start, and then for the end of its job."""
 
-    def __init__(self, limit=1000, manner="checks"):
+    def __init__(self, limit=1000, behavior="checks"):
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SUPERVISOR, str(limit), manner], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-c", SUPERVISOR, str(limit), behavior], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         assert self.line() == "ready"
 
@@ -95,7 +95,7 @@ def test_a_job_that_has_not_started_can_be_stopped(start, request_stop):
 
 @pytest.mark.parametrize("request_stop", [close_stdin, terminate])
 def test_a_stop_request_ends_a_process_without_state_immediately(start, request_stop):
-    supervisor = start(manner="exits")
+    supervisor = start(behavior="exits")
     request_stop(supervisor)
     assert supervisor.process.wait(20) == STOPPED_STATUS
     assert supervisor.line() == ""

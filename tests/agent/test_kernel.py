@@ -38,7 +38,7 @@ def without(feature, *command, **options):
 def test_this_kernel_is_accepted():
     found = kernel.check()
     assert found.refusal == ""
-    assert {each.name for each in found.found} >= {*FEATURES, "/proc/PID/stat", "/proc/PID/environ"}
+    assert {feature.name for feature in found.found} >= {*FEATURES, "/proc/PID/stat", "/proc/PID/environ"}
     assert found.summary.startswith(f"Linux {os.uname().release} has pidfd, ")
 
 
@@ -67,7 +67,7 @@ def test_a_missing_file_in_proc_is_rejected_unless_optional(proc, feature):
     path = proc / "self" / IN_PROC[feature]
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     found = kernel.check(proc)
-    assert [each.name for each in found.missing] == [feature]
+    assert [feature.name for feature in found.missing] == [feature]
     assert bool(found.refusal) == (feature not in OPTIONAL)
     assert f"{feature} is missing: " in found.summary
 
@@ -76,7 +76,8 @@ def test_unexpected_fields_count_as_missing(proc):
     stat = (proc / "self/stat").read_text()
     (proc / "self/stat").write_text(stat.replace(f" {os.getppid()} ", " 77 ", 1))
     (proc / "self/status").write_text("Name:\tpython\n")
-    assert [each.name for each in kernel.check(proc).missing] == ["/proc/PID/stat", "signal sets of /proc/PID/status"]
+    missing = [feature.name for feature in kernel.check(proc).missing]
+    assert missing == ["/proc/PID/stat", "signal sets of /proc/PID/status"]
 
 
 @pytest.mark.parametrize("feature", quick(3, FEATURES))

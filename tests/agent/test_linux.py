@@ -61,16 +61,16 @@ def test_orphans_of_a_process_that_adopts_them_become_its_children():
         import os, signal
         from allranks.agent import linux
         linux.adopt_orphans()
-        told, tell = os.pipe()
+        reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
             grandchild = os.fork()
             if grandchild == 0:
                 signal.pause()
-            os.write(tell, str(grandchild).encode())
+            os.write(writer, str(grandchild).encode())
             os._exit(0)
         os.waitpid(child, 0)
-        grandchild = int(os.read(told, 100))
+        grandchild = int(os.read(reader, 100))
         assert linux.children() == {grandchild}
         os.kill(grandchild, signal.SIGKILL)
         os.waitpid(grandchild, 0)

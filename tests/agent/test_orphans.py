@@ -98,8 +98,8 @@ SUITE = """
     class TestLeaves(Case):
         pass
 
-    for each in KINDS:
-        name = each.__name__
+    for kind in KINDS:
+        name = kind.__name__
         setattr(TestLeaves, f"test_{name}", lambda self, name=name: leave(name, self.rank))
 """
 
@@ -175,7 +175,7 @@ def test_a_fork_shows_the_mark_of_its_parent(prelude, others):
     command = [sys.executable, "-c", SHOW.format(prelude=prelude)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     expected = {**environment, **Mark.of_gang(7).environment(3)}
-    assert sorted(filter(None, done.stdout.splitlines())) == sorted("=".join(each) for each in expected.items())
+    assert sorted(filter(None, done.stdout.splitlines())) == sorted("=".join(pair) for pair in expected.items())
 
 
 @pytest.mark.parametrize("given", [None, "", "0", NOBODY[1:], NOBODY + "0"])
@@ -184,7 +184,7 @@ def test_a_process_without_the_variable_keeps_its_environment(given):
     done = subprocess.run(
         [sys.executable, "-c", SHOW.format(prelude="")], env=environment, capture_output=True, text=True, check=True
     )
-    assert sorted(filter(None, done.stdout.splitlines())) == sorted("=".join(each) for each in environment.items())
+    assert sorted(filter(None, done.stdout.splitlines())) == sorted("=".join(pair) for pair in environment.items())
 
 
 @pytest.mark.parametrize(

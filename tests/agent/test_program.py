@@ -122,8 +122,8 @@ def test_any_bytes_are_a_message_or_a_record_error(line):
 @given(TOLD | ASKED, st.data())
 def test_a_damaged_line_is_a_message_or_a_record_error(message, data):
     line = bytearray(encode_message(message))
-    place = data.draw(st.integers(0, len(line) - 1))
-    line[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+    index = data.draw(st.integers(0, len(line) - 1))
+    line[index : index + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
     for read, kinds in READERS:
         assert_reads_or_refuses(read, kinds, bytes(line))
 

@@ -181,8 +181,8 @@ ZOO = {
             assert "PATCHED" not in os.environ
 
         def test_capsys(capsys):
-            print("said")
-            assert capsys.readouterr().out == "said\\n"
+            print("printed")
+            assert capsys.readouterr().out == "printed\\n"
 
         def test_capfd(capfd):
             os.write(1, b"written")
@@ -272,8 +272,8 @@ def test_outcomes_are_those_of_a_plain_run(zoo, test, outcome, words):
 
 
 def test_all_tests_of_the_zoo_are_checked(zoo):
-    told = {*PASSED.split(), "test_xpass"} | {case.name for case in zoo.cases(0).values() if case.outcome != "passed"}
-    assert set(zoo.cases(1)) == told
+    others = {case.name for case in zoo.cases(0).values() if case.outcome != "passed"}
+    assert set(zoo.cases(1)) == {*PASSED.split(), "test_xpass"} | others
 
 
 ONE = {"test_one.py": "import sys\ndef test_one():\n    print('seen')\n    print('seen too', file=sys.stderr)\n"}
@@ -688,17 +688,17 @@ def test_log_handlers_of_pytest_are_not_changes_of_a_test(run_agent, arguments):
         def handler():
             alone.propagate = False
             mine = logging.NullHandler()
-            for each in (alone, logging.root):
-                each.addHandler(mine)
+            for logger in (alone, logging.root):
+                logger.addHandler(mine)
             yield mine
-            for each in (alone, logging.root):
-                each.removeHandler(mine)
+            for logger in (alone, logging.root):
+                logger.removeHandler(mine)
 
         def test_first(caplog):
             log.setLevel("DEBUG")
             alone.addHandler(caplog.handler)
-            log.debug("heard")
-            assert caplog.messages == ["heard"]
+            log.debug("logged")
+            assert caplog.messages == ["logged"]
 
         @pytest.mark.parametrize("number", range(3))
         def test_next(caplog, handler, number):
@@ -711,7 +711,7 @@ def test_log_handlers_of_pytest_are_not_changes_of_a_test(run_agent, arguments):
     """
     job = run_agent({"test_small.py": suite}, pytest_args=arguments)
     assert {case.outcome for case in job.cases(1).values()} == {"passed"}
-    assert {each.text for each in job.all(Notice)} == {
+    assert {notice.text for notice in job.all(Notice)} == {
         "it changed logger alone; its ranks ran no other test",
         "it changed logger app; its ranks ran no other test",
     }

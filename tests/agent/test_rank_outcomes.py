@@ -495,8 +495,8 @@ def test_a_bad_outcome_costs_its_gang(zoo):
 
 
 def first_tests_of_gangs(agent):
-    told = agent.all(GangStarted | TestStarted)
-    return [after for before, after in itertools.pairwise(told) if isinstance(before, GangStarted)]
+    records = agent.all(GangStarted | TestStarted)
+    return [after for before, after in itertools.pairwise(records) if isinstance(before, GangStarted)]
 
 
 def test_every_collected_test_has_an_outcome_on_every_rank(zoo):

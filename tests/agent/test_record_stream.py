@@ -115,7 +115,7 @@ def test_a_reader_that_reads_nothing_does_not_block_and_memory_is_bounded(trial,
 def test_texts_are_dropped_first_and_then_display_only_records(trial, monkeypatch):
     monkeypatch.setattr(record_stream, "WAITING_LIMIT", 1 << 20)
     trial.block()
-    sent = [ENDED, PASSED, Printed(rank=0, line="said"), Notice(text="noted")]
+    sent = [ENDED, PASSED, Printed(rank=0, line="printed"), Notice(text="noted")]
     for _ in range(150):
         for record in sent:
             trial.stream.write(record)
@@ -127,7 +127,7 @@ def test_texts_are_dropped_first_and_then_display_only_records(trial, monkeypatc
     assert found.count(PASSED) == 150
     shown = [record for record in found if isinstance(record, Printed | Notice)]
     assert 0 < len(shown) < 300
-    assert found.index(bare) > max(place for place, record in enumerate(found) if record in shown)
+    assert found.index(bare) > max(index for index, record in enumerate(found) if record in shown)
 
 
 def test_the_course_of_a_failure_is_dropped_before_outcomes(trial, monkeypatch):

@@ -44,7 +44,7 @@ def fail(error):
 
 
 def failing_wait():
-    ended(RuntimeError("words that nobody knows")).wait()
+    ended(RuntimeError("an unknown message")).wait()
 
 
 @act
@@ -66,7 +66,7 @@ def swallows_and_has_its_peer_later():
 
 @act
 def expects_it():
-    with pytest.raises(RuntimeError, match="nobody knows"):
+    with pytest.raises(RuntimeError, match="an unknown message"):
         failing_wait()
 
 
@@ -105,7 +105,7 @@ def added_by_a_peer(store, number):
 @act
 def polls_a_number():
     store = shared_store()
-    assert [store.add("arrived", each) for each in (1, 0, 0, 0, 0)] == [1] * 5
+    assert [store.add("arrived", number) for number in (1, 0, 0, 0, 0)] == [1] * 5
 
 
 @act
@@ -209,7 +209,7 @@ def uses_a_store_wrongly():
 
 
 def main():
-    """Print what each has waited for at its end: the seconds, or None."""
+    """Print the seconds of each failed wait at its end, or None."""
     seen, own = open_log()
     counter = CallCounter(CallLog(map_log(own)), 1)
     found = {}

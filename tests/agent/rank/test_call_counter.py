@@ -32,7 +32,9 @@ def counted():
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    return {name: {rank: from_object(Calls, told) for rank, told in enumerate(ranks)} for name, ranks in found.items()}
+    return {
+        name: {rank: from_object(Calls, calls) for rank, calls in enumerate(ranks)} for name, ranks in found.items()
+    }
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -56,14 +58,14 @@ def test_mismatches_are_errors(counted, name):
 
 @pytest.mark.parametrize("name", [name for name in COLLECTIVES if name in RIGHT])
 def test_a_collective_is_counted_on_each_rank(counted, name):
-    used = [[each for each in counted[name][rank].groups if each.counts] for rank in range(WORLD_SIZE)]
+    used = [[group for group in counted[name][rank].groups if group.counts] for rank in range(WORLD_SIZE)]
     assert [[group.name for group in groups] for groups in used] == [[DEFAULT_GROUP]] * WORLD_SIZE
     assert all(count.peer is None for [group] in used for count in group.counts)
 
 
 def test_a_subgroup_has_the_ranks_of_the_gang(counted):
     calls = counted["a_group_whose_ranks_have_another_order"]
-    [group] = [each for each in calls[0].groups if each.counts and each.name not in (DEFAULT_GROUP, NEW_GROUP)]
+    [group] = [group for group in calls[0].groups if group.counts and group.name not in (DEFAULT_GROUP, NEW_GROUP)]
     assert group.members == (0, 3)
     assert [count.peer for count in group.counts if count.kind == "send"] == [3]
 

@@ -424,7 +424,7 @@ def suite(run_once):
 
 
 def notices(agent, test):
-    return [each.text for each in agent.all(Notice) if each.nodeid == f"suite/test_it.py::{test}"]
+    return [notice.text for notice in agent.all(Notice) if notice.nodeid == f"suite/test_it.py::{test}"]
 
 
 @pytest.mark.parametrize(
@@ -479,13 +479,13 @@ def test_a_crash_makes_a_test_that_passed_an_error(suite, test, number):
 def test_other_failures_are_notices(suite, test, text):
     assert suite.cases(0)[test].outcome == "passed"
     name = text if "child process" in text else f"child process {text}"
-    assert [re.sub(r"Process-\d+", "Process-N", each) for each in notices(suite, test)] == [f"{name}, {PASSED}"]
+    assert [re.sub(r"Process-\d+", "Process-N", text) for text in notices(suite, test)] == [f"{name}, {PASSED}"]
 
 
 def test_the_notice_names_the_rank_that_started_the_processes(suite):
     [first, second] = notices(suite, "test_two_of_one_rank")
     assert first != second
-    assert all(each.endswith(" was killed by SIGKILL, and the test passed (on rank 1)") for each in (first, second))
+    assert all(text.endswith(" was killed by SIGKILL, and the test passed (on rank 1)") for text in (first, second))
 
 
 def test_processes_of_a_program_have_their_names(suite):

@@ -207,16 +207,16 @@ def test_the_message_is_the_first_meaningful_line():
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("output", "message"),
     [
         ("Expected:\n    4\nGot:\n    3", "Expected: 4 Got: 3 f.py:2: DocTestFailure"),
         ("Expected nothing\nGot:\n    3", "Expected nothing Got: 3 f.py:2: DocTestFailure"),
         ("UNEXPECTED EXCEPTION: ValueError('no')\n", "UNEXPECTED EXCEPTION: ValueError('no') f.py:2: DocTestFailure"),
     ],
 )
-def test_the_message_of_a_doctest_has_the_actual_output(said, message):
-    place = ReprFileLocation("f.py", 2, "DocTestFailure")
-    failed = ReprFailDoctest([(place, ["001 ", "002 >>> add(1, 2)", *said.split("\n")])])
+def test_the_message_of_a_doctest_has_the_actual_output(output, message):
+    location = ReprFileLocation("f.py", 2, "DocTestFailure")
+    failed = ReprFailDoctest([(location, ["001 ", "002 >>> add(1, 2)", *output.split("\n")])])
     assert of(report("failed", longrepr=failed)).message == message
 
 

@@ -621,7 +621,7 @@ class LocalRanks:
     def _failed_child_of(self, number: int) -> str:
         """In words, the process that failed first of those that a rank's test has started; empty for none."""
         failed = None if self._shared is None else primary(read_children(children_folder(self._shared, number), number))
-        return f"; {failed.words(self._code)} before" if failed else ""
+        return f"; {failed.message(self._code)} before" if failed else ""
 
     def _children_of(self, number: int, deadline: float) -> Sequence[ChildHang]:
         rank, file = self._processes[number], self._stacks[number]
