@@ -143,7 +143,7 @@ class Pair:
         while data:
             data = data[os.write(self.theirs, data) :]
 
-    def hang_up(self):
+    def disconnect(self):
         self.rank._commands.close()
         self.rank._socket.close()
 
@@ -162,7 +162,7 @@ class Pair:
 
     def __exit__(self, *_):
         self.link.close()
-        self.hang_up()
+        self.disconnect()
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ def test_commands_arrive_in_order_until_the_end(pair):
 
 
 def test_a_command_to_a_dead_rank_is_dropped(pair):
-    pair.hang_up()
+    pair.disconnect()
     pair.link.send(END)
     assert pair.link.read() == []
     assert pair.link.at_end
@@ -276,7 +276,7 @@ def test_nothing_to_read_is_no_end(pair):
 
 def test_the_end_is_read_with_the_last_report(pair):
     pair.rank.send(FAILED)
-    pair.hang_up()
+    pair.disconnect()
     assert pair.link.read() == [FAILED]
     assert pair.link.at_end
     assert not pair.link.is_garbled
@@ -284,7 +284,7 @@ def test_the_end_is_read_with_the_last_report(pair):
 
 def test_an_incomplete_report_is_ignored(pair):
     pair.send(encode_message(FAILED)[:-9])
-    pair.hang_up()
+    pair.disconnect()
     assert pair.link.read() == []
     assert pair.link.at_end
 
@@ -415,7 +415,7 @@ def test_a_child_cannot_break_into_a_message_of_the_ranks_own(pair):
 
 
 def test_the_end_of_a_child_is_not_the_ranks(pair):
-    pair.in_a_child(pair.hang_up)
+    pair.in_a_child(pair.disconnect)
     assert pair.link.read() == []
     assert not pair.link.at_end
 
@@ -445,7 +445,7 @@ def test_the_kernel_reports_the_sender_of_data(pair):
 
 def test_a_connection_reset_by_the_rank_is_at_its_end(pair):
     pair.link.send(END)
-    pair.hang_up()  # with the command unread, which the other side gets as an error
+    pair.disconnect()  # with the command unread, which the other side gets as an error
     pair.link.read()
     pair.link.read()
     assert pair.link.at_end

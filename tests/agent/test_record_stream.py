@@ -34,7 +34,7 @@ class Trial:
         self.stream.write(MORE_THAN_A_PIPE_HOLDS)
         assert linux.is_readable(self._reading, 20)
 
-    def hang_up(self):
+    def disconnect(self):
         os.close(self._reading)
 
     def written(self):
@@ -167,7 +167,7 @@ def test_close_without_records_writes_nothing(trial):
 
 def test_a_lost_reader_is_no_error(trial):
     trial.block()
-    trial.hang_up()
+    trial.disconnect()
     for _ in range(3):
         trial.stream.write(Finished(status=0))
     trial.stream.close()
