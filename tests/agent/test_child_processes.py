@@ -130,7 +130,7 @@ def test_a_worker_is_reported_with_its_first_exception_of_the_test(events):
     folder = events(p10=[BeganTest(pid=STARTER, at=4)], p11=[Began(pid=FIRST, at=1), old, new, next_one])
     assert read_children(folder, None) == []
     [child] = workers_that_raised(folder, None)
-    assert child.words(Path("/s")) == "child process (rank 1) of an earlier test raised ValueError: 5 at a.py:3"
+    assert child.message(Path("/s")) == "child process (rank 1) of an earlier test raised ValueError: 5 at a.py:3"
 
 
 @pytest.mark.parametrize(

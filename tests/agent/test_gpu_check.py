@@ -57,7 +57,7 @@ def test_one_wrong_number_is_noticed():
         product[17, 4] += 1
         return product
 
-    with pytest.raises(ArithmeticError, match="1 of the 65536 numbers"):
+    with pytest.raises(ArithmeticError, match="1 of 65536 elements"):
         compute("cpu", multiply)
 
 
