@@ -61,7 +61,7 @@ COMPUTING = """
 def test_fails(rank, world_size):
     works = [start() for _ in range(2)]
     if rank == world_size - 1:
-        time.sleep(60)  # it computes, and has called all that its peers have
+        time.sleep(60)  # it computes, after the same calls as its peers
     {}
 """
 

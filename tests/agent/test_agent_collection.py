@@ -175,7 +175,7 @@ def test_a_suite_of_several_paths_runs_them_in_order(run_agent):
 def test_a_path_is_not_a_pattern(start_agent):
     agent = start_agent({"ab/test_a.py": PASSING, "a[b]/test_a.py": PASSING}, paths=("suite/a[b]",), world_size=1).go()
     assert agent.wait() == 1
-    assert "suite/a[b]" in agent.all(AgentFailed)[0].message  # pytest takes the bracket for that of a parameter
+    assert "suite/a[b]" in agent.all(AgentFailed)[0].message  # pytest takes the bracket for a parameter
     assert not agent.all(GangStarted)
 
 

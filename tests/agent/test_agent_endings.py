@@ -38,7 +38,7 @@ def test_after(): pass
 
 @pytest.fixture
 def hanging_agent(start_agent):
-    """An agent in the middle of a test that both ranks hang in."""
+    """An agent whose ranks both hang in a test."""
 
     def start(*, children):
         agent = start_agent({"test_hangs.py": HANGING}, environment={"CHILDREN": str(children)}).go()
@@ -99,7 +99,7 @@ def test_ranks_time_out_when_the_job_reaches_its_limit(start_agent):
 def test_the_time_limit_begins_with_the_start_of_the_job(start_agent):
     agent = start_agent({"test_ok.py": PASSING}, limits={"job": 2.5})
     agent.wait_for(Collected)
-    time.sleep(3.0)  # the job before it takes longer than this one may
+    time.sleep(3.0)  # longer than the limit of this job
     assert agent.go().wait() == 0
     assert agent.all(JobTimedOut) == []
     assert set(agent.outcomes("test_passes")) == {"passed"}

@@ -17,7 +17,7 @@ SUITE = """
             os.kill(os.getpid(), signal.SIGSTOP)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         while True:
-            time.sleep(600)  # does not heed TERM
+            time.sleep(600)  # ignores TERM
 
     def test_hangs_beside_a_thread(rank):
         def wait_elsewhere():

@@ -51,7 +51,7 @@ def test_nothing_is_collected_if_no_selected_test_exists(run_agent):
 
 @pytest.fixture
 def order(launch_fork, tmp_path_factory):
-    """The order in which an agent runs the tests."""
+    """A function that returns the order in which an agent runs the tests."""
 
     def order(**changes):
         agent = AgentRun(tmp_path_factory.mktemp("agent"), FILES, launch_fork, **{"world_size": 1, **changes}).go()

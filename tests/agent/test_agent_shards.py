@@ -27,7 +27,7 @@ B1, B2, B3 = (f"suite/test_b.py::test_{number}" for number in (1, 2, 3))
 
 @pytest.fixture
 def run_share(launch_fork, tmp_path_factory):
-    """Runs the agent of one shard to its end."""
+    """Run the agent of one shard to its end."""
 
     def run(files, number, count, **changes):
         share = JobShard(number=number, count=count)
@@ -42,7 +42,7 @@ def run_share(launch_fork, tmp_path_factory):
 
 @pytest.fixture
 def run_shares(run_share):
-    """Runs the agent of each shard."""
+    """Run the agents of all shards."""
 
     def run(files, count, **changes):
         return [run_share(files, number, count, **changes) for number in range(1, count + 1)]

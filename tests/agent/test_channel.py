@@ -131,7 +131,7 @@ END = End(is_condemned=True)
 
 
 class Pair:
-    """Both ends of a connection; this process stands for the rank."""
+    """Both ends of a connection; this process is the rank."""
 
     def __init__(self):
         self.link, theirs = link_pair()
@@ -148,7 +148,7 @@ class Pair:
         self.rank._socket.close()
 
     def in_a_child(self, deed):
-        """Have a forked child do something, and wait for its end."""
+        """Run a function in a forked child, and wait for its end."""
         pid = os.fork()
         if pid == 0:
             try:
@@ -445,7 +445,7 @@ def test_the_kernel_reports_the_sender_of_data(pair):
 
 def test_a_connection_reset_by_the_rank_is_at_its_end(pair):
     pair.link.send(END)
-    pair.disconnect()  # with the command unread, which the other side gets as an error
+    pair.disconnect()  # with an unread command, which is an error on the other side
     pair.link.read()
     pair.link.read()
     assert pair.link.at_end

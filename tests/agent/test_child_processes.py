@@ -35,7 +35,7 @@ IN_TEST = '  File "/s/a.py", line 3 in g\n'
 
 @pytest.fixture
 def events(tmp_path):
-    """Writes events into the files of the processes that they come from."""
+    """Write events to the files of their processes."""
 
     def write(**by_writer):
         for writer, written in by_writer.items():
@@ -167,7 +167,7 @@ def test_only_an_ancestor_stops_a_process(events, sender, stopped):
 @pytest.mark.parametrize(
     ("written", "count"),
     [
-        ([Ended(pid=FIRST, at=1, status=1)], 0),  # of another program: it may well mean "no"
+        ([Ended(pid=FIRST, at=1, status=1)], 0),  # another program, for which it may mean "no"
         ([Ended(pid=FIRST, at=1, status=-9)], 1),
         ([Began(pid=FIRST, at=1), Ended(pid=FIRST, at=2, status=1)], 1),
         ([Began(pid=FIRST, at=1), Ended(pid=FIRST, at=2, status=77)], 0),  # one of torch's skips

@@ -41,7 +41,7 @@ if sys.argv[1:2] == ["keep"]:
 
 @pytest.fixture
 def keeper(tmp_path):
-    """Starts a keeper whose agent is some other program: what the keeper is made of lies beside it."""
+    """Start a copy of the first process of a container whose agent is another program."""
     started = []
 
     def start(agent: str, grace: str = "6.0") -> subprocess.Popen:
@@ -74,7 +74,7 @@ def say(process: subprocess.Popen, line: bytes) -> None:
 
 
 def ended(process: subprocess.Popen) -> ContainerEnded:
-    """The keeper's record, which is the next line that has a frame."""
+    """The next record of the process."""
     line = next(line for line in process.stdout if line.startswith(b"\x1e"))
     record = records.decode(line[1:])
     assert isinstance(record, ContainerEnded)

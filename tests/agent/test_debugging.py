@@ -13,7 +13,7 @@ from allranks.protocol.records import NotRun, TestStarted
 
 
 class Terminal:
-    """What a person at a terminal sees and types."""
+    """The terminal of a user."""
 
     def __init__(self):
         self._own, self._theirs = pty.openpty()
@@ -194,7 +194,7 @@ WAIT = "time.sleep(1.5); 'long ' + 'after the grace'"
     ),
 )
 def test_no_limit_ends_a_rank_at_a_later_stop(start_agent, terminal, test, commands):
-    """Each stop lasts longer than the grace of the peers of a rank that has failed."""
+    """Each stop lasts longer than the grace period of the peers."""
     limits = {"peer_grace": 0.1, "test": 1, "process_group": 0.9}
     agent = start_agent(
         {"test_a.py": FAILS_ELSEWHERE},

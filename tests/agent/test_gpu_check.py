@@ -22,7 +22,7 @@ class Journal(list):
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """As in an agent: a fork has no thread of a pool that its parent has."""
+    """Use one thread as in an agent, because a fork has no thread of its parent's pool."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -31,13 +31,13 @@ def one_thread():
 
 @pytest.fixture
 def no_child_is_left():
-    before = linux.children()  # another test's, in this process
+    before = linux.children()  # of other tests in this process
     yield
     assert linux.children() <= before
 
 
 def on_b(act):
-    """What does so on the second GPU, and nothing on the first."""
+    """A function that acts only on the second GPU."""
 
     def work():
         if os.environ["CUDA_VISIBLE_DEVICES"] == os.environ["HIP_VISIBLE_DEVICES"] == "UUID-b":

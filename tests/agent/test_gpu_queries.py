@@ -24,7 +24,7 @@ def initialized_in(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "_lazy_init", initialize)
     monkeypatch.setattr(torch.cuda, "_get_device_properties", lambda _index: H100, raising=False)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", torch.cuda.get_device_properties)  # put back afterwards
+    monkeypatch.setattr(torch.cuda, "get_device_properties", torch.cuda.get_device_properties)  # restored afterwards
     monkeypatch.setattr(torch.cuda, "current_device", torch.cuda.current_device)
     gpus._queries.cache_clear()
     yield lambda: [int(line) for line in note.read_text().split()]
@@ -32,7 +32,7 @@ def initialized_in(tmp_path, monkeypatch):
 
 
 def in_fork(work):
-    """The exit status of a fork: 0 if the work holds."""
+    """The exit status of a fork, which is 0 if the function returns true."""
     pid = os.fork()
     if pid == 0:
         os._exit(not work())

@@ -12,7 +12,7 @@ FILES = {"test_a.py": "def test_a(): pass"}
 
 
 def named(**plugins):
-    """What a job's description says."""
+    """The description of a job."""
     return SimpleNamespace(plugins=plugins)
 
 

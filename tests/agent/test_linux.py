@@ -170,7 +170,7 @@ def test_a_process_can_raise_its_score_for_the_memory_killer():
 
 
 def test_variables_of_waits_for_a_process_in_execve(tmp_path):
-    # as /proc shows a process within execve(2), for microseconds or until a disk has been read
+    # as in /proc during execve(2), for microseconds or until a disk has been read
     process = tmp_path / "7"
     process.mkdir()
     (process / "exe").symlink_to(sys.executable)

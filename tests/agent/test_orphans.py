@@ -57,7 +57,7 @@ SUITE = """
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             return int(process.stdout.readline())
 
-    def leave_workers():  # as torchrun's: each has a session of its own
+    def leave_workers():  # each has its own session, as with torchrun
         program = "import sys; from subprocess import *; print(Popen(sys.argv[1:], start_new_session=True).pid)"
         return first_line([sys.executable, "-c", program, *SLEEP])
 

@@ -443,7 +443,7 @@ DISAGREEING = {
 
 @pytest.fixture
 def run_again(run_once, tmp_path):
-    """Runs an agent on a suite that ran before: all these runs share one cache."""
+    """Run an agent repeatedly on a suite with a shared cache."""
 
     def run(files, *arguments, world_size=2):
         cache = ("-o", f"cache_dir={tmp_path}/cache")
@@ -579,7 +579,7 @@ def test_hypothesis_keeps_no_database(lockstep):
 
 @pytest.fixture
 def examples(run_once):
-    """The examples that Hypothesis tries in a run with some seed."""
+    """A function that returns the examples of Hypothesis for a seed."""
     suite = {
         "test_seed.py": """
             from hypothesis import given, settings, strategies as st
@@ -653,7 +653,7 @@ def test_a_thread_of_a_library_is_a_notice(run_agent):
 
 @pytest.mark.parametrize("name", quick(2, ["SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGTSTP"]))
 def test_a_rank_inherits_which_signals_are_ignored(start_command, name):
-    """As a process that is started under ``nohup``, or in a shell's background job."""
+    """As with ``nohup``, or in a background job of a shell."""
     number = signal.Signals[name]
     suite = f"""
         import signal
@@ -677,7 +677,7 @@ def test_a_rank_inherits_which_signals_are_ignored(start_command, name):
 
 @pytest.mark.parametrize("arguments", [(), ("--log-level=DEBUG",), ("-o", "log_cli=true", "--log-cli-level=INFO")])
 def test_log_handlers_of_pytest_are_not_changes_of_a_test(run_agent, arguments):
-    """It sets some on the root logger, and on loggers that do not propagate, for each phase of a test."""
+    """pytest adds some to the root logger, and to loggers that do not propagate, in each phase of a test."""
     suite = """
         import logging
         import pytest

@@ -160,7 +160,7 @@ ZOO = {
             if os.fork() == 0:
                 os.setsid()
                 while True:
-                    signal.pause()  # until somebody kills it
+                    signal.pause()  # until it is killed
 
         def test_leaves_a_server(rank):
             if rank == 1:
@@ -423,7 +423,7 @@ def test_a_process_left_behind_is_reported_with_its_rank(zoo):
 
 def test_standard_error_is_captured_separately(zoo):
     case = zoo.cases(1)["test_output_of_a_failure"]
-    assert case.stderr.splitlines()[-1] == "stderr of rank 1"  # torch's own warnings may stand before it
+    assert case.stderr.splitlines()[-1] == "stderr of rank 1"  # torch may print warnings before it
     assert "stderr of rank" not in case.stdout
 
 

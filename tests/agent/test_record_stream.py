@@ -30,7 +30,7 @@ class Trial:
         self.stream = RecordWriter(self._writing)
 
     def block(self):
-        """Have the stream's thread wait for a reader, with all that was written so far in its hands."""
+        """Make the stream's thread wait for a reader with all records that were written so far."""
         self.stream.write(MORE_THAN_A_PIPE_HOLDS)
         assert linux.is_readable(self._reading, 20)
 
@@ -38,7 +38,7 @@ class Trial:
         os.close(self._reading)
 
     def written(self):
-        """All that has been written, behind what blocked the stream, once that is closed."""
+        """Close the stream, and return everything that was written after the blocking data."""
         return [record for record in map(records.decode, self.lines()) if record.at and not is_blocker(record)]
 
     def lines(self):

@@ -107,9 +107,9 @@ from allranks.agent.container_init import end_orphans
 from allranks.agent.orphans import end_children, kill_orphans
 
 linux.adopt_orphans()
-codecs.lookup("ascii")  # this user may read no module of Python
+codecs.lookup("ascii")  # this user cannot read the modules of Python
 nothing = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-other = subprocess.Popen(["sleep", "601"], start_new_session=True, **nothing)  # as what sudo starts
+other = subprocess.Popen(["sleep", "601"], start_new_session=True, **nothing)  # like a process started by sudo
 print(other.pid, flush=True)
 os.setresgid(65534, 65534, 65534)
 os.setresuid(65534, 65534, 65534)

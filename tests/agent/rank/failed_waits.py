@@ -31,7 +31,7 @@ def shared_store():
 
 
 def ended(result):
-    """A future as a remote call returns it."""
+    """A future like that of a remote call."""
     future = torch._C.Future([])
     if isinstance(result, Exception):
         future._set_unwrap_func(lambda _: fail(result))
@@ -49,7 +49,7 @@ def failing_wait():
 
 @act
 def nothing():
-    """Waits for nobody."""
+    """Wait for no rank."""
 
 
 @act

@@ -25,7 +25,7 @@ PROGRAM = Path(__file__).parent / "gloo_calls.py"
 
 @pytest.fixture(scope="module")
 def counted():
-    """By name of the calls, and by rank."""
+    """The counts by the name of the calls, and by rank."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, str(PROGRAM)], env=environment, capture_output=True, text=True, timeout=300, check=False
@@ -103,7 +103,7 @@ assert set(dir(dist.ProcessGroup)) | set(dir(dist.Work)) == before
 
 
 def test_all_methods_of_torch_are_wrapped():
-    """A new kind of collective in a new torch: add it to the counter."""
+    """If this fails, add the new collective of a new version of torch to the counter."""
     methods = {name: getattr(dist.ProcessGroup, name).__doc__ or "" for name in dir(dist.ProcessGroup)}
     calls = {name for name, signature in methods.items() if "-> c10d::Work" in signature}
     assert calls

@@ -15,7 +15,7 @@ TEST = "t::x"
 
 
 def of_a_rank(deed):
-    """What a rank that does this has reported, and its exit status."""
+    """The messages and the exit status of a rank that calls a function."""
     link, theirs = link_pair()
     pid = os.fork()
     if pid == 0:
@@ -88,7 +88,7 @@ def test_the_exit_of_a_forked_child_is_not_announced():
 
 
 def test_an_exit_by_a_name_imported_earlier_is_announced():
-    """As torch's tests do: ``from os import _exit``, when the suite is imported."""
+    """torch's tests have ``from os import _exit``, for example."""
 
     def leave():
         from os import _exit
@@ -99,7 +99,7 @@ def test_an_exit_by_a_name_imported_earlier_is_announced():
 
 
 class Leaves(unittest.TestCase):
-    """Leaves as the name of its test says, which is none that pytest collects."""
+    """Exits in the way that the name of its test says; pytest does not collect it."""
 
     def in_tear_down(self):
         self.fail()

@@ -17,7 +17,7 @@ SUITE = {
 
 @pytest.fixture(scope="module")
 def printed(run_once):
-    """What a rank prints that pytest-timeout ends by its thread method."""
+    """The output of a rank that pytest-timeout ends by its thread method."""
     arguments = ("-p", "pytest_timeout", "--timeout=0.3", "--timeout-method=thread")
     agent = run_once("thread-timeout", SUITE, pytest_args=arguments, world_size=1)
     return (agent.results / "rank-0.log").read_text()

@@ -89,14 +89,14 @@ def test_the_message_of_a_group_has_its_first_exception():
 
 
 class NoTextError(Exception):
-    """An exception that cannot be shown."""
+    """An exception without a repr."""
 
     def __str__(self):
         raise LookupError
 
 
 def message_of(error):
-    """The message for an exception, from the report that pytest makes of it."""
+    """The message for an exception in a report of pytest."""
 
     def fail():
         raise error
@@ -150,7 +150,7 @@ def test_the_message_of_a_warning_about_an_exception_has_that_exception():
 
 
 class Leaves(unittest.TestCase):
-    """Leaves as the name of its test says, which is none that pytest collects."""
+    """Exits in the way that the name of its test says; pytest does not collect it."""
 
     def in_tear_down(self):
         pass
@@ -221,7 +221,7 @@ def test_the_message_of_a_doctest_has_the_actual_output(output, message):
 
 
 def serialized(function, style):
-    """The text of a failure, as plugins pass it from process to process."""
+    """The text of a failure, as plugins send it between processes."""
     with pytest.raises(BaseException) as info:  # noqa: PT011 - any
         function()
     return str(info.getrepr(style=style))

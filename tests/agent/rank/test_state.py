@@ -132,7 +132,7 @@ def test_state_that_one_assignment_restores_is_restored(initial_state, name):
 
 @pytest.fixture
 def undone(monkeypatch):
-    """Undoes what a test of :data:`LEFT` does to this process."""
+    """Undo the changes of :data:`LEFT` to this process."""
     modules, handlers = sys.modules.copy(), [*logging.getLogger("torch").handlers]
     monkeypatch.setattr(builtins, "input", input)
     monkeypatch.setattr(pytest, "raises", pytest.raises)
@@ -261,7 +261,7 @@ class SlowWriter(FileSystemWriter):
 
 def leave_a_checkpoint():
     writer = SlowWriter(Path.cwd())
-    with warnings.catch_warnings(action="ignore"):  # torch warns that no process group is there
+    with warnings.catch_warnings(action="ignore"):  # torch warns that there is no process group
         saved = async_save({"weight": torch.ones(1)}, storage_writer=writer)
         assert writer.begun.wait(60)
 

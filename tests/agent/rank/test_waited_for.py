@@ -19,7 +19,7 @@ def raised_by(act):
 
 
 def failed(kind=RuntimeError):
-    """An exception as a call of torch.distributed raises it."""
+    """An exception like that of a call of torch.distributed."""
     error = kind("words that nobody knows")
     error.allranks_wait = WAIT
     return error
