@@ -4,32 +4,33 @@ import functools
 from contextlib import contextmanager
 
 import pytest
-from agent_nursery import Nursery
+from agent_fork_server import AgentForkServer
 from agent_run import AgentRun
 from nodes_run import NodesRun
 
 
 @pytest.fixture(scope="session")
-def nursery():
-    nursery = Nursery()
-    yield nursery
-    nursery.close()
+def agent_fork_server():
+    """The process that forks agents for all tests."""
+    server = AgentForkServer()
+    yield server
+    server.close()
 
 
 @pytest.fixture(scope="session")
-def launch_fork(nursery):
-    """Starts an agent by a fork that has imported torch already."""
+def launch_fork(agent_fork_server):
+    """Start an agent as a fork that has already imported torch."""
 
     def launch(arguments, environment, folder, stdin, stdout):
-        pid = nursery.start(arguments, environment, folder, stdin, stdout)
-        return pid, functools.partial(nursery.exit_status, pid)
+        pid = agent_fork_server.start(arguments, environment, folder, stdin, stdout)
+        return pid, functools.partial(agent_fork_server.exit_status, pid)
 
     return launch
 
 
 @pytest.fixture
 def start_agent(tmp_path, launch_fork):
-    """Starts an agent on some files; it waits for ``go()``."""
+    """Start an agent on some files; it waits for ``go()``."""
     runs = []
 
     def start(files, **changes):
@@ -44,7 +45,7 @@ def start_agent(tmp_path, launch_fork):
 
 @pytest.fixture
 def run_agent(start_agent):
-    """Runs an agent on some files to its end."""
+    """Run an agent on some files to its end."""
 
     def run(files, **changes):
         agent = start_agent(files, **changes).go()
@@ -56,7 +57,7 @@ def run_agent(start_agent):
 
 @contextmanager
 def agents_in(tmp_path_factory, launch):
-    """A function that runs an agent to its end in a folder of its own, whose name it takes first."""
+    """A function that runs an agent to its end in a new folder with the given name."""
     runs = []
 
     def run(name, files, **changes):
@@ -72,14 +73,14 @@ def agents_in(tmp_path_factory, launch):
 
 @pytest.fixture(scope="session")
 def run_once(tmp_path_factory, launch_fork):
-    """Runs an agent on a suite whose outcomes several tests look at."""
+    """Run an agent on a suite whose outcomes several tests check."""
     with agents_in(tmp_path_factory, launch_fork) as run:
         yield run
 
 
 @pytest.fixture
 def start_nodes(tmp_path, launch_fork):
-    """Starts two agents on some files; the job waits for ``go()``."""
+    """Start two agents on some files; the job waits for ``go()``."""
     runs = []
 
     def start(files, **changes):
@@ -94,7 +95,7 @@ def start_nodes(tmp_path, launch_fork):
 
 @pytest.fixture
 def run_nodes(start_nodes):
-    """Runs two agents on some files to their end."""
+    """Run two agents on some files to their end."""
 
     def run(files, **changes):
         job = start_nodes(files, **changes).go()

@@ -1,4 +1,4 @@
-"""One agent on a small suite of a test's own: start it, follow it, and read what it left."""
+"""Run an agent on a small suite, follow its records, and read its results."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ from allranks.protocol.records import Passed, RankEnded, TestStarted
 from allranks.protocol.xml_text import split_nodeid
 
 PATIENCE = 90.0
-"""Seconds that any wait may take: only a broken harness uses them up."""
+"""Seconds for any wait; reached only if allranks is broken."""
 
 CONFIG = AgentConfig(
     cell="gloo-w2-g0-env",
@@ -38,7 +38,7 @@ CONFIG = AgentConfig(
 
 @dataclass(frozen=True)
 class Case:
-    """What one rank came to in one test."""
+    """The outcome of one rank in one test."""
 
     outcome: str
     message: str
@@ -55,7 +55,7 @@ class Case:
 
 
 def launch_command(arguments, environment, folder, stdin, stdout):
-    """Starts an agent as every job does."""
+    """Start an agent as jobs do."""
     process = subprocess.Popen(
         [sys.executable, *ISOLATED, str(COMMAND), *arguments],
         stdin=stdin,
@@ -96,10 +96,10 @@ class AgentRun:
         arguments = ["--config", str(self.folder / "config.json")]
         for name in ("code", "results", "shared"):
             arguments += [f"--{name}", str(self.folder / name)]
-        surroundings = {**agent_environment(), "WORDS": str(self.folder / "words"), **environment}
-        self.pid, self._exit_status = launch(arguments, surroundings, self.folder / "shared", stdin, stdout)
+        variables = {**agent_environment(), "WORDS": str(self.folder / "words"), **environment}
+        self.pid, self._exit_status = launch(arguments, variables, self.folder / "shared", stdin, stdout)
         self.records = []
-        self._heard = threading.Condition()
+        self._changed = threading.Condition()
         self._has_ended = False
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
@@ -108,7 +108,7 @@ class AgentRun:
         os.close(stdout)
 
     def go(self):
-        with suppress(BrokenPipeError):  # it has ended already, as one does that refuses its options
+        with suppress(BrokenPipeError):  # it has already ended, for example because of invalid options
             os.write(self._stdin, b"go\n")
         return self
 
@@ -121,7 +121,7 @@ class AgentRun:
         signal.pidfd_send_signal(self._pidfd, number)
 
     def word(self):
-        """The next line that a rank has written to the FIFO ``$WORDS``."""
+        """The next line that a rank writes to the FIFO ``$WORDS``."""
         line = b""
         while not line.endswith(b"\n"):
             assert wait_for(self._words), "no rank wrote the word"
@@ -129,24 +129,24 @@ class AgentRun:
         return line.decode().strip()
 
     def words(self):
-        """All lines that ranks have written to the FIFO and nobody has read."""
+        """All unread lines that ranks have written to the FIFO."""
         os.write(self._words, b"\n")
         return list(iter(self.word, ""))
 
     def _listen(self):
         with os.fdopen(os.dup(self._stdout), "rb") as stream:
             for line in stream:
-                with self._heard:
+                with self._changed:
                     self.records.append(records.decode(line.lstrip(b"\x1e")))
-                    self._heard.notify_all()
-        with self._heard:
+                    self._changed.notify_all()
+        with self._changed:
             self._has_ended = True
-            self._heard.notify_all()
+            self._changed.notify_all()
 
     def wait_for(self, kind):
-        """Wait until the agent has told a record of this kind."""
-        with self._heard:
-            assert self._heard.wait_for(lambda: self.all(kind) or self._has_ended, PATIENCE), f"no {kind.__name__}"
+        """Wait for a record of this kind."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.all(kind) or self._has_ended, PATIENCE), f"no {kind.__name__}"
             assert self.all(kind), f"the agent ended without {kind.__name__}: {self.log}"
 
     def wait(self):
@@ -165,19 +165,19 @@ class AgentRun:
 
     @property
     def ends(self):
-        """What each rank came to in each test, as the agent told it."""
+        """The outcome of each rank in each test, from the agent's records."""
         return [end for record in self.all(Passed | RankEnded) for end in each_end(record)]
 
     def arrived(self, test):
-        """What the agent told of each rank of a test, in that order; of one that passed after others, last."""
+        """The outcome of each rank in one test, in the order of the records; later passes come last."""
         return [end for end in self.ends if end.nodeid.endswith(f"::{test}")]
 
     def leaders(self, test):
-        """The bad ends of a test that followed from no other rank's, in the order of their arrival."""
+        """The primary failures of a test, in the order of their arrival."""
         return [end for end in self.arrived(test) if end.outcome.is_bad and not end.consequence]
 
     def cases(self, rank):
-        """What a rank came to, by the name of the test: of several ends the first bad one counts."""
+        """The outcomes of a rank by the name of the test; the first bad one of several counts."""
         cases = {}
         for record in self.all(TestStarted):
             begun = RankEnded(
@@ -201,7 +201,7 @@ class AgentRun:
         return [list(record.pids) for record in self.all(records.GangStarted)]
 
     def assert_nothing_left(self):
-        """Wait until no process works in this run's folder; all descendants of the agent do, whatever their parent."""
+        """Wait until no process has its working directory in this run's folder, as all descendants of the agent do."""
         for pid in processes_in(self.folder / "shared"):
             assert wait_for_pid(pid), f"process {pid} is left"
 
@@ -219,7 +219,7 @@ class AgentRun:
 
 
 def agent_environment():
-    """The tests' own environment, without plugins: hypothesis alone costs an agent half a second."""
+    """The environment of the tests without plugins: loading hypothesis takes half a second per agent."""
     keep = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV"))}
     return {**keep, "PYTHONPATH": os.pathsep.join(sys.path), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
@@ -261,7 +261,7 @@ def wait_for(descriptor):
 
 
 def wait_for_pid(pid):
-    """Whether a process has ended, waiting for it."""
+    """Wait for the end of a process; False if it does not end."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -6,13 +6,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers, which pytest's importlib mode does not find
 
-from agent_fixtures import agents_in, launch_fork, nursery, run_agent, run_once, start_agent  # noqa: F401 - fixtures
+from agent_fixtures import agent_fork_server, agents_in, launch_fork, run_agent, run_once, start_agent  # noqa: F401 - fixtures
 from agent_run import AgentRun, launch_command
 
 
 @pytest.fixture
 def start_command(tmp_path):
-    """Starts an agent by the command of every job: it imports torch."""
+    """Start an agent with the entry point of jobs, which imports torch."""
     runs = []
 
     def start(files, **changes):
@@ -27,6 +27,6 @@ def start_command(tmp_path):
 
 @pytest.fixture(scope="module")
 def run_command(tmp_path_factory):
-    """Runs agents by the command of every job."""
+    """Run agents with the entry point of jobs."""
     with agents_in(tmp_path_factory, launch_command) as run:
         yield functools.partial(run, "agent")

@@ -10,7 +10,7 @@ from allranks.engines.agents import arrange_meeting, bring_home
 
 
 class Storied(AgentRun):
-    """An agent that can tell all that it said."""
+    """An agent with all of its output in one text."""
 
     @property
     def story(self):

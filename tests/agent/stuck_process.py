@@ -1,4 +1,4 @@
-"""A process that stands in for a stuck rank: it writes its stacks when asked, and waits for ever."""
+"""A process that simulates a stuck rank: it writes its stacks on a signal, and waits forever."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ import faulthandler, signal, sys, threading, time
 def waits_elsewhere():
     time.sleep(600)
 
-def waits_for_ever():
+def waits_forever():
     print("ready", flush=True)
     sys.stdin.read()
 
@@ -20,14 +20,14 @@ if sys.argv[2] == "has threads":
     for _ in range(8):
         threading.Thread(target=waits_elsewhere, daemon=True).start()
 faulthandler.register(int(sys.argv[3]), file=open(sys.argv[1], "a"), all_threads=True)
-waits_for_ever()
+waits_forever()
 """
 
 
 @contextmanager
-def stuck_process(stack_file, number, manner="answers"):
-    """Starts the process and gives its id, when it is stuck."""
-    arguments = [sys.executable, "-c", SOURCE, str(stack_file), manner, str(int(number))]
+def stuck_process(stack_file, number, behavior="answers"):
+    """Start the process and yield its id when it is stuck."""
+    arguments = [sys.executable, "-c", SOURCE, str(stack_file), behavior, str(int(number))]
     process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"ready\n"
     try:

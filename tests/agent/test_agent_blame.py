@@ -1,4 +1,4 @@
-"""Which rank leads is decided by the ranks' calls, where one fails without knowing the end of a collective."""
+"""The ranks' calls decide which rank leads if one fails while a collective has not ended."""
 
 import pytest
 from long_lists import quick
@@ -50,7 +50,7 @@ NEVER_CALLED = [
 
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("call", quick(4, NEVER_CALLED))
-def test_the_rank_that_never_came_leads_before_those_that_noticed(run_agent, call, world_size):
+def test_the_rank_that_never_arrived_leads(run_agent, call, world_size):
     agent = run_agent({"test_late.py": HEAD + LATE.format(call)}, world_size=world_size)
     leaders = agent.leaders("test_fails")
     assert [end.rank for end in leaders] == [world_size - 1]
@@ -61,7 +61,7 @@ COMPUTING = """
 def test_fails(rank, world_size):
     works = [start() for _ in range(2)]
     if rank == world_size - 1:
-        time.sleep(60)  # it computes, and has called all that its peers have
+        time.sleep(60)  # it computes, after the same calls as its peers
     {}
 """
 
@@ -75,7 +75,7 @@ CALLED = [
 
 
 @pytest.mark.parametrize("call", quick(2, CALLED))
-def test_a_rank_that_fails_of_itself_leads_before_a_peer_that_has_called_the_same(run_agent, call):
+def test_a_rank_that_fails_by_itself_leads_if_calls_match(run_agent, call):
     agent = run_agent({"test_computes.py": HEAD + COMPUTING.format(call)})
     leaders = agent.leaders("test_fails")
     assert [end.rank for end in leaders] == [0]
@@ -109,7 +109,7 @@ RAISED = [
 
 
 @pytest.mark.parametrize(("raises", "message"), quick(2, RAISED))
-def test_what_failed_before_a_wait_in_vain_leads_and_is_named_first(run_agent, raises, message):
+def test_a_failure_before_a_failed_wait_leads(run_agent, raises, message):
     files = {"test_before.py": HEAD + BEFORE_A_WAIT.replace("{raises}", raises)}
     agent = run_agent(files, limits={"process_group": 2.0, "test": 12.0})
     [leader] = agent.leaders("test_fails")

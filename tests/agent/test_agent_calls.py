@@ -1,4 +1,4 @@
-"""What a test leaves behind in a kept gang's process groups is its own error, and reaches no other test."""
+"""Unmatched calls in the process groups of a kept gang are an error of their own test and reach no other."""
 
 import pytest
 from long_lists import quick
@@ -18,7 +18,7 @@ def test_forgets_to_send(rank):
 """
 
 
-def test_a_message_left_behind_names_its_test_and_makes_no_other_green(run_agent):
+def test_a_message_left_behind_fails_its_own_test_and_reaches_no_other(run_agent):
     agent = run_agent({"test_left.py": LEAVES_A_MESSAGE}, limits={"test": 3})
     assert agent.outcomes("test_leaves_a_message") == ("errored", "passed")
     message = agent.cases(0)["test_leaves_a_message"].message
@@ -27,7 +27,7 @@ def test_a_message_left_behind_names_its_test_and_makes_no_other_green(run_agent
     assert len(agent.gangs()) == 2
 
 
-def test_a_collective_left_behind_names_its_test_and_no_innocent_one(run_agent):
+def test_a_collective_left_behind_fails_only_its_own_test(run_agent):
     suite = """
         import torch, torch.distributed as dist
 
@@ -48,7 +48,7 @@ def test_a_collective_left_behind_names_its_test_and_no_innocent_one(run_agent):
     assert agent.outcomes("test_is_innocent") == ("passed", "passed")
 
 
-def test_a_doubt_replaces_the_gang_and_blames_nobody(run_agent):
+def test_an_uncertain_mismatch_replaces_the_gang_without_an_error(run_agent):
     suite = """
         import pytest, torch, torch.distributed as dist
 
@@ -99,7 +99,7 @@ def test_matching_calls_keep_the_gang(run_agent):
 
 
 @pytest.mark.thorough
-def test_ranks_of_one_test_alone_may_leave_what_they_like(run_agent):
+def test_calls_are_not_compared_with_test_isolation(run_agent):
     agent = run_agent({"test_left.py": LEAVES_A_MESSAGE}, limits={"test": 3}, isolation="test")
     assert agent.outcomes("test_leaves_a_message") == ("passed", "passed")
     assert agent.outcomes("test_forgets_to_send")[1] != "passed"
@@ -197,7 +197,7 @@ def test_is_innocent(world, rank):
     assert len(agent.gangs()) == 2
 
 
-def test_calls_in_a_group_of_a_class_are_compared_from_its_first_test_on(run_agent):
+def test_calls_in_a_group_of_a_class_are_compared_from_its_first_test(run_agent):
     agent = run_agent({"test_own.py": OWN_CLASS})
     assert agent.outcomes("test_leaves_a_message") == ("errored", "passed")
     assert agent.outcomes("test_receives_its_own") == ("passed", "passed")
@@ -271,7 +271,7 @@ SUSPICIOUS = [
 
 
 @pytest.mark.parametrize("call", quick(3, SUSPICIOUS))
-def test_what_is_suspicious_is_a_notice_of_its_test(run_agent, call):
+def test_an_uncertain_mismatch_is_a_notice(run_agent, call):
     suite = f"""{CATCHING}
 def test_is_suspicious(rank):
     dtype = torch.int32 if rank else torch.float32
@@ -283,7 +283,7 @@ def test_is_innocent(rank):
     agent = run_agent({"test_suspicious.py": suite})
     assert agent.outcomes("test_is_suspicious") == ("passed", "passed")
     assert agent.outcomes("test_is_innocent") == ("passed", "passed")
-    [notice] = [each for each in agent.all(Notice) if each.nodeid.endswith("test_is_suspicious")]
+    [notice] = [notice for notice in agent.all(Notice) if notice.nodeid.endswith("test_is_suspicious")]
     assert notice.text.startswith("calls differ: ")
 
 
@@ -291,7 +291,7 @@ DEATHS = ["os._exit(3)", "os._exit(0)", "os.kill(os.getpid(), 9)", "os.abort()"]
 
 
 @pytest.mark.parametrize("death", DEATHS)
-def test_a_rank_that_dies_after_a_collective_that_its_peers_did_not_make_is_told_from_its_log(run_agent, death):
+def test_a_dead_rank_is_compared_by_its_log(run_agent, death):
     suite = f"""
         import os, torch, torch.distributed as dist
 
@@ -307,12 +307,12 @@ def test_a_rank_that_dies_after_a_collective_that_its_peers_did_not_make_is_told
     """
     agent = run_agent({"test_dies.py": suite})
     assert agent.outcomes("test_dies") == ("passed", "crashed")
-    told = "the ranks' calls differ: rank 1 called broadcast once in group default, rank 0 not at all"
-    assert told in agent.cases(1)["test_dies"].message
+    message = "the ranks' calls differ: rank 1 called broadcast once in group default, rank 0 not at all"
+    assert message in agent.cases(1)["test_dies"].message
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "message"),
     quick(
         1,
         [
@@ -328,7 +328,7 @@ def test_a_rank_that_dies_after_a_collective_that_its_peers_did_not_make_is_told
         ],
     ),
 )
-def test_a_launched_rank_that_dies_is_compared_in_every_group(run_agent, call, told):
+def test_a_launched_rank_that_dies_is_compared_in_every_group(run_agent, call, message):
     suite = f"""
         import os, torch, torch.distributed as dist
         from torch.testing._internal.common_distributed import MultiProcessTestCase
@@ -354,5 +354,5 @@ def test_a_launched_rank_that_dies_is_compared_in_every_group(run_agent, call, t
     agent = run_agent({"test_launched.py": suite}, launches_ranks=True, world_size=3)
     case = agent.cases(1)["test_dies"]
     assert case.is_bad
-    assert ("the ranks' calls differ" in case.message) == bool(told)
-    assert told in case.message
+    assert ("the ranks' calls differ" in case.message) == bool(message)
+    assert message in case.message

@@ -1,4 +1,4 @@
-"""Cells: how ranks meet, and what a host that lacks something says."""
+"""Cells: init methods, and skips on hosts that lack the hardware."""
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ def test_a_cell_whose_backend_is_absent_skips_every_test_before_its_fixtures(run
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this host has a GPU")
-def test_a_cell_whose_gpus_are_absent_skips_every_test_as_a_matter_of_hardware(run_agent):
+def test_a_cell_whose_gpus_are_absent_skips_every_test_with_kind_hardware(run_agent):
     agent = run_agent({"test_skipped.py": SKIPPED}, gpu_count=1, world_size=1)
     for case in agent.cases(0).values():
         assert (case.outcome, case.properties["skip_code"]) == ("skipped", "74")

@@ -1,4 +1,4 @@
-"""What can go wrong before the first test, and what is left out."""
+"""Collection: its errors, skipped modules, and the selection of tests."""
 
 import pytest
 
@@ -17,7 +17,7 @@ UNGUARDED = "import unittest\nclass TestA(unittest.TestCase):\n  def test_a(self
 EXITING_HOOK = "def pytest_generate_tests(): sys.exit(0)\n"
 
 
-def test_what_cannot_be_imported_is_written_down_and_the_others_run(run_agent):
+def test_modules_that_cannot_be_imported_are_reported_and_others_run(run_agent):
     files = {
         "test_syntax.py": "def test_broken(:",
         "test_import.py": "import there_is_no_such_module",
@@ -35,7 +35,7 @@ def test_what_cannot_be_imported_is_written_down_and_the_others_run(run_agent):
     assert agent.outcomes("test_passes") == ("passed", "passed")
 
 
-def test_under_x_nothing_runs_where_a_module_is_broken(run_agent):
+def test_with_dash_x_a_broken_module_prevents_all_tests(run_agent):
     agent = run_agent({"test_broken.py": "1 / 0", "test_fine.py": PASSING}, pytest_args=("-x",))
     assert "ZeroDivisionError" in agent.all(CollectionFailed)[0].text
     assert not agent.all(GangStarted)
@@ -50,7 +50,7 @@ def test_under_x_nothing_runs_where_a_module_is_broken(run_agent):
         ({"test_a.py": "def test_a(no_such_mark):\n  pass\nimport pytest\npytest.exit('at import')"}, "at import"),
     ],
 )
-def test_pytests_own_explanation_is_the_text_of_the_failure(start_agent, files, words):
+def test_the_text_of_a_failed_collection_is_from_pytest(start_agent, files, words):
     agent = start_agent(files, world_size=1).go()
     agent.wait()
     failures = agent.all(CollectionFailed)
@@ -60,7 +60,7 @@ def test_pytests_own_explanation_is_the_text_of_the_failure(start_agent, files, 
     assert not agent.all(GangStarted)
 
 
-def test_a_module_that_exits_as_a_script_costs_no_other_its_tests(run_agent):
+def test_a_module_that_exits_like_a_script_does_not_affect_others(run_agent):
     files = {
         "test_lacking.py": "import sys\nprint('no GPUs')\nsys.exit(0)\n" + PASSING,
         "test_wrong.py": "import sys\nsys.exit('at import')",
@@ -74,10 +74,10 @@ def test_a_module_that_exits_as_a_script_costs_no_other_its_tests(run_agent):
         "test_fine.py": PASSING,
     }
     agent = run_agent(files, world_size=1)
-    failed = {each.nodeid.removeprefix("suite/"): each.text for each in agent.all(CollectionFailed)}
-    assert failed.pop("test_wrong.py") == "importing it calls sys.exit('at import'), which makes its tests unknown"
-    assert failed.pop("test_status_1.py") == "importing it calls sys.exit(0.0), which makes its tests unknown"
-    assert "after TestA: do so above all tests, or where __name__ is '__main__'" in failed.pop("test_unguarded.py")
+    failed = {record.nodeid.removeprefix("suite/"): record.text for record in agent.all(CollectionFailed)}
+    assert failed.pop("test_wrong.py") == "importing it calls sys.exit('at import'), so its tests are unknown"
+    assert failed.pop("test_status_1.py") == "importing it calls sys.exit(0.0), so its tests are unknown"
+    assert "after the definition of TestA: call it above all tests, or only if" in failed.pop("test_unguarded.py")
     assert {place: text.rpartition("/suite/")[2] for place, text in failed.items()} == {
         "test_class.py::TestA": "test_class.py:4 calls sys.exit(0) while the tests are collected",
         "inner": "inner/conftest.py:2 calls sys.exit(0) while the tests are collected",
@@ -88,7 +88,7 @@ def test_a_module_that_exits_as_a_script_costs_no_other_its_tests(run_agent):
     assert agent.outcomes("test_passes") == ("passed",)
 
 
-def test_a_file_whose_tests_are_for_devices_that_are_not_here_is_skipped(run_agent):
+def test_a_file_whose_tests_are_for_absent_devices_is_skipped(run_agent):
     of_devices = """
 from torch.testing._internal.common_device_type import instantiate_device_type_tests
 from torch.testing._internal.common_utils import TestCase
@@ -106,7 +106,10 @@ instantiate_device_type_tests(Test, globals(), only_for=DEVICES)
     assert agent.outcomes("test_it_cpu") == ("passed",)
     skipped = agent.cases(0)["suite.test_absent"]
     assert skipped.outcome == "skipped"
-    assert skipped.message == "its tests are for devices that this host lacks (instantiate_device_type_tests made none)"
+    assert (
+        skipped.message
+        == "its tests are for devices that this host lacks (instantiate_device_type_tests generated no test)"
+    )
 
 
 FOLDERS = {
@@ -145,14 +148,14 @@ def test_three():
 }
 
 
-def test_each_file_finds_the_modules_of_its_own_folder_and_the_files_of_one_name_each_other_not(run_agent):
+def test_each_file_imports_the_modules_of_its_own_folder(run_agent):
     agent = run_agent(FOLDERS, world_size=1)
     assert not agent.all(CollectionFailed)
     tests = ("test_five", "test_one", "test_two", "test_three", "test_four", "test_passes")
     assert [agent.outcomes(test) for test in tests] == [("passed",)] * 6
 
 
-def test_what_was_collected_runs_where_errors_are_to_stop_nothing(run_agent):
+def test_collected_tests_run_with_continue_on_collection_errors(run_agent):
     files = {"test_import.py": "import there_is_no_such_module", "test_fine.py": PASSING}
     agent = run_agent(files, pytest_args=("--continue-on-collection-errors",))
     assert [failed.nodeid for failed in agent.all(CollectionFailed)] == ["suite/test_import.py"]
@@ -162,21 +165,21 @@ def test_what_was_collected_runs_where_errors_are_to_stop_nothing(run_agent):
 SEVERAL = {"a/test_a.py": PASSING, "b/test_b.py": PASSING, "c/test_[c].py": PASSING, "c/test_d.py": "1 / 0"}
 
 
-def test_a_suite_of_several_paths_is_all_of_them_in_their_order(run_agent):
+def test_a_suite_of_several_paths_runs_them_in_order(run_agent):
     agent = run_agent(SEVERAL, paths=("suite/b/test_b.py", "suite/a"), world_size=1)
     nodeids = ["suite/b/test_b.py::test_passes", "suite/a/test_a.py::test_passes"]
     assert [nodeid for part in agent.all(Collected) for nodeid in part.tests] == nodeids
     assert not agent.all(CollectionFailed)
 
 
-def test_a_path_is_no_pattern_of_other_files(start_agent):
+def test_a_path_is_not_a_pattern(start_agent):
     agent = start_agent({"ab/test_a.py": PASSING, "a[b]/test_a.py": PASSING}, paths=("suite/a[b]",), world_size=1).go()
     assert agent.wait() == 1
-    assert "suite/a[b]" in agent.all(AgentFailed)[0].message  # pytest takes the bracket for that of a parameter
+    assert "suite/a[b]" in agent.all(AgentFailed)[0].message  # pytest takes the bracket for a parameter
     assert not agent.all(GangStarted)
 
 
-def test_what_a_suite_excludes_is_not_collected(run_agent):
+def test_excluded_paths_are_not_collected(run_agent):
     agent = run_agent(SEVERAL, ignored=("suite/c/test_d.py", "suite/b"), world_size=1)
     nodeids = ["suite/a/test_a.py::test_passes", "suite/c/test_[c].py::test_passes"]
     assert [nodeid for part in agent.all(Collected) for nodeid in part.tests] == nodeids
@@ -186,7 +189,7 @@ def test_what_a_suite_excludes_is_not_collected(run_agent):
 @pytest.mark.parametrize(
     ("paths", "name"), [(("suite/a", "suite/b"), "found_it"), (("suite/a/in", "suite/a"), "own_it")]
 )
-def test_the_configuration_is_that_of_the_folder_that_all_paths_share(run_agent, paths, name):
+def test_the_configuration_is_from_the_common_folder_of_all_paths(run_agent, paths, name):
     files = {
         "pytest.ini": "[pytest]\npython_functions = found_*",
         "a/pytest.ini": "[pytest]\npython_functions = own_*",
@@ -203,7 +206,7 @@ def test_an_absent_suite_is_a_failed_collection(run_agent):
     assert "elsewhere" in agent.all(CollectionFailed)[0].text
 
 
-def test_an_empty_suite_collects_nothing_and_fails_nothing(run_agent):
+def test_an_empty_suite_passes(run_agent):
     agent = run_agent({"helper.py": ""})
     assert list(agent.all(Collected)[0].tests) == []
     assert not agent.all(CollectionFailed)
@@ -233,7 +236,7 @@ def test_a_module_that_skips_itself_is_skipped_on_every_rank(run_agent):
     assert agent.outcomes("test_passes") == ("passed", "passed")
 
 
-def test_ranks_wait_for_the_word_go(start_agent):
+def test_ranks_wait_for_the_start_of_the_job(start_agent):
     agent = start_agent({"test_a.py": PASSING}, world_size=1)
     agent.wait_for(Collected)
     assert not agent.all(GangStarted)
@@ -259,12 +262,12 @@ def test_paths_and_node_ids_of_the_report_choose_tests(run_agent, arguments, exp
     assert list(agent.all(Collected)[0].tests) == expected
 
 
-def test_tests_work_in_the_shared_folder_wherever_paths_start(run_agent):
+def test_the_working_directory_of_tests_is_the_shared_folder(run_agent):
     agent = run_agent({"test_a.py": "import os\ndef test_place(): assert os.path.basename(os.getcwd()) == 'shared'\n"})
     assert agent.outcomes("test_place") == ("passed", "passed")
 
 
-def test_what_is_only_collected_is_written_down_as_not_run(run_agent):
+def test_collected_tests_are_reported_as_not_run(run_agent):
     agent = run_agent(TWO, pytest_args=("--collect-only",), world_size=1)
     assert agent.all(NotRun)[0].reason == "--collect-only"
     assert len(agent.all(NotRun)[0].tests) == 3
@@ -291,7 +294,7 @@ def test_an_interpreter_that_ignores_assert_statements_is_reported(start_command
     job = start_command(files, environment={"PYTHONOPTIMIZE": optimization}).go()
     job.wait()
     assert job.outcomes("test_fails") == ("passed", "failed")
-    [warning] = [each for each in job.all(SuiteWarning) if "assert" in each.text]
+    [warning] = [warning for warning in job.all(SuiteWarning) if "assert" in warning.text]
     assert warning.category == "PytestConfigWarning"
     assert warning.text.startswith("assertions not in test modules or plugins will be ignored")
 
@@ -301,4 +304,4 @@ def test_a_warning_about_the_configuration_is_reported_unless_it_is_ignored(run_
     files = {"pytest.ini": "[pytest]\nno_such_option = 1", "test_small.py": "def test_passes(): pass"}
     job = run_agent(files, pytest_args=arguments)
     expected = [] if arguments else ["Unknown config option: no_such_option"]
-    assert [each.text for each in job.all(SuiteWarning)] == expected
+    assert [warning.text for warning in job.all(SuiteWarning)] == expected

@@ -1,4 +1,4 @@
-"""How an agent ends when it is told to, when its time is up, and when it is killed. Nothing may be left of it."""
+"""The end of an agent after a stop request, at its time limit, and when it is killed. No process may be left."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ import pytest
 from agent_run import wait_for_pid
 from long_lists import quick
 
-from allranks.agent.job_end import HANGUP_STATUS
+from allranks.agent.job_end import STOPPED_STATUS
 from allranks.protocol.records import AgentFailed, Begun, Collected, GangStarted, Imported, Interrupted, JobTimedOut
 
 PASSING = "def test_passes(): pass\n"
@@ -38,7 +38,7 @@ def test_after(): pass
 
 @pytest.fixture
 def hanging_agent(start_agent):
-    """An agent in the middle of a test that both ranks hang in."""
+    """An agent whose ranks both hang in a test."""
 
     def start(*, children):
         agent = start_agent({"test_hangs.py": HANGING}, environment={"CHILDREN": str(children)}).go()
@@ -48,7 +48,7 @@ def hanging_agent(start_agent):
     return start
 
 
-def hang_up(agent):
+def close_stdin(agent):
     agent.close_stdin()
 
 
@@ -56,11 +56,11 @@ def terminate(agent):
     agent.signal(signal.SIGTERM)
 
 
-@pytest.mark.parametrize("end", [hang_up, terminate])
-def test_an_agent_that_is_told_to_stop_writes_what_it_knows_and_leaves(hanging_agent, end):
+@pytest.mark.parametrize("end", [close_stdin, terminate])
+def test_an_agent_writes_all_results_before_it_stops(hanging_agent, end):
     agent = hanging_agent(children=1)
     end(agent)
-    assert agent.wait() == HANGUP_STATUS
+    assert agent.wait() == STOPPED_STATUS
     agent.assert_nothing_left()
     assert agent.outcomes("test_before") == ("passed", "passed")
     assert agent.outcomes("test_hangs") == ("aborted", "aborted")
@@ -69,7 +69,7 @@ def test_an_agent_that_is_told_to_stop_writes_what_it_knows_and_leaves(hanging_a
     assert agent.all(Interrupted)
 
 
-def test_a_second_order_to_stop_does_not_disturb_the_first(start_agent):
+def test_a_second_stop_request_changes_nothing(start_agent):
     suite = f"""{WORDS}
 def test_is_slow_to_stop():
     signal.signal(signal.SIGTERM, lambda *_: say("stopping"))
@@ -82,11 +82,11 @@ def test_is_slow_to_stop():
     agent.signal(signal.SIGTERM)
     assert agent.word() == "stopping"
     agent.signal(signal.SIGTERM)
-    assert agent.wait() == HANGUP_STATUS
+    assert agent.wait() == STOPPED_STATUS
     assert agent.outcomes("test_is_slow_to_stop") == ("aborted",)
 
 
-def test_a_job_whose_time_is_up_times_its_ranks_out(start_agent):
+def test_ranks_time_out_when_the_job_reaches_its_limit(start_agent):
     agent = start_agent({"test_hangs.py": HANGING}, limits={"job": 2.0}, environment={"CHILDREN": "1"}).go()
     assert agent.wait() == 0
     agent.assert_nothing_left()
@@ -96,16 +96,16 @@ def test_a_job_whose_time_is_up_times_its_ranks_out(start_agent):
 
 
 @pytest.mark.thorough
-def test_the_time_before_a_job_gets_its_turn_is_not_its_own(start_agent):
+def test_the_time_limit_begins_with_the_start_of_the_job(start_agent):
     agent = start_agent({"test_ok.py": PASSING}, limits={"job": 2.5})
     agent.wait_for(Collected)
-    time.sleep(3.0)  # the job before it takes longer than this one may
+    time.sleep(3.0)  # longer than the limit of this job
     assert agent.go().wait() == 0
     assert agent.all(JobTimedOut) == []
     assert set(agent.outcomes("test_passes")) == {"passed"}
 
 
-def test_ranks_die_with_a_killed_agent_and_leave_the_name_of_their_test(hanging_agent):
+def test_ranks_die_with_a_killed_agent(hanging_agent):
     agent = hanging_agent(children=0)
     agent.signal(signal.SIGKILL)
     assert agent.wait() == -signal.SIGKILL
@@ -115,43 +115,43 @@ def test_ranks_die_with_a_killed_agent_and_leave_the_name_of_their_test(hanging_
     assert "ended in this test" in agent.cases(1)["test_hangs"].message
 
 
-def test_an_agent_leaves_a_collection_that_hangs(start_agent):
+def test_a_stop_request_ends_a_collection_that_hangs(start_agent):
     agent = start_agent({"test_slow.py": f"{WORDS}\nsay('importing')\ntime.sleep(600)\n{PASSING}"})
     assert agent.word() == "importing"
     agent.go()
     agent.close_stdin()
-    assert agent.wait() == HANGUP_STATUS
+    assert agent.wait() == STOPPED_STATUS
 
 
-def test_an_agent_leaves_while_it_waits_for_the_word_go(start_agent):
+def test_a_stop_request_ends_an_agent_that_waits_for_its_start(start_agent):
     agent = start_agent({"test_a.py": PASSING})
     agent.wait_for(Collected)
     agent.close_stdin()
-    assert agent.wait() == HANGUP_STATUS
+    assert agent.wait() == STOPPED_STATUS
     assert not agent.all(GangStarted)
 
 
-def test_an_agent_whose_standard_input_never_was_there_imports_nothing(start_agent):
+def test_an_agent_with_closed_standard_input_imports_nothing(start_agent):
     agent = start_agent({"test_a.py": PASSING}, closed_stdin=True)
-    assert agent.wait() == HANGUP_STATUS
+    assert agent.wait() == STOPPED_STATUS
     assert not agent.all(Imported)
 
 
-def test_an_agent_leaves_its_import_of_torch(start_command):
+def test_a_stop_request_ends_the_import_of_torch(start_command):
     agent = start_command({"test_a.py": PASSING})
     agent.wait_for(Begun)
     agent.close_stdin()
-    assert agent.wait() == HANGUP_STATUS
+    assert agent.wait() == STOPPED_STATUS
     assert not agent.all(Collected)
 
 
-def test_the_command_of_every_job_runs_a_suite(start_command):
+def test_the_entry_point_of_jobs_runs_a_suite(start_command):
     agent = start_command({"test_a.py": PASSING}, environment={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": ""}).go()
     assert agent.wait() == 0, agent.log
     assert agent.outcomes("test_passes") == ("passed", "passed")
 
 
-def test_plugins_that_are_installed_are_not_asked_to_sum_up(run_agent):
+def test_terminal_summaries_of_installed_plugins_do_not_run(run_agent):
     files = {
         "test_one.py": "def test_one(): pass",
         "conftest.py": """
@@ -166,7 +166,7 @@ def test_plugins_that_are_installed_are_not_asked_to_sum_up(run_agent):
     assert "hypothesis was left alone" in agent.log
 
 
-def test_when_the_jobs_time_is_up_the_rank_that_others_wait_for_leads(run_agent):
+def test_at_the_limit_of_the_job_the_rank_that_others_wait_for_leads(run_agent):
     suite = """
 import time
 import torch
@@ -200,7 +200,7 @@ def test_after():
 
 @pytest.mark.parametrize("seconds", quick(1, [0.3, 0.0, 1.0, 2.0]))
 @pytest.mark.parametrize("order", ["ranks first", "one rank first", "agent first"])
-def test_ranks_that_a_scheduler_ends_with_the_agent_are_aborted(start_agent, order, seconds):
+def test_ranks_that_a_scheduler_terminates_with_the_agent_are_aborted(start_agent, order, seconds):
     agent = start_agent({"test_ended.py": ENDED}).go()
     assert [agent.word(), agent.word()] == ["hanging", "hanging"]
     ranks = agent.gangs()[-1][: 1 if order == "one rank first" else 2]
@@ -218,7 +218,7 @@ def test_ranks_that_a_scheduler_ends_with_the_agent_are_aborted(start_agent, ord
         end_ranks()
         time.sleep(seconds)
         agent.signal(signal.SIGTERM)
-    assert agent.wait() == HANGUP_STATUS
+    assert agent.wait() == STOPPED_STATUS
     assert agent.outcomes("test_before") == ("passed", "passed")
     assert agent.outcomes("test_hangs") == ("aborted", "aborted")
     assert "killed by SIGTERM" not in agent.cases(0)["test_hangs"].message + agent.cases(1)["test_hangs"].message
@@ -250,7 +250,7 @@ def test_a_scheduler_that_ends_all_processes_at_collection_interrupts_the_job(st
     end_children(agent)
     time.sleep(seconds)
     agent.signal(signal.SIGTERM)
-    assert agent.wait() == HANGUP_STATUS
+    assert agent.wait() == STOPPED_STATUS
     assert agent.all(AgentFailed) == []
 
 
@@ -261,7 +261,7 @@ def test_a_scheduler_that_ends_all_processes_of_a_test_interrupts_the_job(start_
     end_children(agent)
     time.sleep(seconds)
     agent.signal(signal.SIGTERM)
-    assert agent.wait() == HANGUP_STATUS
+    assert agent.wait() == STOPPED_STATUS
     assert agent.outcomes("test_hangs") == ("aborted", "aborted")
     assert agent.all(AgentFailed) == []
     assert agent.all(Interrupted)
@@ -276,7 +276,7 @@ def test_a_scheduler_that_ends_the_fork_server_first_interrupts_the_job(start_co
     (agent.folder / "code" / "go").touch()
     time.sleep(seconds)
     agent.signal(signal.SIGTERM)
-    assert agent.wait() == HANGUP_STATUS
+    assert agent.wait() == STOPPED_STATUS
     assert agent.all(AgentFailed) == []
     assert agent.all(Interrupted)
 
@@ -287,7 +287,7 @@ def end_children(agent, but=()):
 
 
 @pytest.mark.parametrize("number", quick(2, [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS]))
-def test_a_rank_that_another_signal_killed_before_the_jobs_end_keeps_the_blame(start_agent, number):
+def test_a_rank_killed_by_another_signal_before_the_end_of_the_job_leads(start_agent, number):
     agent = start_agent({"test_ended.py": ENDED}, limits={"peer_grace": 20.0}).go()
     assert [agent.word(), agent.word()] == ["hanging", "hanging"]
     [first, second] = agent.gangs()[-1]
@@ -297,7 +297,7 @@ def test_a_rank_that_another_signal_killed_before_the_jobs_end_keeps_the_blame(s
     os.kill(second, signal.SIGTERM)
     time.sleep(0.3)
     agent.signal(signal.SIGTERM)
-    assert agent.wait() == HANGUP_STATUS
+    assert agent.wait() == STOPPED_STATUS
     assert agent.outcomes("test_hangs") == ("crashed", "aborted")
 
 
@@ -316,7 +316,7 @@ ALONE = """
 """
 
 
-def test_a_rank_that_ends_itself_by_sigterm_keeps_the_blame(run_agent):
+def test_a_rank_that_ends_itself_by_sigterm_leads(run_agent):
     agent = run_agent({"test_alone.py": ALONE})
     [first] = [end for end in agent.arrived("test_ends_itself") if not end.consequence and end.outcome.is_bad]
     assert (first.rank, first.message) == (1, "rank 1 was killed by SIGTERM")

@@ -1,4 +1,4 @@
-"""How long gangs live, and what lives as long as they do."""
+"""The lifetime of gangs, and of their fixtures."""
 
 import pytest
 
@@ -17,13 +17,13 @@ TWO_FILES = {
 
 
 @pytest.mark.parametrize(("isolation", "gangs"), [("test", 4), ("file", 2), ("job", 1)])
-def test_isolation_says_how_many_gangs_run_a_suite(run_agent, isolation, gangs):
+def test_isolation_decides_how_many_gangs_run_a_suite(run_agent, isolation, gangs):
     agent = run_agent(TWO_FILES, isolation=isolation)
     assert len(agent.gangs()) == gangs
     assert len({pid for gang in agent.gangs() for pid in gang}) == 2 * gangs
 
 
-def test_each_gang_costs_the_agent_no_descriptor_and_no_child(run_agent):
+def test_a_gang_leaks_no_descriptor_and_no_child(run_agent):
     suite = """
         import os
         import pytest
@@ -49,7 +49,7 @@ def test_each_gang_costs_the_agent_no_descriptor_and_no_child(run_agent):
     assert words[0].endswith(" 2")  # the fork server and this rank
 
 
-def test_fixtures_of_wider_scope_live_once_per_rank_and_gang(run_agent):
+def test_fixtures_with_wider_scopes_are_set_up_once_per_rank_and_gang(run_agent):
     conftest = """
         import os
         import pytest
@@ -81,7 +81,7 @@ def test_fixtures_of_wider_scope_live_once_per_rank_and_gang(run_agent):
     assert [word for word in words if word.endswith("agent")] == ["finish agent"]
 
 
-def test_a_marker_asks_for_a_gang_without_a_process_group(run_agent):
+def test_a_marker_requests_a_gang_without_a_process_group(run_agent):
     suite = """
         import pytest
         import torch.distributed as dist
@@ -118,7 +118,7 @@ MIXED = {
 
 
 @pytest.mark.parametrize(("argument", "ran"), [("-x", 2), ("--maxfail=2", 4)])
-def test_the_job_stops_where_pytest_would_and_says_what_has_not_run(run_agent, argument, ran):
+def test_the_job_stops_like_pytest_and_reports_tests_that_did_not_run(run_agent, argument, ran):
     agent = run_agent(MIXED, pytest_args=(argument,), world_size=1)
     [stopped] = agent.all(NotRun)
     assert list(stopped.tests) == [f"suite/test_mixed.py::test_{number}" for number in range(ran + 1, 6)]
@@ -127,7 +127,7 @@ def test_the_job_stops_where_pytest_would_and_says_what_has_not_run(run_agent, a
 
 
 @pytest.mark.parametrize(("allowed", "left"), [((), ["suite/test_skip.py::test_2"]), (("*::test_1",), [])])
-def test_ranks_that_disagree_on_a_skip_are_a_bad_test_unless_they_may(run_agent, allowed, left):
+def test_ranks_that_disagree_on_a_skip_fail_the_test_unless_allowed(run_agent, allowed, left):
     suite = """
         import pytest
 
@@ -141,7 +141,7 @@ def test_ranks_that_disagree_on_a_skip_are_a_bad_test_unless_they_may(run_agent,
     assert [nodeid for event in agent.all(NotRun) for nodeid in event.tests] == left
 
 
-def test_an_x_at_the_last_test_leaves_nothing_not_run(run_agent):
+def test_dash_x_at_the_last_test_reports_no_test_as_not_run(run_agent):
     agent = run_agent({"test_last.py": "def test_fails(): assert False"}, pytest_args=("-x",), world_size=1)
     assert not agent.all(NotRun)
 
@@ -166,7 +166,7 @@ def test_a_process_group_that_cannot_be_destroyed_is_an_error_of_the_last_test(r
     assert "RuntimeError: it is stuck" in case.text
 
 
-def test_a_failing_process_group_is_an_error_of_the_test_that_was_to_come(run_agent):
+def test_a_failing_process_group_is_an_error_of_the_next_test(run_agent):
     conftest = """
         import os
         import pytest
@@ -184,7 +184,7 @@ def test_a_failing_process_group_is_an_error_of_the_test_that_was_to_come(run_ag
     suite = "def test_first(): pass"
     agent = run_agent({"conftest.py": conftest, "test_first.py": suite}, limits={"process_group": 20.0})
     assert agent.outcomes("test_first") == ("aborted", "errored")
-    assert agent.cases(1)["test_first"].message == "the process group could not be made: no such network"
+    assert agent.cases(1)["test_first"].message == "the process group could not be created: no such network"
     assert agent.cases(0)["test_first"].message.startswith("aborted by rank 1")
 
 
@@ -235,7 +235,7 @@ def pytest_runtest_logreport(report):
 """
 
 
-def test_teardown_after_a_peers_crash_does_not_take_over_the_verdict(run_agent):
+def test_a_failed_teardown_after_a_crash_of_a_peer_does_not_lead(run_agent):
     files = {"test_a.py": BARRIER_AT_THE_END, "conftest.py": TELLS_WHEN_RANK_0_HAS_PASSED}
     agent = run_agent(files, isolation="job", limits={"peer_grace": 5.0})
     assert agent.outcomes("test_crashes_late") == ("passed", "crashed")
@@ -286,7 +286,7 @@ def test_a_skipped_subtest_does_not_skip_its_test_and_a_bad_one_fails_it(run_age
     assert agent.outcomes("test_bad_part") == ("failed", "failed")
 
 
-def test_a_group_that_a_wider_fixture_makes_costs_no_gang_for_each_test(run_agent):
+def test_a_group_of_a_wider_fixture_keeps_the_gang(run_agent):
     suite = """
         import pytest
         import torch.distributed as dist
@@ -316,7 +316,7 @@ def test_a_group_that_a_wider_fixture_makes_costs_no_gang_for_each_test(run_agen
     assert len(agent.gangs()) == 2
 
 
-def test_a_rank_looks_for_no_garbage_in_what_it_was_forked_with(run_agent):
+def test_a_rank_does_not_collect_garbage_of_its_parent(run_agent):
     suite = """
         import gc
 

@@ -1,4 +1,4 @@
-"""Which tests find the default process group made, and groups that a suite makes itself."""
+"""Which tests have a default process group, and groups that a suite creates itself."""
 
 import pytest
 
@@ -78,21 +78,21 @@ def cases(run_once):
         "test_function",
     ],
 )
-def test_only_a_unittest_case_that_uses_nothing_of_ours_has_no_group(cases, test):
+def test_only_a_unittest_case_that_does_not_use_allranks_has_no_group(cases, test):
     assert cases.outcomes(test) == ("passed", "passed"), cases.cases(0)[test].text
 
 
-def test_a_case_without_the_group_that_uses_it_is_told_how_to_get_it(cases):
+def test_the_error_of_a_case_without_the_group_names_the_remedy(cases):
     assert cases.outcomes("test_uses_the_group") == ("failed", "failed")
     message = cases.cases(0)["test_uses_the_group"].message
     assert "Default process group has not been initialized" in message
     assert '@pytest.mark.usefixtures("process_group")' in message
 
 
-def test_a_test_that_makes_the_group_again_is_told_of_the_marker_and_the_key(cases):
+def test_the_error_of_a_second_group_names_the_marker_and_the_key(cases):
     case = cases.cases(0)["test_makes_its_own"]
     assert case.outcome == "failed"
-    assert "trying to initialize the default process group twice. The agent made" in case.message
+    assert "trying to initialize the default process group twice. The agent created" in case.message
     assert "@pytest.mark.no_process_group" in case.message
     assert "process_group = false" in case.message
     assert "process_group = false" in case.text
@@ -117,7 +117,7 @@ def test_the_key_of_the_suite_overrides_the_choice_by_test(run_agent):
     assert len(agent.gangs()) == 1
 
 
-def test_the_key_can_ask_for_the_group_in_every_test(run_agent):
+def test_the_key_can_request_the_group_for_all_tests(run_agent):
     tests = NO_GROUP.replace("not dist", "dist").replace("assertFalse", "assertTrue")
     agent = run_agent({"test_a.py": tests}, process_group=True)
     assert agent.outcomes("test_function") == agent.outcomes("test_case") == ("passed", "passed")
@@ -181,7 +181,7 @@ def test_a_group_of_a_session_fixture_is_there_for_every_test(own, test):
     assert own.outcomes(test) == ("passed", "passed"), own.cases(0)[test].text
 
 
-def test_its_ranks_are_kept_until_a_test_goes_wrong(own):
+def test_its_ranks_are_kept_until_a_test_fails(own):
     assert len(own.gangs()) == 2
 
 
@@ -218,7 +218,7 @@ OF_TESTS = """
 """
 
 
-def test_calls_in_the_group_of_an_earlier_test_make_no_rank_lead(run_agent):
+def test_calls_in_the_group_of_an_earlier_test_are_not_compared(run_agent):
     limits = {"test": 10.0, "peer_grace": 0.5}
     agent = run_agent({"test_of.py": OF_TESTS}, process_group=False, world_size=3, limits=limits)
     leader = agent.leaders("test_fails")[0]

@@ -1,4 +1,4 @@
-"""Ranks that do not end by themselves: one suite of them, run once with short limits."""
+"""Ranks that hang: a suite that runs once with short limits."""
 
 import pytest
 
@@ -17,7 +17,7 @@ SUITE = """
             os.kill(os.getpid(), signal.SIGSTOP)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         while True:
-            time.sleep(600)  # does not heed TERM
+            time.sleep(600)  # ignores TERM
 
     def test_hangs_beside_a_thread(rank):
         def wait_elsewhere():
@@ -63,14 +63,14 @@ def assert_was_in(case, mark, function):
     assert case.message.endswith(f"test_hangs.py:{line} in {function}")
 
 
-def test_a_rank_that_hangs_alone_is_timed_out_in_its_line(hangs):
+def test_a_rank_that_hangs_alone_is_timed_out_with_its_line(hangs):
     assert hangs.outcomes("test_hangs_on_rank_1") == ("passed", "timed_out")
     case = hangs.cases(1)["test_hangs_on_rank_1"]
     assert case.message.startswith("not finished after 0.6 s (limits.test), in the call of this test; it was in ")
     assert_was_in(case, "hangs alone", "test_hangs_on_rank_1")
 
 
-def test_the_stacks_are_the_text_of_a_timeout_with_lines_of_source_and_in_a_file_without(hangs):
+def test_the_text_of_a_timeout_has_the_stacks_with_source_lines(hangs):
     lines = hangs.cases(1)["test_hangs_on_rank_1"].text.splitlines(keepends=True)
     assert "in test_hangs_on_rank_1" in "".join(lines)
     assert "    serve(socket.socket(fileno=0))\n" in lines
@@ -93,11 +93,11 @@ def test_a_rank_that_ignores_term_is_killed(hangs):
 
 
 @pytest.mark.parametrize(("rank", "mark"), [(0, "hangs in the main thread"), (1, "hangs in C")])
-def test_the_line_is_the_main_threads_and_the_users_own(hangs, rank, mark):
+def test_the_line_is_that_of_user_code_in_the_main_thread(hangs, rank, mark):
     assert_was_in(hangs.cases(rank)["test_hangs_beside_a_thread"], mark, "test_hangs_beside_a_thread")
 
 
-def test_a_hang_in_a_fixture_is_named_too(hangs):
+def test_a_hang_in_a_fixture_is_reported(hangs):
     assert hangs.outcomes("test_hangs_in_setup") == ("timed_out", "timed_out")
     assert_was_in(hangs.cases(0)["test_hangs_in_setup"], "hangs in a fixture", "hangs")
 
@@ -128,7 +128,7 @@ def test_the_time_is_bounded(hangs):
     assert finished.at - go.at < 20 > hanging * (0.6 + 0.5 + 1)
 
 
-def test_a_failure_leaves_which_ranks_came_to_which_collective_and_a_pass_leaves_nothing(run_agent):
+def test_a_failure_records_which_ranks_entered_which_collective(run_agent):
     suite = """
         import torch
         from torch import distributed as dist
@@ -147,11 +147,11 @@ def test_a_failure_leaves_which_ranks_came_to_which_collective_and_a_pass_leaves
             dist.barrier()
     """
     agent = run_agent({"test_course.py": suite}, isolation="job")
-    courses = {each.nodeid.partition("::")[2]: each for each in agent.records if isinstance(each, FailureCourse)}
+    courses = {course.nodeid.partition("::")[2]: course for course in agent.all(FailureCourse)}
     assert courses.keys() == {"test_rank_1_fails", "test_rank_1_stays_away"}
     fails, stays_away = courses.values()
     assert (fails.passed, fails.stdout) == (0, "rank 0 speaks\n")
     # The barrier of the test before, on the same ranks, is not this one's.
-    assert [(each.kind, each.number, each.ranks) for each in fails.collectives] == [("all_reduce", 2, (0, 1))]
-    assert [(each.kind, each.ranks) for each in stays_away.collectives] == [("all_reduce", (0, 1)), ("barrier", (0,))]
-    assert all(0 <= seconds < 60 for each in stays_away.collectives for seconds in each.seconds)
+    assert [(call.kind, call.number, call.ranks) for call in fails.collectives] == [("all_reduce", 2, (0, 1))]
+    assert [(call.kind, call.ranks) for call in stays_away.collectives] == [("all_reduce", (0, 1)), ("barrier", (0,))]
+    assert all(0 <= seconds < 60 for collective in stays_away.collectives for seconds in collective.seconds)

@@ -1,4 +1,4 @@
-"""A job runs under the torch that the matrix file states, or not at all."""
+"""A job runs with the version of torch in the matrix file, or not at all."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ from allranks.agent.collect.fork_server import is_torch_of
 from allranks.protocol.records import AgentFailed, Collected
 
 
-def test_an_agent_with_another_torch_than_its_cells_runs_no_test(start_agent):
+def test_an_agent_with_another_version_of_torch_runs_no_test(start_agent):
     agent = start_agent({"test_it.py": "def test_passes(): pass\n"}, torch="1.13.1")
     agent.wait()
     [failed] = agent.all(AgentFailed)
@@ -65,5 +65,5 @@ def test_a_given_interpreter_with_another_torch_than_the_images_is_an_error(repo
         ("2.15.0.dev20261101", "2.15.0.dev20261101+cu130", True),
     ],
 )
-def test_a_local_version_counts_only_where_it_was_asked_for(wanted, found, is_it):
+def test_a_local_version_counts_only_if_requested(wanted, found, is_it):
     assert is_torch_of(wanted, found) is is_it

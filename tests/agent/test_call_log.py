@@ -17,7 +17,7 @@ from allranks.agent.call_log import (
     GroupCalls,
     LastCall,
     Wait,
-    blamed,
+    compared,
     map_log,
     open_log,
     read_calls,
@@ -61,7 +61,7 @@ def test_another_process_reads_the_last_calls_of_each_group(log, seen):
     assert read_last_calls(seen) == [ALL_REDUCE, SEND, before]
 
 
-def test_a_group_that_is_gone_leaves_its_place_to_another(log, seen):
+def test_the_entry_of_a_destroyed_group_is_reused(log, seen):
     for number in range(1000):
         group = log.open(str(number), ())
         log.note(group, LastCall(str(number), 1, "barrier"))
@@ -72,12 +72,12 @@ def test_a_group_that_is_gone_leaves_its_place_to_another(log, seen):
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.int32, np.int64, np.uint8, np.uint64])
-def test_ranks_of_a_group_may_be_numbers_of_numpy(log, seen, kind):
+def test_ranks_of_a_group_may_be_numpy_integers(log, seen, kind):
     log.open("default", list(np.array([0, 5, 100], dtype=kind)))
     assert read_calls(seen).groups[0].members == (0, 5, 100)
 
 
-def test_of_many_calls_the_last_are_kept(log, seen):
+def test_the_last_calls_are_kept(log, seen):
     group = log.open("default", (0, 1))
     log.note(group, SEND)
     for number in range(1, 101):
@@ -85,10 +85,10 @@ def test_of_many_calls_the_last_are_kept(log, seen):
     assert [call.number for call in read_last_calls(seen)] == [*range(100, 84, -1), SEND.number]
 
 
-def test_ranks_are_compared_by_messages_and_the_last_four_collectives_of_each_group():
+def test_messages_and_the_last_four_collectives_of_each_group_are_compared():
     others = [ALL_REDUCE._replace(group="5", number=number) for number in (3, 2)]
     calls = [*(ALL_REDUCE._replace(number=number) for number in range(100, 84, -1)), SEND, *others]
-    assert blamed(calls) == [*calls[:4], SEND, *others]
+    assert compared(calls) == [*calls[:4], SEND, *others]
 
 
 def test_another_process_reads_the_counts_of_a_test_in_each_group(log, seen):
@@ -121,13 +121,13 @@ def tags_of(log, seen, tags):
     group = log.open("default", (0, 1))
     for tag in tags:
         log.count(group, "send", 1, tag)
-    [[count]] = [each.counts for each in read_calls(seen).groups if each.counts]
+    [[count]] = [group.counts for group in read_calls(seen).groups if group.counts]
     log.close(group)
     return count
 
 
 @given(st.lists(st.integers(-3, 3), min_size=1), st.data())
-def test_tags_are_the_same_in_any_order_and_differ_if_one_does(tags, data):
+def test_the_sum_of_tags_ignores_their_order(tags, data):
     seen, own = open_log()
     log = CallLog(map_log(own))
     first = tags_of(log, seen, tags)
@@ -136,7 +136,7 @@ def test_tags_are_the_same_in_any_order_and_differ_if_one_does(tags, data):
     os.close(seen)
 
 
-def test_a_test_forgets_the_counts_before_it_and_the_groups_that_were_closed(log, seen):
+def test_begin_clears_counts_and_closed_groups(log, seen):
     kept, closed = log.open("default", (0, 1)), log.open("1", (0,))
     for group in (kept, closed):
         log.count(group, "barrier")
@@ -153,7 +153,7 @@ def test_a_test_forgets_the_counts_before_it_and_the_groups_that_were_closed(log
 
 
 @pytest.mark.parametrize("members", [(0, 1), (5, 2047)])
-def test_a_group_that_finds_no_room_counts_as_a_failed_call_in_each_test(log, seen, members):
+def test_a_group_that_does_not_fit_counts_as_a_failed_call_in_each_test(log, seen, members):
     groups = [log.open(str(number), members) for number in range(201)]
     for _ in range(2):
         log.begin()
@@ -171,7 +171,7 @@ def test_a_group_of_too_many_ranks_counts_as_a_failed_call(log, seen, members):
     assert read_calls(seen) == Calls(failures=1)
 
 
-def test_a_counter_that_finds_no_room_counts_as_a_failed_call(log, seen):
+def test_a_counter_that_does_not_fit_counts_as_a_failed_call(log, seen):
     group = log.open("default", range(500))
     for peer in range(500):
         log.count(group, "send", peer)
@@ -193,7 +193,7 @@ STRIDED = "new_group of ranks " + ", ".join(map(str, range(0, 192, 2)))
         (ALL_REDUCE._replace(group="g" * 300, dtype="d" * 300, kind="k" * 300, shape="9x" * 99 + "9", at=2**62), "kkk"),
     ],
 )
-def test_a_long_call_stays_in_its_place(log, seen, call, kept):
+def test_a_long_call_stays_within_its_entry(log, seen, call, kept):
     members = [rank for rank in range(8) if call.mask >> rank & 1]
     groups = [log.open(call.group, members), log.open("default", (0, 1))]
     log.note(groups[1], ALL_REDUCE._replace(order=1))
@@ -217,7 +217,7 @@ def test_long_calls_that_differ_still_differ(log, seen):
 
 
 @given(st.lists(st.tuples(st.integers(0, 60_000), st.binary(min_size=1, max_size=400))))
-def test_whatever_a_rank_writes_there_is_read(patches):
+def test_any_bytes_in_the_log_can_be_read(patches):
     seen, own = open_log()
     memory = map_log(own)
     log = CallLog(memory)
@@ -250,7 +250,7 @@ def test_whatever_a_rank_writes_there_is_read(patches):
         ("head", "used", 201),
     ],
 )
-def test_a_number_that_no_rank_counts_is_a_failed_call_and_reaches_another_node(log, seen, where, field, value):
+def test_an_invalid_number_is_a_failed_call_and_can_be_sent(log, seen, where, field, value):
     group = log.open("default", (0, 1))
     log.count(group, "send", 1, 7)
     setattr({"counter": group.counters[0], "group": group, "head": log._log}[where], field, value)
@@ -260,7 +260,7 @@ def test_a_number_that_no_rank_counts_is_a_failed_call_and_reaches_another_node(
 
 
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1))
-def test_any_sum_of_tags_reaches_another_node(tags, unseen):
+def test_any_sum_of_tags_can_be_sent(tags, unseen):
     seen, own = open_log()
     log = CallLog(map_log(own))
     group = log.open("default", (0, 1))
@@ -271,7 +271,7 @@ def test_any_sum_of_tags_reaches_another_node(tags, unseen):
     os.close(seen)
 
 
-def test_millions_of_messages_have_tags_that_reach_another_node(log, seen):
+def test_tags_of_millions_of_messages_can_be_sent(log, seen):
     group = log.open("default", (0, 1))
     log.count(group, "send", 1, 7)
     once = read_calls(seen).groups[0].counts[0].tags
@@ -283,7 +283,7 @@ def test_millions_of_messages_have_tags_that_reach_another_node(log, seen):
 
 @pytest.mark.parametrize("field", ["number", "peer", "order", "tag"])
 @pytest.mark.parametrize("value", [2**52 + 1, 2**62, -(2**52) - 1, -(2**63)])
-def test_a_call_with_a_number_that_no_rank_counts_is_left_out(log, seen, field, value):
+def test_a_call_with_an_invalid_number_is_ignored(log, seen, field, value):
     group = log.open("default", (0, 1))
     log.note(group, ALL_REDUCE)
     log.note(group, SEND)
@@ -292,23 +292,23 @@ def test_a_call_with_a_number_that_no_rank_counts_is_left_out(log, seen, field, 
     assert found == [ALL_REDUCE]
 
 
-def test_a_call_on_a_host_that_is_up_for_a_year_is_kept(log, seen):
+def test_a_call_is_kept_on_a_host_with_an_uptime_of_a_year(log, seen):
     call = ALL_REDUCE._replace(at=366 * 86400 * 10**9)
     log.note(log.open("default", (0, 1)), call)
     assert read_last_calls(seen) == [call]
 
 
 @pytest.mark.parametrize(
-    ("place", "seconds"),
+    ("next_order", "seconds"),
     [(2**52 + 1, 1.0), (2**63 - 1, nan), (-1, 1.0), (0, 1.0), (5, inf), (5, -inf), (5, -0.5), (5, 1e13)],
 )
-def test_a_wait_with_a_number_that_no_rank_has_is_none(log, seen, place, seconds):
-    log._log.wait.place, log._log.wait.seconds = place, seconds
+def test_a_wait_with_an_invalid_number_is_ignored(log, seen, next_order, seconds):
+    log._log.wait.next_order, log._log.wait.seconds = next_order, seconds
     assert read_wait(seen) is None
 
 
 @pytest.mark.parametrize("size", [0, 1, 30, 60, 100, 5000])
-def test_a_memory_that_was_cut_short_is_read(log, seen, size):
+def test_truncated_memory_can_be_read(log, seen, size):
     log.note(log.open("default", (0, 1)), ALL_REDUCE)
     os.ftruncate(seen, size)
     assert read_last_calls(seen) in ([], [ALL_REDUCE])
@@ -319,7 +319,7 @@ def test_a_memory_that_was_cut_short_is_read(log, seen, size):
 
 
 @pytest.mark.parametrize("wait", [None, Wait(), Wait(0, 0.0), Wait(7), Wait(2**40, 1e9)])
-def test_another_process_reads_what_a_rank_waits_for(log, seen, wait):
+def test_another_process_reads_the_wait_of_a_rank(log, seen, wait):
     assert read_wait(seen) is None
     log.note_wait(wait)
     assert read_wait(seen) == wait
@@ -335,7 +335,7 @@ def test_messages_are_kept_beside_collectives(log, seen):
     assert ALL_REDUCE in read_last_calls(seen)
 
 
-def test_the_counter_notes_what_a_rank_is_in():
+def test_the_counter_notes_the_call_of_a_rank():
     program = """
 import torch
 from torch import distributed as dist
@@ -380,7 +380,7 @@ FORKS = {
 
 
 @pytest.mark.parametrize("call", quick(2, FORKS.values()), ids=FORKS)
-def test_what_a_fork_of_a_rank_calls_is_not_in_the_ranks_log(call):
+def test_calls_of_a_fork_are_not_in_the_log_of_its_rank(call):
     program = f"""
 import contextlib, os, torch
 from datetime import timedelta

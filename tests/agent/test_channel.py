@@ -1,4 +1,4 @@
-"""What comes through between a supervisor and a rank, and what is left out."""
+"""The connection between a supervisor and a rank, including invalid data and data of other processes."""
 
 import concurrent.futures
 import itertools
@@ -41,7 +41,7 @@ from allranks.protocol.records import Passed, RankEnded
 from allranks.protocol.typed_json import RecordError
 
 
-def test_a_patched_json_changes_no_report(monkeypatch):
+def test_a_patched_json_module_changes_no_report(monkeypatch):
     report = StepEnded(nodeid="t.py::test", restored=("the umask",))
     before = encode_message(report)
     monkeypatch.setattr(json, "dumps", None)
@@ -131,7 +131,7 @@ END = End(is_condemned=True)
 
 
 class Pair:
-    """Both ends of a connection; this process stands for the rank."""
+    """Both ends of a connection; this process is the rank."""
 
     def __init__(self):
         self.link, theirs = link_pair()
@@ -143,12 +143,12 @@ class Pair:
         while data:
             data = data[os.write(self.theirs, data) :]
 
-    def hang_up(self):
+    def disconnect(self):
         self.rank._commands.close()
         self.rank._socket.close()
 
     def in_a_child(self, deed):
-        """Have a forked child do something, and wait for its end."""
+        """Run a function in a forked child, and wait for its end."""
         pid = os.fork()
         if pid == 0:
             try:
@@ -162,7 +162,7 @@ class Pair:
 
     def __exit__(self, *_):
         self.link.close()
-        self.hang_up()
+        self.disconnect()
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def pair():
         yield pair
 
 
-def test_a_rank_waits_without_end_whatever_the_suite_sets_for_sockets():
+def test_a_default_timeout_of_sockets_does_not_affect_a_rank():
     socket.setdefaulttimeout(1e-9)
     try:
         pair = Pair()
@@ -191,7 +191,7 @@ def test_a_command_arrives_as_it_was_sent(command):
         assert pair.rank.command() == command
 
 
-def test_commands_arrive_in_their_order_and_then_no_more(pair):
+def test_commands_arrive_in_order_until_the_end(pair):
     sent = [RunTest(index=0, nodeid="t", following=1), END]
     for command in sent:
         pair.link.send(command)
@@ -199,14 +199,14 @@ def test_commands_arrive_in_their_order_and_then_no_more(pair):
     assert [pair.rank.command() for _ in range(3)] == [*sent, None]
 
 
-def test_a_command_to_a_dead_rank_is_lost_silently(pair):
-    pair.hang_up()
+def test_a_command_to_a_dead_rank_is_dropped(pair):
+    pair.disconnect()
     pair.link.send(END)
     assert pair.link.read() == []
     assert pair.link.at_end
 
 
-def test_a_command_to_a_rank_that_reads_nothing_keeps_nobody_waiting(pair):
+def test_a_command_to_a_rank_that_reads_nothing_does_not_block(pair):
     sent = [RunTest(index=number, nodeid="x" * 100_000, following=None) for number in range(10)]
     for command in sent:
         pair.link.send(command)
@@ -237,7 +237,7 @@ def is_writable(descriptor):
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_a_command_that_a_rank_no_longer_reads_breaks_the_link(pair, length):
+def test_a_command_that_a_rank_does_not_read_breaks_the_connection(pair, length):
     pair.link.send(RunTest(index=0, nodeid="x" * length, following=None))
     pair.rank._socket.shutdown(socket.SHUT_RD)
     pair.link.send(END)
@@ -257,7 +257,7 @@ def test_the_reports_before_a_failed_send_still_count(pair):
 @pytest.mark.parametrize(
     "line", [b'["StepEnded", {}]', b"[]", b'["Run", {}]', b'["End", {"is_condemned": 1}]', b'"End"']
 )
-def test_what_is_no_command_is_a_record_error(pair, line):
+def test_an_invalid_command_is_a_record_error(pair, line):
     pair.link.socket.sendall(line + b"\n")
     with pytest.raises(RecordError):
         pair.rank.command()
@@ -274,17 +274,17 @@ def test_nothing_to_read_is_no_end(pair):
     assert not pair.link.at_end
 
 
-def test_the_end_is_noticed_with_the_last_report(pair):
+def test_the_end_is_read_with_the_last_report(pair):
     pair.rank.send(FAILED)
-    pair.hang_up()
+    pair.disconnect()
     assert pair.link.read() == [FAILED]
     assert pair.link.at_end
     assert not pair.link.is_garbled
 
 
-def test_a_torn_report_is_none(pair):
+def test_an_incomplete_report_is_ignored(pair):
     pair.send(encode_message(FAILED)[:-9])
-    pair.hang_up()
+    pair.disconnect()
     assert pair.link.read() == []
     assert pair.link.at_end
 
@@ -320,7 +320,7 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
-def test_after_garbage_nothing_of_a_rank_is_believed_any_more(pair, garbage):
+def test_messages_after_invalid_data_are_ignored(pair, garbage):
     pair.rank.send(PASSED)
     pair.send(garbage)
     pair.rank.send(PASSED)
@@ -341,7 +341,7 @@ def test_any_bytes_are_reports_or_garbage(pieces, has_valid_start):
             assert all(isinstance(report, Message) for report in pair.link.read())
 
 
-def test_a_report_of_much_text_arrives_whole(pair):
+def test_a_large_report_arrives_complete(pair):
     report = StepEnded(
         nodeid="t", phases=(Phase(when="call", outcome=Outcome.FAILED, duration=1.0, text="\U0001f4a5" * 65_536),)
     )
@@ -357,7 +357,7 @@ def test_a_report_of_much_text_arrives_whole(pair):
     assert arrived == [report]
 
 
-def test_a_message_that_is_too_long_is_garbage_and_is_not_kept(pair):
+def test_a_message_that_is_too_long_is_invalid_and_dropped(pair):
     sender = os.fork()
     if sender == 0:
         pair.link.close()
@@ -374,7 +374,7 @@ def test_a_message_that_is_too_long_is_garbage_and_is_not_kept(pair):
     os.waitpid(sender, 0)
 
 
-def test_one_look_at_a_flood_has_an_end(pair):
+def test_reading_a_flood_is_bounded(pair):
     sender = os.fork()
     if sender == 0:
         pair.link.close()
@@ -391,18 +391,18 @@ def test_one_look_at_a_flood_has_an_end(pair):
     os.waitpid(sender, 0)
 
 
-def test_what_a_forked_child_says_is_left_out_and_noted(pair):
+def test_messages_of_a_forked_child_are_discarded_with_a_notice(pair):
     pair.rank.send(PASSED)
     pair.in_a_child(lambda: pair.rank.send(FAILED))
     pair.rank.send(PASSED)
     assert pair.link.read() == [PASSED, PASSED]
-    assert pair.link.has_strangers
+    assert pair.link.has_foreign_data
 
 
-def test_without_strangers_nothing_is_noted(pair):
+def test_without_foreign_data_nothing_is_noted(pair):
     pair.rank.send(PASSED)
     pair.link.read()
-    assert not pair.link.has_strangers
+    assert not pair.link.has_foreign_data
 
 
 def test_a_child_cannot_break_into_a_message_of_the_ranks_own(pair):
@@ -415,7 +415,7 @@ def test_a_child_cannot_break_into_a_message_of_the_ranks_own(pair):
 
 
 def test_the_end_of_a_child_is_not_the_ranks(pair):
-    pair.in_a_child(pair.hang_up)
+    pair.in_a_child(pair.disconnect)
     assert pair.link.read() == []
     assert not pair.link.at_end
 
@@ -433,7 +433,7 @@ def test_descriptors_that_are_sent_along_are_closed(pair, count):
     assert descriptors() == before
 
 
-def test_the_kernel_says_who_has_sent_a_piece(pair):
+def test_the_kernel_reports_the_sender_of_data(pair):
     pair.send(b"own")
     pair.in_a_child(lambda: pair.send(b"child's"))
     data, sender = receive(pair.link.socket, 100)
@@ -443,9 +443,9 @@ def test_the_kernel_says_who_has_sent_a_piece(pair):
     assert sender not in (0, os.getpid())
 
 
-def test_a_connection_that_the_rank_has_reset_is_at_its_end(pair):
+def test_a_connection_reset_by_the_rank_is_at_its_end(pair):
     pair.link.send(END)
-    pair.hang_up()  # with the command unread, which the other side gets as an error
+    pair.disconnect()  # with an unread command, which is an error on the other side
     pair.link.read()
     pair.link.read()
     assert pair.link.at_end

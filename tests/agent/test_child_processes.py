@@ -1,4 +1,4 @@
-"""What is told of the processes that a test has started, by the events that these have written."""
+"""Messages about the processes that a test has started, from the events that these have written."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ from allranks.agent.child_processes import (
     Ranked,
     Replaced,
     Signaled,
-    names_of_children,
+    labels_of_children,
     primary,
     read_children,
     table,
@@ -35,7 +35,7 @@ IN_TEST = '  File "/s/a.py", line 3 in g\n'
 
 @pytest.fixture
 def events(tmp_path):
-    """Writes events into the files of the processes that they come from."""
+    """Write events to the files of their processes."""
 
     def write(**by_writer):
         for writer, written in by_writer.items():
@@ -51,7 +51,7 @@ def left(pid, at, stack=IN_TEST, **fields):
 
 
 def words(folder, own_rank=None):
-    return [f"{child.who} {child.how(Path('/s'))}" for child in read_children(folder, own_rank)]
+    return [f"{child.label} {child.ending(Path('/s'))}" for child in read_children(folder, own_rank)]
 
 
 def test_a_process_has_the_rank_of_its_group_and_the_line_of_its_exception(events):
@@ -59,19 +59,19 @@ def test_a_process_has_the_rank_of_its_group_and_the_line_of_its_exception(event
     assert words(folder) == ["child process (rank 3) raised ValueError: boom at a.py:3"]
 
 
-def test_a_rank_that_all_have_inherited_tells_them_not_apart(events):
+def test_a_rank_that_all_processes_inherited_is_not_shown(events):
     folder = events(
         p10=[Named(pid=FIRST, at=1, name="Process-1"), Named(pid=SECOND, at=1, name="Process-2")],
         p11=[left(FIRST, 2, rank=1)],
         p12=[Began(pid=SECOND, at=1, rank=1)],
     )
     assert words(folder, own_rank=1) == ["child process Process-1 raised ValueError: boom at a.py:3"]
-    assert names_of_children(folder, 1) == {FIRST: "child process Process-1", SECOND: "child process Process-2"}
-    assert names_of_children(folder, 0) == {FIRST: "child process (rank 1)", SECOND: "child process (rank 1)"}
+    assert labels_of_children(folder, 1) == {FIRST: "child process Process-1", SECOND: "child process Process-2"}
+    assert labels_of_children(folder, 0) == {FIRST: "child process (rank 1)", SECOND: "child process (rank 1)"}
 
 
 @pytest.mark.parametrize(("index", "own_rank"), [(0, 0), (1, 0), (0, 1), (1, 1)])
-def test_an_inherited_rank_hides_no_number_of_torchs(events, index, own_rank):
+def test_an_inherited_rank_does_not_hide_the_index_of_torch(events, index, own_rank):
     folder = events(
         p10=[Named(pid=FIRST, at=1, name="A", rank=index), Named(pid=SECOND, at=1, name="B", rank=1 - index)],
         p11=[Began(pid=FIRST, at=1, rank=own_rank), left(FIRST, 2, rank=own_rank)],
@@ -81,40 +81,40 @@ def test_an_inherited_rank_hides_no_number_of_torchs(events, index, own_rank):
     assert child.rank == index
 
 
-def test_processes_without_a_name_are_told_apart_by_the_order_of_their_starts(events):
+def test_unnamed_processes_are_numbered_in_the_order_of_their_starts(events):
     folder = events(
         p10=[Ended(pid=FIRST, at=4, status=-9), Ended(pid=SECOND, at=5, status=-9)],
         p11=[Began(pid=FIRST, parent=STARTER, at=2)],
         p12=[Began(pid=SECOND, parent=STARTER, at=1)],
         p13=[Began(pid=13, parent=SECOND, at=3), left(13, 6)],
     )
-    assert [child.who for child in read_children(folder, None)] == [
+    assert [child.label for child in read_children(folder, None)] == [
         "child process 2 of 2",
         "child process 1 of 2",
         "a child process",
     ]
 
 
-def test_a_process_that_has_set_its_rank_has_that(events):
+def test_a_process_has_the_rank_that_it_has_set(events):
     folder = events(
         p10=[Named(pid=FIRST, at=1, name="A"), Ended(pid=FIRST, at=3, status=-9)],
         p11=[Began(pid=FIRST, at=1, rank=0), Ranked(pid=FIRST, at=2, rank=4)],
     )
     assert words(folder, own_rank=0) == ["child process (rank 4) was killed by SIGKILL"]
-    assert names_of_children(folder, 0) == {FIRST: "child process (rank 4)"}
+    assert labels_of_children(folder, 0) == {FIRST: "child process (rank 4)"}
 
 
-def test_what_had_ended_before_the_test_is_left_out_and_what_had_begun_is_of_an_earlier_test(events):
+def test_processes_of_an_earlier_test_are_marked_unless_they_ended_before(events):
     folder = events(
         p10=[Named(pid=FIRST, at=1, name="A"), BeganTest(pid=STARTER, at=4)],
         p11=[left(FIRST, 5)],
         p12=[Began(pid=SECOND, at=1), left(SECOND, 3)],
     )
     [child] = read_children(folder, None)
-    assert child.who == "child process A of an earlier test"
+    assert child.label == "child process A of an earlier test"
 
 
-def test_an_earlier_tests_process_leads_last(events):
+def test_a_process_of_an_earlier_test_leads_last(events):
     folder = events(
         p10=[Named(pid=FIRST, at=1, name="A"), BeganTest(pid=STARTER, at=4), Named(pid=SECOND, at=5, name="B")],
         p11=[left(FIRST, 6)],
@@ -123,14 +123,14 @@ def test_an_earlier_tests_process_leads_last(events):
     assert primary(read_children(folder, None)).pid == SECOND
 
 
-def test_a_worker_is_told_with_its_first_exception_of_the_test_alone(events):
+def test_a_worker_is_reported_with_its_first_exception_of_the_test(events):
     old, new, next_one = (
         PassedOn(pid=FIRST, at=at, message=f"ValueError: {at}", stack=IN_TEST, rank=1) for at in (2, 5, 6)
     )
     folder = events(p10=[BeganTest(pid=STARTER, at=4)], p11=[Began(pid=FIRST, at=1), old, new, next_one])
     assert read_children(folder, None) == []
     [child] = workers_that_raised(folder, None)
-    assert child.words(Path("/s")) == "child process (rank 1) of an earlier test raised ValueError: 5 at a.py:3"
+    assert child.message(Path("/s")) == "child process (rank 1) of an earlier test raised ValueError: 5 at a.py:3"
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_the_first_that_did_not_wait_for_a_peer_leads(events, first, second, lea
 
 
 @pytest.mark.parametrize(("sender", "stopped"), [(STARTER, True), (FIRST, False), (SECOND, False)])
-def test_only_its_starter_stops_a_process(events, sender, stopped):
+def test_only_an_ancestor_stops_a_process(events, sender, stopped):
     signaled = Signaled(pid=FIRST, at=2, number=15)
     ended = [Named(pid=FIRST, at=1, name="Process-1"), Ended(pid=FIRST, at=3, status=-15)]
     own = {STARTER: ended, FIRST: [Began(pid=FIRST, at=1)], SECOND: [Began(pid=SECOND, at=1)]}
@@ -167,7 +167,7 @@ def test_only_its_starter_stops_a_process(events, sender, stopped):
 @pytest.mark.parametrize(
     ("written", "count"),
     [
-        ([Ended(pid=FIRST, at=1, status=1)], 0),  # of another program: it may well mean "no"
+        ([Ended(pid=FIRST, at=1, status=1)], 0),  # another program, for which it may mean "no"
         ([Ended(pid=FIRST, at=1, status=-9)], 1),
         ([Began(pid=FIRST, at=1), Ended(pid=FIRST, at=2, status=1)], 1),
         ([Began(pid=FIRST, at=1), Ended(pid=FIRST, at=2, status=77)], 0),  # one of torch's skips
@@ -185,14 +185,14 @@ def test_which_ends_count(events, written, count):
     ("number", "status", "sent", "stopped"),
     [(15, -15, 2, True), (15, 3, 2, True), (15, -11, 2, False), (15, -15, 4, False), (10, 3, 2, False)],
 )
-def test_a_signal_stops_what_ends_by_it_afterwards(events, number, status, sent, stopped):
+def test_a_signal_stops_a_process_that_ends_with_it(events, number, status, sent, stopped):
     signaled, ended = Signaled(pid=FIRST, at=sent, number=number), Ended(pid=FIRST, at=3, status=status)
     [child] = read_children(events(p10=[Named(pid=FIRST, at=1, name="A"), signaled, ended]), None)
     assert child.was_stopped == stopped
-    assert (child.how(Path()) == "was stopped by the test (SIGTERM)") == stopped
+    assert (child.ending(Path()) == "was stopped by the test (SIGTERM)") == stopped
 
 
-def test_any_process_above_it_stops_a_process(events):
+def test_a_process_may_be_stopped_by_any_ancestor(events):
     folder = events(
         p10=[Named(pid=FIRST, at=1, name="A"), Signaled(pid=SECOND, at=2, number=9)],
         p11=[Began(pid=FIRST, parent=STARTER, at=1), Ended(pid=SECOND, at=3, status=-9)],
@@ -202,7 +202,7 @@ def test_any_process_above_it_stops_a_process(events):
     assert child.was_stopped
 
 
-def test_the_files_of_a_hostile_test_neither_block_nor_crowd_out_small_ones(events):
+def test_hostile_files_neither_block_nor_displace_small_ones(events):
     folder = events(p10=[Ended(pid=FIRST, at=2, status=-9)])
     os.mkfifo(folder / "9")
     (folder / "8").symlink_to("/dev/zero")
@@ -212,7 +212,7 @@ def test_the_files_of_a_hostile_test_neither_block_nor_crowd_out_small_ones(even
     assert words(folder) == ["a child process was killed by SIGKILL"]
 
 
-def test_what_is_damaged_is_left_out(events):
+def test_damaged_events_are_ignored(events):
     folder = events(p10=[Began(pid=FIRST, at=1), Ended(pid=FIRST, at=2, status=1)])
     with (folder / "10").open("ab") as file:
         file.write(b'["Left", {"pid": 11\n\xff\n["Nothing", {}]\n')
@@ -243,32 +243,33 @@ def run(tmp_path, code, *, observed, sitecustomize=OWN):
         "import sitecustomize as s; print(s)",
     ],
 )
-def test_an_observed_program_sees_what_it_would_see_otherwise(tmp_path, code):
+def test_the_observer_is_invisible_to_a_program(tmp_path, code):
     observed, plain = run(tmp_path, code, observed=True), run(tmp_path, code, observed=False)
     assert (observed.stdout, observed.stderr) == (plain.stdout, plain.stderr)
 
 
-def test_the_folder_of_events_is_not_made_again_after_its_gang(tmp_path):
+def test_the_folder_of_events_is_not_recreated_after_its_gang(tmp_path):
     gone = tmp_path / "gone"
     environment = {**os.environ, "PYTHONPATH": child_observer.PYTHON_PATH, child_observer.FOLDER: str(gone / "events")}
     subprocess.run([sys.executable, "-c", "1 / 0"], env=environment, stderr=subprocess.DEVNULL, check=False)
     assert not gone.exists()
 
 
-def test_an_own_sitecustomize_that_fails_does_so_visibly(tmp_path):
-    observed, plain = (run(tmp_path, "", observed=each, sitecustomize="import absent") for each in (True, False))
+def test_a_sitecustomize_of_the_user_that_fails_is_visible(tmp_path):
+    runs = (run(tmp_path, "", observed=observed, sitecustomize="import absent") for observed in (True, False))
+    observed, plain = runs
     assert "No module named 'absent'" in plain.stderr
     assert observed.stderr == plain.stderr
 
 
-def test_an_exception_that_a_program_only_shows_is_not_its_end(tmp_path):
+def test_an_exception_that_a_program_only_prints_is_not_its_end(tmp_path):
     shown = "import sys\ntry:\n    1 / 0\nexcept Exception:\n    sys.excepthook(*sys.exc_info())"
     assert run(tmp_path, shown, observed=True).returncode == 0
     assert read_children(tmp_path / "events", None) == []
 
 
-def test_an_observed_program_fails_as_otherwise_and_is_noted(tmp_path):
-    observed, plain = (run(tmp_path, "1 / 0", observed=each) for each in (True, False))
+def test_an_observed_program_fails_as_without_the_observer(tmp_path):
+    observed, plain = (run(tmp_path, "1 / 0", observed=is_observed) for is_observed in (True, False))
     assert (observed.returncode, observed.stderr) == (plain.returncode, plain.stderr)
     [child] = read_children(tmp_path / "events", None)
-    assert child.how(Path()) == "raised ZeroDivisionError: division by zero at <string>:1"
+    assert child.ending(Path()) == "raised ZeroDivisionError: division by zero at <string>:1"

@@ -1,4 +1,4 @@
-"""The order of a job's events, whatever becomes of the clocks that its host and its tests have."""
+"""The order of a job's events, even if the system time or the clock of a test changes."""
 
 import os
 import signal
@@ -20,14 +20,14 @@ FUNCTIONS = ("time", "time_ns", "monotonic", "monotonic_ns", "clock_gettime", "c
 
 
 @pytest.mark.parametrize("jump", [-1e9, -3600.0, -1.0, 0.001, 1.0, 3600.0, 1e9])
-def test_time_stamps_go_on_whatever_the_clock_of_the_day_is_set_to(monkeypatch, jump):
+def test_timestamps_ignore_changes_of_the_system_time(monkeypatch, jump):
     before, real = clock.now(), time.time
     monkeypatch.setattr(time, "time", lambda: real() + jump)
     assert before <= clock.now() < before + 60
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_function_that_a_test_freezes_stops_no_clock(monkeypatch, name):
+def test_a_frozen_time_function_stops_no_clock(monkeypatch, name):
     stamps = [(clock.now(), clock.monotonic(), clock.monotonic_ns())]
     monkeypatch.setattr(time, name, lambda *_: 0)
     clock.sleep(0.001)
@@ -35,7 +35,7 @@ def test_a_function_that_a_test_freezes_stops_no_clock(monkeypatch, name):
     assert all(first < second for first, second in zip(*stamps, strict=True))
 
 
-def test_all_processes_of_a_job_have_one_clock_even_if_the_day_is_set_between_their_starts():
+def test_all_processes_of_a_job_share_a_clock_even_if_the_system_time_changes():
     program = "import time; time.time = lambda: 0.0\nfrom allranks.agent import clock; print(clock.now())"
     environment = {**os.environ, clock.VARIABLE: repr(clock.ORIGIN)}
     before = clock.now()
@@ -44,7 +44,7 @@ def test_all_processes_of_a_job_have_one_clock_even_if_the_day_is_set_between_th
 
 
 @pytest.mark.parametrize("given", ["", "yesterday", "1e", "0x10"])
-def test_without_a_clock_of_its_job_a_process_has_one_of_its_own(given):
+def test_without_the_variable_a_process_measures_its_own_clock(given):
     assert abs(clock._origin(given) + clock.monotonic() - time.time()) < 60
 
 
@@ -91,9 +91,9 @@ def test_the_first_of_the_ranks_in_time_leads_in_whatever_order_their_nodes_repo
 
 
 @given(st.permutations(range(5)))
-def test_an_outcome_comes_before_all_that_came_after_it(order):
+def test_records_keep_the_order_of_outcomes(order):
     step = step_with(*(failed(rank, float(rank)) for rank in order))
-    assert [each.rank for each in step.outcomes] == [0, 1, 2, 3, 4]
+    assert [outcome.rank for outcome in step.outcomes] == [0, 1, 2, 3, 4]
     assert step.cause.rank == 0
 
 
@@ -141,18 +141,18 @@ def patched(run_once):
 @pytest.mark.parametrize("jump", ["back", "ahead", "frozen"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_patches_time_changes_no_order(patched, jump, rank):
-    first, *others = [each for each in patched.arrived(f"test_rank_1_is_wrong[{jump}-{rank}]") if each.outcome.is_bad]
+    first, *others = [end for end in patched.arrived(f"test_rank_1_is_wrong[{jump}-{rank}]") if end.outcome.is_bad]
     assert (first.rank, first.message) == (1, "AssertionError: a bug of rank 1")
-    assert [each.caused_by for each in others] == [1]
-    assert all(first.arrived <= each.arrived < first.arrived + 60 for each in others)
+    assert [end.caused_by for end in others] == [1]
+    assert all(first.arrived <= end.arrived < first.arrived + 60 for end in others)
     assert patched.outcomes(f"test_right[{jump}-{rank}]") == ("passed", "passed")
 
 
-def test_the_times_of_a_job_never_go_back(patched):
+def test_timestamps_never_decrease(patched):
     stamps = [record.at for record in patched.records]
     assert stamps == sorted(stamps)
-    ends = [each.arrived for each in patched.ends if isinstance(each, RankEnded)]
-    assert all(stamps[0] <= each <= stamps[-1] for each in ends)
+    ends = [end.arrived for end in patched.ends if isinstance(end, RankEnded)]
+    assert all(stamps[0] <= at <= stamps[-1] for at in ends)
 
 
 LAUNCHING = """
@@ -179,9 +179,9 @@ LAUNCHING = """
 """
 
 
-def test_a_launching_process_that_freezes_time_still_gives_up_ranks_that_hang(run_agent):
+def test_a_launcher_that_freezes_time_still_stops_ranks_that_hang(run_agent):
     agent = run_agent({"test_launching.py": LAUNCHING}, launches_ranks=True, limits={"test": 20})
-    [first, *others] = [each for each in agent.arrived("TestFrozen::test_rank_1_is_wrong") if each.outcome.is_bad]
+    [first, *others] = [end for end in agent.arrived("TestFrozen::test_rank_1_is_wrong") if end.outcome.is_bad]
     assert (first.rank, first.outcome) == (1, Outcome.FAILED)
     assert first.message.endswith("a bug of rank 1")
-    assert [(each.rank, each.caused_by) for each in others] == [(0, 1)]
+    assert [(end.rank, end.caused_by) for end in others] == [(0, 1)]

@@ -1,4 +1,4 @@
-"""The keeper, as a container starts it: a process between the engine and an agent."""
+"""The first process of a container, between the engine and an agent."""
 
 import os
 import signal
@@ -41,7 +41,7 @@ if sys.argv[1:2] == ["keep"]:
 
 @pytest.fixture
 def keeper(tmp_path):
-    """Starts a keeper whose agent is some other program: what the keeper is made of lies beside it."""
+    """Start a copy of the first process of a container whose agent is another program."""
     started = []
 
     def start(agent: str, grace: str = "6.0") -> subprocess.Popen:
@@ -53,7 +53,7 @@ def keeper(tmp_path):
             text = (SOURCE / name).read_text()
             (package / name).write_text(text.replace("STOP_GRACE = 6.0", f"STOP_GRACE = {grace}"))
         command.write_text(COMMAND + agent)
-        arguments = [str(command) if each.endswith(command.name) else each for each in keeper_arguments(0)]
+        arguments = [str(command) if argument.endswith(command.name) else argument for argument in keeper_arguments(0)]
         process = subprocess.Popen(
             [sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
@@ -74,46 +74,46 @@ def say(process: subprocess.Popen, line: bytes) -> None:
 
 
 def ended(process: subprocess.Popen) -> ContainerEnded:
-    """The keeper's record, which is the next line that has a frame."""
+    """The next record of the process."""
     line = next(line for line in process.stdout if line.startswith(b"\x1e"))
     record = records.decode(line[1:])
     assert isinstance(record, ContainerEnded)
     return record
 
 
-def test_the_agent_starts_when_its_files_are_there_and_reads_what_is_for_it(keeper):
+def test_the_agent_reads_standard_input_itself(keeper):
     process = keeper("print(input(), flush=True)")
     say(process, b"begin\ngo\n")
     assert process.stdout.readline() == b"go\n"
     assert ended(process).status == 0
 
 
-def test_nobody_who_lets_it_begin_is_no_reason_to_stay(keeper):
+def test_an_agent_that_never_starts_exits(keeper):
     process = keeper("raise SystemExit(3)")
     process.stdin.close()
     assert process.wait(20) == 130
 
 
-def test_the_files_stay_until_standard_input_ends(keeper):
+def test_the_files_are_kept_until_standard_input_ends(keeper):
     process = keeper("raise SystemExit(3)")
     say(process, b"begin\n")
     assert ended(process).status == 3
     assert process.poll() is None
 
 
-def test_an_agent_that_was_killed_is_told_with_its_signal(keeper):
+def test_a_killed_agent_is_reported_with_its_signal(keeper):
     process = keeper("import os; os.kill(os.getpid(), 9)")
     say(process, b"begin\n")
     assert ended(process).status == -signal.SIGKILL
 
 
-def test_a_line_that_the_agent_began_does_not_hide_the_end(keeper):
+def test_an_unfinished_line_of_the_agent_does_not_hide_its_end(keeper):
     process = keeper("print('half a line', end='', flush=True)")
     say(process, b"begin\n")
     assert ended(process).status == 0
 
 
-def test_what_the_agent_left_is_killed_before_its_end_is_told(keeper):
+def test_orphans_of_the_agent_are_killed_before_its_end_is_reported(keeper):
     left = "import subprocess, sys; print(subprocess.Popen(['sleep', '300']).pid, flush=True)"
     process = keeper(left)
     say(process, b"begin\n")
@@ -131,7 +131,7 @@ def test_an_agent_that_does_not_stop_at_the_end_of_its_input_is_killed(keeper):
     assert ended(process).status == -signal.SIGKILL
 
 
-def test_an_agent_that_ignores_a_termination_is_killed_and_its_files_stay(keeper):
+def test_an_agent_that_ignores_a_termination_is_killed_and_its_files_are_kept(keeper):
     agent = "import signal, time; signal.signal(15, signal.SIG_IGN); print('here', flush=True); time.sleep(300)"
     process = keeper(agent, grace="0.1")
     say(process, b"begin\n")
@@ -141,7 +141,7 @@ def test_an_agent_that_ignores_a_termination_is_killed_and_its_files_stay(keeper
     assert process.poll() is None
 
 
-def test_a_termination_is_the_agents(keeper):
+def test_a_termination_is_forwarded_to_the_agent(keeper):
     agent = "import signal, sys; signal.signal(15, lambda *_: sys.exit(7)); print('here', flush=True); signal.pause()"
     process = keeper(agent)
     say(process, b"begin\n")
@@ -150,7 +150,7 @@ def test_a_termination_is_the_agents(keeper):
     assert ended(process).status == 7
 
 
-def test_a_process_that_does_not_go_keeps_no_other_from_being_killed(monkeypatch):
+def test_all_processes_are_killed_even_if_one_does_not_end(monkeypatch):
     killed, left = [], iter([frozenset({1, 2, 3})])
     monkeypatch.setattr(keeper_module.linux, "children", lambda: next(left, frozenset()))
     monkeypatch.setattr(keeper_module.os, "kill", lambda pid, number: killed.append((pid, number)))

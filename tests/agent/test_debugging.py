@@ -1,4 +1,4 @@
-"""A debugger in one rank, on a terminal of its own; and what ``breakpoint()`` says where there is none."""
+"""A debugger in one rank, on a terminal of its own, and ``breakpoint()`` without a terminal."""
 
 import os
 import pty
@@ -13,7 +13,7 @@ from allranks.protocol.records import NotRun, TestStarted
 
 
 class Terminal:
-    """What a person at a terminal sees and types."""
+    """The terminal of a user."""
 
     def __init__(self):
         self._own, self._theirs = pty.openpty()
@@ -54,7 +54,7 @@ BREAK = """
 """
 
 
-def test_breakpoint_stops_in_its_rank_and_the_peers_go_on(start_agent, terminal):
+def test_breakpoint_stops_its_rank_and_peers_continue(start_agent, terminal):
     agent = start_agent({"test_a.py": BREAK}, pdb_rank=1, pdb_terminal=terminal.path).go()
     terminal.type("p number")
     terminal.wait_for("41")
@@ -114,7 +114,7 @@ def test_a_rank_of_a_launcher_test_can_be_stopped(start_agent, terminal):
     assert agent.outcomes("test_stops") == ("passed", "passed")
 
 
-def test_who_quits_fails_the_test(start_agent, terminal):
+def test_quitting_the_debugger_fails_the_test(start_agent, terminal):
     agent = start_agent({"test_a.py": BREAK}, pdb_rank=1, pdb_terminal=terminal.path).go()
     terminal.type("q")
     assert agent.wait() == 0
@@ -194,7 +194,7 @@ WAIT = "time.sleep(1.5); 'long ' + 'after the grace'"
     ),
 )
 def test_no_limit_ends_a_rank_at_a_later_stop(start_agent, terminal, test, commands):
-    """Each stop lasts longer than the grace of the peers of a rank that has failed."""
+    """Each stop lasts longer than the grace period of the peers."""
     limits = {"peer_grace": 0.1, "test": 1, "process_group": 0.9}
     agent = start_agent(
         {"test_a.py": FAILS_ELSEWHERE},
@@ -223,19 +223,19 @@ def test_no_limit_ends_a_rank_at_a_later_stop(start_agent, terminal, test, comma
     ],
     ids=["breakpoint", "failure", "caught", "fixture", "launcher"],
 )
-def test_no_further_test_begins_once_the_user_has_quit(start_agent, terminal, test):
+def test_no_further_test_starts_after_the_user_has_quit(start_agent, terminal, test):
     files = {"test_a.py": test, "test_b.py": "def test_later(): pass\n"}
     agent = start_agent(files, pdb_rank=1, pdb_terminal=terminal.path).go()
     terminal.type("q")
     assert agent.wait() == 0
-    assert [each.nodeid.rpartition("::")[2] for each in agent.all(TestStarted)] == ["test_stops"]
+    assert [record.nodeid.rpartition("::")[2] for record in agent.all(TestStarted)] == ["test_stops"]
     (left_out,) = agent.all(NotRun)
     assert left_out.reason == "q in the debugger"
     assert [test.rpartition("::")[2] for test in left_out.tests] == ["test_later"]
 
 
 @pytest.mark.parametrize("call", ["breakpoint()", "import pdb; pdb.set_trace()"])
-def test_without_a_terminal_a_sentence_says_what_to_do(run_agent, call):
+def test_without_a_terminal_the_error_names_the_remedy(run_agent, call):
     agent = run_agent({"test_a.py": f"def test_stops():\n    {call}\n"})
     assert agent.outcomes("test_stops") == ("failed", "failed")
     message = agent.cases(1)["test_stops"].message
@@ -243,6 +243,6 @@ def test_without_a_terminal_a_sentence_says_what_to_do(run_agent, call):
     assert "--pdb-rank 1" in message
 
 
-def test_a_debugger_of_the_users_own_is_left_alone(run_agent):
+def test_a_custom_debugger_is_not_replaced(run_agent):
     agent = run_agent({"test_a.py": "def test_stops():\n    breakpoint()\n"}, environment={"PYTHONBREAKPOINT": "0"})
     assert agent.outcomes("test_stops") == ("passed", "passed")

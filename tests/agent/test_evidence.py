@@ -1,4 +1,4 @@
-"""Whatever tests put in the place of a file: its supervisor neither waits nor breaks, and touches nothing else."""
+"""Files that a test has replaced by something else: the supervisor neither blocks nor fails."""
 
 import os
 import socket
@@ -28,9 +28,9 @@ def somewhere(tmp_path):
 @pytest.fixture(
     params=["fifo", "folder", "circle", "outside", "endless", "socket", "absent folder", "no path"],
 )
-def place(request, tmp_path, somewhere, monkeypatch):
+def not_a_file(request, tmp_path, somewhere, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    path = Path("place")
+    path = Path("file")
     match request.param:
         case "fifo":
             os.mkfifo(path)
@@ -51,15 +51,15 @@ def place(request, tmp_path, somewhere, monkeypatch):
     return path
 
 
-def test_what_is_no_regular_file_is_empty_and_stays_as_it_is(place, somewhere):
-    assert evidence.size_of(place) == 0
-    evidence.append(place, b"text", 100)
-    os.close(evidence.open_end(place))
-    assert evidence.read(place) == ""
+def test_only_regular_files_are_read_or_written(not_a_file, somewhere):
+    assert evidence.size_of(not_a_file) == 0
+    evidence.append(not_a_file, b"text", 100)
+    os.close(evidence.open_end(not_a_file))
+    assert evidence.read(not_a_file) == ""
     assert somewhere.read_text() == "else"
 
 
-def test_a_file_grows_to_its_limit_and_says_so(tmp_path):
+def test_a_file_is_cut_at_its_limit_with_a_notice(tmp_path):
     path = tmp_path / "file"
     evidence.append(path, b"12345", 8)
     evidence.append(path, b"67890", 8)
@@ -67,7 +67,7 @@ def test_a_file_grows_to_its_limit_and_says_so(tmp_path):
     assert path.read_text() == "12345678\n--- this file has reached its limit ---\n"
 
 
-def test_a_file_is_read_from_a_place_on_and_of_much_the_end(tmp_path, monkeypatch):
+def test_a_file_is_read_from_an_offset_and_at_most_its_end(tmp_path, monkeypatch):
     path = tmp_path / "file"
     assert evidence.read(path) == ""
     path.write_bytes(b"0123456789\xff")
@@ -76,7 +76,7 @@ def test_a_file_is_read_from_a_place_on_and_of_much_the_end(tmp_path, monkeypatc
     assert evidence.read(path) == "789\ufffd"
 
 
-def test_the_end_of_a_file_is_read_and_nothing_else_waits(tmp_path):
+def test_only_the_end_of_a_file_is_read(tmp_path):
     file, fifo = tmp_path / "log", tmp_path / "fifo"
     file.write_text("0123456789")
     os.mkfifo(fifo)

@@ -1,4 +1,4 @@
-"""The folder that the ranks of a gang share goes with the gang, whatever its tests did in it."""
+"""The shared folder of a gang is removed with the gang, whatever its tests did in it."""
 
 import pytest
 
@@ -91,7 +91,7 @@ def test_no_test_finds_the_folder_of_an_earlier_gang(gangs, test):
 
 
 @pytest.mark.parametrize("test", FAIL)
-def test_a_test_that_goes_wrong_has_no_other_reason(gangs, test):
+def test_a_test_fails_for_no_other_reason(gangs, test):
     assert all("gang-" not in gangs.cases(rank)[test].message for rank in range(2))
 
 

@@ -1,4 +1,4 @@
-"""GPUs are tried before anything else: here on the CPU, which torch takes for a device like any other."""
+"""Health checks of GPUs at the start of a job; here with the CPU as the device."""
 
 import os
 import re
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from allranks.agent import linux
-from allranks.agent.gpus import check_gpus, compute, troubles_of
+from allranks.agent.gpus import check_gpus, compute, errors_of_gpus
 from allranks.protocol.config import GpuToCheck
 from allranks.protocol.records import AgentFailed, Collected, FailureKind, GpuFailed, GpusChecked, TestStarted
 
@@ -22,7 +22,7 @@ class Journal(list):
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """As in an agent: a fork has no thread of a pool that its parent has."""
+    """Use one thread as in an agent, because a fork has no thread of its parent's pool."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -31,13 +31,13 @@ def one_thread():
 
 @pytest.fixture
 def no_child_is_left():
-    before = linux.children()  # another test's, in this process
+    before = linux.children()  # of other tests in this process
     yield
     assert linux.children() <= before
 
 
 def on_b(act):
-    """What does so on the second GPU, and nothing on the first."""
+    """A function that acts only on the second GPU."""
 
     def work():
         if os.environ["CUDA_VISIBLE_DEVICES"] == os.environ["HIP_VISIBLE_DEVICES"] == "UUID-b":
@@ -46,9 +46,9 @@ def on_b(act):
     return work
 
 
-def test_a_device_that_computes_is_well():
+def test_a_device_that_computes_is_healthy():
     compute("cpu")
-    assert troubles_of(GPUS, lambda: compute("cpu"), 60) == {}
+    assert errors_of_gpus(GPUS, lambda: compute("cpu"), 60) == {}
 
 
 def test_one_wrong_number_is_noticed():
@@ -57,35 +57,35 @@ def test_one_wrong_number_is_noticed():
         product[17, 4] += 1
         return product
 
-    with pytest.raises(ArithmeticError, match="1 of the 65536 numbers"):
+    with pytest.raises(ArithmeticError, match="1 of 65536 elements"):
         compute("cpu", multiply)
 
 
-def test_a_device_on_which_nothing_comes_out_is_sick():
+def test_a_device_that_hangs_is_unhealthy():
     with pytest.raises(NotImplementedError):
         compute("meta")
 
 
 @pytest.mark.usefixtures("no_child_is_left")
 @pytest.mark.parametrize(
-    ("act", "limit", "told"),
+    ("act", "limit", "message"),
     [
-        (lambda: compute("cpu", torch.sub), 60, "ArithmeticError: .* of the 65536 numbers"),
+        (lambda: compute("cpu", torch.sub), 60, "ArithmeticError: .* of 65536 elements"),
         (lambda: torch.zeros(1).to("cuda"), 60, "(AssertionError|RuntimeError): .*CUDA|NVIDIA"),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), 60, "the process that used it was killed by SIGKILL"),
         (lambda: os._exit(3), 60, "the process that used it ended with exit status 3"),
-        (signal.pause, 0.5, "it has not computed anything within 0.5 s"),
+        (signal.pause, 0.5, "it did not compute a result within 0.5 s"),
     ],
     ids=["wrong numbers", "an error", "a crash", "an exit", "a hang"],
 )
-def test_what_goes_wrong_on_one_gpu_is_told_of_that_one_and_befalls_nobody_else(act, limit, told):
-    troubles = troubles_of(GPUS, on_b(act), limit)
-    assert list(troubles) == ["GPU-b"]
-    assert re.match(told, troubles["GPU-b"])
+def test_an_error_on_one_gpu_affects_no_other(act, limit, message):
+    errors = errors_of_gpus(GPUS, on_b(act), limit)
+    assert list(errors) == ["GPU-b"]
+    assert re.match(message, errors["GPU-b"])
     assert os.environ.get("CUDA_VISIBLE_DEVICES") != "UUID-b"
 
 
-def test_which_gpus_compute_is_written_down():
+def test_healthy_gpus_are_recorded():
     journal = Journal()
     assert check_gpus(GPUS, "cpu", 60, journal)
     [checked] = journal
@@ -93,7 +93,7 @@ def test_which_gpus_compute_is_written_down():
     assert checked.gpus == ("GPU-a", "GPU-b")
 
 
-def test_a_check_that_the_kernel_ends_of_memory_says_nothing_of_the_device(monkeypatch):
+def test_a_check_that_runs_out_of_memory_does_not_blame_the_device(monkeypatch):
     journal, kills = Journal(), iter((0, 1))
     monkeypatch.setattr(linux, "killed_for_memory", lambda: next(kills))
     assert not check_gpus(GPUS, "cpu", 60, journal)
@@ -103,7 +103,7 @@ def test_a_check_that_the_kernel_ends_of_memory_says_nothing_of_the_device(monke
     assert "limits.memory_mib" in failed.message
 
 
-def test_a_torch_without_cuda_tries_nothing(monkeypatch):
+def test_with_a_torch_for_cpus_no_gpu_is_checked(monkeypatch):
     journal = Journal()
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None)
@@ -112,7 +112,7 @@ def test_a_torch_without_cuda_tries_nothing(monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this host has GPUs")
-def test_a_torch_with_cuda_that_sees_no_device_has_sick_gpus(monkeypatch):
+def test_with_a_torch_for_cuda_absent_gpus_are_unhealthy(monkeypatch):
     journal = Journal()
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert not check_gpus(GPUS, "cuda", 60, journal)
@@ -123,7 +123,7 @@ def test_a_torch_with_cuda_that_sees_no_device_has_sick_gpus(monkeypatch):
 SUITE = {"suite/test_small.py": "def test_small(): pass\n"}
 
 
-def test_an_agent_has_its_gpus_tried_and_runs_its_tests(start_agent):
+def test_an_agent_checks_its_gpus_and_runs_its_tests(start_agent):
     run = start_agent(SUITE, check_gpus=GPUS, gpu_device="cpu").go()
     assert run.wait() == 0
     assert run.all(GpusChecked)[0].gpus == ("GPU-a", "GPU-b")
@@ -150,7 +150,7 @@ TESTS = "def test_a(rank): assert rank\ndef test_b(): pass\ndef test_c(): pass\n
 
 
 @pytest.mark.parametrize(("gangs", "ended"), [(0, []), (1, ["test_a"]), (2, ["test_a", "test_b"])])
-def test_a_gang_that_cannot_start_on_a_lost_gpu_is_no_failure_of_a_test(start_agent, gangs, ended):
+def test_a_gang_that_cannot_start_on_a_lost_gpu_does_not_fail_its_test(start_agent, gangs, ended):
     files = {"conftest.py": RESET.replace("FIRST", str(gangs)), "test_it.py": TESTS}
     run = start_agent(files, gpu_count=2, gpu_device="meta", isolation="test", limits={"peer_grace": 0.3}).go()
     assert run.wait() == 1
@@ -158,21 +158,20 @@ def test_a_gang_that_cannot_start_on_a_lost_gpu_is_no_failure_of_a_test(start_ag
     assert failed.kind is FailureKind.GPU
     following = ["test_a", "test_b", "test_c"][gangs]
     assert failed.message.startswith(f"before suite/test_it.py::{following}, the GPU of rank 1 no longer computes: Not")
-    assert [each.nodeid.partition("::")[2] for each in run.all(TestStarted)] == ended
+    assert [record.nodeid.partition("::")[2] for record in run.all(TestStarted)] == ended
 
 
-def test_a_gang_that_cannot_start_on_gpus_that_compute_is_an_error_of_its_test(start_agent):
+def test_a_gang_that_cannot_start_on_healthy_gpus_is_an_error_of_its_test(start_agent):
     files = {"conftest.py": RESET.replace("FIRST", "1"), "test_it.py": TESTS}
     run = start_agent(files, gpu_count=2, gpu_device="cpu", isolation="test", limits={"peer_grace": 0.3}).go()
     assert run.wait() == 0
     assert run.all(AgentFailed) == []
     assert run.outcomes("test_b") == ("aborted", "errored")
-    assert (
-        run.cases(1)["test_b"].message == "the process group could not be made: CUDA error: unspecified launch failure"
-    )
+    message = run.cases(1)["test_b"].message
+    assert message == "the process group could not be created: CUDA error: unspecified launch failure"
 
 
-def test_an_agent_whose_gpu_is_sick_collects_nothing_and_says_why(start_agent):
+def test_an_agent_with_an_unhealthy_gpu_collects_nothing(start_agent):
     run = start_agent(SUITE, check_gpus=GPUS[:1], gpu_device="meta")
     assert run.wait() == 1
     [failed] = run.all(GpuFailed)

@@ -1,4 +1,4 @@
-"""What is kept of ranks that hang, by real agents."""
+"""Hang reports of real agents."""
 
 import pytest
 
@@ -37,18 +37,18 @@ def hung(run_once):
     return run_once("hung", {"test_hangs.py": HANGS}, limits={"test": 1.0})
 
 
-def test_a_rank_that_waits_has_native_frames(hung):
+def test_a_waiting_rank_has_native_frames(hung):
     text = hung.cases(0)["test_waits_for_a_peer"].text
     assert "c10d::Work::wait (libtorch_cpu.so)" in text
     assert "c10d::Work::wait (libtorch_cpu.so)" in (hung.results / "rank-0.stacks.txt").read_text()
 
 
-def test_a_rank_that_blocks_signals_has_its_place_all_the_same(hung):
+def test_a_rank_that_blocks_signals_still_has_its_line(hung):
     assert "it was in " in hung.cases(1)["test_blocks_signals"].message
     assert "in test_blocks_signals" in hung.cases(1)["test_blocks_signals"].text
 
 
-def test_a_stopped_rank_has_its_python_stack_all_the_same(hung):
+def test_a_stopped_rank_still_has_its_python_stack(hung):
     assert hung.outcomes("test_is_stopped") == ("timed_out", "timed_out")
     assert "in test_is_stopped" in hung.cases(0)["test_is_stopped"].text
 

@@ -1,4 +1,4 @@
-"""Plug-ins that take part in jobs: those that a job names, and what each of them gets."""
+"""Plug-ins in jobs: which ones are loaded, and their settings."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -12,7 +12,7 @@ FILES = {"test_a.py": "def test_a(): pass"}
 
 
 def named(**plugins):
-    """What a job's description says."""
+    """The description of a job."""
     return SimpleNamespace(plugins=plugins)
 
 
@@ -37,16 +37,16 @@ def test_each_plug_in_of_a_job_gets_its_own_settings(plug_in):
     assert [configure("s") for configure in functions(config, "configure")] == [(2, {"x": 1}, "s"), (1, {}, "s")]
 
 
-def test_a_plug_in_that_a_job_does_not_name_takes_no_part(plug_in):
+def test_a_plug_in_that_is_not_in_the_job_is_not_loaded(plug_in):
     plug_in("one", configure=lambda *_: None)
     assert not list(functions(named(), "configure"))
 
 
-def test_two_plug_ins_that_would_run_the_tests_are_refused(plug_in):
+def test_two_plug_ins_that_run_tests_are_rejected(plug_in):
     for name in ("one", "two"):
         plug_in(name, run_tests=lambda *_: None)
     check_plugins(named(one={}))
-    with pytest.raises(JobPluginError, match=r"Only one plug-in can run the tests of a job, and one and two would\."):
+    with pytest.raises(JobPluginError, match=r"Only one plug-in of a job can run its tests, but one and two both do\."):
         check_plugins(named(one={}, two={}))
 
 
@@ -57,7 +57,7 @@ def test_a_plug_in_that_cannot_be_imported_is_an_error_that_names_it(name):
 
 
 @pytest.mark.parametrize("name", ["nope", "history"])
-def test_a_job_with_a_plug_in_that_is_not_there_fails_before_any_test(start_agent, name):
+def test_a_job_with_an_absent_plug_in_fails_before_any_test(start_agent, name):
     agent = start_agent(FILES, plugins={name: {}}).go()
     assert agent.wait() == 1
     [failed] = agent.all(AgentFailed)

@@ -1,4 +1,4 @@
-"""Kernels that lack a feature: each is this kernel behind a filter of system calls, or beside a smaller ``/proc``."""
+"""Kernels that lack a feature, simulated by a filter of system calls or a smaller ``/proc``."""
 
 import os
 import shlex
@@ -35,16 +35,16 @@ def without(feature, *command, **options):
     )
 
 
-def test_this_kernel_is_not_refused():
-    found = kernel.examine()
+def test_this_kernel_is_accepted():
+    found = kernel.check()
     assert found.refusal == ""
-    assert {each.name for each in found.found} >= {*FEATURES, "/proc/PID/stat", "/proc/PID/environ"}
+    assert {feature.name for feature in found.found} >= {*FEATURES, "/proc/PID/stat", "/proc/PID/environ"}
     assert found.summary.startswith(f"Linux {os.uname().release} has pidfd, ")
 
 
 @pytest.mark.parametrize("feature", FEATURES)
-def test_a_missing_feature_is_found_and_refused(feature):
-    code = "from allranks.agent import kernel; found = kernel.examine(); print(found.summary); print(found.refusal)"
+def test_a_missing_feature_is_found_and_rejected(feature):
+    code = "from allranks.agent import kernel; found = kernel.check(); print(found.summary); print(found.refusal)"
     done = without(feature, "-c", code)
     summary, refusal = done.stdout.splitlines()
     assert f"; {feature} is missing: allranks needs it to " in summary
@@ -53,7 +53,7 @@ def test_a_missing_feature_is_found_and_refused(feature):
 
 @pytest.fixture
 def proc(tmp_path):
-    """A process file system of this process alone."""
+    """A copy of ``/proc`` with only this process."""
     for name in ("stat", "environ", "status", "wchan"):
         (tmp_path / "self").mkdir(exist_ok=True)
         (tmp_path / "self" / name).write_bytes(Path("/proc/self", name).read_bytes())
@@ -63,24 +63,25 @@ def proc(tmp_path):
 
 
 @pytest.mark.parametrize("feature", IN_PROC)
-def test_a_smaller_proc_is_refused_where_nothing_can_replace_it(proc, feature):
+def test_a_missing_file_in_proc_is_rejected_unless_optional(proc, feature):
     path = proc / "self" / IN_PROC[feature]
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    found = kernel.examine(proc)
-    assert [each.name for each in found.missing] == [feature]
+    found = kernel.check(proc)
+    assert [feature.name for feature in found.missing] == [feature]
     assert bool(found.refusal) == (feature not in OPTIONAL)
     assert f"{feature} is missing: " in found.summary
 
 
-def test_fields_that_mean_something_else_are_missing(proc):
+def test_unexpected_fields_count_as_missing(proc):
     stat = (proc / "self/stat").read_text()
     (proc / "self/stat").write_text(stat.replace(f" {os.getppid()} ", " 77 ", 1))
     (proc / "self/status").write_text("Name:\tpython\n")
-    assert [each.name for each in kernel.examine(proc).missing] == ["/proc/PID/stat", "signal sets of /proc/PID/status"]
+    missing = [feature.name for feature in kernel.check(proc).missing]
+    assert missing == ["/proc/PID/stat", "signal sets of /proc/PID/status"]
 
 
 @pytest.mark.parametrize("feature", quick(3, FEATURES))
-def test_a_run_is_refused_before_it_begins(repository, feature):
+def test_a_run_is_rejected_before_it_starts(repository, feature):
     done = without(feature, "-m", "allranks", "run", "--engine", "process", cwd=repository)
     first, remedy = done.stderr.splitlines()
     assert first.startswith("allranks: error: This kernel (Linux ")
@@ -109,7 +110,7 @@ python = "./python"
 
 
 @pytest.mark.parametrize("feature", quick(3, FEATURES))
-def test_an_agent_refuses_and_no_test_is_blamed(repository, allranks, feature):
+def test_an_agent_fails_without_blaming_a_test(repository, allranks, feature):
     (repository / "matrix.toml").write_text(MATRIX)
     command = shlex.join([sys.executable, str(ON_A_POORER_KERNEL), feature, sys.executable])
     (repository / "python").write_text(f'#!/bin/sh\nexec {command} "$@"\n')
@@ -122,7 +123,7 @@ def test_an_agent_refuses_and_no_test_is_blamed(repository, allranks, feature):
     assert code == 4
 
 
-def test_pytest_with_ranks_is_refused_too(tmp_path):
+def test_pytest_with_ranks_is_rejected(tmp_path):
     (tmp_path / "test_a.py").write_text("def test_a(rank): pass\n")
     done = without("pidfd", "-m", "pytest", "-p", "no:cacheprovider", "--ranks", "2", cwd=tmp_path)
     assert "lacks pidfd (to wait for the end of a process)" in done.stdout

@@ -38,7 +38,7 @@ def test_a_process_without_children_has_none():
     assert run("from allranks.agent import linux; print(linux.children())") == "frozenset()\n"
 
 
-def test_a_name_with_spaces_and_parentheses_confuses_nobody():
+def test_a_process_name_may_have_spaces_and_parentheses():
     script = """
         import os, signal
         from pathlib import Path
@@ -61,16 +61,16 @@ def test_orphans_of_a_process_that_adopts_them_become_its_children():
         import os, signal
         from allranks.agent import linux
         linux.adopt_orphans()
-        told, tell = os.pipe()
+        reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
             grandchild = os.fork()
             if grandchild == 0:
                 signal.pause()
-            os.write(tell, str(grandchild).encode())
+            os.write(writer, str(grandchild).encode())
             os._exit(0)
         os.waitpid(child, 0)
-        grandchild = int(os.read(told, 100))
+        grandchild = int(os.read(reader, 100))
         assert linux.children() == {grandchild}
         os.kill(grandchild, signal.SIGKILL)
         os.waitpid(grandchild, 0)
@@ -79,7 +79,7 @@ def test_orphans_of_a_process_that_adopts_them_become_its_children():
     run(script)
 
 
-def test_a_process_can_ask_to_die_with_its_parent():
+def test_a_process_can_die_with_its_parent():
     script = """
         import os, signal
         from allranks.agent import linux
@@ -123,39 +123,39 @@ def has_collapse():
 
 
 @pytest.mark.skipif(not has_collapse(), reason="Linux has MADV_COLLAPSE since 6.1")
-def test_memory_is_gathered_into_huge_pages_and_stays_what_it_was():
+def test_gathering_memory_into_huge_pages_keeps_its_content():
     kilobytes = subprocess.run([sys.executable, "-c", GATHER], capture_output=True, text=True, check=True)
     assert int(kilobytes.stdout) >= 2048
 
 
-def test_a_signal_is_coming_until_it_has_been_taken():
+def test_a_signal_is_pending_until_it_is_handled():
     child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     try:
-        assert not linux.is_coming(child.pid, signal.SIGUSR1)
+        assert not linux.is_pending(child.pid, signal.SIGUSR1)
         child.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
         child.send_signal(signal.SIGUSR1)
-        assert linux.is_coming(child.pid, signal.SIGUSR1)
+        assert linux.is_pending(child.pid, signal.SIGUSR1)
     finally:
         child.kill()
         child.wait()
 
 
-def test_a_signal_that_is_blocked_is_not_coming():
+def test_a_blocked_signal_is_not_pending():
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     try:
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
-        assert not linux.is_coming(os.getpid(), signal.SIGUSR1)
+        assert not linux.is_pending(os.getpid(), signal.SIGUSR1)
         assert signal.sigwait({signal.SIGUSR1}) == signal.SIGUSR1
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
 
-def test_nothing_is_coming_to_a_process_that_is_gone():
-    assert not linux.is_coming(2**22 + 1, signal.SIGUSR1)
+def test_no_signal_is_pending_for_an_ended_process():
+    assert not linux.is_pending(2**22 + 1, signal.SIGUSR1)
 
 
-def test_the_kernel_prefers_a_process_that_offers_itself_to_the_memory_killer():
+def test_a_process_can_raise_its_score_for_the_memory_killer():
     script = """
         from pathlib import Path
         from allranks.agent import linux
@@ -169,8 +169,8 @@ def test_the_kernel_prefers_a_process_that_offers_itself_to_the_memory_killer():
     assert last == 1000 - before
 
 
-def test_the_variables_of_a_process_that_is_starting_a_program_are_waited_for(tmp_path):
-    # as /proc shows a process within execve(2), for microseconds or until a disk has been read
+def test_variables_of_waits_for_a_process_in_execve(tmp_path):
+    # as in /proc during execve(2), for microseconds or until a disk has been read
     process = tmp_path / "7"
     process.mkdir()
     (process / "exe").symlink_to(sys.executable)

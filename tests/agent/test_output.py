@@ -1,4 +1,4 @@
-"""What is kept of a rank's output: both ends of any length, and nothing of it waited for."""
+"""The output of a rank: truncated in the middle, and read without blocking."""
 
 import os
 
@@ -19,14 +19,14 @@ def pipe():
 
 
 @given(st.lists(st.binary(max_size=300), max_size=30))
-def test_a_text_that_is_short_enough_is_kept_as_it_is(parts):
+def test_short_text_is_unchanged(parts):
     excerpt = Excerpt()
     for part in parts:
         excerpt.add(part)
     assert excerpt.text() == b"".join(parts).decode("utf-8", "replace")
 
 
-def test_of_a_long_text_the_two_ends_are_kept_and_the_rest_is_counted(monkeypatch):
+def test_a_long_text_is_cut_in_the_middle(monkeypatch):
     monkeypatch.setattr(output, "KEPT", 8)
     excerpt = Excerpt()
     for letter in b"abcdefghijklmnopqrstuvwxyz":
@@ -38,7 +38,7 @@ def test_of_a_long_text_the_two_ends_are_kept_and_the_rest_is_counted(monkeypatc
 
 
 @given(st.lists(st.binary(min_size=1, max_size=400), max_size=60))
-def test_memory_is_bounded_however_much_comes(parts):
+def test_memory_is_bounded(parts):
     excerpt = Excerpt()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(output, "KEPT", 64)
@@ -47,7 +47,7 @@ def test_memory_is_bounded_however_much_comes(parts):
             assert len(excerpt.text()) < 64 * 2 + 400 + 40
 
 
-def test_a_stream_gives_what_has_come_since_it_was_last_asked(pipe):
+def test_a_stream_returns_the_output_since_the_last_call(pipe):
     stream = OutputStream(pipe[0])
     os.write(pipe[1], b"one\n")
     assert stream.take() == "one\n"
@@ -57,13 +57,13 @@ def test_a_stream_gives_what_has_come_since_it_was_last_asked(pipe):
     assert stream.take() == ""
 
 
-def test_a_glance_takes_nothing_away(pipe):
+def test_a_glance_keeps_the_output(pipe):
     stream = OutputStream(pipe[0])
     os.write(pipe[1], b"words")
     assert [stream.glance(), stream.glance()] == ["words", "words"]
 
 
-def test_a_stream_whose_writers_are_gone_is_at_its_end():
+def test_a_stream_without_writers_is_at_its_end():
     reading, writing = os.pipe()
     stream = OutputStream(reading)
     os.write(writing, b"last")
@@ -73,7 +73,7 @@ def test_a_stream_whose_writers_are_gone_is_at_its_end():
     os.close(reading)
 
 
-def test_lines_are_echoed_when_they_are_whole_and_the_rest_at_the_end_of_the_test(pipe):
+def test_complete_lines_are_echoed_and_the_rest_at_the_end_of_the_test(pipe):
     lines = []
     stream = OutputStream(pipe[0], lines.append)
     os.write(pipe[1], b"one\ntw")
@@ -95,7 +95,7 @@ def test_a_line_without_end_is_echoed_in_pieces(pipe):
     assert max(map(len, lines)) < 130_000
 
 
-def test_a_log_says_in_which_test_something_was_printed(tmp_path):
+def test_a_log_names_the_test_of_each_output(tmp_path):
     log = OutputLog(tmp_path / "rank-0.log")
     log.add("t::a", Output(stdout="out", stderr="err\n"))
     log.add("t::b", Output())
@@ -105,7 +105,7 @@ def test_a_log_says_in_which_test_something_was_printed(tmp_path):
     )
 
 
-def test_a_log_ends_at_its_limit_and_says_so(tmp_path, monkeypatch):
+def test_a_log_is_cut_at_its_limit_with_a_notice(tmp_path, monkeypatch):
     monkeypatch.setattr(output, "LOG_LIMIT", 100)
     log = OutputLog(tmp_path / "rank-0.log")
     for _ in range(9):

@@ -29,7 +29,7 @@ def test_the_first_bad_phase_decides_then_the_first_notable_one(given_phases, wh
     assert overall(given_phases).when == when
 
 
-def test_a_skip_in_the_tear_down_tells_that_the_test_has_passed():
+def test_the_message_of_a_skip_in_the_tear_down_says_that_the_test_passed():
     skipped = Phase(when="teardown", outcome=Outcome.SKIPPED, duration=0.0, message="no time", text="no time at all")
     decided = overall([*phases(setup="passed", call="passed"), skipped])
     assert decided.outcome is Outcome.SKIPPED

@@ -1,4 +1,4 @@
-"""torch's launcher tests under a plain pytest with the plugin, in a repository that knows nothing of allranks."""
+"""torch's multi-process tests under plain pytest with the plugin, in a repository without allranks."""
 
 import os
 import subprocess
@@ -141,7 +141,7 @@ def plain(tmp_path_factory):
         ("TestThreads.test_passes", "passed"),
     ],
 )
-def test_a_test_ends_as_all_of_its_ranks_do(plain, test, outcome):
+def test_all_ranks_decide_the_outcome_of_a_test(plain, test, outcome):
     assert plain.outcome(test) == outcome
 
 
@@ -157,15 +157,15 @@ def test_a_test_ends_as_all_of_its_ranks_do(plain, test, outcome):
         ("TestClass.test_c_fails", "rank 1 failed: ValueError: rank 1 broke"),
     ],
 )
-def test_an_error_says_what_the_ranks_came_to(plain, test, words):
+def test_an_error_has_the_outcomes_of_the_ranks(plain, test, words):
     assert words in plain.text(test)
 
 
-def test_a_skip_has_torchs_own_reason(plain):
+def test_a_skip_has_the_reason_of_torch(plain):
     assert plain.message("TestMine.test_skips_with_torchs_reason") == "Need at least 2 CUDA devices"
 
 
-def test_a_limit_that_is_no_number_is_named(plain):
-    assert "time_limit() makes no sense: it takes one number of seconds" in plain.text(
+def test_an_invalid_time_limit_is_an_error(plain):
+    assert "time_limit() is invalid: it takes one number of seconds" in plain.text(
         "TestMine.test_limit_without_a_number"
     )

@@ -1,4 +1,4 @@
-"""What a fork server and its supervisor say to each other."""
+"""The messages between a fork server and its supervisor."""
 
 from pathlib import Path
 
@@ -7,18 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.agent.program import (
+    FinalResult,
     Finish,
     Forked,
     ItemOptions,
     Program,
     SessionEnded,
-    Settled,
     SkippedModule,
     StartRanks,
-    line_of,
+    batches,
+    encode_message,
     parse_reply,
     parse_request,
-    parts_of,
 )
 from allranks.protocol.config import TimeLimit
 from allranks.protocol.records import Imported, Notice, Record
@@ -29,7 +29,7 @@ TEXTS = st.lists(TEXT, max_size=3).map(tuple)
 WHOLE = st.integers(-(2**63), 2**63 - 1)
 SECONDS = st.floats(0, 1e9)
 LIMITS = st.builds(TimeLimit, value=SECONDS, setting=TEXT, margin=SECONDS)
-TERMS = st.builds(
+OPTIONS = st.builds(
     ItemOptions,
     gang=TEXTS,
     has_process_group=st.booleans(),
@@ -43,13 +43,13 @@ TERMS = st.builds(
 PROGRAMS = st.builds(
     Program,
     tests=TEXTS,
-    terms=st.lists(TERMS, max_size=3).map(tuple),
+    options=st.lists(OPTIONS, max_size=3).map(tuple),
     skipped=st.lists(st.builds(SkippedModule, nodeid=TEXT, reason=TEXT), max_size=2).map(tuple),
     deselected=WHOLE,
     maxfail=WHOLE,
     is_collected_only=st.booleans(),
-    prints_at_once=st.booleans(),
-    lacks=TEXT,
+    prints_live=st.booleans(),
+    missing_hardware=TEXT,
     python=TEXT,
 )
 TOLD = (
@@ -70,36 +70,36 @@ ASKED = st.builds(
     preload=TEXTS,
     has_many_forks=st.booleans(),
     results=st.sampled_from([Path(), Path("/results"), Path("a/\u00fc")]),
-) | st.builds(Finish, tests=st.lists(st.builds(Settled, nodeid=TEXT, is_bad=st.booleans()), max_size=3).map(tuple))
+) | st.builds(Finish, tests=st.lists(st.builds(FinalResult, nodeid=TEXT, is_bad=st.booleans()), max_size=3).map(tuple))
 
 
 @given(TOLD)
-def test_a_reply_survives_its_line(reply):
-    assert parse_reply(line_of(reply)) == reply
+def test_a_reply_round_trips(reply):
+    assert parse_reply(encode_message(reply)) == reply
 
 
 @given(ASKED)
-def test_a_request_survives_its_line(message):
-    assert parse_request(line_of(message)) == message
+def test_a_request_round_trips(message):
+    assert parse_request(encode_message(message)) == message
 
 
 @given(TOLD | ASKED)
 def test_a_message_is_one_line(message):
-    line = line_of(message)
+    line = encode_message(message)
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
 
 
 @given(TOLD)
-def test_a_reply_is_no_request(reply):
+def test_a_reply_is_not_a_request(reply):
     with pytest.raises(RecordError):
-        parse_request(line_of(reply))
+        parse_request(encode_message(reply))
 
 
 @given(ASKED)
-def test_a_request_is_no_reply(message):
+def test_a_request_is_not_a_reply(message):
     with pytest.raises(RecordError):
-        parse_reply(line_of(message))
+        parse_reply(encode_message(message))
 
 
 def assert_reads_or_refuses(read, kinds, line):
@@ -121,9 +121,9 @@ def test_any_bytes_are_a_message_or_a_record_error(line):
 
 @given(TOLD | ASKED, st.data())
 def test_a_damaged_line_is_a_message_or_a_record_error(message, data):
-    line = bytearray(line_of(message))
-    place = data.draw(st.integers(0, len(line) - 1))
-    line[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+    line = bytearray(encode_message(message))
+    index = data.draw(st.integers(0, len(line) - 1))
+    line[index : index + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
     for read, kinds in READERS:
         assert_reads_or_refuses(read, kinds, bytes(line))
 
@@ -136,30 +136,30 @@ def test_a_damaged_line_is_a_message_or_a_record_error(message, data):
         (b"{}", "is not a record"),
         (b'["Program", []]', "has no object as its Program"),
         (b'["Forked", {"pids": ["1"]}]', "as pids of Forked"),
-        (b'["Program", {"terms": [{}]}]', "lacks gang of ItemOptions"),
+        (b'["Program", {"options": [{}]}]', "lacks gang of ItemOptions"),
         (b'["SessionEnded", {"own": 0}]', "lacks status of SessionEnded"),
         (b'["StartRanks", {"ranks": [0], "gang": 1}]', "is of an unknown kind: 'StartRanks'"),
     ],
 )
-def test_the_error_says_why_a_line_is_no_reply(line, why):
+def test_the_error_has_the_reason_why_a_line_is_not_a_reply(line, why):
     with pytest.raises(RecordError) as error:
         parse_reply(line)
     assert why in str(error.value)
 
 
 @pytest.mark.parametrize("line", [b'["Forked", {}]', b"[]", b"3", b'["StartRanks", {}]', b'["Finish", {"tests": [1]}]'])
-def test_what_is_no_request_is_refused(line):
+def test_invalid_requests_are_rejected(line):
     with pytest.raises(RecordError):
         parse_request(line)
 
 
 @pytest.mark.parametrize(("length", "most"), [(20, 2000), (3_000, 87), (200_000, 1), (900_000, 1)])
-def test_tests_with_long_names_are_split_into_more_records(length, most):
+def test_tests_with_long_names_are_split_into_more_batches(length, most):
     names = [f"{number:04}{'n' * length}" for number in range(2 * most + 1)]
-    parts = list(parts_of(names))
+    parts = list(batches(names))
     assert list(map(len, parts)) == [most, most, 1]
     assert [name for part in parts for name in part] == names
 
 
-def test_no_tests_have_no_parts():
-    assert list(parts_of([])) == []
+def test_no_tests_make_no_batches():
+    assert list(batches([])) == []

@@ -1,4 +1,4 @@
-"""pytest as its users know it, inside ranks: each of these drives a real agent."""
+"""Features of pytest in ranks of real agents."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from long_lists import quick
 from allranks.protocol.records import AgentFailed, CollectionFailed, FailureKind, GangStarted, Notice
 
 PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": ""}
-"""Environment of an agent that loads what is installed, as a user's does."""
+"""Environment of an agent that loads installed plugins."""
 
 ZOO = {
     "pytest.ini": """
@@ -181,8 +181,8 @@ ZOO = {
             assert "PATCHED" not in os.environ
 
         def test_capsys(capsys):
-            print("said")
-            assert capsys.readouterr().out == "said\\n"
+            print("printed")
+            assert capsys.readouterr().out == "printed\\n"
 
         def test_capfd(capfd):
             os.write(1, b"written")
@@ -246,7 +246,7 @@ def zoo(run_once):
 
 
 @pytest.mark.parametrize("test", PASSED.split())
-def test_it_works_as_in_a_plain_run(zoo, test):
+def test_features_work_as_in_a_plain_run(zoo, test):
     assert zoo.outcomes(test) == ("passed", "passed"), zoo.cases(0)[test].text
 
 
@@ -266,14 +266,14 @@ def test_it_works_as_in_a_plain_run(zoo, test):
         ("suite.test_skipped_module", "skipped", "no_such_package"),
     ],
 )
-def test_an_outcome_is_the_one_of_a_plain_run(zoo, test, outcome, words):
+def test_outcomes_are_those_of_a_plain_run(zoo, test, outcome, words):
     assert zoo.outcomes(test) == (outcome, outcome)
     assert words in zoo.cases(0)[test].message
 
 
-def test_no_test_of_the_zoo_is_left_out(zoo):
-    told = {*PASSED.split(), "test_xpass"} | {case.name for case in zoo.cases(0).values() if case.outcome != "passed"}
-    assert set(zoo.cases(1)) == told
+def test_all_tests_of_the_zoo_are_checked(zoo):
+    others = {case.name for case in zoo.cases(0).values() if case.outcome != "passed"}
+    assert set(zoo.cases(1)) == {*PASSED.split(), "test_xpass"} | others
 
 
 ONE = {"test_one.py": "import sys\ndef test_one():\n    print('seen')\n    print('seen too', file=sys.stderr)\n"}
@@ -321,7 +321,7 @@ CYCLE = """
 
 
 @pytest.mark.parametrize(("arguments", "outcome"), [((), "passed"), (("-W", "error"), "errored")], ids=str)
-def test_a_finalizer_that_fails_after_the_last_test_counts_where_warnings_are_errors(run_agent, arguments, outcome):
+def test_a_failed_finalizer_after_the_last_test_is_an_error_if_warnings_are(run_agent, arguments, outcome):
     agent = run_agent({"test_cycle.py": CYCLE}, pytest_args=arguments)
     assert agent.outcomes("test_cycle") == ("passed", outcome)
 
@@ -338,7 +338,7 @@ def test_a_finalizer_that_fails_after_the_last_test_counts_where_warnings_are_er
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_an_option_that_cannot_be_had_is_refused_in_a_sentence(start_agent, arguments, words):
+def test_an_unsupported_option_is_rejected_with_a_reason(start_agent, arguments, words):
     agent = start_agent(ONE, pytest_args=arguments, world_size=1, environment=PLUGINS).go()
     assert agent.wait() == 1
     [failure] = agent.all(AgentFailed)
@@ -378,7 +378,7 @@ def test_another_version_of_allranks_in_the_jobs_python_is_an_error(start_comman
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_arguments_that_pytest_refuses_are_a_usage_error_with_its_reason(start_agent, arguments, words):
+def test_invalid_arguments_of_pytest_are_a_usage_error(start_agent, arguments, words):
     agent = start_agent(ONE, pytest_args=arguments, world_size=1).go()
     agent.wait()
     [failure] = agent.all(AgentFailed)
@@ -396,7 +396,7 @@ def test_a_conftest_file_that_cannot_be_imported_is_the_fault_of_the_suite(start
     assert "no_such_module" in agent.all(CollectionFailed)[0].text
 
 
-def test_a_report_of_pytests_own_is_not_written_and_that_is_said(run_agent, tmp_path):
+def test_reports_of_pytest_itself_are_not_written_with_a_notice(run_agent, tmp_path):
     agent = run_agent(ONE, pytest_args=(f"--junitxml={tmp_path}/mine.xml",), world_size=1)
     assert agent.outcomes("test_one") == ("passed",)
     assert [notice.text.partition(":")[0] for notice in agent.all(Notice)] == ["--junitxml was ignored"]
@@ -443,7 +443,7 @@ DISAGREEING = {
 
 @pytest.fixture
 def run_again(run_once, tmp_path):
-    """Runs an agent on a suite that ran before: all these runs share one cache."""
+    """Run an agent repeatedly on a suite with a shared cache."""
 
     def run(files, *arguments, world_size=2):
         cache = ("-o", f"cache_dir={tmp_path}/cache")
@@ -456,19 +456,19 @@ def names(agent):
     return list(agent.cases(0))
 
 
-def test_what_failed_on_any_rank_is_what_failed_last(run_again):
+def test_last_failed_includes_tests_that_failed_on_any_rank(run_again):
     run_again(FICKLE)
     assert names(run_again(FICKLE, "--lf")) == ["test_fails_on_one_rank", "test_fails"]
     assert names(run_again(FICKLE, "--ff"))[:2] == ["test_fails_on_one_rank", "test_fails"]
 
 
-def test_ranks_that_disagreed_on_a_skip_are_what_failed_last(run_again):
+def test_last_failed_includes_ranks_that_disagreed_on_a_skip(run_again):
     run_again(DISAGREEING)
     assert names(run_again(DISAGREEING, "--lf")) == ["test_skips_on_one_rank"]
 
 
 @pytest.mark.thorough
-def test_a_narrower_run_forgets_only_what_it_has_seen_pass(run_again):
+def test_a_partial_run_forgets_only_failures_that_passed_in_it(run_again):
     run_again(FICKLE)
     mended = {**FICKLE, "test_b.py": FICKLE["test_b.py"].replace("assert 0", "pass")}
     run_again(mended, "-k", "fails and not rank")
@@ -480,7 +480,7 @@ def test_new_tests_can_come_first(run_again):
     assert names(run_again(FICKLE, "--nf"))[:2] == ["test_fails_on_one_rank", "test_passes"]
 
 
-def test_stepwise_stops_at_a_failure_and_begins_there(run_again):
+def test_stepwise_stops_at_a_failure_and_resumes_there(run_again):
     first = run_again(FICKLE, "--sw")
     assert names(first) == ["test_fails_on_one_rank"]
     mended = {**FICKLE, "test_a.py": FICKLE["test_a.py"].replace("assert rank == 0", "pass")}
@@ -557,11 +557,11 @@ def lockstep(run_once):
 @pytest.mark.parametrize(
     "test", ["test_same_examples", "test_slow_examples", "test_method[a]", "test_method[b]", "runTest"]
 )
-def test_all_ranks_try_the_same_examples_of_hypothesis(lockstep, test):
+def test_all_ranks_run_the_same_hypothesis_examples(lockstep, test):
     assert lockstep.outcomes(test) == ("passed", "passed"), lockstep.cases(1)[test].text
 
 
-def test_a_rank_that_fails_alone_on_an_example_leads(lockstep):
+def test_a_rank_that_alone_fails_on_an_example_leads(lockstep):
     assert lockstep.outcomes("test_fails_on_one_rank_alone") == ("aborted", "failed")
 
 
@@ -579,7 +579,7 @@ def test_hypothesis_keeps_no_database(lockstep):
 
 @pytest.fixture
 def examples(run_once):
-    """The examples that Hypothesis tries in a run with some seed."""
+    """A function that returns the examples of Hypothesis for a seed."""
     suite = {
         "test_seed.py": """
             from hypothesis import given, settings, strategies as st
@@ -600,13 +600,13 @@ def examples(run_once):
 
 
 @pytest.mark.thorough
-def test_another_seed_gives_other_examples(examples):
+def test_different_seeds_give_different_examples(examples):
     assert examples(1) == examples(1)
     assert examples(1) != examples(2)
 
 
 @pytest.mark.thorough
-def test_a_seed_for_hypothesis_alone_is_kept(examples):
+def test_a_seed_for_hypothesis_is_kept(examples):
     assert examples(1, "--hypothesis-seed=5") == examples(2, "--hypothesis-seed=5")
 
 
@@ -627,7 +627,7 @@ LOGGING = {
 
 
 @pytest.mark.parametrize("arguments", [(), ("--capture=sys",), ("-s",)], ids=str)
-def test_a_log_handler_made_at_import_prints_to_its_rank(run_agent, arguments):
+def test_a_log_handler_created_during_import_prints_to_its_rank(run_agent, arguments):
     run = run_agent(LOGGING, pytest_args=arguments)
     for rank in range(2):
         case = run.cases(rank)["test_logging"]
@@ -653,7 +653,7 @@ def test_a_thread_of_a_library_is_a_notice(run_agent):
 
 @pytest.mark.parametrize("name", quick(2, ["SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGTSTP"]))
 def test_a_rank_inherits_which_signals_are_ignored(start_command, name):
-    """As a process that is started under ``nohup``, or in a shell's background job."""
+    """As with ``nohup``, or in a background job of a shell."""
     number = signal.Signals[name]
     suite = f"""
         import signal
@@ -676,8 +676,8 @@ def test_a_rank_inherits_which_signals_are_ignored(start_command, name):
 
 
 @pytest.mark.parametrize("arguments", [(), ("--log-level=DEBUG",), ("-o", "log_cli=true", "--log-cli-level=INFO")])
-def test_handlers_of_pytest_are_no_change_by_a_test(run_agent, arguments):
-    """It sets some on the root logger, and on loggers that do not propagate, for each phase of a test."""
+def test_log_handlers_of_pytest_are_not_changes_of_a_test(run_agent, arguments):
+    """pytest adds some to the root logger, and to loggers that do not propagate, in each phase of a test."""
     suite = """
         import logging
         import pytest
@@ -688,17 +688,17 @@ def test_handlers_of_pytest_are_no_change_by_a_test(run_agent, arguments):
         def handler():
             alone.propagate = False
             mine = logging.NullHandler()
-            for each in (alone, logging.root):
-                each.addHandler(mine)
+            for logger in (alone, logging.root):
+                logger.addHandler(mine)
             yield mine
-            for each in (alone, logging.root):
-                each.removeHandler(mine)
+            for logger in (alone, logging.root):
+                logger.removeHandler(mine)
 
         def test_first(caplog):
             log.setLevel("DEBUG")
             alone.addHandler(caplog.handler)
-            log.debug("heard")
-            assert caplog.messages == ["heard"]
+            log.debug("logged")
+            assert caplog.messages == ["logged"]
 
         @pytest.mark.parametrize("number", range(3))
         def test_next(caplog, handler, number):
@@ -711,7 +711,7 @@ def test_handlers_of_pytest_are_no_change_by_a_test(run_agent, arguments):
     """
     job = run_agent({"test_small.py": suite}, pytest_args=arguments)
     assert {case.outcome for case in job.cases(1).values()} == {"passed"}
-    assert {each.text for each in job.all(Notice)} == {
+    assert {notice.text for notice in job.all(Notice)} == {
         "it changed logger alone; its ranks ran no other test",
         "it changed logger app; its ranks ran no other test",
     }

@@ -1,4 +1,4 @@
-"""What each fault of a test comes to: one suite of faults, run once, and one test here for each."""
+"""The outcome of each fault of a test: a suite of faults, run once, with one test here for each."""
 
 import itertools
 
@@ -160,7 +160,7 @@ ZOO = {
             if os.fork() == 0:
                 os.setsid()
                 while True:
-                    signal.pause()  # until somebody kills it
+                    signal.pause()  # until it is killed
 
         def test_leaves_a_server(rank):
             if rank == 1:
@@ -249,7 +249,7 @@ ZOO = {
         def test_has_no_sandcastle():
             assert "SANDCASTLE" not in os.environ and "TW_JOB_USER" not in os.environ
 
-        def test_signals_are_the_systems():
+        def test_signals_have_their_usual_effect():
             for number in (signal.SIGTERM, signal.SIGALRM, signal.SIGIO):
                 assert signal.getsignal(number) is signal.SIG_DFL
             assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
@@ -265,7 +265,7 @@ def zoo(run_once):
     return run_once("zoo", ZOO, environment={"SANDCASTLE": "1", "TW_JOB_USER": "sandcastle"})
 
 
-def test_a_forked_child_that_fails_ends_so_and_says_why(zoo):
+def test_a_forked_child_that_fails_exits_with_its_error(zoo):
     assert zoo.outcomes("test_a_child_fails") == ("passed", "failed")
     assert "the child is wrong" in zoo.cases(1)["test_a_child_fails"].stderr
 
@@ -287,7 +287,7 @@ def test_a_test_may_fail_on_one_rank_only(zoo):
     assert "only rank 0 is right" in zoo.cases(1)["test_fails_on_rank_1"].message
 
 
-def test_a_peer_that_waits_for_a_failed_rank_is_aborted_by_it_where_it_stands(zoo):
+def test_a_peer_that_waits_for_a_failed_rank_is_aborted_with_its_line(zoo):
     assert zoo.outcomes("test_fails_while_the_peer_waits") == ("failed", "aborted")
     peer = zoo.cases(1)["test_fails_while_the_peer_waits"]
     where = f"test_zoo.py:{line_of('rank 1 waits here', ZOO['test_zoo.py'])} in test_fails_while_the_peer_waits"
@@ -296,7 +296,7 @@ def test_a_peer_that_waits_for_a_failed_rank_is_aborted_by_it_where_it_stands(zo
     assert (peer.properties["caused_by"], peer.properties["consequence"]) == ("0", "True")
 
 
-def test_the_rank_that_failed_first_has_no_consequence_mark(zoo):
+def test_the_rank_that_failed_first_is_no_consequence(zoo):
     properties = zoo.cases(0)["test_fails_while_the_peer_waits"].properties
     assert properties["consequence"] == "False"
     assert float(properties["at"]) <= float(zoo.cases(1)["test_fails_while_the_peer_waits"].properties["at"])
@@ -326,12 +326,12 @@ def test_a_segmentation_fault_names_signal_and_line(zoo):
         ("test_sys_exit_5", "SystemExit: 5"),
         ("test_sys_exit_with_a_list", "SystemExit: ['neither', 'number', 'nor', 'text']"),
         ("test_fixture_exits", "SystemExit: 4"),
-        ("test_pytest_exit", "the test broke off the whole session: Exit('enough')"),
-        ("test_interrupts_itself", "the test broke off the whole session: KeyboardInterrupt()"),
+        ("test_pytest_exit", "the test aborted the whole session: Exit('enough')"),
+        ("test_interrupts_itself", "the test aborted the whole session: KeyboardInterrupt()"),
         ("test_closes_descriptors", ""),
     ],
 )
-def test_an_exit_in_mid_test_is_a_crash_that_says_how(zoo, test, message):
+def test_an_exit_in_a_test_is_a_crash_with_its_status(zoo, test, message):
     case = zoo.cases(1)[test]
     assert case.outcome == "crashed"
     assert case.message.startswith(message)
@@ -375,8 +375,8 @@ def test_a_rank_may_skip_by_an_exit_code_while_its_peer_passes(zoo):
         ("test_setup_error", "errored", "OSError: fixture broke"),
         ("test_teardown_error", "errored", "OSError: teardown broke"),
         ("test_subtests", "failed", "AssertionError: 1 == 1"),
-        ("test_asks_pytest_to_stop", "errored", "the test, or a hook, has asked pytest to stop its session: enough"),
-        ("test_asks_pytest_to_fail", "errored", "the test, or a hook, has asked pytest to stop its session: too much"),
+        ("test_asks_pytest_to_stop", "errored", "the test or a hook requested the end of pytest's session: enough"),
+        ("test_asks_pytest_to_fail", "errored", "the test or a hook requested the end of pytest's session: too much"),
     ],
 )
 def test_pytests_own_outcomes_are_kept(zoo, test, outcome, message):
@@ -384,7 +384,7 @@ def test_pytests_own_outcomes_are_kept(zoo, test, outcome, message):
     assert zoo.cases(0)[test].message == message
 
 
-def test_the_phase_that_decided_is_named(zoo):
+def test_the_deciding_phase_is_recorded(zoo):
     assert zoo.cases(0)["test_setup_error"].properties["phase"] == "setup"
     assert zoo.cases(0)["test_teardown_error"].properties["phase"] == "teardown"
 
@@ -396,19 +396,19 @@ def test_a_child_that_outlives_its_rank_is_gone_when_the_agent_is(zoo):
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("source", ["print of", "descriptor of", "C of"])
-def test_output_of_every_source_is_captured_for_its_rank_alone(zoo, rank, source):
+def test_output_of_every_source_is_captured_for_its_rank(zoo, rank, source):
     stdout = zoo.cases(rank)["test_output_of_a_failure"].stdout
     assert f"{source} rank {rank}\n" in stdout
     assert f"rank {1 - rank}" not in stdout
 
 
-def test_the_last_words_of_a_killed_rank_are_kept(zoo):
+def test_the_last_output_of_a_killed_rank_is_kept(zoo):
     stdout = zoo.cases(0)["test_prints_and_dies"].stdout
     assert "last words" in stdout
     assert "in C" in stdout
 
 
-def test_a_flood_of_output_keeps_its_two_ends(zoo):
+def test_a_flood_of_output_is_cut_in_the_middle(zoo):
     stdout = zoo.cases(0)["test_floods"].stdout
     assert stdout.startswith("first\n")
     assert stdout.endswith("last\n")
@@ -416,14 +416,14 @@ def test_a_flood_of_output_keeps_its_two_ends(zoo):
     assert (zoo.results / "rank-0.log").stat().st_size < 4_000_000
 
 
-def test_a_process_that_was_left_behind_is_named_with_its_rank(zoo):
+def test_a_process_left_behind_is_reported_with_its_rank(zoo):
     left = [event for event in zoo.all(LeftBehind) if event.command == "sleep 1000"]
     assert [event.rank for event in left] == [1]
 
 
-def test_standard_error_is_captured_apart(zoo):
+def test_standard_error_is_captured_separately(zoo):
     case = zoo.cases(1)["test_output_of_a_failure"]
-    assert case.stderr.splitlines()[-1] == "stderr of rank 1"  # torch's own warnings may stand before it
+    assert case.stderr.splitlines()[-1] == "stderr of rank 1"  # torch may print warnings before it
     assert "stderr of rank" not in case.stdout
 
 
@@ -441,7 +441,7 @@ def test_a_big_message_loses_its_middle(zoo, test):
     assert len(zoo.cases(0)[test].text) < 70_000
 
 
-def test_what_xml_forbids_is_told(zoo):
+def test_characters_that_xml_forbids_are_escaped(zoo):
     case = zoo.cases(0)["test_strange_output"]
     assert case.message == "AssertionError: \x00\ud800\uffff"
     assert case.stdout.startswith("\x00\x1b[31m")
@@ -473,7 +473,7 @@ def test_classes_and_conftest_fixtures_work(zoo, test, classname):
     [
         "test_after_the_process_group_was_destroyed",
         "test_has_no_sandcastle",
-        "test_signals_are_the_systems",
+        "test_signals_have_their_usual_effect",
         "test_after_all_that",
     ],
 )
@@ -481,7 +481,7 @@ def test_a_rank_starts_from_a_clean_state(zoo, test):
     assert zoo.outcomes(test) == ("passed", "passed"), zoo.cases(0)[test].message
 
 
-def test_a_test_that_closes_everything_ends_its_rank_and_not_more(zoo):
+def test_a_test_that_closes_all_descriptors_ends_only_its_rank(zoo):
     assert zoo.outcomes("test_closes_stdout_and_dies") == ("crashed", "crashed")
     assert len(zoo.all(Finished)) == 1
 
@@ -495,8 +495,8 @@ def test_a_bad_outcome_costs_its_gang(zoo):
 
 
 def first_tests_of_gangs(agent):
-    told = agent.all(GangStarted | TestStarted)
-    return [after for before, after in itertools.pairwise(told) if isinstance(before, GangStarted)]
+    records = agent.all(GangStarted | TestStarted)
+    return [after for before, after in itertools.pairwise(records) if isinstance(before, GangStarted)]
 
 
 def test_every_collected_test_has_an_outcome_on_every_rank(zoo):
@@ -506,11 +506,11 @@ def test_every_collected_test_has_an_outcome_on_every_rank(zoo):
         assert all(case.outcome != "missing" for case in zoo.cases(rank).values())
 
 
-def test_the_agent_says_so_at_its_end(zoo):
+def test_the_agent_reports_its_end(zoo):
     assert zoo.all(Finished)[0].status == 0
 
 
-def test_a_test_whose_call_nobody_reports_is_an_error(run_agent):
+def test_a_test_without_a_reported_call_is_an_error(run_agent):
     conftest = """
         import pytest
 
@@ -524,4 +524,4 @@ def test_a_test_whose_call_nobody_reports_is_an_error(run_agent):
     for rank in (0, 1):
         [case] = agent.cases(rank).values()
         assert case.outcome == "errored"
-        assert case.message.startswith("pytest has reported no call of this test")
+        assert case.message.startswith("pytest reported no call of this test")

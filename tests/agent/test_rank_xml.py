@@ -35,10 +35,10 @@ def test_every_text_is_legal_xml_and_reads_back(text):
 
 
 @given(st.text(alphabet=st.characters(min_codepoint=0x20, max_codepoint=0xD7FF)))
-def test_a_text_that_is_legal_stays_as_it_is(text):
+def test_legal_text_is_unchanged(text):
     assert legal(text) == text
 
 
 @pytest.mark.parametrize(("character", "words"), [("\0", "#x00"), ("\x1b", "#x1B"), ("\ud800", "#xD800")])
-def test_an_illegal_character_is_written_by_its_number(character, words):
+def test_an_illegal_character_is_escaped(character, words):
     assert legal(f"a{character}b") == f"a{words}b"

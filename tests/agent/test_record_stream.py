@@ -1,4 +1,4 @@
-"""The stream that leaves a job: bounded, in order, and nobody's reading holds its writer up."""
+"""The stream of records from a job: bounded, in order, and independent of the reader's speed."""
 
 import os
 import threading
@@ -23,22 +23,22 @@ MORE_THAN_A_PIPE_HOLDS = Collected(tests=("x" * (1 << 18),))
 
 
 class Trial:
-    """A stream whose other end is read when a test asks for it."""
+    """A stream whose other end is read only on demand."""
 
     def __init__(self):
         self._reading, self._writing = os.pipe()
         self.stream = RecordWriter(self._writing)
 
     def block(self):
-        """Have the stream's thread wait for a reader, with all that was written so far in its hands."""
+        """Make the stream's thread wait for a reader with all records that were written so far."""
         self.stream.write(MORE_THAN_A_PIPE_HOLDS)
         assert linux.is_readable(self._reading, 20)
 
-    def hang_up(self):
+    def disconnect(self):
         os.close(self._reading)
 
     def written(self):
-        """All that has been written, behind what blocked the stream, once that is closed."""
+        """Close the stream, and return everything that was written after the blocking data."""
         return [record for record in map(records.decode, self.lines()) if record.at and not is_blocker(record)]
 
     def lines(self):
@@ -68,7 +68,7 @@ def without_time(found):
     return [replace(record, at=0.0) for record in found]
 
 
-def test_records_come_in_their_order(trial):
+def test_records_are_in_order(trial):
     sent = [Went(), *(Notice(text=str(number)) for number in range(100)), ENDED, Finished(status=0)]
     for record in sent:
         trial.stream.write(record)
@@ -82,12 +82,12 @@ def test_each_record_has_the_time_of_day(trial):
     assert before - 1e-6 <= record.at <= time.time()
 
 
-def test_whatever_a_record_holds_it_is_one_line(trial):
+def test_any_record_is_one_line(trial):
     trial.stream.write(Notice(text="a\nb\x1e\ud800\U0001f4a5"))
     assert without_time(trial.written()) == [Notice(text="a\nb\x1e\ud800\U0001f4a5")]
 
 
-def test_what_threads_write_at_once_comes_whole_and_each_threads_in_its_order(trial):
+def test_records_of_several_threads_are_complete_and_in_order(trial):
     def write(rank):
         for number in range(50):
             trial.stream.write(Printed(rank=rank, line=f"{number} {TEXT}"))
@@ -102,7 +102,7 @@ def test_what_threads_write_at_once_comes_whole_and_each_threads_in_its_order(tr
         assert [int(record.line.split()[0]) for record in found if record.rank == rank] == list(range(50))
 
 
-def test_a_reader_that_reads_nothing_keeps_nobody_waiting_and_memory_is_bounded(trial, monkeypatch):
+def test_a_reader_that_reads_nothing_does_not_block_and_memory_is_bounded(trial, monkeypatch):
     monkeypatch.setattr(record_stream, "WAITING_LIMIT", 1 << 20)
     trial.block()
     for _ in range(10_000):
@@ -112,10 +112,10 @@ def test_a_reader_that_reads_nothing_keeps_nobody_waiting_and_memory_is_bounded(
     assert sum(len(records.encode(record)) for record in found) < 1 << 20
 
 
-def test_texts_are_left_out_first_and_then_what_is_only_shown(trial, monkeypatch):
+def test_texts_are_dropped_first_and_then_display_only_records(trial, monkeypatch):
     monkeypatch.setattr(record_stream, "WAITING_LIMIT", 1 << 20)
     trial.block()
-    sent = [ENDED, PASSED, Printed(rank=0, line="said"), Notice(text="noted")]
+    sent = [ENDED, PASSED, Printed(rank=0, line="printed"), Notice(text="noted")]
     for _ in range(150):
         for record in sent:
             trial.stream.write(record)
@@ -127,10 +127,10 @@ def test_texts_are_left_out_first_and_then_what_is_only_shown(trial, monkeypatch
     assert found.count(PASSED) == 150
     shown = [record for record in found if isinstance(record, Printed | Notice)]
     assert 0 < len(shown) < 300
-    assert found.index(bare) > max(place for place, record in enumerate(found) if record in shown)
+    assert found.index(bare) > max(index for index, record in enumerate(found) if record in shown)
 
 
-def test_the_course_of_a_failure_takes_no_room_from_outcomes(trial, monkeypatch):
+def test_the_course_of_a_failure_is_dropped_before_outcomes(trial, monkeypatch):
     monkeypatch.setattr(record_stream, "WAITING_LIMIT", 1 << 20)
     trial.block()
     course = FailureCourse(nodeid="t", passed=0, stdout="x" * 20_000, stderr="x" * 20_000)
@@ -142,7 +142,7 @@ def test_the_course_of_a_failure_takes_no_room_from_outcomes(trial, monkeypatch)
     assert FailureCourse(nodeid="t", passed=0) in found
 
 
-def test_there_is_room_again_when_somebody_reads(trial, monkeypatch):
+def test_the_queue_accepts_records_again_after_a_read(trial, monkeypatch):
     monkeypatch.setattr(record_stream, "WAITING_LIMIT", 1 << 20)
     trial.block()
     found = []
@@ -161,13 +161,13 @@ def test_close_waits_until_all_is_written(trial):
     assert isinstance(trial.written()[-1], Finished)
 
 
-def test_close_without_a_word_writes_nothing(trial):
+def test_close_without_records_writes_nothing(trial):
     assert trial.lines() == []
 
 
-def test_a_reader_that_is_gone_ends_nothing(trial):
+def test_a_lost_reader_is_no_error(trial):
     trial.block()
-    trial.hang_up()
+    trial.disconnect()
     for _ in range(3):
         trial.stream.write(Finished(status=0))
     trial.stream.close()

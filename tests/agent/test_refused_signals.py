@@ -1,4 +1,4 @@
-"""What cannot be signaled or waited for (ESRCH, EPERM, ECHILD) never keeps a supervisor from its work."""
+"""Processes that cannot be signaled or reaped (ESRCH, EPERM, ECHILD) never make a supervisor fail."""
 
 import errno
 import os
@@ -39,7 +39,7 @@ def ranks():
 
 @pytest.fixture(params=ANSWERS, ids=errno.errorcode.get)
 def refuse(request, monkeypatch, child):
-    """Has the kernel refuse, from now on, each request about a process."""
+    """Make all requests about processes fail, as if by the kernel."""
     monkeypatch.setattr(orphans, "REAP_TIMEOUT", 0.01)
     monkeypatch.setattr(orphans, "_ORPHANS_TIMEOUT", 0.1)
     monkeypatch.setattr(local_ranks, "REAP_TIMEOUT", 0.01)
@@ -67,7 +67,7 @@ def in_a_gang(act):
 
 def check_a_gpu(_folder, _ranks, child):
     answer, end = os.pipe()
-    gpus._Check("GPU-a", child.pid, answer).end(0.0, 0.0)
+    gpus._Check("GPU-a", child.pid, answer).error(0.0, 0.0)
     os.close(end)
 
 
@@ -107,9 +107,9 @@ from allranks.agent.container_init import end_orphans
 from allranks.agent.orphans import end_children, kill_orphans
 
 linux.adopt_orphans()
-codecs.lookup("ascii")  # this user may read no module of Python
+codecs.lookup("ascii")  # this user cannot read the modules of Python
 nothing = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-other = subprocess.Popen(["sleep", "601"], start_new_session=True, **nothing)  # as what sudo starts
+other = subprocess.Popen(["sleep", "601"], start_new_session=True, **nothing)  # like a process started by sudo
 print(other.pid, flush=True)
 os.setresgid(65534, 65534, 65534)
 os.setresuid(65534, 65534, 65534)

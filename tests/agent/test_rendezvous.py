@@ -17,7 +17,7 @@ def port_of(rendezvous):
 def held(tmp_path):
     rendezvous = make_rendezvous(replace(CONFIG, init_method="tcp"), tmp_path)
     yield rendezvous
-    rendezvous.joined()
+    rendezvous.release()
 
 
 def test_a_file_rendezvous_is_a_path_that_never_existed(tmp_path):
@@ -27,23 +27,23 @@ def test_a_file_rendezvous_is_a_path_that_never_existed(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_tcp_names_address_and_port_in_its_url_too(held):
+def test_a_tcp_url_has_address_and_port(held):
     assert held.url == f"tcp://127.0.0.1:{port_of(held)}"
     assert held.environment["MASTER_ADDR"] == "127.0.0.1"
 
 
-def test_env_is_all_in_the_environment(tmp_path):
+def test_an_env_rendezvous_is_in_the_environment(tmp_path):
     rendezvous = make_rendezvous(replace(CONFIG, master_addr="node0"), tmp_path)
     assert (rendezvous.url, rendezvous.environment["MASTER_ADDR"]) == ("env://", "node0")
-    rendezvous.joined()
+    rendezvous.release()
 
 
-def test_a_held_port_cannot_be_bound_by_who_does_not_ask_to_share_it(held):
+def test_a_held_port_cannot_be_bound_without_so_reuseaddr(held):
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind(("127.0.0.1", port_of(held)))
 
 
-def test_a_held_port_can_be_listened_on_by_a_store(held):
+def test_a_store_can_listen_on_a_held_port(held):
     with socket.socket(socket.AF_INET6) as store:
         store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         store.bind(("::", port_of(held)))
@@ -51,21 +51,21 @@ def test_a_held_port_can_be_listened_on_by_a_store(held):
         assert store.getsockname()[1] == port_of(held)
 
 
-def test_a_port_is_free_when_all_have_joined(held):
-    held.joined()
-    held.joined()
+def test_a_port_is_free_after_its_release(held):
+    held.release()
+    held.release()
     with socket.socket() as other:
         other.bind(("127.0.0.1", port_of(held)))
         assert other.getsockname()[1] == port_of(held)
 
 
-def test_an_unknown_init_method_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="'carrier-pigeon' is none of env, tcp, file"):
+def test_an_unknown_init_method_is_rejected(tmp_path):
+    with pytest.raises(ValueError, match="'carrier-pigeon' is not one of env, tcp, file"):
         make_rendezvous(replace(CONFIG, init_method="carrier-pigeon"), tmp_path)
 
 
 @pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::")])
-def test_a_store_is_waited_for_until_it_listens(held, family, address):
+def test_wait_for_store_returns_when_the_store_listens(held, family, address):
     with socket.socket(family) as store, ThreadPoolExecutor() as pool:
         store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         store.bind((address, port_of(held)))
@@ -76,6 +76,6 @@ def test_a_store_is_waited_for_until_it_listens(held, family, address):
         waiting.result(timeout=0.5)
 
 
-def test_a_store_that_never_listens_is_left_to_torch(held, monkeypatch):
+def test_wait_for_store_gives_up(held, monkeypatch):
     monkeypatch.setattr(rendezvous_module, "_STORE_TIMEOUT", 0.05)
     wait_for_store(port_of(held))

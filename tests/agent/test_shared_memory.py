@@ -1,4 +1,4 @@
-"""No segment of shared memory outlives its job, however its ranks end; what tidies up is not reproached to them."""
+"""No shared memory outlives its job, however its ranks end, and resource trackers are not reported as orphans."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def leave(names):
     segment = shared_memory.SharedMemory(create=True, size=64)
     tensor = torch.zeros(16).share_memory_()
     names.append((segment, tensor))
-    segments = [segment.name.lstrip("/"), *(each.name for each in Path("/dev/shm").glob(f"torch_{os.getpid()}_*"))]
+    segments = [segment.name.lstrip("/"), *(file.name for file in Path("/dev/shm").glob(f"torch_{os.getpid()}_*"))]
     assert len(segments) == 2
     with open(os.environ["SEGMENTS"], "a") as file:
         print(*segments, file=file)

@@ -1,4 +1,4 @@
-"""What stacks say of a process: where it is in the user's code, and whether it waits for its peers."""
+"""Stacks of a process: its line in user code, and whether it waits for its peers."""
 
 import os
 import threading
@@ -25,7 +25,7 @@ PYTEST = ("/env/lib/python3.11/site-packages/_pytest/python.py", 166, "pytest_py
         [PYTEST, ("/env/site-packages/pluggy/_callers.py", 1, "_multicall")],
     ],
 )
-def test_the_innermost_frame_is_the_first_of_the_users_own(above):
+def test_the_innermost_frame_is_the_first_of_user_code(above):
     assert Stacks(dump(*above, USER, PYTEST)).innermost == "/home/me/suite/test_a.py:12 in test_a"
 
 
@@ -40,18 +40,18 @@ def test_a_rank_in_torchs_distributed_waits_for_its_peers():
 @pytest.mark.parametrize(
     "frames", [[(f"{TORCH}/tensor/__init__.py", 3, "<module>"), IMPORT], [IMPORT, (f"{TORCH}/rpc.py", 3, "<module>")]]
 )
-def test_a_rank_that_imports_a_part_of_torchs_distributed_waits_for_nobody(frames):
+def test_a_rank_that_imports_torch_distributed_does_not_wait_for_peers(frames):
     stacks = dump(*frames, IMPORT, USER, PYTEST)
     assert not Stacks(stacks).waits_in_distributed()
     assert Stacks(stacks).innermost == "/home/me/suite/test_a.py:12 in test_a"
 
 
-def test_a_package_that_is_installed_is_the_users_own():
+def test_an_installed_package_is_user_code():
     mine = (threading.__file__.replace("threading.py", "site-packages/mine/ring.py"), 3, "send")
     assert Stacks(dump(mine, USER)).innermost.endswith("ring.py:3 in send")
 
 
-def test_a_test_that_comes_with_torch_is_the_users_own():
+def test_a_test_in_the_torch_wheel_is_user_code():
     folder = "/env/lib/python3.11/site-packages/torch/testing/_internal/distributed"
     test, helper = (f"{folder}/rpc/rpc_test.py", 3, "test_add"), (f"{folder}/rpc_utils.py", 4, "helper")
     assert Stacks(dump(helper, test, USER)).innermost.endswith("rpc_test.py:3 in test_add")
@@ -63,19 +63,19 @@ def test_another_thread_does_not_count():
 
 
 @pytest.mark.parametrize("stacks", ["", "nothing", dump(PYTEST)])
-def test_there_may_be_no_frame_of_the_users_own(stacks):
+def test_there_may_be_no_frame_of_user_code(stacks):
     assert Stacks(stacks).innermost == ""
 
 
 OUTSIDE = "\nSeen from outside by py-spy:\n"
 
 
-def test_a_ranks_own_frames_count_more_than_those_seen_from_outside():
+def test_frames_written_by_the_rank_take_precedence_over_py_spy():
     other = ("/home/me/suite/test_b.py", 1, "elsewhere")
     assert Stacks(dump(USER) + OUTSIDE + dump(other)).innermost == "/home/me/suite/test_a.py:12 in test_a"
 
 
-def test_frames_seen_from_outside_count_where_the_rank_wrote_none():
+def test_frames_of_py_spy_count_if_the_rank_wrote_none():
     assert Stacks(OUTSIDE + dump(USER)).innermost == "/home/me/suite/test_a.py:12 in test_a"
 
 
@@ -95,7 +95,7 @@ def test_frames_have_the_line_of_code_below_them(tmp_path):
 
 
 @pytest.mark.parametrize("line", ["0", "99", "9" * 5000])
-def test_a_line_that_a_file_does_not_have_is_left_out(tmp_path, line):
+def test_a_line_beyond_the_end_of_a_file_is_left_out(tmp_path, line):
     file = tmp_path / "test_a.py"
     file.write_text("x = 1\n")
     stacks = dump((file, line, "f"))

@@ -1,4 +1,4 @@
-"""Time limits, and how messages name them."""
+"""Time limits in messages."""
 
 from dataclasses import replace
 
@@ -33,4 +33,4 @@ def test_limits_are_keys_of_the_matrix_file_unless_something_else_sets_them(tmp_
     (tmp_path / "config.json").write_text(replace(CONFIG, limits=limits).to_json())
     config = AgentConfig.read(tmp_path / "config.json")
     assert isinstance(config.limits, TimeLimits)
-    assert config.limits.limit(name).setting == "--option", "an agent knows it, too"
+    assert config.limits.limit(name).setting == "--option"

@@ -1,4 +1,4 @@
-"""Node ids as reports have them: legal in XML, and no two alike."""
+"""Node ids in reports: legal in XML, and unique."""
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ ODD = st.text(alphabet=st.sampled_from("#x01Fd8DEf23\0\x01\x1f\ud800\udfff\ufffe
 
 
 @given(ODD, ODD)
-def test_two_node_ids_stay_two(one, other):
+def test_different_node_ids_stay_different(one, other):
     assert (xml_id(one) == xml_id(other)) == (one == other)
     assert legal(xml_id(one)) == xml_id(one)
 
@@ -25,7 +25,7 @@ def test_two_node_ids_stay_two(one, other):
         ("t.py::a[##xD800]", "t.py::a[##x23xD800]"),
     ],
 )
-def test_what_looks_like_an_escaped_character_is_told_from_one(nodeid, name):
+def test_text_that_looks_like_an_escape_is_distinguished(nodeid, name):
     assert xml_id(nodeid) == name
 
 
@@ -35,7 +35,7 @@ def test_other_node_ids_stay_as_they_are(nodeid):
 
 
 @pytest.mark.parametrize("name", ["test_\x01.py", "test_#x01.py"])
-def test_of_two_ids_that_look_alike_in_reports_the_one_that_is_meant_runs(run_agent, name):
+def test_an_id_selects_one_of_two_tests_that_look_identical_in_reports(run_agent, name):
     files = dict.fromkeys(("test_\x01.py", "test_#x01.py"), "def test_x(): pass\n")
     agent = run_agent(files, world_size=1, only=(xml_id(f"suite/{name}::test_x"),))
     assert list(agent.all(Collected)[0].tests) == [f"suite/{name}::test_x"]

@@ -1,6 +1,6 @@
 """Runs a command on a kernel that seems to lack a feature: ``python without_feature.py FEATURE COMMAND...``.
 
-A filter of system calls (seccomp(2)) answers as an older kernel does. It holds for the command and its descendants.
+A filter of system calls (seccomp(2)) returns the errors of an older kernel to the command and its descendants.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ class Denied(NamedTuple):
     Attributes:
         call: Its name.
         error: The error that the caller gets.
-        argument: The place of the argument that decides, from 0; None if every call fails.
+        argument: The index of the argument that decides, from 0; None if every call fails.
         value: The value of that argument with which a call fails.
     """
 
@@ -57,28 +57,28 @@ _NUMBERS = {
     },
 }
 
-_LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06  # of a word; to a constant; a constant
-_ARGUMENTS = 16  # the place of the first argument in ``struct seccomp_data``; each has eight bytes
+_LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06  # load a word; compare with a constant; return a constant
+_ARGUMENTS = 16  # offset of the first argument in ``struct seccomp_data``; each has 8 bytes
 _ALLOW, _FAIL = 0x7FFF0000, 0x00050000
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _FILTER = 38, 22, 2
 
 
 def filter_of(denied: list[Denied]) -> bytes:
-    """The program of the filter: eight bytes for each instruction (code, two jumps, constant)."""
+    """The program of the filter: 8 bytes per instruction (code, two jumps, constant)."""
     numbers = _NUMBERS[os.uname().machine]
     program = []
-    for each in denied:
+    for call in denied:
         test = []
-        if each.argument is not None:
-            test = [(_LOAD, 0, 0, _ARGUMENTS + 8 * each.argument), (_JUMP_IF_EQUAL, 0, 1, each.value)]
-        program += [(_LOAD, 0, 0, 0), (_JUMP_IF_EQUAL, 0, len(test) + 1, numbers[each.call])]
-        program += [*test, (_RETURN, 0, 0, _FAIL | each.error)]
+        if call.argument is not None:
+            test = [(_LOAD, 0, 0, _ARGUMENTS + 8 * call.argument), (_JUMP_IF_EQUAL, 0, 1, call.value)]
+        program += [(_LOAD, 0, 0, 0), (_JUMP_IF_EQUAL, 0, len(test) + 1, numbers[call.call])]
+        program += [*test, (_RETURN, 0, 0, _FAIL | call.error)]
     program.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 
 def deny(feature: str) -> None:
-    """Do without a feature from now on, in this process and its descendants."""
+    """Disable a feature in this process and its descendants."""
     code = ctypes.create_string_buffer(filter_of(FEATURES[feature]))
     program = ctypes.create_string_buffer(struct.pack("@HP", len(code) // 8, ctypes.addressof(code)))
     libc = ctypes.CDLL(None, use_errno=True)

@@ -94,7 +94,7 @@ def look() -> Machine:
         return Machine(
             python=python,
             by_nvml=by_nvml,
-            kernel_trouble=kernel.examine().refusal,
+            kernel_trouble=kernel.check().refusal,
             lacking=lacking,
             torch_trouble=trouble,
             pretended=pretended,
@@ -112,7 +112,7 @@ def look() -> Machine:
         free=free,
         torch_trouble=trouble,
         nvml_trouble=nvml_trouble,
-        kernel_trouble=kernel.examine().refusal,
+        kernel_trouble=kernel.check().refusal,
         lacking=lacking,
         pretended=pretended,
     )

@@ -8,7 +8,7 @@ import torch
 # The helpers that drive real agents, which pytest's importlib mode does not find.
 sys.path.insert(0, str(Path(__file__).parents[1] / "agent"))
 
-from agent_nursery import Nursery
+from agent_fork_server import AgentForkServer
 from agent_run import AgentRun
 
 from allranks.agent.environment_skips import EnvironmentSkip
@@ -70,20 +70,21 @@ def skip_of():
 
 
 @pytest.fixture(scope="session")
-def nursery():
-    nursery = Nursery()
-    yield nursery
-    nursery.close()
+def agent_fork_server():
+    """The process that forks agents for all tests."""
+    server = AgentForkServer()
+    yield server
+    server.close()
 
 
 @pytest.fixture
-def run_gang(tmp_path, nursery):
+def run_gang(tmp_path, agent_fork_server):
     """``run_gang({"test_it.py": ...}, world_size=3)``: runs a suite in real ranks to its end."""
     runs = []
 
     def launch(arguments, environment, folder, stdin, stdout):
-        pid = nursery.start(arguments, environment, folder, stdin, stdout)
-        return pid, functools.partial(nursery.exit_status, pid)
+        pid = agent_fork_server.start(arguments, environment, folder, stdin, stdout)
+        return pid, functools.partial(agent_fork_server.exit_status, pid)
 
     def run(files, **changes):
         environment = {"ALLRANKS_SHARED": str(tmp_path / "shared" / "gang"), **changes.pop("environment", {})}

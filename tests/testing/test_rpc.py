@@ -127,15 +127,15 @@ WORLD = {
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.thorough)])
-def world(request, tmp_path_factory, nursery):
+def world(request, tmp_path_factory, agent_fork_server):
     """One run of all of ``WORLD`` for several tests to look at."""
     import functools
 
     from agent_run import AgentRun
 
     def launch(arguments, environment, folder, stdin, stdout):
-        pid = nursery.start(arguments, environment, folder, stdin, stdout)
-        return pid, functools.partial(nursery.exit_status, pid)
+        pid = agent_fork_server.start(arguments, environment, folder, stdin, stdout)
+        return pid, functools.partial(agent_fork_server.exit_status, pid)
 
     agent = AgentRun(tmp_path_factory.mktemp("rpc"), WORLD, launch, world_size=request.param).go()
     assert agent.wait() == 0, agent.log
@@ -353,15 +353,15 @@ KEPT_FILES = {
 
 
 @pytest.fixture(scope="module")
-def kept_worlds(tmp_path_factory, nursery):
+def kept_worlds(tmp_path_factory, agent_fork_server):
     """One run of all of ``KEPT_FILES``, each in a gang of its own."""
     import functools
 
     from agent_run import AgentRun
 
     def launch(arguments, environment, folder, stdin, stdout):
-        pid = nursery.start(arguments, environment, folder, stdin, stdout)
-        return pid, functools.partial(nursery.exit_status, pid)
+        pid = agent_fork_server.start(arguments, environment, folder, stdin, stdout)
+        return pid, functools.partial(agent_fork_server.exit_status, pid)
 
     files = {name: KEPT + text for name, text in KEPT_FILES.items()}
     agent = AgentRun(tmp_path_factory.mktemp("kept"), files, launch, limits={"peer_grace": 25}).go()

@@ -1,5 +1,5 @@
-"""Runs inside a job: the agent, its gangs and their ranks.
+"""The part of allranks that runs inside a job: the agent, its gangs and their ranks.
 
-This package is copied into jobs, never installed there: it uses the standard library, pytest and
-torch, and nothing else of allranks but :mod:`allranks.testing`.
+This package is copied into jobs and never installed there. It uses the standard library, pytest, torch and
+:mod:`allranks.protocol`; suites import :mod:`allranks.testing`.
 """

@@ -1,6 +1,6 @@
-"""The command of every job, run by path under ``python -I -S``: it imports nothing of a suite.
+"""The entry point of every job, run by its path with ``python -I -S``, so that it imports no module of the suite.
 
-With ``keep`` as its first argument it also keeps a job's files: see :mod:`allranks.agent.container_init`.
+With ``keep`` as the first argument, it runs as the first process of a container: :mod:`allranks.agent.container_init`.
 """
 
 import sys

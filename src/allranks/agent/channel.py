@@ -1,8 +1,8 @@
-"""The messages between a supervisor and a rank, over one pair of sockets, and what the supervisor learns of the rank.
+"""The messages between a supervisor and a rank over a pair of sockets, and the events that the supervisor derives.
 
-Each message is one line of JSON. A rank answers each command with any number of messages, of which the last is a
-:class:`StepEnded`. The kernel attaches the sender's process id to every piece (``SO_PASSCRED``, unix(7)): data that a
-child of the rank has sent is discarded.
+Each message is one line of JSON. A rank replies to each command with any number of messages, the last of which is a
+:class:`StepEnded`. The kernel attaches the sender's process id to all data (``SO_PASSCRED``, unix(7)); data from a
+child of the rank is discarded.
 """
 
 import array
@@ -22,87 +22,82 @@ from allranks.protocol.records import Passed, RankEnded
 from allranks.protocol.typed_json import RecordError, by_name, decode_line, encode_line
 
 MESSAGE_LIMIT: Final = 4 << 20
-"""Bytes of one message: a phase with its texts takes a fifth of it at most."""
+"""Maximum size of a message in bytes; a phase with its texts takes at most a fifth of it."""
 
 _Socket: Final = socket.socket
-"""The class as first imported: a test may have replaced it since, as pytest-socket does."""
+"""The class as first imported: a test may replace it later, as pytest-socket does."""
 
-_PIECE: Final = 1 << 16
-_PIECES: Final = 16
+_CHUNK: Final = 1 << 16
+_MOST_CHUNKS: Final = 16
 _CREDENTIALS: Final = struct.Struct("3i")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunTest:
-    """Run the test at `index`; `following` is the gang's next test, None when this is its last."""
+    """Run a test."""
 
-    index: int
-    nodeid: str  # its node id; a rank refuses if its own test at that index has another one
-    following: int | None
-    seed: int = 0  # the seed of every rank
-    instructions: str = ""  # from the plug-in that repeats the test to its part in the ranks
+    index: int  # of the test in the collection
+    nodeid: str  # a rank whose test at that index has another node id reports an error
+    following: int | None  # index of the gang's next test; None for the last
+    seed: int = 0  # of all ranks
+    instructions: str = ""  # from the plug-in that repeats the test, for its part in the ranks
 
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """Tear down what is left and end.
+    """Tear down the remaining fixtures and end.
 
-    A rank that is not condemned reports after tear-down and exits at the second command of this kind: until then its
-    peers may need what it holds, such as the server of a store.
+    A rank of a gang that has not failed reports after its tear-down and exits after the second End: until then, its
+    peers may need its resources, such as the server of a store.
     """
 
-    is_condemned: bool  # a bad outcome has ended this gang: any later failure is its consequence
+    is_condemned: bool  # a bad outcome has ended this gang, so later failures are secondary
 
 
 @dataclass(frozen=True, kw_only=True)
 class _AboutTest:
-    """A message of a rank; one about another test than the running one changes nothing."""
+    """A message from a rank, which is ignored unless it is about the running test."""
 
-    nodeid: str = ""  # the test that it is about; empty for a start and an end
+    nodeid: str = ""  # of the test; empty for the start and the end of the rank
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhasesEnded(_AboutTest):
-    """Phases of the step have ended, and the step goes on; plain passes travel with a later message."""
+    """Phases have ended, and the step continues; plain passes are sent with a later message."""
 
     phases: tuple[Phase, ...]  # at least one
-    is_symptom: bool = False  # what went wrong follows from a failure of a peer, if any rank has one of its own
-    # What the rank had waited for when it failed: if a peer did not come there, the failure follows from that.
-    waits_for: Wait | None = None
-    had_failed: bool = False  # the test had failed of something else before it waited
+    is_symptom: bool = False  # the failure is secondary if any rank has a failure of its own
+    waits_for: Wait | None = None  # what the rank waited for when it failed: if a peer never arrived, that is the cause
+    had_failed: bool = False  # the test had already failed for another reason before it waited
 
     @property
-    def tells_of_trouble(self) -> bool:
-        """Whether a phase has gone wrong."""
+    def has_failed(self) -> bool:
         return any(phase.outcome.is_bad for phase in self.phases)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepEnded(_AboutTest):
-    """The rank is ready for tests, has run one, or has torn down; its outcome is that of all its phases."""
+    """The rank is ready for tests, has run one, or has torn down; all phases of the step decide its outcome."""
 
-    phases: tuple[Phase, ...] = ()  # those that no earlier message had
-    # The test was skipped where no peer can wait in it: before its call, or by the only rank. The only rank also sets
-    # it after an expected failure, which no peer was in.
+    phases: tuple[Phase, ...] = ()  # those that were in no earlier message
+    # The test was skipped before its call, or by the only rank, so that no peer can be waiting in it. Also set after an
+    # expected failure of the only rank.
     early_skip: bool = False
-    restored: tuple[str, ...] = ()  # names of the state that the test had changed, and that is as before again
-    # Names of the state that it left changed: no single assignment restores that with certainty.
-    left: tuple[str, ...] = ()
-    has_exited: bool = False  # it raised SystemExit, which pytest does not clean up after
-    # Of a test that passed, which of its subtests were skipped, in words that are equal on all ranks up to the first
-    # colon, and the reason of the first; empty for none.
+    restored: tuple[str, ...] = ()  # names of the state that the test changed and the rank restored
+    left: tuple[str, ...] = ()  # names of the state that the test changed and that cannot be restored with certainty
+    has_exited: bool = False  # it raised SystemExit, after which pytest does not clean up
+    # Which subtests of a passed test were skipped (identical on all ranks up to the first colon), and the first reason.
     skipped_subtests: str = ""
-    # How processes that the test had started failed, in words, although it passed.
-    unchecked_children: tuple[str, ...] = ()
-    cold_starts: tuple[str, ...] = ()  # why processes could not be started warm; each reason once for a rank
+    unchecked_children: tuple[str, ...] = ()  # descriptions of child processes that failed although the test passed
+    cold_starts: tuple[str, ...] = ()  # reasons why processes could not be started warm, each once per rank
     imported: tuple[str, ...] = ()  # after the last step: modules to import once for all later ranks
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuLost(_AboutTest):
-    """The GPU of a rank that cannot start does not compute."""
+    """The rank cannot start because its GPU failed a health check."""
 
-    message: str  # why, in one line
+    message: str  # one line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,54 +105,53 @@ class Leaving(_AboutTest):
     """A rank's main thread is about to end its process."""
 
     status: int  # the exit status
-    # The reason of the skip that it stands for, in the words of the installed torch; empty if it is none.
-    reason: str = ""
+    reason: str = ""  # of the skip that this status stands for in the installed torch; empty for none
 
 
 @dataclass(frozen=True, kw_only=True)
 class Debugging:
-    """A debugger now waits for a command in the rank, or no longer."""
+    """A debugger in the rank starts or stops waiting for a command."""
 
     is_waiting: bool
-    has_quit: bool = False  # with the end of the wait: the user has quit the debugger, and so the session
+    has_quit: bool = False  # at the end of the wait: the user has quit the debugger, which ends the session
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchedEnd(_AboutTest):
-    """From a driver: the end of ranks that its test has started."""
+    """From a launcher: ranks that its test started have ended."""
 
     end: Passed | RankEnded
 
 
 @dataclass(frozen=True, kw_only=True)
 class Released(_AboutTest):
-    """From a driver: its ranks, so many, start the test now."""
+    """From a launcher: its ranks start the test now."""
 
     world_size: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class RepeatsRanks(_AboutTest):
-    """From a driver: a phase of its own only repeats what its ranks have reported."""
+    """From a launcher: a phase of its own only repeats what its ranks have reported."""
 
     when: str  # the phase
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharesOutcome(_AboutTest):
-    """From a driver: its ranks are threads, which share one outcome."""
+    """From a launcher: its ranks are threads, which share one outcome."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HiddenError(_AboutTest):
-    """From a driver: an error that pytest does not show."""
+    """From a launcher: an error that pytest does not show."""
 
     phase: Phase
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankPrinted:
-    """From a driver: a line that one of its ranks has just printed."""
+    """From a launcher: one of its ranks printed a line."""
 
     rank: int
     line: str
@@ -166,13 +160,13 @@ class RankPrinted:
 Progress = (
     PhasesEnded | StepEnded | GpuLost | Leaving | LaunchedEnd | Released | RepeatsRanks | SharesOutcome | HiddenError
 )
-"""What a rank tells about its step."""
+"""Messages of a rank about its step."""
 
 Message = Progress | Debugging | RankPrinted
-"""What a rank tells."""
+"""Messages of a rank."""
 
 Command = RunTest | End
-"""What a supervisor tells a rank."""
+"""Messages of a supervisor to a rank."""
 
 _COMMANDS: Final[Mapping[str, type[Command]]] = by_name(get_args(Command))
 _MESSAGES: Final[Mapping[str, type[Message]]] = by_name(get_args(Message))
@@ -184,11 +178,11 @@ def encode_message(message: Command | Message) -> bytes:
 
 
 class RankEnd:
-    """A rank's own end of the connection."""
+    """The rank's end of the connection."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = _Socket(fileno=descriptor)
-        # A suite may have set a default timeout for all sockets, but waiting for slow peers must not time out.
+        # A suite may have set a default timeout for sockets, but waiting for a command must not time out.
         self._socket.settimeout(None)
         self._commands = self._socket.makefile("rb")
 
@@ -198,15 +192,15 @@ class RankEnd:
         return decode_line(line, _COMMANDS) if line else None
 
     def send(self, message: Message) -> None:
-        """Send a message; a BrokenPipeError means that the supervisor is gone."""
+        """Send a message; a BrokenPipeError means that the supervisor has ended."""
         self._socket.sendall(encode_message(message))
 
 
 class Outgoing:
-    """What is to be sent over a non-blocking socket: all of it, in order, as the other side makes room.
+    """A queue of data to send over a non-blocking socket.
 
     Attributes:
-        has_failed: The other side takes no more data, and what it has not taken was dropped.
+        has_failed: The other side accepts no more data, and the rest of the queue was dropped.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -216,22 +210,22 @@ class Outgoing:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something waits for room: then :meth:`flush` has to be called when the socket is writable."""
+        """Whether data is queued: then :meth:`flush` has to be called when the socket is writable."""
         return bool(self._unsent)
 
     @property
     def events(self) -> int:
-        """The events for which a selector has to watch the socket: data, and room if something waits for it."""
+        """The events for which a selector has to watch the socket."""
         return selectors.EVENT_READ | (selectors.EVENT_WRITE if self.is_waiting else 0)
 
     def add(self, data: bytes) -> None:
-        """Send data after what still waits; never blocks."""
+        """Queue data, and send what the socket accepts; never blocks."""
         if not self.has_failed:
             self._unsent += data
             self.flush()
 
     def flush(self) -> None:
-        """Send what there is room for; never blocks."""
+        """Send what the socket accepts; never blocks."""
         try:
             while self._unsent:
                 del self._unsent[: self._socket.send(self._unsent)]
@@ -249,13 +243,13 @@ class Link:
     socket: socket.socket  # from :func:`link_pair`
     pid: int = 0  # the rank's process; nothing is read before it is set
     at_end: bool = False  # the rank has closed its end
-    is_garbled: bool = False  # it has sent something other than a message: later data is not trusted
-    has_strangers: bool = False  # processes other than the rank have sent something, which was discarded
+    is_garbled: bool = False  # it sent invalid data, so later data is ignored
+    has_foreign_data: bool = False  # processes other than the rank sent data, which was discarded
     _rest: bytearray = field(default_factory=bytearray)
     _outgoing: Outgoing = field(init=False)
 
     def __post_init__(self) -> None:
-        """Make the queue of the socket."""
+        """Create the queue for the socket."""
         self._outgoing = Outgoing(self.socket)
 
     @property
@@ -265,7 +259,7 @@ class Link:
 
     @property
     def is_sending(self) -> bool:
-        """Whether a part of a command waits for room: then :meth:`flush` has to be called when there is some."""
+        """Whether a part of a command is queued: then :meth:`flush` has to be called when the socket is writable."""
         return self._outgoing.is_waiting
 
     @property
@@ -274,17 +268,17 @@ class Link:
         return self._outgoing.events
 
     def send(self, command: Command) -> None:
-        """Send a command, as far as there is room; never blocks."""
+        """Queue a command, and send what the socket accepts; never blocks."""
         self._outgoing.add(encode_message(command))
-        self._end_if_broken()
+        self._shut_down_if_broken()
 
     def flush(self) -> None:
-        """Send more of the commands that wait for room; never blocks."""
+        """Send more of the queued commands; never blocks."""
         self._outgoing.flush()
-        self._end_if_broken()
+        self._shut_down_if_broken()
 
-    def _end_if_broken(self) -> None:
-        """End a connection over which a command could not be sent: its descriptor becomes readable."""
+    def _shut_down_if_broken(self) -> None:
+        """Make the descriptor readable if a command could not be sent."""
         if self._outgoing.has_failed:
             with suppress(OSError):  # the other side has closed it already
                 self.socket.shutdown(socket.SHUT_RDWR)
@@ -304,9 +298,9 @@ class Link:
             self._garble()
         return messages
 
-    def take_strangers(self) -> bool:
-        """Whether other processes have sent something since the last call."""
-        had, self.has_strangers = self.has_strangers, False
+    def take_foreign_data(self) -> bool:
+        """Whether other processes have sent data since the last call."""
+        had, self.has_foreign_data = self.has_foreign_data, False
         return had
 
     def _garble(self) -> None:
@@ -314,9 +308,9 @@ class Link:
         self._rest.clear()
 
     def _fill(self) -> None:
-        for _ in range(_PIECES):
+        for _ in range(_MOST_CHUNKS):
             try:
-                data, sender = receive(self.socket, _PIECE)
+                data, sender = receive(self.socket, _CHUNK)
             except BlockingIOError:
                 return
             except OSError:
@@ -325,7 +319,7 @@ class Link:
                 self.at_end = True
                 return
             if sender != self.pid:
-                self.has_strangers = True
+                self.has_foreign_data = True
                 continue
             start = len(self._rest)
             self._rest += data
@@ -334,18 +328,17 @@ class Link:
                 return
 
     def close(self) -> None:
-        """Close it."""
         self.socket.close()
 
 
 def receive(connection: socket.socket, size: int) -> tuple[bytes, int]:
-    """Receive data from a socket with ``SO_PASSCRED``, and its sender's process id; the kernel mixes no two senders."""
+    """Receive data and its sender's process id from a socket with ``SO_PASSCRED``; the data has only one sender."""
     data, ancillary, _, _ = connection.recvmsg(size, socket.CMSG_SPACE(_CREDENTIALS.size))
     return data, _sender(ancillary)
 
 
 def _sender(ancillary: list[tuple[int, int, bytes]]) -> int:
-    """The process that has sent a piece; 0 if unknown. Descriptors that came with it are closed."""
+    """The process id of the sender, 0 if unknown; attached descriptors are closed."""
     pid = 0
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS) and len(data) >= _CREDENTIALS.size:
@@ -364,7 +357,7 @@ def _close_all(data: bytes) -> None:
 
 
 def link_pair() -> tuple[Link, int]:
-    """Both ends of a new connection: the supervisor's, and the descriptor of the rank's."""
+    """A new connection: the supervisor's end, and the descriptor of the rank's end."""
     own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     own.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     own.setblocking(False)
@@ -373,13 +366,13 @@ def link_pair() -> tuple[Link, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class RankReport:
-    """A rank has sent a message."""
+    """A message of a rank has arrived."""
 
     rank: int
     message: Progress | Debugging
-    at: float  # seconds since the epoch, on the clock of the leading agent
-    has_strangers: bool = False  # other processes have sent data in the rank's place, which was discarded
-    calls: Calls | None = None  # what it has called in the running test, if its step is over
+    at: float  # seconds since the epoch, on the clock of the lead node
+    has_foreign_data: bool = False  # other processes sent data in the name of the rank, which was discarded
+    calls: Calls | None = None  # its calls in the running test, if its step is over
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -388,15 +381,15 @@ class RankExit:
 
     rank: int
     status: int | None  # exit code, negative for a signal; None if unknown
-    at: float  # seconds since the epoch, on the clock of the leading agent
-    cut_off: str = ""  # why the supervisor killed it, in words: what it had done to its connection; empty if it did not
+    at: float  # seconds since the epoch, on the clock of the lead node
+    kill_reason: str = ""  # why the supervisor killed it (how it misused its connection); empty if it did not
     by_memory_killer: bool = False  # the kernel killed it when memory ran out
-    stacks: Stacks = field(default_factory=Stacks)  # stacks that a fatal signal left in its stack file
+    stacks: Stacks = field(default_factory=Stacks)  # written to its stack file after a fatal signal
     output: Output = field(default_factory=Output)  # its last output
     lost: str = ""  # why its status is unknown; empty if it is known
-    waits_for: Wait | None = None  # what it waited for, or had last waited for without success
-    calls: Calls | None = None  # what it had called in the running test
-    was_told_to_stop: bool = False  # it is lost with its node, whose agent was told to stop
+    waits_for: Wait | None = None  # its current wait, or its last failed one
+    calls: Calls | None = None  # its calls in the running test
+    was_told_to_stop: bool = False  # it was lost together with its node, whose agent was told to stop
 
 
 RankEvent = RankReport | RankExit
@@ -404,11 +397,11 @@ RankEvent = RankReport | RankExit
 
 @dataclass(frozen=True, kw_only=True)
 class RankHang:
-    """Where a rank hangs that has not ended its step."""
+    """The state of a rank that has not ended its step in time."""
 
-    stacks: Stacks = field(default_factory=Stacks)  # its stacks
-    held: str = ""  # what keeps it from running, in words; empty for nothing
-    phase: str = ""  # of its test, in words; empty if unknown
+    stacks: Stacks = field(default_factory=Stacks)
+    held: str = ""  # a message with what keeps it from running; empty for nothing
+    phase: str = ""  # of its test; empty if unknown
     waits_for: Wait | None = None  # as of :class:`RankExit`
-    children: str = ""  # where the processes are that it has started, in words; empty if unknown
+    children: str = ""  # a message with where its child processes are; empty if unknown
     child_stacks: str = ""  # their stacks

@@ -1,26 +1,27 @@
-"""Records what becomes of the processes that a test starts; runs in the rank and in each process below it.
+"""Records how the processes that a test starts end; runs in the rank and in each process below it.
 
-A fork inherits it, and any other Python process loads it through the folder ``child_python``. Each process appends its
-events to a file of its own in the folder that :data:`FOLDER` names. :mod:`allranks.agent.child_processes` reads them:
+Forks inherit the observer, and other Python processes load it through the folder ``child_python``. Each process appends
+its events to its own file in the folder :data:`FOLDER`, for :mod:`allranks.agent.child_processes`:
 
-- ``Named``: this process has started a process by ``multiprocessing``, which gives it a name, or is one;
+- ``Named``: this process started a process with ``multiprocessing``, which gives it a name, or is such a process;
 - ``Began``: this process is a Python program, or a fork of one;
 - ``Replaced``: this process is about to execute another program;
-- ``Ranked``: this process has set the variable that says which rank it is;
-- ``Left``: an exception, or an exit status other than 0, ends this process;
-- ``PassedOn``: this worker of a pool has sent an exception to the process that gave it the task, and goes on;
-- ``Signaled``: this process has sent a signal to a process;
-- ``Ended``: a process that this one had started ended with a status other than 0;
+- ``Ranked``: this process set the environment variable with its rank;
+- ``Left``: this process ends with an exception, or an exit status other than 0;
+- ``PassedOn``: this worker of a pool sent an exception to the process that submitted the task, and continues;
+- ``Signaled``: this process sent a signal to a process;
+- ``Ended``: a process that this one started has ended with a status other than 0;
 - ``BeganTest``: a rank begins a test.
 
-The kernel tells the status of a child once, to whoever waits for it. Therefore Python's functions that wait for
-processes are wrapped, and so are those that send signals: a process that its starter stopped did not fail by itself.
+The kernel reports the status of a child only once, to the first caller that waits for it. Therefore Python's functions
+that wait for processes are wrapped. Functions that send signals are wrapped as well, because a process that was stopped
+by its parent did not fail by itself.
 
-This runs in programs that know nothing of allranks, and each of them waits for it: it imports what Python has imported
-already, and anything else where it is needed.
+This runs in arbitrary programs and delays their start, so it imports only modules that Python has already imported, and
+all others where they are needed.
 """
 
-# ruff: noqa: PTH100, PTH108, PTH110, PTH116, PTH118, PTH120, PTH123, PTH208 - pathlib takes longer to import than the rest
+# ruff: noqa: PTH100, PTH108, PTH110, PTH116, PTH118, PTH120, PTH123, PTH208 - pathlib is slow to import
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
@@ -36,10 +37,10 @@ if TYPE_CHECKING:
     from typing import Any, Final
 
 FOLDER: Final = "ALLRANKS_CHILDREN"
-"""The variable with the folder of the events."""
+"""The environment variable with the folder of the events."""
 
 PYTHON_PATH: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "child_python")
-"""The folder that has Python load this module."""
+"""The folder with the ``sitecustomize`` that loads this module."""
 
 _LONGEST_MESSAGE: Final = 2_000
 _LONGEST_TEXT: Final = 50_000
@@ -50,65 +51,65 @@ _MOST_FRAMES: Final = 50
 _KILLED: Final = frozenset({os.CLD_KILLED, os.CLD_DUMPED})
 _ENDED: Final = _KILLED | {os.CLD_EXITED}
 _DEAD: Final = os.WEXITED | os.WNOHANG | os.WNOWAIT
-"""Look at the end of a process, and leave it to others to wait for it."""
+"""Query the end of a process without reaping it."""
 
 _TRACKER: Final = "multiprocessing.resource_tracker"
 _FORK_SERVER: Final = "multiprocessing.forkserver import main"
-"""In the command lines of processes that Python starts for itself."""
+"""Parts of the command lines of Python's helper processes."""
 
 _EXECUTE: Final = ("subprocess", "_execute_child")
-"""What forks, if the caller has a ``preexec_fn``, to execute a program."""
+"""The function that forks to execute a program if the caller has a ``preexec_fn``."""
 
 _ALLRANKS: Final = "allranks."
-"""What the modules that fork ranks begin with."""
+"""The prefix of the modules that fork ranks."""
 
 _PASSED_ON: Final = (
     ("multiprocessing.pool", "ExceptionWithTraceback"),
     ("concurrent.futures.process", "_ExceptionWithTraceback"),
 )
-"""What workers of pools make of an exception to send it."""
+"""The classes in which workers of pools send an exception."""
 
 _NOTED: Final = "_allranks_noted"
 """The attribute of processes of ``multiprocessing`` whose end has been written."""
 
 _TORCH_SPAWN: Final = "torch.multiprocessing.spawn"
 _STARTERS: Final = frozenset({__name__, "multiprocessing.process", _TORCH_SPAWN, *dict(_PASSED_ON)})
-"""Modules whose frames come before those of a process's own function."""
+"""Modules whose frames precede those of a process's own function in a traceback."""
 
 _clock, _getpid, _getppid, _waitid = time.clock_gettime, os.getpid, os.getppid, os.waitid
 _mkdir, _open, _put, _close = os.mkdir, os.open, os.write, os.close
-"""As they are now: a test may replace them."""
+"""Bound now, because a test may replace them."""
 
 
 class _Process:
-    """What this process knows of those that it has started."""
+    """The state of the observer in this process."""
 
     def __init__(self) -> None:
-        self.folder = ""  # of the events, whatever becomes of the environment
+        self.folder = ""  # of the events; kept, because a test may change the environment
         self.begin()
 
     def begin(self) -> None:
-        """This process is a new one: a fork begins with nothing."""
+        """Initialize the state in a new process, including forks."""
         self.pid = _getpid()
-        self.has_begun = False  # a rank itself has not: it is reported in another way
+        self.has_begun = False  # always False in a rank, which is reported in another way
         self.has_left = False
         self.started: list[ref[Any]] = []
-        self.ended: set[int] = set()  # those whose end it has written
-        self.unwaited: set[int] = set()  # of those, the ones that nobody has waited for
+        self.ended: set[int] = set()  # processes whose end has been written
+        self.unwaited: set[int] = set()  # those of them that have not been reaped
         self.size_before = 0  # bytes of its events when the test began
-        self.ranks: set[int] = set()  # those that are ranks, which are reported in another way
+        self.ranks: set[int] = set()  # child processes that are reported in another way
 
 
 _process = _Process()
 
 
 def observe() -> None:
-    """Observe what this process starts, and its forks."""
+    """Observe the processes that this one starts, and its forks."""
     _process.begin()
     _process.folder = os.environ.get(FOLDER, "")
     try:  # noqa: SIM105 - contextlib takes longer to import
         _mkdir(_process.folder)
-    except OSError:  # it exists already, or what holds it is gone
+    except OSError:  # it exists already, or its parent folder has been removed
         pass
     for name in ("waitpid", "wait", "wait3", "wait4"):
         _wrap_result(name, lambda found: _note_status(found[0], found[1]))
@@ -119,34 +120,33 @@ def observe() -> None:
         _note_replacement(name)
     _note_exit()
     _note_rank()
-    if "subprocess" in sys.modules:  # it has taken os.waitpid already
+    if "subprocess" in sys.modules:  # it has already bound os.waitpid
         sys.modules["subprocess"].Popen.returncode = _ReturnCode()
     os.register_at_fork(after_in_child=_begin_fork)
     _observe_multiprocessing()
 
 
 def observe_this_program() -> None:
-    """Observe this Python program and what it starts, if a rank's test has started it."""
-    if not os.environ.get(FOLDER) or _is_started_as(_TRACKER):
+    """Observe this Python program and the processes that it starts, if a test of a rank started it."""
+    if not os.environ.get(FOLDER) or _is_in_command_line(_TRACKER):
         return
-    if _is_started_as("multiprocessing"):
+    if _is_in_command_line("multiprocessing"):
         import multiprocessing.process  # noqa: F401, PLC0415 - it is about to be imported anyway
     observe()
     note_begin()
-    if _is_started_as(_FORK_SERVER):
+    if _is_in_command_line(_FORK_SERVER):
         _write("Named", pid=_getpid(), name="forkserver")
         return
     sys.excepthook = sys.__excepthook__ = _with_note(sys.excepthook)  # programs compare them
 
 
-def _is_started_as(part: str) -> bool:
-    """Whether this program's command line has a part."""
+def _is_in_command_line(part: str) -> bool:
     return any(part in argument for argument in sys.orig_argv)
 
 
-def settle() -> None:
-    """Write the ends of all processes that have ended, also of those that nobody has waited for."""
-    _settle_started()
+def note_ends() -> None:
+    """Write the ends of all processes that have ended, including those that have not been reaped."""
+    _note_started()
     try:
         if _waitid(os.P_ALL, 0, _DEAD) is None:
             return
@@ -162,21 +162,21 @@ def settle() -> None:
             _process.unwaited.add(pid)
 
 
-def _settle_started() -> None:
+def _note_started() -> None:
     for reference in _process.started:
         _note_process(reference())
 
 
-def disregard(rank: int) -> None:
-    """Write no end of a process: it is a rank, which is reported in another way."""
-    _process.ranks.add(rank)
+def ignore(pid: int) -> None:
+    """Do not write the end of a child process, such as a rank, which is reported in another way."""
+    _process.ranks.add(pid)
 
 
 def begin_test() -> None:
-    """Forget all that has been written, except by and about processes that live on."""
-    _settle_started()
+    """Delete all events except those by and about processes that are still alive."""
+    _note_started()
     _process.started.clear()
-    _process.ended &= _process.unwaited  # another process may get the number of one that somebody has waited for
+    _process.ended &= _process.unwaited  # the kernel may reuse the process id of a reaped process
     if not has_events():  # most tests start no process
         return
     import json  # noqa: PLC0415 - see _write
@@ -196,10 +196,7 @@ def begin_test() -> None:
 
 
 def has_events() -> bool:
-    """Whether anything has been written since the test began.
-
-    Imports nothing: the test may have removed all modules.
-    """
+    """Whether any event was written since the test began; imports nothing, because a test may remove all modules."""
     own = str(_getpid())
     try:
         return os.listdir(_process.folder) != [own] or _size(f"{_process.folder}/{own}") != _process.size_before
@@ -220,7 +217,7 @@ def _lives(pid: object) -> bool:
 
 def _begin_fork() -> None:
     _process.begin()
-    caller = sys._getframe().f_back  # noqa: SLF001 - the only way to know who forks
+    caller = sys._getframe().f_back  # noqa: SLF001 - the only way to find the caller of fork
     module = caller.f_globals.get("__name__", "") if caller else ""
     if module.startswith(_ALLRANKS) or (caller and (module, caller.f_code.co_name) == _EXECUTE):
         return
@@ -235,7 +232,7 @@ def note_begin() -> None:
 
 
 def _write(kind: str, **fields: object) -> None:
-    """Append an event to the file of this process; what cannot be written is left out."""
+    """Append an event to the file of this process, if possible."""
     if not _process.folder:
         return
     fields = {
@@ -259,7 +256,7 @@ def _write(kind: str, **fields: object) -> None:
 
 
 def _note_left(error: BaseException) -> None:
-    """Write what ends this process: an exception, or the one that was handled when it left."""
+    """Write the exception that ends this process, or the one that was being handled when it exited."""
     status = 1
     if isinstance(error, SystemExit):
         status = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -291,12 +288,12 @@ def _description(error: BaseException) -> dict[str, str]:
 
 
 def _rank() -> int | None:
-    """The rank of this process: torch's, or the one in its environment."""
+    """The rank of this process in torch.distributed or its environment."""
     distributed: Any = sys.modules.get("torch.distributed")
     try:
         if distributed is not None and distributed.is_initialized():
             return int(distributed.get_rank())
-    except Exception:  # noqa: BLE001, S110 - torch may be half imported, or the group be gone
+    except Exception:  # noqa: BLE001, S110 - torch may be partially imported, or the group destroyed
         pass
     number = os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or ""
     return int(number) if number.isdecimal() else None
@@ -312,7 +309,7 @@ def _with_note(hook: Callable[..., None]) -> Callable[..., None]:
 
 
 def _observe_multiprocessing() -> None:
-    """Observe the processes of ``multiprocessing``, where that is imported."""
+    """Observe the processes of ``multiprocessing``, if it has been imported."""
     module: Any = sys.modules.get("multiprocessing.process")
     process_class = getattr(module, "BaseProcess", None)
     if process_class is None or hasattr(process_class.start, "__wrapped__"):
@@ -320,7 +317,7 @@ def _observe_multiprocessing() -> None:
     start, join, bootstrap = process_class.start, process_class.join, process_class._bootstrap  # noqa: SLF001
 
     def start_and_note(process: Any) -> None:  # noqa: ANN401 - of multiprocessing
-        name, index = str(process.name), _index_of(process)  # its start deletes the arguments
+        name, index = str(process.name), _index_of(process)  # starting it deletes its arguments
         start(process)
         _process.started.append(ref(process))
         _write("Named", pid=process.pid, name=name, rank=index)
@@ -330,7 +327,7 @@ def _observe_multiprocessing() -> None:
         _note_process(process)
 
     def note_and_bootstrap(process: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        # What starts it may not be observed: a program imports multiprocessing at any time.
+        # Its parent may not be observed, because a program may import multiprocessing at any time.
         _write("Named", pid=_getpid(), name=str(process.name), rank=_index_of(process))
         process.run = _noting(process.run)
         _observe_pools()
@@ -367,7 +364,7 @@ def _observe_pools() -> None:
 
 
 def _index_of(process: Any) -> int | None:  # noqa: ANN401
-    """The number that ``torch.multiprocessing`` gives a process among those that it starts together."""
+    """The index that ``torch.multiprocessing`` gives a process among those that it starts together."""
     target: Any = getattr(process, "_target", None)
     arguments: Any = getattr(process, "_args", ())
     is_torchs = getattr(target, "__module__", "") == _TORCH_SPAWN and len(arguments) > 1
@@ -375,25 +372,25 @@ def _index_of(process: Any) -> int | None:  # noqa: ANN401
 
 
 def _note_process(process: Any) -> None:  # noqa: ANN401
-    """Write the end of a process of ``multiprocessing``: only its object tells it if a fork server is its parent."""
+    """Write the end of a process of ``multiprocessing``; if a fork server is its parent, only its object has it."""
     try:
         if process is not None and process.pid is not None and process.exitcode and not _was_noted(process):
             _note_end(process.pid, process.exitcode)
-    except (ValueError, AssertionError):  # it is closed, or another process's
+    except (ValueError, AssertionError):  # it is closed, or belongs to another process
         pass
 
 
 def _was_noted(process: Any) -> bool:  # noqa: ANN401
-    """Whether this has been asked before: a test may wait again for a process that an earlier one has ended."""
+    """Whether its end was written before: a test may join a process that ended in an earlier test."""
     was_noted = hasattr(process, _NOTED)
     setattr(process, _NOTED, True)
     return was_noted
 
 
 def _note_end(pid: int, status: int) -> None:
-    """Write the end of a process: its exit status, negative for a signal.
+    """Write the exit status of a process, negative for a signal.
 
-    ``subprocess`` makes up other numbers for a process that somebody else has waited for.
+    ``subprocess`` sets invalid numbers for a process that was reaped elsewhere.
     """
     if _getpid() != _process.pid or pid in _process.ended or pid in _process.ranks:
         return
@@ -414,7 +411,7 @@ def _note_waitid(found: os.waitid_result | None) -> None:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether a process of this one's has ended already, and waits to be waited for."""
+    """Whether a child of this process has ended and was not reaped."""
     try:
         return _waitid(os.P_PID, pid, _DEAD) is not None
     except ChildProcessError:
@@ -422,7 +419,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def _wrap_result(name: str, note: Callable[[Any], None]) -> None:
-    """Have a function of :mod:`os` that waits for a process pass on what it returns."""
+    """Wrap a function of :mod:`os` that waits for a process, and call `note` with its result."""
     original = getattr(os, name)
 
     def waiting(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the original
@@ -434,10 +431,10 @@ def _wrap_result(name: str, note: Callable[[Any], None]) -> None:
 
 
 def _note_signals(name: str, targets: Callable[[int], Iterable[int]]) -> None:
-    """Have a function that sends signals note which process it sends one to."""
+    """Wrap a function that sends signals, and write an event for each target."""
     module: Any = _signal if name == "pidfd_send_signal" else os
     original = getattr(module, name, None)
-    if original is None:  # not every Python has it
+    if original is None:  # not available in this version of Python
         return
 
     def sending(target: int, number: int, *args: Any) -> Any:  # noqa: ANN401 - as the original
@@ -445,7 +442,7 @@ def _note_signals(name: str, targets: Callable[[int], Iterable[int]]) -> None:
             for pid in targets(target) if number else ():
                 if not _has_ended(pid):
                     _write("Signaled", pid=pid, number=int(number))
-        except (OSError, ValueError, TypeError):  # the original raises it, too
+        except (OSError, ValueError, TypeError):  # the original raises it as well
             pass
         return original(target, number, *args)
 
@@ -453,21 +450,21 @@ def _note_signals(name: str, targets: Callable[[int], Iterable[int]]) -> None:
 
 
 def _note_replacement(name: str) -> None:
-    """Have a function that executes another program in this process note that."""
+    """Wrap a function that executes another program in this process, and write an event."""
     original = getattr(os, name)
 
     def executing(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the original
         _write("Replaced", pid=_getpid())
         try:
             return original(*args, **kwargs)
-        finally:  # there is no such program
+        finally:  # the program could not be executed
             note_begin()
 
     _replace(os, name, executing)
 
 
 def _note_exit() -> None:
-    """Have the function that ends this process at once note the status, and the exception that is being handled."""
+    """Wrap ``os._exit``, and write the status and the exception that is being handled."""
     original = os._exit
 
     def exiting(status: int) -> None:
@@ -479,7 +476,7 @@ def _note_exit() -> None:
 
 
 def _note_rank() -> None:
-    """Have the function that sets a variable note that a process sets its rank."""
+    """Wrap ``os.putenv``, and write an event if a process sets its rank."""
     original = os.putenv
 
     def setting(name: Any, value: Any) -> None:  # noqa: ANN401 - as the original
@@ -495,15 +492,15 @@ def _replace(module: Any, name: str, function: Callable[..., Any]) -> None:  # n
     """Replace a function of the standard library in all modules that have it under this name."""
     original = getattr(module, name)
     replacement = _like(original, function)
-    homes = {module, sys.modules.get(original.__module__, module), sys.modules.get(module.__name__.strip("_"), module)}
-    for home in homes:
-        setattr(home, name, replacement)
+    others = (original.__module__, module.__name__.strip("_"))
+    for owner in {module, *(sys.modules.get(other, module) for other in others)}:
+        setattr(owner, name, replacement)
     if original in os.supports_fd:
         os.supports_fd.add(replacement)
 
 
 def _like(original: Any, function: Callable[..., Any]) -> Callable[..., Any]:  # noqa: ANN401 - a function
-    """A function with the names of another one, as ``functools.wraps`` makes it."""
+    """A function with the names of another one, as with ``functools.wraps``."""
     for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
         setattr(function, attribute, getattr(original, attribute))
     function.__wrapped__ = original  # type: ignore[attr-defined]
@@ -539,11 +536,11 @@ def _of_pidfd(descriptor: int) -> Iterable[int]:
 
 
 _TARGETS: Final = {"kill": _of_kill, "killpg": _of_group, "pidfd_send_signal": _of_pidfd}
-"""For each function that sends signals, the processes that its first argument stands for."""
+"""For each function that sends signals, the processes that its first argument refers to."""
 
 
 class _ReturnCode:
-    """The attribute ``returncode`` of ``subprocess.Popen``, which notes each status."""
+    """The attribute ``returncode`` of ``subprocess.Popen``, which also writes each status."""
 
     def __get__(self, process: Any, owner: object = None) -> object:  # noqa: ANN401
         if process is None:
@@ -551,7 +548,7 @@ class _ReturnCode:
         try:
             return vars(process)["returncode"]
         except KeyError:
-            raise AttributeError("returncode") from None  # noqa: EM101 - as Python words it
+            raise AttributeError("returncode") from None  # noqa: EM101 - Python's message
 
     def __set__(self, process: Any, status: int | None) -> None:  # noqa: ANN401
         vars(process)["returncode"] = status

@@ -1,4 +1,4 @@
-"""The processes that a test has started, by what :mod:`allranks.agent.child_observer` has written of them."""
+"""The processes that a test has started, from the events that :mod:`allranks.agent.child_observer` has written."""
 
 import itertools
 import signal
@@ -17,18 +17,18 @@ from allranks.protocol.typed_json import RecordError, by_name, decode_line
 from allranks.protocol.xml_text import clipped
 
 _CRASHES: Final = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT})
-"""Signals that only a defect sends."""
+"""Signals that indicate a defect."""
 
-_ENDS_WELL: Final = frozenset({signal.SIGPIPE})
-"""Signals that end a program whose reader has read enough."""
+_HARMLESS: Final = frozenset({signal.SIGPIPE})
+"""Signals that are not a failure: a program's reader has closed its pipe."""
 
 _REQUESTS: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM})
-"""Signals that ask a process to end, by an exception or any status."""
+"""Signals that request a process to end; it may do so with an exception or any status."""
 
 _MOST_FILES: Final = 10_000
 _MOST_BYTES: Final = 1 << 20
-_MOST_IN_ALL: Final = 4 << 20
-_NAME: Final = 60
+_MOST_TOTAL_BYTES: Final = 4 << 20
+_LONGEST_NAME: Final = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,18 +39,18 @@ class _Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Named(_Event):
-    """``multiprocessing`` has started a process, by what that or its starter has written."""
+    """``multiprocessing`` has started a process."""
 
     name: str
-    rank: int | None = None  # its number among those that ``torch.multiprocessing`` starts together
+    rank: int | None = None  # its index among the processes that ``torch.multiprocessing`` starts together
 
 
 @dataclass(frozen=True, kw_only=True)
 class Began(_Event):
-    """A Python program or a fork has begun."""
+    """A Python program or a fork has started."""
 
     parent: int = 0
-    rank: int | None = None  # that of its environment
+    rank: int | None = None  # from its environment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +67,8 @@ class Ranked(_Event):
 
 @dataclass(frozen=True, kw_only=True)
 class _Raised(_Event):
-    status: int = 0  # that it is about to end with; 0 if it goes on
-    rank: int | None = None  # torch's, or that of its environment
+    status: int = 0  # the exit status that it is about to end with; 0 if it continues
+    rank: int | None = None  # from torch.distributed, or from its environment
     message: str = ""  # type and message of the exception; empty for none
     text: str = ""  # its traceback
     stack: str = ""  # its frames, innermost first, as faulthandler writes them
@@ -81,12 +81,12 @@ class Left(_Raised):
 
 @dataclass(frozen=True, kw_only=True)
 class PassedOn(_Raised):
-    """A worker of a pool has sent an exception to the process that gave it the task, and goes on."""
+    """A worker of a pool has sent an exception to the process that submitted the task, and continues."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended(_Event):
-    """A process has ended, by what its parent got."""
+    """A process has ended, as reported by its parent."""
 
     status: int  # negative for a signal
 
@@ -111,12 +111,12 @@ class ChildProcess:
     """A process below a rank that ended with an exception, a signal, or an exit status other than 0.
 
     Attributes:
-        at: When it left or, if it wrote nothing then, when its parent noticed; seconds by the monotonic clock.
-        rank: None if it has none, or the one that it has is that of the process that runs the test.
-        is_earlier: Whether an earlier test has started it.
-        left: What it wrote itself before it ended.
-        ended: What its parent got; None if it has not got it yet.
-        stopped_by: The signal by which a process above it ended it; 0 for none.
+        at: When it ended, in seconds of the monotonic clock; if it wrote nothing, when its parent noticed.
+        rank: None if it has no rank, or only the rank of the process that runs the test.
+        is_earlier: Whether an earlier test started it.
+        left: The event that it wrote itself before it ended.
+        ended: The event of its parent, if there is one yet.
+        stopped_by: The signal with which a process above ended it; 0 for none.
     """
 
     pid: int
@@ -130,52 +130,54 @@ class ChildProcess:
 
     @property
     def was_stopped(self) -> bool:
-        """Whether a process above it ended it by a signal."""
+        """Whether a process above it ended it with a signal."""
         return self.stopped_by != 0
 
     @property
-    def who(self) -> str:
-        """It, in words."""
+    def label(self) -> str:
+        """The process in a message, as in "child process Process-1"."""
         known = f"child process {self.name}" if self.name else "a child process"
-        who = known if self.rank is None else f"child process (rank {self.rank})"
-        return f"{who} of an earlier test" if self.is_earlier else who
+        label = known if self.rank is None else f"child process (rank {self.rank})"
+        return f"{label} of an earlier test" if self.is_earlier else label
 
     @property
     def has_crashed(self) -> bool:
-        """Whether a signal killed it that only a defect sends."""
+        """Whether it was killed by a signal that indicates a defect."""
         return not self.was_stopped and self.ended is not None and -self.ended.status in _CRASHES
 
     @property
     def waited_for_a_peer(self) -> bool:
-        """Whether a call of torch.distributed raised its exception, which may follow from another process's end."""
+        """Whether its exception came from a call of torch.distributed, and may be secondary."""
         return self._stacks.waits_in_distributed()
 
     @cached_property
     def _stacks(self) -> Stacks:
         return Stacks(self.left.stack if self.left else "")
 
-    def words(self, root: Path | None) -> str:
-        """Who it is, how it ended, and where."""
-        return f"{self.who} {self.how(root)}"
+    @property
+    def status(self) -> int:
+        """Its exit status, negative for a signal; 0 if unknown."""
+        return self.ended.status if self.ended else self.left.status if self.left else 0
 
-    def how(self, root: Path | None) -> str:
-        """How it ended, and where, in words.
+    def message(self, root: Path | None) -> str:
+        """How it ended, and where, as a message with its label; paths are relative to `root`."""
+        return f"{self.label} {self.ending(root)}"
 
-        Args:
-            root: The folder to which paths are relative.
-        """
+    def ending(self, root: Path | None) -> str:
+        """How it ended, and where, as a message without its label; paths are relative to `root`."""
         if self.was_stopped:
             return f"was stopped by the test ({linux.signal_name(self.stopped_by)})"
         if self.left is not None and self.left.message:
             frame = self._stacks.user_frame or next(iter(self._stacks.frames), None)
             where = f" at {relative_to(root, frame.file)}:{frame.line}" if frame else ""
             return f"raised {headline(self.left.message)}{where}"
-        status = self.ended.status if self.ended else self.left.status if self.left else 0
-        return f"was killed by {linux.signal_name(-status)}" if status < 0 else f"ended with exit status {status}"
+        if self.status < 0:
+            return f"was killed by {linux.signal_name(-self.status)}"
+        return f"ended with exit status {self.status}"
 
 
 @dataclass(kw_only=True)
-class _Found:
+class _Events:
     """The events of a folder, by process."""
 
     since: float = 0.0  # when the test began
@@ -185,44 +187,44 @@ class _Found:
     left: dict[int, Left] = field(default_factory=dict)
     passed_on: dict[int, PassedOn] = field(default_factory=dict)
     ended: dict[int, Ended] = field(default_factory=dict)
-    starters: dict[int, set[int]] = field(default_factory=dict)  # the processes that have started each
-    signals: dict[int, list[tuple[int, Signaled]]] = field(default_factory=dict)  # to each, with their senders
+    starters: dict[int, set[int]] = field(default_factory=dict)  # the processes that started a process
+    signals: dict[int, list[tuple[int, Signaled]]] = field(default_factory=dict)  # to a process, with their senders
 
     def children(self, pids: Iterable[int], own_rank: int | None) -> list[ChildProcess]:
-        """These processes, in the order of their ends; with their ranks, unless all inherited the one rank."""
+        """These processes, in the order of their ends; with their ranks, unless all inherited the same rank."""
         ranks = {pid: self._rank_of(pid, own_rank) for pid in self._pids | set(pids)}
         has_ranks = set(ranks.values()) - {None, own_rank}
-        places = self._places()
-        found = [self._child(pid, ranks[pid] if has_ranks else None, places.get(pid, "")) for pid in pids]
-        return sorted(found, key=lambda child: child.at)
+        positions = self._positions()
+        children = [self._child(pid, ranks[pid] if has_ranks else None, positions.get(pid, "")) for pid in pids]
+        return sorted(children, key=lambda child: child.at)
 
     @property
     def _pids(self) -> set[int]:
         return self.names.keys() | self.began.keys() | self.left.keys() | self.ended.keys()
 
     def _rank_of(self, pid: int, own_rank: int | None) -> int | None:
-        """What tells best which rank a process is; last of all, the rank that it may have inherited."""
+        """The rank of a process from the most reliable event; an inherited rank comes last."""
         raised = self.left.get(pid) or self.passed_on.get(pid)
         events = (raised, self.ranked.get(pid), self.names.get(pid), self.began.get(pid))
-        found = [event.rank for event in events if event is not None and event.rank is not None]
-        return next((rank for rank in found if rank != own_rank), own_rank if found else None)
+        ranks = [event.rank for event in events if event is not None and event.rank is not None]
+        return next((rank for rank in ranks if rank != own_rank), own_rank if ranks else None)
 
-    def _places(self) -> dict[int, str]:
-        """The order of the processes without a name that one process has started in this test, if it is several."""
-        together: dict[int, list[int]] = {}
+    def _positions(self) -> dict[int, str]:
+        """Names such as "1 of 2" for unnamed processes of this test, if a process started more than one."""
+        siblings: dict[int, list[int]] = {}
         for pid, began in self.began.items():  # in the order of their starts
             if pid not in self.names and began.at >= self.since:
-                together.setdefault(began.parent, []).append(pid)
-        several = [pids for pids in together.values() if len(pids) > 1]
-        return {pid: f"{place} of {len(pids)}" for pids in several for place, pid in enumerate(pids, 1)}
+                siblings.setdefault(began.parent, []).append(pid)
+        several = [pids for pids in siblings.values() if len(pids) > 1]
+        return {pid: f"{position} of {len(pids)}" for pids in several for position, pid in enumerate(pids, 1)}
 
-    def _child(self, pid: int, rank: int | None, place: str) -> ChildProcess:
+    def _child(self, pid: int, rank: int | None, position: str) -> ChildProcess:
         left, ended, named = self.left.get(pid), self.ended.get(pid), self.names.get(pid)
         first = left or ended
         return ChildProcess(
             pid=pid,
             at=first.at if first else 0.0,
-            name=clipped(named.name, _NAME) if named else place,
+            name=clipped(named.name, _LONGEST_NAME) if named else position,
             rank=rank,
             is_earlier=any(event.at < self.since for event in (named, self.began.get(pid)) if event),
             left=left,
@@ -239,19 +241,19 @@ class _Found:
         return 0
 
     def _above(self, pid: int) -> set[int]:
-        """The processes that have started a process, or one that has."""
-        found: set[int] = set()
-        left = {pid}
-        while left:
-            each = left.pop()
-            began = self.began.get(each)
-            parents = self.starters.get(each, set()) | ({began.parent} if began else set())
-            left |= parents - found
-            found |= parents
-        return found
+        """The processes that started a process, directly or through others."""
+        above: set[int] = set()
+        unvisited = {pid}
+        while unvisited:
+            child = unvisited.pop()
+            began = self.began.get(child)
+            parents = self.starters.get(child, set()) | ({began.parent} if began else set())
+            unvisited |= parents - above
+            above |= parents
+        return above
 
     def add(self, writer: int, event: _Event) -> None:
-        """Add an event that a process has written after those that have been added."""
+        """Add the next event, which the process `writer` wrote."""
         match event:
             case Named():
                 self.names[event.pid] = event
@@ -285,84 +287,79 @@ class _Found:
 
 
 def children_folder(shared: Path, rank: int) -> Path:
-    """The folder of the events of a rank's processes.
-
-    Args:
-        shared: What the ranks of its gang share.
-        rank: The rank.
-    """
+    """The folder with the events of a rank's child processes, in the folder that its gang shares."""
     return shared / f"children-{rank}"
 
 
-def names_of_children(folder: Path, own_rank: int | None) -> dict[int, str]:
-    """What to call the processes that have a name or a rank, by their process ids.
+def labels_of_children(folder: Path, own_rank: int | None) -> dict[int, str]:
+    """The labels of the processes that have a name or a rank, by process id.
 
     Args:
-        folder: Of the events.
+        folder: The folder with the events.
         own_rank: As for :func:`read_children`.
     """
-    found = _read(folder)
-    children = found.children(found.names.keys() | found.began.keys(), own_rank)
-    return {child.pid: child.who for child in children if child.name or child.rank is not None}
+    events = _read(folder)
+    children = events.children(events.names.keys() | events.began.keys(), own_rank)
+    return {child.pid: child.label for child in children if child.name or child.rank is not None}
 
 
 def read_children(folder: Path, own_rank: int | None) -> Sequence[ChildProcess]:
-    """The processes that did not end well, in the order of their ends; none that a helper of Python's is.
+    """The processes that failed, in the order of their ends, without helper processes of Python.
 
     Args:
-        folder: Of the events.
+        folder: The folder with the events.
         own_rank: The rank of the process that runs the test, which its children inherit.
     """
-    found = _read(folder)
-    pythons = found.ended.keys() & (found.names.keys() | found.began.keys())
-    killed = {pid for pid, ended in found.ended.items() if ended.status < 0 and -ended.status not in _ENDS_WELL}
-    pids = found.left.keys() | pythons | killed
-    return [child for child in found.children(pids, own_rank) if not _is_skip(child)]
+    events = _read(folder)
+    python = events.ended.keys() & (events.names.keys() | events.began.keys())
+    killed = {pid for pid, ended in events.ended.items() if ended.status < 0 and -ended.status not in _HARMLESS}
+    children = events.children(events.left.keys() | python | killed, own_rank)
+    return [child for child in children if skip_codes.reason_of_exit(child.status) is None]
 
 
 def workers_that_raised(folder: Path, own_rank: int | None) -> Sequence[ChildProcess]:
-    """The workers of pools that have sent exceptions to the processes that gave them their tasks; the first of each.
+    """The workers of pools that have sent an exception to the process that submitted the task, with the first one.
 
     Args:
-        folder: Of the events.
+        folder: The folder with the events.
         own_rank: As for :func:`read_children`.
     """
-    found = _read(folder)
-    raised = [(child, found.passed_on[child.pid]) for child in found.children(found.passed_on, own_rank)]
+    events = _read(folder)
+    raised = [(child, events.passed_on[child.pid]) for child in events.children(events.passed_on, own_rank)]
     return [replace(child, at=event.at, left=event, ended=None, stopped_by=0) for child, event in raised]
 
 
 def primary(children: Iterable[ChildProcess]) -> ChildProcess | None:
-    """The process that failed first by itself; None if none did.
+    """The process whose failure caused the others; None if there is none.
 
-    One that waited for a peer comes after others: the peer's end may have made it fail. One of an earlier test comes
-    last.
+    This is the first one that failed, except that processes that waited for a peer come after all others, and those of
+    an earlier test come last.
     """
     own = [child for child in children if not child.was_stopped]
     return min(own, key=lambda child: (child.is_earlier, child.waited_for_a_peer, child.at), default=None)
 
 
 def table(children: Sequence[ChildProcess], root: Path) -> str:
-    """A line for each: who it is, and how it ended."""
-    return "".join(f"{child.who} (pid {child.pid}) {child.how(root)}\n" for child in children)
+    """A line for each process: its label, its process id, and how it ended."""
+    return "".join(f"{child.label} (pid {child.pid}) {child.ending(root)}\n" for child in children)
 
 
-def _read(folder: Path) -> _Found:
-    events: list[tuple[int, _Event]] = []
+def _read(folder: Path) -> _Events:
+    written: list[tuple[int, _Event]] = []
     files: list[Path] = []
     with suppress(OSError):
         files = [path for path in itertools.islice(folder.iterdir(), _MOST_FILES) if path.name.isdecimal()]
-    room = _MOST_IN_ALL
-    for path in sorted(files, key=evidence.size_of):  # if anything is left out, then what is large
-        lines = _lines(path, min(room, _MOST_BYTES))
-        room -= sum(map(len, lines))
+    bytes_left = _MOST_TOTAL_BYTES
+    for path in sorted(files, key=evidence.size_of):  # so that large files are cut first
+        lines = _lines(path, min(bytes_left, _MOST_BYTES))
+        bytes_left -= sum(map(len, lines))
         for line in lines:
-            with suppress(RecordError):  # cut off, or written by someone else
-                events.append((int(path.name), decode_line(line, _KINDS)))
-    found = _Found()
-    for writer, event in sorted(events, key=lambda each: each[1].at):
-        found.add(writer, event)
-    return found
+            with suppress(RecordError):  # truncated, or written by another program
+                written.append((int(path.name), decode_line(line, _KINDS)))
+    events = _Events()
+    for writer, event in sorted(written, key=lambda pair: pair[1].at):
+        events.add(writer, event)
+    return events
 
 
 def _lines(path: Path, most: int) -> list[bytes]:
@@ -370,9 +367,3 @@ def _lines(path: Path, most: int) -> list[bytes]:
         with suppress(OSError), file:
             return file.read(most).splitlines()
     return []
-
-
-def _is_skip(child: ChildProcess) -> bool:
-    """Whether its exit status is one of those by which torch's tests skip."""
-    status = child.ended.status if child.ended else child.left.status if child.left else 0
-    return skip_codes.reason_of_exit(status) is not None

@@ -1,8 +1,8 @@
-"""The clocks of a job: nobody sets them, and no test changes them.
+"""The clocks of a job, which neither tests nor an adjustment of the system time can change.
 
-Tools that freeze or patch time replace functions of the module ``time``, and a test may do that in any process of its
-own. The functions here are bound before a suite is imported. The host's clock of the day may be set at any moment, so
-it is read once for a job: its time stamps count on from there by the monotonic clock, of which a host has one.
+Tests may freeze time by replacing functions of the module ``time``, so the functions here are bound before a suite is
+imported. The system time may be adjusted at any moment, so a job reads it only once; its later timestamps add the
+monotonic clock, which all processes of a host share.
 """
 
 import os
@@ -19,7 +19,7 @@ monotonic_ns: Final = partial(time.clock_gettime_ns, time.CLOCK_MONOTONIC)
 sleep: Final = time.sleep
 
 VARIABLE: Final = "ALLRANKS_CLOCK_ORIGIN"
-"""The variable by which the supervisor gives its :data:`ORIGIN` to the processes of its job."""
+"""The variable with which the supervisor passes its :data:`ORIGIN` to the processes of its job."""
 
 
 def _measured_origin() -> float:
@@ -35,9 +35,9 @@ def _origin(given: str) -> float:
 
 
 ORIGIN: Final = _origin(os.environ.get(VARIABLE, ""))
-"""When the monotonic clock was at 0, in seconds since the epoch, as the supervisor of the job found it."""
+"""When the monotonic clock was 0, in seconds since the epoch, as measured by the supervisor of the job."""
 
 
 def now() -> float:
-    """The time for a record, in seconds since the epoch; never earlier than one that any process of the job got."""
+    """The timestamp for a record, in seconds since the epoch; it never decreases within a job."""
     return ORIGIN + monotonic()

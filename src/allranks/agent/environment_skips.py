@@ -1,9 +1,9 @@
-"""Skips that the surroundings cause: our own exception, and sandcastle skips of torch.
+"""Skips caused by the environment: our own exception, and skips by torch's sandcastle decorators.
 
-torch's sandcastle decorators mean that the environment lacks something. Off sandcastle they skip just as
-``unittest.skip`` does. To tell the two apart, they are wrapped as soon as torch's module with them is imported, before
-a suite can decorate anything: the wrapped ones leave a reason of a string class of its own, which passes through
-unittest and pytest unchanged.
+torch's sandcastle decorators mean that the environment lacks something. Outside of sandcastle they skip like
+``unittest.skip``. To distinguish the two, the decorators are wrapped as soon as torch's module is imported, before a
+suite can use them. The wrapped decorators give the reason as a subclass of ``str``, which passes through unittest and
+pytest unchanged.
 """
 
 import functools
@@ -23,15 +23,15 @@ from allranks.protocol.skip_codes import SkipCode
 
 
 class EnvironmentSkip(pytest.skip.Exception):  # type: ignore[misc,name-defined]
-    """A skip caused by the environment and not by the author of the test.
+    """A skip caused by the environment, not by the author of the test.
 
     Args:
-        code: torch's exit code for this cause.
-        detail: What is missing here, in words; empty if the code says it all.
-        gpus: The number of GPUs (or other accelerators) that the test needs, if that is not the code's own number.
+        code: torch's exit code for the cause.
+        detail: A message with what is missing; empty if the code is enough.
+        gpus: The number of GPUs (or other accelerators) that the test needs, if the code does not imply it.
     """
 
-    # pytest strips "Skipped: " from the reasons that it shows; these two names make Python print that prefix.
+    # pytest strips "Skipped: " from the reasons that it shows; these names make Python print that prefix.
     __module__ = "builtins"
     __qualname__ = "Skipped"
 
@@ -50,25 +50,25 @@ def _reason(code: SkipCode, detail: str, gpus: int | None) -> str:
     reason = skip_codes.reason(code, gpus)
     if not detail:
         return reason
-    # The table's text for the generic code carries no information.
+    # torch's text for the generic code has no information.
     return detail if code is SkipCode.GENERIC else f"{reason}: {detail}"
 
 
 MODULE = "torch.testing._internal.common_utils"
-"""torch's module with the decorators."""
+"""torch's module with the sandcastle decorators."""
 
 _DECORATORS = ("skip_but_pass_in_sandcastle", "skip_but_pass_in_sandcastle_if")
 
 
 class SandcastleReason(str):
-    """Why a test was skipped by one of torch's sandcastle decorators."""
+    """The reason of a skip by one of torch's sandcastle decorators."""
 
     __slots__ = ()
 
 
 @contextmanager
 def watch_for_sandcastle_skips() -> Iterator[None]:
-    """Mark the skips of these decorators in suites that are imported within this block."""
+    """Within this block, mark the skips of sandcastle decorators in suites that are imported."""
     module = sys.modules.get(MODULE)
     if module is not None:
         _mark_reasons(module)
@@ -81,7 +81,7 @@ def watch_for_sandcastle_skips() -> Iterator[None]:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Waits for the import of torch's module."""
+    """Marks reasons once torch's module is imported."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -90,11 +90,11 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader.exec_module = _then_mark(spec.loader.exec_module)  # type: ignore[assignment,method-assign]
+            spec.loader.exec_module = _marking_after(spec.loader.exec_module)  # type: ignore[assignment,method-assign]
         return spec
 
 
-def _then_mark(execute: Callable[[types.ModuleType], None]) -> Callable[[types.ModuleType], None]:
+def _marking_after(execute: Callable[[types.ModuleType], None]) -> Callable[[types.ModuleType], None]:
     @functools.wraps(execute)
     def exec_module(module: types.ModuleType) -> None:
         execute(module)
@@ -127,9 +127,9 @@ _FOR_DEVICES = "instantiate_device_type_tests"
 
 
 class FilesForDevices:
-    """A plugin that skips a file of which torch has made no test, as they are for other devices than this host's.
+    """A plugin that skips files from which torch generated no test, because they are for devices that this host lacks.
 
-    torch's ``instantiate_device_type_tests`` deletes a class, and makes one of it for each device that is here.
+    torch's ``instantiate_device_type_tests`` replaces a class by one for each available type of device.
     """
 
     def __init__(self, skipped: dict[str, str]) -> None:
@@ -139,14 +139,14 @@ class FilesForDevices:
     def pytest_make_collect_report(
         self, collector: pytest.Collector
     ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-        """Note a file that has its tests made so."""
+        """Note a file that uses this function, until one of its tests is collected."""
         report = yield
         if report.passed and isinstance(collector, pytest.Module) and hasattr(collector.obj, _FOR_DEVICES):
-            text = f"its tests are for devices that this host lacks ({_FOR_DEVICES} made none)"
+            text = f"its tests are for devices that this host lacks ({_FOR_DEVICES} generated no test)"
             self._skipped[collector.nodeid] = text
         return report
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
-        """Forget a file that has a test."""
+        """Remove a file that has a test."""
         for parent in item.listchain():
             self._skipped.pop(parent.nodeid, None)

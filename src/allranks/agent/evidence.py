@@ -1,9 +1,9 @@
-"""Files that tests can write, as the supervisor reads them, and the room left for them.
+"""Reads and writes files that tests can tamper with, and checks the disk space for them.
 
 Nothing here raises or blocks: a file that cannot be written or read is missing evidence, not an outcome.
 
-A rank checks the room after each of its tests. The kernel counts the bytes that it and its ended children have written
-(``wchar`` of proc(5)); files that grow without write calls (fallocate(2), mmap(2)) are not counted.
+A rank checks the disk space after each test. The kernel counts the bytes that a rank and its ended children have
+written (``wchar`` of proc(5)); files that grow without write calls (fallocate(2), mmap(2)) are not counted.
 """
 
 import os
@@ -21,11 +21,11 @@ from allranks.protocol.config import RESULTS_BYTES
 _FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 MOST_READ: Final = 4 << 20
-"""Bytes that are read of a file, from its end."""
+"""Maximum number of bytes that are read from the end of a file."""
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a regular file; 0 if there is none."""
+    """The size of a regular file in bytes; 0 if there is none."""
     with suppress(OSError, ValueError):
         found = path.lstat()
         return found.st_size if stat.S_ISREG(found.st_mode) else 0
@@ -33,7 +33,7 @@ def size_of(path: Path) -> int:
 
 
 def open_end(path: Path) -> int:
-    """A descriptor that appends to a regular file, created if missing; one of /dev/null if that fails."""
+    """Open a regular file for appending, and create it if it is missing; /dev/null if that fails."""
     with suppress(OSError, ValueError):
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _FLAGS, 0o644)
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -43,15 +43,15 @@ def open_end(path: Path) -> int:
 
 
 def append(path: Path, data: bytes, limit: int) -> None:
-    """Append to a regular file, created if missing, up to `limit` bytes; a last line marks the cut."""
+    """Append to a regular file of at most `limit` bytes; a last line marks the cut."""
     with suppress(OSError), os.fdopen(open_end(path), "ab") as file:
-        room = limit - os.fstat(file.fileno()).st_size
-        if room > 0:
-            file.write(data if len(data) <= room else data[:room] + b"\n--- this file has reached its limit ---\n")
+        left = limit - os.fstat(file.fileno()).st_size
+        if left > 0:
+            file.write(data if len(data) <= left else data[:left] + b"\n--- this file has reached its limit ---\n")
 
 
 def open_start(path: Path) -> BinaryIO | None:
-    """A regular file, to be read from its start; None if there is none, or it cannot be opened."""
+    """Open a regular file for reading; None if that fails."""
     with suppress(OSError, ValueError):
         descriptor = os.open(path, os.O_RDONLY | _FLAGS)
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -70,30 +70,30 @@ def read(path: Path, start: int = 0) -> str:
 
 
 def read_end(path: Path, size: int) -> str:
-    """The last bytes of a file, at most so many."""
+    """The last `size` bytes of a file."""
     return read(path, max(0, size_of(path) - size))
 
 
 FULL: Final = 1 << 20
-"""Bytes: a file system with less free space than this counts as full."""
+"""A file system with fewer free bytes than this counts as full."""
 
-_SHARE: Final = 16
-"""A rank that wrote at least one part in this many of a file system helped to fill it."""
+_FRACTION: Final = 16
+"""A rank that wrote at least 1/16 of a file system contributed to filling it."""
 
-_OWN: Final = 8 * RESULTS_BYTES
-"""Bytes: a job's own file system is no larger; anything on the host may fill a larger one."""
+_LARGEST_OWN: Final = 8 * RESULTS_BYTES
+"""Bytes: a job's own file system is not larger than this. A larger one is shared with the rest of the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overrun:
     """Disk space that has been used up."""
 
-    message: str  # which space, by which rank if known, and the remedy
-    is_own: bool  # whether the bytes that this rank has written show that it did so
+    message: str  # which file system, by which rank if known, and the remedy
+    is_own: bool  # this rank wrote enough to be responsible
 
 
 class DiskUse:
-    """Compares the free space after each test with that before it."""
+    """Compares the free disk space after each test with the space before it."""
 
     def __init__(self, results: Path, *others: Path) -> None:
         self._results = results
@@ -102,49 +102,47 @@ class DiskUse:
         self.begin()
 
     def begin(self) -> None:
-        """A test begins, on all ranks."""
-        self._had = self._free()
+        """Note the free space at the start of a test."""
+        self._free_before = [_space_of(folder)[1] for folder in self._folders]
 
     def overrun(self) -> Overrun | None:
-        """The space that the ending test has used up; None if there is nothing to report."""
+        """The disk space that the test has used up; None if there is enough left."""
         before, self._written = self._written, _written()
         written = self._written - before
-        for folder, had in zip(self._folders, self._had, strict=True):
-            size, has = _space_of(folder)
-            was_filled = size > 0 and has < FULL <= had
-            is_own = written * _SHARE >= size
-            if was_filled and (is_own or size <= _OWN):
-                return _of_file_system(folder, size, written, is_own=is_own)
-        return self._of_results(written)
+        for folder, free_before in zip(self._folders, self._free_before, strict=True):
+            size, free = _space_of(folder)
+            was_filled = size > 0 and free < FULL <= free_before
+            is_own = written * _FRACTION >= size
+            if was_filled and (is_own or size <= _LARGEST_OWN):
+                return _file_system_overrun(folder, size, written, is_own=is_own)
+        return self._results_overrun(written)
 
-    def _of_results(self, written: int) -> Overrun | None:
-        """The results of the job, if there are too many, and this rank has written many of them."""
-        if written * _SHARE < RESULTS_BYTES:
+    def _results_overrun(self, written: int) -> Overrun | None:
+        if written * _FRACTION < RESULTS_BYTES:
             return None
-        left = sum(_sizes(self._results))
-        if left <= RESULTS_BYTES:
+        size = sum(_sizes(self._results))
+        if size <= RESULTS_BYTES:
             return None
         message = (
-            f"{self._results} holds {_mib(left)} of files, and no more than {_mib(RESULTS_BYTES)} of a job's "
-            f"results are taken: this rank wrote {_mib(written)} during this test. {_REMEDY}"
+            f"{self._results} has {_mib(size)} of files, and a job may return {_mib(RESULTS_BYTES)} of results: "
+            f"this rank wrote {_mib(written)} during this test. {_REMEDY}"
         )
         return Overrun(message=message, is_own=True)
 
-    def _free(self) -> list[int]:
-        return [_space_of(folder)[1] for folder in self._folders]
+
+_REMEDY: Final = "Make the test write less, or raise limits.disk_mib in the matrix file, the size of ALLRANKS_SHARED."
 
 
-_REMEDY: Final = "Have it write less; what ALLRANKS_SHARED has room for is limits.disk_mib of the matrix file."
-
-
-def _of_file_system(folder: Path, size: int, written: int, *, is_own: bool) -> Overrun:
-    whose = f"this rank wrote {_mib(written)}" if is_own else "which rank did it cannot be told: none by plain writing"
-    message = f"{folder}, which has room for {_mib(size)}, was filled during this test: {whose}. {_REMEDY}"
+def _file_system_overrun(folder: Path, size: int, written: int, *, is_own: bool) -> Overrun:
+    culprit = f"this rank wrote {_mib(written)}"
+    if not is_own:
+        culprit = f"the rank responsible could not be determined ({culprit})"
+    message = f"{folder}, which has a size of {_mib(size)}, was filled during this test: {culprit}. {_REMEDY}"
     return Overrun(message=message, is_own=is_own)
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder, as far as possible, with folders in it that tests have closed to everyone."""
+    """Remove a folder as far as possible, including folders whose permissions a test has removed."""
     with suppress(RecursionError):  # a thousand nested folders; Python 3.13 has no such limit
         shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():
@@ -154,13 +152,13 @@ def remove_tree(folder: Path) -> None:
 
 
 def is_full(folder: Path) -> bool:
-    """Whether the file system of a folder has no room left."""
+    """Whether the file system of a folder is full."""
     size, free = _space_of(folder)
     return size > 0 and free < FULL
 
 
 def _space_of(folder: Path) -> tuple[int, int]:
-    """Total and free bytes of a folder's file system; zeros if it cannot be queried."""
+    """Total and free bytes of a folder's file system; zeros if unknown."""
     try:
         found = os.statvfs(folder)
     except OSError:
@@ -182,7 +180,7 @@ def _written() -> int:
 
 
 def _sizes(folder: Path) -> Iterator[int]:
-    """The sizes of the regular files below a folder; links are not followed."""
+    """The sizes of the regular files below a folder, without following links."""
     for above, _, names in os.walk(folder):
         for name in names:
             try:

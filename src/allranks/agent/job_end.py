@@ -1,7 +1,7 @@
-"""When a job ends: its time is up, or its client has closed the connection.
+"""The end of a job: its time limit is reached, or a stop is requested.
 
-One descriptor becomes readable at the hang-up and stays readable: every supervising loop, in any thread, waits for it.
-Time is counted by the monotonic clock of the supervisor, which runs no code of tests.
+A descriptor becomes readable when a stop is requested and stays readable; every supervising loop, in any thread, waits
+on it. Time is measured by the supervisor's monotonic clock, because the supervisor runs no test code.
 """
 
 import math
@@ -16,54 +16,54 @@ from allranks.protocol.config import TimeLimit
 
 STDIN = 0
 
-HANGUP_STATUS = 130
-"""Exit status of a supervisor that was told to stop."""
+STOPPED_STATUS = 130
+"""Exit status of a supervisor that was requested to stop."""
 
 
-class HangupError(Exception):
-    """The orchestrator is gone or ends the job: standard input was closed, or SIGTERM arrived."""
+class StopRequestedError(Exception):
+    """The host is gone or stops the job: standard input was closed, or SIGTERM arrived."""
 
     def __init__(self) -> None:
         super().__init__("the job was ended from outside")
 
 
 class LostGpuError(Exception):
-    """A GPU that passed the check of the job no longer computes; the message says whose."""
+    """A GPU that passed the health check of the job has failed since; the message names it."""
 
 
 class JobLimitError(Exception):
-    """The job has used up its time."""
+    """The job has reached its time limit."""
 
 
 class JobEnd:
-    """Tells a job when it may start and when it is over."""
+    """Signals the start and the end of a job."""
 
     def __init__(self) -> None:
-        self._bell, self._ring = os.pipe()
-        # SimpleQueue is reentrant; Event is not: a handler that interrupts its wait() would wait for its lock for ever.
-        self._turn: SimpleQueue[None] = SimpleQueue()
-        self._has_had_turn = False
-        self._has_hung_up = False
+        self._wakeup_reader, self._wakeup_writer = os.pipe()
+        # SimpleQueue is reentrant. Event is not: a signal handler that interrupts wait() would deadlock on its lock.
+        self._start: SimpleQueue[None] = SimpleQueue()
+        self._has_started = False
+        self._is_stop_requested = False
         self._limit = TimeLimit(value=math.inf, setting="no limit")
         self._deadline = math.inf
-        self._leaves_at_once = False
+        self._exits_immediately = False
 
     @classmethod
     def of_this_process(cls, limit: TimeLimit) -> Self:
-        """The supervisor's: data on standard input is the *go*; its end, or SIGTERM, ends the job.
+        """Listen on standard input: data starts the job; end of file, or SIGTERM, requests a stop.
 
-        Until :meth:`may_leave_no_more` a hang-up ends the process at once: there is nothing to clean up yet. The time
-        limit counts from the *go* on.
+        Until :meth:`disarm_immediate_exit`, a stop request ends the process immediately, because there is nothing to
+        clean up yet. The time limit starts with the job.
         """
         end = cls()
-        end._limit, end._leaves_at_once = limit, True
-        signal.signal(signal.SIGTERM, lambda *_: end.hang_up())
+        end._limit, end._exits_immediately = limit, True
+        signal.signal(signal.SIGTERM, lambda *_: end.request_stop())
         threading.Thread(target=end._listen, daemon=True).start()
         return end
 
-    def may_leave_no_more(self) -> None:
-        """A hang-up no longer ends the process: from here on the caller checks for it."""
-        self._leaves_at_once = False
+    def disarm_immediate_exit(self) -> None:
+        """Leave it to the caller from now on to check for a stop request."""
+        self._exits_immediately = False
 
     def _listen(self) -> None:
         while True:
@@ -72,60 +72,58 @@ class JobEnd:
             except OSError:
                 data = b""
             if not data:
-                self.hang_up()
+                self.request_stop()
                 return
-            if not self._has_had_turn:
-                self._has_had_turn = True
-                self._deadline = clock.monotonic() + self._limit.seconds
-                self._turn.put(None)
+            if not self._has_started:
+                self._has_started = True
+                self.restart()
+                self._start.put(None)
 
     def fileno(self) -> int:
-        """Readable after a hang-up."""
-        return self._bell
+        """The descriptor that is readable after a stop request."""
+        return self._wakeup_reader
 
-    def hang_up(self) -> None:
-        """End the job; safe in any thread and in a signal handler."""
-        if self._leaves_at_once:
-            os._exit(HANGUP_STATUS)
-        if not self._has_hung_up:
-            self._has_hung_up = True
-            os.write(self._ring, b".")
-            self._turn.put(None)
+    def request_stop(self) -> None:
+        """Request the end of the job; safe in any thread and in a signal handler."""
+        if self._exits_immediately:
+            os._exit(STOPPED_STATUS)
+        if not self._is_stop_requested:
+            self._is_stop_requested = True
+            os.write(self._wakeup_writer, b".")
+            self._start.put(None)
 
     @property
-    def has_hung_up(self) -> bool:
-        """True after a hang-up."""
-        return self._has_hung_up
+    def is_stop_requested(self) -> bool:
+        return self._is_stop_requested
 
     @property
     def is_over(self) -> bool:
-        """True after a hang-up, and when the time is up."""
-        return self._has_hung_up or self.remaining() == 0
+        """Whether a stop was requested or the time limit is reached."""
+        return self._is_stop_requested or self.remaining() == 0
 
-    def wait_for_turn(self) -> None:
-        """Wait for the *go*; a HangupError says that the job is to end instead."""
-        if not self._has_hung_up:
-            self._turn.get()
-        if self._has_hung_up:
-            raise HangupError
+    def wait_for_start(self) -> None:
+        """Wait for the start of the job; raise a StopRequestedError if a stop is requested instead."""
+        if not self._is_stop_requested:
+            self._start.get()
+        if self._is_stop_requested:
+            raise StopRequestedError
 
     def restart(self) -> None:
-        """Restart the job's clock: collecting the suite does not count."""
+        """Restart the time limit: collecting the suite does not count."""
         self._deadline = clock.monotonic() + self._limit.seconds
 
     def remaining(self) -> float:
-        """Seconds until the time is up."""
+        """Seconds until the time limit."""
         return max(0.0, self._deadline - clock.monotonic())
 
     def check(self) -> None:
-        """Raise a :class:`HangupError` or a :class:`JobLimitError` if the job may not go on."""
-        if self.has_hung_up:
-            raise HangupError
+        """Raise a :class:`StopRequestedError` or a :class:`JobLimitError` if the job has to end."""
+        if self._is_stop_requested:
+            raise StopRequestedError
         if clock.monotonic() >= self._deadline:
             msg = f"the job's time limit of {self._limit.words('was reached')}"
             raise JobLimitError(msg)
 
     def close(self) -> None:
-        """Close the descriptors."""
-        os.close(self._bell)
-        os.close(self._ring)
+        os.close(self._wakeup_reader)
+        os.close(self._wakeup_writer)

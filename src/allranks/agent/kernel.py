@@ -1,7 +1,7 @@
-"""The features of the kernel that allranks relies on, and a check that this kernel has them.
+"""The kernel features that allranks needs, and a check that this kernel has them.
 
-A run checks before it begins, and so does each agent, whose kernel may be another one. Without the check, a missing
-feature would fail somewhere in the middle of a job.
+A run checks before it starts, and so does each agent, which may run on another kernel. Without the check, a missing
+feature would fail in the middle of a job.
 """
 
 import fcntl
@@ -27,41 +27,42 @@ _LOCK: Final = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
 
 @dataclass(frozen=True)
 class Feature:
-    """A feature of the kernel."""
+    """A kernel feature."""
 
-    name: str  # its usual name
-    use: str  # what allranks needs it for
+    name: str
+    use: str  # what allranks needs it for, as in "to list children"
     # Uses it once, without a lasting effect; raises an OSError or a ValueError if it is missing.
     probe: Callable[[], object]
-    otherwise: str = ""  # what allranks does without it; empty if allranks does not run without it
+    fallback: str = ""  # what allranks does without it; empty if it is required
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """What this kernel has."""
+    """The features of this kernel."""
 
     name: str  # the kernel and its release, as in "Linux 6.1.0"
-    found: tuple[Feature, ...]  # the features that it has
-    missing: tuple[Feature, ...]  # the features that it lacks
+    found: tuple[Feature, ...]
+    missing: tuple[Feature, ...]
 
     @property
     def refusal(self) -> str:
-        """Why allranks cannot run on it, in one sentence; empty if it can."""
-        required = [f"{each.name} ({each.use})" for each in self.missing if not each.otherwise]
+        """A sentence with the reason why allranks cannot run on it; empty if it can."""
+        required = [f"{feature.name} ({feature.use})" for feature in self.missing if not feature.fallback]
         return f"This kernel ({self.name}) lacks {', '.join(required)}." if required else ""
 
     @property
     def summary(self) -> str:
         """The whole result in one line."""
-        has = f"{self.name} has {', '.join(each.name for each in self.found) or 'none of the features'}"
-        lacks = "; ".join(
-            f"{each.name} is missing: {each.otherwise or f'allranks needs it {each.use}'}" for each in self.missing
+        found = f"{self.name} has {', '.join(feature.name for feature in self.found) or 'none of the features'}"
+        missing = "; ".join(
+            f"{feature.name} is missing: {feature.fallback or f'allranks needs it {feature.use}'}"
+            for feature in self.missing
         )
-        return f"{has}; {lacks}" if lacks else has
+        return f"{found}; {missing}" if missing else found
 
 
-def examine(proc: Path = _PROC) -> Kernel:
-    """Check this kernel, which takes about a millisecond."""
+def check(proc: Path = _PROC) -> Kernel:
+    """Check this kernel, which takes about 1 ms."""
     features = {feature: _works(feature) for feature in _features(proc)}
     system = os.uname()
     return Kernel(
@@ -82,36 +83,39 @@ def _works(feature: Feature) -> bool:
 def _features(proc: Path) -> Iterator[Feature]:
     own = proc / "self"
     yield Feature("pidfd", "to wait for the end of a process", _pidfd)
-    yield Feature("SO_PASSCRED", "to know which process sent a message", _passed_credentials)
+    yield Feature("SO_PASSCRED", "to identify the sender of a message", _passed_credentials)
     yield Feature("memfd", "to share memory with a rank", _memfd)
     yield Feature("child subreaper", "to find what a test leaves behind", linux.adopts_orphans)
     yield Feature("parent death signal", "to end ranks with their agent", linux.death_signal)
     yield Feature("dumpable flag", "to hide the agent from tests", linux.is_hidden)
-    yield Feature("timerfd", "to keep time limits", _timer)
-    yield Feature("F_OFD_SETLK", "to keep two processes from running one job", _lock)
+    yield Feature("timerfd", "to enforce time limits", _timer)
+    yield Feature("F_OFD_SETLK", "to prevent two processes from running the same job", _lock)
     yield Feature("/proc/PID/stat", "to find the processes of a test", partial(_stat, own))
     yield Feature("/proc/PID/environ", "to find the processes of a dead run", partial(_read, own / "environ"))
     yield Feature(
-        "/proc/PID/task/TID/children", "to list children", partial(_children, own), "allranks looks at every process"
+        "/proc/PID/task/TID/children",
+        "to list children",
+        partial(_children, own),
+        "allranks searches all processes instead",
     )
     yield Feature(
         "signal sets of /proc/PID/status",
-        "to ask children of ranks for their stacks",
+        "to request stacks from child processes of ranks",
         partial(_signal_sets, own),
-        "reports of hangs have no stacks of the processes that a rank started",
+        "hang reports do not show the stacks of child processes of ranks",
     )
     yield Feature(
         "/proc/PID/wchan",
-        "to say what a process waits for in the kernel",
+        "to show what a process waits for in the kernel",
         partial(_read, own / "wchan"),
-        "reports of hangs do not say what a process waits for in the kernel",
+        "hang reports do not show what a process waits for in the kernel",
     )
 
 
 def _pidfd() -> None:
     descriptor = os.pidfd_open(os.getpid())
     try:
-        signal.pidfd_send_signal(descriptor, 0)  # noqa: TID251 - its error is the answer
+        signal.pidfd_send_signal(descriptor, 0)  # noqa: TID251 - its error is the result of the check
     finally:
         os.close(descriptor)
 
@@ -134,7 +138,7 @@ def _timer() -> None:
 
 
 def _lock() -> None:
-    descriptor = os.memfd_create("allranks-probe")  # a file on a network may refuse locks that the kernel has
+    descriptor = os.memfd_create("allranks-probe")  # a network file system may lack locks that the kernel has
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _LOCK)
     finally:
@@ -162,5 +166,5 @@ def _read(path: Path) -> None:
 
 def _expect(holds: bool) -> None:
     if not holds:
-        msg = "the kernel reports something else"
+        msg = "unexpected data from the kernel"
         raise ValueError(msg)

@@ -1,4 +1,4 @@
-"""The few Linux calls that Python does not wrap."""
+"""Linux system calls, and files in ``/proc``, that Python does not wrap."""
 
 import ctypes
 import os
@@ -24,17 +24,17 @@ _HUGE_PAGE = 2 << 20
 
 
 def signal_process(pid: int, number: int) -> bool:
-    """Send a signal to a process; False if it is gone, or belongs to another user, as a set-user-ID program does."""
+    """Send a signal to a process; False if it has ended or belongs to another user (as set-user-ID programs do)."""
     return _was_sent(lambda: os.kill(pid, number))
 
 
 def signal_group(leader: int, number: int) -> bool:
-    """Send a signal to a process group; False if the kernel let it reach none of its processes."""
+    """Send a signal to a process group; False if it reached none of its processes."""
     return _was_sent(lambda: os.killpg(leader, number))
 
 
 def signal_pidfd(pidfd: int, number: int) -> bool:
-    """Send a signal to the process of a descriptor; False as :func:`signal_process`."""
+    """Send a signal to the process of a descriptor; False as for :func:`signal_process`."""
     return _was_sent(lambda: signal.pidfd_send_signal(pidfd, number))
 
 
@@ -50,9 +50,9 @@ _TGKILL = {"x86_64": 234, "aarch64": 131}.get(os.uname().machine)
 
 
 def signal_thread(pid: int, number: int) -> bool:
-    """Send a signal to the main thread of a process (tgkill(2)); False if that is impossible, or it blocks it.
+    """Send a signal to the main thread of a process (tgkill(2)); False if that is impossible or the signal is blocked.
 
-    What is sent to the process goes to another thread while the main one takes some other signal.
+    The kernel may deliver a signal for the whole process to another thread while the main thread handles a signal.
     """
     if _TGKILL is None or _signals(pid, "SigBlk") & 1 << (number - 1):
         return False
@@ -65,35 +65,35 @@ def _prctl(option: int, argument: int = 0) -> int:
 
 
 def _prctl_value(option: int) -> int:
-    """The value that prctl(2) writes to where its argument points."""
+    """The value that prctl(2) writes to the address in its argument."""
     value = ctypes.c_int()
     _prctl(option, ctypes.addressof(value))
     return value.value
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when its parent dies (prctl(2), PR_SET_PDEATHSIG)."""
+    """Make the kernel send this process a signal when its parent dies (prctl(2), PR_SET_PDEATHSIG)."""
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
 def death_signal() -> int:
-    """The signal of :func:`die_with_parent`; 0 for none."""
+    """The signal set by :func:`die_with_parent`; 0 for none."""
     return _prctl_value(_PR_GET_PDEATHSIG)
 
 
 def allow_tracing(pid: int) -> None:
     """Let a process and its descendants attach a debugger to this one (prctl(2), PR_SET_PTRACER).
 
-    Where Yama restricts tracing to ancestors, py-spy, a child of the agent, could not attach to a rank otherwise.
+    Yama may restrict tracing to ancestors; py-spy, a child of the agent, could then not attach to a rank.
     """
-    # A kernel without Yama lacks the option and does not need it.
+    # A kernel without Yama has no such option and does not need it.
     with suppress(OSError):
         _prctl(_PR_SET_PTRACER, pid)
 
 
 def offer_to_memory_killer() -> None:
-    """Have the kernel, when memory runs out, kill this process before those that supervise it (proc(5))."""
-    # A third of the memory is added to what this process and its descendants use.
+    """Make the out-of-memory killer choose this process before its supervisors (proc(5))."""
+    # The kernel counts a third of all memory in addition to the memory of this process and its descendants.
     with suppress(OSError, ValueError):
         file = Path("/proc/self/oom_score_adj")
         file.write_text(str(min(1000, int(file.read_text()) + 333)))
@@ -105,7 +105,7 @@ def adopt_orphans() -> None:
 
 
 def adopts_orphans() -> bool:
-    """Whether this process adopts orphans: see :func:`adopt_orphans`."""
+    """Whether :func:`adopt_orphans` is in effect."""
     return bool(_prctl_value(_PR_GET_CHILD_SUBREAPER))
 
 
@@ -121,21 +121,21 @@ def adopting_orphans() -> Iterator[None]:
 
 
 def gather_into_huge_pages() -> None:
-    """Move this process's own memory into huge pages (madvise(2), MADV_COLLAPSE, Linux 6.1), as far as available.
+    """Move this process's private memory into huge pages, if available (madvise(2), MADV_COLLAPSE, Linux 6.1).
 
-    A fork copies one entry for each page, and its exit releases each: for a process that has imported torch this is
-    most of the cost of a fork. On a kernel without MADV_COLLAPSE nothing changes.
+    A fork copies one table entry per page, and its exit releases it. For a process that has imported torch, this makes
+    up most of the cost of a fork. On a kernel without MADV_COLLAPSE nothing changes.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     for start, end in _own_memory():
         first, last = -(-start // _HUGE_PAGE) * _HUGE_PAGE, end // _HUGE_PAGE * _HUGE_PAGE
         if first < last:
-            # A failure is ignored: that memory stays in small pages.
+            # If this fails, the memory stays in small pages.
             libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _MADV_COLLAPSE)
 
 
 def _own_memory() -> Iterator[tuple[int, int]]:
-    """Start and end address of each writable mapping of this process that is neither a file's nor shared."""
+    """Start and end address of each private, writable mapping of this process without a file."""
     for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
         addresses, permissions, _, _, inode, *name = line.split(maxsplit=5)
         if permissions.startswith("rw") and permissions.endswith("p") and inode == "0" and name[:1] in ([], ["[heap]"]):
@@ -144,15 +144,15 @@ def _own_memory() -> Iterator[tuple[int, int]]:
 
 
 def hide_from_others() -> None:
-    """Hide this process's memory, descriptors and environment from other processes of its user (prctl(2)).
+    """Hide the memory, descriptors and environment of this process from other processes of its user.
 
-    They can then neither trace it nor open files below its ``/proc/pid`` (PR_SET_DUMPABLE).
+    They can then neither trace it nor open files in its ``/proc/pid`` (prctl(2), PR_SET_DUMPABLE).
     """
     _prctl(_PR_SET_DUMPABLE, 0)
 
 
 def is_hidden() -> bool:
-    """Whether this process is hidden: see :func:`hide_from_others`."""
+    """Whether :func:`hide_from_others` is in effect."""
     return _prctl(_PR_GET_DUMPABLE) == 0
 
 
@@ -163,27 +163,27 @@ def write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def fork_to_answer(work: Callable[[], bytes]) -> tuple[int, int]:
-    """Fork a process for one piece of work; returns its id, and a pipe with the result: none if the work fails."""
-    answer, own = os.pipe()
+def call_in_fork(work: Callable[[], bytes]) -> tuple[int, int]:
+    """Call a function in a fork; return its process id, and a pipe with the result (empty if the function fails)."""
+    reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         status = 1
         with suppress(BaseException):
-            os.close(answer)
+            os.close(reader)
             die_with_parent()
-            write_all(own, work())
+            write_all(writer, work())
             status = 0
-        # A regular exit would run the parent's exit handlers, and could hang on a sick device.
+        # A regular exit would run the parent's exit handlers, and could hang on a faulty device.
         os._exit(status)
-    os.close(own)
-    return pid, answer
+    os.close(writer)
+    return pid, reader
 
 
 def reap(pid: int, timeout: float) -> int | None:
-    """The exit status of a child that has ended, negative for a signal; None if another process took it.
+    """The exit status of a child that has ended, negative for a signal; None if another process took the status.
 
-    A tracer of the child gets the status first, and may never pass it on: it is waited for so many seconds.
+    A tracer of the child gets the status first and may keep it, so this waits for at most `timeout` seconds.
     """
     deadline = clock.monotonic() + timeout
     while True:
@@ -199,7 +199,7 @@ def reap(pid: int, timeout: float) -> int | None:
 
 
 def signal_name(number: int) -> str:
-    """The name of a signal, ``SIGKILL``; a number without one as ``signal 40``."""
+    """The name of a signal, such as ``SIGKILL``, or ``signal 40`` for a signal without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -212,9 +212,9 @@ def processes() -> Iterator[int]:
 
 
 def children() -> frozenset[int]:
-    """The process ids of this process's children, adopted and dead ones included.
+    """The process ids of this process's children, including adopted ones and zombies.
 
-    Read from ``/proc/self/task/*/children``, or from ``/proc/*/stat`` if the kernel is built without it.
+    Read from ``/proc/self/task/*/children``, or from ``/proc/*/stat`` on kernels without that file.
     """
     if not _has_children():
         return frozenset()
@@ -235,30 +235,30 @@ def _has_children() -> bool:
 
 
 def parent_of(pid: int) -> int:
-    """The process id of a process's parent; 0 if it is gone."""
+    """The process id of a process's parent; 0 if the process is gone."""
     stat = _stat(pid)
     return int(stat[1]) if stat else 0
 
 
 STARTED = 19
-"""The place of a process's start time in ``/proc/pid/stat``, counted after the name (proc(5): field 22)."""
+"""Index of the start time in ``/proc/pid/stat`` after the name (proc(5): field 22)."""
 
 
 def began(pid: int) -> int:
-    """When a process began, in the kernel's ticks since the boot; 0 if it is gone."""
+    """The start time of a process in clock ticks since the boot; 0 if it is gone."""
     return int(stat[STARTED]) if (stat := _stat(pid)) else 0
 
 
 def age(pid: int) -> float:
-    """Seconds since a process began; 0 if it is gone."""
+    """Seconds since a process started; 0 if it is gone."""
     ticks = began(pid)
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
 
 
 def _stat(pid: int) -> list[bytes]:
-    """State, parent, process group, session and so on (proc(5), ``/proc/pid/stat``); empty if the process is gone."""
+    """The fields of ``/proc/pid/stat`` after the name: state, parent, … (proc(5)); empty if the process is gone."""
     stat = _content(Path(f"/proc/{pid}/stat")) or b""
-    # The command name, in parentheses, may itself hold spaces and parentheses.
+    # The name, in parentheses, may itself contain spaces and parentheses.
     return stat.rpartition(b")")[2].split()
 
 
@@ -268,32 +268,32 @@ def members(group: int) -> set[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """The living processes that a process and its descendants have started, level by level, oldest first."""
+    """The living descendants of a process, level by level, oldest first."""
     by_parent: dict[int, list[int]] = {}
-    for each in processes():
-        stat = _stat(each)
+    for process in processes():
+        stat = _stat(process)
         if stat and stat[0] not in (b"Z", b"X"):
-            by_parent.setdefault(int(stat[1]), []).append(each)
+            by_parent.setdefault(int(stat[1]), []).append(process)
     found = list(by_parent.get(pid, ()))
-    for each in found:
-        found += by_parent.get(each, ())
+    for process in found:
+        found += by_parent.get(process, ())
     return found
 
 
 def session_of(pid: int) -> int | None:
-    """The process id of the session leader of a process, even of a dead one; None once it is reaped."""
+    """The process id of the session leader of a process or zombie; None after it was reaped."""
     stat = _stat(pid)
     return int(stat[3]) if stat else None
 
 
 _EXECVE_TIMEOUT = 1.0
-"""Seconds until a program that starts shows its environment: the kernel has to read its first pages from the disk."""
+"""Seconds to wait until a starting program shows its environment: the kernel may have to read it from disk."""
 
 
 def variables_of(pid: int, proc: Path = Path("/proc")) -> list[str]:
-    """The initial environment of a process's program, as ``NAME=value``; empty if it cannot be read.
+    """The initial environment of a process, as ``NAME=value``; empty if it cannot be read.
 
-    A process shows none while it changes to another program (execve(2)): that moment is waited for.
+    Waits for a process that is changing to another program (execve(2)), which shows no environment.
     """
     deadline = clock.monotonic() + _EXECVE_TIMEOUT
     if not (data := _content(proc / f"{pid}/environ")):
@@ -304,14 +304,14 @@ def variables_of(pid: int, proc: Path = Path("/proc")) -> list[str]:
 
 
 def _is_in_execve(process: Path) -> bool:
-    """Whether a process, a folder in ``/proc``, has a program that shows no arguments yet."""
+    """Whether a process (a folder in ``/proc``) has a program but shows no arguments yet."""
     with suppress(OSError):
         return (process / "exe").exists() and (process / "cmdline").read_bytes() == b""
     return False
 
 
 def _content(file: Path) -> bytes | None:
-    """What a file in ``/proc`` has; None if it cannot be read."""
+    """The content of a file in ``/proc``; None if it cannot be read."""
     try:
         return file.read_bytes()
     except OSError:
@@ -319,28 +319,28 @@ def _content(file: Path) -> bytes | None:
 
 
 _ENVIRONMENT = slice(47, 49)
-"""The place of an environment's addresses in ``/proc/pid/stat``, counted after the name (proc(5): fields 50, 51)."""
+"""Indices of the addresses of the environment in ``/proc/pid/stat`` after the name (proc(5): fields 50 and 51)."""
 
 
 def overwrite_variable(name: str, value: str) -> None:
     """Change a variable in the initial environment of this process, which :func:`variables_of` reads.
 
-    A fork that never starts another program shows what its parent had here. Nothing changes if there is no variable of
-    this name with a value of the same length; C code and Python may have another value already.
+    This is needed for forks, which otherwise show the initial environment of their parent. Nothing changes unless the
+    variable exists with a value of the same length. The variable in ``os.environ`` is a different one.
     """
     start, end = map(int, _stat(os.getpid())[_ENVIRONMENT] or (0, 0))
     if not start:
-        return  # the kernel does not tell
+        return  # the kernel hides the addresses
     key = f"\0{name}=".encode()
     area = b"\0" + ctypes.string_at(start, end - start)
-    place = area.find(key)
-    old = area[place + len(key) :].partition(b"\0")[0]
-    if place >= 0 and len(old) == len(value):
-        ctypes.memmove(start + place + len(key) - 1, value.encode(), len(value))
+    offset = area.find(key)
+    old = area[offset + len(key) :].partition(b"\0")[0]
+    if offset >= 0 and len(old) == len(value):
+        ctypes.memmove(start + offset + len(key) - 1, value.encode(), len(value))
 
 
 def state_of(pid: int) -> str:
-    """The state of a process (proc(5)): ``T`` if stopped by a signal, ``t`` by a tracer; empty if it is gone."""
+    """The state of a process (proc(5)), such as ``T`` (stopped by a signal) or ``t`` (by a tracer); empty if gone."""
     return b"".join(_stat(pid)[:1]).decode()
 
 
@@ -348,15 +348,15 @@ def state_of(pid: int) -> str:
 class LivingProcess:
     """A living process."""
 
-    session: int  # process id of its session's leader
+    session: int  # process id of its session leader
     command: str  # its command line, or its name in brackets if it has none
 
 
 _EXITING = 0x4  # PF_EXITING of the kernel
 
 
-def is_coming(pid: int, number: int) -> bool:
-    """Whether a signal is pending for a process that does not block it."""
+def is_pending(pid: int, number: int) -> bool:
+    """Whether a signal that a process does not block is pending."""
     pending = _signals(pid, "SigPnd") | _signals(pid, "ShdPnd")
     return bool(pending & ~_signals(pid, "SigBlk") & 1 << (number - 1))
 
@@ -367,7 +367,7 @@ def catches(pid: int, number: int) -> bool:
 
 
 def _signals(pid: int, name: str) -> int:
-    """A set of signals of a process (proc(5), ``/proc/pid/status``); empty if unknown."""
+    """A signal mask of a process (proc(5), ``/proc/pid/status``); empty if unknown."""
     try:
         status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
         return int(status[name], 16)
@@ -375,8 +375,8 @@ def _signals(pid: int, name: str) -> int:
         return 0
 
 
-def waits_in(pid: int) -> str:
-    """In words, the function of the kernel that a process waits in; empty if unknown."""
+def kernel_wait(pid: int) -> str:
+    """A message with the kernel function in which a process waits; empty if unknown."""
     with suppress(OSError, UnicodeDecodeError):
         function = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii")
         return f"in the kernel's {function}" if function not in ("", "0") else ""
@@ -384,7 +384,7 @@ def waits_in(pid: int) -> str:
 
 
 def describe(pid: int) -> LivingProcess | None:
-    """Session and command of a process; None if it is dead or exiting."""
+    """The session and command of a process; None if it has ended or is exiting."""
     stat = _stat(pid)
     if not stat or stat[0] in (b"Z", b"X") or int(stat[6]) & _EXITING:
         return None
@@ -397,21 +397,21 @@ def describe(pid: int) -> LivingProcess | None:
 
 
 def killed_for_memory() -> int:
-    """The number of processes that the kernel has killed in this process's cgroup because memory ran out; 0 if unknown.
+    """The number of processes that the out-of-memory killer has killed in this process's cgroup; 0 if unknown.
 
-    Read from ``memory.events`` of cgroup v2, or ``memory.oom_control`` of v1. In a container the cgroup may be mounted
-    as the root, while ``/proc/self/cgroup`` has its path on the host.
+    Read from ``memory.events`` of cgroup v2, or ``memory.oom_control`` of v1. In a container, the cgroup may be mounted
+    as the root, although ``/proc/self/cgroup`` has its path on the host.
     """
     return max(map(_oom_kills, _memory_files()), default=0)
 
 
 def is_memory_kill(status: int | None, memory_kills: int) -> bool:
-    """Whether the kernel's out-of-memory killer ended a process: SIGKILL, and more such kills than these before it."""
+    """Whether the out-of-memory killer ended a process: by SIGKILL, after `memory_kills` earlier kills."""
     return status == -signal.SIGKILL and killed_for_memory() > memory_kills
 
 
 def killed(number: int, *, for_memory: bool) -> str:
-    """In words, how a signal ended a process."""
+    """A message with the signal that ended a process."""
     return "killed by the kernel's out-of-memory killer" if for_memory else f"killed by {signal_name(number)}"
 
 
@@ -441,7 +441,7 @@ def _oom_kills(file: Path) -> int:
 
 
 def is_readable(descriptor: int, timeout: float | None) -> bool:
-    """Wait until a descriptor is readable; False after `timeout` seconds (None waits for ever)."""
+    """Wait until a descriptor is readable; False after `timeout` seconds (None: wait forever)."""
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
         return bool(selector.select(timeout))
@@ -461,20 +461,20 @@ class _Itimerspec(ctypes.Structure):
 
 
 class Timer:
-    """Becomes readable at a fixed interval (timerfd_create(2), which Python wraps from 3.13 on)."""
+    """Becomes readable at a fixed interval (timerfd_create(2), which Python has since 3.13)."""
 
     def __init__(self, seconds: float) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         self._descriptor = _checked(libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_NONBLOCK | _TFD_CLOEXEC))
         whole, fraction = divmod(seconds, 1)
-        every = _Timespec(int(whole), int(fraction * 1e9))
-        _checked(libc.timerfd_settime(self._descriptor, 0, ctypes.byref(_Itimerspec(every, every)), None))
+        interval = _Timespec(int(whole), int(fraction * 1e9))
+        _checked(libc.timerfd_settime(self._descriptor, 0, ctypes.byref(_Itimerspec(interval, interval)), None))
 
     def fileno(self) -> int:
         """The descriptor."""
         return self._descriptor
 
-    def has_gone_off(self) -> bool:
+    def has_expired(self) -> bool:
         """Whether the timer has expired since the last call; it keeps running."""
         try:
             return bool(os.read(self._descriptor, 8))
@@ -482,7 +482,6 @@ class Timer:
             return False
 
     def close(self) -> None:
-        """Close the descriptor."""
         os.close(self._descriptor)
 
 

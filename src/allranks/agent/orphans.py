@@ -1,4 +1,4 @@
-"""Kills processes that outlive the rank that started them, except those that clean up."""
+"""Kills processes that outlive the rank that started them, except resource trackers."""
 
 import re
 import secrets
@@ -11,49 +11,49 @@ from typing import Self
 from allranks.agent import clock, linux
 
 REAP_TIMEOUT = 2.0
-"""Seconds for the status of a process that has ended: a debugger that traces it gets it first, and may keep it."""
+"""Seconds to wait for the status of an ended process: a debugger that traces it gets it first, and may keep it."""
 
 _ORPHANS_TIMEOUT = 10.0
-"""Seconds for all orphans of a gang, which may start new ones: the rest ends with the job's container or host."""
+"""Seconds to kill all orphans of a gang, which may start new ones; the rest ends with the job's container or host."""
 
-_JANITORS = re.compile(r"multiprocessing\.resource_tracker|(^|/)torch_shm_manager\b")
-"""Command lines of processes that remove shared memory once all their clients are gone, and then exit."""
+_RESOURCE_TRACKERS = re.compile(r"multiprocessing\.resource_tracker|(^|/)torch_shm_manager\b")
+"""Command lines of processes that remove shared memory after all their clients have ended, and then exit."""
 
 _SERVER = re.compile(r"from multiprocessing\.forkserver import main|'allranks\.warm_server'")
 
-JANITOR_TIMEOUT = 3.0
-"""Seconds for that; ``torch_shm_manager`` waits for two before it begins (torch 2.13)."""
+_RESOURCE_TRACKER_TIMEOUT = 3.0
+"""Seconds for resource trackers to exit; ``torch_shm_manager`` waits for 2 s before it begins (torch 2.13)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KilledOrphan:
-    """A process that outlived the rank that had started it, and was killed."""
+    """A process that outlived the rank that started it, and was killed."""
 
     rank: int | None  # the rank that started it; None if unknown
     pid: int
     command: str  # its command line
-    has_survived: bool = False  # it could not be killed: it belongs to another user, or the kernel holds it
+    has_survived: bool = False  # it could not be killed: another user's, or blocked in the kernel
 
 
 GANG_VARIABLE = "ALLRANKS_GANG_MARK"
 LAUNCH_VARIABLE = "ALLRANKS_LAUNCH_MARK"
-"""The variables with the marks of a gang's ranks, and of those that a test has launched."""
+"""The environment variables with the marks of a gang's ranks, and of ranks that a test has launched."""
 
 _OWNER = 16
 NOBODY = f"{'0' * _OWNER}-00000"
-"""The mark in the environment of a process that forks ranks, which overwrite it."""
+"""The mark in the environment of a process that forks ranks; the ranks overwrite it."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Marks ranks that end together, and all processes that they start, wherever these go.
+    """An environment variable that identifies ranks that end together, and all processes that they start.
 
-    A process inherits its rank's environment; one that only forks keeps its rank's memory, where the kernel looks for
-    its initial environment.
+    Processes inherit the variable. Forks also inherit the memory of their rank, from which the kernel shows the initial
+    environment.
 
     Args:
-        variable: The variable that has the mark.
-        owner: The gang or launch, as 16 characters that no other has.
+        variable: The name of the variable.
+        owner: A unique name of the gang or launch, of 16 characters.
     """
 
     variable: str
@@ -66,7 +66,7 @@ class Mark:
 
     @classmethod
     def of_launch(cls) -> Self:
-        """A mark that no other launch has."""
+        """A unique mark for a launch."""
         return cls(LAUNCH_VARIABLE, secrets.token_hex(_OWNER // 2))
 
     def environment(self, rank: int) -> dict[str, str]:
@@ -74,31 +74,31 @@ class Mark:
         return {self.variable: f"{self.owner}-{rank:05}"}
 
     def rank_of(self, pid: int) -> int | None:
-        """The rank that a process is, or comes from; None if it has another mark or none."""
+        """The rank of a process with this mark; None without it."""
         owner, rank = _marked(pid, self.variable)
         return rank if owner == self.owner else None
 
     def covers(self, pid: int, ranks: Collection[int]) -> bool:
-        """Whether a process comes from these ranks: it bears the mark, or none and is in a session of theirs."""
+        """Whether a process has this mark, or has no mark and is in a session of these ranks."""
         owner = owner_of(pid, self.variable)
         return owner == self.owner if owner else linux.session_of(pid) in ranks
 
 
 def owner_of(pid: int, variable: str) -> str:
-    """The owner of the mark that a process bears in this variable; empty for no mark."""
+    """The owner in a mark of a process; empty for no mark."""
     return _marked(pid, variable)[0]
 
 
 def _marked(pid: int, variable: str) -> tuple[str, int]:
-    """The owner and the rank in the mark of a process; an empty owner for none."""
-    found = next((each for each in linux.variables_of(pid) if each.startswith(f"{variable}=")), "")
-    value = found.partition("=")[2]
+    """The owner and the rank in a mark of a process; an empty owner for no mark."""
+    prefix = f"{variable}="
+    value = next((line.removeprefix(prefix) for line in linux.variables_of(pid) if line.startswith(prefix)), "")
     owner, _, rank = value.partition("-")
     return (owner, int(rank)) if rank.isdecimal() and value != NOBODY else ("", 0)
 
 
-def bear_marks(environment: Mapping[str, str]) -> None:
-    """Show the marks among these variables of a rank to whoever looks at this process, or at one that it forks."""
+def show_marks(environment: Mapping[str, str]) -> None:
+    """Write the marks among these variables into the initial environment of this process, which its forks inherit."""
     for variable in (GANG_VARIABLE, LAUNCH_VARIABLE):
         if variable in environment:
             linux.overwrite_variable(variable, environment[variable])
@@ -109,17 +109,17 @@ Orphans = Callable[[Collection[int]], Collection[int]]
 
 
 def kill_group(leader: int) -> bool:
-    """KILL a whole process group at once, except for processes that clean up; False if there is no such group."""
-    # A stopped group starts no more processes, and does not compete for the processor.
+    """KILL a process group at once, except for resource trackers; False if there is no such group."""
+    # A stopped group starts no more processes, and uses no CPU time.
     if not linux.signal_group(leader, signal.SIGSTOP):
         return False
     members = linux.members(leader)
-    janitors = {pid for pid in members if _is_janitor(pid)}
-    if not janitors:
+    trackers = {pid for pid in members if _is_resource_tracker(pid)}
+    if not trackers:
         return linux.signal_group(leader, signal.SIGKILL)
-    for pid in members - janitors:
+    for pid in members - trackers:
         linux.signal_process(pid, signal.SIGKILL)
-    for pid in janitors:
+    for pid in trackers:
         linux.signal_process(pid, signal.SIGCONT)
     return True
 
@@ -127,38 +127,39 @@ def kill_group(leader: int) -> bool:
 def kill_orphans(
     orphans: Orphans, ranks: Mapping[int, int], stopped: Collection[int], mark: Mark | None = None
 ) -> list[KilledOrphan]:
-    """Kill and reap processes that outlived ranks: this process, a subreaper, is their parent now.
+    """Kill and reap processes that outlived ranks and were adopted by this process, a subreaper.
 
-    Processes that clean up may continue until :func:`end_children`. Orphans of `stopped` ranks are not reported.
+    Resource trackers may continue until :func:`end_children`.
 
     Args:
-        orphans: Finds them.
+        orphans: Finds the processes.
         ranks: The number of each rank, by its process id.
-        stopped: The process ids of ranks and other leaders of sessions that were stopped with all they had started.
-        mark: Which the ranks bear.
+        stopped: The process ids of ranks and other session leaders whose orphans are not reported: all processes of
+            their sessions were stopped.
+        mark: The mark of the ranks.
     """
     pids = {number: pid for pid, number in ranks.items()}
     left: list[KilledOrphan] = []
     tried: set[int] = set()
     deadline = clock.monotonic() + _ORPHANS_TIMEOUT
     while clock.monotonic() < deadline:
-        found = {pid for pid in set(orphans(ranks)) - tried - set(ranks) if not _is_janitor(pid)}
+        found = {pid for pid in set(orphans(ranks)) - tried - set(ranks) if not _is_resource_tracker(pid)}
         if not found:
             break
         described = {pid: linux.describe(pid) for pid in found}
         marks = {pid: mark.rank_of(pid) for pid in found} if mark else {}
         idle = {pid for pid, process in described.items() if process and _is_idle_server(pid, process)}
         for leader in {process.session for process in described.values() if process} & ranks.keys():
-            # As one group, because they might start more processes than can be killed one by one.
+            # As a group, because they might start processes faster than these can be killed one by one.
             kill_group(leader)
-        lasting = _end_all(found)
+        survivors = _kill_all(found)
         for pid, process in described.items():
             if process is None or pid in idle:
                 continue
             number = marks.get(pid)
             leader = process.session if number is None else pids.get(number, 0)
             if not {leader, process.session} & set(stopped):
-                survived = pid in lasting
+                survived = pid in survivors
                 left.append(
                     KilledOrphan(rank=ranks.get(leader), pid=pid, command=process.command, has_survived=survived)
                 )
@@ -167,23 +168,23 @@ def kill_orphans(
 
 
 def end_children() -> None:
-    """End the last processes of a job: unclaimed orphans, and ranks that were forked in vain."""
+    """Kill the remaining children of this process at the end of a job, such as orphans without a mark."""
     tried: set[int] = set()
     begun = clock.monotonic()
-    deadline = begun + JANITOR_TIMEOUT
+    deadline = begun + _RESOURCE_TRACKER_TIMEOUT
     while clock.monotonic() < begun + _ORPHANS_TIMEOUT and (left := linux.children() - tried):
-        # The processes that they serve have to be gone first.
-        janitors = {pid for pid in left if _is_janitor(pid)}
-        for pid in sorted(left, key=janitors.__contains__):
-            if pid in janitors and linux.reap(pid, deadline - clock.monotonic()) is not None:
+        # Resource trackers come last: they exit by themselves after their clients have ended.
+        trackers = {pid for pid in left if _is_resource_tracker(pid)}
+        for pid in sorted(left, key=trackers.__contains__):
+            if pid in trackers and linux.reap(pid, deadline - clock.monotonic()) is not None:
                 continue
-            if _end_all([pid]) and (process := linux.describe(pid)):
-                print(f"process {pid} could not be ended: {process.command}", file=sys.stderr)
+            if _kill_all([pid]) and (process := linux.describe(pid)):
+                print(f"process {pid} could not be killed: {process.command}", file=sys.stderr)
         tried |= left
 
 
-def _end_all(pids: Collection[int]) -> set[int]:
-    """KILL and reap children of this process; return those that live on: of another user, or held by the kernel."""
+def _kill_all(pids: Collection[int]) -> set[int]:
+    """KILL and reap children of this process; return those that survive: another user's, or blocked in the kernel."""
     killed = {pid for pid in pids if linux.signal_process(pid, signal.SIGKILL)}
     for pid in pids:
         linux.reap(pid, REAP_TIMEOUT if pid in killed else 0.0)
@@ -191,18 +192,19 @@ def _end_all(pids: Collection[int]) -> set[int]:
 
 
 def _is_idle_server(pid: int, process: linux.LivingProcess) -> bool:
-    """Whether a process only waits for its rank to end, to end too: a server without a child."""
+    """Whether a process is a fork server without children, which exits after its rank."""
     return _SERVER.search(process.command) is not None and not linux.descendants(pid)
 
 
-def _is_janitor(pid: int) -> bool:
+def _is_resource_tracker(pid: int) -> bool:
     process = linux.describe(pid)
-    return process is not None and _JANITORS.search(process.command) is not None
+    return process is not None and _RESOURCE_TRACKERS.search(process.command) is not None
 
 
 def is_helper(pid: int) -> bool:
-    """Whether Python or torch has started a process for itself: it runs nothing of the test's."""
-    return _is_janitor(pid) or (_is_server(pid) and not _is_server(linux.parent_of(pid)))  # its forks have its command
+    """Whether a process is a helper of Python or torch, which runs no code of the test."""
+    # The forks of a server have its command line.
+    return _is_resource_tracker(pid) or (_is_server(pid) and not _is_server(linux.parent_of(pid)))
 
 
 def _is_server(pid: int) -> bool:

@@ -1,4 +1,4 @@
-"""A rank's output: read from its pipes as it is printed, and kept within a limit."""
+"""The output of a rank: read from its pipes as it is printed, and truncated to a limit."""
 
 import os
 from collections.abc import Callable
@@ -11,10 +11,10 @@ KEPT = 1 << 20
 """Bytes kept of one stream during one test: half from its start, half from its end."""
 
 LOG_LIMIT = 64 << 20
-"""Bytes that one rank's log may grow to."""
+"""Maximum size of a rank's log in bytes."""
 
 _PIPE = 1 << 16
-"""Bytes that a pipe holds (pipe(7)): reading that many drains all that was there at the start."""
+"""Capacity of a pipe in bytes (pipe(7)): reading that many drains everything that was in it at the start."""
 
 
 class Excerpt:
@@ -28,15 +28,15 @@ class Excerpt:
     def add(self, data: bytes) -> None:
         """Append more of the text."""
         half = KEPT // 2
-        room = half - len(self._head)
-        self._head += data[:room]
-        self._tail += data[room:] if room > 0 else data
+        left = half - len(self._head)
+        self._head += data[:left]
+        self._tail += data[left:] if left > 0 else data
         if len(self._tail) > KEPT:
             self._dropped += len(self._tail) - half
             del self._tail[:-half]
 
     def text(self) -> str:
-        """The kept text, with a line in place of the cut."""
+        """The kept text, with a line that marks the cut."""
         if not self._dropped:
             return (self._head + self._tail).decode("utf-8", "replace")
         ends = (part.decode("utf-8", "replace") for part in (self._head, self._tail))
@@ -44,9 +44,11 @@ class Excerpt:
 
 
 class OutputStream:
-    """One stream of one rank: the reading end of the pipe that is its descriptor 1 or 2.
+    """The reading end of the pipe that is the standard output or standard error of a rank.
 
-    `echo` gets each line as soon as it is complete, without its line feed.
+    Args:
+        descriptor: The reading end.
+        echo: Called with each line as soon as it is complete, without its line feed.
     """
 
     def __init__(self, descriptor: int, echo: Callable[[str], None] | None = None) -> None:
@@ -58,7 +60,7 @@ class OutputStream:
         self._line = b""
 
     def drain(self) -> None:
-        """Read the data that is there and no more: a flood of output must not starve the supervisor's other work."""
+        """Read at most one pipe's capacity: a flood of output must not starve the supervisor's other work."""
         read = 0
         while not self.at_end and read < _PIPE and (data := self._read()):
             read += len(data)
@@ -82,12 +84,12 @@ class OutputStream:
             echo(line.decode("utf-8", "replace"))
 
     def glance(self) -> str:
-        """The output since the last call of :meth:`take`, which will return it again."""
+        """The output since the last call of :meth:`take`; the next call returns it, too."""
         self.drain()
         return self._excerpt.text()
 
     def take(self) -> str:
-        """The output since the last call, as far as it was kept."""
+        """The output since the last call, truncated as :class:`Excerpt` does."""
         self.drain()
         if self._line and self._echo is not None:
             self._echo(self._line.decode("utf-8", "replace"))
@@ -107,13 +109,13 @@ class Output:
 
 
 class OutputLog:
-    """``rank-N.log``: all output of a rank, test after test, in each of its gangs."""
+    """``rank-N.log``: all output of a rank, test by test, over all gangs."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def add(self, title: str, output: Output) -> None:
-        """Append output below a line that names its test; empty output adds nothing."""
+        """Append output under a line that names its test."""
         streams = [("stdout", output.stdout), ("stderr", output.stderr)]
         parts = [f"--- {name} of {title} ---\n{_ended(text)}" for name, text in streams if text]
         if parts:

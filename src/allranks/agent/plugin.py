@@ -1,9 +1,8 @@
-"""A plugin for a plain pytest: launcher tests of torch and DeepSpeed, unmodified, with ranks that are forks.
+"""A plugin for plain pytest that forks the ranks of torch's and DeepSpeed's tests instead of spawning them.
 
-``pytest -p allranks.agent.plugin`` works in any repository: tests of torch's ``MultiProcessTestCase`` and
+``pytest -p allranks.agent.plugin`` works in any repository. Unmodified tests of torch's ``MultiProcessTestCase`` and
 ``MultiProcContinuousTest``, and of DeepSpeed's ``DistributedTest``, fork their ranks from the pytest process, which has
-imported all that they need, instead of spawning them, and are judged by all ranks. It needs no matrix, agent or
-container.
+already imported everything. All ranks decide the outcome. It needs no matrix, agent or container.
 """
 
 import warnings
@@ -16,24 +15,24 @@ from allranks.agent.rank.marker_options import is_launcher
 from allranks.protocol.refusals import too_old
 
 MANY_TESTS = 30
-"""From this many launcher tests on, making forks cheaper pays; it takes the better part of a second."""
+"""The number of launcher tests from which on it pays to spend almost a second on making forks cheaper."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse a pytest that is too old, and register the marker that limits the time of a test's ranks."""
+    """Reject a pytest that is too old, and register the ``time_limit`` marker."""
     if refusal := too_old(pytest.__version__):
         raise pytest.UsageError(refusal)
-    config.addinivalue_line("markers", "time_limit(seconds): seconds that the ranks of a launcher test get")
+    config.addinivalue_line("markers", "time_limit(seconds): time limit for the ranks of a multi-process test")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Make forks of this process cheaper if there will be many."""
+    """Make forks of this process cheaper if there are many tests."""
     if sum(map(is_launcher, session.items)) >= MANY_TESTS:
         linux.gather_into_huge_pages()
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
-    """Adapt torch's test cases once a module has imported them, before pytest makes an object of one."""
+    """Adapt torch's test cases after a module has imported them, before pytest instantiates one."""
     for text in adapt_torch_cases():
         warnings.warn(text, pytest.PytestWarning, stacklevel=1)
     adapt_collected(collector.obj if isinstance(collector, pytest.Class) else None)

@@ -1,7 +1,7 @@
-"""Writes the records that leave a job; a thread waits for a slow reader, supervision does not.
+"""Writes a job's records to the host; a thread waits for a slow reader, so that supervision never does.
 
 A record separator (RFC 7464) precedes each record's line, which distinguishes it from any other output on the stream.
-The queue for the reader is bounded: when it is half full, texts and display-only records are dropped.
+The queue is bounded: when it is half full, texts and display-only records are dropped.
 """
 
 import os
@@ -17,20 +17,20 @@ from allranks.protocol.records import FailureCourse, Notice, Printed, RankEnded,
 
 
 class Journal(Protocol):
-    """Takes records to report."""
+    """Accepts records."""
 
     def write(self, record: Record) -> None:
-        """Report a record, stamped with the time of day."""
+        """Write a record with the current time."""
 
 
 RECORD_SEPARATOR = b"\x1e"
 
 WAITING_LIMIT = 64 << 20
-"""Bytes that may wait for the reader; beyond half of it, texts are left out."""
+"""Maximum size of the queue in bytes; when it is half full, texts are dropped."""
 
 
 class RecordWriter:
-    """The writing end, of a descriptor that blocks."""
+    """Writes records to a blocking descriptor."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -39,13 +39,13 @@ class RecordWriter:
         self._is_closed = False
         self._is_broken = False
         self._changed = threading.Condition()
-        self._room = select.poll()
-        self._room.register(descriptor, select.POLLOUT)
+        self._writable = select.poll()
+        self._writable.register(descriptor, select.POLLOUT)
         self._thread = threading.Thread(target=self._drain, daemon=True)
         self._thread.start()
 
     def write(self, record: Record) -> None:
-        """Stamp a record with the time of day and write or queue it; never waits."""
+        """Write or queue a record with the current time; never blocks."""
         if self._size > WAITING_LIMIT // 2:
             record = _without_texts(record)
             if isinstance(record, Printed | Notice):
@@ -53,7 +53,7 @@ class RecordWriter:
         line = RECORD_SEPARATOR + encode(replace(record, at=round(clock.now(), 6))) + b"\n"
         with self._changed:
             if self._size == 0 and not self._is_broken:
-                line = line[self._write_at_once(line) :]
+                line = line[self._write_directly(line) :]
             if not line:
                 return
             if self._is_broken or self._size + len(line) > WAITING_LIMIT:
@@ -63,9 +63,9 @@ class RecordWriter:
             self._size += len(line)
             self._changed.notify_all()
 
-    def _write_at_once(self, line: bytes) -> int:
-        """Write what the pipe takes without waiting (pipe(7)), which is cheaper than waking the thread up."""
-        if len(line) > select.PIPE_BUF or not self._room.poll(0):
+    def _write_directly(self, line: bytes) -> int:
+        """Write what a pipe accepts without blocking (pipe(7)), which is cheaper than waking up the thread."""
+        if len(line) > select.PIPE_BUF or not self._writable.poll(0):
             return 0
         try:
             return os.write(self._descriptor, line)

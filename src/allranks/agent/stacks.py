@@ -1,4 +1,4 @@
-"""Stacks of a process: their text, and the frames of the thread that counts."""
+"""The stacks of a process: their text, and the frames of the main thread."""
 
 import itertools
 import re
@@ -19,7 +19,7 @@ _WAITS = ("-packages/torch/distributed/", "/allranks/testing/shared_files.py")
 _WRAPPER = "/allranks/agent/rank/call_counter.py"
 _NATIVE_WAITS = re.compile(r"\b(c10d|gloo|nccl\w*|tensorpipe|torch::distributed)(::|\b)")
 _IMPORTED = "<module>"
-"""The name of a frame in a module that is being imported: torch imports some of its modules late, and slowly."""
+"""The function name of a module that is being imported: torch imports some of its modules late, and slowly."""
 
 _STANDARD_LIBRARY = f"{sysconfig.get_path('stdlib')}/"
 
@@ -34,11 +34,11 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True)
 class Stacks:
-    """Stacks as faulthandler and py-spy write them; false if there are none.
+    """Stacks as written by faulthandler and py-spy; false if there are none.
 
     Args:
-        text: All threads, innermost frames first; what py-spy has seen stands after its title.
-        code: The folder to which paths are relative; None for absolute ones.
+        text: All threads, innermost frames first; those of py-spy come after a title.
+        code: The folder to which paths are relative; None for absolute paths.
     """
 
     text: str = ""
@@ -49,9 +49,9 @@ class Stacks:
 
     @cached_property
     def frames(self) -> tuple[Frame, ...]:
-        """The Python frames of one thread, innermost first; preferably those that the process wrote itself.
+        """The Python frames of the main thread, innermost first; preferably those that the process wrote itself.
 
-        Of several threads, the one that ran the signal handler counts, which is the main one if possible.
+        If the main thread could not run the signal handler, these are the frames of the thread that did.
         """
         own, _, outside = self.text.partition(OUTSIDE)
         text = own if _FRAME.search(own) else outside
@@ -60,24 +60,24 @@ class Stacks:
 
     @cached_property
     def user_frame(self) -> Frame | None:
-        """The innermost frame of the user's own code."""
-        return next((frame for frame in self.frames if not is_machinery(frame.file)), None)
+        """The innermost frame of user code."""
+        return next((frame for frame in self.frames if not is_library(frame.file)), None)
 
     @property
     def innermost(self) -> str:
-        """The innermost frame of the user's own code, ``file:line in name``; empty if there is none."""
+        """The innermost frame of user code, as ``file:line in name``; empty if there is none."""
         frame = self.user_frame
         return f"{relative_to(self.code, frame.file)}:{frame.line} in {frame.name}" if frame else ""
 
     def waits_in_distributed(self, *, is_logged: bool = True) -> bool:
-        """Whether the innermost frames are torch.distributed's: this process waits for its peers.
+        """Whether the innermost frames are in torch.distributed, so that this process waits for its peers.
 
-        Its C++ functions have no Python frame, only their callers have: the call counter, if ranks count their calls.
+        C++ functions have no Python frame, but their callers do: the call counter's wrappers in a rank.
 
         Args:
-            is_logged: It is known to wait for something: a call of the counter's alone may wait for the rank itself.
+            is_logged: The call log has a wait of this rank. Otherwise, a frame of the call counter is no proof of one.
         """
-        inner = list(itertools.takewhile(lambda frame: is_machinery(frame.file), self.frames))
+        inner = list(itertools.takewhile(lambda frame: is_library(frame.file), self.frames))
         if any(frame.name == _IMPORTED for frame in inner):
             return False
         waits = (*_WAITS, _WRAPPER) if is_logged else _WAITS
@@ -85,25 +85,25 @@ class Stacks:
 
     @property
     def _waits_in_native_code(self) -> bool:
-        """Whether py-spy has seen the main thread in torch.distributed's C++ code, above any frame of the user's."""
+        """Whether py-spy shows the main thread in C++ code of torch.distributed, inside of all Python frames."""
         _, _, seen = self.text.rpartition(OUTSIDE)[2].rpartition(_CURRENT_THREAD)
         native = itertools.takewhile(lambda line: not line.startswith('  File "'), seen.splitlines()[1:])
         return any(_NATIVE_WAITS.search(line) for line in native)
 
     @property
     def words(self) -> str:
-        """Where the process was, as in "; it was in file:line in name"; empty if unknown."""
+        """The end of a message with where the process was, "; it was in file:line in name"; empty if unknown."""
         return f"; it was in {self.innermost}" if self.innermost else ""
 
     @property
     def words_for_a_stop(self) -> str:
-        """Where it was stopped, as in " while waiting at file:line in name"; empty if unknown."""
+        """The end of a message with where it was stopped, " while waiting at file:line in name"; empty if unknown."""
         how = " while waiting" if self.waits_in_distributed() else ""
         return f"{how} at {self.innermost}" if self.innermost else ""
 
 
 def relative_to(folder: Path | None, file: str) -> str:
-    """A file's path relative to a folder that it is in; of an installed package, relative to that."""
+    """The path of a file relative to this folder or, for an installed package, to the folder of packages."""
     if folder is not None and Path(file).is_relative_to(folder):
         return str(Path(file).relative_to(folder))
     return file.rpartition("-packages/")[2]
@@ -115,7 +115,7 @@ _SOURCE_LINE = 200
 
 
 def with_source(stacks: str) -> str:
-    """Stacks with the line of code below each frame, as tracebacks have it, where a file of at most 1 MiB has that."""
+    """Stacks with the line of code below each frame, as in tracebacks, if its file has at most 1 MiB."""
     files: dict[str, list[str]] = {}
     lines = []
     for line in stacks.split("\n"):
@@ -127,22 +127,22 @@ def with_source(stacks: str) -> str:
             path = Path(frame["file"])
             files[frame["file"]] = evidence.read(path).split("\n") if evidence.size_of(path) <= _MOST_SOURCE else []
         source = files.get(frame["file"], [])[int(frame["line"]) - 1 : int(frame["line"])]
-        lines += (f"    {clipped(each.strip(), _SOURCE_LINE)}" for each in source if each.strip())
+        lines += (f"    {clipped(line.strip(), _SOURCE_LINE)}" for line in source if line.strip())
     return "\n".join(lines)
 
 
-def is_machinery(file: str) -> bool:
-    """Whether a source file is pytest's, torch's, the harness's or the standard library's, and not the user's own.
+def is_library(file: str) -> bool:
+    """Whether a source file belongs to pytest, torch, allranks or the standard library instead of the user.
 
-    A test of torch's own suites in its wheel counts as the user's.
+    Tests of torch's own suites in its wheel count as the user's.
     """
     if _TESTS_OF_TORCH in file and file.endswith("_test.py"):
         return False
     if is_of_tools(file) or "-packages/torch/" in file:
         return True
-    return is_of_python(file)
+    return is_standard_library(file)
 
 
-def is_of_python(file: str) -> bool:
-    """Whether a source file is the standard library's."""
+def is_standard_library(file: str) -> bool:
+    """Whether a source file belongs to the standard library."""
     return file.startswith((_STANDARD_LIBRARY, "<frozen ")) and "-packages/" not in file

@@ -1,8 +1,8 @@
-"""Starts processes of ``multiprocessing`` as forks that have imported the packages of a suite already.
+"""Starts processes of ``multiprocessing`` as forks that have already imported the packages of a suite.
 
-A program of its own, without allranks and pytest: :mod:`allranks.agent.rank.warm_children` starts it below a rank by
-:data:`PROGRAM`. It imports what its first request names, and every further request is for one process. A process in
-between forks each of them and ends, so that the rank, which adopts orphans for that moment, becomes its parent.
+This is a program of its own, without allranks and pytest: :mod:`allranks.agent.rank.warm_children` starts it below a
+rank with :data:`PROGRAM`. It imports the modules in its first request, and starts one process for each later request.
+An intermediate process forks it and exits, so that the rank, which adopts orphans at that moment, becomes its parent.
 """
 
 import array
@@ -24,14 +24,14 @@ PROGRAM: Final = (
     "run_path({path!r}, {{'connection': {descriptor}}}, 'allranks.warm_server')"
 )
 _CHILD: Final = "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd={tracker}, pipe_handle={data})"
-"""The programs of the server and of a process of ``multiprocessing`` (spawn.py, get_command_line)."""
+"""The program of a process of ``multiprocessing`` (spawn.py, get_command_line)."""
 
 MOST_DESCRIPTORS: Final = 253
-"""In one message (unix(7), SCM_RIGHTS)."""
+"""Maximum number of descriptors in one message (unix(7), SCM_RIGHTS)."""
 
 READY: Final = b"ready"
 _ARGUMENTS: Final = slice(45, 47)
-"""The place of the arguments' addresses in ``/proc/pid/stat``, counted after the name (proc(5): fields 48, 49)."""
+"""Indices of the addresses of the arguments in ``/proc/pid/stat`` after the name (proc(5): fields 48 and 49)."""
 
 
 def serve(server: socket.socket) -> NoReturn:
@@ -41,9 +41,9 @@ def serve(server: socket.socket) -> NoReturn:
     for target in (1, 2):
         os.dup2(nothing, target)
     os.close(nothing)
-    sys.path[:] = [entry for entry in sys.path if entry]  # not the folder in which the test happens to be
+    sys.path[:] = [entry for entry in sys.path if entry]  # without the working directory of the test
     for name, file in files.items():
-        with contextlib.suppress(BaseException):  # the process that needs it gets the error
+        with contextlib.suppress(BaseException):  # the process that needs the module gets the error
             _import(name, file)
     gc.freeze()
     server.sendall(_obstacle() or READY)
@@ -51,25 +51,25 @@ def serve(server: socket.socket) -> NoReturn:
         request, descriptors = _receive(server)
         sys.stdout.flush()
         sys.stderr.flush()
-        reading, writing = os.pipe()
-        between = os.fork()
-        if not between:
+        reader, writer = os.pipe()
+        intermediate = os.fork()
+        if not intermediate:
             child = os.fork()
             if child:
-                os.write(writing, str(child).encode())
+                os.write(writer, str(child).encode())
                 os._exit(0)
-            for descriptor in (server.detach(), reading, writing):
+            for descriptor in (server.detach(), reader, writer):
                 os.close(descriptor)
             _run_child(request, descriptors)
-        for descriptor in (*descriptors, writing):
+        for descriptor in (*descriptors, writer):
             os.close(descriptor)
-        os.waitpid(between, 0)
-        server.sendall(os.read(reading, 32) or b"0")  # nothing if there can be no further process
-        os.close(reading)
+        os.waitpid(intermediate, 0)
+        server.sendall(os.read(reader, 32) or b"0")  # nothing if the second fork failed
+        os.close(reader)
 
 
 def _import(name: str, file: str) -> None:
-    """Import a module, if it is installed: a new interpreter finds it by itself, and in the same file as the rank."""
+    """Import a module if a new interpreter finds it in the same file as the rank did, so that it is installed."""
     package = name.partition(".")[0]
     if name == package or package in sys.modules:
         spec = importlib.util.find_spec(name)
@@ -78,19 +78,19 @@ def _import(name: str, file: str) -> None:
 
 
 def _receive(server: socket.socket) -> tuple[Any, list[int]]:
-    """A request, which comes in a file, and what else comes with it."""
+    """A request, which is sent as a file, and the other descriptors that are sent with it."""
     size = array.array("i").itemsize
     _, messages, _, _ = server.recvmsg(1, socket.CMSG_SPACE(MOST_DESCRIPTORS * size))
     if not messages:
         os._exit(0)
     received = array.array("i", messages[0][2])
     with os.fdopen(received[0], "rb") as file:
-        return pickle.load(file), list(received[1:])  # noqa: S301 - of the rank
+        return pickle.load(file), list(received[1:])  # noqa: S301 - from the rank
 
 
 def _obstacle() -> bytes:
-    """Why no fork of this process is as good as a new one; empty if each is."""
-    threads = [Path(f"/proc/self/task/{each}/comm").read_text().strip() for each in os.listdir("/proc/self/task")]  # noqa: PTH208
+    """Why forks of this process cannot replace new interpreters; empty if they can."""
+    threads = [task.joinpath("comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
     torch: Any = sys.modules.get("torch")
     if len(threads) > 1:
         return f"its packages start {len(threads) - 1} threads when they are imported ({threads[-1]})".encode()
@@ -100,7 +100,7 @@ def _obstacle() -> bytes:
 
 
 def _run_child(request: dict[str, Any], descriptors: list[int]) -> NoReturn:
-    """Run a process of ``multiprocessing`` as a new interpreter that the rank has started would."""
+    """Run a process of ``multiprocessing``, in the state of a new interpreter that was started by the rank."""
     standard, (data, _, tracker, *inherited) = descriptors[:3], descriptors[3:]
     for target, descriptor in enumerate(standard):
         os.dup2(descriptor, target)
@@ -114,29 +114,28 @@ def _run_child(request: dict[str, Any], descriptors: list[int]) -> NoReturn:
     torch: Any = sys.modules.get("torch")
     for generator in (numpy_random, torch and torch.default_generator):
         if generator is not None:
-            generator.seed()  # from the kernel's random numbers; Python's own does so itself after a fork
+            generator.seed()  # from the kernel's random numbers; Python's own generator is seeded after each fork
     observer: Any = sys.modules.get("child_observer")
     if observer is not None:
         observer.note_begin()
     resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined] # noqa: SLF001
     forkserver._forkserver._inherited_fds = inherited  # type: ignore[attr-defined] # noqa: SLF001
     status = spawn._main(data, os.dup(data))  # noqa: SLF001
-    if request["method"] == "spawn":  # a fork server's process has never run them
-        atexit._run_exitfuncs()  # noqa: SLF001 - what an interpreter runs as it ends
+    if request["method"] == "spawn":  # processes of a fork server never run them
+        atexit._run_exitfuncs()  # noqa: SLF001 - as an interpreter does when it exits
     sys.stdout.flush()
     sys.stderr.flush()
-    # The end of an interpreter that shares its memory with another copies all of it: 0.7 s with torch 2.13.
+    # A regular exit would copy all memory that is shared with the server: 0.7 s with torch 2.13.
     os._exit(status)
 
 
 def _show_command(code: str) -> None:
-    """Show this code as the program of this process, in place of that of the server."""
-    place = sys.orig_argv.index("-c") + 1
-    sys.orig_argv[place] = code
+    """Replace the program in the command line of this process."""
+    sys.orig_argv[sys.orig_argv.index("-c") + 1] = code
     stat = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
     start, end = map(int, stat[_ARGUMENTS])
-    if start:  # else the kernel does not tell
-        text = b"".join(os.fsencode(each) + b"\0" for each in sys.orig_argv)
+    if start:  # 0 if the kernel hides the addresses
+        text = b"".join(os.fsencode(argument) + b"\0" for argument in sys.orig_argv)
         ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 

@@ -60,7 +60,7 @@ def examine(engine: str, mode: GpuMode, results: Path, *, python: str | None = N
 
 def examine_kernel() -> Finding:
     """Check that the kernel has what runs rely on."""
-    found = kernel.examine()
+    found = kernel.check()
     return Finding("kernel", found.summary, kernel.REMEDY if found.refusal else "")
 
 

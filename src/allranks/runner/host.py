@@ -21,7 +21,7 @@ _NO_GPUS = Inventory()
 
 def require_kernel() -> None:
     """Check that this host's kernel has what runs rely on: see :mod:`allranks.agent.kernel`."""
-    if refusal := kernel.examine().refusal:
+    if refusal := kernel.check().refusal:
         raise EngineError(refusal, remedy=kernel.REMEDY)
 
 

@@ -25,10 +25,10 @@ def start():
 def test_a_thread_is_news_once(start):
     watch = ThreadWatch()
     start("heartbeat")
-    assert watch.news() == NewThreads(python=("heartbeat",), native=())
-    assert watch.news() == NewThreads(python=(), native=())
+    assert watch.take() == NewThreads(python=("heartbeat",), native=())
+    assert watch.take() == NewThreads(python=(), native=())
 
 
 def test_a_thread_that_was_there_before_is_no_news(start):
     start("early")
-    assert ThreadWatch().news().python == ()
+    assert ThreadWatch().take().python == ()

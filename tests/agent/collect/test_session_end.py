@@ -21,7 +21,7 @@ THREADED = {
     "threading.Thread(target=time.sleep, args=(99,), daemon=True).start()\n"
     "def test_passes(rank): pass\n"
 }
-CHANGED = "A hook of the suite's or of a plugin's has changed pytest's exit status"
+CHANGED = "A hook of the suite or of a plugin changed pytest's exit status"
 
 HOOKS = {
     "session_finish": "def pytest_sessionfinish(session, exitstatus):",

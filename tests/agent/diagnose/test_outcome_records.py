@@ -163,7 +163,7 @@ def test_the_failure_of_a_scripts_test_has_its_command():
     written = []
     program = Program(
         tests=("a/test_x.py::TestX::test_y", "a/test_z.py::test_z"),
-        terms=(options(is_script=True), options(is_script=False)),
+        options=(options(is_script=True), options(is_script=False)),
     )
 
     class List:

@@ -85,21 +85,21 @@ def test_the_main_thread_of_a_stopped_process_writes_the_stacks(tmp_path):
             os.kill(pid, signal.SIGSTOP)
             request_stacks(pid)
             os.kill(pid, signal.SIGCONT)
-            assert Stacks(wait_for_stacks({0: file}, {0: pid})[0]).innermost.endswith(" in waits_for_ever")
+            assert Stacks(wait_for_stacks({0: file}, {0: pid})[0]).innermost.endswith(" in waits_forever")
 
 
 def test_a_rank_has_python_and_native_stacks(stacks_of):
     stacks, _ = stacks_of()
     own, outside = stacks.text.split("Seen from outside by py-spy")
-    assert "in waits_for_ever" in own
-    assert "in waits_for_ever" in outside
+    assert "in waits_forever" in own
+    assert "in waits_forever" in outside
     assert "(libc.so.6)" in outside
 
 
 @pytest.mark.parametrize("manner", ["blocks", "is stopped"])
 def test_py_spy_reads_the_stacks_of_a_rank_that_does_not_respond(stacks_of, manner):
     stacks, _ = stacks_of(manner)
-    assert stacks.innermost.endswith(" in waits_for_ever")
+    assert stacks.innermost.endswith(" in waits_forever")
 
 
 def test_returned_stacks_are_also_in_the_file(stacks_of):
@@ -110,12 +110,12 @@ def test_returned_stacks_are_also_in_the_file(stacks_of):
 def test_without_py_spy_there_are_only_the_ranks_own_stacks(stacks_of, monkeypatch):
     monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
     found, _ = stacks_of()
-    assert found.innermost.endswith(" in waits_for_ever")
+    assert found.innermost.endswith(" in waits_forever")
     assert "py-spy" not in found.text
 
 
 def test_an_error_of_py_spy_follows_the_ranks_own_stacks(stacks_of, monkeypatch):
     monkeypatch.setattr(stacks, "find_py_spy", lambda: "/bin/false")
     found, _ = stacks_of()
-    assert found.innermost.endswith(" in waits_for_ever")
+    assert found.innermost.endswith(" in waits_forever")
     assert "Seen from outside by py-spy: py-spy failed" in found.text

@@ -173,7 +173,7 @@ def numbers(*counts):
 
 
 @pytest.mark.parametrize(
-    ("counts", "message", "blamed"),
+    ("counts", "message", "compared"),
     [
         ((3, 2), "rank 0 called all_reduce 3 times in group default, rank 1 twice", (1,)),
         ((0, 1), "rank 1 called all_reduce once in group default, rank 0 not at all", (0,)),
@@ -185,9 +185,9 @@ def numbers(*counts):
         ),
     ],
 )
-def test_ranks_with_an_unusual_number_of_calls_are_named(counts, message, blamed):
+def test_ranks_with_an_unusual_number_of_calls_are_named(counts, message, compared):
     mismatch = find_mismatch(numbers(*counts))
-    assert (mismatch.message, mismatch.ranks) == (message, blamed)
+    assert (mismatch.message, mismatch.ranks) == (message, compared)
 
 
 def test_a_rank_without_calls_is_unusual():

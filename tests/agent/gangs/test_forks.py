@@ -17,9 +17,9 @@ from allranks.agent import linux
 from allranks.agent.gangs import forks
 from allranks.agent.gangs.forks import ForkServer, ForkServerError, RankRegistry
 from allranks.agent.gangs.local_ranks import open_connections
-from allranks.agent.job_end import HangupError, JobEnd
+from allranks.agent.job_end import JobEnd, StopRequestedError
 from allranks.agent.orphans import Mark
-from allranks.agent.program import Finish, Program, SessionEnded, Settled, StartRanks, parse_reply, parse_start
+from allranks.agent.program import FinalResult, Finish, Program, SessionEnded, StartRanks, parse_reply, parse_start
 from allranks.protocol.config import Folders, NodeConfig
 from allranks.protocol.records import AgentFailed, Imported, Notice
 
@@ -324,8 +324,8 @@ def test_waiting_for_replies_times_out(start_server, end):
 
 
 def test_waiting_for_replies_ends_with_the_job(start_server, end):
-    end.hang_up()
-    with pytest.raises(HangupError):
+    end.request_stop()
+    with pytest.raises(StopRequestedError):
         list(start_server("time.sleep(60)").replies(end))
 
 
@@ -382,7 +382,9 @@ def test_a_server_that_ends_with_an_unread_request_is_an_error(start_server, end
         start_ranks(server, end)
 
 
-MANY = Finish(tests=tuple(Settled(nodeid=f"test_many.py::test[{number}]", is_bad=False) for number in range(100_000)))
+MANY = Finish(
+    tests=tuple(FinalResult(nodeid=f"test_many.py::test[{number}]", is_bad=False) for number in range(100_000))
+)
 IGNORE_STACKS_SIGNAL = "signal.signal(signal.SIGRTMAX - 1, signal.SIG_IGN)\n"
 
 
@@ -401,8 +403,8 @@ def test_a_server_that_does_not_read_times_out(start_server, end):
 
 def test_a_server_that_does_not_read_does_not_delay_the_end_of_the_job(start_server, end):
     server = start_server("time.sleep(60)")
-    end.hang_up()
-    with pytest.raises(HangupError):
+    end.request_stop()
+    with pytest.raises(StopRequestedError):
         server.finish(MANY, end)
 
 
@@ -429,8 +431,8 @@ def test_a_server_that_does_not_read_its_configuration_does_not_delay_the_end_of
     monkeypatch.setitem(globals(), "PRELUDE", "import time\n")
     monkeypatch.setitem(globals(), "CONFIG", replace(CONFIG, pytest_args=("x" * 1_000_000,)))
     server = start_server("time.sleep(60)")
-    end.hang_up()
-    with pytest.raises(HangupError):
+    end.request_stop()
+    with pytest.raises(StopRequestedError):
         list(server.replies(end))
 
 

@@ -16,7 +16,7 @@ from allranks.agent.diagnose.stacks import STACKS_SIGNAL
 from allranks.agent.diagnose.step_outcome import Step, StepOutcome, describe_exit, outcome_records
 from allranks.agent.gangs.gang import SKIP_GRACES, Deadlines, Gang
 from allranks.agent.gangs.local_ranks import CLOSED_TIMEOUT, LocalRanks, Stop, fork_ranks
-from allranks.agent.job_end import HangupError, JobEnd, JobLimitError
+from allranks.agent.job_end import JobEnd, JobLimitError, StopRequestedError
 from allranks.protocol import skip_codes
 from allranks.protocol.config import TimeLimit, TimeLimits
 from allranks.protocol.outcomes import Outcome, Phase, SkipKind
@@ -383,10 +383,10 @@ def test_an_aborted_step_keeps_earlier_reports(start_gang, job_end):
         os.kill(os.getppid(), signal.SIGUSR1)
         signal.pause()
 
-    before = signal.signal(signal.SIGUSR1, lambda *_: job_end.hang_up())
+    before = signal.signal(signal.SIGUSR1, lambda *_: job_end.request_stop())
     try:
         gang = start_gang([fail_and_interrupt], [wait])
-        with pytest.raises(HangupError):
+        with pytest.raises(StopRequestedError):
             gang.run(RUN, DEADLINES)
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -532,8 +532,8 @@ def test_an_exit_is_described(end, words):
 
 def test_a_stop_request_interrupts_a_step(start_gang, job_end):
     gang = start_gang([wait])
-    job_end.hang_up()
-    with pytest.raises(HangupError):
+    job_end.request_stop()
+    with pytest.raises(StopRequestedError):
         gang.run(RUN, DEADLINES)
 
 
@@ -553,8 +553,8 @@ def test_an_exit_that_came_with_the_stop_request_is_not_lost(tmp_path, job_end):
     gang.start()
     rank.signal(signal.SIGKILL)
     assert linux.is_readable(rank.pidfd, 10)
-    job_end.hang_up()
-    with pytest.raises(HangupError):
+    job_end.request_stop()
+    with pytest.raises(StopRequestedError):
         gang.run(RUN, DEADLINES)
     [outcome] = gang.abort("stopped").outcomes
     assert outcome.message == "rank 0 was killed by SIGKILL"

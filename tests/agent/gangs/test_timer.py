@@ -6,7 +6,7 @@ def test_a_timer_expires_periodically():
     try:
         for _ in range(3):
             assert is_readable(timer.fileno(), 10)
-            assert timer.has_gone_off()
+            assert timer.has_expired()
     finally:
         timer.close()
 
@@ -14,6 +14,6 @@ def test_a_timer_expires_periodically():
 def test_a_timer_that_has_not_expired():
     timer = Timer(3600)
     try:
-        assert not timer.has_gone_off()
+        assert not timer.has_expired()
     finally:
         timer.close()

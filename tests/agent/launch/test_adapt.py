@@ -9,7 +9,7 @@ import torch
 from allranks.agent.launch import torch_continuous, torch_processes
 from allranks.agent.launch.adapt import adapt_torch_cases
 from allranks.agent.rank.marker_options import TORCHS_TEST_CASES as MODULE
-from allranks.agent.rank.marker_options import torchs_limit
+from allranks.agent.rank.marker_options import torch_time_limit
 
 
 def make_class(name, hooks):
@@ -153,9 +153,9 @@ def test_a_cells_init_method_is_an_address_for_torchs_tests(monkeypatch):
 
 
 def test_torchs_longer_limits_are_read(torch_module):
-    assert torchs_limit("test_of_no_torch") == 0
+    assert torch_time_limit("test_of_no_torch") == 0
     torch_module().TIMEOUT_OVERRIDE = {"test_slow": 500}
-    assert (torchs_limit("test_slow"), torchs_limit("test_other")) == (500.0, 0.0)
+    assert (torch_time_limit("test_slow"), torch_time_limit("test_other")) == (500.0, 0.0)
 
 
 def test_threads_of_an_unknown_form_are_left_to_torch(torch_module):

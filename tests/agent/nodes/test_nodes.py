@@ -12,7 +12,7 @@ import time
 import pytest
 from long_lists import quick
 
-from allranks.agent.job_end import HANGUP_STATUS
+from allranks.agent.job_end import STOPPED_STATUS
 from allranks.engines.agents import arrange_meeting
 from allranks.protocol.records import (
     Begun,
@@ -342,7 +342,7 @@ def test_an_agent_that_hangs_during_import_exceeds_the_limit(start_nodes):
     assert job.wait() == 1
     assert failed_nodes(job) == "The agent of node 1 has not collected its tests within 1 s (limits.assembly)."
     job.follower.close_stdin()
-    assert job.follower.wait() == HANGUP_STATUS
+    assert job.follower.wait() == STOPPED_STATUS
 
 
 def test_an_agent_that_does_not_connect_within_the_limit_is_an_error(start_nodes):
@@ -468,7 +468,7 @@ def test_a_stopped_agent_that_continues_too_late_kills_its_ranks(hanging_job):
     hanging_job.follower.signal(signal.SIGSTOP)
     assert hanging_job.wait() == 1
     hanging_job.follower.signal(signal.SIGCONT)
-    assert hanging_job.follower.wait() == HANGUP_STATUS
+    assert hanging_job.follower.wait() == STOPPED_STATUS
     hanging_job.assert_nothing_left()
 
 
@@ -540,13 +540,13 @@ def test_an_agent_that_dies_before_the_start_fails_the_job(start_nodes):
 
 def test_an_agent_that_is_told_to_stop_is_reported_as_such(hanging_job):
     hanging_job.follower.signal(signal.SIGTERM)
-    assert hanging_job.finish() == (1, HANGUP_STATUS)
+    assert hanging_job.finish() == (1, STOPPED_STATUS)
     assert lost_node(hanging_job) == "The agent of node 1 was told to stop."
 
 
 def test_a_stopped_leader_aborts_the_ranks_of_both_nodes(hanging_job):
     hanging_job.signal(signal.SIGTERM)
-    assert hanging_job.finish() == (HANGUP_STATUS, HANGUP_STATUS)
+    assert hanging_job.finish() == (STOPPED_STATUS, STOPPED_STATUS)
     hanging_job.assert_nothing_left()
     assert hanging_job.come_home().outcomes("test_hangs") == ("aborted",) * 4
 
@@ -554,14 +554,14 @@ def test_a_stopped_leader_aborts_the_ranks_of_both_nodes(hanging_job):
 def test_a_killed_leader_ends_all_agents_and_ranks(hanging_job):
     hanging_job.signal(signal.SIGKILL)
     assert hanging_job.wait() == -signal.SIGKILL
-    assert hanging_job.follower.wait() == HANGUP_STATUS
+    assert hanging_job.follower.wait() == STOPPED_STATUS
     hanging_job.assert_nothing_left()
 
 
 @pytest.mark.thorough
 def test_a_follower_ends_when_its_input_is_closed(hanging_job):
     hanging_job.follower.close_stdin()
-    assert hanging_job.finish() == (1, HANGUP_STATUS)
+    assert hanging_job.finish() == (1, STOPPED_STATUS)
     hanging_job.assert_nothing_left()
 
 

@@ -1,4 +1,4 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))  # the helper, which pytest's importlib mode does not find
+sys.path.insert(0, str(Path(__file__).parent))  # the helpers, which pytest's importlib mode does not find

@@ -1,4 +1,4 @@
-"""Calls of gloo ranks, right and wrong ones. As a program it makes them all, and prints what each rank counted.
+"""Matching and mismatched calls of gloo ranks. As a program, it makes them all and prints the counts of each rank.
 
 A process of its own: ranks are forks, and torch's autograd refuses to work in a fork of a process that has used it.
 """
@@ -31,22 +31,22 @@ from allranks.protocol.typed_json import to_object
 WORLD_SIZE = 4
 
 PATIENCE = 90.0
-"""Seconds until a rank that hangs ends, and says where: only a broken counter needs them."""
+"""Seconds until a rank that hangs ends with its stacks; reached only if the counter is broken."""
 
 RIGHT = {}
 """All calls match."""
 
 DOUBTFUL = {}
-"""Calls that do not match, for a reason that may be innocent."""
+"""Calls that do not match, but may be correct."""
 
 PENDING = []
-"""Works, which must not be dropped before they have ended."""
+"""Works, which must not be deleted before they have ended."""
 
 WRONG = {}
-"""Calls that do not match; the docstring says why."""
+"""Calls that do not match; the docstring is the reason."""
 
 ALONE = {"a_group_that_only_its_members_make"}
-"""Calls that need a gang of their own: torch names such a group by the number of those that the rank has."""
+"""Calls that need a gang of their own: torch names such a group by the number of groups of the rank."""
 
 
 def right(call):
@@ -99,7 +99,7 @@ COLLECTIVES = {
     "a_name_imported_before": lambda _: imported_before(ones()),
     "a_method_of_the_group": lambda _: dist.group.WORLD.allreduce([ones()]).wait(),
 }
-"""Public functions that all ranks of a group call, each making at least one collective call that Python sees."""
+"""Public functions that all ranks of a group call, and that make at least one collective call in Python."""
 
 # Some of them are new in torch 2.12, others are to go.
 RIGHT.update({name: call for name, call in COLLECTIVES.items() if name.startswith("a_") or hasattr(dist, name)})
@@ -503,7 +503,7 @@ def a_collective_in_a_subgroup(rank):
 
 
 def main():
-    """Print, as JSON, what each rank counted: by the name of the calls, and by rank."""
+    """Print the counts of each rank as JSON, by the name of the calls and by rank."""
     together = {name: call for name, call in RIGHT.items() if name not in ALONE}
     apart = {name: call for name, call in {**RIGHT, **DOUBTFUL, **WRONG}.items() if name not in together}
     gangs = [together, *({name: call} for name, call in apart.items())]
@@ -527,7 +527,7 @@ def run(calls):
 
 
 def start(work):
-    """Fork; the process and what it will write."""
+    """Fork; return the process and a pipe with its output."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid:

@@ -1,4 +1,4 @@
-"""What real gloo ranks count of each public function of torch.distributed, and what becomes of it."""
+"""The counts of real gloo ranks for all public functions of torch.distributed, and their comparison."""
 
 import json
 import os
@@ -25,30 +25,32 @@ PROGRAM = Path(__file__).parent / "gloo_calls.py"
 
 @pytest.fixture(scope="module")
 def counted():
-    """By name of the calls, and by rank."""
+    """The counts by the name of the calls, and by rank."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, str(PROGRAM)], env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    return {name: {rank: from_object(Calls, told) for rank, told in enumerate(ranks)} for name, ranks in found.items()}
+    return {
+        name: {rank: from_object(Calls, calls) for rank, calls in enumerate(ranks)} for name, ranks in found.items()
+    }
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_right_calls_match(counted, name):
+def test_correct_calls_match(counted, name):
     assert find_mismatch(counted[name]) is None
 
 
 @pytest.mark.parametrize("name", DOUBTFUL)
-def test_what_may_be_innocent_is_no_error(counted, name):
+def test_uncertain_mismatches_are_no_errors(counted, name):
     mismatch = find_mismatch(counted[name])
     assert mismatch is not None
     assert not mismatch.is_error
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_calls_are_named(counted, name):
+def test_mismatches_are_errors(counted, name):
     mismatch = find_mismatch(counted[name])
     assert mismatch is not None
     assert (mismatch.message, mismatch.is_error) == (WRONG[name].__doc__, True)
@@ -56,19 +58,19 @@ def test_wrong_calls_are_named(counted, name):
 
 @pytest.mark.parametrize("name", [name for name in COLLECTIVES if name in RIGHT])
 def test_a_collective_is_counted_on_each_rank(counted, name):
-    used = [[each for each in counted[name][rank].groups if each.counts] for rank in range(WORLD_SIZE)]
+    used = [[group for group in counted[name][rank].groups if group.counts] for rank in range(WORLD_SIZE)]
     assert [[group.name for group in groups] for groups in used] == [[DEFAULT_GROUP]] * WORLD_SIZE
     assert all(count.peer is None for [group] in used for count in group.counts)
 
 
 def test_a_subgroup_has_the_ranks_of_the_gang(counted):
     calls = counted["a_group_whose_ranks_have_another_order"]
-    [group] = [each for each in calls[0].groups if each.counts and each.name not in (DEFAULT_GROUP, NEW_GROUP)]
+    [group] = [group for group in calls[0].groups if group.counts and group.name not in (DEFAULT_GROUP, NEW_GROUP)]
     assert group.members == (0, 3)
     assert [count.peer for count in group.counts if count.kind == "send"] == [3]
 
 
-def test_a_test_counts_what_it_called_itself(counted):
+def test_a_test_counts_only_its_own_calls(counted):
     assert not any(group.counts for calls in counted["nothing"].values() for group in calls.groups)
 
 
@@ -80,13 +82,13 @@ def test_a_test_counts_what_it_called_itself(counted):
         (torch.ones(4, 2).to_sparse(), dist.ReduceOp.SUM, "float32 sparse_coo"),
     ],
 )
-def test_a_call_is_described_by_all_that_no_rank_may_change(tensor, operation, described):
+def test_a_call_is_described_by_what_must_be_equal_on_all_ranks(tensor, operation, described):
     options = dist.AllreduceOptions()
     options.reduceOp = operation
     assert describe("all_reduce", ([tensor], options), 0) == (described, "4x2")
 
 
-def test_nothing_is_wrapped_that_torch_does_not_have():
+def test_missing_methods_of_torch_are_not_wrapped():
     program = """
 import torch.distributed as dist
 from allranks.agent.call_log import CallLog, map_log, open_log
@@ -100,15 +102,15 @@ assert set(dir(dist.ProcessGroup)) | set(dir(dist.Work)) == before
     )
 
 
-def test_every_call_that_torch_has_is_wrapped():
-    """A new kind of collective in a new torch: add it to the counter."""
+def test_all_methods_of_torch_are_wrapped():
+    """If this fails, add the new collective of a new version of torch to the counter."""
     methods = {name: getattr(dist.ProcessGroup, name).__doc__ or "" for name in dir(dist.ProcessGroup)}
     calls = {name for name, signature in methods.items() if "-> c10d::Work" in signature}
     assert calls
     assert calls - CONTROL <= {*COUNTED, *MESSAGES}
 
 
-def test_a_group_that_its_own_thread_lets_go_aborts_no_later_test(tmp_path):
+def test_a_group_dropped_by_its_own_thread_aborts_no_later_test(tmp_path):
     """A callback of a future may hold the last reference; its thread would wait for its own end."""
     (tmp_path / "test_it.py").write_text("""
 import threading

@@ -1,4 +1,4 @@
-"""Time-outs of the cell's process group: messages of torch's name the setting, and those of allranks the limit."""
+"""Timeouts of the cell's process group: messages of torch name the setting, and those of allranks the limit."""
 
 import pytest
 
@@ -48,7 +48,7 @@ def test_a_collective_that_timed_out_names_the_setting(agent):
     assert message.endswith(" (limits.process_group = 1.5)")
 
 
-def test_the_rank_that_did_not_come_says_when_it_was_stopped(agent):
+def test_the_missing_rank_has_the_limit_in_its_message(agent):
     assert agent.cases(1)["test_waits"].message.startswith(
         "rank 0 waited for it; stopped 0.3 s after rank 0 failed (limits.peer_grace), in the call of this test"
     )
@@ -58,11 +58,11 @@ def test_another_error_names_no_limit(agent):
     assert agent.cases(0)["test_fails_of_itself"].message == "RuntimeError: 1500 items"
 
 
-def test_a_process_group_that_is_not_made_in_time_names_its_limit(run_agent):
+def test_a_process_group_that_is_not_created_in_time_names_its_limit(run_agent):
     limits = {"process_group": 1.5, "peer_grace": 0.3}
     late = run_agent({"conftest.py": DELAYED, "test_it.py": SUITE}, limits=limits, pytest_args=("-k", "joins"))
     messages = [case["test_joins_too_late"].message for case in (late.cases(0), late.cases(1))]
-    assert messages[0].startswith("the process group could not be made within 1.5 s (limits.process_group): ")
+    assert messages[0].startswith("the process group could not be created within 1.5 s (limits.process_group): ")
     assert messages[1].startswith("rank 0 waited for it; stopped 0.3 s after rank 0 errored (limits.peer_grace)")
 
 
@@ -79,6 +79,6 @@ def test_a_process_group_that_is_not_made_in_time_names_its_limit(run_agent):
         ("AssertionError: 8000 == 8001", False),
     ],
 )
-def test_a_message_that_tells_the_time_of_the_group_names_its_setting(message, is_named):
+def test_a_message_with_the_limit_of_the_group_names_its_setting(message, is_named):
     named = with_group_limit(message, TimeLimit(value=8, setting="half of --ranks-timeout"))
     assert named == (f"{message.rstrip('.')} (half of --ranks-timeout = 8)" if is_named else message)

@@ -424,7 +424,7 @@ def suite(run_once):
 
 
 def notices(agent, test):
-    return [each.text for each in agent.all(Notice) if each.nodeid == f"suite/test_it.py::{test}"]
+    return [notice.text for notice in agent.all(Notice) if notice.nodeid == f"suite/test_it.py::{test}"]
 
 
 @pytest.mark.parametrize(
@@ -476,16 +476,16 @@ def test_a_crash_makes_a_test_that_passed_an_error(suite, test, number):
         ("test_exits[1]", "a child process ended with exit status 1"),
     ],
 )
-def test_any_other_failure_is_a_notice(suite, test, text):
+def test_other_failures_are_notices(suite, test, text):
     assert suite.cases(0)[test].outcome == "passed"
     name = text if "child process" in text else f"child process {text}"
-    assert [re.sub(r"Process-\d+", "Process-N", each) for each in notices(suite, test)] == [f"{name}, {PASSED}"]
+    assert [re.sub(r"Process-\d+", "Process-N", text) for text in notices(suite, test)] == [f"{name}, {PASSED}"]
 
 
-def test_the_notice_is_about_the_rank_that_started_them(suite):
+def test_the_notice_names_the_rank_that_started_the_processes(suite):
     [first, second] = notices(suite, "test_two_of_one_rank")
     assert first != second
-    assert all(each.endswith(" was killed by SIGKILL, and the test passed (on rank 1)") for each in (first, second))
+    assert all(text.endswith(" was killed by SIGKILL, and the test passed (on rank 1)") for text in (first, second))
 
 
 def test_processes_of_a_program_have_their_names(suite):
@@ -493,7 +493,7 @@ def test_processes_of_a_program_have_their_names(suite):
     assert notice.startswith("child process worker was killed by SIGKILL, ")
 
 
-def test_of_many_processes_five_are_named(suite):
+def test_a_notice_lists_at_most_five_processes(suite):
     of_rank_0 = [text for text in notices(suite, "test_several") if re.search("on ranks? 0", text)]
     assert len(of_rank_0) == 6
     assert of_rank_0[-1] == f"2 more child processes failed, {PASSED}"
@@ -530,13 +530,13 @@ def test_of_many_processes_five_are_named(suite):
         "test_works_as_before",
     ],
 )
-def test_what_the_test_stopped_or_expects_is_neither(suite, test):
+def test_stopped_and_expected_failures_are_not_reported(suite, test):
     assert suite.cases(0)[test].outcome == "passed"
     assert notices(suite, test) == []
 
 
 @pytest.mark.parametrize("kind", ["executor", "pool"])
-def test_an_exception_of_a_pools_worker_has_its_line_if_the_test_fails_of_it(suite, kind):
+def test_an_exception_of_a_pool_worker_has_its_line(suite, kind):
     words = f"ForkServer{'Process' if kind == 'executor' else 'PoolWorker'}-"
     of_worker = f"raised ValueError: boom at suite/helpers.py:{IN_POOL}; "
     case = suite.cases(0)[f"test_pool_fails[{kind}]"]
@@ -546,14 +546,14 @@ def test_an_exception_of_a_pools_worker_has_its_line_if_the_test_fails_of_it(sui
     assert suite.cases(0)[f"test_pool_has_failed[{kind}]"].message.startswith("assert False")
 
 
-def test_a_process_of_this_test_goes_before_one_of_an_earlier_test(suite):
+def test_a_process_of_this_test_precedes_one_of_an_earlier_test(suite):
     case = suite.cases(0)["test_next_fails"]
     assert re.match(r"child process ForkProcess-\d+ ended with exit status 3; assert False", case.message)
     assert " of an earlier test " in case.text
 
 
 @pytest.mark.parametrize(("policy", "outcome"), [("error", "errored"), ("ignore", "passed")])
-def test_the_suite_decides_what_an_unchecked_failure_is(run_once, policy, outcome):
+def test_unchecked_children_decides_about_unchecked_failures(run_once, policy, outcome):
     files = {"helpers.py": HELPERS, "test_it.py": SUITE}
     agent = run_once(
         policy, files, isolation="job", unchecked_children=policy, pytest_args=("-k", "test_raises and fork-leave")

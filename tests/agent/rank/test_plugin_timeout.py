@@ -17,24 +17,24 @@ SUITE = {
 
 @pytest.fixture(scope="module")
 def printed(run_once):
-    """What a rank prints that pytest-timeout ends by its thread method."""
+    """The output of a rank that pytest-timeout ends by its thread method."""
     arguments = ("-p", "pytest_timeout", "--timeout=0.3", "--timeout-method=thread")
     agent = run_once("thread-timeout", SUITE, pytest_args=arguments, world_size=1)
     return (agent.results / "rank-0.log").read_text()
 
 
-def test_the_end_by_pytest_timeouts_thread_method_is_known(printed):
+def test_a_timeout_by_the_thread_method_of_pytest_timeout_is_recognized(printed):
     reason = is_pytest_timeout(printed)
     assert reason.startswith("ended by pytest-timeout; it was in ")
     assert reason.endswith("suite/test_slow.py:5 in test_waits")
 
 
 @pytest.mark.parametrize("output", ["", "Timeout", f"{10 * '+'} Timeouts {10 * '+'}", "+ Timeout +"])
-def test_other_output_is_no_timeout(output):
+def test_other_output_is_not_a_timeout(output):
     assert is_pytest_timeout(output) is None
 
 
-def test_the_stack_may_have_been_cut_away():
+def test_the_stack_may_be_cut():
     assert is_pytest_timeout(f"suite/test_x.py {10 * '+'} Timeout {10 * '+'}\n…") == "ended by pytest-timeout"
 
 
@@ -55,7 +55,7 @@ MARK = "@pytest.mark.timeout({})\n"
         ("", {}, ""),
     ],
 )
-def test_the_limit_of_pytest_timeout_is_known_with_what_sets_it(pytester, monkeypatch, mark, settings, words):
+def test_the_limit_of_pytest_timeout_is_known_with_its_setting(pytester, monkeypatch, mark, settings, words):
     monkeypatch.delenv("PYTEST_TIMEOUT", raising=False)
     if "variable" in settings:
         monkeypatch.setenv("PYTEST_TIMEOUT", str(settings["variable"]))

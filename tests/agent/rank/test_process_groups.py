@@ -1,4 +1,4 @@
-"""A rank is a process like one that a script starts: it may leave its process group and session, and ends anyway."""
+"""A rank may leave its process group and session, as a script may, and is still ended."""
 
 import pytest
 from long_lists import quick
@@ -31,14 +31,14 @@ def suite(calls):
     return HEAD + "".join(f"\n    def test_{name}(rank):\n        {CALLS[name]}\n" for name in calls)
 
 
-def test_whatever_a_process_of_a_script_may_do_works_in_a_rank(run_agent):
+def test_a_rank_may_change_its_group_and_session_like_a_script(run_agent):
     job = run_agent({"test_small.py": suite(CALLS)}, isolation="job")
     assert {name: job.outcomes(name) for name in job.cases(0)} == {f"test_{name}": ("passed",) * 2 for name in CALLS}
     assert not job.all(LeftBehind)
 
 
 @pytest.mark.parametrize("name", ["setpgrp", "setsid"])
-def test_a_rank_that_has_left_its_group_runs_no_other_test(run_agent, name):
+def test_a_rank_that_left_its_group_runs_no_other_test(run_agent, name):
     files = {"test_small.py": suite([name]) + "\n    def test_after():\n        os.setsid()\n"}
     job = run_agent(files, isolation="job")
     assert len(job.all(GangStarted)) == 2
@@ -50,7 +50,7 @@ def test_a_rank_that_has_left_its_group_runs_no_other_test(run_agent, name):
     "end",
     quick(2, ["pass", "time.sleep(99) if rank else None", "assert rank == 0", "os.kill(os.getpid(), signal.SIGKILL)"]),
 )
-def test_what_a_rank_has_started_ends_with_it_wherever_the_rank_has_gone(start_agent, call, end):
+def test_children_of_a_rank_end_with_it_even_if_it_left_its_group(start_agent, call, end):
     body = f"""
     def test_small(rank):
         subprocess.Popen(["sleep", "77"])
@@ -66,7 +66,7 @@ def test_what_a_rank_has_started_ends_with_it_wherever_the_rank_has_gone(start_a
         assert len(job.all(LeftBehind)) == 6
 
 
-def test_ranks_of_a_launcher_may_leave_their_group_too(run_agent):
+def test_ranks_of_a_launcher_may_leave_their_group(run_agent):
     launcher = """
         import os
         from allranks.testing import MultiProcessTestCase

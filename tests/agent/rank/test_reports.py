@@ -1,4 +1,4 @@
-"""What pytest's reports of a phase come to, those that hooks of a suite have spoiled included."""
+"""Phases from pytest's reports, including invalid reports of hooks."""
 
 import sys
 import unittest
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.multiprocessing import ProcessRaisedException
 
 from allranks.agent.environment_skips import EnvironmentSkip
-from allranks.agent.rank.reports import Subtests, broken_off, phase_of
+from allranks.agent.rank.reports import Subtests, phase_of, session_aborted
 from allranks.protocol.outcomes import MESSAGE_LIMIT, TEXT_LIMIT, Outcome, Phase, SkipKind
 from allranks.protocol.skip_codes import SkipCode
 
@@ -29,12 +29,12 @@ def test_a_failure_outside_of_the_call_is_an_error(when, outcome):
     assert of(report("failed", when, "why"), ValueError()).outcome == outcome
 
 
-def test_a_phase_has_taken_what_the_rank_has_measured():
+def test_the_duration_of_a_phase_is_measured_by_the_rank():
     assert of(report("passed", duration=7.0)) == Phase(when="call", outcome=Outcome.PASSED, duration=1.5)
 
 
 @pytest.mark.parametrize("code", [0, 1, 71, 90, "text", None, [], 76.5])
-def test_an_exit_that_is_none_of_torchs_codes_is_a_crash(code):
+def test_an_exit_with_another_code_is_a_crash(code):
     assert of(report("failed", longrepr="why"), SystemExit(code)).outcome is Outcome.CRASHED
 
 
@@ -57,7 +57,7 @@ def test_an_exit_with_one_of_torchs_codes_is_a_skip(code, kind, when):
         (pytest.skip.Exception("not today"), None),
     ],
 )
-def test_a_skip_keeps_the_number_of_gpus_that_it_asked_for(error, needed):
+def test_a_skip_keeps_the_number_of_required_gpus(error, needed):
     assert of(report("skipped", "call", longrepr="why"), error).gpus_needed == needed
 
 
@@ -89,14 +89,14 @@ def test_the_message_of_a_group_has_its_first_exception():
 
 
 class NoTextError(Exception):
-    """An exception that cannot be shown."""
+    """An exception without a repr."""
 
     def __str__(self):
         raise LookupError
 
 
 def message_of(error):
-    """The message for an exception, from the report that pytest makes of it."""
+    """The message for an exception in a report of pytest."""
 
     def fail():
         raise error
@@ -130,13 +130,13 @@ def test_the_headline_names_the_original_error(error, message):
     assert message_of(error) == message
 
 
-def test_an_exception_that_says_nothing_has_its_cause_in_its_headline():
+def test_a_generic_exception_has_its_cause_in_the_headline():
     error = RuntimeError()
     error.__cause__ = ValueError("\nthe cause")
     assert message_of(error) == "RuntimeError: ValueError: the cause"
 
 
-def test_what_a_hook_has_made_a_failure_is_one_although_it_was_expected():
+def test_a_hook_can_turn_an_expected_failure_into_a_failure():
     made = report("failed")
     made.wasxfail = "known"
     assert of(made).outcome is Outcome.FAILED
@@ -150,7 +150,7 @@ def test_the_message_of_a_warning_about_an_exception_has_that_exception():
 
 
 class Leaves(unittest.TestCase):
-    """Leaves as the name of its test says, which is none that pytest collects."""
+    """Exits in the way that the name of its test says; pytest does not collect it."""
 
     def in_tear_down(self):
         pass
@@ -169,7 +169,7 @@ class KeepsError(unittest.TestResult):
 
 
 @pytest.mark.parametrize("name", ["in_tear_down", "in_clean_up"])
-def test_an_exit_in_a_tear_down_of_unittest_which_pytest_counts_as_the_call_is_a_crash(name):
+def test_an_exit_in_a_tear_down_of_unittest_is_a_crash(name):
     result = KeepsError()
     Leaves(name).run(result)
     assert of(report("failed", longrepr="why"), result.error).outcome is Outcome.CRASHED
@@ -195,33 +195,33 @@ def test_a_skip_of_ours_has_its_code():
 
 
 @pytest.mark.parametrize(("outcome", "mark"), [("skipped", "xfailed"), ("passed", "xpassed")])
-def test_what_was_expected_to_fail_says_why(outcome, mark):
+def test_an_expected_failure_has_its_reason(outcome, mark):
     made = report(outcome)
     made.wasxfail = "known"
     phase = of(made, ValueError() if outcome == "skipped" else None)
     assert (phase.outcome, phase.message, phase.skip_kind) == (mark, "known", None)
 
 
-def test_the_message_is_the_first_line_that_says_something():
+def test_the_message_is_the_first_meaningful_line():
     assert of(report("failed", longrepr="\n  \nfirst\nsecond"), ValueError()).message == "first"
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("output", "message"),
     [
         ("Expected:\n    4\nGot:\n    3", "Expected: 4 Got: 3 f.py:2: DocTestFailure"),
         ("Expected nothing\nGot:\n    3", "Expected nothing Got: 3 f.py:2: DocTestFailure"),
         ("UNEXPECTED EXCEPTION: ValueError('no')\n", "UNEXPECTED EXCEPTION: ValueError('no') f.py:2: DocTestFailure"),
     ],
 )
-def test_the_message_of_a_doctest_says_what_it_got(said, message):
-    place = ReprFileLocation("f.py", 2, "DocTestFailure")
-    failed = ReprFailDoctest([(place, ["001 ", "002 >>> add(1, 2)", *said.split("\n")])])
+def test_the_message_of_a_doctest_has_the_actual_output(output, message):
+    location = ReprFileLocation("f.py", 2, "DocTestFailure")
+    failed = ReprFailDoctest([(location, ["001 ", "002 >>> add(1, 2)", *output.split("\n")])])
     assert of(report("failed", longrepr=failed)).message == message
 
 
 def serialized(function, style):
-    """The text of a failure, as plugins pass it from process to process."""
+    """The text of a failure, as plugins send it between processes."""
     with pytest.raises(BaseException) as info:  # noqa: PT011 - any
         function()
     return str(info.getrepr(style=style))
@@ -307,12 +307,12 @@ def test_the_message_of_a_text_is_its_last_exception(text, message):
     assert of(report("failed", longrepr=text)).message == message
 
 
-def test_an_end_of_the_session_whose_exception_cannot_be_told_is_told_all_the_same():
+def test_an_aborted_session_is_reported_even_if_its_exception_has_no_repr():
     class Untold(KeyboardInterrupt):
         def __repr__(self):
             raise ValueError
 
-    assert "Untold" in broken_off(Untold()).message
+    assert "Untold" in session_aborted(Untold()).message
 
 
 def test_texts_are_bounded():
@@ -332,7 +332,7 @@ def spoil(name, value):
     st.sampled_from(["outcome", "when", "longrepr", "sections", "wasxfail", "keywords", "duration"]),
     st.sampled_from([None, 3, object(), [], "", "passed", "skipped", ("f", 1), [("a",)]]),
 )
-def test_a_report_that_a_hook_has_spoiled_is_a_phase_all_the_same(name, value):
+def test_an_invalid_report_is_still_a_phase(name, value):
     phase = of(spoil(name, value), ValueError())
     assert phase.when in ("setup", "call", "teardown")
     assert isinstance(phase.outcome, Outcome)
@@ -340,7 +340,7 @@ def test_a_report_that_a_hook_has_spoiled_is_a_phase_all_the_same(name, value):
 
 
 @pytest.mark.parametrize("longrepr", [3, object(), ["x"]])
-def test_a_report_that_was_spoiled_does_not_pass(longrepr):
+def test_an_invalid_report_does_not_pass(longrepr):
     assert of(spoil("longrepr", longrepr), ValueError()).outcome.is_bad
 
 
@@ -348,12 +348,12 @@ def test_a_report_that_was_spoiled_does_not_pass(longrepr):
     ("SubtestReport", "passed", True), ("SubTestReport", "skipped", True), ("SubtestReport", "failed", False),
     ("TestReport", "passed", False),
 ])  # fmt: skip
-def test_a_subtest_that_went_well_is_part_of_its_test(kind, outcome, is_good):
+def test_only_failed_subtests_are_phases(kind, outcome, is_good):
     made = type(kind, (pytest.TestReport,), {})("n", ("f", 1, "n"), {}, outcome, None, "call")
     assert Subtests().take(made) is is_good
 
 
-def test_skipped_subtests_are_told_by_number_with_the_reason_of_the_first():
+def test_skipped_subtests_are_listed_with_the_first_reason():
     subtests, kind = Subtests(), type("SubtestReport", (pytest.TestReport,), {})
     for outcome, reason in [("passed", None), ("skipped", "no"), ("failed", "why"), ("skipped", "neither")]:
         subtests.take(kind("n", ("f", 1, "n"), {}, outcome, reason and ("f", 1, reason), "call"))

@@ -1,4 +1,4 @@
-"""What a failure may follow from: the exceptions of waits have a mark, whatever they say, and others have none."""
+"""The wait that a failure may follow from: only exceptions of waits are marked, whatever their message."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ def raised_by(act):
 
 
 def failed(kind=RuntimeError):
-    """An exception as a call of torch.distributed raises it."""
+    """An exception like that of a call of torch.distributed."""
     error = kind("words that nobody knows")
     error.allranks_wait = WAIT
     return error
@@ -105,7 +105,7 @@ MAKE_SOMETHING_OF_IT = [
 
 
 @pytest.mark.parametrize("act", MAKE_SOMETHING_OF_IT)
-def test_what_a_suite_makes_of_a_wait_that_failed_may_follow_from_it(act):
+def test_exceptions_raised_after_a_failed_wait_may_follow_from_it(act):
     assert waited_for(raised_by(act)) == WAIT
 
 
@@ -123,18 +123,18 @@ SAID = "[../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed b
         ExceptionGroup("two", [failed(), KeyError()]),
     ],
 )
-def test_words_say_nothing(error):
+def test_messages_decide_nothing(error):
     assert waited_for(error) is None
 
 
 @pytest.mark.parametrize(
     "error", [AssertionError(), RuntimeError(SAID), SystemExit(1), ExceptionGroup("a", [KeyError()])]
 )
-def test_what_comes_after_a_wait_that_is_not_over_may_follow_from_that(error):
+def test_a_failure_during_a_wait_may_follow_from_it(error):
     assert waited_for(error, WAIT) == WAIT
 
 
-def test_of_waits_one_after_the_other_the_first_counts():
+def test_the_first_of_several_waits_counts():
     later = failed()
     later.allranks_wait = Wait(8, 0.001)
     later.__context__ = failed()
@@ -150,7 +150,7 @@ def test_of_waits_one_after_the_other_the_first_counts():
         (failed(), False),
     ],
 )
-def test_an_assertion_that_failed_before_the_wait_is_the_ranks_own_failure(first, has_own):
+def test_an_assertion_before_the_wait_is_the_ranks_own_failure(first, has_own):
     def waits_in_finally():
         try:
             raise first
@@ -162,7 +162,7 @@ def test_an_assertion_that_failed_before_the_wait_is_the_ranks_own_failure(first
     assert failed_before(error) is (None if hasattr(first, "allranks_wait") else first)
 
 
-def test_what_failed_before_the_wait_is_named_first():
+def test_the_message_starts_with_the_failure_before_the_wait():
     def waits_in_finally():
         cause = ValueError("the cause")
         try:
@@ -173,7 +173,7 @@ def test_what_failed_before_the_wait_is_named_first():
     assert with_cause("lost", raised_by(waits_in_finally)) == "ValueError: the cause; then lost"
 
 
-def test_an_exception_that_cannot_be_told_is_none():
+def test_an_exception_whose_attributes_raise_follows_from_nothing():
     class Mute(RuntimeError):  # noqa: N818 - what a suite might call it
         def __getattribute__(self, name):
             raise KeyError
@@ -187,7 +187,7 @@ def test_a_circle_of_exceptions_ends():
     assert waited_for(one) is None
 
 
-def test_an_exception_may_say_itself_that_it_is_one():
+def test_an_exception_can_declare_that_it_follows_from_a_wait():
     class Waited(Exception):  # noqa: N818 - what a suite might call it
         allranks_symptom = True
 

@@ -1,4 +1,4 @@
-"""What a rank waits for, after calls that began, succeeded and failed in every order."""
+"""The current wait of a rank, after calls that began, succeeded and failed in every order."""
 
 import os
 
@@ -16,7 +16,7 @@ STEPS = {
     END: lambda waits, order: waits.succeed(order),
     FAIL: lambda waits, order: waits.fail(order, monotonic_ns()),
     "forgive": lambda waits, _: waits.forgive(),
-    "refuse": lambda waits, _: waits.refuse(),
+    "poll": lambda waits, _: waits.poll(),
     "clear": lambda waits, _: waits.clear(),
 }
 
@@ -53,26 +53,26 @@ def after(steps, log):
         ([(BEGIN, 1), (FAIL, 1), ("forgive", 0)], None),
         ([(BEGIN, 1), (BEGIN, 2), (FAIL, 1), ("forgive", 0)], 2),
         ([(FAIL, 0), (END, 0)], None),
-        ([("refuse", 0)] * 2, None),
-        ([("refuse", 0)] * 3, 0),
-        ([*[("refuse", 0)] * 3, (BEGIN, 1)], 1),
-        ([*[("refuse", 0)] * 3, (BEGIN, 1), (END, 1)], None),
+        ([("poll", 0)] * 2, None),
+        ([("poll", 0)] * 3, 0),
+        ([*[("poll", 0)] * 3, (BEGIN, 1)], 1),
+        ([*[("poll", 0)] * 3, (BEGIN, 1), (END, 1)], None),
         ([(BEGIN, 1), (FAIL, 1), ("clear", 0)], None),
     ],
 )
-def test_a_rank_waits_for_what_has_failed_or_else_for_its_last_call_that_goes_on(ends, steps, order):
+def test_the_current_wait_is_the_last_failed_or_the_last_running_call(ends, steps, order):
     wait = after(steps, ends[1]).current
     assert (wait and wait.order) == order
 
 
-def test_a_wait_that_failed_has_taken_the_time_since_its_call_began(ends):
+def test_a_failed_wait_has_the_time_since_its_call_began(ends):
     waits = Waits(ends[1])
     waits.fail(1, monotonic_ns() - 2 * 10**9)
     assert 2 <= waits.current.seconds < 60
 
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(1, 4)), max_size=12))
-def test_the_supervisor_sees_what_the_rank_waits_for_or_the_call_that_it_has_just_begun(ends, steps):
+def test_the_supervisor_reads_the_current_wait_or_the_newest_call(ends, steps):
     seen, log = ends
     waits = after(steps, log)
     shown, current = read_wait(seen), waits.current
@@ -80,7 +80,7 @@ def test_the_supervisor_sees_what_the_rank_waits_for_or_the_call_that_it_has_jus
     # A call that has just begun is where the rank hangs, if it hangs, whatever has failed before.
     expected = steps[-1][1] if steps and steps[-1][0] == BEGIN else current and current.order
     assert (shown and shown.order) == expected
-    waits.begin_elsewhere()
+    waits.begin_other()
     assert read_wait(seen).order == 0
-    waits.end_elsewhere()
+    waits.end_other()
     assert (read_wait(seen) is None) == (current is None)

@@ -1,4 +1,4 @@
-"""Processes that a test wants by ``spawn`` or ``forkserver`` and that a warm server starts."""
+"""Processes with the start methods ``spawn`` and ``forkserver`` that a warm server starts."""
 
 import threading
 from pathlib import Path
@@ -260,7 +260,7 @@ def notices(suite, test):
         "test_cannot_be_imported",
     ],
 )
-def test_a_process_is_as_if_it_had_started_cold(suite, test):
+def test_a_warm_process_behaves_like_a_cold_one(suite, test):
     assert case(suite, test).outcome == "passed", case(suite, test).text
     assert notices(suite, test) == []
 
@@ -269,24 +269,24 @@ def test_a_process_is_as_if_it_had_started_cold(suite, test):
 @pytest.mark.parametrize(
     ("end", "words"), [("fail", "raised ValueError: boom at suite/helpers.py:"), ("leave", "ended with exit status 3")]
 )
-def test_how_a_process_ended_is_seen(suite, start, end, words):
+def test_the_end_of_a_process_is_reported(suite, start, end, words):
     assert case(suite, f"test_ends[{start}-{end}]").outcome == "passed"
     (text,) = notices(suite, f"test_ends[{start}-{end}]")
     assert words in text
 
 
-def test_a_crash_is_seen(suite):
+def test_a_crash_is_reported(suite):
     assert case(suite, "test_ends[spawn-crash]").outcome == "errored"
     assert "was killed by SIGSEGV" in case(suite, "test_ends[spawn-crash]").message
 
 
-def test_another_variable_within_a_test_is_told_once(suite):
+def test_a_different_variable_within_a_test_is_reported_once(suite):
     assert case(suite, "test_variable").outcome == "passed"
     (text,) = notices(suite, "test_variable")
     assert text.endswith("within a test they differ in MINE")
 
 
-def test_a_hang_names_the_line_of_the_process_alone(suite):
+def test_a_hang_shows_the_line_of_the_process(suite):
     message = case(suite, "test_hang").message
     assert "helpers.py" in message
     assert " in wait" in message
@@ -333,14 +333,14 @@ TORCH_SUITE = """
 
 
 @pytest.mark.thorough
-def test_generators_of_torch_and_numpy_are_seeded_anew_in_each_process(run_once):
+def test_generators_of_torch_and_numpy_are_reseeded_in_each_process(run_once):
     files = {"helpers.py": HELPERS, "torch_helpers.py": TORCH_HELPERS, "test_it.py": TORCH_SUITE}
     suite = run_once("warm-torch", files, launches_ranks=True, start_children="warm")
     for test in ("test_numbers", "test_spawn"):
         assert case(suite, test).outcome == "passed", case(suite, test).text
 
 
-def test_packages_that_end_their_interpreter_are_imported_by_each_process(run_agent, tmp_path):
+def test_packages_that_end_the_server_are_imported_by_each_process(run_agent, tmp_path):
     package = tmp_path / "packages" / "ending.py"
     package.parent.mkdir()
     package.write_text("import os, sys; sys.argv[0].endswith('warm_server.py') and os._exit(0)")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from allranks.agent import linux
 from allranks.agent.gangs.forks import ForkServerError
-from allranks.agent.job_end import HangupError, JobEnd, JobLimitError
+from allranks.agent.job_end import JobEnd, JobLimitError, StopRequestedError
 from allranks.agent.supervisor.test_loop import LauncherWorkers, WorkerLostError, worker_folder
 
 TIMEOUT = 20
@@ -146,7 +146,7 @@ def test_after_the_error_of_one_worker_the_others_finish_their_batch(tmp_path):
     assert trial.waiting == [[3]]
 
 
-@pytest.mark.parametrize("error", [HangupError(), JobLimitError("late"), ForkServerError("is gone")])
+@pytest.mark.parametrize("error", [StopRequestedError(), JobLimitError("late"), ForkServerError("is gone")])
 def test_the_end_of_the_job_ends_all_workers_and_none_is_lost(tmp_path, error):
     trial = Trial(tmp_path, 2, batches_of([1] * 8), {0: raising(error), 1: raising(error)})
     with pytest.raises(type(error)):
@@ -164,30 +164,30 @@ def test_a_stop_request_reaches_every_worker(tmp_path):
         assert linux.is_readable(end.fileno(), TIMEOUT)
         try:
             end.check()
-        except HangupError:
+        except StopRequestedError:
             stopped.append(True)
             raise
 
-    hang_up = threading.Thread(target=lambda: (both.wait(TIMEOUT), end.hang_up()))
-    hang_up.start()
+    request_stop = threading.Thread(target=lambda: (both.wait(TIMEOUT), end.request_stop()))
+    request_stop.start()
     trial = Trial(tmp_path, 2, batches_of([1, 1]), {0: wait_for_the_end, 1: wait_for_the_end})
-    with pytest.raises(HangupError):
+    with pytest.raises(StopRequestedError):
         trial.workers.run()
     assert stopped == [True, True]
-    hang_up.join()
+    request_stop.join()
     end.close()
 
 
 def test_signals_are_handled_while_workers_run(tmp_path):
     end = JobEnd()
-    before = signal.signal(signal.SIGUSR1, lambda *_: end.hang_up())
+    before = signal.signal(signal.SIGUSR1, lambda *_: end.request_stop())
 
     def signal_and_wait():
         os.kill(os.getpid(), signal.SIGUSR1)
-        end.wait_for_turn()
+        end.wait_for_start()
 
     try:
-        with pytest.raises(HangupError):
+        with pytest.raises(StopRequestedError):
             Trial(tmp_path, 1, [[0]], {0: signal_and_wait}).workers.run()
     finally:
         signal.signal(signal.SIGUSR1, before)

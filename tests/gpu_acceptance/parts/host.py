@@ -8,7 +8,7 @@ import time
 
 import torch
 
-from allranks.agent.gpus import compute, troubles_of
+from allranks.agent.gpus import compute, errors_of_gpus
 from allranks.errors import counted
 from allranks.protocol.config import GpuToCheck
 from gpu_acceptance.bench import Bench
@@ -70,14 +70,14 @@ def check_of_a_sick_gpu(bench: Bench) -> str:
     seconds = []
     for _ in range(_ROUNDS):
         began = time.monotonic()
-        troubles = troubles_of(gpus, lambda: compute(kind), 60)
+        troubles = errors_of_gpus(gpus, lambda: compute(kind), 60)
         seconds.append(time.monotonic() - began)
         bench.check(not troubles, f"it says of GPUs that seem healthy: {troubles}")
 
     def wrongly() -> None:
         compute(kind, lambda one, other: torch.matmul(one, other) + 1)
 
-    troubles = troubles_of(gpus, wrongly, 60)
+    troubles = errors_of_gpus(gpus, wrongly, 60)
     named = all("are wrong" in troubles.get(gpu.gpu, "") for gpu in gpus)
     bench.check(named, f"of GPUs that compute wrongly it says: {troubles}")
     bench.figure = f"{statistics.median(seconds):.2f} s"

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from allranks.agent.marks import CONFORMANCE
-from allranks.agent.program import parts_of
+from allranks.agent.program import batches
 from allranks.protocol.records import Tagged
 
 _LONGEST = 60
@@ -19,7 +19,7 @@ def tagged(items: Iterable[pytest.Item]) -> Iterator[Tagged]:
         if tags := tags_of(item):
             groups.setdefault(tags, []).append(item.nodeid)
     for tags, tests in groups.items():
-        for part in parts_of(tests):
+        for part in batches(tests):
             yield Tagged(tests=part, tags=tags)
 
 

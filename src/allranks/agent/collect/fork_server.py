@@ -20,7 +20,7 @@ from allranks.agent import clock, evidence, linux
 from allranks.agent.diagnose.stacks import STACKS_SIGNAL
 from allranks.agent.gangs.forks import STACKS
 from allranks.agent.gangs.local_ranks import RankMain, fork_rank
-from allranks.agent.program import Forked, Reply, Request, line_of, parse_request, parse_start
+from allranks.agent.program import Forked, Reply, Request, encode_message, parse_request, parse_start
 from allranks.agent.rank import rank_setup
 from allranks.agent.rank.rank_setup import seed_generators
 from allranks.protocol.config import AgentConfig, Folders
@@ -40,13 +40,13 @@ class Supervisor:
 
     def write(self, reply: Reply) -> None:
         """Send a message; if the supervisor is gone, this process ends."""
-        self._control.sendall(line_of(reply))
+        self._control.sendall(encode_message(reply))
 
     def next_request(self) -> Request:
         """Wait for the next request; exit when the supervisor has closed the connection."""
         line = self._lines.readline()
         if not line:
-            rank_setup.exit_announced(0)
+            rank_setup.announce_and_exit(0)
         return parse_request(line)
 
     def start_ranks(self, ranks: Iterable[int], rank_main: RankMain) -> None:
@@ -94,14 +94,14 @@ def main(arguments: list[str]) -> NoReturn:
     if os.getppid() != start.supervisor:
         os._exit(1)
     # Ranks would inherit buffered text and print it as their own, and a killed process would lose it.
-    _streams = rank_setup.print_at_once()
+    _streams = rank_setup.unbuffer_output()
     stacks = os.fdopen(evidence.open_end(start.folders.results / STACKS), "ab")
     faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
     faulthandler.enable(file=stacks, all_threads=True)
     # Imported and collected objects live as long as the job: scanning them for garbage would only cost time
     # and, in the forks, memory. Ranks turn the collector on again.
     gc.disable()
-    rank_setup.watch_exits()
+    rank_setup.announce_exits()
     supervisor = Supervisor(control, lines, handover, start.supervisor)
     status = 1
     try:
@@ -114,7 +114,7 @@ def main(arguments: list[str]) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     # With torch loaded, a regular interpreter exit takes a tenth of a second and can hang; everything is reported.
-    rank_setup.exit_announced(status)
+    rank_setup.announce_and_exit(status)
 
 
 def _report(supervisor: Supervisor, error: BaseException) -> None:
@@ -141,9 +141,9 @@ def serve(config: AgentConfig, folders: Folders, supervisor: Supervisor) -> int:
 
         if not check_gpus(config.check_gpus, config.gpu_device, config.limits.gpu_check, supervisor):
             return 1
-    from allranks.agent.gpus import answer_without_cuda  # noqa: PLC0415 - needs torch
+    from allranks.agent.gpus import query_gpus_in_forks  # noqa: PLC0415 - needs torch
 
-    answer_without_cuda()
+    query_gpus_in_forks()
     import pytest  # noqa: PLC0415 - after torch, whose import is measured
 
     if refusal := too_old(pytest.__version__):

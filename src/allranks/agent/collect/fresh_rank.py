@@ -42,7 +42,7 @@ class FreshRank:
 
 def become_fresh(rank: FreshRank) -> NoReturn:
     """Replace this fork by a new Python that becomes the rank. Never returns."""
-    rank_setup.settle(rank.start.supervisor)
+    rank_setup.bind_to_parent(rank.start.supervisor)
     file = os.memfd_create("rank")
     linux.write_all(file, encode_line(rank))
     os.lseek(file, 0, os.SEEK_SET)
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     for descriptor in (rank.connection, rank.board):
         os.set_inheritable(descriptor, False)
     gc.disable()
-    rank_setup.watch_exits()
+    rank_setup.announce_exits()
     failures = Failures(rank.start.supervisor)
     try:
         _collect(rank, failures)

@@ -59,12 +59,12 @@ from allranks.agent.program import (
     SessionEnded,
     SkippedModule,
     StartRanks,
-    parts_of,
+    batches,
 )
 from allranks.agent.rank import debugging
 from allranks.agent.rank.coverage import Measurement
 from allranks.agent.rank.imports import ThreadWatch, end_pools, preload, redirect_handlers
-from allranks.agent.rank.marker_options import MarkerError, read_terms
+from allranks.agent.rank.marker_options import MarkerError, read_options
 from allranks.agent.rank.rank import Assignment, run_rank
 from allranks.agent.rank.rank_setup import seed_generators
 from allranks.agent.rank.reports import skip_reason
@@ -189,7 +189,7 @@ class ServerPlugin:
     def pytest_sessionstart(self, session: pytest.Session) -> Generator[None, None, None]:
         """Report threads of plugins and of the first conftest files, before any module is imported."""
         stop_at_first_failure(session.config)
-        news = self._threads.news()
+        news = self._threads.take()
         self._note_threads("", "A plugin or a conftest file", (*news.python, *news.native))
         yield
         self._look_at_process("", _BY_HOOK)
@@ -266,7 +266,7 @@ class ServerPlugin:
         """Check that it is safe to fork this process; otherwise report the cause."""
         if not self._has_failed and (initializes := cuda_in_this_process()):
             self._fail(nodeid, f"{cause} {initializes}, and no fork of this process could use CUDA then")
-        news = self._threads.news()
+        news = self._threads.take()
         if news.python:
             self._threaded.append(nodeid)
             text = (
@@ -308,7 +308,7 @@ class ServerPlugin:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Report the collected tests, and fork ranks until all of them have run."""
         self.has_collected = True
-        self._script_folders.settle()
+        self._script_folders.find_conflicts()
         # Not earlier: plugins and conftest files of the suite may change which devices are visible.
         self._lack = missing_hardware(self._config)
         self._look_at_process("", _BY_HOOK)
@@ -324,20 +324,20 @@ class ServerPlugin:
         for record in tagged(session.items):
             self._supervisor.write(record)
         forget_plugin(session.config)
-        debugging.take_over(self._config)
+        debugging.install(self._config)
         is_collected_only = bool(session.config.option.collectonly)
         self._supervisor.write(
             Program(
                 tests=tuple(item.nodeid for item in session.items),
-                terms=tuple(terms),
+                options=tuple(terms),
                 skipped=tuple(SkippedModule(nodeid=nodeid, reason=reason) for nodeid, reason in self._skipped.items()),
                 deselected=self._deselected,
                 maxfail=session.config.getvalue("maxfail") or 0,
                 is_collected_only=is_collected_only,
-                prints_at_once=self._prints_at_once(session),
-                lacks=self._lack[1] if self._lack else "",
-                goes_on=not self._has_failed,
-                measures=self._measurement.is_asked_for,
+                prints_live=self._prints_at_once(session),
+                missing_hardware=self._lack[1] if self._lack else "",
+                ignores_collection_errors=not self._has_failed,
+                measures_coverage=self._measurement.is_requested,
                 python=platform.python_version(),
             )
         )
@@ -360,7 +360,7 @@ class ServerPlugin:
         return SessionEnded(status=status, own=status if self.own_status is None else self.own_status)
 
     def _report_collection(self) -> None:
-        for part in parts_of(list(self._digests)):
+        for part in batches(list(self._digests)):
             self._supervisor.write(FullCollection(tests=part, digests=tuple(self._digests[test] for test in part)))
 
     def _prints_at_once(self, session: pytest.Session) -> bool:
@@ -370,7 +370,7 @@ class ServerPlugin:
         if self._has_failed:
             return []
         try:
-            terms = zip(session.items, read_terms(session.items, self._config), strict=True)
+            terms = zip(session.items, read_options(session.items, self._config), strict=True)
             return [
                 replace(self._in_a_fresh_process(with_reruns(item, each), item.nodeid), is_script=_is_script(item))
                 for item, each in terms
@@ -451,7 +451,7 @@ class ServerPlugin:
         if share is None or self._has_failed:
             return
         try:
-            terms = read_terms(session.items, self._config)
+            terms = read_options(session.items, self._config)
         except MarkerError as error:
             self._fail(error.nodeid, str(error))
             return

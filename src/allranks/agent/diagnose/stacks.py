@@ -235,7 +235,7 @@ def wait_for_stacks(files: Mapping[int, StackFile], pids: Mapping[int, int]) -> 
         if all(map(_END_OF_STACKS.search, added.values())):
             break
         is_over = now > changed + (_PAUSE_TIMEOUT if all(added.values()) else _SILENCE_TIMEOUT)
-        if is_over and not any(linux.is_coming(pids[rank], STACKS_SIGNAL) for rank in files):
+        if is_over and not any(linux.is_pending(pids[rank], STACKS_SIGNAL) for rank in files):
             break
     return before
 
@@ -340,7 +340,7 @@ def _rank_variable(pid: int) -> str | None:
 def _about(pid: int) -> str:
     process = linux.describe(pid)
     command = clipped(process.command, _COMMAND_LENGTH) if process else ""
-    return ", ".join(filter(None, (f"pid {pid}", f"state {linux.state_of(pid)}", linux.waits_in(pid), command)))
+    return ", ".join(filter(None, (f"pid {pid}", f"state {linux.state_of(pid)}", linux.kernel_wait(pid), command)))
 
 
 def _stacks_from_child(pid: int, parent: ParentRank) -> str:

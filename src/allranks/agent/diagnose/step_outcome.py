@@ -24,7 +24,7 @@ from allranks.agent.channel import (
 )
 from allranks.agent.diagnose.unmatched_calls import Mismatch, describe_unmatched_call, find_mismatch
 from allranks.agent.output import Output
-from allranks.agent.stacks import Stacks, is_machinery, with_source
+from allranks.agent.stacks import Stacks, is_library, with_source
 from allranks.protocol import skip_codes
 from allranks.protocol.config import TimeLimit
 from allranks.protocol.outcomes import Outcome, Phase, SkipKind, following, overall, shorten
@@ -54,7 +54,7 @@ def _innermost(text: str) -> str:
     parts = _STACK.split(text)
     stacks = dict(zip(parts[1::2], parts[2::2], strict=False))
     frames = reversed(list(_FRAME.finditer(stacks.get("MainThread", ""))))
-    frame = next((frame for frame in frames if not is_machinery(frame["file"])), None)
+    frame = next((frame for frame in frames if not is_library(frame["file"])), None)
     return f"{frame['file']}:{frame['line']} in {frame['name']}" if frame else ""
 
 
@@ -460,8 +460,8 @@ def describe_exit(rank_exit: RankExit) -> str:
     """Describe how a rank's process ended, as a predicate."""
     if rank_exit.status is None:
         return f"is lost: {rank_exit.lost}"
-    if rank_exit.cut_off:
-        return f"{rank_exit.cut_off} and was killed"
+    if rank_exit.kill_reason:
+        return f"{rank_exit.kill_reason} and was killed"
     if rank_exit.status < 0:
         return f"was {linux.killed(-rank_exit.status, for_memory=rank_exit.by_memory_killer)}"
     return f"exited with code {rank_exit.status} during the test"

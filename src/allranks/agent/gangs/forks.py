@@ -42,7 +42,7 @@ from allranks.agent.program import (
     SessionEnded,
     StartRanks,
     driver_folder,
-    line_of,
+    encode_message,
     parse_reply,
 )
 from allranks.agent.stacks import Stacks
@@ -91,7 +91,7 @@ class ForkServer:
         self._lock = threading.Lock()
         self._closing = threading.Lock()
         start = ServerStart(supervisor=os.getpid(), config=config.without_secrets(), folders=folders)
-        self._requests.add(line_of(start))
+        self._requests.add(encode_message(start))
 
     def replies(self, end: JobEnd, timeout: float | None = None) -> Iterator[Reply]:
         """Yield replies as they arrive, until the server ends; an error if that takes more than `timeout` seconds."""
@@ -163,7 +163,7 @@ class ForkServer:
             OSError: The system cannot create more processes; none of the ranks is left.
         """
         with self._lock:
-            self._requests.add(line_of(request))
+            self._requests.add(encode_message(request))
             for connections in ends:
                 try:
                     socket.send_fds(self._handover, [b"."], connections.rank_ends)
@@ -193,7 +193,7 @@ class ForkServer:
         self, finish: Finish, end: JobEnd, timeout: float = SESSION_END_TIMEOUT
     ) -> tuple[list[Record], SessionEnded | None]:
         """Have pytest end its session; return the records of its hooks, and None if the server exited instead."""
-        self._requests.add(line_of(finish))
+        self._requests.add(encode_message(finish))
         records: list[Record] = []
         for reply in self.replies(end, timeout):
             if isinstance(reply, SessionEnded):

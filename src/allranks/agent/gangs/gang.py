@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from allranks.agent import clock, linux
-from allranks.agent.call_log import LastCall, blamed
+from allranks.agent.call_log import LastCall
 from allranks.agent.channel import (
     Debugging,
     End,
@@ -252,7 +252,7 @@ class Gang:
         self._signal(Stop.FREEZE, self._pending)
         inspection = self._inspect(self._pending)
         step.collectives = entered_collectives(inspection.calls, step.began, clock.monotonic_ns())
-        calls = {rank: blamed(own) for rank, own in inspection.calls.items()}
+        calls = {rank: compared(own) for rank, own in inspection.calls.items()}
         pending, self._pending = self._pending, set()
         self._stop(pending)
         diagnose(step, inspection.hangs, calls, reason=reason, first_skip=first_skip)
@@ -310,14 +310,14 @@ class Gang:
         if message.nodeid != step.nodeid or event.rank not in self._pending:
             # About another test, or from a rank whose step has ended: it changes nothing.
             return
-        if event.has_strangers:
+        if event.has_foreign_data:
             step.foreign_senders.add(event.rank)
         step.store(event.rank, message)
         match message:
             case Released():
                 if self._clock is not None:
                     self._clock.restart()
-            case StepEnded() | PhasesEnded(tells_of_trouble=True):
+            case StepEnded() | PhasesEnded(has_failed=True):
                 self._add(outcome_of_report(event, message, step))
 
     def _add(self, outcome: StepOutcome) -> None:

@@ -28,7 +28,7 @@ from allranks.agent.channel import (
     StepEnded,
     link_pair,
 )
-from allranks.agent.child_processes import children_folder, names_of_children, primary, read_children
+from allranks.agent.child_processes import children_folder, labels_of_children, primary, read_children
 from allranks.agent.diagnose.flight_recorder import FlightRecorder
 from allranks.agent.diagnose.stacks import (
     CHILDREN_TIMEOUT,
@@ -258,7 +258,7 @@ def fork_rank(number: int, ends: tuple[int, ...], rank_main: RankMain, others: I
     pid_or_error = loads(answer) if answer else "the process that forks a rank ended"
     if isinstance(pid_or_error, str):
         raise OSError(pid_or_error)
-    child_observer.disregard(int(pid_or_error))
+    child_observer.ignore(int(pid_or_error))
     return int(pid_or_error)
 
 
@@ -483,9 +483,13 @@ class LocalRanks:
         return events
 
     def _report(self, rank: RankProcess, message: Progress | Debugging) -> RankReport:
-        strangers = rank.link.take_strangers()
-        calls = read_calls(rank.call_log) if isinstance(message, StepEnded) else None
-        return RankReport(rank=rank.number, message=message, at=clock.now(), has_strangers=strangers, calls=calls)
+        return RankReport(
+            rank=rank.number,
+            message=message,
+            at=clock.now(),
+            has_foreign_data=rank.link.take_foreign_data(),
+            calls=read_calls(rank.call_log) if isinstance(message, StepEnded) else None,
+        )
 
     def _read_output(self, rank: RankProcess) -> Sequence[RankEvent]:
         for stream in (rank.stdout, rank.stderr):
@@ -499,14 +503,14 @@ class LocalRanks:
         if rank.exit_status is not None:
             return ()
         events = self._read_reports(rank)
-        cut_off = _kill_if_disconnected(rank)
+        kill_reason = _kill_if_disconnected(rank)
         while more := self._read_reports(rank):
             events += more
         for descriptor in (rank.pidfd, rank.link.descriptor):
             self._unregister(descriptor)
-        return [*events, self._exit_of(rank, cut_off)]
+        return [*events, self._exit_of(rank, kill_reason)]
 
-    def _exit_of(self, rank: RankProcess, cut_off: str) -> RankExit:
+    def _exit_of(self, rank: RankProcess, kill_reason: str) -> RankExit:
         if rank.pid in self._stopped:
             # It ended on TERM; once it is reaped, its frozen descendants would have to be found one by one.
             rank.kill_group()
@@ -517,7 +521,7 @@ class LocalRanks:
             rank=rank.number,
             status=status,
             at=clock.now(),
-            cut_off=cut_off if was_killed else "",
+            kill_reason=kill_reason if was_killed else "",
             lost="" if status is not None else "its tracer took its exit status",
             by_memory_killer=linux.is_memory_kill(status, self._killed_for_memory),
             stacks=Stacks(self._stacks[rank.number].added(), self._code),
@@ -612,7 +616,7 @@ class LocalRanks:
     def _describe_failed_child(self, number: int) -> str:
         """Describe the process that failed first of those that a rank's test has started; empty for none."""
         failed = None if self._shared is None else primary(read_children(children_folder(self._shared, number), number))
-        return f"; {failed.words(self._code)} before" if failed else ""
+        return f"; {failed.message(self._code)} before" if failed else ""
 
     def _inspect_children(self, number: int, deadline: float) -> Sequence[ChildHang]:
         rank, file = self._processes[number], self._stacks[number]
@@ -620,7 +624,7 @@ class LocalRanks:
         parent = ParentRank(
             number=number,
             pid=rank.pid,
-            names=names_of_children(events, number) if events else {},
+            names=labels_of_children(events, number) if events else {},
             stacks=file,
             read_stderr=rank.stderr.glance,
             pipes=frozenset(os.fstat(stream.descriptor).st_ino for stream in (rank.stdout, rank.stderr)),

@@ -27,7 +27,7 @@ from allranks.agent.channel import (
     RepeatsRanks,
     SharesOutcome,
 )
-from allranks.agent.gpus import answer_without_cuda
+from allranks.agent.gpus import query_gpus_in_forks
 from allranks.agent.launch.launch import LaunchTerms, Workplace
 from allranks.agent.launch.launched_rank import RankTerms, forget_rank
 from allranks.agent.launch.own_ranks import OF_RANKS_ATTRIBUTE, RankFailureError
@@ -46,7 +46,7 @@ _LINE = 1 << 16
 def run_driver(session: pytest.Session, assignment: Assignment, *, prints_at_once: bool) -> NoReturn:
     """Run as a driver until the supervisor ends it. Never returns."""
     linux.adopt_orphans()
-    answer_without_cuda()
+    query_gpus_in_forks()
     telling = _Telling(assignment.connection)
     surroundings = DriverSurroundings(session, assignment, telling, prints_at_once=prints_at_once)
     for item in filter(is_launcher, session.items):

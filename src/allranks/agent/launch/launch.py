@@ -269,7 +269,7 @@ class _LaunchedRanks(LocalRanks):
         return [RankReport(rank=event.rank, message=passed, at=event.at), event]
 
     def _is_expected(self, rank_exit: RankExit) -> bool:
-        if rank_exit.status is None or rank_exit.cut_off or not self.excuse(rank_exit.rank, rank_exit.status):
+        if rank_exit.status is None or rank_exit.kill_reason or not self.excuse(rank_exit.rank, rank_exit.status):
             return False
         self.excused[rank_exit.rank] = rank_exit.status
         return True

@@ -19,7 +19,7 @@ from allranks.agent.rank import debugging, rank_setup
 from allranks.agent.rank.call_counter import CallCounter
 from allranks.agent.rank.coverage import save_coverage
 from allranks.agent.rank.imports import ImportWatch
-from allranks.agent.rank.rank_setup import flush_output, live, seed_everything
+from allranks.agent.rank.rank_setup import flush_output, run_in_fork, seed_everything
 from allranks.agent.rank.reports import CodedSkip, failed_before, skip_with_code, waited_for, with_cause
 from allranks.protocol.outcomes import MESSAGE_LIMIT, Outcome, Phase, SkipKind, shorten
 from allranks.protocol.tracebacks import headline
@@ -59,7 +59,7 @@ class LaunchedRank:
         self._imports = ImportWatch()
         self._calls = CallCounter(CallLog(map_log(place.board)), place.world_size)
         rank_setup.announce_to(self._connection)
-        debugging.be_rank(place.rank)
+        debugging.set_rank(place.rank)
 
     def start(self, body: Callable[[], object]) -> bool:
         """Run the set-up before the first test; its errors are this rank's. Returns whether it passed."""
@@ -73,7 +73,7 @@ class LaunchedRank:
         """Run one test to its end, or a fixture, which is part of its setup."""
         self._running, self._reported, self._began = terms, None, monotonic()
         self._calls.begin()
-        rank_setup.now_running(terms.nodeid)
+        rank_setup.set_running_test(terms.nodeid)
         if when == "call":
             # The launching process has set the test up: after this phase, a hang of this rank is one in the call.
             self._report(terms.nodeid, Phase(when="setup", outcome=Outcome.PASSED, duration=0.0), None)
@@ -109,7 +109,7 @@ class LaunchedRank:
 
     def _note(self, error: BaseException) -> None:
         """Note what the rank waits for when it goes wrong; to report it takes its time."""
-        self._wait = self._calls.wait_behind(error)
+        self._wait = self._calls.wait_of_failure(error)
 
     def _report(self, nodeid: str, phase: Phase, error: BaseException | None) -> None:
         wait, self._wait = waited_for(error, self._wait), None
@@ -147,7 +147,8 @@ def be_launched_rank(place: Place, work: Callable[[LaunchedRank], int], variable
         "LOCAL_WORLD_SIZE": str(place.world_size),
         **variables,
     }
-    live(work_alone, place.parent, stacks=place.results / f"rank-{place.rank}.stacks.txt", environment=environment)
+    stacks = place.results / f"rank-{place.rank}.stacks.txt"
+    run_in_fork(work_alone, place.parent, stacks=stacks, environment=environment)
 
 
 def _attempt(
@@ -160,7 +161,7 @@ def _attempt(
         note(error)
         phase = _ended_by(error, when, monotonic() - began)
         if phase.outcome.is_bad:
-            debugging.look_at(error)
+            debugging.post_mortem(error)
         return phase, error
     return Phase(when=when, outcome=Outcome.PASSED, duration=monotonic() - began), None
 

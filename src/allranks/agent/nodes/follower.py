@@ -14,7 +14,7 @@ from allranks.agent import clock
 from allranks.agent.channel import RankEvent, RankExit, RankHang
 from allranks.agent.gangs.forks import ForkServerError
 from allranks.agent.gangs.local_ranks import Ranks, ReadEvents, Stop
-from allranks.agent.job_end import HangupError, JobEnd
+from allranks.agent.job_end import JobEnd, StopRequestedError
 from allranks.agent.nodes import messages
 from allranks.agent.nodes.connection import ConnectionLostError, NodeConnection
 from allranks.agent.nodes.messages import Message
@@ -50,8 +50,8 @@ class Follower:
             service.run()
         except ConnectionLostError as error:
             # The leader's own journal has more details than this agent could add.
-            raise HangupError from error
-        except HangupError:
+            raise StopRequestedError from error
+        except StopRequestedError:
             self._report_failure("was told to stop", was_told_to_stop=True)
             raise
         except ForkServerError as error:
@@ -97,7 +97,7 @@ class _Service:
         return selector
 
     def _stop(self) -> Sequence[RankEvent]:
-        raise HangupError
+        raise StopRequestedError
 
     def _wait(self) -> None:
         """Wait for events and forward them; read the leader's messages last, because they may close the ranks."""

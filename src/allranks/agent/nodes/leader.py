@@ -125,7 +125,7 @@ class FollowerLink:
 
     def take_events(self) -> list[RankEvent]:
         """Return the rank events since the last call; pings the agent when the timer has expired."""
-        is_ping_due = self._ping_timer.has_gone_off()
+        is_ping_due = self._ping_timer.has_expired()
         with suppress(BlockingIOError):
             os.eventfd_read(self._wakeup)
         self.receive()

@@ -1,1 +1,1 @@
-"""Runs in the process of a rank."""
+"""The part of the agent that runs in the process of a rank."""

@@ -1,4 +1,4 @@
-"""Counts this rank's calls in its process groups, and knows which of them it waits for.
+"""Counts this rank's calls in its process groups, and tracks which of them it waits for.
 
 It wraps the Python methods of torch's C++ class ``ProcessGroup``. Functions of ``torch.distributed`` under any name,
 object collectives, coalesced and batched calls, FSDP and a group's own methods all end there.
@@ -9,8 +9,8 @@ object collectives, coalesced and batched calls, FSDP and a group's own methods 
   to a call; a wrapped method adds 2 µs (torch 2.13). torch's own sequence number reveals those calls, see
   :attr:`allranks.agent.call_log.GroupCalls.unseen`.
 
-Only groups of the gang's own world count. A world created by a test, or by a thread of a threaded test case, has other
-ranks than the gang and ends with its test.
+Only groups of the gang's own world are counted. A world created by a test, or by a thread of a threaded test case, has
+other ranks than the gang and ends with its test.
 """
 
 import functools
@@ -36,56 +36,56 @@ from allranks.agent.clock import monotonic_ns
 from allranks.agent.diagnose.unmatched_calls import format_ranks
 
 _POLLS = 3
-"""Consecutive negative answers of a store from which on a rank counts as polling."""
+"""Number of consecutive negative results of a store after which a rank counts as polling."""
 
 
 class Waits:
-    """Keeps what a rank waits for, and shows it to the supervisor.
+    """Tracks the waits of a rank, and writes the current one to the call log for the supervisor.
 
-    Calls are named by their order among all calls of the rank; 0 stands for anything else that other ranks do.
+    Calls are identified by their order among all calls of the rank; 0 stands for anything else that other ranks do.
     """
 
     def __init__(self, log: CallLog) -> None:
         self._log = log
         self._began: dict[int, int] = {}
-        self._elsewhere: list[int] = []  # one entry for each: two threads could lose one of a number
+        self._others: list[int] = []  # one entry per wait: two threads could lose an update of a counter
         self._failed: Wait | None = None
         self._newest = self._newest_at_failure = 0
-        self._refusals = 0
-        self._asks_since = 0
+        self._polls = 0
+        self._polls_since = 0
 
     @property
     def current(self) -> Wait | None:
-        """What the rank waits for now, or has last waited for in vain; None for nothing.
+        """The current wait of the rank or its last failed one; None for none.
 
-        A rank that goes wrong now may do so for that, whatever its message, and whatever became of an exception.
+        If the rank fails now, this may be the reason, whatever the message, and whatever happened to an exception.
         """
         if self._failed is not None:
             return self._failed
         if self._began:
             last = next(reversed(self._began))
             return Wait(last, _seconds_since(self._began[last]))
-        return Wait(0, _seconds_since(self._asks_since)) if self._refusals >= _POLLS else None
+        return Wait(0, _seconds_since(self._polls_since)) if self._polls >= _POLLS else None
 
     def begin(self, order: int, at: int) -> None:
-        """The rank begins a call, or to wait for it, which ends when other ranks have made theirs."""
+        """Start a call that waits for other ranks, or start to wait for it."""
         self._newest = max(self._newest, order)
         self._began.pop(order, None)
-        self._began[order] = at  # the last one: what the rank waits for now may be an earlier call
+        self._began[order] = at  # moved to the end, because the rank may now wait for an earlier call
         self._log.note_wait(Wait(order))
 
-    def begin_elsewhere(self) -> None:
-        """The rank begins to wait for something else that other ranks do, until :meth:`end_elsewhere`."""
-        self._elsewhere.append(0)
+    def begin_other(self) -> None:
+        """Start to wait for something else that other ranks do, until :meth:`end_other`."""
+        self._others.append(0)
         self._log.note_wait(Wait())
 
-    def end_elsewhere(self) -> None:
-        """That wait has ended in some way."""
-        self._elsewhere.pop()
+    def end_other(self) -> None:
+        """End such a wait, successfully or not."""
+        self._others.pop()
         self._show_current()
 
     def succeed(self, order: int) -> None:
-        """A call has ended, or a peer has answered: what has failed before it is over, too."""
+        """End a call, or a wait for a peer, successfully; earlier failures no longer count."""
         self._began.pop(order, None)
         if order == 0 or order > self._newest_at_failure:
             self.forgive()
@@ -93,7 +93,7 @@ class Waits:
             self._show_current()
 
     def fail(self, order: int, began: int) -> Wait:
-        """A call, or a wait for it, has failed."""
+        """End a call, or a wait for it, with a failure."""
         self._began.pop(order, None)
         self._failed = Wait(order, _seconds_since(began))
         self._newest_at_failure = self._newest
@@ -101,25 +101,25 @@ class Waits:
         return self._failed
 
     def forgive(self) -> None:
-        """What has failed before counts no more: the test expects it, or a later wait has succeeded."""
-        self._refusals = 0
+        """Ignore earlier failures: the test expects them, or a later wait has succeeded."""
+        self._polls = 0
         self._failed = None
         self._show_current()
 
-    def refuse(self) -> None:
-        """A store has given a negative answer."""
-        self._asks_since = self._asks_since if self._refusals else monotonic_ns()
-        self._refusals += 1
+    def poll(self) -> None:
+        """Count a negative result of a store."""
+        self._polls_since = self._polls_since if self._polls else monotonic_ns()
+        self._polls += 1
         self._show_current()
 
     def clear(self) -> None:
-        """Forget everything: the test has ended."""
+        """Remove all waits at the end of a test."""
         self._began.clear()
         self._newest_at_failure = 0
         self.forgive()
 
     def _show_current(self) -> None:
-        if self._elsewhere:
+        if self._others:
             self._log.note_wait(Wait())
         elif self._failed is None and self._began:
             self._log.note_wait(Wait(next(reversed(self._began))))
@@ -135,7 +135,7 @@ UNEVEN = "monitored_barrier"
 """A collective that takes more of torch's sequence numbers on a group's first rank than on the others (torch 2.13)."""
 
 _REDUCTIONS = frozenset({"all_reduce", "reduce", "reduce_scatter"})
-"""Collectives that compute: if a rank has another dtype or operation, gloo passes, and the result is garbage."""
+"""Collectives that compute: with different dtypes or operations, gloo succeeds with wrong results."""
 
 ANY = -1
 """The peer of a receive from any source."""
@@ -147,15 +147,15 @@ MESSAGES: Mapping[str, tuple[str, Sequence[str]]] = {
     "recv": ("recv", ("tensors", "srcRank", "tag")),
     "recv_anysource": ("recv", _ANY_SOURCE),
 }
-"""Methods, the kind that each counts as, and the names of its parameters."""
+"""Methods, with the kind as which they are counted, and the names of their parameters."""
 
 
 class CountedGroup:
     """One process group of the gang's world.
 
     Attributes:
-        name: As in :class:`~allranks.agent.call_log.GroupCalls`.
-        members: Also as there, in the order of their ranks in the group.
+        name: The name in :class:`~allranks.agent.call_log.GroupCalls`.
+        members: The gang's ranks in the group, in the order of their ranks in it.
         reference: A weak reference to torch's object.
         entry: Its entry in the call log.
         begun: The number of collectives since the group was created.
@@ -181,7 +181,7 @@ class CountedGroup:
         return self._numbers[key]
 
     def count(self, kind: str, peer: int | None = None, tag: int = 0, dtype: str = "") -> None:
-        """Count a call; a reduction as one of its dtype."""
+        """Count a call; reductions are counted by dtype."""
         name = f"{kind}{OF}{dtype}" if kind in _REDUCTIONS else kind
         self._log.count(self.entry, name, self.rank_of(peer), tag if self._is_gloo else 0)
         # NCCL gives messages no sequence number.
@@ -189,11 +189,11 @@ class CountedGroup:
 
     @property
     def uncounted(self) -> int:
-        """The number of calls since the last :meth:`settle` that torch has counted and this object has not."""
+        """The number of calls since the last :meth:`settle` that torch has counted, but this object has not."""
         return sequence_of(self.reference()) - self._sequence - self._numbered
 
     def rank_of(self, peer: int | None) -> int | None:
-        """The gang's rank for a rank of this group; None if there is none."""
+        """The gang's rank for a rank in this group; None if there is none."""
         return self.members[peer] if peer is not None and 0 <= peer < len(self.members) else None
 
     def settle(self) -> None:
@@ -214,9 +214,9 @@ def sequence_of(group: distributed.ProcessGroup | None) -> int:
         return 0
 
 
-def describe(kind: str, arguments: Sequence[Any], place: int) -> tuple[str, str]:
-    """The dtype and the shape of a call's first tensor: ``float32 sparse_coo max``, without the usual, and ``4x2``."""
-    first: Any = arguments[place : place + 1]
+def describe(kind: str, arguments: Sequence[Any], index: int) -> tuple[str, str]:
+    """The dtype and shape of a call's first tensor, such as ``float32`` or ``float32 sparse_coo max``, and ``4x2``."""
+    first: Any = arguments[index : index + 1]
     while isinstance(first, (list, tuple)) and first:
         first = first[0]
     if not isinstance(first, torch.Tensor):
@@ -229,15 +229,15 @@ def describe(kind: str, arguments: Sequence[Any], place: int) -> tuple[str, str]
 
 
 def message_of(names: Sequence[str], arguments: Sequence[Any], options: Mapping[str, Any]) -> tuple[int, int]:
-    """The peer and the tag of a message, by the names of its method's parameters."""
+    """The peer and the tag of a message, given the names of its method's parameters."""
     values = {**dict(zip(names, arguments, strict=False)), **options}
     peer = ANY if names is _ANY_SOURCE else values.get(names[1], ANY)
     return peer, values.get(names[-1], 0)
 
 
 COLLECTIVES: Mapping[str, tuple[str, int]] = {
-    method: (kind, place)
-    for kind, place, methods in (
+    method: (kind, index)
+    for kind, index, methods in (
         ("all_gather", 1, "_allgather_base all_gather_single all_gather_single_coalesced"),
         ("all_gather", 1, "allgather allgather_coalesced allgather_into_tensor_coalesced"),
         ("all_reduce", 0, "allreduce allreduce_coalesced"),
@@ -253,37 +253,37 @@ COLLECTIVES: Mapping[str, tuple[str, int]] = {
     )
     for method in methods.split()
 }
-"""Methods of torch 2.6 to 2.14, none of which has all: what each counts as, and the index of the argument whose shape
-is equal on all ranks. Variants of a collective count as one kind: a backend may pair them."""
+"""Methods of torch 2.6 to 2.14 (no version has all), with the kind as which they are counted and the index of the
+argument whose shape is equal on all ranks. Variants of a collective have the same kind: a backend may pair them."""
 
 _ROOTED = frozenset({"broadcast", "gather", "reduce", "scatter"})
-"""Collectives with a root, which is equal on all ranks; it is in the last argument, their options."""
+"""Collectives with a root, which is equal on all ranks; it is in the last argument, the options."""
 
 _WAITS = (
     (distributed.Work, "wait"),
     (distributed.Work, "synchronize"),
-    (torch._C.Future, "wait"),  # noqa: SLF001 - what Work.get_future and calls of RPC return
+    (torch._C.Future, "wait"),  # noqa: SLF001 - returned by Work.get_future and calls of RPC
     (torch._C.Future, "value"),  # noqa: SLF001
 )
 """Methods that raise the error of a call."""
 
 _WAIT = "allranks_wait"
-"""The attribute of an exception with what the call that raised it had waited for."""
+"""The attribute of an exception with the failed wait of the call that raised it."""
 
-_ANSWERS = "_handle_exception"
-"""torch's function that raises what a function has raised on another worker of RPC (torch 2.6 to 2.14)."""
+_RAISES_REMOTE_ERROR = "_handle_exception"
+"""torch's function that raises the exception of another worker of RPC (torch 2.6 to 2.14)."""
 
 _STORE_WAITS = ("get", "wait", "multi_get", "queue_pop", "barrier")
 """Methods of a store that wait for other ranks; the stack of a waiting rank shows their wrappers."""
 
 _STORE_POLLS = ("add", "compare_set", "num_keys")
-"""Methods of a store by which a rank may poll for what other ranks write."""
+"""Methods of a store with which a rank may poll for values of other ranks."""
 
 _EXPECTATIONS: tuple[type, ...] = (
     type(pytest.raises(KeyError)),
-    type(unittest.TestCase().assertRaises(KeyError)),  # noqa: PT027 - the class is wanted
+    type(unittest.TestCase().assertRaises(KeyError)),  # noqa: PT027 - only its class is needed
 )
-"""The classes behind ``pytest.raises`` and ``assertRaises``: a failure that their block expects does not count."""
+"""The classes of ``pytest.raises`` and ``assertRaises``: failures that these expect do not count."""
 
 _MOST_EXCEPTIONS = 100
 """Maximum number of exceptions to inspect in a chain."""
@@ -291,7 +291,7 @@ _MOST_EXCEPTIONS = 100
 _TORCH = Path(torch.__file__).parent
 _RPC = f"{_TORCH}/distributed/rpc/"
 _CALLERS = (f"{_TORCH}/distributed/", f"{_TORCH}/autograd/", f"{_TORCH}/_ops.py")
-"""Paths of code that calls C++ functions which call collectives: their exceptions end in the caller's frame."""
+"""Paths of code that calls collectives through C++: their exceptions end in the frame of this code."""
 
 _UNMET: Any = object()
 
@@ -302,45 +302,45 @@ class CallCounter:
     """Wraps torch's methods once, for the life of the process.
 
     Args:
-        log: Receives the calls.
-        own_world: Size of the world that the test creates itself, whose groups then count; None if the gang has one.
+        log: The log for the calls.
+        own_world: Size of a world that the test creates itself, whose groups are counted; None if the gang has a world.
     """
 
     def __init__(self, log: CallLog, own_world: int | None = None) -> None:
         self._log = log
         self._own_world = own_world
-        # Weak: calls in a world that is gone, and in its groups, say nothing of those in the next one.
+        # Weak: calls in a destroyed world and its groups do not matter for the next one.
         self._world: Callable[[], distributed.ProcessGroup | None] = lambda: None
-        # Keyed by the identity of torch's object; None for a group that does not count.
+        # By the identity of torch's object; None for a group that is not counted.
         self._groups: dict[int, CountedGroup | None] = {}
-        self._meeting = threading.RLock()  # threads may meet one group at a time
-        # Alive until the next test of this process has ended: a thread of a group that drops the last reference to it,
-        # say in a callback of a future, waits for its own end, which aborts the process in whatever test runs by then.
-        # Python, if it drops the last reference, holds the GIL and waits for threads that may need it (torch 2.6).
+        self._adding = threading.RLock()  # several threads may use a new group at the same time
+        # Keeps groups alive until the end of the next test. If a thread of a group drops the last reference, for
+        # example in a callback of a future, it waits for its own end, which aborts the process in a later test. If
+        # Python drops it, it holds the GIL while it waits for threads that may need the GIL (torch 2.6).
         self._kept: tuple[list[distributed.ProcessGroup], ...] = ([], [])
         self._from_any: dict[int, tuple[CountedGroup, int, distributed.Work]] = {}
         self._order = itertools.count(1)
         self._made_groups = itertools.count(1)
-        self._answer: tuple[object, ...] = ()
+        self._last_poll: tuple[object, ...] = ()
         self.waits = Waits(log)
-        # By the identity of what a call has returned: a weak reference to it, as another object may get its identity.
+        # By the identity of the object that a call returned, with a weak reference: identities are reused.
         self._works: dict[int, tuple[Callable[[], object], _Begun]] = {}
-        for method, (kind, place) in COLLECTIVES.items():
-            wrap(distributed.ProcessGroup, method, functools.partial(self._counted, kind=kind, place=place))
+        for method, (kind, index) in COLLECTIVES.items():
+            wrap(distributed.ProcessGroup, method, functools.partial(self._counted, kind=kind, index=index))
         for method, (kind, names) in MESSAGES.items():
-            wrap(distributed.ProcessGroup, method, functools.partial(self._counted, kind=kind, place=0, names=names))
+            wrap(distributed.ProcessGroup, method, functools.partial(self._counted, kind=kind, index=0, names=names))
         wrap(distributed.ProcessGroup, UNEVEN, self._unnumbered)
         wrap(distributed_c10d, "_new_group_with_tag", self._made)
         wrap(distributed_c10d, "_new_process_group_helper", self._waiting)
         self._new_groups = log.open(NEW_GROUP, ())
         for owner, method in _WAITS:
             wrap(owner, method, self._waited)
-        wrap(distributed.Work, "is_completed", self._asked_for_end)
-        wrap(distributed.Work, "get_future", self._passed_to_future)
+        wrap(distributed.Work, "is_completed", self._completion)
+        wrap(distributed.Work, "get_future", self._future)
         store = torch._C._distributed_c10d.Store  # noqa: SLF001
-        wrap(store, "check", self._asked)
+        wrap(store, "check", self._polled)
         for method in _STORE_POLLS:
-            wrap(store, method, functools.partial(self._asked, has_news=functools.partial(self._has_news, method)))
+            wrap(store, method, functools.partial(self._polled, has_news=functools.partial(self._has_news, method)))
         for expectation in _EXPECTATIONS:
             wrap(expectation, "__exit__", self._expected)
         for method in _STORE_WAITS:
@@ -348,40 +348,40 @@ class CallCounter:
         os.register_at_fork(after_in_child=self._be_fork)
 
     def _be_fork(self) -> None:
-        """Keep the calls of a fork out of the rank's log: a launching process forks its ranks."""
+        """Keep the calls of a fork out of the rank's log, because a launcher forks its ranks."""
         self._log.detach()
         self._groups.clear()
         self._new_groups = self._log.open(NEW_GROUP, ())
 
-    def wait_behind(self, error: BaseException) -> Wait | None:
-        """What the rank waits for when it goes wrong, as of now; its exceptions get their marks."""
+    def wait_of_failure(self, error: BaseException) -> Wait | None:
+        """The current wait of the rank when it fails, after marking its exceptions."""
         self.mark(error)
         return self.waits.current
 
     def mark(self, error: BaseException) -> None:
-        """Mark exceptions of calls that no method counts: the backward pass of DDP, functional collectives.
+        """Mark exceptions of calls that no method counts, such as DDP's backward pass and functional collectives.
 
-        torch's sequence numbers tell whether there were any such calls. Making a group or a store has no number, but
-        exceptions of a type of its own. So are those that an exception followed from.
+        torch's sequence numbers show whether there were such calls. The creation of groups and stores has no sequence
+        number, but its exceptions have a type of their own.
         """
         groups = [self._find(group) for group in list(distributed_c10d._world.pg_map)]  # noqa: SLF001 - see below
         has_uncounted = any(known.uncounted > 0 for known in groups if known is not None)
         kind = RuntimeError if has_uncounted else distributed.DistError
-        for each in chain(error):
-            frames = [frame for frame, _ in traceback.walk_tb(each.__traceback__)]
-            is_torchs = bool(frames) and frames[-1].f_code.co_filename.startswith(_CALLERS)
-            if is_torchs and isinstance(each, kind) and wait_of(each) is None:
-                setattr(each, _WAIT, Wait())
+        for link in chain(error):
+            frames = [frame for frame, _ in traceback.walk_tb(link.__traceback__)]
+            is_from_torch = bool(frames) and frames[-1].f_code.co_filename.startswith(_CALLERS)
+            if is_from_torch and isinstance(link, kind) and wait_of(link) is None:
+                setattr(link, _WAIT, Wait())
 
     def watch(self, world: distributed.ProcessGroup | None) -> None:
-        """Start counting in the world of this group, the gang's; None if the gang has none."""
+        """Start to count calls in the gang's world, given its default group; None if the gang has none."""
         self._world = weakref.ref(world) if world else lambda: None
         self._groups.clear()
         self.settle()
         self.begin()
 
     def begin(self) -> None:
-        """Forget the calls of the last test."""
+        """Clear the calls of the last test."""
         self._log.begin()
 
     def settle(self) -> None:
@@ -400,18 +400,18 @@ class CallCounter:
                 known.settle()
 
     def _find(self, group: distributed.ProcessGroup) -> CountedGroup | None:
-        """The counters of a group; None if it does not count."""
+        """The counters of a group; None if it is not counted."""
         identity = id(group)
         if identity in self._groups:
             return self._groups[identity]
-        with self._meeting:
-            if identity not in self._groups:  # another thread may have met it meanwhile
-                self._groups[identity] = self._meet(group)
+        with self._adding:
+            if identity not in self._groups:  # another thread may have added it in the meantime
+                self._groups[identity] = self._new(group)
                 self._kept[0].append(group)
                 weakref.finalize(group, self._forget, identity).atexit = False
             return self._groups[identity]
 
-    def _meet(self, group: distributed.ProcessGroup) -> CountedGroup | None:
+    def _new(self, group: distributed.ProcessGroup) -> CountedGroup | None:
         self._adopt_own_world()
         world = distributed_c10d._world  # noqa: SLF001 - see above
         if world.default_pg is not (self._world() or _UNMET) or group not in world.pg_group_ranks:
@@ -421,31 +421,31 @@ class CallCounter:
         return CountedGroup(name, tuple(sorted(ranks, key=ranks.__getitem__)), group, self._log)
 
     def _adopt_own_world(self) -> None:
-        """Count in a world that the suite has made itself, if it has all ranks of the gang."""
+        """Count calls in a world that the suite has created itself, if it has all ranks of the gang."""
         world = distributed_c10d._world  # noqa: SLF001 - see above
         own = world.default_pg if self._own_world is not None else None
         if own is not None and len(world.pg_group_ranks.get(own, ())) == self._own_world:
             self._world = weakref.ref(own)
 
     def _forget(self, identity: int) -> None:
-        """Forget a group: its object is gone, and another may reuse its identity."""
+        """Remove a group whose object was deleted, because another object may get its identity."""
         self._close(identity)
         self._groups.pop(identity, None)
 
     def _close(self, identity: int) -> None:
-        """Stop counting a group: it was destroyed."""
+        """Stop counting a destroyed group."""
         known = self._groups.get(identity)
         if known is not None:
             self._groups[identity] = None
             self._log.close(known.entry)
 
-    def _counted(self, original: _Method, *, kind: str, place: int, names: Sequence[str] = ()) -> _Method:
-        """Wrap a method so that it counts its calls.
+    def _counted(self, original: _Method, *, kind: str, index: int, names: Sequence[str] = ()) -> _Method:
+        """Wrap a method so that its calls are counted.
 
         Args:
             original: torch's method.
-            kind: The kind that its calls count as.
-            place: Index of the argument whose first tensor describes the call.
+            kind: The kind as which its calls are counted.
+            index: Index of the argument whose first tensor describes the call.
             names: Parameter names of a message: tensors, peer, tag; without a peer for any source.
         """
 
@@ -458,7 +458,7 @@ class CallCounter:
                 return original(group, *arguments, **options)
             peer, tag = message_of(names, arguments, options) if names else (None, 0)
             known.begun += peer is None
-            dtype, shape = describe(kind, arguments, place)
+            dtype, shape = describe(kind, arguments, index)
             other = getattr(arguments[-1], "rootRank", None) if kind in _ROOTED and arguments else peer
             order, at = next(self._order), monotonic_ns()
             number = known.begun if peer is None else known.number_message(kind, peer, tag)
@@ -486,7 +486,7 @@ class CallCounter:
         return call
 
     def _unnumbered(self, original: _Method) -> _Method:
-        """Wrap a method so that its sequence numbers are excluded."""
+        """Wrap a method so that torch's sequence numbers for it are excluded."""
 
         def call(group: distributed.ProcessGroup, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
             __tracebackhide__ = True
@@ -501,7 +501,7 @@ class CallCounter:
         return call
 
     def _made(self, original: _Method) -> _Method:
-        """Wrap the function that makes groups: the log has its calls, which all ranks have to make in one order."""
+        """Wrap the function that creates groups, which all ranks have to call in the same order."""
 
         def call(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
             __tracebackhide__ = True
@@ -510,7 +510,7 @@ class CallCounter:
             if known and world:
                 known.count(NEW_GROUP)
                 ranks = next(iter(arguments), options.get("ranks"))
-                with suppress(TypeError, ValueError):  # torch refuses such ranks
+                with suppress(TypeError, ValueError):  # torch rejects such ranks
                     members = format_ranks(sorted(range(world.size()) if ranks is None else map(int, ranks)))
                     made = LastCall(NEW_GROUP, next(self._made_groups), f"{NEW_GROUP} of {members}", at=monotonic_ns())
                     self._log.note(self._new_groups, made._replace(order=next(self._order)))
@@ -519,17 +519,17 @@ class CallCounter:
         return call
 
     def _keep(self, work: object, call: "_Begun") -> None:
-        """Keep which call has returned something, for the one that waits for that."""
+        """Keep the call that returned an object, for the method that waits for the object."""
         with suppress(TypeError):  # None has no weak reference
             self._works[id(work)] = weakref.ref(work), call
 
     def _call_of(self, work: object) -> "_Begun | None":
-        """The call that has returned this; None if that is not known."""
+        """The call that returned an object; None if unknown."""
         reference, call = self._works.get(id(work), (lambda: None, None))
         return call if reference() is work else None
 
     def _waited(self, original: _Method) -> _Method:
-        """Wrap a method so that it notes its failures, and the sources of messages."""
+        """Wrap a method that waits for a call, and log its failures and the sources of messages."""
 
         def wait(work: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
             __tracebackhide__ = True
@@ -538,13 +538,13 @@ class CallCounter:
                 return original(work, *arguments, **options)  # made in Python: no other rank sets it
             at = monotonic_ns() if call is None else call.at
             if call is None:
-                self.waits.begin_elsewhere()
+                self.waits.begin_other()
             elif call.has_peers:
                 self.waits.begin(call.order, at)
             try:
                 result = original(work, *arguments, **options)
             except BaseException as error:
-                if _is_an_answer(error):
+                if _is_remote(error):
                     self.waits.forgive()
                 else:
                     self._log.fail()
@@ -552,7 +552,7 @@ class CallCounter:
                 raise
             finally:
                 if call is None:
-                    self.waits.end_elsewhere()
+                    self.waits.end_other()
             self._note_success(call)
             if self._from_any:
                 self._settle_receive(id(work))
@@ -568,19 +568,19 @@ class CallCounter:
             if _is_private(next(iter(arguments), None)):
                 return original(*arguments, **options)
             at = monotonic_ns()
-            self.waits.begin_elsewhere()
+            self.waits.begin_other()
             try:
                 return original(*arguments, **options)
             except BaseException as error:
                 self._note_failure(error, 0, at)
                 raise
             finally:
-                self.waits.end_elsewhere()
+                self.waits.end_other()
 
         return call
 
-    def _asked_for_end(self, original: _Method) -> _Method:
-        """Wrap a method that tells whether a call has ended."""
+    def _completion(self, original: _Method) -> _Method:
+        """Wrap a method that returns whether a call has ended."""
 
         def call(work: Any) -> Any:  # noqa: ANN401 - torch's
             has_ended = original(work)
@@ -590,7 +590,7 @@ class CallCounter:
 
         return call
 
-    def _passed_to_future(self, original: _Method) -> _Method:
+    def _future(self, original: _Method) -> _Method:
         """Wrap a method that returns another object to wait for."""
 
         def call(work: Any) -> Any:  # noqa: ANN401 - torch's
@@ -601,49 +601,50 @@ class CallCounter:
 
         return call
 
-    def _asked(self, original: _Method, *, has_news: _Method = lambda _, answer: bool(answer)) -> _Method:
-        """Wrap a method of a store by whose false answers a rank waits for others, if it asks again and again.
+    def _polled(self, original: _Method, *, has_news: _Method = lambda _, result: bool(result)) -> _Method:
+        """Wrap a method with which a rank may poll a store.
 
-        `has_news` is whether an answer to some arguments counts as true; None if it says nothing.
+        `has_news` returns whether the arguments and the result of a call mean that another rank has written the
+        awaited value; None if the call was no poll.
         """
 
-        def call(asked: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
+        def call(store: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
             __tracebackhide__ = True
-            answer = original(asked, *arguments, **options)
-            is_yes = has_news(arguments, answer)
-            if is_yes:
+            result = original(store, *arguments, **options)
+            is_new = has_news(arguments, result)
+            if is_new:
                 self.waits.forgive()
-            elif is_yes is not None and not _is_private(asked):
-                self.waits.refuse()
-            return answer
+            elif is_new is not None and not _is_private(store):
+                self.waits.poll()
+            return result
 
         return call
 
     def _expected(self, original: _Method) -> _Method:
-        """Wrap the end of a block that expects an exception: if that is a failed wait, it does not count."""
+        """Wrap the end of a block that expects an exception: an expected failure of a wait does not count."""
 
         def call(block: Any, kind: Any, error: Any, trace: Any) -> Any:  # noqa: ANN401 - pytest's and unittest's
             __tracebackhide__ = True
             is_expected = original(block, kind, error, trace)
-            if is_expected and any(wait_of(each) is not None for each in chain(error)):
+            if is_expected and any(wait_of(link) is not None for link in chain(error)):
                 self.waits.forgive()
             return is_expected
 
         return call
 
-    def _has_news(self, method: str, arguments: Any, answer: object) -> bool | None:  # noqa: ANN401 - torch's
-        """Whether the answer to a question that the rank asks again and again has changed; None for a new question."""
-        before, self._answer = self._answer, (method, arguments, answer)
+    def _has_news(self, method: str, arguments: Any, result: object) -> bool | None:  # noqa: ANN401 - torch's
+        """Whether the result of a repeated call has changed; None for the first call, and for one that is no poll."""
+        before, self._last_poll = self._last_poll, (method, arguments, result)
         if before[:2] != (method, arguments) or (method == "add" and arguments[1:] != (0,)):
             return None
-        return before[2] != answer
+        return before[2] != result
 
     def _note_failure(self, error: BaseException, order: int, began: int) -> None:
-        """Note that a call, or a wait for one, has failed; what it has raised gets a mark."""
+        """End a call, or a wait for one, with a failure, and mark its exception."""
         setattr(error, _WAIT, self.waits.fail(order, began))
 
     def _note_success(self, call: "_Begun | None") -> None:
-        """Note that a call, or something else that other ranks do, has ended."""
+        """End a call, or something else that other ranks do, successfully."""
         if call is None or call.has_peers:
             self.waits.succeed(0 if call is None else call.order)
 
@@ -654,7 +655,7 @@ class CallCounter:
             known.count("recv", work._source_rank(), tag)  # noqa: SLF001 - the only name in all versions
 
     def _settle_receives(self) -> None:
-        """Count receives from any source that the test has not waited for."""
+        """Count receives from any source for which the test has not waited."""
         for identity, (known, tag, work) in list(self._from_any.items()):
             if work.is_completed():
                 self._settle_receive(identity)
@@ -666,26 +667,26 @@ class CallCounter:
 class _Begun(NamedTuple):
     """A call that has begun."""
 
-    order: int  # its place among all calls of the rank
+    order: int  # its index among all calls of the rank, from 1
     at: int  # nanoseconds on the monotonic clock
-    has_peers: bool  # other ranks are in its group
+    has_peers: bool  # its group has other ranks
 
 
 def _is_private(store: object) -> bool:
-    """Whether a store is one that no other rank can see."""
+    """Whether a store is only in this process."""
     while isinstance(store, distributed.PrefixStore):  # type: ignore[attr-defined]
         store = store.underlying_store
     return isinstance(store, distributed.HashStore)  # type: ignore[attr-defined]
 
 
 def wait_of(error: BaseException) -> Wait | None:
-    """What the call had waited for that raised an exception; None if no call of torch.distributed is known to have."""
+    """The failed wait of the call that raised an exception; None if it is not known to be from torch.distributed."""
     wait = getattr(error, _WAIT, None)
     return wait if isinstance(wait, Wait) else None
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception and those that it followed from; the chain may be circular."""
+    """An exception, its cause or context, and so on. The chain may be circular."""
     for _ in range(_MOST_EXCEPTIONS):
         if error is None:
             return
@@ -693,20 +694,20 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _is_an_answer(error: BaseException) -> bool:
-    """Whether a function raised it on another worker of RPC, which has answered."""
+def _is_remote(error: BaseException) -> bool:
+    """Whether an exception is the reply of another worker of RPC, whose function raised it."""
     frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return bool(frames) and frames[-1].co_name == _ANSWERS and frames[-1].co_filename.startswith(_RPC)
+    return bool(frames) and frames[-1].co_name == _RAISES_REMOTE_ERROR and frames[-1].co_filename.startswith(_RPC)
 
 
 def wrap(owner: object, name: str, wrapper: Callable[[_Method], _Method]) -> None:
-    """Replace a method of one of torch's classes, or a function of a module; does nothing if this torch lacks it."""
+    """Replace a method of one of torch's classes or a function of a module, if this version of torch has it."""
     original = getattr(owner, name, None)
     if original is None:
         return
     method = cast("FunctionType", wrapper(original))
     functools.update_wrapper(method, original)
-    # pybind11 mistakes a Python function for a subclass's override and calls it again, unless the calling frame has the
-    # name of the method and the same first argument.
+    # pybind11 takes a Python function for the override of a subclass and calls it again, unless the calling frame has
+    # the name of the method and the same first argument.
     method.__code__ = method.__code__.replace(co_name=name)
     setattr(owner, name, method)

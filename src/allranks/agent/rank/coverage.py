@@ -1,6 +1,6 @@
-"""pytest-cov in a job: all ranks' data makes one figure, and lies among the results.
+"""pytest-cov in a job: the data of all ranks is combined, and its files are in the results folder.
 
-pytest-cov itself measures, combines, reports and decides. This module only sets the paths: the code may be read-only,
+pytest-cov itself measures, combines and reports. This module only sets its paths, because the code may be read-only,
 and concurrent jobs would overwrite each other's files.
 """
 
@@ -19,16 +19,16 @@ from allranks.protocol.config import COVERAGE, EARLIER_COVERAGE, AgentConfig, Fo
 
 
 def save_coverage() -> None:
-    """Save what coverage.py has measured in this process so far; does nothing if it is not measuring.
+    """Save the data that coverage.py has measured in this process so far, if any.
 
-    A fork of a measuring process measures, too. It saves to its own file, named after the process, next to that of the
+    Forks of a measuring process also measure. Each saves to its own file, named after the process, next to that of the
     fork server, which combines them.
     """
     module = sys.modules.get("coverage")
     with suppress(Exception), warnings.catch_warnings():
         measuring = module.Coverage.current() if module is not None else None
         if measuring is not None:
-            # Ignore warnings about code that this rank did not run: its peers may have run it.
+            # Ignore warnings about code that this rank did not run; its peers may have run it.
             warnings.simplefilter("ignore")
             measuring.stop()
             measuring.save()
@@ -52,20 +52,20 @@ _DEFAULTS: Final[Mapping[str, str]] = {
 
 
 class Measurement:
-    """Runs pytest-cov in a job, if the user asked for it."""
+    """Runs pytest-cov in a job, if the user requested it."""
 
     def __init__(self, config: AgentConfig, folders: Folders) -> None:
         self._config = config
         self._folder = folders.results / COVERAGE
         self._earlier = folders.results / EARLIER_COVERAGE
-        self.is_asked_for = False  # whether the user asked for coverage
+        self.is_requested = False
 
     def begin(self, early_config: pytest.Config) -> None:
-        """Set the path of the data file before anything is measured."""
+        """Set the path of the data file before the measurement starts."""
         options = early_config.known_args_namespace
         if not getattr(options, "cov_source", None) or getattr(options, "no_cov", False):
             return
-        self.is_asked_for = True
+        self.is_requested = True
         self._folder.mkdir(exist_ok=True)
         # In coverage.py the environment takes precedence. Absolute: a process in another folder must use the same file.
         os.environ["COVERAGE_FILE"] = str(self._folder / DATA)
@@ -74,43 +74,41 @@ class Measurement:
         """Redirect reports into the results folder."""
         if (plugin := _plugin(config)) is None:
             return
-        if plugin.options.cov_fail_under and (why := self._why_undecided()):
+        if plugin.options.cov_fail_under and (why := self._why_partial()):
             msg = (
-                f"--cov-fail-under (or fail_under) cannot decide in {why}. Take it away, or run `coverage combine` and "
-                "`coverage report --fail-under` on what all jobs have left in their folders `coverage`."
+                f"--cov-fail-under (or fail_under) does not work with {why}. Remove it, or run `coverage combine` and "
+                "`coverage report --fail-under` on the files in the `coverage` folders of all jobs."
             )
             raise pytest.UsageError(msg)
         for number, path in enumerate(sorted(self._earlier.glob(f"{DATA}*"))):
             path.rename(self._folder / f"{DATA}.earlier-{number}")
         shutil.rmtree(self._earlier, ignore_errors=True)
-        wanted = plugin.options.cov_report
-        if isinstance(wanted, dict):
-            for kind in wanted.keys() & _DEFAULTS.keys():
-                wanted[kind] = str(self._folder / Path(wanted[kind] or _DEFAULTS[kind]).name)
+        reports = plugin.options.cov_report
+        if isinstance(reports, dict):
+            for kind in reports.keys() & _DEFAULTS.keys():
+                reports[kind] = str(self._folder / Path(reports[kind] or _DEFAULTS[kind]).name)
 
-    def _why_undecided(self) -> str:
+    def _why_partial(self) -> str:
         if self._config.share is not None:
-            return "a suite that is split into shards, each of which runs a part"
+            return "a suite that is split into shards, each of which measures only its own tests"
         if self._config.nodes > 1:
-            return "a job on several nodes, each of which measures its own ranks"
+            return "a job on several nodes, each of which measures only its own ranks"
         return ""
 
     def verdict(self, session: pytest.Session, bad_tests: int) -> str:
-        """Save the terminal report; returns a message if coverage is too low, else an empty string.
+        """Save the terminal report; return a message if coverage is too low, else an empty string.
 
-        If it is too low, pytest-cov adds one failure to those of the bad tests.
+        If coverage is too low, pytest-cov adds one failure to those of the tests.
         """
         plugin = _plugin(session.config)
         if plugin is None or plugin.cov_total is None:
             return ""
         if report := plugin.cov_report.getvalue():
             (self._folder / _TERMINAL).write_text(report, encoding="utf-8", errors="backslashreplace")
-        wanted = plugin.options.cov_fail_under
-        if not wanted or session.testsfailed <= bad_tests:
+        limit = plugin.options.cov_fail_under
+        if not limit or session.testsfailed <= bad_tests:
             return ""
-        return (
-            f"Coverage over all ranks of this job is {plugin.cov_total:.2f} %, and --cov-fail-under wants {wanted:g}."
-        )
+        return f"Coverage over all ranks of this job is {plugin.cov_total:.2f}%, less than --cov-fail-under={limit:g}."
 
 
 def _plugin(config: pytest.Config) -> Any:  # noqa: ANN401 - pytest-cov's, which has no types

@@ -1,12 +1,12 @@
-"""A debugger in one rank, on the run's terminal; elsewhere ``breakpoint()`` prints what to do.
+"""A debugger in one rank, on the terminal of the run; in other ranks, ``breakpoint()`` is an error with a remedy.
 
-The rank is in a session of its own, so the run's terminal does not control it: the rank opens it by path, and Ctrl-C
-still goes to the run. While the debugger waits for a command, the gang's clock is stopped.
+A rank has a session of its own, so the terminal does not control it: the rank opens the terminal by its path, and
+Ctrl-C still goes to the run. While the debugger waits for a command, the gang's time limits are paused.
 """
 
 import bdb
 import inspect
-import pdb  # noqa: T100 - this is what it is about
+import pdb  # noqa: T100 - the debugger of this module
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,20 +29,20 @@ class NoTerminalError(RuntimeError):
     """A debugger was requested without a terminal."""
 
 
-def take_over(config: AgentConfig) -> None:
-    """Replace ``breakpoint()`` and ``pdb.set_trace()`` by :func:`stop_here`, in this process and its forks."""
+def install(config: AgentConfig) -> None:
+    """Replace ``breakpoint()`` and ``pdb.set_trace()`` by :func:`break_here`, in this process and its forks."""
     _debugging.rank, _debugging.terminal = config.pdb_rank, config.pdb_terminal
-    # `breakpoint()` calls this, unless PYTHONBREAKPOINT names another function.
-    pdb.set_trace = stop_here
+    # `breakpoint()` calls pdb.set_trace, unless PYTHONBREAKPOINT names another function.
+    pdb.set_trace = break_here
 
 
-def be_rank(number: int) -> None:
-    """Set the rank of this process: torch's launcher tests remove its number from the environment."""
+def set_rank(number: int) -> None:
+    """Set the rank of this process: torch's multi-process tests remove it from the environment."""
     _debugging.own = number
 
 
-def stop_here(**_: object) -> None:
-    """Stop at the caller, if this rank has the debugger; its peers continue until they wait for it."""
+def break_here(**_: object) -> None:
+    """Stop at the caller if this rank has the debugger; its peers continue until they wait for it."""
     if _debugging.rank is None:
         rank = _debugging.own
         msg = (
@@ -55,7 +55,7 @@ def stop_here(**_: object) -> None:
         _Debugger(_debugging.terminal).set_trace(frame.f_back)
 
 
-def look_at(error: BaseException) -> None:
+def post_mortem(error: BaseException) -> None:
     """Stop where an exception was raised, if this rank has the debugger."""
     if not _has_debugger() or error.__traceback__ is None or isinstance(error, bdb.BdbQuit):
         return
@@ -70,7 +70,7 @@ def _has_debugger() -> bool:
 
 
 class _Debugger(pdb.Pdb):
-    """pdb on a terminal, which reports to the supervisor while it waits for commands, and when the user quits."""
+    """pdb on a terminal, which reports to the supervisor when it waits for commands, and when the user quits."""
 
     def __init__(self, terminal: str) -> None:
         reads, writes = (open(terminal, mode, encoding="utf-8") for mode in ("r", "w"))  # noqa: PTH123, SIM115 - pdb's
@@ -79,9 +79,9 @@ class _Debugger(pdb.Pdb):
         self.prompt = f"(rank {_debugging.rank}) "
 
     def interaction(self, *where: Any) -> None:  # noqa: ANN401 - pdb changes its parameters from version to version
-        """See pdb; every stop comes here, whatever it stops at."""
-        rank_setup.tell(Debugging(is_waiting=True))
+        """Report the wait; pdb calls this at every stop."""
+        rank_setup.send(Debugging(is_waiting=True))
         try:
             super().interaction(*where)
         finally:
-            rank_setup.tell(Debugging(is_waiting=False, has_quit=bool(self.quitting)))
+            rank_setup.send(Debugging(is_waiting=False, has_quit=bool(self.quitting)))

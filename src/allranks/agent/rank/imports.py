@@ -1,12 +1,12 @@
-"""What importing a suite leaves behind: threads, log handlers, and modules for later.
+"""Side effects of importing a suite: threads, pools, log handlers, and modules that ranks import late.
 
-A Python thread was started by the suite itself, and no rank would have it: an error. A native thread belongs to a
-library's pool, and libraries with pools handle forks themselves (OpenMP, OpenBLAS, gRPC): a notice. torch 2.13, NumPy
-2.4, Hypothesis, pytest and its plugins start no thread on import with ``OMP_NUM_THREADS=1`` and
-``OPENBLAS_NUM_THREADS=1``, which the agent sets.
+A Python thread was started by the suite itself and would be missing in all ranks, so it is an error. A native thread
+belongs to the pool of a library. Such libraries handle forks themselves (OpenMP, OpenBLAS, gRPC), so it is a notice.
+With ``OMP_NUM_THREADS=1`` and ``OPENBLAS_NUM_THREADS=1``, which the agent sets, torch 2.13, NumPy 2.4, Hypothesis,
+pytest and its plugins start no thread during import.
 
-The first ``torch.testing.assert_close`` in a process imports 500 modules, and the first optimizer another package:
-about a second each (torch 2.13), in every rank of every gang. Seeding a rank imports ``numpy.random``: 14 ms.
+The first ``torch.testing.assert_close`` in a process imports 500 modules, and the first optimizer another package. Each
+takes about 1 s (torch 2.13), in all ranks of all gangs. Seeding a rank imports ``numpy.random``, which takes 14 ms.
 """
 
 import contextlib
@@ -26,21 +26,21 @@ _TASKS = Path("/proc/self/task")
 
 @dataclass(frozen=True, kw_only=True)
 class NewThreads:
-    """Threads that started since the last look."""
+    """The names of threads that were started since the last check."""
 
-    python: tuple[str, ...]  # names of threads that Python started
-    native: tuple[str, ...]  # names of all others, as the kernel reports them
+    python: tuple[str, ...]  # started by Python
+    native: tuple[str, ...]  # all others; their names are those in the kernel
 
 
 class ThreadWatch:
-    """Reports the threads that started since the last call."""
+    """Reports the threads that were started since the last call."""
 
     def __init__(self) -> None:
         self._known: set[int] = set()
-        self.news()
+        self.take()
 
-    def news(self) -> NewThreads:
-        """The new live threads; each is reported once."""
+    def take(self) -> NewThreads:
+        """The new threads, each of which is reported once."""
         python = {thread.native_id: thread.name for thread in threading.enumerate() if thread.native_id is not None}
         new = [number for number in map(int, _names(_TASKS)) if number not in self._known]
         self._known.update(new)
@@ -62,8 +62,8 @@ def _name(number: int) -> str:
 
 
 def end_pools() -> None:
-    """End the pools and managers of ``multiprocessing`` that this process has, as its exit would."""
-    # The only function that does so; it runs what these objects have registered for the exit (Python 3.11 to 3.14).
+    """Shut down the pools and managers of ``multiprocessing`` in this process, as at its exit."""
+    # The only way to do so: these objects have registered finalizers for the exit (Python 3.11 to 3.14).
     finalize = getattr(util, "_run_finalizers", None)
     if finalize is not None:
         finalize(0)
@@ -72,8 +72,8 @@ def end_pools() -> None:
 def redirect_handlers(captured: Sequence[TextIO], real: Sequence[TextIO]) -> None:
     """Redirect log handlers from pytest's capture to the process's own streams.
 
-    A handler keeps the stream it was created with. If that was at import, the stream closes when the capture ends, and
-    each logged line would print a traceback.
+    A handler keeps the stream with which it was created. If this happened during import, the stream is closed when the
+    capture ends, and each log message would print a traceback.
     """
     for handler in _stream_handlers():
         for before, after in zip(captured, real, strict=True):
@@ -82,7 +82,7 @@ def redirect_handlers(captured: Sequence[TextIO], real: Sequence[TextIO]) -> Non
 
 
 def _stream_handlers() -> Iterator[logging.StreamHandler[TextIO]]:
-    named = [each for each in logging.Logger.manager.loggerDict.values() if isinstance(each, logging.Logger)]
+    named = [logger for logger in logging.Logger.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
     for logger in (logging.getLogger(), *named):
         for handler in logger.handlers:
             if isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler):
@@ -90,17 +90,17 @@ def _stream_handlers() -> Iterator[logging.StreamHandler[TextIO]]:
 
 
 _PACKAGES = frozenset({"torch", "numpy", "sympy", "mpmath"})
-"""Packages whose import starts no thread and touches no device, so forking stays safe afterwards."""
+"""Packages whose import starts no thread and uses no device, so that forking is still safe."""
 
-_ROOM = 32_000
-"""Maximum characters of module names in a report, which must fit into a pipe."""
+_LONGEST_REPORT = 32_000
+"""Maximum number of characters of module names in a report, which must fit into a pipe."""
 
 
 class ImportWatch:
-    """Reports what a fork has imported since it began, or since the last call.
+    """Reports the modules that a fork has imported since its start or since the last call.
 
-    It touches no older module: even reading a name writes to its reference count, which copies the page that the fork
-    shares with its parent. For all names in a process with torch, that is several MB.
+    It does not touch older modules: even reading a name changes its reference count, which copies a memory page that
+    the fork shares with its parent. For all names in a process with torch, this is several MB.
     """
 
     def __init__(self) -> None:
@@ -111,18 +111,18 @@ class ImportWatch:
         self._last = next(reversed(sys.modules))
 
     def take(self) -> tuple[str, ...]:
-        """The new modules that an agent may preload for later ranks, in import order."""
+        """The new modules that can be preloaded for later ranks, in the order of their import."""
         newest_first = itertools.takewhile(lambda name: name != self._last, reversed(sys.modules))
-        # If the last known module was removed, this bounds the walk.
+        # Limited, in case the last known module was removed.
         late = list(itertools.islice(newest_first, max(0, len(sys.modules) - self._count)))
         self._mark()
         names = [name for name in reversed(late) if name.partition(".")[0] in _PACKAGES]
-        room = itertools.accumulate(len(name) + 4 for name in names)
-        return tuple(name for name, used in zip(names, room, strict=True) if used <= _ROOM)
+        sizes = itertools.accumulate(len(name) + 4 for name in names)
+        return tuple(name for name, size in zip(names, sizes, strict=True) if size <= _LONGEST_REPORT)
 
 
 def preload(names: Iterable[str]) -> None:
-    """Import modules of these packages; failures are left to the rank that needs the module."""
+    """Import modules of these packages; a rank that needs a module gets the error if this fails."""
     for name in names:
         if name not in sys.modules and name.partition(".")[0] in _PACKAGES:
             with contextlib.suppress(Exception):

@@ -1,4 +1,4 @@
-"""A rank: a fork of the fork server that runs tests on command and reports each outcome."""
+"""A rank: a fork of the fork server that runs tests on command and reports their outcomes."""
 
 import os
 import re
@@ -29,7 +29,7 @@ from allranks.agent.child_processes import (
 from allranks.agent.clock import monotonic
 from allranks.agent.environment_skips import EnvironmentSkip
 from allranks.agent.evidence import DiskUse
-from allranks.agent.gpus import compute, trouble_of
+from allranks.agent.gpus import compute, error_of
 from allranks.agent.marks import CHILDREN_MAY_FAIL
 from allranks.agent.orphans import Mark
 from allranks.agent.program import StartRanks
@@ -38,23 +38,23 @@ from allranks.agent.rank.call_counter import CallCounter
 from allranks.agent.rank.coverage import save_coverage
 from allranks.agent.rank.imports import ImportWatch
 from allranks.agent.rank.marker_options import has_thread_ranks, never_runs
-from allranks.agent.rank.rank_setup import flush_output, live, next_item, seed_everything, silence_terminal
+from allranks.agent.rank.rank_setup import flush_output, next_item, run_in_fork, seed_everything, silence_terminal
 from allranks.agent.rank.reports import (
     Subtests,
-    broken_by_a_hook,
-    broken_off,
-    changed,
+    aborted_by_hook,
+    changed_collection,
     failed_before,
     is_from_a_worker,
+    missing_call,
     phase_of,
     raise_unraisable,
-    unreported,
+    session_aborted,
     waited_for,
     with_remedy,
 )
 from allranks.agent.rank.script_folders import FOLDERS
 from allranks.agent.rank.state import InitialState
-from allranks.agent.rendezvous import give_ports, wait_for_store
+from allranks.agent.rendezvous import rotate_ports, wait_for_store
 from allranks.protocol.config import AgentConfig, TimeLimit
 from allranks.protocol.outcomes import MESSAGE_LIMIT, Outcome, Phase, following, overall, shorten
 from allranks.protocol.skip_codes import SkipCode
@@ -65,41 +65,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """All that one rank of one gang needs to know."""
+    """The parameters of one rank of a gang."""
 
     config: AgentConfig
     rank: int
     request: StartRanks  # how its gang is started
-    # Why no test of this cell can run on this host: the arguments of an ``EnvironmentSkip``.
+    # Why this host can run no test of this cell: the arguments of an ``EnvironmentSkip``.
     hardware_skip: tuple[SkipCode, str, int | None] | None
-    shared: Path  # folder that all ranks of the gang share with no other gang
+    shared: Path  # the folder that the ranks of the gang share
     connection: int  # descriptor of the rank's end of its connection
     board: int  # descriptor of its call log
     supervisor: int  # process id of the supervisor
     # The tests by their index in the job, if the rank has not collected all of them.
     items: Mapping[int, pytest.Item] | None = None
-    # Ends a pytest session of the rank's own, after the last report. It gets the exit status, and returns the one that
-    # hooks have made of it.
+    # Ends the rank's own pytest session after the last report: takes the exit status, and returns the one after hooks.
     end_session: Callable[[int], int] | None = None
 
 
 _MOST_CHILDREN = 5
-"""Processes of one test that notices name."""
+"""Maximum number of child processes of a test that notices list."""
 
 _MOST_UNREPORTED = 10
 """Maximum number of unreported phases; a test has three, unless a plugin adds some."""
 
 
 def run_rank(session: pytest.Session, assignment: Assignment) -> NoReturn:
-    """Run as a rank until the supervisor ends it. Never returns: the fork must not run its parent's code."""
+    """Run as a rank until the supervisor ends it. Never returns, because the fork must not run its parent's code."""
 
     def work() -> int:
-        _leave_capture_to_the_supervisor(session)
+        _disable_capture(session)
         silence_terminal(session.config)
         return _Rank(session, assignment).run()
 
     stacks = assignment.request.results / f"rank-{assignment.rank}.stacks.txt"
-    live(work, assignment.supervisor, stacks=stacks, environment=_rank_environment(assignment))
+    run_in_fork(work, assignment.supervisor, stacks=stacks, environment=_rank_environment(assignment))
 
 
 def _warm_children(code: Path, config: AgentConfig) -> "WarmChildren | None":
@@ -112,14 +111,14 @@ def _warm_children(code: Path, config: AgentConfig) -> "WarmChildren | None":
 
 def _rank_environment(assignment: Assignment) -> dict[str, str]:
     config, request = assignment.config, assignment.request
-    place = {
+    rank = {
         "RANK": str(assignment.rank),
         "LOCAL_RANK": str(config.local_ranks.index(assignment.rank)),
         "WORLD_SIZE": str(config.world_size),
         "LOCAL_WORLD_SIZE": str(len(config.local_ranks)),
     }
     return {
-        **({} if config.launches_ranks else place),
+        **({} if config.launches_ranks else rank),
         **Mark.of_gang(request.gang).environment(assignment.rank),
         child_observer.FOLDER: str(children_folder(assignment.shared, assignment.rank)),
         "PYTHONPATH": os.pathsep.join(filter(None, (child_observer.PYTHON_PATH, os.environ.get("PYTHONPATH", "")))),
@@ -129,8 +128,8 @@ def _rank_environment(assignment: Assignment) -> dict[str, str]:
     }
 
 
-def _leave_capture_to_the_supervisor(session: pytest.Session) -> None:
-    """Limit pytest's capture to ``capsys`` and ``capfd``: the supervisor reads all output of this process."""
+def _disable_capture(session: pytest.Session) -> None:
+    """Limit pytest's capture to ``capsys`` and ``capfd``, because the supervisor reads all output of this process."""
     manager = cast("CaptureManager | None", session.config.pluginmanager.get_plugin("capturemanager"))
     if manager is not None:
         # pytest reads it only once, from the command line, and has no public way to change it.
@@ -139,11 +138,11 @@ def _leave_capture_to_the_supervisor(session: pytest.Session) -> None:
 
 
 class _Rank:
-    """The loop of a rank, and the pytest plugin that observes its tests."""
+    """The main loop of a rank, and the pytest plugin that observes its tests."""
 
     def __init__(self, session: pytest.Session, assignment: Assignment) -> None:
         self._session = session
-        # A copy: a test may change the session's list, but commands refer to the collected one.
+        # A copy, because a test may change the session's list, but commands refer to the collected tests.
         items = assignment.items
         self._items: Mapping[int, pytest.Item] = dict(enumerate(session.items)) if items is None else items
         self._assignment = assignment
@@ -158,22 +157,22 @@ class _Rank:
         self._wait: Wait | None = None
         self._last: pytest.Item | None = None
         self._imports = ImportWatch()
-        self._room = DiskUse(assignment.request.results, assignment.shared, Path(tempfile.gettempdir()))
-        self._board = CallLog(map_log(assignment.board))
+        self._disk_use = DiskUse(assignment.request.results, assignment.shared, Path(tempfile.gettempdir()))
+        self._call_log = CallLog(map_log(assignment.board))
         own_world = assignment.config.world_size if assignment.request.url is None else None
-        self._calls = CallCounter(self._board, own_world)
+        self._calls = CallCounter(self._call_log, own_world)
         session.config.pluginmanager.register(self, "allranks-rank")
         rank_setup.announce_to(self._connection, self._take_unreported)
         child_observer.observe()
         self._warm = _warm_children(session.config.rootpath, assignment.config)
-        debugging.be_rank(assignment.rank)
+        debugging.set_rank(assignment.rank)
 
     def run(self) -> int:
-        """Carry out the supervisor's commands until the last; return the exit status."""
+        """Run the supervisor's commands until the last one, and return the exit status."""
         self._join()
         self._send(StepEnded())
         self._calls.watch(distributed.group.WORLD)
-        self._surroundings = InitialState()
+        self._initial_state = InitialState()
         while (command := self._connection.command()) is not None:
             if isinstance(command, End):
                 self._send(self._end(command))
@@ -190,29 +189,29 @@ class _Rank:
         rank_setup.end_fork(is_bad=is_bad, text=lambda: overall(self._phases).text)
 
     def _join(self) -> None:
-        """Join the process group of the cell; failing to is an error of the gang's first test."""
+        """Join the process group of the cell; a failure is an error of the gang's first test."""
         url = self._assignment.request.url
         if url is None:
-            give_ports()
+            rotate_ports()
             return
         began, limit = monotonic(), self._assignment.config.limits.limit("process_group")
         try:
             init_process_group(self._assignment, url)
         except Exception as error:  # noqa: BLE001 - whatever torch raises here is the result
-            if trouble := self._trouble_of_gpu():
-                self._connection.send(GpuLost(message=trouble))
+            if error_of_gpu := self._gpu_error():
+                self._connection.send(GpuLost(message=error_of_gpu))
             within = f" within {limit.words()}" if monotonic() - began >= limit.seconds else ""
-            self._add_error("setup", f"the process group could not be made{within}", error)
+            self._add_error("setup", f"the process group could not be created{within}", error)
 
-    def _trouble_of_gpu(self) -> str:
-        """Why this rank's GPU does not compute: then no test is to blame for a gang that cannot start."""
+    def _gpu_error(self) -> str:
+        """The error of this rank's GPU in a health check; empty for none. No test is to blame for it."""
         config = self._assignment.config
         if not config.gpu_count:
             return ""
-        return trouble_of(lambda: compute(f"{config.gpu_device}:{_gpu_of(self._assignment)}"))
+        return error_of(lambda: compute(f"{config.gpu_device}:{_gpu_of(self._assignment)}"))
 
     def _leave(self) -> None:
-        """Destroy all process groups; failing to is an error of the gang's last test."""
+        """Destroy all process groups; a failure is an error of the gang's last test."""
         if not distributed.is_initialized():
             return
         try:
@@ -233,37 +232,37 @@ class _Rank:
         self._begin_step(command.nodeid)
         item = self._items.get(command.index)
         if item is None or item.nodeid != command.nodeid:
-            self._add_phase(changed(command.nodeid, item), None)
+            self._add_phase(changed_collection(command.nodeid, item), None)
             return self._conclude()
         self._last = item
         self._enter_folder(item.path)
         following = next_item(self._items, command.index, command.following)
         os.environ["ALLRANKS_SEED"] = str(command.seed)
         item.config.stash[rank_setup.INSTRUCTIONS] = command.instructions
-        if not self._assignment.config.launches_ranks:  # there is no peer to agree with: as under pytest
+        if not self._assignment.config.launches_ranks:  # without peers there is no seed, as under plain pytest
             seed_everything(command.seed)
-        self._room.begin()
+        self._disk_use.begin()
         child_observer.begin_test()
         try:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         except (KeyboardInterrupt, pytest.exit.Exception) as error:
-            # pytest ends its session on these and reports nothing; a rank ends its session only on command.
-            self._add_phase(broken_off(error), error)
+            # pytest reports nothing and ends its session after these; a rank ends its session only on command.
+            self._add_phase(session_aborted(error), error)
         except BaseException as error:  # noqa: BLE001 - hooks of the suite may raise anything
-            self._add_phase(broken_by_a_hook(error), error)
-        if (phase := unreported(self._phases, self._session)) is not None:
+            self._add_phase(aborted_by_hook(error), error)
+        if (phase := missing_call(self._phases, self._session)) is not None:
             self._add_phase(phase, None)
-        if (overrun := self._room.overrun()) is not None:
+        if (overrun := self._disk_use.overrun()) is not None:
             phase = Phase(when="teardown", outcome=Outcome.ERRORED, duration=0.0, message=overrun.message)
-            self._add_phase(phase, None, may_be_peers=not overrun.is_own)
+            self._add_phase(phase, None, is_symptom=not overrun.is_own)
         unchecked = self._check_children(item)
         flush_output()
         cold_starts = self._warm.take_reasons() if self._warm is not None else ()
         return replace(self._conclude(), unchecked_children=unchecked, cold_starts=cold_starts)
 
     def _children(self) -> Sequence[ChildProcess]:
-        """The processes that the test has started and that did not end well."""
-        child_observer.settle()
+        """The processes that the test has started and that failed."""
+        child_observer.note_ends()
         return read_children(self._events, self._inherited_rank) if child_observer.has_events() else ()
 
     @property
@@ -275,7 +274,7 @@ class _Rank:
         return None if self._assignment.config.launches_ranks else self._assignment.rank
 
     def _check_children(self, item: pytest.Item) -> tuple[str, ...]:
-        """Make a test that passed an error if a process that it started crashed; return what else became of them."""
+        """Report an error if a process of a passed test crashed; return messages for other failed processes."""
         policy = self._assignment.config.unchecked_children
         if overall(self._phases).outcome is not Outcome.PASSED or item.get_closest_marker(CHILDREN_MAY_FAIL):
             return ()
@@ -284,7 +283,7 @@ class _Rank:
         errors = [child for child in failed if (child.has_crashed or policy == "error") and not child.is_earlier]
         if errors:
             child = errors[0]
-            message = f"{child.words(root)}, and the test passed"
+            message = f"{child.message(root)}, and the test passed"
             text = table(failed, root) + (child.left.text if child.left else "")
             self._add_phase(
                 Phase(
@@ -298,12 +297,13 @@ class _Rank:
             )
         if errors or policy == "ignore":
             return ()
-        words = [shorten(child.words(root), MESSAGE_LIMIT) for child in failed]
-        more = [f"{len(words) - _MOST_CHILDREN} more child processes failed"] if len(words) > _MOST_CHILDREN else []
-        return (*words[:_MOST_CHILDREN], *more)
+        messages = [shorten(child.message(root), MESSAGE_LIMIT) for child in failed]
+        hidden = len(messages) - _MOST_CHILDREN
+        more = [f"{hidden} more child processes failed"] if hidden > 0 else []
+        return (*messages[:_MOST_CHILDREN], *more)
 
     def _with_children(self, phase: Phase, error: BaseException | None) -> Phase:
-        """A phase that failed, led by the process that failed first by itself, if the test had started any."""
+        """Add the child processes that failed to a failed phase, starting with the primary failure."""
         children = self._children()
         if is_from_a_worker(error):
             workers = workers_that_raised(self._events, self._inherited_rank)
@@ -313,35 +313,35 @@ class _Rank:
         if first is None:
             return phase
         root = self._session.config.rootpath
-        message = f"{first.words(root)}; {phase.message}"
+        message = f"{first.message(root)}; {phase.message}"
         raised = first.left.text if first.left else ""
-        own = f"{raised}\nThe above exception was raised in {first.who}.\n\n" if raised else ""
+        own = f"{raised}\nThe above exception was raised in {first.label}.\n\n" if raised else ""
         text = f"{own}{phase.text}\nChild processes:\n{table(children, root)}"
         return replace(phase, message=shorten(message, MESSAGE_LIMIT), text=shorten(text))
 
     def _enter_folder(self, file: Path) -> None:
-        """Exchange modules of one name if several test folders have them; the file's own are then imported."""
+        """Switch to the modules in the folder of a test file, if other folders have modules of the same name."""
         folders = self._session.config.stash.get(FOLDERS, None)
-        if folders is not None and folders.is_contested(file):
-            with self._surroundings.widening():
+        if folders is not None and folders.has_conflict(file):
+            with self._initial_state.extending():
                 folders.enter(file)
 
     def _begin_step(self, nodeid: str) -> None:
         self._nodeid, self._phases, self._subtests = nodeid, [], Subtests()
         self._has_exited, self._phase_began = False, monotonic()
         self._calls.begin()
-        self._board.enter("set-up" if nodeid else "")
-        rank_setup.now_running(nodeid)
+        self._call_log.enter("set-up" if nodeid else "")
+        rank_setup.set_running_test(nodeid)
 
     def _conclude(self) -> StepEnded:
         deciding = overall(self._phases)
         is_alone = self._assignment.config.ranks == 1 or (self._last is not None and has_thread_ranks(self._last))
         keeping = {Outcome.SKIPPED, Outcome.XFAILED} if is_alone else {Outcome.SKIPPED}
-        restored, left = self._surroundings.put_back()
+        restored, left = self._initial_state.restore()
         self._calls.settle()
         if is_alone:
             self._calls.begin()  # there are no peers to compare them with
-        self._board.enter("")
+        self._call_log.enter("")
         return StepEnded(
             nodeid=self._nodeid,
             phases=self._take_unreported(),
@@ -353,7 +353,7 @@ class _Rank:
         )
 
     def _end(self, command: End) -> StepEnded:
-        """Tear down the gang's remaining fixtures, as part of the last test that ran, and leave the group."""
+        """Tear down the gang's remaining fixtures, as part of the last test that ran, and destroy the process group."""
         self._begin_step("")
         self._is_condemned = command.is_condemned
         self._tear_down_fixtures()
@@ -363,7 +363,7 @@ class _Rank:
         return StepEnded(phases=self._take_unreported(), imported=self._imports.take())
 
     def _tear_down_fixtures(self) -> None:
-        """Tear down fixtures of wider scope: they remain if the last test was not known to be the gang's last."""
+        """Tear down fixtures with wider scopes, which remain if pytest expected another test."""
         if self._last is None:
             return
         call = pytest.CallInfo.from_call(self._finish_session, when="teardown")
@@ -377,12 +377,12 @@ class _Rank:
         self._session._setupstate.teardown_exact(None)  # noqa: SLF001
         raise_unraisable(self._session.config)
 
-    def _add_phase(self, phase: Phase, error: BaseException | None, *, may_be_peers: bool = False) -> None:
-        """Report a phase at once, because peers may be waiting; a plain pass can wait for the next report."""
+    def _add_phase(self, phase: Phase, error: BaseException | None, *, is_symptom: bool = False) -> None:
+        """Report a phase immediately, because peers may be waiting; a plain pass can wait for the next report."""
         self._phases.append(phase)
-        self._has_exited |= isinstance(error, SystemExit)  # pytest keeps a fixture that exits as one half made
+        self._has_exited |= isinstance(error, SystemExit)  # pytest does not clean up a fixture that exits
         self._unreported.append(phase)
-        self._board.enter(following(phase))
+        self._call_log.enter(following(phase))
         self._phase_began = monotonic()
         if phase.is_plain and len(self._unreported) < _MOST_UNREPORTED:
             return
@@ -393,58 +393,58 @@ class _Rank:
             PhasesEnded(
                 nodeid=self._nodeid,
                 phases=self._take_unreported(),
-                is_symptom=may_be_peers,
+                is_symptom=is_symptom,
                 waits_for=wait,
                 had_failed=wait is not None and failed_before(error) is not None,
             )
         )
 
     def _take_unreported(self) -> tuple[Phase, ...]:
-        """Return the unreported phases, and mark them as reported."""
+        """Return the unreported phases, which are reported now."""
         unreported, self._unreported = self._unreported, []
         return tuple(unreported)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
-        """Keep what a fixture of wider scope changes, until it ends."""
+        """Keep the changes of a fixture with a wider scope until its tear-down."""
         if fixturedef.scope == "function":
             return (yield)
-        with self._surroundings.widening():
+        with self._initial_state.extending():
             return (yield)
 
     def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
-        """Accept what a fixture of wider scope has restored as the state to keep."""
+        """Keep the state that a fixture with a wider scope has restored."""
         if fixturedef.scope != "function":
-            self._surroundings.narrow()
+            self._initial_state.accept_restored()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Skip every test if this host lacks the hardware of the cell; refuse one that would pass without running."""
+        """Skip all tests if this host lacks the hardware of the cell; fail a test that would pass without running."""
         if self._assignment.hardware_skip is not None:
             raise EnvironmentSkip(*self._assignment.hardware_skip)
         if never_runs(item):
-            pytest.fail("its class calls this coroutine or generator, and runs nothing of it", pytrace=False)
+            pytest.fail("its class calls this coroutine or generator without running it", pytrace=False)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
         self, call: pytest.CallInfo[Any]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Keep the exception: the report has only its text. An exit during the report cannot be a skip of the test."""
-        rank_setup.now_running("")
+        """Keep the exception, of which the report has only the text. An exit during the report is no skip."""
+        rank_setup.set_running_test("")
         self._wait = None
         if call.excinfo is not None:
-            self._wait = self._calls.wait_behind(call.excinfo.value)  # now: the report takes its time
+            self._wait = self._calls.wait_of_failure(call.excinfo.value)  # now, because making the report takes time
         report = yield
         if call.excinfo is not None:
             self._errors[call.when] = call.excinfo.value
             if report.failed:
-                debugging.look_at(call.excinfo.value)
+                debugging.post_mortem(call.excinfo.value)
         elif call.when == "setup":
-            rank_setup.now_running(self._nodeid)
+            rank_setup.set_running_test(self._nodeid)
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Record one phase before the next begins."""
+        """Report a phase before the next one begins."""
         if self._subtests.take(report):
             return
         error = self._errors.pop(report.when, None)
@@ -462,15 +462,15 @@ def _gpu_of(assignment: Assignment) -> int:
     """The index of a rank's GPU."""
     count = torch.cuda.device_count()
     if not count:
-        msg = "no GPU is visible any more"
+        msg = "no GPU is visible"
         raise RuntimeError(msg)
     return assignment.config.local_ranks.index(assignment.rank) % count
 
 
 def with_group_limit(message: str, limit: TimeLimit) -> str:
-    """A message of torch's, with what sets the limit of the cell's process group if the message tells that time.
+    """Add the setting for the limit of the cell's process group to a message of torch with that limit.
 
-    gloo, NCCL and the stores tell it in ms: "Timed out waiting 60000ms", "Timeout(ms)=60000" (torch 2.6 to 2.13).
+    gloo, NCCL and the stores print it in ms: "Timed out waiting 60000ms", "Timeout(ms)=60000" (torch 2.6 to 2.13).
     """
     time = round(limit.seconds * 1000)
     if not re.search(rf"(?<!\d){time} ?ms\b|\(ms\)={time}\b", message):

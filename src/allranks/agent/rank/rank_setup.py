@@ -1,7 +1,7 @@
-"""The life of a forked process that runs tests: its set-up, its seeds, how it prints, and its announced end.
+"""The set-up of a forked process that runs tests, its random seeds, its output, and its announced exit.
 
-``os._exit`` is replaced before the suite is imported. In a rank, the main thread announces its exit status. Exits by
-another thread, by C code or by a process that a test forked are not announced.
+``os._exit`` is replaced before the suite is imported, so that the main thread of a rank announces its exit status.
+Exits by other threads, C code or processes that a test forked are not announced.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from copy import copy
 from dataclasses import dataclass
 from os import getpid
 from pathlib import Path
-from random import seed as _seed_python  # now, as tests patch it
+from random import seed as _seed_python  # bound now, because tests may patch it
 from types import FrameType
 from typing import Any, NoReturn, TextIO
 
@@ -29,23 +29,23 @@ from _pytest.terminal import TerminalReporter
 from allranks.agent import clock, evidence, linux
 from allranks.agent.channel import Leaving, Message, PhasesEnded, RankEnd
 from allranks.agent.diagnose.stacks import STACKS_SIGNAL
-from allranks.agent.orphans import bear_marks
+from allranks.agent.orphans import show_marks
 from allranks.agent.rank.coverage import save_coverage
 from allranks.protocol import skip_codes
 from allranks.protocol.outcomes import Phase
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python, NumPy and torch, on all devices; of these, those that are loaded. At most 32 bits, NumPy's limit."""
+    """Seed Python and, if loaded, NumPy and torch on all devices; a seed has at most 32 bits, NumPy's limit."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
-        # Not always: it takes 0.7 ms, as each kind of accelerator defers its seeding, and formats a stack for that.
+        # Only with CUDA: it takes 0.7 ms, because each type of accelerator defers its seeding and formats a stack.
         torch.manual_seed(seed)
     seed_generators(seed)
 
 
 def seed_generators(seed: int) -> None:
-    """Seed Python, NumPy and torch, on the CPU; of these, those that are loaded. At most 32 bits, NumPy's limit."""
+    """Seed Python and, if loaded, NumPy and torch on the CPU; a seed has at most 32 bits, NumPy's limit."""
     _seed_python(seed)
     torch = sys.modules.get("torch")
     if torch is not None:
@@ -60,10 +60,11 @@ _LINE_BUFFERED = 1  # _IOLBF of glibc and musl
 _libc = ctypes.CDLL(None)
 
 
-def print_at_once() -> tuple[TextIO, ...]:
-    """Unbuffer this process's standard streams; C's own stdout becomes line-buffered.
+def unbuffer_output() -> tuple[TextIO, ...]:
+    """Unbuffer the standard streams of this process, and make the stdout of the C library line-buffered.
 
-    Returns the previous streams. The caller must keep them: their finalizers would close the descriptors.
+    Returns:
+        The previous streams, which the caller must keep: their finalizers would close the descriptors.
     """
     before = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
     sys.stdout = sys.__stdout__ = _unbuffered(1)  # type: ignore[misc]
@@ -74,7 +75,7 @@ def print_at_once() -> tuple[TextIO, ...]:
 
 
 def _unbuffered(descriptor: int) -> io.TextIOWrapper:
-    # closefd=False: tests close their streams, which must not close the descriptor.
+    # closefd=False, because tests may close their streams, but must not close the descriptor.
     raw = os.fdopen(descriptor, "wb", buffering=0, closefd=False)
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
 
@@ -88,16 +89,16 @@ _NAME = "terminalreporter"
 
 
 class SilentReporter:
-    """Stands in for the terminal reporter, but has no hooks, so pytest never calls it.
+    """A terminal reporter without hooks, so that pytest never calls it.
 
-    Plugins such as pytest-timeout look the real one up by name, to write on.
+    Plugins such as pytest-timeout get the terminal reporter by its name and write to it.
     """
 
     def __init__(self, reporter: TerminalReporter) -> None:
         self._reporter = reporter
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the real one has
-        """Read the attribute of the real reporter."""
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - an attribute of any type
+        """Return the attribute of the real reporter."""
         return getattr(self._reporter, name)
 
 
@@ -110,12 +111,12 @@ def silence_terminal(config: pytest.Config) -> None:
 
 
 INSTRUCTIONS = pytest.StashKey[str]()
-"""In the configuration of the session: what the plug-in that repeats a test tells its part in the ranks."""
+"""The key for :attr:`RunTest.instructions` in the stash of pytest's configuration."""
 
 _exit = os._exit
 
 _TEAR_DOWNS = frozenset({"_callTearDown", "_callCleanup"})
-"""Methods of unittest's cases, synchronous and asynchronous (Python 3.11 to 3.14)."""
+"""Methods of unittest's synchronous and asynchronous test cases (Python 3.11 to 3.14)."""
 
 
 @dataclass
@@ -129,31 +130,31 @@ class _Announcer:
 _rank = _Announcer()
 
 
-def watch_exits() -> None:
+def announce_exits() -> None:
     """Make ``os._exit`` announce the exit of a rank."""
-    os._exit = exit_announced
+    os._exit = announce_and_exit
 
 
 def announce_to(connection: RankEnd, take_phases: Callable[[], tuple[Phase, ...]] = tuple) -> None:
-    """Make this process a rank from now on; `take_phases` returns the ended phases that are not reported yet."""
+    """Make this process a rank; `take_phases` returns the phases that have ended but were not reported yet."""
     _rank.connection, _rank.take_phases, _rank.pid = connection, take_phases, getpid()
 
 
-def now_running(nodeid: str) -> None:
-    """Note that the rank is in this test."""
+def set_running_test(nodeid: str) -> None:
+    """Set the test that an announced exit is about; empty for none."""
     _rank.nodeid = nodeid
 
 
-def tell(message: Message) -> None:
+def send(message: Message) -> None:
     """Send a message to the supervisor, if this process is a rank."""
     if _rank.connection is not None and _rank.pid == os.getpid():
         _rank.connection.send(message)
 
 
 def end_fork(*, is_bad: bool, text: Callable[[], str]) -> None:
-    """End this process if a test forked it and it has returned from the test: the rank goes on, this one must not.
+    """End this process if a test forked it and it returned from the test, which only the rank itself must do.
 
-    It ends as its test did, and says why: the rank may wait for its exit status.
+    It exits with the outcome of the test, because the rank may wait for its exit status.
     """
     if getpid() != _rank.pid:
         if is_bad:
@@ -161,8 +162,8 @@ def end_fork(*, is_bad: bool, text: Callable[[], str]) -> None:
         os._exit(is_bad)
 
 
-def exit_announced(status: int) -> NoReturn:
-    """End this process, as ``os._exit`` does."""
+def announce_and_exit(status: int) -> NoReturn:
+    """Announce the exit of a rank, and end this process as ``os._exit`` does."""
     is_own = _rank.pid == getpid() and threading.current_thread() is threading.main_thread()
     if _rank.connection is not None and is_own and isinstance(status, int):
         save_coverage()
@@ -178,14 +179,14 @@ def exit_announced(status: int) -> NoReturn:
 
 
 def is_failure(error: BaseException | None) -> bool:
-    """Whether an exception says that the test has failed: an exit in its ``finally`` or ``except`` cannot skip it."""
+    """Whether an exception means that the test has failed, so that an exit in ``finally`` or ``except`` is no skip."""
     return isinstance(error, AssertionError | pytest.fail.Exception)
 
 
 def tears_down(stack: Iterable[tuple[FrameType, int]]) -> bool:
-    """Whether a stack or a traceback leads through a tear-down or a clean-up of unittest.
+    """Whether a stack or a traceback contains a tear-down or clean-up of unittest.
 
-    pytest counts these as the call, but the test itself has ended, and may have failed: an exit cannot skip it.
+    For pytest these belong to the call, but the test itself has ended and may have failed, so an exit is no skip.
     """
     return any(
         frame.f_code.co_name in _TEAR_DOWNS and frame.f_globals.get("__name__", "").startswith("unittest.")
@@ -194,32 +195,32 @@ def tears_down(stack: Iterable[tuple[FrameType, int]]) -> bool:
 
 
 ADOPTION_TIMEOUT = 60.0
-"""Seconds for the process that forked a rank to end: then the rank's parent is its former grandparent. A busy host may
-take more than 5 of them."""
+"""Seconds for the intermediate process that forked a rank to end, so that its parent adopts the rank: on a busy host,
+this may take more than 5 s."""
 
 
-def live(work: Callable[[], int], parent: int, *, stacks: Path, environment: Mapping[str, str]) -> NoReturn:
-    """Run `work` in this fork, then exit. Never returns: the fork must not run its parent's code.
+def run_in_fork(work: Callable[[], int], parent: int, *, stacks: Path, environment: Mapping[str, str]) -> NoReturn:
+    """Run `work` in this fork, then exit. Never returns, because the fork must not run its parent's code.
 
-    The process dies with its parent, and prints without buffers.
+    The process dies with its parent, and its output is unbuffered.
     """
     status = 1
     try:
-        settle(parent)
-        _before = print_at_once()
+        bind_to_parent(parent)
+        _before = unbuffer_output()
         _set_up(stacks, environment)
         status = work()
     except BrokenPipeError:
-        # The parent is gone, and the kernel is about to end this process, too.
+        # The parent is gone, and the kernel is about to end this process as well.
         pass
-    except BaseException:  # noqa: BLE001 - the last frame of this process: no caller is left
+    except BaseException:  # noqa: BLE001 - no caller is left
         traceback.print_exc()
     finally:
         leave(status)
 
 
-def settle(parent: int) -> None:
-    """Make this fork die with its parent; does nothing where it does already."""
+def bind_to_parent(parent: int) -> None:
+    """Make this fork die with its parent, unless it already does."""
     if linux.death_signal():
         return
     _die_with(parent)
@@ -228,16 +229,16 @@ def settle(parent: int) -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """End this process, whatever a test has done to its output."""
+    """Flush the output and end this process."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
-        exit_announced(status)
+        announce_and_exit(status)
 
 
 def _die_with(parent: int) -> None:
-    """Die when the parent does; the intermediate process that forked this one ends first, and must not count."""
+    """Make this process die with its parent, after the intermediate process that forked it has ended."""
     deadline = clock.monotonic() + ADOPTION_TIMEOUT
     while os.getppid() != parent and Path(f"/proc/{parent}").exists() and clock.monotonic() < deadline:
         clock.sleep(0.0005)
@@ -253,17 +254,17 @@ def _set_up(stacks: Path, environment: Mapping[str, str]) -> None:
     os.close(nothing)
     file = os.fdopen(evidence.open_end(stacks), "ab")
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
-    # Not to standard error: that pipe holds little, and the stacks are needed separately.
+    # Not to standard error, whose pipe is small, and because the stacks are needed separately.
     faulthandler.enable(file=file, all_threads=True)
     os.environ.update(environment)
-    bear_marks(environment)
+    show_marks(environment)
     gc.enable()
 
 
 def next_item(items: Mapping[int, pytest.Item], index: int, following: int | None) -> pytest.Item | None:
-    """The item that pytest is told is next: it keeps the fixtures that both need.
+    """The next item for pytest, which keeps the fixtures that both items need.
 
-    Before a repetition of the same test it is a copy: for the test itself, pytest would keep the function's own, too.
+    Before a repetition of a test, this is a copy: for the same item, pytest would also keep function-scoped fixtures.
     """
     _renew(items.get(index))
     item = None if following is None else items.get(following)
@@ -271,7 +272,7 @@ def next_item(items: Mapping[int, pytest.Item], index: int, following: int | Non
 
 
 def _renew(item: pytest.Item | None) -> None:
-    """Give a method that has run before a new instance of its class: pytest makes one when it collects, and no more."""
+    """Give a method that has run before a new instance of its class; pytest creates only one, during collection."""
     has_run = getattr(item, "_request", None) is False
     if has_run and isinstance(item, pytest.Function) and type(item.parent) is pytest.Class:
         instance = item.instance

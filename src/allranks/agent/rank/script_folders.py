@@ -1,8 +1,8 @@
-"""Folders of test files, as scripts have them: on ``sys.path``, and each with modules of its own.
+"""Gives each test file the import path that it has as a script: its own folder, with the modules in it.
 
-pytest puts the folder of a test file on ``sys.path`` unless the file is in a package, and refuses a second file of one
-name. A tree of scripts that run one by one needs neither rule: each script finds the modules beside it, and no other
-script is there.
+pytest adds the folder of a test file to ``sys.path`` unless the file is in a package, and rejects a second file with
+the same name. Files that are written as scripts expect to find the modules in their own folder, and two folders may
+have different modules with the same name.
 """
 
 import functools
@@ -23,78 +23,78 @@ _INIT = "__init__.py"
 
 
 class ScriptFolders:
-    """Makes the modules of one test file at a time those that its own folder has."""
+    """Switches between modules of the same name in the folders of test files."""
 
     def __init__(self) -> None:
-        # By a name and the folder that is on sys.path for it: the modules of that name, and those below it.
+        # By the name of a top-level module and its folder on sys.path: the module and its submodules.
         self._modules: dict[str, dict[Path, dict[str, ModuleType]]] = {}
         self._known: set[str] = set()
         self._folders: set[Path] = set()
-        self._contested: set[Path] = set()
+        self._conflicting: set[Path] = set()
         self._entered: Path | None = None
 
     def enter(self, file: Path) -> None:
-        """Make importable what the script finds: modules of its own folder, and no other script's in their place."""
+        """Make the modules in the file's own folder importable, instead of those of other test files."""
         own = _folders(file)
         self._entered = file
-        for name, places in self._modules.items():
-            self._switch(name, places, own)
-        place, root = (str(folder) for folder in own)
+        for name, modules in self._modules.items():
+            self._switch(name, modules, own)
+        parent, root = (str(folder) for folder in own)
         if root in sys.path:
             sys.path.remove(root)
             sys.path.insert(0, root)
-        if place == root:
+        if parent == root:
             return
-        rest = [each for each in sys.path if each != place]
-        # Before the folders of other scripts, and else after all that others rely on.
-        index = next((index for index, each in enumerate(rest) if Path(each) in self._folders), len(rest))
-        sys.path[:] = [*rest[:index], place, *rest[index:]]
+        rest = [entry for entry in sys.path if entry != parent]
+        # Before the folders of other test files, but after all other entries.
+        index = next((index for index, entry in enumerate(rest) if Path(entry) in self._folders), len(rest))
+        sys.path[:] = [*rest[:index], parent, *rest[index:]]
 
     def note(self, file: Path) -> None:
-        """Note the modules that the import of a test file has brought, and let those of others be found again."""
+        """Keep the modules that the import of a test file has loaded, and restore missing modules of other files."""
         own = _folders(file)
         self._folders.update(own)
         for full in [name for name in sys.modules if name not in self._known]:
             self._known.add(full)
             name = full.partition(".")[0]
             folder = _folder_of(sys.modules.get(name))
-            if folder in self._folders and name != "conftest":  # pytest itself keeps those apart
+            if folder in self._folders and name != "conftest":  # pytest itself distinguishes these
                 self._modules.setdefault(name, {}).setdefault(folder, {})[full] = sys.modules[full]
-        # Each class names its module, and whoever looks that up expects one.
-        for places in self._modules.values():
-            for modules in places.values():
+        # The module that a class names is expected to be in sys.modules.
+        for by_folder in self._modules.values():
+            for modules in by_folder.values():
                 for full, module in modules.items():
                     sys.modules.setdefault(full, module)
 
-    def settle(self) -> None:
-        """Find the folders that have a module of one name with another: their tests need to enter them."""
+    def find_conflicts(self) -> None:
+        """Find folders that have a module of the same name as another folder: tests have to enter these folders."""
         holders: dict[str, set[Path]] = {}
         for folder in self._folders:
             for name in _names(folder):
                 holders.setdefault(name, set()).add(folder)
-        self._contested = {folder for folders in holders.values() if len(folders) > 1 for folder in folders}
+        self._conflicting = {folder for folders in holders.values() if len(folders) > 1 for folder in folders}
 
-    def is_contested(self, file: Path) -> bool:
-        """Whether an import by a test of this file, or by its processes, may find another script's module."""
+    def has_conflict(self, file: Path) -> bool:
+        """Whether an import by a test of this file, or by its processes, may find the module of another folder."""
         has_left = self._entered is None or file.parent != self._entered.parent
-        return has_left and any(folder in self._contested for folder in _folders(file))
+        return has_left and any(folder in self._conflicting for folder in _folders(file))
 
-    def _switch(self, name: str, places: dict[Path, dict[str, ModuleType]], own: tuple[Path, ...]) -> None:
-        wanted = next((folder for folder in own if _has(folder, name)), None)
+    def _switch(self, name: str, by_folder: dict[Path, dict[str, ModuleType]], own: tuple[Path, ...]) -> None:
+        requested = next((folder for folder in own if _has(folder, name)), None)
         present = _folder_of(sys.modules.get(name))
-        if wanted is None or present == wanted or (present is not None and present not in places):
+        if requested is None or present == requested or (present is not None and present not in by_folder):
             return
-        for full in [each for each in sys.modules if each.partition(".")[0] == name]:
+        for full in [loaded for loaded in sys.modules if loaded.partition(".")[0] == name]:
             module = sys.modules.pop(full)
             self._known.discard(full)
             if present is not None:
-                places[present][full] = module
-        sys.modules.update(places.get(wanted, {}))
+                by_folder[present][full] = module
+        sys.modules.update(by_folder.get(requested, {}))
 
 
 @functools.cache
 def has_main(file: Path) -> bool:
-    """Whether a test file can be run by ``python FILE``."""
+    """Whether ``python FILE`` runs the tests of a file."""
     try:
         return _MAIN.search(file.read_bytes()) is not None
     except OSError:
@@ -105,7 +105,7 @@ _MAIN = re.compile(rb"^if __name__ == ['\"]__main__['\"]", re.MULTILINE)
 
 
 def _folders(file: Path) -> tuple[Path, ...]:
-    """The folders that ``sys.path`` has for a test file: its own, and that of its outermost package."""
+    """The folders that a test file needs on ``sys.path``: its own, and that of its outermost package."""
     root = file.parent
     while (root / _INIT).is_file():
         root = root.parent
@@ -113,7 +113,7 @@ def _folders(file: Path) -> tuple[Path, ...]:
 
 
 def _names(folder: Path) -> Iterator[str]:
-    """The modules and packages that a folder has, but for those of pytest and of the folder itself."""
+    """The modules and packages in a folder, except for conftest files."""
     for path in folder.iterdir():
         if path.suffix == ".py" and path.name not in (_INIT, "conftest.py"):
             yield path.stem
@@ -135,41 +135,41 @@ def _folder_of(module: ModuleType | None) -> Path | None:
 
 
 FOLDERS = pytest.StashKey[ScriptFolders]()
-"""Where the configuration of pytest keeps the folders of a suite."""
+"""The key for this object in the stash of pytest's configuration."""
 
 
 def exit_report(collector: pytest.Collector, exit_: SystemExit) -> pytest.CollectReport:
-    """The report on what exits while it is collected; the tests of a script that leaves with status 0 are skipped."""
+    """The report of a file whose collection exits; it is skipped if its import exits with status 0 before any test."""
     code = "" if exit_.code is None else saferepr(exit_.code)
     frames = [frame for frame, _ in traceback.walk_tb(exit_.__traceback__)]
     imported = next((frame for frame in frames if _is_import_of(collector.path, frame)), None)
     if imported is None:
-        place = f"{frames[-1].f_code.co_filename}:{frames[-1].f_lineno}"
-        return _failed(collector, f"{place} calls sys.exit({code}) while the tests are collected")
+        where = f"{frames[-1].f_code.co_filename}:{frames[-1].f_lineno}"
+        return _failed(collector, f"{where} calls sys.exit({code}) while the tests are collected")
     text = f"importing it calls sys.exit({code})"
     if test := _test_in(imported.f_globals):
-        why = f"after {test}: do so above all tests, or where __name__ is '__main__'"
-        return _failed(collector, f"{text} {why}")
+        remedy = "call it above all tests, or only if __name__ is '__main__'"
+        return _failed(collector, f"{text} after the definition of {test}: {remedy}")
     if is_success(exit_.code):
         return pytest.CollectReport(collector.nodeid, "skipped", (str(collector.path), 0, f"Skipped: {text}"), [])
-    return _failed(collector, f"{text}, which makes its tests unknown")
+    return _failed(collector, f"{text}, so its tests are unknown")
 
 
 def _is_import_of(file: Path, frame: FrameType) -> bool:
-    """Whether a frame is the import of a file, and not of its package, of a conftest file, or a function."""
+    """Whether a frame is the import of this file itself."""
     return frame.f_code.co_name == "<module>" and frame.f_globals.get("__file__") == str(file)
 
 
 def _test_in(names: Mapping[str, object]) -> str:
-    """A test that a module has defined; empty for none, as where it found out that it cannot run here."""
-    own = [each for each in names.values() if isinstance(each, type | FunctionType)]
-    tests = (each.__name__ for each in own if each.__module__ == names["__name__"] and _is_test(each))
+    """The name of a test in the namespace of a module; empty for none."""
+    own = [value for value in names.values() if isinstance(value, type | FunctionType)]
+    tests = (value.__name__ for value in own if value.__module__ == names["__name__"] and _is_test(value))
     return next(tests, "")
 
 
-def _is_test(named: type | FunctionType) -> bool:
-    is_case = isinstance(named, type) and issubclass(named, unittest.TestCase)
-    return is_case or named.__name__.lower().startswith("test")
+def _is_test(value: type | FunctionType) -> bool:
+    is_case = isinstance(value, type) and issubclass(value, unittest.TestCase)
+    return is_case or value.__name__.lower().startswith("test")
 
 
 def _failed(collector: pytest.Collector, text: str) -> pytest.CollectReport:

@@ -1,8 +1,8 @@
-"""Restores what a test of a kept gang changed, unless a wider fixture had set it.
+"""Restores the process state that a test of a kept gang changed, unless a fixture of wider scope set it.
 
-Of each part of the state: what reads it, and the one assignment that restores it. Where no single assignment restores a
-part with certainty, the rank is replaced if a test has changed it. Some of these parts are restored as far as possible
-all the same: the rank still has to tear down, and to leave.
+For each part of the state, there is a function that reads it and one that restores it. If a part cannot be restored
+with certainty by one assignment, the rank is replaced after a test has changed it. Some of these parts are nevertheless
+restored as far as possible, because the rank still has to tear down and exit.
 """
 
 import builtins
@@ -36,13 +36,13 @@ import torch
 from torch import distributed
 from torch.utils import _device as _device_module
 
-from allranks.agent.stacks import is_machinery, is_of_python
+from allranks.agent.stacks import is_library, is_standard_library
 
 GROUP: Final = "the default process group"
-"""A rank that has left it cannot rejoin alone."""
+"""A rank that has left it cannot rejoin by itself."""
 
 ENVIRON: Final = os.environ
-"""Kept, because a test may replace ``os.environ`` by another mapping."""
+"""Bound now, because a test may replace ``os.environ`` by another mapping."""
 
 _LIMITS: Final = (
     resource.RLIMIT_AS,
@@ -74,7 +74,7 @@ def _deterministic() -> tuple[bool, bool]:
 
 
 def _device() -> torch.device | None:
-    """The default device; None unless one was set, because then a mode would slow down every function."""
+    """The default device; None if none was set, because setting one enables a mode that slows down all functions."""
     return _device_module.CURRENT_DEVICE
 
 
@@ -88,7 +88,7 @@ def _set_limits(limits: tuple[tuple[int, int], ...]) -> None:
 
 
 def _timers() -> tuple[bool, ...]:
-    """Whether each timer is set; how much of its time was left is not known afterwards."""
+    """Whether each timer is set. Its remaining time cannot be restored."""
     return tuple(any(signal.getitimer(number)) for number in _TIMERS)
 
 
@@ -104,9 +104,9 @@ def _set_trace(functions: tuple[Any, Any]) -> None:
 
 
 def _hooks() -> tuple[Any, ...]:
-    """The hooks; one by which a default group puts its rank before messages is as Python's own: no test sets that."""
-    is_of_a_group = getattr(sys.excepthook, "__module__", "").startswith("torch.distributed.")
-    return sys.__excepthook__ if is_of_a_group else sys.excepthook, threading.excepthook, sys.unraisablehook
+    """The hooks; the one of a default process group, which adds the rank to messages, counts as Python's own."""
+    is_of_torch = getattr(sys.excepthook, "__module__", "").startswith("torch.distributed.")
+    return sys.__excepthook__ if is_of_torch else sys.excepthook, threading.excepthook, sys.unraisablehook
 
 
 def _set_hooks(hooks: tuple[Any, Any, Any]) -> None:
@@ -119,21 +119,21 @@ def _set_collector(state: tuple[bool, tuple[int, int, int]]) -> None:
 
 
 def loggers() -> dict[str, tuple[Any, ...]]:
-    """By name, the state of the root logger and of each logger that is not as a new one."""
-    # pytest sets some for now: on the root logger, and on each logger that does not propagate.
-    pytests = [each for each in logging.root.handlers if type(each).__module__ == "_pytest.logging"]
+    """The state of the root logger, and of each logger that differs from a new one, by name."""
+    # pytest temporarily adds handlers to the root logger and to all loggers that do not propagate.
+    of_pytest = [handler for handler in logging.root.handlers if type(handler).__module__ == "_pytest.logging"]
     found = {
-        name: _logger_state(logger, pytests)
+        name: _logger_state(logger, of_pytest)
         for name, logger in logging.root.manager.loggerDict.copy().items()
-        if isinstance(logger, logging.Logger)  # there are placeholders, too
+        if isinstance(logger, logging.Logger)  # the dictionary also has placeholders
         and (logger.level or logger.handlers or logger.filters or logger.disabled or not logger.propagate)
     }
-    found[logging.root.name] = _logger_state(logging.root, pytests)
+    found[logging.root.name] = _logger_state(logging.root, of_pytest)
     return found
 
 
-def _logger_state(logger: logging.Logger, pytests: list[logging.Handler]) -> tuple[Any, ...]:
-    handlers = [each for each in logger.handlers if each not in pytests]
+def _logger_state(logger: logging.Logger, of_pytest: list[logging.Handler]) -> tuple[Any, ...]:
+    handlers = [handler for handler in logger.handlers if handler not in of_pytest]
     return logger, logger.level, logger.propagate, logger.disabled, handlers, [*logger.filters]
 
 
@@ -146,7 +146,7 @@ _dump_later, _cancel_dump = faulthandler.dump_traceback_later, faulthandler.canc
 
 @dataclass
 class _Watchdog:
-    """Whether ``faulthandler``'s watchdog is set: ``faulthandler`` itself does not report that."""
+    """Whether ``faulthandler``'s watchdog is set, which ``faulthandler`` does not report."""
 
     is_set: bool = False
 
@@ -154,8 +154,8 @@ class _Watchdog:
 _watchdog: Final = _Watchdog()
 
 
-def watch_the_watchdog() -> None:
-    """Track ``faulthandler``'s watchdog: one that a test leaves set would end the rank in another test."""
+def track_watchdog() -> None:
+    """Track ``faulthandler``'s watchdog, which could end the rank in another test if a test leaves it set."""
 
     @functools.wraps(_dump_later)
     def dump_later(*arguments: Any, **options: Any) -> None:  # noqa: ANN401 - faulthandler's
@@ -177,51 +177,51 @@ def _set_watchdog(is_set: bool) -> None:
 
 _MODULES: Final = sys.modules
 _KNOWN: Final[dict[str, Any]] = {}
-"""The modules of the base state."""
+"""The modules in the base state."""
 
 
 _FINDERS: Final[list[tuple[list[Any], list[Any]]]] = []
-"""The lists of what finds modules, each with its content in the base state."""
+"""The lists of import finders and path hooks, each with its content in the base state."""
 
 
 def note_imports() -> None:
-    """Make what is imported now part of the base state."""
+    """Add the imported modules to the base state."""
     _KNOWN.clear()
     _KNOWN.update(_MODULES)
     _FINDERS[:] = [(finders, finders.copy()) for finders in (sys.meta_path, sys.path_hooks)]
 
 
 def _imports() -> tuple[int, bool, bool]:
-    """Whether known modules and what found them are still there, under their names: an import may add some."""
-    # Their order first, at a fifth of the cost.
-    are_own = list(_MODULES.values())[: len(_KNOWN)] == list(_KNOWN.values()) or _KNOWN.items() <= _MODULES.items()
-    is_whole = all(each in finders for finders, known in _FINDERS for each in known)
-    return id(sys.modules), are_own, is_whole
+    """Whether the modules and finders of the base state are still there; others may have been added."""
+    # The comparison in order comes first, because it takes a fifth of the time.
+    has_modules = list(_MODULES.values())[: len(_KNOWN)] == list(_KNOWN.values()) or _KNOWN.items() <= _MODULES.items()
+    has_finders = all(finder in finders for finders, known in _FINDERS for finder in known)
+    return id(sys.modules), has_modules, has_finders
 
 
 def _set_imports(_: object) -> None:
     sys.modules = _MODULES
     _MODULES.update(_KNOWN)
     for finders, known in _FINDERS:
-        finders[:0] = [each for each in known if each not in finders]
+        finders[:0] = [finder for finder in known if finder not in finders]
     sys.path_importer_cache.clear()
 
 
-def _names_of(place: Any, but: str = "") -> tuple[Callable[[], Any], Callable[[Any], object]]:  # noqa: ANN401 - any object
-    """The reader and the writer of its names but one; an import may add some."""
-    names = tuple(name for name in vars(place) if name != but)
+def _names_of(owner: Any, but: str = "") -> tuple[Callable[[], Any], Callable[[Any], object]]:  # noqa: ANN401 - any object
+    """Functions that read and restore the attributes of a module or class, except for one and for new ones."""
+    names = tuple(name for name in vars(owner) if name != but)
 
     def write(values: list[Any]) -> None:
         for name, value in zip(names, values, strict=True):
-            if vars(place).get(name) is not value:
-                setattr(place, name, value)
+            if vars(owner).get(name) is not value:
+                setattr(owner, name, value)
 
-    return lambda: [*map(vars(place).get, names)], write
+    return lambda: [*map(vars(owner).get, names)], write
 
 
 def _streams() -> tuple[tuple[Any, ...], tuple[bool, ...]]:
     streams = (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__)
-    return streams, tuple(isinstance(each, io.TextIOWrapper) and each.closed for each in streams)
+    return streams, tuple(isinstance(stream, io.TextIOWrapper) and stream.closed for stream in streams)
 
 
 def _set_streams(state: tuple[tuple[Any, ...], tuple[bool, ...]]) -> None:
@@ -229,7 +229,7 @@ def _set_streams(state: tuple[tuple[Any, ...], tuple[bool, ...]]) -> None:
 
 
 def _descriptors() -> list[tuple[int, int] | None]:
-    """The files of the standard descriptors; None for one that is closed."""
+    """The files of the standard descriptors; None for a closed one."""
     found: list[tuple[int, int] | None] = []
     for number in range(3):
         try:
@@ -241,34 +241,34 @@ def _descriptors() -> list[tuple[int, int] | None]:
 
 
 def _threads() -> list[int | None]:
-    """The threads that run code of the suite, or work for it: they may call what reaches the next test."""
-    others = [each for each in threading.enumerate() if each is not threading.main_thread()]
-    frames = sys._current_frames() if others else {}  # noqa: SLF001 - documented, for debuggers
-    targets = ((each, getattr(each, "_target", None) or type(each).run) for each in others)
-    codes = ((each, getattr(target, "__code__", None)) for each, target in targets)
-    files = ((each.ident, code.co_filename) for each, code in codes if code)
+    """The threads that run code of the suite, which may affect the next test."""
+    threads = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    frames = sys._current_frames() if threads else {}  # noqa: SLF001 - documented, for debuggers
+    targets = ((thread, getattr(thread, "_target", None) or type(thread).run) for thread in threads)
+    codes = ((thread, getattr(target, "__code__", None)) for thread, target in targets)
+    files = ((thread.ident, code.co_filename) for thread, code in codes if code)
     return [ident for ident, file in files if _is_of_suite(file, frames.get(ident or 0))]
 
 
 def _is_of_suite(file: str, frame: FrameType | None) -> bool:
-    """Whether a thread whose code begins in this file is the suite's; libraries keep threads for good.
+    """Whether a thread whose target is in this file belongs to the suite; threads of libraries are permanent.
 
-    A thread of the standard library's, such as one of a pool, is the suite's while it works for others.
+    A thread of the standard library, such as a worker of a pool, belongs to the suite while it runs other code.
     """
-    if not is_of_python(file):
-        return "-packages/" not in file and not is_machinery(file)
-    while frame is not None and is_of_python(frame.f_code.co_filename):
+    if not is_standard_library(file):
+        return "-packages/" not in file and not is_library(file)
+    while frame is not None and is_standard_library(frame.f_code.co_filename):
         frame = frame.f_back
     return frame is not None
 
 
 _AUTOCASTS: Final = ("cpu", "cuda")
 _FLAGS: Final = ("cudnn_benchmark", "cudnn_deterministic", "cudnn_enabled", "mkldnn_enabled")
-"""Of torch's backends."""
+"""Flags of torch's backends."""
 
 
 def _autocast() -> list[tuple[bool, torch.dtype]]:
-    return [(torch.is_autocast_enabled(each), torch.get_autocast_dtype(each)) for each in _AUTOCASTS]
+    return [(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in _AUTOCASTS]
 
 
 def _set_autocast(states: list[tuple[bool, torch.dtype]]) -> None:
@@ -278,7 +278,7 @@ def _set_autocast(states: list[tuple[bool, torch.dtype]]) -> None:
 
 
 def _flags() -> list[bool]:
-    return [getattr(torch._C, f"_get_{name}")() for name in _FLAGS]  # noqa: SLF001 - at a tenth of the public ones' cost
+    return [getattr(torch._C, f"_get_{name}")() for name in _FLAGS]  # noqa: SLF001 - 10 times faster than the public ones
 
 
 def _set_flags(values: list[bool]) -> None:
@@ -294,13 +294,13 @@ _top_hooks: Final[Callable[[bool], object]] = getattr(
 
 
 def _modes() -> tuple[object, ...]:
-    """The modes that functions run in, apart from that of the default device."""
+    """The active modes, apart from that of the default device."""
     functions = torch._C._len_torch_function_stack() - (_device() is not None)  # noqa: SLF001 - no public names
     return functions, torch._C._len_torch_dispatch_stack(), _top_hooks(False)  # noqa: SLF001
 
 
 def _has_agent() -> bool:
-    """Whether this process is a worker of RPC: it cannot become one again, nor leave in place of the test."""
+    """Whether this process is a worker of RPC, which can neither be restored nor be shut down outside of the test."""
     return bool(getattr(sys.modules.get("torch.distributed.rpc"), "_is_current_rpc_agent_set", bool)())
 
 
@@ -309,7 +309,7 @@ def _set_start_method(name: str) -> None:
 
 
 _numpy: Final[Any] = sys.modules.get("numpy")
-"""torch imports it wherever it is installed."""
+"""torch imports NumPy if it is installed."""
 
 
 PARTS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object] | None]]] = {
@@ -344,9 +344,9 @@ PARTS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object] | Non
     "logging.disable": (lambda: logging.root.manager.disable, logging.disable),
     "imported modules": (_imports, _set_imports),
     "builtins": _names_of(builtins),
-    # Without these, a test would check nothing.
+    # If a test replaced these, later tests might check nothing.
     "names of pytest": _names_of(pytest),
-    # The gang's end calls the other one, and shows what a test has done to it.
+    # The end of the gang calls destroy_process_group, so that a changed one shows there.
     "names of torch.distributed": _names_of(distributed, but="destroy_process_group"),
     "names of torch.testing": _names_of(torch.testing),
     "names of unittest.TestCase": _names_of(unittest.TestCase),
@@ -371,19 +371,15 @@ PARTS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object] | Non
     "torch's RPC agent": (_has_agent, None),
     GROUP: (lambda: distributed.group.WORLD, None),
 }
-"""What reads each part, and what restores it; None if nothing can."""
+"""The function that reads each part of the state, and the one that restores it; None if that is impossible."""
 
 UNCERTAIN: Final = frozenset(
     {"imported modules", "builtins", "the standard streams", *(name for name in PARTS if name.startswith("names of "))}
 )
-"""The parts that several assignments restore as far as possible: only a new process is sure to have them."""
-
-
-# Unlike signal.getsignal, it creates no enumeration members, which take nine tenths of the time.
-
+"""The parts that several assignments restore as far as possible, without certainty."""
 
 _State = dict[str, Any]
-"""Values by name, as ``variable HOME``, ``handler of SIGINT`` or ``logger a.b``; None if unset."""
+"""Values by name, such as ``variable HOME``, ``handler of SIGINT`` or ``logger a.b``; None if unset."""
 
 _VARIABLE: Final = "variable "
 _HANDLER: Final = "handler of "
@@ -398,34 +394,35 @@ _SIGNALS: Final = tuple(sorted(set(map(int, signal.valid_signals())) - {signal.S
 
 
 class InitialState(MetaPathFinder):
-    """The process state that each of a gang's tests starts with.
+    """The process state at the start of each test of a gang: the base state.
 
-    As a finder, it keeps what a module changes when a test imports it: no later test runs the module again.
+    It is also an import finder, so that changes by a module that a test imports become part of the base state: the
+    module is not executed again for later tests.
     """
 
     def __init__(self) -> None:
-        watch_the_watchdog()
+        track_watchdog()
         self._is_importing = False
         sys.meta_path.insert(0, self)
         note_imports()
         self._base = _read()
-        # A glance at the base state; None if the base has changed since.
-        self._glance: list[Any] | None = _glance()
-        # Values that wider fixtures have replaced, and may restore.
+        # A summary of the base state; None if the base state has changed since.
+        self._summary: list[Any] | None = _summary()
+        # Values that fixtures of wider scope have replaced, and may restore.
         self._before: dict[str, list[Any]] = {}
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:  # noqa: ANN401 - importlib's
-        """Find what the other finders do; nothing within another import, or in a thread, which has its own state."""
+        """Find a module with the other finders; None within another import, and in threads other than the main one."""
         if self._is_importing or threading.current_thread() is not threading.main_thread():
             return None
         self._is_importing = True
         try:
-            finders = (each for each in sys.meta_path if hasattr(each, "find_spec"))
-            others = (each for each in finders if not isinstance(each, InitialState))
-            spec = next(filter(None, (each.find_spec(fullname, path, target) for each in others)), None)
+            finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
+            others = (finder for finder in finders if not isinstance(finder, InitialState))
+            spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
         finally:
             self._is_importing = False
-        if spec is not None and isinstance(spec.loader, FileLoader):  # pytest's own has several modules
+        if spec is not None and isinstance(spec.loader, FileLoader):  # pytest's own loader is shared by several modules
             spec.loader.exec_module = self._importing()(spec.loader.exec_module)  # type: ignore[method-assign]
         return spec
 
@@ -439,8 +436,8 @@ class InitialState(MetaPathFinder):
             self._is_importing = False
 
     @contextmanager
-    def widening(self) -> Generator[None, None, None]:
-        """Set up a fixture of wider scope than a test: its changes become part of the base."""
+    def extending(self) -> Generator[None, None, None]:
+        """Add all changes within this block to the base state, such as those of a fixture with a wider scope."""
         with self._keeping():
             try:
                 yield
@@ -457,19 +454,19 @@ class InitialState(MetaPathFinder):
             for name in _differences(before, now):
                 self._before.setdefault(name, []).append(self._base.get(name))
                 self._base[name] = now.get(name)
-            self._glance = None
+            self._summary = None
 
-    def narrow(self) -> None:
-        """Note the end of such a fixture: values that it has restored become part of the base."""
+    def accept_restored(self) -> None:
+        """Add values that a fixture with a wider scope has restored to the base state, after its tear-down."""
         now = _read()
         for name in _differences(self._base, now):
             if any(now.get(name) == before for before in self._before.get(name, ())):
                 self._base[name] = now.get(name)
-        self._glance = None
+        self._summary = None
 
-    def put_back(self) -> tuple[list[str], list[str]]:
-        """Restore what a test has changed; returns the names of what is as before again, and of what is not."""
-        if _glance() == self._glance:
+    def restore(self) -> tuple[list[str], list[str]]:
+        """Restore the state that a test has changed; return the names of restored parts, and of changed ones."""
+        if _summary() == self._summary:
             return [], []
         changed = list(_differences(self._base, _read()))
         for name in changed:
@@ -477,7 +474,7 @@ class InitialState(MetaPathFinder):
                 _restore(name, self._base.get(name))
         differing = set(_differences(self._base, _read()))
         left = [name for name in changed if name in differing or name in UNCERTAIN]
-        self._glance = _glance()
+        self._summary = _summary()
         return [name for name in changed if name not in left], left
 
 
@@ -491,9 +488,10 @@ def _read() -> _State:
     return state
 
 
-def _glance() -> list[Any]:
-    """A cheap form of the state, at a fifth of the cost: equal if nothing has changed."""
+def _summary() -> list[Any]:
+    """A form of the state that is equal if nothing has changed, and takes a fifth of the time."""
     variables = {name: value for name, value in ENVIRON._data.items() if name not in _OURS_ENCODED}  # type: ignore[attr-defined]  # noqa: SLF001
+    # signal.getsignal would create enum members, which takes ten times as long.
     return [variables, loggers(), *map(_handler_of, _SIGNALS), *(read() for read, _ in PARTS.values())]
 
 

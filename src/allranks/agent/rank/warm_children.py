@@ -1,12 +1,12 @@
-"""Starts the processes of ``multiprocessing`` that a test wants by ``spawn`` or ``forkserver`` from a warm server.
+"""Starts processes of ``multiprocessing`` with the methods ``spawn`` and ``forkserver`` from a warm server.
 
-Such a process is a new interpreter, and imports torch again. Instead, a server (:mod:`allranks.agent.warm_server`), a
-new interpreter below the rank, imports once the packages that the suite's modules have imported, and forks each
-process. The rank is the parent, as it is with ``spawn``. The server starts when it is first needed.
+Such a process is normally a new interpreter, which has to import torch again. Instead, a server
+(:mod:`allranks.agent.warm_server`), a new interpreter below the rank, imports the packages of the suite's modules once
+and forks each process. The rank is the parent, as with ``spawn``. The server starts when it is first needed.
 
-What a process inherits is sent with each request (environment, folder, descriptors), or is the same in the server
-(variables that a package may read on import, limits, signals): where it is not, another server starts. Within one test
-that is done once, since a test may start each process with another variable.
+A process inherits its environment, working directory and descriptors from its request, and everything else (limits,
+signals, variables that packages may read during import) from the server. If these differ from those of the rank, the
+server is replaced. This happens only once per test, because a test may set a different variable for each process.
 """
 
 import ctypes
@@ -30,29 +30,29 @@ from typing import Any, Final
 from allranks.agent import child_observer, linux, warm_server
 from allranks.agent.orphans import REAP_TIMEOUT
 
-_PLACE: Final = re.compile(
+_NOT_INHERITED: Final = re.compile(
     r"(GROUP_|ROLE_|NODE_|LOCAL_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
     r"|PYTEST_CURRENT_TEST|ALLRANKS_SEED"
 )
-"""Variables that no package reads on import: they tell a process its place."""
+"""Variables that identify a rank or a test, which no package reads during import."""
 
 _TEST: Final = "PYTEST_CURRENT_TEST"
 _INHERITED: Final = ("Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "CapEff", "Cpus_allowed")
-"""Lines of ``/proc/self/status`` (proc(5))."""
+"""Fields of ``/proc/self/status`` (proc(5))."""
 
 _TOOLS: Final = frozenset({"allranks", "pytest", "_pytest"})
 
 
 class _ServerError(Exception):
-    """The server has ended, or cannot start a process."""
+    """The server has ended or cannot start a process; the message is the reason."""
 
 
 class WarmChildren:
-    """Replaces how ``multiprocessing`` starts processes in this process, but not in its forks.
+    """Makes ``multiprocessing`` start processes from the server in this process, but not in its forks.
 
     Args:
         code: The folder of the suite's code.
-        tests: The paths of its tests, relative to that.
+        tests: The paths of its tests, relative to that folder.
     """
 
     def __init__(self, code: Path, tests: Sequence[str]) -> None:
@@ -61,14 +61,14 @@ class WarmChildren:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._server: _Server | None = None
-        self._trouble = ""
-        self._reasons: dict[str, bool] = {}  # whether each has been told
+        self._obstacle = ""
+        self._reasons: dict[str, bool] = {}  # with whether the reason has been reported
         for kind in (multiprocessing.context.SpawnProcess, multiprocessing.context.ForkServerProcess):
             kind._Popen = staticmethod(self._starting(kind._Popen, kind._start_method))  # type: ignore[method-assign,assignment] # noqa: SLF001
 
     def take_reasons(self) -> tuple[str, ...]:
-        """Why processes were not started from the server, each reason once."""
-        new = tuple(reason for reason, is_told in self._reasons.items() if not is_told)
+        """The new reasons why processes were not started from the server."""
+        new = tuple(reason for reason, is_reported in self._reasons.items() if not is_reported)
         self._reasons.update(dict.fromkeys(new, True))
         return new
 
@@ -77,17 +77,18 @@ class WarmChildren:
             if os.getpid() == self._pid:
                 with self._lock:  # torch starts processes from several threads
                     try:
-                        return _Popen(process, method, self._ready_server())
+                        environment = _environment()
+                        return _Popen(process, method, self._ready_server(environment), environment)
                     except (_ServerError, OSError) as error:
                         self._reasons.setdefault(str(error), False)
             return start(process)
 
         return start_warm
 
-    def _ready_server(self) -> "_Server":
-        if self._trouble:
-            raise _ServerError(self._trouble)
-        inherited, test = _inherited(), os.environ.get(_TEST, "").rpartition(" (")[0]
+    def _ready_server(self, environment: Mapping[str, str]) -> "_Server":
+        if self._obstacle:
+            raise _ServerError(self._obstacle)
+        inherited, test = _inherited(environment), os.environ.get(_TEST, "").rpartition(" (")[0]
         server = self._server
         if server is not None and server.has_ended():
             server = None
@@ -101,44 +102,48 @@ class WarmChildren:
         if server is None:
             self._server = None
             self._server = server = _Server(inherited, _packages(self._code, self._tests))
-            if trouble := server.trouble:
-                self._trouble = trouble
+            if server.obstacle:
+                self._obstacle = server.obstacle
                 server.end()
-                raise _ServerError(trouble)
+                raise _ServerError(server.obstacle)
         server.test = test
         return server
 
 
 class _Server:
-    """The server, from the side of the rank."""
+    """The rank's connection to the server.
+
+    Attributes:
+        obstacle: Why the server cannot start processes; empty if it can.
+    """
 
     def __init__(self, inherited: Mapping[str, str], packages: Mapping[str, str]) -> None:
         self.inherited = inherited
-        self.test = ""  # the last one that it has served
+        self.test = ""  # the last test that used it
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             program = warm_server.PROGRAM.format(path=warm_server.__file__, descriptor=theirs.fileno())
             command = spawn.get_command_line()
             command[command.index("-c") + 1] = program
             self._pid = util.spawnv_passfds(os.fsencode(command[0]), command, [theirs.fileno()])
-        child_observer.disregard(self._pid)
+        child_observer.ignore(self._pid)
         try:
-            answer = self._ask(packages)
+            reply = self._request(packages)
         except _ServerError:
-            answer = b"the interpreter that should start them ended while it imported their packages"
-        self.trouble = "" if answer == warm_server.READY else answer.decode()
+            reply = b"the interpreter that should start them ended while it imported their packages"
+        self.obstacle = "" if reply == warm_server.READY else reply.decode()
 
-    def fork(self, method: str, descriptors: Sequence[int]) -> int:
-        """Fork a child of this process; it gets these descriptors."""
-        request = {"method": method, "environment": _environment(), "folder": os.getcwd()}  # noqa: PTH109 - a str
+    def fork(self, method: str, environment: Mapping[str, str], descriptors: Sequence[int]) -> int:
+        """Fork a child of this process with these descriptors."""
+        request = {"method": method, "environment": environment, "folder": os.getcwd()}  # noqa: PTH109 - a str
         with linux.adopting_orphans():
-            pid = int(self._ask(request, (0, 1, 2, *descriptors)))
+            pid = int(self._request(request, (0, 1, 2, *descriptors)))
         if not pid:
-            msg = "there can be no further process"
+            msg = "no further process can be started"
             raise _ServerError(msg)
         return pid
 
-    def _ask(self, request: object, descriptors: Sequence[int] = ()) -> bytes:
+    def _request(self, request: object, descriptors: Sequence[int] = ()) -> bytes:
         if len(descriptors) >= warm_server.MOST_DESCRIPTORS:
             msg = f"a process inherits {len(descriptors)} files"
             raise _ServerError(msg)
@@ -149,33 +154,32 @@ class _Server:
             socket.send_fds(self._connection, [b"."], [file, *descriptors])
         finally:
             os.close(file)
-        if answer := self._connection.recv(1 << 16):
-            return answer
+        if reply := self._connection.recv(1 << 16):
+            return reply
         msg = "the process that should start them has ended"
         raise _ServerError(msg)
 
     def has_ended(self) -> bool:
-        """Whether something has ended it."""
         if linux.reap(self._pid, 0.0) is None and Path(f"/proc/{self._pid}").exists():
             return False
         self._connection.close()
         return True
 
     def end(self) -> None:
-        """End it."""
         self._connection.close()
         linux.signal_process(self._pid, signal.SIGKILL)
         linux.reap(self._pid, REAP_TIMEOUT)
 
 
 class _Popen(popen_spawn_posix.Popen):
-    """A process of ``multiprocessing`` from the server: its object is sent as to Python's own fork server."""
+    """A process of ``multiprocessing`` that the server starts; its object is serialized as for Python's fork server."""
 
     DupFd = popen_forkserver._DupFd  # type: ignore[assignment] # noqa: SLF001
     duplicate_for_child = popen_forkserver.Popen.duplicate_for_child
 
-    def __init__(self, process: Any, method: str, server: _Server) -> None:  # noqa: ANN401
+    def __init__(self, process: Any, method: str, server: _Server, environment: Mapping[str, str]) -> None:  # noqa: ANN401
         self._server = server
+        self._environment = environment
         vars(self)["method"] = method
         super().__init__(process)
 
@@ -188,32 +192,31 @@ class _Popen(popen_spawn_posix.Popen):
         finally:
             multiprocessing.context.set_spawning_popen(None)
         self.sentinel, alive = os.pipe()
-        reading, writing = os.pipe()
-        self.finalizer = util.Finalize(self, util.close_fds, (self.sentinel, writing))  # type: ignore[attr-defined]
+        reader, writer = os.pipe()
+        self.finalizer = util.Finalize(self, util.close_fds, (self.sentinel, writer))  # type: ignore[attr-defined]
+        descriptors = (reader, alive, resource_tracker.getfd() or 0, *vars(self)["_fds"])
         try:
-            self.pid = self._server.fork(
-                self.method, (reading, alive, resource_tracker.getfd() or 0, *vars(self)["_fds"])
-            )
+            self.pid = self._server.fork(self.method, self._environment, descriptors)
         finally:
-            os.close(reading)
+            os.close(reader)
             os.close(alive)
-        with open(writing, "wb", closefd=False) as file:
+        with open(writer, "wb", closefd=False) as file:
             file.write(data.getbuffer())
 
 
 def _environment() -> dict[str, str]:
-    """The variables that a program gets: libraries in C set some that ``os.environ`` does not show."""
-    entries = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
-    each = itertools.takewhile(lambda entry: entry is not None, map(entries.__getitem__, itertools.count()))
-    return dict(entry.split("=", 1) for entry in map(os.fsdecode, each) if "=" in entry)
+    """The environment that a new program gets; ``os.environ`` lacks variables that C libraries have set."""
+    area = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
+    entries = itertools.takewhile(lambda entry: entry is not None, map(area.__getitem__, itertools.count()))
+    return dict(entry.split("=", 1) for entry in map(os.fsdecode, entries) if "=" in entry)
 
 
-def _inherited() -> dict[str, str]:
-    """What a program that this thread starts inherits, and the server does not get with each request, by name."""
+def _inherited(environment: Mapping[str, str]) -> dict[str, str]:
+    """The attributes of this thread that a process would inherit from the server instead of its request, by name."""
     lines = Path("/proc/thread-self/status").read_text(encoding="utf-8", errors="replace").splitlines()
     status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
     return {
-        **{name: value for name, value in _environment().items() if not _PLACE.fullmatch(name)},
+        **{name: value for name, value in environment.items() if not _NOT_INHERITED.fullmatch(name)},
         **{f"{name} of /proc/self/status": status.get(name, "") for name in _INHERITED},
         "/proc/self/limits": Path("/proc/self/limits").read_text(encoding="ascii"),
         "session, process group and priority": f"{os.getsid(0)} {os.getpgrp()} {os.getpriority(os.PRIO_PROCESS, 0)}",
@@ -222,36 +225,36 @@ def _inherited() -> dict[str, str]:
 
 
 def _packages(code: Path, tests: Sequence[str]) -> dict[str, str]:
-    """The modules that those of the suite have imported, and the packages they are in, in that order, with their files.
+    """The files of the modules that the suite's modules have imported, and of their packages, in the order of import.
 
-    Those of the tests, in the topmost folder of each path, are not among them: only a process itself imports these.
+    Modules in the top folders of the tests are left out, because only a process itself may import them.
     """
     modules = {name: module for name, module in sys.modules.copy().items() if isinstance(module, ModuleType)}
     files = {
         name: file for name, module in modules.items() if isinstance(file := getattr(module, "__file__", None), str)
     }
     own = [modules[name] for name, file in files.items() if Path(file).is_relative_to(code) and not _is_installed(file)]
-    wanted = {name for module in own for name in _names_in(module)}
-    wanted |= {name.partition(".")[0] for name in wanted}
+    imported = {name for module in own for name in _names_in(module)}
+    imported |= {name.partition(".")[0] for name in imported}
     roots = {code.joinpath(*Path(path).parts[:1]) for path in tests}
     return {
         name: file
         for name, file in files.items()
-        if name in wanted
+        if name in imported
         and name.partition(".")[0] not in _TOOLS
         and roots.isdisjoint({Path(file), *Path(file).parents})
     }
 
 
 def _names_in(module: ModuleType) -> Iterator[str]:
-    """The modules in the namespace of a module, and those where what else it has is from."""
+    """The names of the modules in the namespace of a module, and of the modules of all its other values."""
     for value in [*vars(module).values()]:
-        with suppress(Exception):  # code of anyone may run here
+        with suppress(Exception):  # this may run arbitrary code
             name = value.__name__ if isinstance(value, ModuleType) else value.__module__
             if isinstance(name, str):
                 yield name
 
 
 def _is_installed(file: str) -> bool:
-    """Whether it is in a folder of installed packages, which may be below the code."""
+    """Whether a file is in a folder of installed packages, which may be below the code."""
     return bool({"site-packages", "dist-packages"} & set(Path(file).parts))

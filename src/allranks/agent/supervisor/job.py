@@ -27,14 +27,14 @@ from allranks.agent.gangs.forks import (
     RankRegistry,
 )
 from allranks.agent.gangs.gang import END_GRACE
-from allranks.agent.job_end import HANGUP_STATUS, HangupError, JobEnd, JobLimitError, LostGpuError
+from allranks.agent.job_end import JobEnd, JobLimitError, LostGpuError, StopRequestedError
 from allranks.agent.job_plugins import JobPluginError, check_plugins
 from allranks.agent.nodes.connection import NodeConnection, NodesError, connect_nodes
 from allranks.agent.nodes.follower import Follower
 from allranks.agent.nodes.leader import Leader
 from allranks.agent.nodes.node import CollectionDigest, CollectionFailure, NodeLostError
 from allranks.agent.orphans import GANG_VARIABLE, LAUNCH_VARIABLE, NOBODY, end_children
-from allranks.agent.program import Finish, Program, SessionEnded, Settled, SkippedModule, changed_status, parts_of
+from allranks.agent.program import FinalResult, Finish, Program, SessionEnded, SkippedModule, batches, changed_status
 from allranks.agent.record_stream import RecordWriter
 from allranks.agent.supervisor.test_loop import SupervisedJob, TestLoop, WorkerLostError
 from allranks.protocol.config import AgentConfig, Folders
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         options.config.unlink()
     stream = RecordWriter(os.dup(1))
     stream.write(Begun(schema=SCHEMA, node=config.node, pid=os.getpid(), python=sys.version.split()[0]))
-    if refusal := kernel.examine().refusal:
+    if refusal := kernel.check().refusal:
         stream.write(AgentFailed(message=refusal, kind=FailureKind.KERNEL))
         status = 1
     else:
@@ -247,9 +247,9 @@ class Supervisor:
         follower = Follower(connections[0], self._config.limits.silence) if self._config.node else None
         try:
             status = self._collect_and_run(connections, follower)
-        except HangupError:
+        except StopRequestedError:
             self._stream.write(Interrupted())
-            status = HANGUP_STATUS
+            status = STOPPED_STATUS
         if follower is not None and self._failures:
             follower.report(CollectionDigest(failures=tuple(self._failures)))
         return status
@@ -277,7 +277,7 @@ class Supervisor:
     def _raise_if_stopped(self) -> None:
         """If SIGTERM has ended the fork server, wait a moment for the job's end: a scheduler signals all processes."""
         if self._server.close() == -signal.SIGTERM and linux.is_readable(self._end.fileno(), END_GRACE):
-            raise HangupError
+            raise StopRequestedError
 
     def _collect(self) -> Program | None:
         """Wait for the fork server's collection; None if it failed."""
@@ -285,7 +285,7 @@ class Supervisor:
             if isinstance(reply, _FORWARDED):
                 self._write(reply)
             elif isinstance(reply, Program):
-                if reply.goes_on:
+                if reply.ignores_collection_errors:
                     self._tolerated, self._failures = self._failures, []
                 self._report_collection(reply)
                 return reply
@@ -297,7 +297,7 @@ class Supervisor:
     def _report_collection(self, program: Program) -> None:
         """Report the collected tests, and the outcomes that are already known."""
         tests = [*(module.nodeid for module in program.skipped), *program.tests]
-        parts = list(parts_of(tests)) or [()]
+        parts = list(batches(tests)) or [()]
         for part in parts:
             self._stream.write(Collected(tests=part, deselected=program.deselected, is_last=part is parts[-1]))
         if program.is_collected_only:
@@ -320,7 +320,7 @@ class Supervisor:
             failures=(*self._failures, *self._tolerated),
             torch=self._server.torch,
             python=program.python,
-            missing_hardware=program.lacks,
+            missing_hardware=program.missing_hardware,
         )
         if follower is not None:
             follower.report(digest)
@@ -342,11 +342,11 @@ class Supervisor:
 
     def _serve_or_lead(self, program: Program, follower: Follower | None, leader: Leader) -> int:
         try:
-            self._end.may_leave_no_more()
+            self._end.disarm_immediate_exit()
             if follower is not None:
                 follower.serve(self._node(program), self._end)
                 return 0
-            self._end.wait_for_turn()
+            self._end.wait_for_start()
             self._end.restart()
             self._stream.write(Went())
             try:
@@ -354,7 +354,7 @@ class Supervisor:
             except ForkServerError:
                 self._raise_if_stopped()
                 raise
-            return self._end_session(loop, REPORT_TIMEOUT if program.measures else SESSION_END_TIMEOUT)
+            return self._end_session(loop, REPORT_TIMEOUT if program.measures_coverage else SESSION_END_TIMEOUT)
         except NodeLostError as error:
             self._stream.write(NodeLost(node=error.node, message=str(error)))
         except ForkServerError as error:
@@ -385,13 +385,13 @@ class Supervisor:
             folders=self._folders,
             registry=RankRegistry(self._server.pid),
             end=self._end,
-            echo=echo if program.prints_at_once else None,
-            uses_flight_recorder=self._config.backend == "nccl" and not program.lacks,
+            echo=echo if program.prints_live else None,
+            uses_flight_recorder=self._config.backend == "nccl" and not program.missing_hardware,
         )
 
     def _end_session(self, loop: TestLoop, timeout: float) -> int:
         """Have pytest end its session in the fork server; its hooks may still report problems."""
-        tests = tuple(Settled(nodeid=nodeid, is_bad=has_failed) for nodeid, has_failed in loop.results.items())
+        tests = tuple(FinalResult(nodeid=nodeid, is_bad=has_failed) for nodeid, has_failed in loop.results.items())
         records, ended = self._server.finish(Finish(tests=tests), self._end, timeout)
         for record in records:
             if isinstance(record, _FORWARDED):

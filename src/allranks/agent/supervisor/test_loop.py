@@ -21,11 +21,11 @@ from allranks.agent.diagnose.step_outcome import Step, failed_start, outcome_rec
 from allranks.agent.diagnose.unmatched_calls import format_ranks
 from allranks.agent.gangs.forks import SESSION_END_TIMEOUT, ForkServerError, LocalNode
 from allranks.agent.gangs.gang import SKIP_GRACES, STORE_ROUNDING, Deadlines, Gang
-from allranks.agent.job_end import HangupError, JobEnd, JobLimitError, LostGpuError
+from allranks.agent.job_end import JobEnd, JobLimitError, LostGpuError, StopRequestedError
 from allranks.agent.job_plugins import functions
 from allranks.agent.nodes.node import Node, start_gang
 from allranks.agent.output import Output
-from allranks.agent.program import ItemOptions, Program, StartRanks, parts_of
+from allranks.agent.program import ItemOptions, Program, StartRanks, batches
 from allranks.agent.record_stream import Journal
 from allranks.agent.rendezvous import OWN_GROUPS, Rendezvous, make_rendezvous
 from allranks.agent.supervisor.launcher_outcomes import LauncherOutcomes
@@ -143,7 +143,7 @@ class LauncherWorkers:
             while batch is not None:
                 worker.run_some(batch)
                 batch = self._next()
-        except (HangupError, JobLimitError, LostGpuError, ForkServerError) as error:
+        except (StopRequestedError, JobLimitError, LostGpuError, ForkServerError) as error:
             self._errors.append(error)
         except Exception:  # noqa: BLE001 - any failure of a worker is the job's result
             self._errors.append(WorkerLostError(traceback.format_exc()))
@@ -236,7 +236,7 @@ class RerunCommands:
 
     def __init__(self, journal: Journal, program: Program) -> None:
         self._journal = journal
-        self._scripts = {test for test, options in zip(program.tests, program.terms, strict=False) if options.is_script}
+        self._scripts = {test for test, how in zip(program.tests, program.options, strict=False) if how.is_script}
 
     def write(self, record: Record) -> None:
         if isinstance(record, RankEnded) and record.outcome.is_bad and not record.consequence:
@@ -317,7 +317,7 @@ class TestLoop:
     @property
     def _options(self) -> ItemOptions:
         """The options of the test that runs, or is about to."""
-        return self.program.terms[self._index]
+        return self.program.options[self._index]
 
     @property
     def _may_disagree(self) -> bool:
@@ -336,7 +336,7 @@ class TestLoop:
             with_results_dir: Makes the node of a worker for overlapping launcher tests; None if they do not overlap.
 
         Raises:
-            HangupError: The job was ended from outside.
+            StopRequestedError: The job was ended from outside.
             JobLimitError: The job's time is up.
             LostGpuError: A GPU no longer computes; the remaining tests have no outcome.
             NodeLostError: A node is lost; the remaining tests have no outcome.
@@ -371,7 +371,7 @@ class TestLoop:
         return TestLoop(program or self.program, nodes, job, self._state, plan)
 
     def _run_in_order(self, with_results_dir: WithResultsDir | None) -> None:
-        options = self.program.terms
+        options = self.program.options
         gangs = split_by_gang(options, range(len(options)))
         forks = sum(len(self._config.local_ranks) + options[batch[0]].launches for batch in gangs)
         self._has_many_forks = forks >= MANY_FORKS
@@ -391,7 +391,7 @@ class TestLoop:
         if self._repetitions is not None:
             try:
                 self._run_gang(indices)
-            except HangupError:
+            except StopRequestedError:
                 self._repetitions.drop()
                 raise
             finally:
@@ -399,17 +399,17 @@ class TestLoop:
             return
         remaining = list(indices)
         while remaining and not self._is_over():
-            del remaining[: self._run(first_batch(self.program.terms, remaining))]
+            del remaining[: self._run(first_batch(self.program.options, remaining))]
         self._skip(remaining)
 
     def _skip(self, remaining: Sequence[int]) -> None:
         reason = QUIT if self._state.has_quit else f"-x or --maxfail, {self._state.failed_tests} failed"
-        for part in parts_of([self.program.tests[index] for index in remaining]):
+        for part in batches([self.program.tests[index] for index in remaining]):
             self._journal.write(NotRun(tests=part, reason=reason))
 
     def _run_on_workers(self, with_results_dir: WithResultsDir, batches: Sequence[list[int]]) -> list[int]:
         """Run batches at the same time; return the tests that did not begin because the job stops."""
-        waiting = deque(join_test_groups(self.program.terms, batches))
+        waiting = deque(join_test_groups(self.program.options, batches))
 
         def next_batch() -> Sequence[int] | None:
             return None if self._is_over() or not waiting else waiting.popleft()
@@ -453,7 +453,7 @@ class TestLoop:
             gang = self._start(number, rendezvous, indices)
             try:
                 return self._run_tests(gang, indices, rendezvous if options.has_process_group else None)
-            except HangupError as error:
+            except StopRequestedError as error:
                 step = gang.abort(str(error))
                 step.abort_terminated_ranks(str(error))
                 self._record_failures(gang, step)
@@ -465,7 +465,7 @@ class TestLoop:
                 self._close(gang)
         finally:
             if rendezvous is not None:
-                rendezvous.joined()
+                rendezvous.release()
 
     def _start(self, number: int, rendezvous: Rendezvous | None, indices: Sequence[int]) -> Gang:
         options = self._options
@@ -512,7 +512,7 @@ class TestLoop:
         with gang.disturbed(self._disturbance(first[0], is_joining=True)):
             start = gang.start()
         if rendezvous is not None:
-            rendezvous.joined()
+            rendezvous.release()
         if start.lost_gpus:
             rank, error = next(iter(start.lost_gpus.items()))
             msg = f"before {self._current}, the GPU of rank {rank} no longer computes: {error}"
@@ -543,7 +543,7 @@ class TestLoop:
             is_clean = step.is_clean or self._options.is_skipped
             if gang.has_quit or mismatch is not None or not is_clean:
                 break
-        session_end = SESSION_END_TIMEOUT if self.program.terms[indices[0]].is_fresh else 0.0
+        session_end = SESSION_END_TIMEOUT if self.program.options[indices[0]].is_fresh else 0.0
         self._record_failures(gang, gang.end(session_end))
         if gang.session_problem is not None:
             self._state.session_problems.append(gang.session_problem)

@@ -142,7 +142,7 @@ class _NodeAgent:
         return (self._timer.fileno(),)
 
     def hear(self, _ready: Collection[int]) -> Iterator[Record | Damage | Placement]:
-        self._timer.has_gone_off()
+        self._timer.has_expired()
         place = self._allocation
         if self._look is None:
             self._look = place.calls.begin(lambda: list(self._look_at_files()))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from agent_run import CONFIG
 
-from allranks.agent.job_end import HangupError, JobEnd
+from allranks.agent.job_end import JobEnd, StopRequestedError
 from allranks.agent.program import ItemOptions, Program
 from allranks.agent.supervisor.test_loop import SupervisedJob
 from allranks.plugins.stress.agent.beside_run import LOG, command_of, outcome_of, repeat_beside
@@ -71,7 +71,7 @@ def beside(tmp_path):
         repetitions = FakeRepetitions({NODEID: 4, "test_r.py::test_r": 4})
         ranks = replace(LAUNCHER, launches=False)
         program = Program(
-            tests=tuple(repetitions.runs), terms=(replace(terms, limit=replace(LIMIT, value=limit)), ranks)
+            tests=tuple(repetitions.runs), options=(replace(terms, limit=replace(LIMIT, value=limit)), ranks)
         )
         job = SupervisedJob(config=CONFIG, folders=folders, journal=None, end=end)
         repeat_beside(repetitions, Stress(**{"beside": True, **stress}), program, job)
@@ -123,11 +123,11 @@ def test_a_job_that_is_ended_ends_the_process_and_tells_what_was_done(beside):
     def hang_up():
         while not (beside.folders.code / "count").exists():
             time.sleep(0.01)
-        beside.end.hang_up()
+        beside.end.request_stop()
 
     thread = threading.Thread(target=hang_up)
     thread.start()
-    with pytest.raises(HangupError):
+    with pytest.raises(StopRequestedError):
         beside("time.sleep(600)", count=1)
     thread.join()
 

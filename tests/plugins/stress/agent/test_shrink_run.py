@@ -38,7 +38,7 @@ class Played:
 
     def __post_init__(self):
         terms = ItemOptions(gang=(self.gang,), has_process_group=True, limit=LIMIT, launches=self.launches)
-        self.program = Program(tests=("t0",), terms=(terms,))
+        self.program = Program(tests=("t0",), options=(terms,))
         self.stress = Stress(count=5, skew=self.skew)
         self.repetitions = Repetitions(self.stress, self.program, self)
         self.config = SimpleNamespace(world_size=2, launches_ranks=False)
@@ -61,7 +61,7 @@ class Played:
 
     def try_again(self, trials, index):
         before = len(self.orders)
-        [terms] = trials.limited(self.program).terms
+        [terms] = trials.limited(self.program).options
         self.run(trials, index, self.ordered)
         self.limits.setdefault(terms.limit.seconds, self.orders[before].instructions)
 

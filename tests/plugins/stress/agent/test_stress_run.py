@@ -38,7 +38,7 @@ class Job:
             for each in self.gangs
         ]
         tests = tuple(f"t{number}" for number in range(len(terms)))
-        program = Program(tests=tests, terms=tuple(terms), maxfail=self.maxfail)
+        program = Program(tests=tests, options=tuple(terms), maxfail=self.maxfail)
         self.repetitions = Repetitions(self.stress, program, self, lambda: self.now)
         self.journal = RepetitionJournal(self, self.repetitions)
 

@@ -81,14 +81,14 @@ def repeat_beside(repetitions: Repetitions, stress: Stress, program: Program, jo
     """Repeat the tests that start their ranks as often, or for as long, as here.
 
     Raises:
-        HangupError: The job was ended from outside.
+        StopRequestedError: The job was ended from outside.
         JobLimitError: Its time is up.
     """
     if not stress.beside:
         return
     tests = {}
     for nodeid in repetitions.ran():
-        terms = program.terms[program.tests.index(nodeid)]
+        terms = program.options[program.tests.index(nodeid)]
         most = stress.count or (repetitions.runs_of(nodeid) if stress.seconds is None else math.inf)
         if terms.launches:
             tests[nodeid] = _Beside(command=command_of(nodeid, terms), limit=terms.limit.seconds + _START, most=most)

@@ -23,8 +23,8 @@ def run_tests(settings: Mapping[str, Any], loop: TestLoop, with_results_dir: Wit
     """Run the tests again and again, on one gang or on several at a time."""
     stress, config, folders = Stress(**settings), loop.job.config, loop.job.folders
     more = stretch(stress.skew, config.world_size)
-    terms = tuple(replace(each, reruns=0, limit=each.limit.plus(more)) for each in loop.program.terms)
-    program = replace(loop.program, terms=terms)
+    terms = tuple(replace(each, reruns=0, limit=each.limit.plus(more)) for each in loop.program.options)
+    program = replace(loop.program, options=terms)
     repetitions = Repetitions(stress, program, loop.job.journal)
 
     def make_worker(results: Path) -> TestLoop:

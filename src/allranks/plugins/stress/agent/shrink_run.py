@@ -84,12 +84,12 @@ class Trials:
         """The program with a limit for its test by which a hang is known early, once a good repetition is known."""
         if not self._slowest:
             return program
-        terms = list(program.terms)
+        terms = list(program.options)
         value = round(_LATER + _TIMES * self._slowest + stretch(self._skew, 1), 1)
         if value < terms[self._index].limit.seconds:
             limit = TimeLimit(value=value, setting="the limit of this search")
             terms[self._index] = replace(terms[self._index], limit=limit)
-        return replace(program, terms=tuple(terms))
+        return replace(program, options=tuple(terms))
 
     def learn(self, until: float) -> None:
         """Find out how long a good repetition takes."""
@@ -171,7 +171,7 @@ def shrink_failures(  # noqa: PLR0913, PLR0917 - one call
     skew, until = stress.skew, time.monotonic() + SEARCH
     for failed in repetitions.typical_failures() if skew in LEVELS else ():
         index = program.tests.index(failed.nodeid)
-        terms, delays = program.terms[index], drawn_delays(skew, failed.seed, config.world_size)
+        terms, delays = program.options[index], drawn_delays(skew, failed.seed, config.world_size)
         if terms.launches or config.launches_ranks or not delays or time.monotonic() >= until:
             continue
         trials = Trials(failed, index, shares_ranks=terms.shares_ranks, run_gang=run_gang, results=results)

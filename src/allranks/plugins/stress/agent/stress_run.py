@@ -128,7 +128,7 @@ class Repetitions:
         self._program = program
         self._journal = journal
         self._clock = clock
-        self._assemblies = list(split_by_gang(program.terms, range(len(program.tests))))
+        self._assemblies = list(split_by_gang(program.options, range(len(program.tests))))
         how = RepetitionTally(command="stress", how=" ".join(options_of(stress.skew)))
         self._tests = {nodeid: _Test(tally=how) for nodeid in program.tests}
         self._notes: Counter[type[Record]] = Counter()
@@ -153,7 +153,7 @@ class Repetitions:
         """See :class:`Plan`; the first is promised already."""
         seconds = TURN if len(self._assemblies) > 1 else math.inf
         ends, least = self._clock() + seconds, len(indices)
-        shares_ranks = self._program.terms[indices[0]].shares_ranks
+        shares_ranks = self._program.options[indices[0]].shares_ranks
         pairs = zip(indices, [*indices[1:], indices[0]], strict=True)
         for count, (index, following) in enumerate(itertools.cycle(pairs)):
             if count:

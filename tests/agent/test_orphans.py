@@ -1,4 +1,4 @@
-"""Processes that a test leaves behind end with the gang that started them, wherever they went."""
+"""Processes that a test leaves behind are killed with their gang, even in other sessions."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 from agent_run import AgentRun, launch_command
 
 from allranks.agent import linux
-from allranks.agent.orphans import GANG_VARIABLE, NOBODY, Mark, bear_marks
+from allranks.agent.orphans import GANG_VARIABLE, NOBODY, Mark, show_marks
 from allranks.protocol.records import LeftBehind
 
 SUITE = """
@@ -57,7 +57,7 @@ SUITE = """
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             return int(process.stdout.readline())
 
-    def leave_workers():  # as torchrun's: each has a session of its own
+    def leave_workers():  # each has its own session, as with torchrun
         program = "import sys; from subprocess import *; print(Popen(sys.argv[1:], start_new_session=True).pid)"
         return first_line([sys.executable, "-c", program, *SLEEP])
 
@@ -98,8 +98,8 @@ SUITE = """
     class TestLeaves(Case):
         pass
 
-    for each in KINDS:
-        name = each.__name__
+    for kind in KINDS:
+        name = kind.__name__
         setattr(TestLeaves, f"test_{name}", lambda self, name=name: leave(name, self.rank))
 """
 
@@ -118,13 +118,13 @@ def beside(tmp_path_factory):
     run.close()
 
 
-def test_what_a_test_left_ends_while_another_test_goes_on(beside):
+def test_orphans_are_killed_while_another_test_runs(beside):
     case = beside.cases(0)["test_until_all_others_have_left_nothing"]
     assert case.outcome == "passed", case.message
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_launching_process_left_is_reported_with_its_test(beside, kind):
+def test_an_orphan_of_a_launcher_is_reported_with_its_test(beside, kind):
     reported = [record for record in beside.all(LeftBehind) if record.nodeid.endswith(f"::test_{kind}")]
     assert reported
 
@@ -145,7 +145,7 @@ GANGS = """
 """
 
 
-def test_the_rank_that_left_a_session_of_its_own_is_known(start_command):
+def test_the_rank_of_an_orphan_in_its_own_session_is_reported(start_command):
     agent = start_command({"test_gangs.py": GANGS}, isolation="test").go()
     assert agent.wait() == 0, agent.log
     assert [(record.nodeid[-2], record.rank) for record in agent.all(LeftBehind)] == [("0", 0), ("1", 1), ("2", 0)]
@@ -155,11 +155,11 @@ def test_the_rank_that_left_a_session_of_its_own_is_known(start_command):
 SHOW = """
 import os, sys
 from allranks.agent import linux
-from allranks.agent.orphans import Mark, bear_marks
+from allranks.agent.orphans import Mark, show_marks
 
 mark = Mark.of_gang(7)
 {prelude}
-bear_marks(mark.environment(3))
+show_marks(mark.environment(3))
 if os.fork() == 0:
     os.setsid()
     print(*linux.variables_of(os.getpid()), sep="\\n", flush=True)
@@ -170,21 +170,21 @@ os.wait()
 
 @pytest.mark.parametrize("prelude", ["", "os.environ.clear()", "os.environ['LONG'] = 'x' * 100_000", "os.chdir('/')"])
 @pytest.mark.parametrize("others", [{}, {"A" + GANG_VARIABLE: "other"}, {"Z": f"{GANG_VARIABLE}={NOBODY}"}])
-def test_a_fork_bears_the_mark_that_its_parent_took(prelude, others):
+def test_a_fork_shows_the_mark_of_its_parent(prelude, others):
     environment = {**others, **os.environ, GANG_VARIABLE: NOBODY}
     command = [sys.executable, "-c", SHOW.format(prelude=prelude)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     expected = {**environment, **Mark.of_gang(7).environment(3)}
-    assert sorted(filter(None, done.stdout.splitlines())) == sorted("=".join(each) for each in expected.items())
+    assert sorted(filter(None, done.stdout.splitlines())) == sorted("=".join(pair) for pair in expected.items())
 
 
 @pytest.mark.parametrize("given", [None, "", "0", NOBODY[1:], NOBODY + "0"])
-def test_a_process_without_room_for_a_mark_keeps_its_environment(given):
+def test_a_process_without_the_variable_keeps_its_environment(given):
     environment = {**os.environ, **({} if given is None else {GANG_VARIABLE: given})}
     done = subprocess.run(
         [sys.executable, "-c", SHOW.format(prelude="")], env=environment, capture_output=True, text=True, check=True
     )
-    assert sorted(filter(None, done.stdout.splitlines())) == sorted("=".join(each) for each in environment.items())
+    assert sorted(filter(None, done.stdout.splitlines())) == sorted("=".join(pair) for pair in environment.items())
 
 
 @pytest.mark.parametrize(
@@ -207,5 +207,5 @@ def test_a_mark_is_read_from_the_environment(monkeypatch, value, rank):
 
 def test_marks_of_launches_differ():
     assert Mark.of_launch() != Mark.of_launch()
-    bear_marks({})
+    show_marks({})
     assert Path("/proc/self/environ").exists()

@@ -1,4 +1,4 @@
-"""Which ends of a process are announced to the supervisor, and as what."""
+"""Which exits of a process are announced to the supervisor, and how."""
 
 import os
 import threading
@@ -15,14 +15,14 @@ TEST = "t::x"
 
 
 def of_a_rank(deed):
-    """What a rank that does this has reported, and its exit status."""
+    """The messages and the exit status of a rank that calls a function."""
     link, theirs = link_pair()
     pid = os.fork()
     if pid == 0:
         link.close()
-        rank_setup.watch_exits()
+        rank_setup.announce_exits()
         rank_setup.announce_to(RankEnd(theirs))
-        rank_setup.now_running(TEST)
+        rank_setup.set_running_test(TEST)
         try:
             deed()
         finally:
@@ -33,7 +33,7 @@ def of_a_rank(deed):
     try:
         while not link.at_end and linux.is_readable(link.descriptor, 20):
             reports += link.read()
-        return reports, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), link.has_strangers
+        return reports, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), link.has_foreign_data
     finally:
         link.close()
 
@@ -44,7 +44,7 @@ def announced(status):
 
 
 @pytest.mark.parametrize("status", [0, 1, 77, 255])
-def test_the_main_thread_announces_its_exit_with_the_test_that_it_is_in(status):
+def test_the_main_thread_announces_its_exit_with_its_test(status):
     assert of_a_rank(lambda: os._exit(status)) == (announced(status), status, False)
 
 
@@ -59,7 +59,7 @@ def test_an_exit_after_an_assertion_that_failed_is_no_skip_of_a_test():
     assert (report.nodeid, report.status, status) == ("", 77, 77)
 
 
-def test_the_exit_of_another_thread_is_announced_by_nobody():
+def test_the_exit_of_another_thread_is_not_announced():
     def leave_from_a_thread():
         thread = threading.Thread(target=os._exit, args=(77,))
         thread.start()
@@ -68,7 +68,7 @@ def test_the_exit_of_another_thread_is_announced_by_nobody():
     assert of_a_rank(leave_from_a_thread) == ([], 77, False)
 
 
-def test_the_exit_of_a_timer_is_announced_by_nobody():
+def test_the_exit_of_a_timer_is_not_announced():
     def leave_by_a_timer():
         threading.Timer(0, os._exit, [77]).start()
         threading.Event().wait()
@@ -76,7 +76,7 @@ def test_the_exit_of_a_timer_is_announced_by_nobody():
     assert of_a_rank(leave_by_a_timer) == ([], 77, False)
 
 
-def test_the_exit_of_a_forked_child_is_announced_by_nobody():
+def test_the_exit_of_a_forked_child_is_not_announced():
     def fork_and_leave():
         child = os.fork()
         if child == 0:
@@ -87,8 +87,8 @@ def test_the_exit_of_a_forked_child_is_announced_by_nobody():
     assert of_a_rank(fork_and_leave) == (announced(3), 3, False)
 
 
-def test_the_exit_of_another_module_that_has_taken_the_function_earlier_is_announced_too():
-    """As torch's tests do: ``from os import _exit``, when the suite is imported."""
+def test_an_exit_by_a_name_imported_earlier_is_announced():
+    """torch's tests have ``from os import _exit``, for example."""
 
     def leave():
         from os import _exit
@@ -99,7 +99,7 @@ def test_the_exit_of_another_module_that_has_taken_the_function_earlier_is_annou
 
 
 class Leaves(unittest.TestCase):
-    """Leaves as the name of its test says, which is none that pytest collects."""
+    """Exits in the way that the name of its test says; pytest does not collect it."""
 
     def in_tear_down(self):
         self.fail()
@@ -134,26 +134,26 @@ def test_an_exit_in_a_test_of_unittest_may_be_its_skip():
     assert of_a_rank(Leaves("in_the_test").run) == (announced(77), 77, False)
 
 
-def test_an_announcement_that_nobody_can_get_does_not_keep_a_rank():
+def test_a_failed_announcement_does_not_prevent_the_exit():
     link, theirs = link_pair()
     pid = os.fork()
     if pid == 0:
         link.close()
         rank_setup.announce_to(RankEnd(theirs))
-        rank_setup.exit_announced(5)
+        rank_setup.announce_and_exit(5)
     os.close(theirs)
     link.close()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
 
 
-def test_a_process_that_is_no_rank_leaves_as_it_would():
+def test_a_process_that_is_not_a_rank_exits_as_usual():
     pid = os.fork()
     if pid == 0:
-        rank_setup.exit_announced(6)
+        rank_setup.announce_and_exit(6)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 6
 
 
-def test_what_is_no_exit_status_raises_as_before():
+def test_an_invalid_exit_status_raises_as_usual():
     def leave():
         try:
             os._exit("77")

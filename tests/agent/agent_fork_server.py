@@ -1,6 +1,6 @@
-"""A process that has imported torch and forks agents on request, so that an agent costs a test no import.
+"""A process that has imported torch and forks agents on request, so that a test does not import torch for each agent.
 
-What the forks run is :func:`allranks.agent.supervisor.job.main`, as ``python -m allranks.agent`` does.
+The forks run :func:`allranks.agent.supervisor.job.main`, as ``python -m allranks.agent`` does.
 """
 
 import contextlib
@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 
-class Nursery:
-    """The tests' side: asks for agents, and for the exit status of each."""
+class AgentForkServer:
+    """The client of this process: starts agents, and returns their exit status."""
 
     def __init__(self):
         self._socket, theirs = socket.socketpair()
@@ -25,7 +25,7 @@ class Nursery:
         theirs.close()
 
     def start(self, arguments, environment, folder, stdin, stdout):
-        """Fork an agent; its process id."""
+        """Fork an agent and return its process id."""
         request = json.dumps([arguments, environment, str(folder)]).encode()
         socket.send_fds(self._socket, [request], [stdin, stdout])
         return int(self._socket.recv(100))
@@ -47,8 +47,8 @@ def serve(requests):
             return
         request = json.loads(message)
         is_pid = isinstance(request, int)
-        answer = os.waitpid(request, 0)[1] if is_pid else fork_agent(*request, descriptors, requests)
-        requests.send(str(answer).encode())
+        reply = os.waitpid(request, 0)[1] if is_pid else fork_agent(*request, descriptors, requests)
+        requests.send(str(reply).encode())
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -78,17 +78,17 @@ def become_agent(arguments, environment, folder, descriptors, requests):
 
 
 def fork_server(sockets, environment, log):
-    """Stands for the exec of a fork server: a fork has imported torch already."""
+    """Start a fork server as a fork that has already imported torch, instead of a new interpreter."""
     from allranks.agent.collect.fork_server import main
 
     pid = os.fork()
     if pid == 0:
-        keep = {each.fileno() for each in sockets} | {log, 0, 1, 2}
+        keep = {socket_.fileno() for socket_ in sockets} | {log, 0, 1, 2}
         for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
             if descriptor not in keep:
                 with contextlib.suppress(OSError):
                     os.close(descriptor)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # exec resets what is caught
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # exec would reset handlers
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(log, 1)
         os.dup2(log, 2)
@@ -96,12 +96,12 @@ def fork_server(sockets, environment, log):
         os.environ.update(environment)
         if "TORCH_VERSION" in environment:
             sys.modules["torch"].__version__ = environment["TORCH_VERSION"]
-        main([str(each.fileno()) for each in sockets])
+        main([str(socket_.fileno()) for socket_ in sockets])
     return pid
 
 
 if __name__ == "__main__":
-    import pytest  # noqa: F401 - what agents import
-    import torch.distributed  # noqa: F401 - what agents import
+    import pytest  # noqa: F401 - agents import it
+    import torch.distributed  # noqa: F401 - agents import it
 
     serve(socket.socket(fileno=0))

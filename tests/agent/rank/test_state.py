@@ -1,4 +1,4 @@
-"""What a test changed is put back if one assignment can do that, or named; what a wider fixture set stays."""
+"""Changes of a test are restored if one assignment can do that, else reported; those of wider fixtures are kept."""
 
 import builtins
 import contextlib
@@ -35,8 +35,8 @@ from allranks.agent.rank.state import InitialState
 
 
 @pytest.fixture
-def surroundings(monkeypatch, tmp_path):
-    """The surroundings as they are, in a process whose own are put back whatever a test does."""
+def initial_state(monkeypatch, tmp_path):
+    """The initial state of this process, which is restored whatever a test does."""
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     monkeypatch.setattr(logging.root.manager, "loggerDict", logging.root.manager.loggerDict.copy())
     outer = InitialState()
@@ -46,7 +46,7 @@ def surroundings(monkeypatch, tmp_path):
     logging.getLogger("of_suite.gone").addHandler(logging.NullHandler())
     monkeypatch.chdir(tmp_path)
     yield InitialState()
-    outer.put_back()
+    outer.restore()
 
 
 def ignore(number):
@@ -124,15 +124,15 @@ LEFT = {
 
 
 @pytest.mark.parametrize("name", RESTORED)
-def test_what_one_assignment_restores_is_named_and_put_back(surroundings, name):
+def test_state_that_one_assignment_restores_is_restored(initial_state, name):
     RESTORED[name]()
-    assert surroundings.put_back() == ([name], [])
-    assert surroundings.put_back() == ([], [])
+    assert initial_state.restore() == ([name], [])
+    assert initial_state.restore() == ([], [])
 
 
 @pytest.fixture
 def undone(monkeypatch):
-    """Undoes what a test of :data:`LEFT` does to this process."""
+    """Undo the changes of :data:`LEFT` to this process."""
     modules, handlers = sys.modules.copy(), [*logging.getLogger("torch").handlers]
     monkeypatch.setattr(builtins, "input", input)
     monkeypatch.setattr(pytest, "raises", pytest.raises)
@@ -149,67 +149,67 @@ def undone(monkeypatch):
 
 @pytest.mark.usefixtures("undone")
 @pytest.mark.parametrize("name", LEFT)
-def test_what_only_a_new_process_is_sure_to_have_is_named_and_left(surroundings, name):
+def test_state_that_cannot_be_restored_with_certainty_is_reported(initial_state, name):
     LEFT[name]()
-    assert surroundings.put_back() == ([], [name])
+    assert initial_state.restore() == ([], [name])
 
 
 @pytest.mark.usefixtures("undone")
-def test_modules_and_names_are_there_again_for_the_tear_down(surroundings):
+def test_modules_and_names_are_restored_for_the_tear_down(initial_state):
     barrier, distributed.barrier = distributed.barrier, print_nothing
     sys.modules.clear()
     sys.meta_path.clear()
-    _, left = surroundings.put_back()
+    _, left = initial_state.restore()
     assert left == ["imported modules", "names of torch.distributed"]
     assert (sys.modules["socket"], distributed.barrier) == (socket, barrier)
     assert importlib.import_module("wave")
 
 
-def test_a_configuration_of_logging_names_every_logger(surroundings):
+def test_a_logging_configuration_changes_every_logger(initial_state):
     logging.config.dictConfig({"version": 1, "loggers": {"of_a_test": {"level": "INFO"}}})
-    restored, left = surroundings.put_back()
+    restored, left = initial_state.restore()
     assert restored == []
     assert {"logger of_suite.d", "logger of_suite.gone", "logger of_a_test"} <= set(left)
 
 
-def test_a_logger_that_a_test_makes_is_none_of_its_changes(surroundings):
+def test_a_new_logger_is_not_a_change(initial_state):
     made = logging.getLogger("of_a_test.made")
-    assert surroundings.put_back() == ([], [])
+    assert initial_state.restore() == ([], [])
     made.setLevel(logging.ERROR)
-    assert surroundings.put_back() == ([], ["logger of_a_test.made"])
+    assert initial_state.restore() == ([], ["logger of_a_test.made"])
 
 
-def test_a_logger_that_a_module_configures_when_a_test_imports_it_stays(surroundings, monkeypatch, tmp_path):
+def test_a_logger_configured_by_an_imported_module_stays(initial_state, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "logs.py").write_text("import logging\nlogging.getLogger('of_module').setLevel('ERROR')\n")
-    surroundings = InitialState()
+    initial_state = InitialState()
     importlib.import_module("logs")
-    assert surroundings.put_back() == ([], [])
+    assert initial_state.restore() == ([], [])
     logging.getLogger("of_module").setLevel("DEBUG")
-    assert surroundings.put_back() == ([], ["logger of_module"])
+    assert initial_state.restore() == ([], ["logger of_module"])
 
 
-def test_a_logger_that_a_wider_fixture_configures_stays_until_it_puts_it_back(surroundings):
+def test_a_logger_configured_by_a_wider_fixture_stays_until_its_tear_down(initial_state):
     logger = logging.getLogger("of_suite")
-    with surroundings.widening():
+    with initial_state.extending():
         logger.setLevel("DEBUG")
-    assert surroundings.put_back() == ([], [])
+    assert initial_state.restore() == ([], [])
     logger.setLevel("NOTSET")
-    surroundings.narrow()
-    assert surroundings.put_back() == ([], [])
+    initial_state.accept_restored()
+    assert initial_state.restore() == ([], [])
 
 
-def test_the_time_zone_is_that_of_its_variable(surroundings):
+def test_the_time_zone_is_that_of_its_variable(initial_state):
     before = time.tzname
     os.environ["TZ"] = "Antarctica/Troll"
     time.tzset()
-    assert surroundings.put_back() == (["variable TZ"], [])
+    assert initial_state.restore() == (["variable TZ"], [])
     assert time.tzname == before
 
 
-def test_a_mode_that_cannot_be_left_is_said(surroundings):
+def test_a_mode_that_cannot_be_restored_is_reported(initial_state):
     with torch.inference_mode():
-        _, left = surroundings.put_back()
+        _, left = initial_state.restore()
     assert "torch's inference mode" in left
 
 
@@ -247,7 +247,7 @@ def leave_a_pool_at_work():
 
 
 class SlowWriter(FileSystemWriter):
-    """Writes a checkpoint when it is told to."""
+    """Writes a checkpoint on request."""
 
     def __init__(self, path):
         super().__init__(path)
@@ -261,7 +261,7 @@ class SlowWriter(FileSystemWriter):
 
 def leave_a_checkpoint():
     writer = SlowWriter(Path.cwd())
-    with warnings.catch_warnings(action="ignore"):  # torch warns that no process group is there
+    with warnings.catch_warnings(action="ignore"):  # torch warns that there is no process group
         saved = async_save({"weight": torch.ones(1)}, storage_writer=writer)
         assert writer.begun.wait(60)
 
@@ -296,41 +296,41 @@ def leave_an_agent():
         ("the standard descriptors", leave_another_descriptor),
     ],
 )
-def test_what_is_left_for_good_replaces_the_gang(surroundings, name, leave):
+def test_permanent_changes_replace_the_gang(initial_state, name, leave):
     undo = leave()
     try:
-        assert surroundings.put_back() == ([], [name])
+        assert initial_state.restore() == ([], [name])
     finally:
         undo()
 
 
-def test_an_idle_pool_stays(surroundings):
+def test_an_idle_pool_stays(initial_state):
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(sum, (1, 2)).result() == 3
-        assert surroundings.put_back() == ([], [])
+        assert initial_state.restore() == ([], [])
 
 
 def test_a_closed_stream_replaces_the_gang(monkeypatch):
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO()))
-    surroundings = InitialState()
+    initial_state = InitialState()
     sys.stdout.close()
-    assert surroundings.put_back() == ([], ["the standard streams"])
+    assert initial_state.restore() == ([], ["the standard streams"])
 
 
-def test_modules_and_finders_that_a_test_adds_stay(surroundings, monkeypatch):
+def test_modules_and_finders_that_a_test_adds_stay(initial_state, monkeypatch):
     monkeypatch.setitem(sys.modules, "of_a_test", threading)
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, object()])
-    assert surroundings.put_back() == ([], [])
+    assert initial_state.restore() == ([], [])
 
 
-def test_what_a_module_sets_when_a_test_imports_it_stays(surroundings, monkeypatch, tmp_path):
+def test_changes_by_an_imported_module_stay(initial_state, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "late.py").write_text("import os, later\nos.environ['OF_MODULE'] = '1'\nos.umask(0o7)\n")
     (tmp_path / "later.py").write_text("import sys\nsys.setrecursionlimit(4321)\n")
-    surroundings = InitialState()
+    initial_state = InitialState()
     os.environ["OF_TEST"] = "1"
     importlib.import_module("late")
-    assert surroundings.put_back() == (["variable OF_TEST"], [])
+    assert initial_state.restore() == (["variable OF_TEST"], [])
     assert (os.environ["OF_MODULE"], os.umask(0o7), sys.getrecursionlimit()) == ("1", 0o7, 4321)
 
 
@@ -339,65 +339,65 @@ def test_a_timer_that_was_there_may_stay():
     try:
         others = InitialState()
         signal.setitimer(signal.ITIMER_VIRTUAL, 500.0)
-        assert others.put_back() == ([], [])
+        assert others.restore() == ([], [])
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
 
 
-def test_the_device_is_put_back_without_a_mode_that_slows_all_down(surroundings):
+def test_the_device_is_restored_without_a_mode_that_slows_down_all_functions(initial_state):
     torch.set_default_device("meta")
-    surroundings.put_back()
+    initial_state.restore()
     assert torch.ones(1).device.type == "cpu"
     assert not torch.overrides._len_torch_function_stack()
 
 
-def test_a_folder_that_was_removed_is_left(surroundings):
+def test_a_folder_that_was_removed_is_left(initial_state):
     remove_folder()
-    assert surroundings.put_back() == (["the working directory"], [])
+    assert initial_state.restore() == (["the working directory"], [])
 
 
-def test_what_cannot_be_put_back_is_said(surroundings, tmp_path):
+def test_state_that_cannot_be_restored_is_reported(initial_state, tmp_path):
     os.chdir("/")
     tmp_path.rmdir()
-    assert surroundings.put_back() == ([], ["the working directory"])
+    assert initial_state.restore() == ([], ["the working directory"])
 
 
-def test_what_a_wider_fixture_sets_stays_until_it_puts_it_back(surroundings):
-    with surroundings.widening():
+def test_changes_by_a_wider_fixture_stay_until_its_tear_down(initial_state):
+    with initial_state.extending():
         os.environ["LEFT_BEHIND"] = "1"
-    assert surroundings.put_back() == ([], [])
+    assert initial_state.restore() == ([], [])
     os.environ["LEFT_BEHIND"] = "2"
-    assert surroundings.put_back() == (["variable LEFT_BEHIND"], [])
+    assert initial_state.restore() == (["variable LEFT_BEHIND"], [])
     assert os.environ["LEFT_BEHIND"] == "1"
     del os.environ["LEFT_BEHIND"]
-    assert surroundings.put_back() == (["variable LEFT_BEHIND"], [])
+    assert initial_state.restore() == (["variable LEFT_BEHIND"], [])
     del os.environ["LEFT_BEHIND"]
-    surroundings.narrow()
-    assert surroundings.put_back() == ([], [])
+    initial_state.accept_restored()
+    assert initial_state.restore() == ([], [])
     os.environ["LEFT_BEHIND"] = "1"
-    assert surroundings.put_back() == (["variable LEFT_BEHIND"], [])
+    assert initial_state.restore() == (["variable LEFT_BEHIND"], [])
 
 
-def test_a_test_that_undoes_what_a_wider_fixture_set_is_seen(surroundings):
-    with surroundings.widening():
+def test_a_test_that_undoes_changes_of_a_wider_fixture_is_reported(initial_state):
+    with initial_state.extending():
         os.environ["LEFT_BEHIND"] = "1"
     del os.environ["LEFT_BEHIND"]
-    assert surroundings.put_back() == (["variable LEFT_BEHIND"], [])
+    assert initial_state.restore() == (["variable LEFT_BEHIND"], [])
     assert os.environ.pop("LEFT_BEHIND") == "1"
 
 
-def test_variables_of_pytest_and_of_torch_are_theirs(surroundings):
+def test_variables_of_pytest_and_torch_are_ignored(initial_state):
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = "/x"
     try:
-        assert surroundings.put_back() == ([], [])
+        assert initial_state.restore() == ([], [])
     finally:
         del os.environ["TORCHINDUCTOR_CACHE_DIR"]
 
 
-def test_the_hook_of_a_default_group_is_none_of_the_tests(surroundings, monkeypatch):
+def test_the_exception_hook_of_a_default_group_is_ignored(initial_state, monkeypatch):
     before = sys.excepthook
     monkeypatch.setattr(sys, "excepthook", before)
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     distributed.destroy_process_group()
     assert sys.excepthook is not before
-    assert surroundings.put_back() == ([], [])
+    assert initial_state.restore() == ([], [])

@@ -1,4 +1,4 @@
-"""Agents that run a part of their suite again, or in another order."""
+"""Agents that run selected tests of their suite, or in another order."""
 
 from itertools import groupby
 
@@ -31,19 +31,19 @@ def collected(agent):
     return [name.removeprefix("suite/") for name in agent.all(Collected)[0].tests]
 
 
-def test_only_what_is_named_runs_and_is_collected(run_agent):
+def test_only_selected_tests_are_collected(run_agent):
     agent = run_agent(FILES, world_size=1, only=(f"suite/{B2}", f"suite/{A1}", "suite/test_b.py::test_gone"))
     assert (ran(agent), collected(agent)) == ([A1, B2], [A1, B2])
     assert agent.all(Collected)[0].deselected == 0
 
 
-def test_a_module_that_skips_itself_is_named_by_its_own_name(run_agent):
+def test_a_module_that_skips_itself_can_be_selected(run_agent):
     agent = run_agent(FILES, world_size=1, only=(f"suite/{C}",))
     assert (ran(agent), collected(agent)) == ([], [C])
     assert agent.all(Finished)
 
 
-def test_nothing_is_collected_where_all_that_is_named_is_gone(run_agent):
+def test_nothing_is_collected_if_no_selected_test_exists(run_agent):
     agent = run_agent(FILES, world_size=1, only=("suite/test_b.py::test_gone",))
     assert collected(agent) == []
     assert agent.all(Finished)
@@ -51,7 +51,7 @@ def test_nothing_is_collected_where_all_that_is_named_is_gone(run_agent):
 
 @pytest.fixture
 def order(launch_fork, tmp_path_factory):
-    """The order in which an agent runs the tests."""
+    """A function that returns the order in which an agent runs the tests."""
 
     def order(**changes):
         agent = AgentRun(tmp_path_factory.mktemp("agent"), FILES, launch_fork, **{"world_size": 1, **changes}).go()
@@ -62,25 +62,25 @@ def order(launch_fork, tmp_path_factory):
     return order
 
 
-def test_another_order_keeps_files_and_classes_together_and_is_the_same_for_a_part(order):
+def test_shuffling_keeps_files_and_classes_together_and_ignores_the_selection(order):
     usual = order()
     everything = order(shuffle=3)
     assert everything != usual
     assert sorted(everything) == sorted(usual)
     files = [name for name, _ in groupby(everything, lambda name: name.split("::")[0])]
     assert len(files) == len(set(files))
-    of_class = [place for place, name in enumerate(everything) if "TestA" in name]
+    of_class = [index for index, name in enumerate(everything) if "TestA" in name]
     assert of_class == list(range(of_class[0], of_class[0] + 3))
     part = {A1, A5, B2}
     assert order(shuffle=3, only=tuple(f"suite/{name}" for name in part)) == [
-        each for each in everything if each in part
+        name for name in everything if name in part
     ]
 
 
-def test_orders_differ_by_their_seed_and_all_ranks_have_the_same(order):
+def test_the_seed_decides_the_order_on_all_ranks(order):
     assert len({tuple(order(shuffle=seed, world_size=2)) for seed in range(4)}) > 1
 
 
-def test_the_report_says_which_order_it_was(run_agent):
+def test_a_notice_has_the_seed_of_the_order(run_agent):
     notices = [event.text for event in run_agent(FILES, world_size=1, shuffle=3).all(Notice)]
     assert "The order of the tests is that of --shuffle 3." in notices

@@ -1,6 +1,6 @@
-"""Waits of one rank, in vain or not. As a program it makes them all, and prints what the counter says after each.
+"""Waits of one rank. As a program, it makes them all and prints whether the call counter has a failed wait after each.
 
-A process of its own, because a counter wraps torch's methods for good.
+This needs its own process, because a counter wraps torch's methods permanently.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ def shared_store():
 
 
 def ended(result):
-    """A future as a remote call returns it."""
+    """A future like that of a remote call."""
     future = torch._C.Future([])
     if isinstance(result, Exception):
         future._set_unwrap_func(lambda _: fail(result))
@@ -43,19 +43,19 @@ def fail(error):
     raise error
 
 
-def wait_in_vain():
-    ended(RuntimeError("words that nobody knows")).wait()
+def failing_wait():
+    ended(RuntimeError("an unknown message")).wait()
 
 
 @act
 def nothing():
-    """Waits for nobody."""
+    """Wait for no rank."""
 
 
 @act
 def swallows():
     with contextlib.suppress(RuntimeError):
-        wait_in_vain()
+        failing_wait()
 
 
 @act
@@ -66,20 +66,20 @@ def swallows_and_has_its_peer_later():
 
 @act
 def expects_it():
-    with pytest.raises(RuntimeError, match="nobody knows"):
-        wait_in_vain()
+    with pytest.raises(RuntimeError, match="an unknown message"):
+        failing_wait()
 
 
 @act
 def expects_it_by_unittest():
     with unittest.TestCase().assertRaises(RuntimeError):  # noqa: PT027 - the other way
-        wait_in_vain()
+        failing_wait()
 
 
 @act
 def expects_something_else():
     with contextlib.suppress(AssertionError), pytest.raises(RuntimeError, match="mismatch"):
-        wait_in_vain()
+        failing_wait()
 
 
 @act
@@ -105,7 +105,7 @@ def added_by_a_peer(store, number):
 @act
 def polls_a_number():
     store = shared_store()
-    assert [store.add("arrived", each) for each in (1, 0, 0, 0, 0)] == [1] * 5
+    assert [store.add("arrived", number) for number in (1, 0, 0, 0, 0)] == [1] * 5
 
 
 @act
@@ -209,7 +209,7 @@ def uses_a_store_wrongly():
 
 
 def main():
-    """Print what each has waited for at its end: the seconds, or None."""
+    """Print the seconds of each failed wait at its end, or None."""
     seen, own = open_log()
     counter = CallCounter(CallLog(map_log(own)), 1)
     found = {}

@@ -1,4 +1,4 @@
-"""Agents that share a suite: together they run each test once."""
+"""Agents that run shards of a suite: together they run each test once."""
 
 import json
 
@@ -27,7 +27,7 @@ B1, B2, B3 = (f"suite/test_b.py::test_{number}" for number in (1, 2, 3))
 
 @pytest.fixture
 def run_share(launch_fork, tmp_path_factory):
-    """Runs the agent of one share to its end."""
+    """Run the agent of one shard to its end."""
 
     def run(files, number, count, **changes):
         share = JobShard(number=number, count=count)
@@ -42,7 +42,7 @@ def run_share(launch_fork, tmp_path_factory):
 
 @pytest.fixture
 def run_shares(run_share):
-    """Runs the agent of each share."""
+    """Run the agents of all shards."""
 
     def run(files, count, **changes):
         return [run_share(files, number, count, **changes) for number in range(1, count + 1)]
@@ -58,7 +58,7 @@ def ran(agent):
     return list(dict.fromkeys(record.nodeid for record in agent.all(TestStarted)))
 
 
-def test_each_test_is_run_by_one_of_the_agents_in_its_files_order(run_shares):
+def test_each_test_runs_in_one_shard_in_order(run_shares):
     agents = run_shares(FILES, 2)
     assert [ran(agent) for agent in agents] == [[B1, B2, B3], [A1, A2]]
     assert [collected(agent) for agent in agents] == [["suite/test_c.py", B1, B2, B3], [A1, A2]]
@@ -72,19 +72,19 @@ def test_a_broken_module_is_an_error_of_every_share_and_its_neighbours_run(run_s
     assert [[failed.nodeid for failed in agent.all(CollectionFailed)] for agent in agents] == [["suite/test_d.py"]] * 2
 
 
-def test_all_agents_say_that_they_have_made_the_same_split(run_shares):
+def test_all_agents_report_the_same_split(run_shares):
     [one], [two] = (agent.all(Shared) for agent in run_shares(FILES, 2))
     assert one.split == two.split
     assert (one.elsewhere, two.elsewhere) == (2, 4)
 
 
-def test_tests_of_other_shares_do_not_count_as_deselected(run_shares):
+def test_tests_of_other_shards_do_not_count_as_deselected(run_shares):
     agents = run_shares(FILES, 2, isolation="test", pytest_args=("-k", "test_1"))
     assert [ran(agent) for agent in agents] == [[A1], [B1]]
     assert [agent.all(Collected)[0].deselected for agent in agents] == [3, 3]
 
 
-def test_an_agent_without_a_share_runs_nothing_and_fails_nothing(run_shares):
+def test_an_agent_with_an_empty_shard_passes(run_shares):
     agents = run_shares({"test_a.py": "def test_1(): pass\n"}, 2)
     assert [collected(agent) for agent in agents] == [[A1], []]
     assert not agents[1].all(CollectionFailed)
@@ -92,7 +92,7 @@ def test_an_agent_without_a_share_runs_nothing_and_fails_nothing(run_shares):
     assert agents[1].all(Finished)
 
 
-def test_what_failed_last_time_is_shared_and_nothing_else_runs(run_share, tmp_path):
+def test_last_failed_tests_are_split_into_shards(run_share, tmp_path):
     source = "class TestA:\n" + "".join(f"    def test_{number}(self): pass\n" for number in range(6))
     failed = [f"suite/test_a.py::TestA::test_{number}" for number in (1, 4)]
     agents = []
@@ -105,13 +105,13 @@ def test_what_failed_last_time_is_shared_and_nothing_else_runs(run_share, tmp_pa
     assert [ran(agent) for agent in agents] == [[failed[0]], [failed[1]], []]
 
 
-def test_an_agent_with_the_whole_suite_says_nothing_of_shares(run_agent):
+def test_an_agent_with_the_whole_suite_reports_no_shards(run_agent):
     agent = run_agent(FILES, world_size=1)
     assert not agent.all(Shared)
     assert set(collected(agent)) == {"suite/test_c.py", A1, A2, B1, B2, B3}
 
 
-def test_stepwise_is_refused_in_a_share_with_what_to_do_instead(start_agent):
+def test_stepwise_is_rejected_in_a_shard_with_a_remedy(start_agent):
     share = JobShard(number=1, count=2)
     agent = start_agent(FILES, world_size=1, share=share, pytest_args=("--sw",)).go()
     agent.wait()
@@ -121,7 +121,7 @@ def test_stepwise_is_refused_in_a_share_with_what_to_do_instead(start_agent):
     assert "`--lf`" in failure.message
 
 
-def test_a_marker_that_makes_no_sense_fails_the_collection_of_a_share(run_agent):
+def test_an_invalid_marker_fails_the_collection_of_a_shard(run_agent):
     source = "import pytest\n@pytest.mark.isolation('tests')\ndef test_1(): pass\n"
     agent = run_agent({"test_a.py": source}, world_size=1, share=JobShard(number=1, count=2))
     [failure] = agent.all(CollectionFailed)
@@ -129,7 +129,7 @@ def test_a_marker_that_makes_no_sense_fails_the_collection_of_a_share(run_agent)
     assert not agent.ends
 
 
-def test_a_class_that_keeps_its_ranks_is_not_torn_apart(run_shares):
+def test_a_class_that_keeps_its_ranks_is_not_split(run_shares):
     body = "".join(f"    def test_{number}(self): pass\n" for number in range(3))
     source = (
         "from allranks.testing import MultiProcContinuousTest\n"
