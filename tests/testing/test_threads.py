@@ -22,12 +22,12 @@ pytest_plugins = ["pytester"]
 PLUGIN = ("-p", "allranks.testing.fixtures", "-p", "no:hypothesispytest")
 
 
-def of_test(seconds):
+def test_folder(seconds):
     return TimeLimit(value=seconds, setting="thread_timeout")
 
 
-LONG = JoinLimits(total=of_test(60))
-SHORT = JoinLimits(total=of_test(0.3), settling=0.1, grace=10)
+LONG = JoinLimits(total=test_folder(60))
+SHORT = JoinLimits(total=test_folder(0.3), settling=0.1, grace=10)
 
 
 def outcomes(size, body, patience=LONG):
@@ -93,7 +93,7 @@ def test_ranks_that_fail_alike_are_all_failures():
         dist.barrier()
         assert dist.get_world_size() == 7
 
-    error = error_of(3, body, JoinLimits(total=of_test(60), settling=20))
+    error = error_of(3, body, JoinLimits(total=test_folder(60), settling=20))
     peers = words_for_ranks([rank for rank in range(3) if rank != error.leading])
     assert str(error).splitlines()[1:] == [f"  {peers} failed alike"]
 
@@ -183,7 +183,7 @@ def test_peers_that_wait_for_a_rank_that_skipped_are_stopped():
             pytest.skip("not me")
         dist.barrier()
 
-    error = error_of(2, body, JoinLimits(total=of_test(60), grace=0.1))
+    error = error_of(2, body, JoinLimits(total=test_folder(60), grace=0.1))
     assert "rank 0 aborted by rank 1, which skipped: it waited for its peers in" in str(error)
 
 
@@ -219,7 +219,7 @@ def test_a_thread_that_cannot_be_broken_off_is_left_and_said_and_harms_no_later_
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        error = error_of(2, body, JoinLimits(total=of_test(0.2), settling=0.1, grace=0.2))
+        error = error_of(2, body, JoinLimits(total=test_folder(0.2), settling=0.1, grace=0.2))
         assert "its thread cannot be broken off and is left" in str(error)
         [left] = [thread for thread in threading.enumerate() if thread.name == "rank 1"]
         release.set()

@@ -22,7 +22,7 @@ from allranks.protocol.skip_codes import SkipCode
 from allranks.testing.environment import RankEnvironment
 from allranks.testing.markers import WrongMarkerError, is_foreign, marker_lines, requirements_of_item
 from allranks.testing.plain_world import PlainWorld
-from allranks.testing.shared_files import FileBarrier, FolderOfGang, FolderOfTest, put_up, read_when_up, remove
+from allranks.testing.shared_files import FileBarrier, GangFolder, TestFolder, publish, read_published, remove
 from allranks.testing.skips import skip
 from allranks.testing.stores import open_store
 
@@ -49,7 +49,7 @@ def generator_of_rank(seed: int, rank: int) -> "torch.Generator":
 
 _TESTS_RUN = pytest.StashKey[int]()
 _LAST_STORE = pytest.StashKey["TCPStore"]()
-_LAST_FOLDER = pytest.StashKey[FolderOfTest]()
+_LAST_FOLDER = pytest.StashKey[TestFolder]()
 WORLD = pytest.StashKey[PlainWorld]()
 """The world of ranks that allranks did not start, once something needs it."""
 
@@ -222,27 +222,27 @@ def subgroup(_plain_world: PlainWorld | None) -> Iterator[SubgroupMaker]:
 @pytest.fixture(scope="session")
 def _gang_folder(
     rank_environment: RankEnvironment, _plain_world: PlainWorld | None, tmp_path_factory: pytest.TempPathFactory
-) -> FolderOfGang:
+) -> GangFolder:
     """The folder that this rank's gang shares; without an agent, rank 0 makes a temporary one."""
     if rank_environment.shared is not None:
-        return FolderOfGang(rank_environment.shared)
+        return GangFolder(rank_environment.shared)
     if _plain_world is None:
         msg = "the agent names no folder that the ranks of its gang share (ALLRANKS_SHARED)"
         raise RuntimeError(msg)
-    return FolderOfGang(_plain_world.shared_folder(lambda: tmp_path_factory.mktemp("gang")))
+    return GangFolder(_plain_world.shared_folder(lambda: tmp_path_factory.mktemp("gang")))
 
 
 @pytest.fixture
 def _test_folder(
-    request: pytest.FixtureRequest, rank_environment: RankEnvironment, _gang_folder: FolderOfGang
-) -> FolderOfTest:
+    request: pytest.FixtureRequest, rank_environment: RankEnvironment, _gang_folder: GangFolder
+) -> TestFolder:
     """The folder that the ranks share in this test. Under an agent, the previous test's folder is removed."""
     stash = request.config.stash
     last = stash.get(_LAST_FOLDER, None)
     # No rank begins a test before all have ended the previous one, so no rank uses that folder any more.
     if last is not None and rank_environment.rank == 0 and rank_environment.shared is not None:
         remove(last)
-    stash[_LAST_FOLDER] = folder = _gang_folder.of_test(request.node.nodeid, stash.get(_TESTS_RUN, 0))
+    stash[_LAST_FOLDER] = folder = _gang_folder.test_folder(request.node.nodeid, stash.get(_TESTS_RUN, 0))
     return folder
 
 
@@ -255,47 +255,47 @@ class XdistFixtures:
         return f"gw{rank}"
 
     @pytest.fixture(scope="session")
-    def testrun_uid(self, rank: int, _gang_folder: FolderOfGang) -> str:
+    def testrun_uid(self, rank: int, _gang_folder: GangFolder) -> str:
         """An id that the ranks of a gang share, and nobody else has."""
         notice = _gang_folder.path / "testrun_uid"
         if rank == 0:
-            put_up(notice, uuid.uuid4().hex)
-        return read_when_up(notice, "the id of this run")
+            publish(notice, uuid.uuid4().hex)
+        return read_published(notice, "the id of this run")
 
 
 @pytest.fixture(scope="session")
-def shared_dir(_gang_folder: FolderOfGang) -> Path:
+def shared_dir(_gang_folder: GangFolder) -> Path:
     """A temporary directory that all ranks of the gang share while the gang lives."""
-    return _gang_folder.of_the_author
+    return _gang_folder.files
 
 
 @pytest.fixture
-def shared_tmp_path(_test_folder: FolderOfTest) -> Path:
+def shared_tmp_path(_test_folder: TestFolder) -> Path:
     """A temporary directory that all ranks share, new for each test and removed afterwards."""
-    return _test_folder.of_the_author
+    return _test_folder.files
 
 
 @pytest.fixture
-def file_barrier(_test_folder: FolderOfTest, rank: int, world_size: int) -> FileBarrier:
+def file_barrier(_test_folder: TestFolder, rank: int, world_size: int) -> FileBarrier:
     """``file_barrier(timeout=60.0)`` blocks each rank until all have arrived, without a process group."""
-    return FileBarrier(_test_folder.of_the_barrier, rank, world_size)
+    return FileBarrier(_test_folder.barrier, rank, world_size)
 
 
 @pytest.fixture
-def broadcast_file(_test_folder: FolderOfTest, rank: int) -> Path:
+def broadcast_file(_test_folder: TestFolder, rank: int) -> Path:
     """An empty temporary file that rank 0 creates and all ranks share, without a process group."""
-    notice = _test_folder.of_notices / "file"
+    notice = _test_folder.published / "file"
     if rank == 0:
-        descriptor, name = tempfile.mkstemp(dir=_test_folder.of_notices, prefix="broadcast-")
+        descriptor, name = tempfile.mkstemp(dir=_test_folder.published, prefix="broadcast-")
         os.close(descriptor)
-        put_up(notice, name)
-    return Path(read_when_up(notice, "the name of the file"))
+        publish(notice, name)
+    return Path(read_published(notice, "the name of the file"))
 
 
 @pytest.fixture
-def store(request: pytest.FixtureRequest, rank_environment: RankEnvironment, _test_folder: FolderOfTest) -> "TCPStore":
+def store(request: pytest.FixtureRequest, rank_environment: RankEnvironment, _test_folder: TestFolder) -> "TCPStore":
     """A new, empty store over all ranks, served by rank 0; it needs no process group."""
-    opened = open_store(rank_environment, _test_folder.of_notices / "store")
+    opened = open_store(rank_environment, _test_folder.published / "store")
     # The server must outlive the test on the slowest rank, and rank 0 does not know about that before its next test
     # begins. No fixture lives that long: session fixtures end within the teardown of the last test.
     request.config.stash[_LAST_STORE] = opened

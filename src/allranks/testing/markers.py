@@ -13,7 +13,7 @@ from allranks.testing import skips
 from allranks.testing.skips import Requirement, requirements_of
 
 
-def plain_mark(name: str, *args: str) -> pytest.MarkDecorator:
+def unregistered_mark(name: str, *args: str) -> pytest.MarkDecorator:
     """A mark that needs no registration.
 
     Under ``--strict-markers``, ``pytest.mark.NAME`` is an error if the plugin that registers NAME is not loaded, and a
@@ -22,7 +22,7 @@ def plain_mark(name: str, *args: str) -> pytest.MarkDecorator:
     return pytest.MarkDecorator(pytest.Mark(name, args, {}, _ispytest=True), _ispytest=True)
 
 
-HARNESS_MARKERS = (
+AGENT_MARKERS = (
     "no_process_group: this test makes its own process group, or needs none",
     "test_group(name): launcher tests of one group never overlap one another, such as tests that bind one port",
     "isolation(kind): how long the ranks of this test live: test, file or job",
@@ -79,7 +79,7 @@ _NAMES = frozenset({"isolation", "time_limit", *REQUIREMENT_MARKERS})
 
 def marker_lines() -> Iterator[str]:
     """All markers, as ``pytest --markers`` shows them."""
-    yield from HARNESS_MARKERS
+    yield from AGENT_MARKERS
     for name, words in REQUIREMENT_MARKERS.items():
         yield f"{_usage(name)}: {words}"
 

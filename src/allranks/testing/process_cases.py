@@ -16,23 +16,23 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore, HashStore  # type: ignore[attr-defined]  # public, but not exported for mypy
 
-from allranks.agent.launch.launch import LaunchContext, LaunchTerms
-from allranks.agent.launch.launched_rank import LaunchedRank, RankTerms
+from allranks.agent.launch.launch import LaunchContext, LaunchOptions
+from allranks.agent.launch.launched_rank import LaunchedRank, RankOptions
 from allranks.agent.launch.own_ranks import (
     RANKS_ATTRIBUTE,
     KeptRanks,
     OwnRanks,
-    RankLife,
+    RankCallbacks,
     end_ranks_of,
-    exit_as_asked,
-    expected_ends,
-    kept_by,
+    exit_process,
+    expected_exits,
+    live_ranks_of,
     no_ranks_error,
-    run_in,
+    run_in_kept_ranks,
 )
-from allranks.agent.launch.plain import PlainSurroundings, meeting_file
+from allranks.agent.launch.plain import PlainLaunchContext, rendezvous_file
 from allranks.testing.environment import RankEnvironment, accelerator_count
-from allranks.testing.markers import plain_mark
+from allranks.testing.markers import unregistered_mark
 from allranks.testing.settings import fresh_dynamo
 from allranks.testing.tensors import TensorEquality
 
@@ -43,7 +43,7 @@ class LauncherTestCase(TensorEquality, unittest.TestCase):
     allranks_launcher: ClassVar[bool] = True
     """Tells an agent that the tests start their ranks themselves."""
 
-    allranks_surroundings: ClassVar[LaunchContext | None] = None
+    allranks_launch_context: ClassVar[LaunchContext | None] = None
     """Set by an agent in the launching process; None under a plain pytest or unittest."""
 
     MAIN_PROCESS_RANK: ClassVar[int] = -1
@@ -77,10 +77,10 @@ class LauncherTestCase(TensorEquality, unittest.TestCase):
         raise NotImplementedError
 
     def _surroundings(self) -> LaunchContext:
-        return self.allranks_surroundings or PlainSurroundings(self.peer_grace)
+        return self.allranks_launch_context or PlainLaunchContext(self.peer_grace)
 
-    def _terms(self) -> LaunchTerms:
-        return self._surroundings().launch_terms(self)
+    def _terms(self) -> LaunchOptions:
+        return self._surroundings().launch_options(self)
 
     def _run_and_clean_up(self, test_name: str, tell: Callable[[Exception], None]) -> None:
         """Run a test and its clean-ups in this rank; `tell` reports at once that an exception ended the test."""
@@ -173,7 +173,7 @@ class MultiProcessTestCase(LauncherTestCase):
         self.skip_return_code_checks: list[Callable[..., object]] = []
         """Tests whose ranks may end in any way except by an exception of the test."""
         self.rank = self.MAIN_PROCESS_RANK
-        self.file_name = self.enterContext(meeting_file())
+        self.file_name = self.enterContext(rendezvous_file())
 
     def _current_test_name(self) -> str:
         return self._testMethodName
@@ -186,22 +186,22 @@ class MultiProcessTestCase(LauncherTestCase):
         """Wait for the ranks, and raise their outcome as the test's."""
         if self._ranks is None:
             raise no_ranks_error(self.id())
-        self._ranks.join(expected_ends(self, fn))
+        self._ranks.join(expected_exits(self, fn))
 
-    def _be_rank(self, launched: LaunchedRank, terms: RankTerms) -> int:
+    def _be_rank(self, launched: LaunchedRank, terms: RankOptions) -> int:
         """Run in a fork: run the test on a fresh test case, and report its outcome; returns the exit status."""
         outcome = launched.run(terms, lambda: self._run_in_rank(launched))
         return self.TEST_ERROR_EXIT_CODE if outcome.is_bad else 0
 
     def _run_in_rank(self, launched: LaunchedRank) -> None:
-        pipe = RankPipe(launched.tell)
+        pipe = RankPipe(launched.report_failure)
         try:
             self._run(launched.number, self._current_test_name(), self.file_name, pipe)
         except SystemExit as exit_:
             # A `_run` written for torch's class may exit after the test.
             if pipe.has_run and not exit_.code:
                 return
-            exit_as_asked(exit_)
+            exit_process(exit_)
 
     @classmethod
     def _run(cls, rank: int, test_name: str, file_name: str, parent_pipe: RankPipe, **_kwargs: object) -> None:
@@ -307,14 +307,14 @@ class MultiProcContinuousTest(LauncherTestCase):
         """Start the ranks, if this is the class's first test, or the first after a bad one."""
         super().setUp()
         self.rank = self.MAIN_PROCESS_RANK
-        if kept_by(type(self)) is None:
+        if live_ranks_of(type(self)) is None:
             self._start_ranks()
 
     def _start_ranks(self) -> None:
         cls = type(self)
         cls.world_size = cls._size_of_world()
         _skip_without_backend(cls.backend_str())
-        life = RankLife(join=self._join, run=cls._run_as, leave=destroy_group)
+        life = RankCallbacks(join=self._join, run=cls._run_as, leave=destroy_group)
         ranks = KeptRanks(self, self._surroundings(), cls.world_size, life)
         cls.rdvz_file = ranks.file
         setattr(cls, RANKS_ATTRIBUTE, ranks)
@@ -327,7 +327,7 @@ class MultiProcContinuousTest(LauncherTestCase):
 
     def _join_processes(self, fn: Callable[[], object]) -> None:  # noqa: ARG002 - the ranks find it by its name
         """Have the ranks run this test, and raise their outcome as the test's."""
-        ranks = kept_by(type(self))
+        ranks = live_ranks_of(type(self))
         if ranks is None:
             msg = (
                 f"there are no ranks for {self.id()}\n"
@@ -335,7 +335,7 @@ class MultiProcContinuousTest(LauncherTestCase):
                 "Call super().setUp() first in setUp."
             )
             raise RuntimeError(msg)
-        run_in(ranks, self)
+        run_in_kept_ranks(ranks, self)
 
     @classmethod
     def _size_of_world(cls) -> int:
@@ -361,7 +361,7 @@ class MultiProcContinuousTest(LauncherTestCase):
     def _run_as(self, launched: LaunchedRank) -> None:
         """Run this test in a rank."""
         self.rank = launched.number
-        self._run_and_clean_up(self._testMethodName, launched.tell)
+        self._run_and_clean_up(self._testMethodName, launched.report_failure)
 
 
 def destroy_group() -> None:
@@ -463,7 +463,7 @@ class DynamoDistributedSingleProcTestCase(TensorEquality, unittest.TestCase):
     """
 
     # Its only rank has its own world, so an agent need not create one.
-    pytestmark: ClassVar[pytest.MarkDecorator] = plain_mark("no_process_group")
+    pytestmark: ClassVar[pytest.MarkDecorator] = unregistered_mark("no_process_group")
 
     rank: ClassVar[int] = 0
     """The rank in the group."""

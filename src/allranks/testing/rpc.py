@@ -30,8 +30,8 @@ from torch.distributed.rpc import (  # type: ignore[attr-defined]  # torch has n
 )
 
 from allranks.testing.environment import RankEnvironment
-from allranks.testing.markers import plain_mark
-from allranks.testing.shared_files import put_up, read_when_up, wait_until
+from allranks.testing.markers import unregistered_mark
+from allranks.testing.shared_files import publish, read_published, wait_until
 from allranks.testing.stores import host_of
 
 _SECONDS = 20
@@ -261,7 +261,7 @@ class NoMeetingPointError(RuntimeError):
 
 
 @contextmanager
-def meeting_point(environment: RankEnvironment, name: str) -> Iterator[str]:
+def rpc_rendezvous(environment: RankEnvironment, name: str) -> Iterator[str]:
     """An init method for RPC that no other test can use.
 
     Rank 0 opens a store on a port that the kernel chooses, and publishes it in a file in the gang's folder. Without an
@@ -276,11 +276,11 @@ def meeting_point(environment: RankEnvironment, name: str) -> Iterator[str]:
         store = TCPStore(host, 0, environment.world_size, is_master=True, wait_for_workers=False, multi_tenant=True)
         url = f"tcp://{host}:{store.port}"
         if environment.shared is not None:
-            put_up(_notice(environment.shared, name), url)
+            publish(_notice(environment.shared, name), url)
         yield url
         del store
     else:
-        yield read_when_up(_notice(environment.shared or Path(), name), "where the RPC workers meet")
+        yield read_published(_notice(environment.shared or Path(), name), "where the RPC workers meet")
 
 
 def _notice(shared: Path, name: str) -> Path:
@@ -324,7 +324,7 @@ _LEAVING_TIMEOUT = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorldWishes:
+class WorldOptions:
     """The arguments of :func:`with_rpc`."""
 
     setup_rpc: bool = True
@@ -419,7 +419,7 @@ def with_rpc(  # noqa: PLR0913 - the four of torch's decorator, by the same name
         NoMeetingPointError: From the decorated test, if neither an agent nor torchrun started the ranks.
         RuntimeError: From the decorated test: the peers did not shut down in time, or references are left.
     """
-    wishes = WorldWishes(
+    wishes = WorldOptions(
         setup_rpc=setup_rpc,
         clean_shutdown=clean_shutdown,
         faulty_messages=faulty_messages,
@@ -436,12 +436,12 @@ def with_rpc(  # noqa: PLR0913 - the four of torch's decorator, by the same name
     return decorate if test is None else decorate(test)
 
 
-def _decorated(test: Callable[P, R], wishes: WorldWishes) -> Callable[P, R]:
+def _decorated(test: Callable[P, R], wishes: WorldOptions) -> Callable[P, R]:
     digest = hashlib.blake2b(f"{test.__module__}.{test.__qualname__}".encode(), digest_size=8).hexdigest()
 
     # torch destroys the context of its references at the first shutdown of a process and creates no other (2.13: the
     # owner of a reference from a second world waits 100 s for its deletion), so a test needs its own ranks.
-    @plain_mark("isolation", "test")
+    @unregistered_mark("isolation", "test")
     @functools.wraps(test)
     def in_world(*args: P.args, **kwargs: P.kwargs) -> R:
         owner = args[0] if args and hasattr(args[0], "rank") and hasattr(args[0], "world_size") else None
@@ -457,7 +457,7 @@ def number_of_world() -> int:
 
 
 @contextmanager
-def world_around(owner: Any, wishes: WorldWishes, meeting: str) -> Iterator[None]:  # noqa: ANN401 - any object with a rank
+def world_around(owner: Any, wishes: WorldOptions, meeting: str) -> Iterator[None]:  # noqa: ANN401 - any object with a rank
     """The RPC world that the arguments of :func:`with_rpc` describe, within the ``with``."""
     if owner is not None:
         owner.worker_id = owner.rank
@@ -473,14 +473,14 @@ def world_around(owner: Any, wishes: WorldWishes, meeting: str) -> Iterator[None
                 yield
 
 
-def _meeting(owner: Any, wishes: WorldWishes, name: str) -> Any:  # noqa: ANN401 - as above
+def _meeting(owner: Any, wishes: WorldOptions, name: str) -> Any:  # noqa: ANN401 - as above
     given = wishes.init_method or getattr(owner, "init_method", None)
     if given is None and getattr(owner, "file_name", None) is not None:
         given = f"file://{owner.file_name}"
-    return meeting_point(RankEnvironment.read(), name) if given is None else nullcontext(given)
+    return rpc_rendezvous(RankEnvironment.read(), name) if given is None else nullcontext(given)
 
 
-def _worker_of(owner: Any, wishes: WorldWishes, url: str) -> _Worker:  # noqa: ANN401 - as above
+def _worker_of(owner: Any, wishes: WorldOptions, url: str) -> _Worker:  # noqa: ANN401 - as above
     place = RankEnvironment.read() if owner is None else owner
     agent = wishes.chosen_agent()
     backend = getattr(owner, "rpc_backend", None)
@@ -507,20 +507,20 @@ def _init(worker: _Worker) -> None:
 
 
 @contextmanager
-def _shut_down_after(wishes: WorldWishes) -> Iterator[None]:
+def _shut_down_after(wishes: WorldOptions) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        leave_at_once()
+        shut_down_at_once()
         raise
     # A test may have shut RPC down itself.
     if is_up():
         rpc.shutdown(graceful=wishes.clean_shutdown, timeout=wishes.shutdown_timeout)
 
 
-def leave_at_once() -> None:
+def shut_down_at_once() -> None:
     """Shut RPC down after a failure, without waiting for the peers."""
-    forgive_references()
+    ignore_rref_leaks()
     if is_up():
         # It waits for calls that this worker runs, however long they last; the failure must not.
         leaving = threading.Thread(target=rpc.shutdown, kwargs={"graceful": False}, daemon=True)
@@ -528,7 +528,7 @@ def leave_at_once() -> None:
         leaving.join(_LEAVING_TIMEOUT)
 
 
-def forgive_references() -> None:
+def ignore_rref_leaks() -> None:
     """Let the world end with references: a failure's traceback can hold them, and their error would hide it."""
     rpc.api._ignore_rref_leak = True  # noqa: SLF001 - torch's only switch for it, put back below
 
@@ -752,13 +752,13 @@ def rpc_world(
         RuntimeError: The peers did not shut down in time, or references are left.
     """
     world = RpcWorld(RankEnvironment.read().world_size)
-    wishes = WorldWishes(agent=agent, rpc_timeout=rpc_timeout, shutdown_timeout=shutdown_timeout)
+    wishes = WorldOptions(agent=agent, rpc_timeout=rpc_timeout, shutdown_timeout=shutdown_timeout)
     with world_around(None, wishes, f"kept-{number_of_world()}"):
         yield world
         if world.is_torn:
-            leave_at_once()
+            shut_down_at_once()
         elif world.has_failed:
-            forgive_references()  # but stay until the peers have ended the check, too
+            ignore_rref_leaks()  # but stay until the peers have ended the check, too
 
 
 def _references() -> str:

@@ -87,14 +87,14 @@ class FileBarrier:
         return self._folder / f"{number}-{rank}"
 
 
-def put_up(notice: Path, text: str) -> None:
+def publish(notice: Path, text: str) -> None:
     """Publish a text atomically: if the file is visible, so is all of the text."""
     draft = notice.with_name(f"{notice.name}.draft")
     draft.write_text(text, encoding="utf-8")
     draft.rename(notice)
 
 
-def read_when_up(notice: Path, what: str, timeout: float = DEFAULT_TIMEOUT) -> str:
+def read_published(notice: Path, what: str, timeout: float = DEFAULT_TIMEOUT) -> str:
     """Wait for a published text, and return it; a :class:`PeerTimeoutError` says that it did not come in time."""
     if not wait_until(notice.exists, timeout):
         msg = f"rank 0 did not tell {what} within {timeout:g} s"
@@ -111,45 +111,45 @@ def _made(folder: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class FolderOfTest:
+class TestFolder:
     """The folder that the ranks share in one test."""
 
     path: Path
 
     @property
-    def of_the_author(self) -> Path:
+    def files(self) -> Path:
         """The folder for the test's own files."""
         return _made(self.path / "files")
 
     @property
-    def of_the_barrier(self) -> Path:
+    def barrier(self) -> Path:
         """The folder of the barrier."""
         return _made(self.path / "barrier")
 
     @property
-    def of_notices(self) -> Path:
+    def published(self) -> Path:
         """The folder of the texts that rank 0 publishes."""
         return _made(self.path / "notices")
 
 
 @dataclass(frozen=True)
-class FolderOfGang:
+class GangFolder:
     """The folder that the ranks share while their gang lives."""
 
     path: Path
 
     @property
-    def of_the_author(self) -> Path:
+    def files(self) -> Path:
         """The folder for files of tests and fixtures."""
         return _made(self.path / "files")
 
-    def of_test(self, nodeid: str, number: int) -> FolderOfTest:
+    def test_folder(self, nodeid: str, number: int) -> TestFolder:
         """The folder of one run of one test: the number of tests that the gang has run tells repetitions apart."""
         digest = hashlib.blake2b(nodeid.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
         words = re.sub(r"\W+", "-", nodeid.rpartition("::")[2], flags=re.ASCII)[:_NAME_LIMIT].strip("-")
-        return FolderOfTest(self.path / "tests" / "-".join(filter(None, (str(number), words, digest))))
+        return TestFolder(self.path / "tests" / "-".join(filter(None, (str(number), words, digest))))
 
 
-def remove(folder: FolderOfTest) -> None:
+def remove(folder: TestFolder) -> None:
     """Remove the files of a test; errors are ignored, because the job's folder is removed with the job."""
     shutil.rmtree(folder.path, ignore_errors=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.testing.environment import RankEnvironment
-from allranks.testing.shared_files import DEFAULT_TIMEOUT, put_up, read_when_up
+from allranks.testing.shared_files import DEFAULT_TIMEOUT, publish, read_published
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not exported for mypy
@@ -96,9 +96,9 @@ def open_store(environment: RankEnvironment, notice: Path) -> "TCPStore":
     if environment.rank == 0:
         host = host_of(environment)
         store = TCPStore(host, 0, environment.world_size, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
-        put_up(notice, f"{store.port} {host}")
+        publish(notice, f"{store.port} {host}")
         return store
-    port, host = read_when_up(notice, "the port of the store").split(" ", maxsplit=1)
+    port, host = read_published(notice, "the port of the store").split(" ", maxsplit=1)
     return TCPStore(host, int(port), environment.world_size, wait_for_workers=False, timeout=_TIMEOUT)
 
 

@@ -33,7 +33,7 @@ from allranks.agent.launch.plain import default_limit, default_timeout
 from allranks.protocol.config import TimeLimit
 from allranks.protocol.outcomes import Outcome
 from allranks.protocol.skip_codes import SkipCode
-from allranks.testing.markers import plain_mark
+from allranks.testing.markers import unregistered_mark
 from allranks.testing.tensors import TensorEquality
 
 
@@ -474,7 +474,7 @@ class MultiThreadedTestCase(TensorEquality, unittest.TestCase):
     """
 
     # Its ranks have their own world, so an agent need not create one.
-    pytestmark: ClassVar[pytest.MarkDecorator] = plain_mark("no_process_group")
+    pytestmark: ClassVar[pytest.MarkDecorator] = unregistered_mark("no_process_group")
 
     MAIN_THREAD_RANK: ClassVar[int] = -1
     """The ``rank`` of the test case in the main thread."""

@@ -69,7 +69,7 @@ def test_each_folder_of_a_suite_has_a_file_of_its_own_tests(code):
 
 def test_an_entry_is_of_one_file_which_it_can_name(code):
     named, other = Item("suite/test_a.py::TestX::test_y"), Item("suite/test_b.py::TestX::test_y")
-    with pytest.raises(SuiteListError, match=r"is a test of suite/test_a.py and of suite/test_b.py: name"):
+    with pytest.raises(SuiteListError, match=r"matches tests of suite/test_a.py and of suite/test_b.py; write"):
         expect_failures([named, other], config(), code)
     (code / "suite" / FILE).write_text(ENTRY.replace("TestX", "test_b.py::TestX"))
     named.marks = []

@@ -65,7 +65,7 @@ def threaded(run_once):
 def test_a_notice_names_module_and_thread(threaded):
     [notice] = threaded.all(Notice)
     assert notice.nodeid == "suite/test_threaded.py"
-    assert notice.text.startswith("Importing it starts the thread heartbeat, which no fork of this process has")
+    assert notice.text.startswith("Importing it starts the thread heartbeat, which forks of this process do not have")
     assert not threaded.all(CollectionFailed)
 
 
@@ -169,7 +169,7 @@ def test_a_file_that_cannot_be_imported_again_is_an_error_of_its_tests(run_agent
     agent = run_agent({"test_once.py": ONLY_ONCE}, world_size=1)
     case = agent.cases(0)["test_never_runs"]
     assert case.outcome == "errored"
-    assert case.message.startswith("the files of this test could not be imported again, in a process of their own: ")
+    assert case.message.startswith("the test's files could not be imported again in a new process: ")
     assert "no second import" in case.message
     assert "test_once.py" in case.text
 

@@ -275,7 +275,7 @@ def test_a_fork_server_that_is_asked_for_nonsense_says_so():
         done = subprocess.run(command, pass_fds=numbers, capture_output=True, text=True, check=False)
         told = parse_reply(own.recv(1 << 16))
     assert isinstance(told, AgentFailed)
-    assert told.message.startswith("what the supervisor asked for ")
+    assert told.message.startswith("the supervisor's request ")
     assert (done.returncode, done.stderr) == (1, "")
 
 

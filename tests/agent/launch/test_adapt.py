@@ -84,8 +84,8 @@ def test_a_class_that_is_not_as_known_is_left_alone_with_one_notice(torch_module
     case = getattr(torch_module(**{name: hooks[1:]}), name)
     before = {hook: vars(case)[hook] for hook in hooks[1:]}
     [notice] = adapt_torch_cases()
-    assert notice.startswith(f"torch's {name} is not as allranks knows it")
-    assert f"it has no {hooks[0]} in this version" in notice
+    assert notice.startswith(f"allranks does not support {name} of this version of torch")
+    assert f"which has no {hooks[0]}. " in notice
     assert {hook: vars(case)[hook] for hook in before} == before
     assert list(adapt_torch_cases()) == []
 

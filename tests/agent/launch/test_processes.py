@@ -311,7 +311,7 @@ def test_a_class_that_two_files_import_runs_in_both(zoo):
         ),
         ("test_cannot_join", 1, "RuntimeError: no address"),
         ("test_leaves_with_0", 1, "rank 1 left with exit code 0 in mid-test"),
-        ("test_should_abort", 0, "the launching process: AssertionError: rank 0 was to end with exit status -6"),
+        ("test_should_abort", 0, "the launching process: AssertionError: rank 0 must exit with status -6"),
         ("test_starts_no_rank", 0, "the launching process: RuntimeError: no rank was started"),
     ],
 )
