@@ -333,7 +333,7 @@ def test_a_finalizer_that_fails_after_the_last_test_counts_where_warnings_are_er
         (("--trace",), "--trace cannot be used: ranks have no terminal"),
         (("--setup-only",), "--setup-only cannot be used: it runs no test"),
         (("--setup-plan",), "--setup-plan cannot be used: it runs no test"),
-        (("-n", "2"), "pytest-xdist cannot be used, because the ranks of a cell already run its tests in parallel processes"),
+        (("-n", "2"), "pytest-xdist cannot be used, because the ranks of a cell already run its tests"),
         (("--dist=each", "--tx=2*popen"), "pytest-xdist cannot be used"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

@@ -16,7 +16,7 @@ def test_all_ranks_that_do_not_come_are_named(tmp_path):
     with pytest.raises(PeerTimeoutError) as caught:
         FileBarrier(tmp_path, 0, 4)(timeout=0)
     assert str(caught.value) == (
-        "rank 0 waited 0 s at the file barrier and ranks 1, 3 did not come (call 1 of this test)"
+        "rank 0 waited 0 s at the file barrier, but ranks 1, 3 did not arrive (call 1 of this test)"
     )
 
 
@@ -24,7 +24,7 @@ def test_a_rank_that_came_last_time_is_missing_this_time(tmp_path):
     mine = FileBarrier(tmp_path, 0, 2)
     mine._file(1, 1).touch()
     mine(timeout=0)
-    with pytest.raises(PeerTimeoutError, match=r"rank 1 did not come \(call 2"):
+    with pytest.raises(PeerTimeoutError, match=r"rank 1 did not arrive \(call 2"):
         mine(timeout=0)
 
 
@@ -36,4 +36,4 @@ def test_a_used_barrier_keeps_one_file_of_a_rank(tmp_path):
 
 
 def test_waiting_in_vain_is_a_symptom_of_a_peers_trouble():
-    assert waited_for(PeerTimeoutError("rank 1 did not come"))
+    assert waited_for(PeerTimeoutError("rank 1 did not arrive"))

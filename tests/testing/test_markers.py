@@ -95,7 +95,7 @@ def test_a_module_can_be_marked_and_a_met_marker_does_nothing(pytester, cell):
     ("marker", "complaint", "usage"),
     [
         ("require_gpus", "missing a required argument: 'n'", "require_gpus(n, *, on=None)"),
-        ("require_gpus('2')", "how many GPUs must be a whole number, and '2' is not", "require_gpus(n, *, on=None)"),
+        ("require_gpus('2')", "the number of GPUs must be an integer, not '2'", "require_gpus(n, *, on=None)"),
         ("require_gpus(0)", "a test cannot need 0 GPUs", "require_gpus(n, *, on=None)"),
         ("require_world_size(at_least=2)", "missing a required argument: 'minimum'", "require_world_size(minimum)"),
         ("require_nccl('2.27')", "too many positional arguments", "require_nccl"),
@@ -119,6 +119,6 @@ def test_a_wrong_marker_is_one_error_that_says_what_is_right(pytester, cell, mar
     output = result.stdout.str()
     assert f"@pytest.mark.{name} on " in output
     assert complaint in output
-    assert f"It is written @pytest.mark.{usage}.\n" in output
+    assert f"Usage: @pytest.mark.{usage}\n" in output
     assert "Traceback" not in output
     assert "markers.py" not in output

@@ -126,8 +126,8 @@ def test_a_rank_whose_peer_does_not_come_says_so(start):
     variables = {**VARIABLES["torchrun's"]("1"), "ALLRANKS_RENDEZVOUS_TIMEOUT": "1"}
     [(output, status)] = ends(start("-k", "sum", **variables))
     assert status == 1
-    assert "the ranks did not meet within 1 s: nothing came from rank 0" in output
-    assert "This is rank 1 of 2, as the environment says." in output
+    assert "the rendezvous of the ranks did not finish within 1 s: rank 0 did not arrive" in output
+    assert "This is rank 1 of 2, according to the environment." in output
 
 
 def test_a_test_that_asks_for_no_group_needs_no_peers(start, tmp_path):
@@ -176,7 +176,7 @@ def test_a_batch_script_of_slurm_is_no_rank():
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2, and WORLD_SIZE is 2"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2, but WORLD_SIZE is 2"),
         ({"RANK": "first", "WORLD_SIZE": "2"}, "RANK is 'first'"),
         ({"PMI_RANK": "-1", "PMI_SIZE": "2"}, "PMI_RANK is '-1'"),
     ],

@@ -86,7 +86,7 @@ WORLD = {
                 rref.to_here()
                 wait_until_pending_futures_and_users_flushed(timeout=20)
                 wait_until_owners_and_forks_on_rank(1, 1, rank=1)
-                with pytest.raises(TimeoutError, match="worker1 had 1 owners and 1 forks after 0.2 s, not 2 and 3"):
+                with pytest.raises(TimeoutError, match="worker1 had 1 owners and 1 forks after 0.2 s, instead of 2 and 3"):
                     wait_until_owners_and_forks_on_rank(2, 3, rank=1, timeout=0.2)
                 del rref
                 wait_until_owners_and_forks_on_rank(0, 0, rank=1)
@@ -95,9 +95,9 @@ WORLD = {
         @with_rpc
         def test_a_node_that_answers_does_not_fail(rank, world_size):
             if rank == 0:
-                answered = r"every call was answered|the last call had no answer after 0\\.[012]\\d\\d s"
+                answered = r"all calls succeeded|the last call had no result after 0\\.[012]\\d\\d s"
                 for regex in ("x", get_timeout_error_regex()):
-                    with pytest.raises(TimeoutError, match=rf"worker1 did not fail with .+ in 0.3 s: ({answered})$"):
+                    with pytest.raises(TimeoutError, match=rf"worker1 did not fail with .+ within 0.3 s: ({answered})$"):
                         wait_until_node_failure(1, regex, timeout=0.3)
 
         @with_rpc
@@ -520,9 +520,9 @@ def test_the_first_event_with_the_words_is_found():
 
 
 def test_an_event_that_is_not_there_is_an_error_that_names_those_that_are():
-    with pytest.raises(LookupError, match="no profiled event has 'foo' in its name; there are: bar, baz"):
+    with pytest.raises(LookupError, match="no profiler event has 'foo' in its name; the names are: bar, baz"):
         get_function_event([Event("baz"), Event("bar")], "foo")
-    with pytest.raises(LookupError, match="none at all"):
+    with pytest.raises(LookupError, match="no events"):
         get_function_event([], "foo")
 
 
@@ -579,7 +579,7 @@ def test_a_call_that_our_own_time_limit_cuts_short_is_no_node_failure(monkeypatc
         raise RuntimeError(msg)
 
     monkeypatch.setattr(rpc, "rpc_sync", hang)
-    with pytest.raises(TimeoutError, match=r"in 0.1 s: the last call had no answer after 0.\d+ s"):
+    with pytest.raises(TimeoutError, match=r"within 0.1 s: the last call had no result after 0.\d+ s"):
         wait_until_node_failure(1, timeout=0.1)
 
 

@@ -189,7 +189,7 @@ def test_it(file_barrier, rank):
     for rank in (0, 2):
         case = agent.cases(rank)["test_it"]
         assert case.outcome == "failed"
-        assert f"rank {rank} waited 0.1 s at the file barrier and rank 1 did not come (call 2" in case.message
+        assert f"rank {rank} waited 0.1 s at the file barrier, but rank 1 did not arrive (call 2" in case.message
 
 
 def test_the_seed_is_the_one_that_is_recorded_and_each_rank_draws_its_own_numbers(run_gang):
@@ -286,7 +286,7 @@ def test_a_rank_without_an_agent_whose_peer_does_not_come_is_told_so(pytester, c
     pytester.makepyfile("def test_it(shared_tmp_path): pass")
     result = pytester.runpytest_inprocess(*PLUGIN)
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*the ranks did not meet within 1 s: nothing came from rank 1*"])
+    result.stdout.fnmatch_lines(["*the rendezvous of the ranks did not finish within 1 s: rank 1 did not arrive*"])
 
 
 def test_ranks_on_several_nodes_have_no_folder_to_share_and_are_told_so(pytester, cell):

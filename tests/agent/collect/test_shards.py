@@ -1,4 +1,4 @@
-"""Splitting a suite into shards: each test is in one shard, all jobs compute the same split, and shards are balanced."""
+"""Splitting a suite into shards: each test is in one shard, jobs agree on the split, and shards are balanced."""
 
 from collections import Counter
 from pathlib import Path
@@ -149,7 +149,7 @@ def test_tests_stay_together_by_file_or_class_if_ranks_are_kept(gang, key):
     assert unit_key(item, ItemOptions(gang=gang, has_process_group=True, limit=LIMIT)) == key
 
 
-def test_modules_that_skip_themselves_are_the_first_shares():
+def test_the_first_shard_reports_modules_that_skipped_themselves():
     one, two = shards_of(["t.py::test_a"], 2, skipped=["s.py"])
     assert (one.skipped, two.skipped) == (("s.py",), ())
     assert (one.in_other_shards, two.in_other_shards) == (0, 2)

@@ -98,7 +98,7 @@ def test_every_pair_of_gpus_must_reach_each_other(request, monkeypatch, visible,
 def test_the_pair_that_cannot_is_named(gpus, skip_of, monkeypatch):
     gpus(3)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: (one, other) != (2, 0))
-    assert skip_of(gpu_skips.require_peer_access).msg.endswith("GPU 2 cannot read GPU 0")
+    assert skip_of(gpu_skips.require_peer_access).msg.endswith("GPU 2 cannot access the memory of GPU 0")
 
 
 def test_the_weakest_gpu_decides_about_compute_capability(gpus, skip_of, monkeypatch):
@@ -148,7 +148,7 @@ def test_a_torch_without_rocm_is_not_skipped(requirement):
 
 
 def test_forgotten_parentheses_are_an_error():
-    with pytest.raises(TypeError, match="how many GPUs must be a whole number"):
+    with pytest.raises(TypeError, match="the number of GPUs must be an integer"):
 
         @gpu_skips.require_gpus
         def test_it(): ...
