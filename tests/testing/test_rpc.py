@@ -86,7 +86,7 @@ WORLD = {
                 rref.to_here()
                 wait_until_pending_futures_and_users_flushed(timeout=20)
                 wait_until_owners_and_forks_on_rank(1, 1, rank=1)
-                with pytest.raises(TimeoutError, match="worker1 had 1 owners and 1 forks after 0.2 s, instead of 2 and 3"):
+                with pytest.raises(TimeoutError, match="had 1 owners and 1 forks after 0.2 s, instead of 2 and 3"):
                     wait_until_owners_and_forks_on_rank(2, 3, rank=1, timeout=0.2)
                 del rref
                 wait_until_owners_and_forks_on_rank(0, 0, rank=1)
@@ -97,7 +97,7 @@ WORLD = {
             if rank == 0:
                 answered = r"all calls succeeded|the last call had no result after 0\\.[012]\\d\\d s"
                 for regex in ("x", get_timeout_error_regex()):
-                    with pytest.raises(TimeoutError, match=rf"worker1 did not fail with .+ within 0.3 s: ({answered})$"):
+                    with pytest.raises(TimeoutError, match=rf"did not fail with .+ within 0.3 s: ({answered})$"):
                         wait_until_node_failure(1, regex, timeout=0.3)
 
         @with_rpc

@@ -101,7 +101,7 @@ def test_without_nccl_its_version_is_no_question(monkeypatch, skip_of, requireme
     [
         (backend_skips.require_nccl_version, TypeError, "such as 2, 27"),
         (lambda: backend_skips.require_nccl_version("2.27"), TypeError, "such as 2, 27"),
-        (lambda: backend_skips.skip_nccl_versions((2, 5), (2, 4)), ValueError, "older one first"),
+        (lambda: backend_skips.skip_nccl_versions((2, 5), (2, 4)), ValueError, "older version first"),
         (lambda: backend_skips.skip_nccl_versions("2.4", "2.5"), TypeError, "such as 2, 27"),
         (backend_skips.require_backend_in, TypeError, "names of backends"),
         (lambda: backend_skips.require_backend_in(["nccl"]), TypeError, "names of backends"),
