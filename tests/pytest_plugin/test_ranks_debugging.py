@@ -94,7 +94,7 @@ def test_last(): pass
     ),
     ids=str,
 )
-def test_a_session_goes_on_or_ends_when_the_debugger_lets_go(debugged, commands, endings, status):
+def test_a_session_continues_or_ends_with_the_debugger(debugged, commands, endings, status):
     steps = [*(("(rank 1) ", command) for command in commands), *((ending, "") for ending in endings)]
     assert debugged(FAILING, *steps) == status
 

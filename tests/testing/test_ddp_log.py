@@ -13,7 +13,7 @@ class Model:
         return self._log
 
 
-def test_the_words_of_the_error_are_found():
+def test_the_expected_text_is_found_in_the_error():
     model = Model(iteration=3, has_error=1, error="in iteration 3: it went wrong")
     verify_ddp_error_logged(model, "it went wrong")
 
@@ -28,12 +28,12 @@ def test_another_error_is_shown():
         verify_ddp_error_logged(Model(iteration=3, has_error=1, error="all is lost"), "it went wrong")
 
 
-def test_a_log_without_an_error_says_what_it_lacks():
+def test_a_log_without_an_error_lists_the_missing_fields():
     with pytest.raises(AssertionError, match="lacks has_error, error"):
         verify_ddp_error_logged(Model(iteration=3), "it went wrong")
 
 
-def test_a_torch_without_the_log_is_one_clear_error():
+def test_a_torch_without_the_log_is_an_error():
     with pytest.raises(RuntimeError, match="cannot be read"):
         verify_ddp_error_logged(object(), "it went wrong")
 

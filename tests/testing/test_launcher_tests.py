@@ -175,7 +175,7 @@ LAST = """
 
 
 class Report:
-    """What pytest said of each test, by its class and name."""
+    """The result of each test in a JUnit report, by its class and name."""
 
     def __init__(self, path):
         document = ET.parse(path)  # noqa: S314 - our own
@@ -294,7 +294,7 @@ def test_the_ranks_decide_the_test(report, test, outcome):
         ("TestClass.test_c_fails", r"rank 1 failed: AssertionError: rank 1 is wrong\n"),
     ],
 )
-def test_the_error_begins_with_the_first_cause(report, test, pattern):
+def test_the_error_starts_with_the_first_cause(report, test, pattern):
     assert re.search(pattern, report.error(test), re.DOTALL), report.error(test)
 
 
@@ -302,7 +302,7 @@ def test_the_error_has_the_traceback_of_the_rank(report):
     assert 'raise ValueError("rank 1 broke first")' in report.error("TestRanks.test_fails")
 
 
-def test_what_ranks_print_is_shown_with_their_number(report):
+def test_the_output_of_ranks_has_their_number(report):
     text = report.text("TestRanks.test_fails")
     assert "[rank 0] this is 0\n[rank 1] this is 1\n" in text
     assert "[rank 1] to the descriptor\n" in text
@@ -349,7 +349,7 @@ def test_the_default_time_limit_is_that_of_torchs_variable(tmp_path):
 
 
 @pytest.mark.thorough
-def test_nothing_of_the_ranks_stays_in_the_temporary_folder(tmp_path):
+def test_ranks_leave_no_temporary_files(tmp_path):
     folder = tmp_path / "temporary"
     folder.mkdir()
     (tmp_path / "test_suite.py").write_text(textwrap.dedent(SUITE))

@@ -47,7 +47,7 @@ def test_markers_are_described_under_every_optimization(optimization):
     assert listed.stdout.splitlines() == list(marker_lines())
 
 
-def test_a_marked_test_is_skipped_before_any_fixture_is_made(pytester, cell):
+def test_a_marked_test_is_skipped_before_any_fixture_is_set_up(pytester, cell):
     cell()
     pytester.makepyfile(
         """
@@ -75,7 +75,7 @@ def test_a_marked_test_is_skipped_before_any_fixture_is_made(pytester, cell):
     )
 
 
-def test_a_module_can_be_marked_and_a_met_marker_does_nothing(pytester, cell):
+def test_a_module_can_be_marked_and_a_requirement_that_is_met_has_no_effect(pytester, cell):
     cell(WORLD_SIZE=2)
     pytester.makepyfile(
         """
@@ -102,7 +102,7 @@ def test_a_module_can_be_marked_and_a_met_marker_does_nothing(pytester, cell):
         ("skip_when(True, 'so')", "so give a function", "skip_when(condition, reason)"),
     ],
 )
-def test_a_wrong_marker_is_one_error_that_says_what_is_right(pytester, cell, marker, complaint, usage):
+def test_a_wrong_marker_is_an_error_that_shows_the_usage(pytester, cell, marker, complaint, usage):
     cell()
     pytester.makepyfile(
         f"""

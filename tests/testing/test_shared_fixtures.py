@@ -21,7 +21,7 @@ def passed(agent, test):
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_meet_without_a_process_group(run_gang, world_size):
+def test_the_barrier_works_without_a_process_group(run_gang, world_size):
     agent = run_gang(
         {
             "test_it.py": HEAD
@@ -80,7 +80,7 @@ def test_group_over_the_store(store, rank, world_size):
     assert {name for name in names if passed(agent, name)} == names
 
 
-def test_the_store_outlives_the_rank_that_serves_it_until_the_slowest_peer_is_done(run_gang):
+def test_the_store_exists_until_the_slowest_peer_is_done(run_gang):
     agent = run_gang(
         {
             "test_it.py": HEAD
@@ -105,7 +105,7 @@ def torn_down(store, rank, shared_dir):
     assert agent.outcomes("test_it") == ("passed", "passed")
 
 
-def test_a_gang_keeps_its_directory_and_loses_that_of_the_test_before(run_gang):
+def test_a_gang_keeps_its_directory_and_removes_that_of_the_previous_test(run_gang):
     agent = run_gang(
         {
             "test_it.py": HEAD
@@ -130,7 +130,7 @@ def test_second(shared_dir, shared_tmp_path, file_barrier):
     assert agent.outcomes("test_second") == ("passed", "passed")
 
 
-def test_a_test_that_runs_twice_in_a_gang_finds_nothing_of_its_first_time(run_gang):
+def test_a_repeated_test_gets_an_empty_folder(run_gang):
     agent = run_gang(
         {
             "conftest.py": """
@@ -173,7 +173,7 @@ def test_it(shared_dir, file_barrier, rank, time):
     assert passed(agent, "test_it[2]")
 
 
-def test_a_rank_that_does_not_come_is_named_by_those_that_wait(run_gang):
+def test_waiting_ranks_name_the_missing_rank(run_gang):
     agent = run_gang(
         {
             "test_it.py": HEAD
@@ -239,7 +239,7 @@ def test_wrong(): ...
 """
 
 
-def test_ranks_skip_before_they_set_anything_up_and_stay_together(run_gang):
+def test_a_skip_before_setup_keeps_the_ranks(run_gang):
     agent = run_gang({"test_it.py": MARKED})
     for test in ("test_marked", "test_decorated"):
         assert agent.outcomes(test) == ("skipped", "skipped")
@@ -276,12 +276,12 @@ def test_it(store, shared_dir, shared_tmp_path, file_barrier, broadcast_file, ra
 
 
 @pytest.mark.usefixtures("no_cell")
-def test_under_a_plain_pytest_they_all_serve_a_world_of_one(pytester):
+def test_under_plain_pytest_all_fixtures_work_with_one_rank(pytester):
     pytester.makepyfile(SUITE_OF_ONE)
     pytester.runpytest_inprocess(*PLUGIN).assert_outcomes(passed=1)
 
 
-def test_a_rank_without_an_agent_whose_peer_does_not_come_is_told_so(pytester, cell):
+def test_without_an_agent_a_rank_whose_peer_does_not_arrive_reports_it(pytester, cell):
     cell(RANK=0, WORLD_SIZE=2, ALLRANKS_RENDEZVOUS_TIMEOUT=1)
     pytester.makepyfile("def test_it(shared_tmp_path): pass")
     result = pytester.runpytest_inprocess(*PLUGIN)
@@ -289,7 +289,7 @@ def test_a_rank_without_an_agent_whose_peer_does_not_come_is_told_so(pytester, c
     result.stdout.fnmatch_lines(["*the rendezvous of the ranks did not finish within 1 s: rank 1 did not arrive*"])
 
 
-def test_ranks_on_several_nodes_have_no_folder_to_share_and_are_told_so(pytester, cell):
+def test_ranks_on_several_nodes_without_a_shared_folder_are_an_error(pytester, cell):
     cell(RANK=0, WORLD_SIZE=2, LOCAL_WORLD_SIZE=1)
     pytester.makepyfile("def test_it(shared_tmp_path): pass")
     result = pytester.runpytest_inprocess(*PLUGIN)

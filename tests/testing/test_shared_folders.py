@@ -15,7 +15,7 @@ ODD = [
 
 
 @pytest.mark.parametrize("nodeid", ODD, ids=range(len(ODD)))
-def test_any_node_id_has_a_folder_of_its_own_in_the_gangs(tmp_path, nodeid):
+def test_any_node_id_has_its_own_folder(tmp_path, nodeid):
     gang = GangFolder(tmp_path)
     folder = gang.test_folder(nodeid, 1)
     assert folder.files.is_dir()
@@ -23,23 +23,23 @@ def test_any_node_id_has_a_folder_of_its_own_in_the_gangs(tmp_path, nodeid):
     assert len({gang.test_folder(other, 1).path for other in ODD}) == len(ODD)
 
 
-def test_the_same_test_has_another_folder_when_it_runs_again(tmp_path):
+def test_a_repeated_test_has_a_different_folder(tmp_path):
     gang = GangFolder(tmp_path)
     assert gang.test_folder("a::b", 1) == gang.test_folder("a::b", 1) != gang.test_folder("a::b", 2)
 
 
-def test_tests_of_one_name_in_two_files_have_two_folders(tmp_path):
+def test_tests_with_the_same_name_in_two_files_have_two_folders(tmp_path):
     gang = GangFolder(tmp_path)
     assert gang.test_folder("a.py::test_it", 1) != gang.test_folder("b.py::test_it", 1)
 
 
-def test_the_parts_of_a_folder_are_apart(tmp_path):
+def test_the_folders_of_a_gang_are_separate(tmp_path):
     gang = GangFolder(tmp_path)
     test = gang.test_folder("a", 1)
     assert len({gang.files, test.files, test.barrier, test.published}) == 4
 
 
-def test_a_removed_folder_takes_nothing_else_with_it(tmp_path):
+def test_removing_a_folder_removes_nothing_else(tmp_path):
     gang = GangFolder(tmp_path)
     first, second = gang.test_folder("a", 1), gang.test_folder("a", 2)
     (first.files / "checkpoint").touch()
