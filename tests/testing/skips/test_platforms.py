@@ -46,9 +46,9 @@ def test_skip_because_always_skips(skip_of):
     [
         (platform_skips.require_imports, "names of modules"),
         (lambda: platform_skips.require_imports(len), "names of modules"),
-        (lambda: platform_skips.skip_when(True, "so"), "give a function"),
-        (lambda: platform_skips.skip_when(lambda: True, " "), "reason in words"),
-        (lambda: platform_skips.skip_because(len), "reason in words"),
+        (lambda: platform_skips.skip_when(True, "so"), "must be a function"),
+        (lambda: platform_skips.skip_when(lambda: True, " "), "must be a non-empty string"),
+        (lambda: platform_skips.skip_because(len), "must be a non-empty string"),
     ],
 )
 def test_wrong_arguments_are_an_error_that_shows_a_correct_one(make, words):
