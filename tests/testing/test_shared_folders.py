@@ -1,6 +1,6 @@
 import pytest
 
-from allranks.testing.shared_files import GangFolder, remove
+from allranks.testing.shared_files import GangFolder
 
 ODD = [
     "suite/test_it.py::test_it[../../..]",
@@ -37,13 +37,3 @@ def test_the_folders_of_a_gang_are_separate(tmp_path):
     gang = GangFolder(tmp_path)
     test = gang.test_folder("a", 1)
     assert len({gang.files, test.files, test.barrier, test.published}) == 4
-
-
-def test_removing_a_folder_removes_nothing_else(tmp_path):
-    gang = GangFolder(tmp_path)
-    first, second = gang.test_folder("a", 1), gang.test_folder("a", 2)
-    (first.files / "checkpoint").touch()
-    assert second.files.is_dir()
-    remove(first)
-    remove(first)
-    assert [path.name for path in (tmp_path / "tests").iterdir()] == [second.path.name]

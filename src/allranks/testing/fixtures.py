@@ -5,6 +5,7 @@ pytest always loads it if allranks is installed, so it imports torch only when a
 
 import hashlib
 import os
+import shutil
 import tempfile
 import uuid
 import zlib
@@ -22,7 +23,7 @@ from allranks.protocol.skip_codes import SkipCode
 from allranks.testing.environment import RankEnvironment
 from allranks.testing.markers import WrongMarkerError, is_foreign, marker_lines, requirements_of_item
 from allranks.testing.plain_world import PlainWorld
-from allranks.testing.shared_files import FileBarrier, GangFolder, TestFolder, publish, read_published, remove
+from allranks.testing.shared_files import FileBarrier, GangFolder, TestFolder, publish, read_published
 from allranks.testing.skips import skip
 from allranks.testing.stores import open_store
 
@@ -249,7 +250,7 @@ def _test_folder(
     last = stash.get(_LAST_FOLDER, None)
     # No rank starts a test before all ranks have ended the previous one, so its folder is no longer in use.
     if last is not None and rank_environment.rank == 0 and rank_environment.shared is not None:
-        remove(last)
+        shutil.rmtree(last.path, ignore_errors=True)  # all files are removed with the job
     stash[_LAST_FOLDER] = folder = _gang_folder.test_folder(request.node.nodeid, stash.get(_TESTS_RUN, 0))
     return folder
 

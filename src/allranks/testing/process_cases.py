@@ -5,10 +5,9 @@ import inspect
 import os
 import types
 import unittest
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
-from types import MappingProxyType
 from typing import Any, ClassVar, cast
 
 import pytest
@@ -17,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed import FileStore, HashStore  # type: ignore[attr-defined]  # public, but not exported for mypy
 
 from allranks.agent.launch.launch import LaunchContext
-from allranks.agent.launch.launched_rank import LaunchedRank, RankOptions
+from allranks.agent.launch.launched_rank import LaunchedRank, RankOptions, destroy_group
 from allranks.agent.launch.own_ranks import (
     RANKS_ATTRIBUTE,
     KeptRanks,
@@ -218,22 +217,12 @@ class MultiProcessTestCase(LauncherTestCase):
         """
         self._run_and_clean_up(test_name, parent_pipe.report_failure)
         parent_pipe.has_run = True
-        if self.destroy_pg_upon_exit and dist.is_initialized():
-            dist.destroy_process_group()
+        if self.destroy_pg_upon_exit:
+            destroy_group()
 
 
 UNSET = -2
 """The default of ``world_size`` in a class."""
-
-_AVAILABLE: Mapping[str, Callable[[], bool]] = MappingProxyType(
-    {
-        "nccl": dist.is_nccl_available,
-        "gloo": dist.is_gloo_available,
-        "mpi": dist.is_mpi_available,
-        "ucc": dist.is_ucc_available,
-        "xccl": dist.is_xccl_available,
-    }
-)
 
 
 class MultiProcContinuousTest(LauncherTestCase):
@@ -357,14 +346,8 @@ class MultiProcContinuousTest(LauncherTestCase):
         self._run_and_clean_up(self._testMethodName, launched.report_failure)
 
 
-def destroy_group() -> None:
-    """Destroy the default process group, if there is one."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 def _skip_without_backend(backend: str | None) -> None:
-    is_available = _AVAILABLE.get(backend or "")
+    is_available = getattr(dist, f"is_{backend}_available", None)
     if is_available is not None and not is_available():
         msg = f"this torch has no backend {backend}"
         raise unittest.SkipTest(msg)
@@ -391,14 +374,7 @@ class DistributedTestBase(MultiProcessTestCase):
         self._spawn_processes()
 
     def backend(self, device: str | torch.device) -> str:
-        """The default backend for a device, such as ``"nccl"`` for ``"cuda"``.
-
-        Args:
-            device: A device or a type of device.
-
-        Returns:
-            The name of the backend.
-        """
+        """The name of the default backend for a device, such as ``"nccl"`` for ``"cuda"``."""
         return dist.get_default_backend_for_device(torch.device(device).type)
 
     def create_pg(self, device: str | torch.device, world_size: int | None = None) -> dist.ProcessGroup:
@@ -425,14 +401,7 @@ class DistributedTestBase(MultiProcessTestCase):
         return cast("dist.ProcessGroup", dist.group.WORLD)
 
     def rank_to_device(self, device: str | torch.device) -> dict[int, list[int]]:
-        """The device of each rank; if there are too few devices, ranks share them.
-
-        Args:
-            device: A device or a type of device, such as ``"cuda"``; only the type is used.
-
-        Returns:
-            A list with the index of the rank's device, by rank.
-        """
+        """A list with the index of the rank's device, by rank; if there are too few devices, ranks share them."""
         present = torch.get_device_module(torch.device(device).type).device_count()
         return {rank: [rank % present] for rank in range(self.world_size)}
 
@@ -457,12 +426,7 @@ class DynamoDistributedMultiProcTestCase(DistributedTestBase):
         return str(_device_of(self.rank))
 
     def run_test(self, test_name: str, parent_pipe: RankPipe) -> None:
-        """Run the test in this rank, with a process group and with empty Dynamo caches and counters.
-
-        Args:
-            test_name: The name of the test method.
-            parent_pipe: The object that was passed to ``_run``.
-        """
+        """Run the test in this rank, with a process group and with empty Dynamo caches and counters."""
         with fresh_dynamo():
             if self.init_pg:
                 self.create_pg(self.device)

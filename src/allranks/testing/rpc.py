@@ -42,9 +42,6 @@ def has_efa() -> bool:
     """Whether this host has an Elastic Fabric Adapter (EFA) that libfabric supports.
 
     This runs ``fi_info -p efa -t FI_EP_RDM``, as AWS recommends, once per process.
-
-    Returns:
-        True if the command succeeds.
     """
     command = ["fi_info", "-p", "efa", "-t", "FI_EP_RDM"]
     try:
@@ -110,15 +107,7 @@ class TensorPipe:
         return rpc.backend_registry.BackendType["TENSORPIPE"]
 
     def options(self, init_method: str, timeout: float) -> Any:  # noqa: ANN401 - as above
-        """Create the options, with the transports of :func:`~allranks.testing.tensorpipe_transports`.
-
-        Args:
-            init_method: The URL for the rendezvous of the workers.
-            timeout: Time limit of a call, in seconds.
-
-        Returns:
-            The options for ``torch.distributed.rpc.init_rpc``.
-        """
+        """Create the options for ``init_rpc``, with the transports of :func:`tensorpipe_transports`."""
         return rpc.TensorPipeRpcBackendOptions(
             num_worker_threads=self.worker_threads,
             rpc_timeout=timeout,
@@ -158,15 +147,7 @@ class FaultyTensorPipe:
         return rpc.backend_registry.BackendType[_FAULTY]
 
     def options(self, init_method: str, timeout: float) -> Any:  # noqa: ANN401 - as above
-        """Create the options.
-
-        Args:
-            init_method: The URL for the rendezvous of the workers.
-            timeout: Time limit of a call, in seconds.
-
-        Returns:
-            The options for ``torch.distributed.rpc.init_rpc``.
-        """
+        """Create the options for ``init_rpc``, with the faulty messages of this agent."""
         return rpc.backend_registry.construct_rpc_backend_options(  # type: ignore[no-untyped-call]
             self.backend,
             rpc_timeout=timeout,
@@ -189,11 +170,7 @@ _FAULTY_SHUTDOWN_ERRORS = (
 
 
 def get_timeout_error_regex() -> str:
-    """A regular expression for the error, a ``RuntimeError``, of a call that exceeds its time limit.
-
-    Returns:
-        The regular expression; use it with ``re.search``.
-    """
+    """A regular expression for the error, a ``RuntimeError``, of a call that exceeds its time limit."""
     return TIMEOUT_ERROR_REGEX
 
 
@@ -294,14 +271,7 @@ class FaultyRpcAgentTestFixture(TensorPipeRpcAgentTestFixture):
 
 
 def worker_name(rank: int) -> str:
-    """The name of the RPC worker of a rank in a world of :func:`with_rpc` or :func:`rpc_world`.
-
-    Args:
-        rank: The rank.
-
-    Returns:
-        ``"worker0"`` for rank 0, and so on.
-    """
+    """The name of a rank's RPC worker in a world of :func:`with_rpc` or :func:`rpc_world`, such as ``"worker0"``."""
     return f"worker{rank}"
 
 
@@ -652,11 +622,7 @@ def wait_until_pending_futures_and_users_flushed(timeout: float = 20.0) -> None:
 
 
 def get_num_owners_and_forks() -> OwnersAndForks:
-    """Count the references to remote objects in this worker.
-
-    Returns:
-        The objects that this worker owns, and the references to them.
-    """
+    """Count the references to remote objects in this worker."""
     info = _rref_context_get_debug_info()
     return OwnersAndForks(int(info["num_owner_rrefs"]), int(info["num_forks"]))
 

@@ -52,12 +52,6 @@ def with_nccl_blocking_wait(test: Callable[P, R]) -> Callable[P, R]:
 
     torch reads both variables when it creates an NCCL process group, so they only affect groups that the test itself
     creates. Both variables are restored after the test, even if it fails.
-
-    Args:
-        test: A test function or method.
-
-    Returns:
-        The decorated test.
     """
 
     @functools.wraps(test)

@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -163,8 +162,3 @@ class GangFolder:
         digest = hashlib.blake2b(nodeid.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
         name = re.sub(r"\W+", "-", nodeid.rpartition("::")[2], flags=re.ASCII)[:_NAME_LIMIT].strip("-")
         return TestFolder(self.path / "tests" / "-".join(filter(None, (str(number), name, digest))))
-
-
-def remove(folder: TestFolder) -> None:
-    """Remove a test's files; errors are ignored, because all files are removed with the job."""
-    shutil.rmtree(folder.path, ignore_errors=True)

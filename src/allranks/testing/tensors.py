@@ -53,16 +53,7 @@ class TensorEquality(unittest.TestCase):
             raise self.failureException(self._formatMessage(_text(msg), str(error))) from None
 
     def assertNotEqual(self, first: object, second: object, msg: object = None) -> None:  # noqa: N802 - as above
-        """Fail if both values are equal.
-
-        Args:
-            first: A value.
-            second: Another value; compared as in :meth:`assertEqual`.
-            msg: Additional text for the error message.
-
-        Raises:
-            AssertionError: The values are equal.
-        """
+        """Fail if both values are equal, by the rules of :meth:`assertEqual`."""
         if not (_holds_tensor(first) or _holds_tensor(second)):
             super().assertNotEqual(first, second, msg)  # noqa: PT009 - unittest's own method
             return

@@ -491,13 +491,7 @@ class MultiThreadedTestCase(TensorEquality, unittest.TestCase):
     def addCleanup(  # noqa: N802 - unittest's name
         self, function: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs
     ) -> None:
-        """Register a function that is called after the test; in a rank, it is called in the rank's thread.
-
-        Args:
-            function: The function.
-            args: Its positional arguments.
-            kwargs: Its keyword arguments.
-        """
+        """Register a function that is called after the test; in a rank, it is called in the rank's thread."""
         if self._cleanups_of_rank is None:
             super().addCleanup(function, *args, **kwargs)
         else:
@@ -506,15 +500,9 @@ class MultiThreadedTestCase(TensorEquality, unittest.TestCase):
     def assertEqualOnRank(  # noqa: N802 - torch's name
         self, x: object, y: object, msg: str | None = None, *, rank: int = 0
     ) -> None:
-        """Fail unless both values are equal, but only on one rank.
+        """Fail unless both values are equal, but only on the rank `rank`.
 
         Use it, for example, for values that depend on the shared random number generators.
-
-        Args:
-            x: The actual value.
-            y: The expected value.
-            msg: Additional text for the error message.
-            rank: The rank that compares the values.
         """
         if self.rank == rank:
             self.assertEqual(x, y, msg)  # noqa: PT009 - for users of unittest
@@ -522,14 +510,7 @@ class MultiThreadedTestCase(TensorEquality, unittest.TestCase):
     def assertNotEqualOnRank(  # noqa: N802 - torch's name
         self, x: object, y: object, msg: str | None = None, *, rank: int = 0
     ) -> None:
-        """Fail if both values are equal, but only on one rank.
-
-        Args:
-            x: A value.
-            y: Another value.
-            msg: Additional text for the error message.
-            rank: The rank that compares the values.
-        """
+        """Fail if both values are equal, but only on the rank `rank`."""
         if self.rank == rank:
             self.assertNotEqual(x, y, msg)  # noqa: PT009 - for users of unittest
 

@@ -77,43 +77,17 @@ class Launch:
         self, services: LaunchServices, world_size: int, work: Callable[[LaunchedRank], int], first: LaunchOptions
     ) -> None:
         self.world_size = world_size
+        self.last = first  # the test that the ranks started last
         self._services = services
-        self._last = first
         self._is_closed = False
         self._resources = ExitStack()
         with ExitStack() as resources:
             resources.enter_context(linux.adopting_orphans())
             never = JobEnd()
             resources.callback(never.close)
-            self._ranks = _start_ranks(services, world_size, work)
-            self._gang = _lead(self._ranks, services.limits, never)
+            self.ranks = _start_ranks(services, world_size, work)
+            self._gang = _lead(self.ranks, services.limits, never)
             self._resources = resources.pop_all()
-
-    @property
-    def pids(self) -> Sequence[int]:
-        """The process ids of the ranks."""
-        return self._ranks.pids
-
-    @property
-    def last(self) -> LaunchOptions:
-        """The test that the ranks started last."""
-        return self._last
-
-    def expected_exit_status(self, rank: int) -> int | None:
-        """The exit status of a rank that exited as the test expects; None if it did not."""
-        return self._ranks.expected_exits.get(rank)
-
-    def exit_status(self, rank: int) -> int | None:
-        """The exit status of a rank, negative for a signal; None while it is running."""
-        return self._ranks.exit_status(rank)
-
-    def wait_for_end(self, rank: int, timeout: float | None) -> None:
-        """Wait until the process of a rank has ended, at most `timeout` seconds."""
-        self._ranks.wait_for_end(rank, timeout)
-
-    def signal(self, rank: int, number: int) -> None:
-        """Send a signal to a rank, if it is running."""
-        self._ranks.signal(rank, number)
 
     def start(self) -> Step:
         """Wait until all ranks are ready. If one fails or skips, that becomes the outcome of the first test."""
@@ -122,14 +96,14 @@ class Launch:
         if first is None:
             return step
         failed = failed_start(step, first)
-        self.release(self._last)
+        self.release(self.last)
         self._record(failed)
         return failed
 
     def wait(self, expects_exit: ExpectsExit = expect_no_exit) -> Step:
         """Wait until each rank has reported its only test, which it starts without a command."""
-        self._ranks.expects_exit, self._ranks.nodeid = expects_exit, self._last.nodeid
-        step = self._supervise(lambda: self._gang.watch(self._deadlines(self._last), self._last.nodeid))
+        self.ranks.expects_exit, self.ranks.nodeid = expects_exit, self.last.nodeid
+        step = self._supervise(lambda: self._gang.watch(self._deadlines(self.last), self.last.nodeid))
         self._record(step)
         return step
 
@@ -167,7 +141,7 @@ class Launch:
 
     def release(self, options: LaunchOptions) -> None:
         """Report that the ranks start this test."""
-        self._last = options
+        self.last = options
         self._services.on_release(self.world_size)
 
     def _deadlines(self, options: LaunchOptions) -> Deadlines:
@@ -184,8 +158,8 @@ class Launch:
             raise
 
     def _record(self, step: Step) -> None:
-        outputs = self._gang.take_output(self._last.nodeid)
-        for record in ends_of(step, self._last.nodeid, self.world_size, outputs):
+        outputs = self._gang.take_output(self.last.nodeid)
+        for record in ends_of(step, self.last.nodeid, self.world_size, outputs):
             self._services.journal.write(record)
         self._services.show_output(outputs)
         if self._gang.has_quit:
@@ -201,7 +175,7 @@ def _as_consequence(aborted: Step) -> Step:
     return replace(aborted, outcomes=outcomes)
 
 
-def _start_ranks(services: LaunchServices, world_size: int, work: Callable[[LaunchedRank], int]) -> "_LaunchedRanks":
+def _start_ranks(services: LaunchServices, world_size: int, work: Callable[[LaunchedRank], int]) -> "LaunchedRanks":
     mark, parent = Mark.of_launch(), os.getpid()
 
     def be_rank(rank: int, connection: int, board: int) -> NoReturn:
@@ -221,10 +195,10 @@ def _start_ranks(services: LaunchServices, world_size: int, work: Callable[[Laun
         # Python 3.12 warns about forks of processes with threads, which may hold locks. A rank uses no such lock.
         warnings.simplefilter("ignore", DeprecationWarning)
         processes = fork_ranks(range(world_size), be_rank, services.echo)
-    return _LaunchedRanks(processes, services, mark, stacks)
+    return LaunchedRanks(processes, services, mark, stacks)
 
 
-class _LaunchedRanks(LocalRanks):
+class LaunchedRanks(LocalRanks):
     """Ranks of a multi-process test, whose parent may have other children, and which may expect certain exits."""
 
     def __init__(
@@ -237,6 +211,7 @@ class _LaunchedRanks(LocalRanks):
         self.expected_exits: dict[int, int] = {}  # the exit status of each rank that exited as expected
 
     def exit_status(self, rank: int) -> int | None:
+        """The exit status of a rank, negative for a signal; None while it is running."""
         process = self._processes[rank]
         if process.exit_status is not None:
             return process.exit_status
@@ -253,6 +228,7 @@ class _LaunchedRanks(LocalRanks):
         self._processes[rank].signal(number)
 
     def wait_for_end(self, rank: int, timeout: float | None) -> None:
+        """Wait until the process of a rank has ended, at most `timeout` seconds."""
         process = self._processes[rank]
         if process.exit_status is None:
             linux.is_readable(process.pidfd, timeout)
@@ -287,7 +263,7 @@ class _LaunchedGang(Gang):
         return self._supervise(deadlines, Step(nodeid=nodeid))
 
 
-def _lead(ranks: _LaunchedRanks, limits: TimeLimits, end: JobEnd) -> _LaunchedGang:
+def _lead(ranks: LaunchedRanks, limits: TimeLimits, end: JobEnd) -> _LaunchedGang:
     try:
         # The supervisor enforces its own limits on this process, so a rank held by a debugger cannot block the job.
         return _LaunchedGang([ranks], limits=limits, end=end, may_be_held=True)

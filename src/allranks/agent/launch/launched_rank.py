@@ -11,6 +11,7 @@ from typing import NoReturn
 import pytest
 import torch
 from _pytest._code import Traceback
+from torch import distributed as dist
 
 from allranks.agent.call_log import CallLog, Wait, map_log
 from allranks.agent.channel import Command, PhasesEnded, RankEnd, StepEnded
@@ -128,6 +129,12 @@ def forget_rank() -> None:
     """Remove the variables that identify a rank from this process's environment."""
     for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         os.environ.pop(name, None)
+
+
+def destroy_group() -> None:
+    """Destroy the default process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def be_launched_rank(spec: RankSpec, work: Callable[[LaunchedRank], int], variables: Mapping[str, str]) -> NoReturn:

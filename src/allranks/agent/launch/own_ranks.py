@@ -175,7 +175,7 @@ class OwnRanks:
         options = self._options
         step = self.launch.wait(ends.expects_exit)
         raise_for(step, may_disagree=options.may_disagree)
-        if ends.rank_0_status and ends.rank_0_status != self.launch.expected_exit_status(0):
+        if ends.rank_0_status and ends.rank_0_status != self.launch.ranks.expected_exits.get(0):
             msg = f"rank 0 must exit with status {ends.rank_0_status}, but its test ended without an exit"
             raise AssertionError(msg)
 

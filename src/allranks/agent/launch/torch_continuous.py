@@ -16,10 +16,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
-from torch import distributed as dist
 
 from allranks.agent.environment_skips import EnvironmentSkip
-from allranks.agent.launch.launched_rank import LaunchedRank
+from allranks.agent.launch.launched_rank import LaunchedRank, destroy_group
 from allranks.agent.launch.own_ranks import (
     RANKS_ATTRIBUTE,
     KeptRanks,
@@ -102,7 +101,7 @@ def _wait(case: Any) -> None:  # noqa: ANN401 - as above
     """Run a test in the ranks of its class."""
     __tracebackhide__ = True
     cls = type(case)
-    callbacks = RankCallbacks(join=functools.partial(_join, cls), run=_run_in_rank, leave=_leave)
+    callbacks = RankCallbacks(join=functools.partial(_join, cls), run=_run_in_rank, leave=destroy_group)
     ranks = _ranks_of(case, callbacks)
     cls.rdvz_file, cls.processes = ranks.file, [_Ending(cls)]
     run_in_kept_ranks(ranks, case)
@@ -116,11 +115,6 @@ def _join(cls: Any, launched: LaunchedRank, file: str) -> None:  # noqa: ANN401 
 def _run_in_rank(case: Any, _launched: LaunchedRank) -> None:  # noqa: ANN401 - as above
     # torch creates its own test case for the test.
     type(case)._run_test_given_id(case.id())  # noqa: SLF001
-
-
-def _leave() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 SCRIPT_HOOKS = ("setUpClass", "tearDownClass", "run_rank", "backend_str")

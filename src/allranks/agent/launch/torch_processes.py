@@ -22,7 +22,7 @@ import torch
 
 from allranks.agent import clock
 from allranks.agent.environment_skips import EnvironmentSkip
-from allranks.agent.launch.launch import Launch, LaunchContext
+from allranks.agent.launch.launch import LaunchContext, LaunchedRanks
 from allranks.agent.launch.launched_rank import LaunchedRank, RankOptions, forget_rank
 from allranks.agent.launch.own_ranks import ExpectedExits, OwnRanks, exit_process, expected_exits, no_ranks_error
 from allranks.agent.launch.plain import PlainLaunchContext
@@ -38,54 +38,49 @@ class RankHandle:
     def __init__(self, process: BaseProcess, number: int) -> None:
         self._process = process
         self._number = number
-        self._launch: Launch | None = None
+        self._ranks: LaunchedRanks | None = None
 
     @property
     def name(self) -> str:
-        """The name of the process."""
         return self._process.name
 
     @property
     def pid(self) -> int:
         """The process id; before the fork, a unique negative number."""
-        return -1 - self._number if self._launch is None else self._launch.pids[self._number]
+        return -1 - self._number if self._ranks is None else self._ranks.pids[self._number]
 
     @property
     def exitcode(self) -> int | None:
         """The exit status, negative for a signal; None while the rank is running."""
-        return None if self._launch is None else self._launch.exit_status(self._number)
+        return None if self._ranks is None else self._ranks.exit_status(self._number)
 
     def start(self) -> None:
         """Do nothing: all ranks are forked together later."""
 
-    def started(self, launch: Launch) -> None:
+    def started(self, ranks: LaunchedRanks) -> None:
         """Connect the handle to its rank after the fork."""
-        self._launch = launch
+        self._ranks = ranks
 
     def run(self) -> None:
         """Run the target of the process; called in the rank."""
         self._process.run()
 
     def is_alive(self) -> bool:
-        """Whether the rank is running."""
-        return self._launch is not None and self.exitcode is None
+        return self._ranks is not None and self.exitcode is None
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until the rank has ended."""
-        if self._launch is not None:
-            self._launch.wait_for_end(self._number, timeout)
+        if self._ranks is not None:
+            self._ranks.wait_for_end(self._number, timeout)
 
     def terminate(self) -> None:
-        """Send SIGTERM, if the rank is running."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL, if the rank is running."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
-        if self._launch is not None:
-            self._launch.signal(self._number, number)
+        if self._ranks is not None:
+            self._ranks.signal(self._number, number)
 
 
 def handle_factory(make_process: MakeProcess) -> tuple[Callable[..., RankHandle], list[RankHandle]]:
@@ -182,7 +177,7 @@ def _fork(case: Any, handles: list[RankHandle]) -> None:  # noqa: ANN401 - as ab
     # torch maps process ids to pipes, and the process ids are only known after the fork.
     pipes = [case.pid_to_pipe.pop(handle.pid) for handle in handles]
     for handle, pipe in zip(handles, pipes, strict=True):
-        handle.started(ranks.launch)
+        handle.started(ranks.launch.ranks)
         case.pid_to_pipe[handle.pid] = pipe
         case.addCleanup(pipe.close)
     setattr(case, _RANKS, ranks)
