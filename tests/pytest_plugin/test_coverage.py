@@ -1,4 +1,4 @@
-"""``pytest --ranks N --cov``: what all ranks run is one figure, and it decides."""
+"""``pytest --ranks N --cov``: the coverage of all ranks is combined and checked."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Which results of ``pytest --ranks`` stay in the temporary folder."""
+"""Which results of ``pytest --ranks`` are kept in the temporary folder."""
 
 import os
 import subprocess

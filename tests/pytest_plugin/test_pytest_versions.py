@@ -1,4 +1,4 @@
-"""``pytest --ranks`` and a job, under the oldest supported pytest and under the newest."""
+"""``pytest --ranks`` and a job, with the oldest supported and the newest pytest."""
 
 import importlib
 import inspect

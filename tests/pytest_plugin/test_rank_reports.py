@@ -1,4 +1,4 @@
-"""``--junit-xml`` on the ranks of a launcher that is not ours."""
+"""``--junit-xml`` on ranks that another launcher has started."""
 
 import socket
 import subprocess
@@ -30,7 +30,7 @@ PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", 
 
 @pytest.fixture
 def start(tmp_path, environment_without_ranks):
-    """``start("report.xml", ...)``: sessions of as many ranks, each with its ``--junit-xml``; None for no rank."""
+    """``start("report.xml", ...)``: runs a session for each rank, with this ``--junit-xml``; None omits the rank."""
 
     def start_all(*files, suite=SUITE):
         (tmp_path / "test_it.py").write_text(suite)

@@ -1,4 +1,4 @@
-"""A debugger and ``pytest --ranks N``: pdb in one rank, on the terminal of the session."""
+"""Debuggers with ``pytest --ranks N``: pdb in one rank, in the terminal of the session, and debugpy."""
 
 import itertools
 import json
@@ -100,7 +100,7 @@ def test_a_session_continues_or_ends_with_the_debugger(debugged, commands, endin
 
 
 class Editor:
-    """An editor's side of the debug adapter protocol: one breakpoint in all processes, and each stop goes on.
+    """The client side of the debug adapter protocol: sets a breakpoint in all processes, and continues at each stop.
 
     Args:
         port: Where debugpy listens.

@@ -1,4 +1,4 @@
-"""``pytest --ranks N``: plain pytest sessions, whose tests run on ranks."""
+"""``pytest --ranks N``: pytest sessions whose tests run on ranks."""
 
 import re
 import signal
@@ -83,7 +83,7 @@ def environment(tmp_path, environment_without_ranks):
 
 @pytest.fixture
 def session(tmp_path, environment):
-    """``session("-k", "x", file=text, ...)``: runs pytest; returns its exit status and what it printed."""
+    """``session("-k", "x", file=text, ...)``: runs pytest; returns its exit status and output."""
     (tmp_path / "tmp").mkdir()
 
     def run(*arguments, folder=".", variables=(), **files):
@@ -196,7 +196,7 @@ def pytest_runtest_protocol(item):
 
 @pytest.mark.thorough
 def test_on_a_ci_service_the_summary_has_one_line_for_a_failure(session):
-    """Plain texts stand there as a whole (pytest with the variable CI)."""
+    """With the environment variable CI, pytest does not truncate plain strings."""
     test = "def test_it(process_group, rank):\n    assert rank == 0, 'of rank 1'\n    process_group.barrier().wait()\n"
     _, output = session("--ranks=2", "test_it.py", variables=[("CI", "true")], test_it=test)
     summary = output.partition("short test summary info")[2].splitlines()

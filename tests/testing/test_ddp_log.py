@@ -4,7 +4,7 @@ from allranks.testing import verify_ddp_error_logged
 
 
 class Model:
-    """A stand-in: making DDP itself fail takes two ranks, which the last test has."""
+    """A fake of DDP, because a failure of DDP itself needs two ranks, as in the last test."""
 
     def __init__(self, **log):
         self._log = log

@@ -14,7 +14,7 @@ def state():
 
 @pytest.fixture(params=[None, "INFO"])
 def before(request, monkeypatch):
-    """The state before a test, with the variable set and unset; torch's level is another than the variable's."""
+    """The state before a test, with the variable set and unset; torch's level differs from the variable."""
     if request.param is None:
         monkeypatch.delenv(VARIABLE, raising=False)
     else:

@@ -1,4 +1,4 @@
-"""Test cases and a fixture for torch.compile: in this process, under a plain pytest, and in ranks."""
+"""Test cases and a fixture for torch.compile: in this process, under plain pytest, and in ranks."""
 
 import subprocess
 import sys

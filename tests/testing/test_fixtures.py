@@ -11,7 +11,7 @@ from allranks.testing.environment import RankEnvironment
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.usefixtures("no_cell")
 
-# Hypothesis' own plugin would be imported again for each pytest that these tests start, a second each time.
+# Each pytest that these tests start would import Hypothesis' plugin, which takes a second.
 PLUGIN = ("-p", "allranks.testing.fixtures", "-p", "no:hypothesispytest")
 
 

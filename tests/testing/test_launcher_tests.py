@@ -1,4 +1,4 @@
-"""Launcher tests under a plain pytest, and under unittest, without an agent."""
+"""Multi-process tests under plain pytest and unittest, without an agent."""
 
 import os
 import re
@@ -191,7 +191,7 @@ class Report:
         return next(child.get("message") for child in self.case(name) if child.get("message") is not None)
 
     def error(self, name):
-        """The whole error: newer versions of pytest cut the message of a long one."""
+        """The complete error text: newer versions of pytest truncate long messages."""
         lines = next(child.text for child in self.case(name) if child.tag in ("failure", "error")).splitlines()
         return "\n".join(line.removeprefix("E").strip() for line in lines if line.startswith("E "))
 

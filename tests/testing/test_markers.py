@@ -40,7 +40,7 @@ def test_pytest_lists_every_marker_with_its_arguments(pytester):
 
 @pytest.mark.parametrize("optimization", ["", "1", "2"])
 def test_markers_are_described_under_every_optimization(optimization):
-    """Under ``-OO`` functions have no docstrings."""
+    """With ``-OO``, functions have no docstrings."""
     code = "from allranks.testing.markers import *; print(*marker_lines(), sep='\\n')"
     environment = {**os.environ, "PYTHONOPTIMIZE": optimization, "PYTHONPATH": os.pathsep.join(sys.path)}
     listed = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)

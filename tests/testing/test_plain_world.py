@@ -1,4 +1,4 @@
-"""Rank tests under a pytest that allranks did not start: alone, or as ranks of torchrun, srun and mpirun."""
+"""Rank tests without an agent: in a single process, or as ranks of torchrun, srun and mpirun."""
 
 import subprocess
 import sys
@@ -40,7 +40,7 @@ def test_again(process_group, shared_tmp_path, file_barrier, rank, world_size):
 
 @pytest.fixture
 def start(tmp_path, environment_without_ranks):
-    """``start(VARIABLE=..., ...)``: starts a plain pytest of the suite with these variables."""
+    """``start(VARIABLE=..., ...)``: starts pytest for the suite with these environment variables."""
     (tmp_path / "test_it.py").write_text(SUITE)
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -q -p no:cacheprovider -p no:hypothesispytest")
     started = []

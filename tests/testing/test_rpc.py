@@ -128,7 +128,7 @@ WORLD = {
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.thorough)])
 def world(request, tmp_path_factory, nursery):
-    """One run of all of ``WORLD`` for several tests to look at."""
+    """One run of ``WORLD``, shared by several tests."""
     import functools
 
     from agent_run import AgentRun
@@ -163,7 +163,7 @@ NAMES = [
 @pytest.mark.parametrize("name", NAMES)
 def test_in_real_worlds(world, name):
     cases = [world.cases(rank)[name] for rank in range(world.config.world_size)]
-    # What one rank says of another is only half of the story.
+    # Show the errors of all ranks, because that of one rank may be a consequence.
     assert all(case.outcome == "passed" for case in cases), "\n\n".join(case.text for case in cases)
 
 
@@ -354,7 +354,7 @@ KEPT_FILES = {
 
 @pytest.fixture(scope="module")
 def kept_worlds(tmp_path_factory, nursery):
-    """One run of all of ``KEPT_FILES``, each in a gang of its own."""
+    """One run of ``KEPT_FILES``, each file in its own gang."""
     import functools
 
     from agent_run import AgentRun

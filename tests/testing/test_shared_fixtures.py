@@ -1,4 +1,4 @@
-"""The fixtures that ranks meet by, in real ranks; those that need a process group too do without one here."""
+"""The fixtures for communication without a process group, in real ranks."""
 
 import pytest
 
@@ -244,7 +244,7 @@ def test_a_skip_before_setup_keeps_the_ranks(run_gang):
     for test in ("test_marked", "test_decorated"):
         assert agent.outcomes(test) == ("skipped", "skipped")
         assert agent.cases(0)[test].properties["skip_code"] == "73"
-    # One gang for these two and the third, which skipped too late for its ranks to be kept.
+    # These two share a gang with the third, which skipped too late, so its ranks were not kept.
     assert len(agent.gangs()) == 2
 
 

@@ -5,7 +5,7 @@ from allranks.testing import has_efa, tensorpipe_transports
 
 @pytest.fixture
 def fi_info(tmp_path, monkeypatch):
-    """``fi_info(status)``: a host whose ``fi_info`` ends with this exit status, or that has none."""
+    """``fi_info(status)``: simulates a host whose ``fi_info`` exits with this status, or that has none."""
 
     def make(status):
         if status is not None:

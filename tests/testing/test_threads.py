@@ -41,7 +41,7 @@ def error_of(size, body, patience=LONG):
 
 
 def run_case(case, name):
-    """What unittest alone makes of one test method."""
+    """Run one test method with unittest; returns the result."""
     result = unittest.TestResult()
     case(name).run(result)
     return result
@@ -303,7 +303,7 @@ def test_a_torch_without_the_threaded_group_is_an_error(monkeypatch, module):
 
 
 class Sample(MultiThreadedTestCase):
-    """Not collected: a base for the test cases below."""
+    """The base class of the test cases below; not collected."""
 
     __test__ = False
     world_size = 3

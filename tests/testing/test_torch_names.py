@@ -1,4 +1,4 @@
-"""docs/torch-names.md against the installed torch, and against allranks.testing."""
+"""docs/torch-names.md agrees with the installed torch and with allranks.testing."""
 
 import ast
 import importlib.util
@@ -24,7 +24,7 @@ class Row(NamedTuple):
 
 
 def rows(text: str) -> Iterator[Row]:
-    """The rows of all tables: in each, the names of the first two columns, and the third."""
+    """The rows of all tables: the names in the first two columns, and the third column."""
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("| `"):
@@ -33,7 +33,7 @@ def rows(text: str) -> Iterator[Row]:
 
 
 def public_names(module: str) -> set[str]:
-    """What a module of torch defines under a public name; it is read, for an import takes seconds."""
+    """The public names that a module of torch defines; parsed, because importing it takes seconds."""
     folder = Path(importlib.util.find_spec("torch").origin).parent / "testing" / "_internal"
     return {name for name in defined(ast.parse((folder / f"{module}.py").read_bytes()).body) if name[0] != "_"}
 
@@ -51,7 +51,7 @@ def defined(body: list[ast.stmt]) -> Iterator[str]:
 
 
 def is_ours(name: str) -> bool:
-    """Whether ``allranks.testing`` has a name, or an attribute of one, or a fixture or a marker is called so."""
+    """Whether this is a name in ``allranks.testing``, an attribute of one, a fixture or a marker."""
     first, *attributes = name.split(".")
     if first in allranks.testing.__all__:
         value = getattr(allranks.testing, first)

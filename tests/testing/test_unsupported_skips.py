@@ -1,4 +1,4 @@
-"""The plugin that skips what a backend refuses as unsupported."""
+"""The plugin that skips tests if the backend reports an operation as unsupported."""
 
 from types import SimpleNamespace
 
@@ -23,7 +23,7 @@ def item(*markers):
 
 
 def ending_in(error, hook, test):
-    """Run a hook around something that raises."""
+    """Run a hook around a function that raises."""
     wrapper = hook(test)
     next(wrapper)
     try:

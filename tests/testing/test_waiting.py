@@ -6,7 +6,7 @@ from allranks.testing.shared_files import wait_until
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that only pauses move, and the list of the pauses."""
+    """A clock that advances only during pauses, and the list of the pauses."""
     pauses = []
     monkeypatch.setattr(shared_files.time, "monotonic", lambda: sum(pauses))
     monkeypatch.setattr(shared_files.time, "sleep", pauses.append)

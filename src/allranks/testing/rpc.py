@@ -386,7 +386,7 @@ def with_rpc(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 
 
-def with_rpc(  # noqa: PLR0913 - the four of torch's decorator, by the same names, and four of ours
+def with_rpc(  # noqa: PLR0913 - four arguments of torch's decorator, and four more
     test: Callable[P, R] | None = None,
     /,
     *,

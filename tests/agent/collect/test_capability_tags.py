@@ -1,4 +1,4 @@
-"""Tags of tests: what the marker ``conformance`` of a test, its class and its module add up to."""
+"""The tags of a test, from the ``conformance`` markers of the test, its class and its module."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ from allranks.protocol.records import TESTS_IN_ONE
 
 
 class Item:
-    """As much of a pytest item as tags need: markers, the closest first, and parameters."""
+    """The part of a pytest item that tags need: markers, the closest first, and parameters."""
 
     def __init__(self, *marks, nodeid="test_x.py::test_x", **params):
         self.nodeid = nodeid

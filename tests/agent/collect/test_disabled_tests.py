@@ -1,4 +1,4 @@
-"""Tests that are disabled by a suite's list, or by PyTorch's."""
+"""Tests that are disabled by a list of the suite or of PyTorch."""
 
 import json
 from datetime import date

@@ -1,4 +1,4 @@
-"""Failures that a suite's file expects: in which cells and under which torch, and what the file may say."""
+"""Expected failures of a suite: the format of the list, and the cells and versions of torch of an entry."""
 
 import contextlib
 from pathlib import Path
@@ -30,7 +30,7 @@ def config(**changes):
 
 
 class Item:
-    """As much of a pytest item as is asked for."""
+    """The part of a pytest item that is used."""
 
     def __init__(self, nodeid):
         self.nodeid = nodeid

@@ -1,4 +1,4 @@
-"""Tests whose import starts threads: their ranks are processes of their own."""
+"""Tests whose import starts threads: their ranks are new processes instead of forks."""
 
 import socket
 
@@ -109,7 +109,7 @@ HOLDER = """
     held = []
 
     def hold(port):
-        # As a pool with a process group does: only one process at a time may have the port.
+        # Like a pool with a process group: only one process at a time can bind the port.
         held.append(socket.create_server(("127.0.0.1", port)))
 """
 USES_POOL = """

@@ -1,4 +1,4 @@
-"""All processes of a run collect the same tests under the same ids, or it is an error that names them."""
+"""All processes of a run collect the same tests under the same ids; differences are errors that name the tests."""
 
 import pytest
 from long_lists import quick

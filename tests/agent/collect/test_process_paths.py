@@ -1,4 +1,4 @@
-"""Paths that pytest clears or writes to: no process of a job touches those of another one."""
+"""Paths that pytest clears or writes to: each process of a job has its own."""
 
 import textwrap
 

@@ -1,4 +1,4 @@
-"""A hook that leaves when pytest's session ends: its status counts as one that it sets, and no test is to blame."""
+"""Hooks that exit at the end of pytest's session: their status is that of the session, and no test fails."""
 
 from itertools import product
 

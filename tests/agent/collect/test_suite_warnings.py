@@ -1,4 +1,4 @@
-"""Warnings of the process that collects a suite reach the report."""
+"""Warnings during the collection of a suite are reported."""
 
 import pytest
 

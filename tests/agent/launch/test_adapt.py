@@ -1,4 +1,4 @@
-"""Which of torch's classes are adapted, in whatever version of torch."""
+"""Adapting torch's classes in different versions of torch."""
 
 import sys
 import types
@@ -21,7 +21,7 @@ def make_class(name, hooks):
 
 @pytest.fixture
 def torch_module(monkeypatch):
-    """``torch_module(MultiProcessTestCase=("_run", ...))``: what torch's module has, and its methods."""
+    """``torch_module(MultiProcessTestCase=("_run", ...))``: a module like torch's, with these classes and methods."""
 
     def make(**classes):
         module = types.ModuleType(MODULE)
@@ -115,7 +115,7 @@ def test_torch_starts_the_ranks_if_the_process_uses_cuda(torch_module, monkeypat
 
 @pytest.fixture
 def continuous_class(torch_module):
-    """Torch's continuous class after it was adapted, and the sizes of the worlds that torch itself has started."""
+    """torch's continuous class after it was adapted, and the world sizes of the ranks that torch has started."""
     case = torch_module(MultiProcContinuousTest=torch_continuous.HOOKS).MultiProcContinuousTest
     case.started = []
     case._spawn_processes = classmethod(lambda cls, size: cls.started.append(size))

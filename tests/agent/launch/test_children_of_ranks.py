@@ -1,4 +1,4 @@
-"""Processes that a test starts: where they hang, how they die, and what they leave."""
+"""Processes that a test starts: where they hang, how they die, and which processes they leave behind."""
 
 import re
 
@@ -91,7 +91,7 @@ SUITE = """
 
     def test_child_of_a_server_stays():
         multiprocessing.get_context("forkserver").Process(target=time.sleep, args=(600,), daemon=True).start()
-        # The test ends in the middle of that.
+        # The test ends during this time.
         multiprocessing.process._children.clear()
 """
 

@@ -1,4 +1,4 @@
-"""Copies of DeepSpeed's DistributedTest: their workers are ranks, whatever starts them in DeepSpeed."""
+"""Copies of DeepSpeed's DistributedTest: their workers are ranks that allranks starts."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Launcher tests under an agent: every rank of every test has an outcome, and so has the launching process."""
+"""Multi-process tests under an agent: every rank has an outcome, and so has the launching process."""
 
 import signal
 

@@ -1,4 +1,4 @@
-"""Classes whose ranks live as long as they do, under an agent."""
+"""Classes that keep their ranks, under an agent."""
 
 import pytest
 

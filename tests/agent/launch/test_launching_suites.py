@@ -1,4 +1,4 @@
-"""Suites whose tests launch ranks themselves: one process runs each test, and it is no rank."""
+"""Suites whose tests launch ranks themselves: each test runs in one process, which is not a rank."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tests of torch's own MultiProcessTestCase under an agent, with no line of them changed."""
+"""Unchanged tests of torch's MultiProcessTestCase under an agent."""
 
 import pytest
 

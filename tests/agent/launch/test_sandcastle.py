@@ -1,4 +1,4 @@
-"""Skips of torch's sandcastle decorators; that they arrive, test_processes.py shows in an agent with the real ones."""
+"""Skips of torch's sandcastle decorators; test_processes.py uses the real decorators in an agent."""
 
 import sys
 import types
@@ -10,7 +10,7 @@ from allranks.agent.environment_skips import MODULE, SandcastleReason, watch_for
 
 
 def skip_if(condition, reason):
-    """As torch's, off sandcastle."""
+    """Like torch's, outside of sandcastle."""
     return unittest.skipIf(condition, reason)
 
 

@@ -1,4 +1,4 @@
-"""Tests of a continuous class as torch 2.6 has it, whose ranks a script starts, under an agent."""
+"""Tests of the continuous class of torch 2.6, in which the test script starts the ranks, under an agent."""
 
 import pytest
 

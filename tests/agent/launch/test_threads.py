@@ -1,4 +1,4 @@
-"""Tests of torch's own MultiThreadedTestCase under an agent: one process runs them, once, for all ranks."""
+"""Tests of torch's MultiThreadedTestCase under an agent: one process runs them once for all ranks."""
 
 import pytest
 

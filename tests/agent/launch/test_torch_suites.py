@@ -1,4 +1,4 @@
-"""torch's own suites, as suites/torch binds them to a cell: a few tests of each, in a real agent."""
+"""torch's own suites, which suites/torch runs in a cell: a few tests of each in a real agent."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ SAMPLE = (
 )
 RPC_SAMPLE = (
     "RpcTest::test_worker_id",
-    # These need torch's own enumeration of agents as it was, and an environment without RANK.
+    # These need torch's own enumeration of agents, unchanged, and an environment without RANK.
     "TensorPipeAgentRpcTest::test_infer_backend_from_options",
     "TensorPipeAgentRpcTest::test_dynamic_rpc_init_rpc_without_rank",
 )

@@ -8,7 +8,7 @@ from allranks.testing.skips import require_gpus, requirements_of, skip_if_small_
 
 pytest_plugins = ["pytester"]
 
-# Hypothesis' own plugin would be imported again for each pytest that these tests start, a second each time.
+# Each pytest that these tests start would import Hypothesis' plugin, which takes a second.
 BARE = ("-p", "no:hypothesispytest")
 PLUGIN = ("-p", "allranks.testing.fixtures", *BARE)
 

@@ -26,7 +26,7 @@ def torch_codes():
 
 @pytest.fixture
 def newer_torch(monkeypatch):
-    """A torch whose table lacks our 72, says 74 in other words, and has codes of its own."""
+    """A torch whose table has no code 72, a different reason for 74, and additional codes."""
     table = [
         TorchSkip("no_cuda", 74, "CUDA has left."),
         TorchSkip("multi-xpu-2", 95, "Two of those, please"),
@@ -145,7 +145,7 @@ def test_the_sandcastle_message_is_recognized_only_on_its_own_line(stderr, expec
 
 
 def test_the_message_is_the_one_that_torch_prints():
-    """Its two decorators, run from torch's own source: importing their module takes a second and more."""
+    """torch's two decorators, executed from the source, because importing their module takes over a second."""
     program = """if True:
         import ast, functools, importlib.util, pathlib, sys
         torch = pathlib.Path(importlib.util.find_spec("torch").origin).parent

@@ -100,7 +100,7 @@ def main(arguments: list[str]) -> NoReturn:
     stacks = os.fdopen(evidence.open_end(start.folders.results / STACKS), "ab")
     faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
     faulthandler.enable(file=stacks, all_threads=True)
-    # Imported and collected objects live as long as the job. Scanning them for garbage would only cost time and, in
+    # Imported and collected objects exist as long as the job. Scanning them for garbage would only cost time and, in
     # the forks, memory. Ranks turn the collector on again.
     gc.disable()
     rank_setup.watch_exits()

@@ -153,7 +153,7 @@ class OwnRanks:
 
     def __init__(
         self,
-        case: Any,  # noqa: ANN401 - DeepSpeed's is no unittest
+        case: Any,  # noqa: ANN401 - DeepSpeed's classes are not unittest cases
         context: LaunchContext,
         world_size: int,
         work: Callable[[LaunchedRank, RankOptions], int],
