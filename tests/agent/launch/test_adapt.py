@@ -162,7 +162,7 @@ def test_torch_judges_threads_of_an_unsupported_class(torch_module):
     case = torch_module(MultiThreadedTestCase=("_spawn_threads",)).MultiThreadedTestCase
     theirs = case._spawn_threads
     [notice] = adapt_torch_cases()
-    assert "it has no _run and no _join_threads and no _check_return_codes" in notice
+    assert "which has no _run and no _join_threads and no _check_return_codes. " in notice
     assert case._spawn_threads is theirs
     assert case.allranks_launcher
     assert case.allranks_has_thread_ranks
