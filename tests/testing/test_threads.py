@@ -204,7 +204,7 @@ def test_a_rank_in_an_endless_loop_is_the_first_failure_rather_than_peers_that_w
 
     error = error_of(3, body, SHORT)
     assert error.leading == 2
-    assert f"rank 2 of 3 timed out after 0.3 s (thread_timeout); it was in {__file__}:" in str(error)
+    assert f"rank 2 of 3 timed out: no end after 0.3 s (thread_timeout); it was in {__file__}:" in str(error)
     assert "\n  ranks 0 and 1 timed out: each waited for its peers in " in str(error)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("rank ")]
 
@@ -418,7 +418,7 @@ def test_the_time_limit_of_a_class_applies():
                 dist.barrier()
 
     [(_, text)] = run_case(Case, "test_it").failures
-    assert "rank 1 of 3 timed out after 0.2 s (thread_timeout); it waited for its peers" in text
+    assert "rank 1 of 3 timed out: no end after 0.2 s (thread_timeout); it waited for its peers" in text
     assert "rank 0 passed" in text
 
 

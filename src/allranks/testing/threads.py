@@ -152,7 +152,7 @@ def _headline(leading: Ending, endings: Sequence[Ending]) -> str:
         case Outcome.FAILED:
             return f"{who} failed first: {_first_line(leading.error)}"
         case Outcome.TIMED_OUT:
-            limit = f" after {leading.limit.words()}" if leading.limit else ""
+            limit = f": no end after {leading.limit.words()}" if leading.limit else ""
             return f"{who} timed out{limit}; it {_where(leading)}"
         case _:
             return f"ranks disagree: {who} skipped ({_first_line(leading.error)})"
