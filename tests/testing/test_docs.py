@@ -37,14 +37,16 @@ def described() -> set[str]:
     )
 
 
+def public_fixtures() -> set[str]:
+    """The names of all fixtures that suites can use."""
+    found = {name for name, value in vars(fixtures).items() if type(value).__name__ == "FixtureFunctionDefinition"}
+    return {name for name in found if not name.startswith("_")}
+
+
 def test_the_reference_has_the_docstring_of_every_public_name_and_fixture():
-    made = {name for name, value in vars(fixtures).items() if type(value).__name__ == "FixtureFunctionDefinition"}
-    public = {name for name in made if not name.startswith("_")}
-    assert {*allranks.testing.__all__, *public} - described() == set()
+    assert {*allranks.testing.__all__, *public_fixtures()} - described() == set()
 
 
 def test_it_names_every_fixture():
-    made = {name for name, value in vars(fixtures).items() if type(value).__name__ == "FixtureFunctionDefinition"}
-    public = {name for name in made if not name.startswith("_")}
-    assert len(public) == 17
-    assert {name for name in public if f"`{name}`" not in TEXT} == set()
+    assert len(public_fixtures()) == 17
+    assert {name for name in public_fixtures() if f"`{name}`" not in TEXT} == set()
