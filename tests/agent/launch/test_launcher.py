@@ -281,7 +281,7 @@ def leader(zoo, test):
         ("test_set_up_hangs", 0, "the launching process timed out: no end after 5.8 s (@pytest.mark.time_limit = "),
         ("test_tear_down_fails", 0, "the launching process: RuntimeError: the folder is not empty"),
         ("test_rank_and_tear_down_fails", 1, "AssertionError: rank 1 is wrong"),
-        ("test_rank_0_should_have_aborted", 0, "the launching process: AssertionError: rank 0 was to end with exit"),
+        ("test_rank_0_should_have_aborted", 0, "the launching process: AssertionError: rank 0 must exit with status"),
     ],
 )
 def test_the_first_cause_leads(zoo, test, rank, message):
