@@ -140,9 +140,7 @@ def _unknown_backend(name: str, config: pytest.Config) -> Iterator[str]:
     except MatrixError as error:
         yield f"--ranks-backend {name}: {error}"
         return
-    own = (
-        "Add your own backend to matrix.custom_backends, or register it in a module that -p or conftest.py imports."
-    )
+    own = "Add your own backend to matrix.custom_backends, or register it in a module that -p or conftest.py imports."
     if refused := refused_backend(name, (*declared, *_registered_backends()), own):
         what, remedy = refused
         yield f"--ranks-backend: {what}. {remedy}"
